@@ -1,0 +1,98 @@
+"""Benchmarks run alone on their cores, know their machine, and print their ratios at the end.
+
+`pytest bench` runs all; `--bench-rows` makes them smaller. pytest-benchmark keeps everything with --benchmark-json.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.race import Race
+from bench.yardsticks import compile_yardsticks
+from scalein.cli.doctor import copy_bandwidth, describe_cpu
+
+CORES = sorted(os.sched_getaffinity(0))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--bench-rows", type=int, default=20_000_000, help="rows of the large inputs")
+
+
+@pytest.fixture(scope="session")
+def rows(request: pytest.FixtureRequest) -> int:
+    return int(request.config.getoption("--bench-rows"))
+
+
+@pytest.fixture
+def workers() -> int:
+    """Threads of the benchmark; benchmarks that scale parametrize this name."""
+    return 1
+
+
+@pytest.fixture(autouse=True)
+def own_cores(workers: int) -> Iterator[None]:
+    """As many cores as workers for every thread of this process: one worker cannot borrow a second core."""
+    if workers > len(CORES):
+        pytest.skip(f"needs {workers} cores")
+    _pin(set(CORES[:workers]))
+    yield
+    _pin(set(CORES))
+
+
+def _pin(cores: set[int]) -> None:
+    for thread in os.listdir("/proc/self/task"):  # affinity belongs to a thread; pools of earlier runs have theirs
+        try:
+            os.sched_setaffinity(int(thread), cores)
+        except ProcessLookupError:
+            continue  # it ended in between
+
+
+@pytest.fixture(scope="session")
+def machine() -> dict[str, object]:
+    """Facts without which a figure means nothing."""
+    return {
+        "cpu": describe_cpu(),
+        "cores": len(CORES),
+        "python": platform.python_version(),
+        "copy_gb_per_s": round(copy_bandwidth(1), 1),
+    }
+
+
+@pytest.fixture
+def race(benchmark: Any, machine: dict[str, object]) -> Race:
+    return Race(benchmark, machine)
+
+
+@pytest.fixture(scope="session")
+def c(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The C yardsticks, compiled for this machine."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("the C yardsticks need a C compiler")
+    return compile_yardsticks(Path(tmp_path_factory.mktemp("yardsticks")), compiler)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Rates and ratios, a line each: pytest-benchmark's own table has times only."""
+    session = getattr(config, "_benchmarksession", None)
+    measured = [bench for bench in getattr(session, "benchmarks", []) if bench.extra_info]
+    if not measured:
+        return
+    terminalreporter.section("rates and ratios (rival's time / ours)")
+    for bench in measured:
+        info = bench.extra_info
+        facts = [f"{key.replace('_', ' ')} {info[key]}" for key in info if key.endswith(("_per_s", "_ms", "_us"))
+                 and not key.startswith("copy_")]
+        for key in [key for key in info if key.startswith("ratio_to_")]:
+            goal = info.get(key.replace("ratio_to_", "goal_to_"))
+            note = "" if goal is None else f" (goal {goal}{'' if info[key] >= goal else ', MISSED'})"
+            facts.append(f"{key.replace('_', ' ')} {info[key]}{note}")
+        terminalreporter.write_line(f"{bench.name:<48} {'; '.join(facts)}")

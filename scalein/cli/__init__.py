@@ -1,0 +1,1 @@
+"""The command line: `main` parses, each verb is a file beside it."""

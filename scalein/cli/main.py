@@ -1,0 +1,68 @@
+"""`scalein VERB ...`: argument parsing and exit codes; each verb is a file beside this one.
+
+Exit codes: 0 done, 1 an error that scalein explains, 2 a command line that cannot be read, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Protocol
+
+from scalein import __version__
+from scalein.cli import demo, doctor, explain
+from scalein.errors import BadArgument, ScaleinError, guess
+
+
+class Verb(Protocol):
+    """What the module of a verb offers; its docstring's first line is its help."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, args: argparse.Namespace) -> int: ...
+
+
+VERBS: dict[str, Verb] = {"demo": demo, "doctor": doctor, "explain": explain}
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="scalein", description="Dataflow queries compiled to machine code over Arrow data.")
+    parser.add_argument("--version", action="version", version=f"scalein {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", title="verbs")
+    for name, verb in VERBS.items():
+        about = (verb.__doc__ or "").splitlines()[0].split(": ", 1)[-1]
+        verb.add_arguments(verbs.add_parser(name, help=about, description=about[0].upper() + about[1:]))
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb and give the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if words and not words[0].startswith("-") and words[0] not in VERBS:
+            raise BadArgument(f"no verb {words[0]!r}", has=", ".join(VERBS), hint=guess(words[0], VERBS))
+    except BadArgument as error:
+        return _complain(error, code=2)
+    parser = make_parser()
+    args = parser.parse_args(words)
+    if args.verb is None:
+        parser.print_help()
+        return 0
+    try:
+        return VERBS[args.verb].run(args)
+    except ScaleinError as error:
+        return _complain(error, code=1)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader left (`scalein explain ... | head`). Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _complain(error: ScaleinError, code: int) -> int:
+    print(f"scalein: {error}", file=sys.stderr)
+    return code

@@ -1,0 +1,1 @@
+"""Where batches come from and go to; knows Arrow, not dataflow."""

@@ -1,0 +1,108 @@
+"""Every error a user can see: one sentence in the user's words, then aligned facts, then a hint.
+
+    UnknownColumn: no column 'pric' in the input of filter
+      at     report.py:12
+      has    price: f64?, qty: i64?
+      hint   did you mean 'price'?
+
+Errors are raised where the user called, before anything compiles. A bug of ours is an
+`InternalError`; whoever sees one should send us its text.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLoc:
+    """Where the user wrote a step: the innermost line outside this package."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{os.path.basename(self.file)}:{self.line}" if self.line else "unknown place"
+
+
+NOWHERE = SourceLoc("", 0)
+
+
+def here() -> SourceLoc:
+    """The line of the caller outside scalein, for `at` of ops and errors."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back  # type: ignore[assignment]
+    return SourceLoc(frame.f_code.co_filename, frame.f_lineno) if frame is not None else NOWHERE
+
+
+class ScaleinError(Exception):
+    """The base of every error that scalein raises on purpose.
+
+    `what` is one sentence; `facts` are shown below it, aligned, empty ones left out.
+    """
+
+    def __init__(self, what: str, *, at: SourceLoc | None = None, hint: str | None = None, **facts: object) -> None:
+        self.what = what
+        self.hint = hint
+        self.facts: dict[str, str] = {}
+        if at is not None and at.line:
+            self.facts["at"] = str(at)
+        self.facts.update({name: str(fact) for name, fact in facts.items() if fact not in (None, "")})
+        if hint:
+            self.facts["hint"] = hint
+        super().__init__("\n".join([what, *(f"  {name:<6} {fact}" for name, fact in self.facts.items())]))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Errors cross process borders (Spark); rebuild from the finished text.
+        return (_rebuild, (type(self), self.args[0], self.what, self.hint, self.facts))
+
+
+def _rebuild(kind: type[ScaleinError], text: str, what: str, hint: str | None, facts: dict[str, str]) -> ScaleinError:
+    error = kind.__new__(kind, text)
+    error.args, error.what, error.hint, error.facts = (text,), what, hint, facts
+    return error
+
+
+def guess(name: str, among: Iterable[str]) -> str | None:
+    """A hint for a mistyped name, or None when nothing is close."""
+    close = get_close_matches(name, list(among), n=1)
+    return f"did you mean {close[0]!r}?" if close else None
+
+
+class UnknownColumn(ScaleinError):
+    """An expression names a column that its input doesn't have."""
+
+
+class WrongType(ScaleinError):
+    """An expression, step or table has a type that cannot be used there."""
+
+
+class BadName(ScaleinError):
+    """Output names clash, are missing, or are ambiguous."""
+
+
+class BadArgument(ScaleinError):
+    """An argument of a call is not one that it takes."""
+
+
+class BadDuration(ScaleinError):
+    """A duration that cannot be read, is negative, or does not fit the time column."""
+
+
+class BadData(ScaleinError):
+    """Input that is no Arrow, changes its schema midway, or raises while it is read."""
+
+
+class ComputeError(ScaleinError):
+    """A live row for which an expression has no value: overflow, division by zero, impossible cast."""
+
+
+class InternalError(ScaleinError):
+    """A bug of scalein's, found by its own checks."""

@@ -1,0 +1,1 @@
+"""What to compute: immutable typed values and pure passes over them; no I/O."""

@@ -1,0 +1,187 @@
+"""Every function and aggregate that expressions may call: whether it can fail, and where it runs.
+
+One table each. A function *can fail* when a live row may have no value (overflow, zero divisor, impossible
+cast); passes may drop such a call but never run it for more rows. A *host* function has no lowering: pyarrow
+computes it as a step of its own, which `explain` names. How a call is typed stands in
+`rules.py`, how it reads in `printer.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scalein.dtypes import SIGNED, UNITS_PER_SECOND, DType, Kind
+from scalein.ir.exprs import Call, Expr, Lit, type_of, walk
+
+# Zones whose local time is UTC; every other one makes the calendar functions host functions.
+UTC_ZONES = ("", "UTC", "Etc/UTC", "+00:00", "Z")
+
+
+def _never(call: Call) -> bool:
+    return False
+
+
+def _always(call: Call) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function by name and number of arguments.
+
+    `fallible` and `is_host` look at a typed call alone, not at the calls among its arguments.
+    """
+
+    name: str
+    arity: int
+    fallible: Callable[[Call], bool] = _never
+    is_host: Callable[[Call], bool] = _never
+
+
+def fallible(call: Call) -> bool:
+    """Whether this typed call itself can fail in a live row, given values for its arguments."""
+    return FUNCTIONS[call.fn].fallible(call)
+
+
+def can_fail(expr: Expr) -> bool:
+    """Whether anything in a typed expression can fail in a live row."""
+    return any(isinstance(node, Call) and fallible(node) for node in walk(expr))
+
+
+def is_host(call: Call) -> bool:
+    """Whether pyarrow computes this typed call, and no kernel does."""
+    return FUNCTIONS[call.fn].is_host(call)
+
+
+def has_host(expr: Expr) -> bool:
+    """Whether anything in a typed expression is computed by pyarrow."""
+    return any(isinstance(node, Call) and is_host(node) for node in walk(expr))
+
+
+def is_utc(dtype: DType) -> bool:
+    """Whether local time of a timestamp is its UTC time, so that the calendar needs no zone rules."""
+    return dtype.tz in UTC_ZONES
+
+
+def _source(call: Call) -> DType:
+    return type_of(call.args[0])
+
+
+def _overflows(call: Call) -> bool:
+    return not type_of(call).is_float
+
+
+def _divides_badly(call: Call) -> bool:
+    """Integer division fails for a zero divisor, and `//` also for MIN // -1; a literal settles both."""
+    if type_of(call).is_float:
+        return False
+    divisor = call.args[1]
+    if isinstance(divisor, Lit) and isinstance(divisor.value, int):
+        return divisor.value == 0 or (call.fn == "floordiv" and divisor.value == -1 and type_of(call).is_signed)
+    return True
+
+
+def _has_no_negative(call: Call) -> bool:
+    """MIN has no positive counterpart in two's complement."""
+    return type_of(call).kind in (*SIGNED, Kind.DUR)
+
+
+def _to_finer(source: DType, unit: str) -> bool:
+    return UNITS_PER_SECOND[unit] > UNITS_PER_SECOND[source.unit]
+
+
+def _cast_fails(call: Call) -> bool:
+    source, target = _source(call), type_of(call)
+    if target.is_string or Kind.BOOL in (source.kind, target.kind):
+        return source.is_string and not target.is_string
+    if source.is_string:
+        return True
+    if target.is_float:
+        return False
+    if source.is_float:
+        return True
+    match source.kind, target.kind:
+        case (Kind.TS, Kind.TS) | (Kind.DUR, Kind.DUR):
+            return _to_finer(source, target.unit)
+        case Kind.TS, Kind.DATE:
+            return source.unit in ("s", "ms")  # finer units have fewer days than 32 bits hold
+        case Kind.DATE, Kind.TS:
+            return target.unit in ("us", "ns")
+    (least, greatest), (low, high) = source.int_range(), target.int_range()
+    return least < low or greatest > high
+
+
+def _reads_or_writes_text(call: Call) -> bool:
+    return _source(call).is_string != type_of(call).is_string
+
+
+def _in_a_zone(call: Call) -> bool:
+    return not is_utc(_source(call))
+
+
+def _epoch_fails(call: Call) -> bool:
+    return _to_finer(_source(call), str(call.params[0]))
+
+
+_CALENDAR = ("year", "quarter", "month", "day", "weekday", "ordinal_day")
+_CLOCK = ("hour", "minute", "second", "millisecond", "microsecond", "nanosecond")
+DT_PARTS = tuple(f"dt_{part}" for part in _CALENDAR + _CLOCK)
+DT_DATE_PARTS = tuple(f"dt_{part}" for part in _CALENDAR)  # those that a date has as well
+
+FUNCTIONS: dict[str, Function] = {
+    function.name: function
+    for function in (
+        Function("add", 2, fallible=_overflows),
+        Function("sub", 2, fallible=_overflows),
+        Function("mul", 2, fallible=_overflows),
+        Function("div", 2),
+        Function("floordiv", 2, fallible=_divides_badly),
+        Function("mod", 2, fallible=_divides_badly),
+        Function("divisible", 1),  # made by `fold` only
+        Function("pow", 2),
+        Function("neg", 1, fallible=_has_no_negative),
+        Function("abs", 1, fallible=_has_no_negative),
+        Function("floor", 1),
+        Function("ceil", 1),
+        Function("round", 1),
+        Function("sqrt", 1),
+        Function("exp", 1),
+        Function("log", 1),
+        Function("eq", 2),
+        Function("ne", 2),
+        Function("lt", 2),
+        Function("le", 2),
+        Function("gt", 2),
+        Function("ge", 2),
+        Function("and", 2),
+        Function("or", 2),
+        Function("not", 1),
+        Function("is_null", 1),
+        Function("is_not_null", 1),
+        Function("is_nan", 1),
+        Function("fill_null", 2),
+        Function("is_in", 1),
+        Function("if_else", 3),
+        Function("cast", 1, fallible=_cast_fails, is_host=_reads_or_writes_text),
+        Function("str_len", 1),
+        Function("str_slice", 1),
+        Function("starts_with", 1),
+        Function("ends_with", 1),
+        Function("contains", 1),
+        Function("lower", 1, is_host=_always),
+        Function("upper", 1, is_host=_always),
+        *(Function(part, 1, is_host=_in_a_zone) for part in DT_PARTS),
+        Function("dt_truncate", 1, fallible=_always, is_host=_in_a_zone),
+        Function("dt_epoch", 1, fallible=_epoch_fails),
+    )
+}
+
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+
+
+# Aggregates and the number of their arguments.
+AGGREGATES: dict[str, int] = {
+    "count": 0, "count_valid": 1, "sum": 1, "mean": 1, "min": 1, "max": 1, "var": 1, "std": 1,
+    "first": 1, "last": 1, "arg_min": 2, "arg_max": 2,
+}  # fmt: skip

@@ -1,0 +1,112 @@
+"""split: an op tree into nodes, cut where a kernel must end.
+
+A kernel ends at keyed state, at a limit, at a union, at Python code, and where an expression is
+pyarrow's to compute (`Host`). Each remaining op becomes a `Pipe` of its own; `fuse` joins them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from scalein.dtypes import Schema
+from scalein.ir import ops
+from scalein.ir.exprs import Agg, Call, Col, Expr, Named, NamedAgg
+from scalein.ir.functions import can_fail, has_host, is_host
+from scalein.ir.passes.place_state import place_state
+from scalein.ir.stages import Chain, Grouped, Host, JoinTable, Node, Pipe, Probe, Scan, Take, Where
+
+
+def split(root: ops.Op) -> Node:
+    """Filter(Source) -> Pipe(Scan, [where]); one node for every op that computes."""
+    return _Splitter().node(root)
+
+
+def identity(schema: Schema) -> tuple[Named, ...]:
+    """Every column as it is."""
+    return tuple(Named(f.name, Col(f.name, f.dtype, f.nullable)) for f in schema)
+
+
+class _Splitter:
+    """Numbers joins and host columns, so that their names are unique in the program."""
+
+    def __init__(self) -> None:
+        self._joins = itertools.count()
+        self._hosted = itertools.count()
+        self._done: dict[int, Node] = {}
+
+    def node(self, op: ops.Op) -> Node:
+        found = self._done.get(id(op))
+        if found is None:
+            found = self._done[id(op)] = self._split(op)
+        return found
+
+    def _split(self, op: ops.Op) -> Node:
+        match op:
+            case ops.Source():
+                return Scan(op)
+            case ops.Watermark():  # event time matters to jobs; a bounded run sees everything
+                return self.node(op.input)
+            case ops.Filter():
+                before, (predicate,) = self._hosts(self.node(op.input), [op.predicate])
+                return Pipe(before, (Where(predicate),), identity(op.schema), name="filter")
+            case ops.Project():
+                before, exprs = self._hosts(self.node(op.input), [item.expr for item in op.items])
+                items = tuple(Named(i.name, e) for i, e in zip(op.items, exprs, strict=True))
+                return Pipe(before, (), items, name="project")
+            case ops.Limit():
+                return Take(self.node(op.input), op.count)
+            case ops.Union():
+                return Chain(tuple(self.node(i) for i in op.inputs), op.schema)
+            case ops.MapBatches():
+                return Host(self.node(op.input), op)
+            case ops.Join():
+                return self._join(op)
+            case ops.Aggregate():
+                return self._aggregate(op)
+
+    def _join(self, op: ops.Join) -> Node:
+        left, left_keys = self._hosts(self.node(op.left), op.left_keys)
+        right, right_keys = self._hosts(self.node(op.right), op.right_keys)
+        number = next(self._joins)
+        table = JoinTable(right, tuple(right_keys), tuple(dict.fromkeys(column for _, column in op.keep)))
+        probe = Probe(number, tuple(left_keys), op.how, op.keep)
+        return Pipe(left, (probe,), identity(op.schema), joins=((number, table),), name="join")
+
+    def _aggregate(self, op: ops.Aggregate) -> Node:
+        exprs = [k.expr for k in op.keys] + [arg for a in op.aggs for arg in a.agg.args]
+        if op.window is not None:
+            exprs.append(op.window.time)
+        before, exprs = self._hosts(self.node(op.input), exprs)
+        rest = iter(exprs)
+        keys = tuple(Named(k.name, next(rest)) for k in op.keys)
+        aggs = tuple(NamedAgg(a.name, _with_args(a.agg, rest)) for a in op.aggs)
+        window = None if op.window is None else ops.Window(next(rest), op.window.size, op.window.every)
+        table = place_state(keys, window, aggs)
+        return Grouped(before, (), table, tuple(k.expr for k in keys))
+
+    def _hosts(self, node: Node, exprs: Sequence[Expr]) -> tuple[Node, list[Expr]]:
+        """The input with a column for each part that pyarrow computes, and expressions that read it.
+
+        A part that can fail is computed with its whole expression: only that knows which rows ask for it.
+        """
+        parts: dict[Expr, Named] = {}
+
+        def replaced(expr: Expr, whole: bool) -> Expr:
+            if isinstance(expr, Call) and (whole or is_host(expr)):
+                if expr not in parts:
+                    parts[expr] = Named(f"#host{next(self._hosted)}", expr)
+                return Col(parts[expr].name, expr.dtype, expr.nullable)
+            if not isinstance(expr, Call):
+                return expr
+            args = tuple(replaced(arg, False) for arg in expr.args)
+            return Call(expr.fn, args, expr.params, expr.dtype, expr.nullable, expr.at)
+
+        new = [replaced(e, can_fail(e)) if has_host(e) else e for e in exprs]
+        if not parts:
+            return node, list(exprs)
+        return Host(node, None, (*identity(node.schema), *parts.values())), new
+
+
+def _with_args(agg: Agg, rest: Iterator[Expr]) -> Agg:
+    return Agg(agg.fn, tuple(next(rest) for _ in agg.args), agg.dtype, agg.nullable, agg.at)

@@ -1,0 +1,267 @@
+"""Stable text of expressions and plans, for `explain`, error messages and golden tests.
+
+Expressions read like the Python that makes them, column names without quotes:
+
+    (price * 0.8 > 1.0) & event_type.str.starts_with('v')
+
+Plans are a tree, result first, with the columns that come out of each op that changes them:
+
+    Aggregate by user: total = price.sum()  -> user: str?, total: f64?
+      Filter price > 1.0
+        Source arrow  -> user: str?, price: f64?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+
+from scalein.dtypes import UNITS_PER_SECOND, DType, Kind
+from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, Named
+from scalein.ir.ops import (
+    Aggregate,
+    Filter,
+    Join,
+    Limit,
+    MapBatches,
+    Op,
+    Project,
+    Source,
+    Union,
+    Watermark,
+    Window,
+    inputs,
+)
+from scalein.ir.rewrite import walk_ops
+
+# How tightly Python binds what show_expr writes: a comparison weaker than `|` and `&`.
+_COMPARISON, _OR, _AND, _SUM, _PRODUCT, _PREFIX, _POWER, _METHOD = range(8)
+
+_INFIX = {
+    "eq": ("==", _COMPARISON), "ne": ("!=", _COMPARISON), "lt": ("<", _COMPARISON),
+    "le": ("<=", _COMPARISON), "gt": (">", _COMPARISON), "ge": (">=", _COMPARISON),
+    "or": ("|", _OR), "and": ("&", _AND), "add": ("+", _SUM), "sub": ("-", _SUM),
+    "mul": ("*", _PRODUCT), "div": ("/", _PRODUCT), "floordiv": ("//", _PRODUCT), "mod": ("%", _PRODUCT),
+    "pow": ("**", _POWER),
+}  # fmt: skip
+_PREFIXED = {"neg": "-", "not": "~"}
+_IN_STR = ("lower", "upper", "starts_with", "ends_with", "contains")
+_AGG_METHOD = {"count_valid": "count"}
+
+
+def show_expr(expr: Expr) -> str:
+    """Text of an expression, as close to the Python of the user as its typed form allows.
+
+    >>> show_expr(Call("gt", (Call("add", (Col("x"), Lit(1))), Lit(2))))
+    'x + 1 > 2'
+    """
+    return _show(expr)[0]
+
+
+def show_agg(agg: Agg) -> str:
+    """Text of an aggregate: `price.sum()`, `price.arg_max(time)`, `count()`."""
+    method = _AGG_METHOD.get(agg.fn, agg.fn)
+    if not agg.args:
+        return f"{method}()"
+    return f"{_receiver(agg.args[0])}.{method}({', '.join(map(show_expr, agg.args[1:]))})"
+
+
+def _show(expr: Expr) -> tuple[str, int]:
+    """Text, and how tightly its outermost operator binds."""
+    match expr:
+        case Col(name):
+            return (name if name.isidentifier() else f"col({name!r})"), _METHOD
+        case Lit(value, dtype):
+            text = show_value(value, dtype)
+            return text, _PREFIX if text.startswith("-") else _METHOD
+        case Call("divisible", (arg,), (divisor,)):
+            return f"{_within(arg, _PRODUCT)} % {divisor} == 0", _COMPARISON
+        case Call("if_else"):
+            return _show_when(expr), _METHOD
+        case Call(fn, (left, right)) if fn in _INFIX:
+            sign, level = _INFIX[fn]
+            # Equals on the right need brackets, and on the left too for comparisons and powers: Python reads
+            # `a < b < c` as a range and `a ** b ** c` from the right.
+            closer = level + 1 if level in (_COMPARISON, _POWER) else level
+            return f"{_within(left, closer)} {sign} {_within(right, level + 1)}", level
+        case Call(fn, (arg,)) if fn in _PREFIXED:
+            return f"{_PREFIXED[fn]}{_within(arg, _PREFIX)}", _PREFIX
+        case _:
+            return f"{_receiver(expr.args[0])}.{_method(expr.fn)}({', '.join(_show_rest(expr))})", _METHOD
+
+
+def _method(fn: str) -> str:
+    """The method that the user called: `str.len` for `str_len`, `dt.year` for `dt_year`."""
+    if fn.startswith(("str_", "dt_")):
+        return fn.replace("_", ".", 1)
+    return f"str.{fn}" if fn in _IN_STR else fn
+
+
+def _within(expr: Expr, level: int) -> str:
+    text, binds = _show(expr)
+    return text if binds >= level else f"({text})"
+
+
+def _receiver(expr: Expr) -> str:
+    """What stands before the dot of a method; a bare constant takes none."""
+    return f"lit({show_expr(expr)})" if isinstance(expr, Lit) else _within(expr, _METHOD)
+
+
+def _show_rest(call: Call) -> list[str]:
+    """What stands in the parentheses of a method: the arguments after the first, then the parameters."""
+    of = call.args[0].dtype
+    match call.fn, call.params:
+        case "cast", ():
+            return [repr(call.dtype)]
+        case "is_in", (tuple() as values, bool() as has_null):
+            shown = [show_value(value, of) for value in values] + (["None"] if has_null else [])
+            return [f"[{', '.join(shown)}]"]
+        case "dt_truncate", (int() as every,):
+            return [repr(show_span(every, of))]
+        case _, params:
+            given = params[:-1] if params[-1:] == (None,) else params  # str.slice(offset) without a length
+            return [*map(show_expr, call.args[1:]), *map(repr, given)]
+
+
+def _show_when(call: Call) -> str:
+    """`when(a).then(x).when(b).then(y).otherwise(z)`: an if_else in the last place goes on with the chain."""
+    text = ""
+    last: Expr = call
+    while isinstance(last, Call) and last.fn == "if_else":
+        condition, then, last = last.args
+        text += f"{'.' if text else ''}when({show_expr(condition)}).then({show_expr(then)})"
+    if isinstance(last, Lit) and last.value is None:
+        return text
+    return f"{text}.otherwise({show_expr(last)})"
+
+
+def show_value(value: object, dtype: DType | None) -> str:
+    """Text of a constant; typed times are physical integers and shown as what they mean."""
+    if value is None or dtype is None or not isinstance(value, int):
+        return str(value) if isinstance(value, float) else repr(value)
+    match dtype.kind:
+        case Kind.DUR:
+            return f"duration({show_span(value, dtype)!r})"
+        case Kind.DATE:
+            return _calendar("date", value, lambda: str(date(1970, 1, 1) + timedelta(days=value)))
+        case Kind.TS:
+            return _calendar("datetime", value, lambda: _show_instant(value, dtype))
+        case _:
+            return repr(value)
+
+
+def _calendar(name: str, value: int, show: Callable[[], str]) -> str:
+    try:
+        return f"{name}({show()!r})"
+    except (OverflowError, ValueError):  # outside of the years that Python's calendar knows
+        return f"{name}({value})"
+
+
+def _show_instant(value: int, dtype: DType) -> str:
+    """`2024-05-01 10:00:00.250`: UTC, with a fraction only where there is one; a zone is named behind it."""
+    per_second = UNITS_PER_SECOND[dtype.unit]
+    seconds, fraction = divmod(value, per_second)
+    whole = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
+    digits = f".{fraction:0{len(str(per_second)) - 1}d}" if fraction else ""
+    return f"{whole:%Y-%m-%d %H:%M:%S}{digits}{'Z' if dtype.tz else ''}"
+
+
+def show_span(value: int, dtype: DType | None) -> str:
+    """A length in units of `dtype`: `1h30m` for times, the plain number for integers.
+
+    >>> show_span(5_400_000, DType(Kind.TS, unit="ms"))
+    '1h30m'
+    """
+    if dtype is None or dtype.kind not in (Kind.TS, Kind.DUR, Kind.DATE):
+        return str(value)
+    rest = abs(value) * 86_400_000_000_000 if dtype.kind is Kind.DATE else (
+        abs(value) * (UNITS_PER_SECOND["ns"] // UNITS_PER_SECOND[dtype.unit])
+    )  # fmt: skip
+    text = ""
+    for unit, size in _SPANS:
+        count, rest = divmod(rest, size)
+        text += f"{count}{unit}" if count else ""
+    return ("-" if value < 0 else "") + (text or "0s")
+
+
+_SPANS = (
+    ("d", 86_400_000_000_000), ("h", 3_600_000_000_000), ("m", 60_000_000_000), ("s", 1_000_000_000),
+    ("ms", 1_000_000), ("us", 1_000), ("ns", 1),
+)  # fmt: skip
+
+
+def show_window(window: Window) -> str:
+    """`tumbling(t, 10s)` or `sliding(t, 10s, every=2s)`."""
+    time, size = show_expr(window.time), show_span(window.size, window.time.dtype)
+    if window.is_tumbling:
+        return f"tumbling({time}, {size})"
+    return f"sliding({time}, {size}, every={show_span(window.every, window.time.dtype)})"
+
+
+def describe(op: Op) -> tuple[str, str]:
+    """An op's name and what it does, without its inputs: `("Filter", "price > 1.0")`."""
+    match op:
+        case Source():
+            return "Source", op.name
+        case Filter():
+            return "Filter", show_expr(op.predicate)
+        case Project():
+            return "Project", ", ".join(map(_show_named, op.items))
+        case Limit():
+            return "Limit", str(op.count)
+        case Union():
+            return "Union", ""
+        case MapBatches():
+            return "MapBatches", getattr(op.fn, "__name__", type(op.fn).__name__)
+        case Join():
+            return "Join", _show_join(op)
+        case Aggregate():
+            return "Aggregate", _show_aggregate(op)
+        case Watermark():
+            return "Watermark", f"{op.column} - {show_span(op.delay, op.input.schema[op.column].dtype)}"
+
+
+def _show_named(item: Named) -> str:
+    same = isinstance(item.expr, Col) and item.expr.name == item.name
+    return show_expr(item.expr) if same else f"{item.name} = {show_expr(item.expr)}"
+
+
+def _show_join(op: Join) -> str:
+    pairs = zip(op.left_keys, op.right_keys, strict=False)
+    keys = ", ".join(f"{_within(a, _OR)} == {_within(b, _OR)}" for a, b in pairs)
+    kept = ", ".join(name if name == column else f"{name} = {column}" for name, column in op.keep)
+    return f"{op.how} on {keys}" + (f" keep {kept}" if kept else "")
+
+
+def _show_aggregate(op: Aggregate) -> str:
+    by = [_show_named(key) for key in op.keys] + ([show_window(op.window)] if op.window is not None else [])
+    aggs = ", ".join(f"{named.name} = {show_agg(named.agg)}" for named in op.aggs)
+    return (f"by {', '.join(by)}" if by else "all") + (f": {aggs}" if aggs else "")
+
+
+def dump(root: Op) -> str:
+    """The plan as a tree, result first; an op with several users is written once and named `#1`, `#2`."""
+    users: dict[int, int] = {}
+    for op in walk_ops(root):
+        for below in inputs(op):
+            users[id(below)] = users.get(id(below), 0) + 1
+    labels: dict[int, str] = {}
+    lines: list[str] = []
+
+    def show(op: Op, depth: int) -> None:
+        indent = "  " * depth
+        if id(op) in labels:
+            lines.append(f"{indent}{labels[id(op)]}")
+            return
+        label = ""
+        if users.get(id(op), 0) > 1:
+            labels[id(op)] = f"#{len(labels) + 1}"
+            label = f"{labels[id(op)]} "
+        name, detail = describe(op)
+        columns = "" if isinstance(op, Filter | Limit | Watermark) else f"  -> {op.schema!r}"
+        lines.append(f"{indent}{label}{name}{' ' if detail else ''}{detail}{columns}")
+        for below in inputs(op):
+            show(below, depth + 1)
+
+    show(root, 0)
+    return "\n".join(lines)

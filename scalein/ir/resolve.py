@@ -1,0 +1,145 @@
+"""From what the user wrote to typed expressions: names looked up, types settled, implicit casts made visible.
+
+    price * 2 > limit   ->   price * 2.0 > limit.cast(f64)         with price: f64, limit: i32
+
+`flow.py` resolves every expression against its input's schema before it builds an op, so whatever is wrong is
+raised at the user's call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from scalein.dtypes import F64, I64, U64, UNSIGNED, DType, Kind, Schema
+from scalein.errors import BadArgument, SourceLoc, UnknownColumn, WrongType, guess
+from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, type_of
+from scalein.ir.printer import show_agg, show_expr
+from scalein.ir.rules import RULES, choose
+from scalein.ir.unify import Refused, cast_to, settle
+
+_MOST_SHOWN = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What an expression is resolved against: the input's columns, and the user's call for errors."""
+
+    schema: Schema
+    step: str
+    at: SourceLoc
+
+
+def resolve(expr: Expr, scope: Scope) -> Expr:
+    """The expression with types and explicit casts; raises `UnknownColumn` or `WrongType`."""
+    try:
+        with _explained(expr, scope):
+            return settle(_resolve(expr, scope))
+    except RecursionError:
+        raise BadArgument(f"an expression of {scope.step} is nested too deeply", at=scope.at,
+                          hint="split it over several with_columns; is_in takes long lists") from None
+
+
+def resolve_agg(agg: Agg, scope: Scope, *, grouped: bool) -> Agg:
+    """The aggregate with types; `grouped` says that there are keys or a window, so that no group is empty."""
+    args = tuple(resolve(arg, scope) for arg in agg.args)
+    with _explained(agg, scope):
+        return _agg_rule(agg, args, grouped)
+
+
+def column(name: str, scope: Scope) -> Col:
+    """A typed reference to a column of the input."""
+    field = scope.schema.get(name)
+    if field is None:
+        raise UnknownColumn(f"no column {name!r} in the input of {scope.step}", at=scope.at, has=shown(scope.schema),
+                            hint=guess(name, scope.schema.names))
+    return Col(name, field.dtype, field.nullable)
+
+
+def shown(schema: Schema) -> str:
+    """The columns there are, for errors; of a wide table the first ones."""
+    rest = len(schema) - _MOST_SHOWN
+    return f"{Schema(schema.fields[:_MOST_SHOWN])!r}" + (f", and {rest} more" if rest > 0 else "")
+
+
+def _resolve(expr: Expr, scope: Scope) -> Expr:
+    """As `resolve`, but a constant that the user wrote plainly keeps waiting for its type."""
+    match expr:
+        case Col(name):
+            return column(name, scope)
+        case Lit():
+            return expr
+        case Call("between", (value, low, high)):
+            within = Call("and", (Call("ge", (value, low), at=expr.at), Call("le", (value, high), at=expr.at)))
+            return _resolve(within, scope)
+        case Call("if_else"):
+            return _resolve_when(expr, scope)
+        case Call():
+            args = tuple(_resolve(arg, scope) for arg in expr.args)
+            with _explained(expr, scope):
+                return RULES[expr.fn](expr, args)
+
+
+def _resolve_when(call: Call, scope: Scope) -> Expr:
+    """All branches of a chain at once, so that every value meets every other."""
+    conditions: list[Expr] = []
+    values: list[Expr] = []
+    last: Expr = call
+    while isinstance(last, Call) and last.fn == "if_else":
+        condition, value, last = last.args
+        conditions.append(_resolve(condition, scope))
+        values.append(_resolve(value, scope))
+    values.append(_resolve(last, scope))
+    with _explained(call, scope):
+        return choose(call, conditions, values)
+
+
+@contextmanager
+def _explained(written: Expr | Agg, scope: Scope) -> Iterator[None]:
+    """Turns a refusal into the user's error, with the expression and the line that wrote it."""
+    try:
+        yield
+    except Refused as refused:
+        at = scope.at if isinstance(written, Col | Lit) or not written.at.line else written.at
+        shown = show_agg(written) if isinstance(written, Agg) else show_expr(written)
+        raise WrongType(refused.what, at=at, step=scope.step, expr=shown, hint=refused.hint) from None
+
+
+def _agg_rule(agg: Agg, args: tuple[Expr, ...], grouped: bool) -> Agg:
+    dtype, nullable = I64, not grouped or any(arg.nullable for arg in args)
+    own = type_of(args[0]) if args else I64
+    match agg.fn:
+        case "count" | "count_valid":
+            nullable = False
+        case "sum":
+            dtype = _sum_type(own)
+        case "mean" | "var" | "std":
+            if not own.is_number:
+                raise Refused(f"{agg.fn} takes a number, not {own!r}", _number_hint(own))
+            dtype = F64
+            if agg.fn != "mean":
+                args, nullable = (cast_to(args[0], F64),), True
+        case _:
+            for arg in args:
+                if type_of(arg).is_string:
+                    raise Refused(f"{agg.fn} does not take text yet", "group by the text, or count it")
+            dtype = own
+    return Agg(agg.fn, args, dtype, nullable, agg.at)
+
+
+def _sum_type(own: DType) -> DType:
+    """Sums of integers come out in 64 bits, of floats as f64."""
+    if own.kind in UNSIGNED:
+        return U64
+    if own.is_int or own.kind is Kind.BOOL:
+        return I64
+    if own.is_float:
+        return F64
+    if own.kind is Kind.DUR:
+        return own
+    raise Refused(f"sum takes numbers, bools or durations, not {own!r}", _number_hint(own))
+
+
+def _number_hint(own: DType) -> str | None:
+    return "cast it to a number: .cast(pa.float64())" if own.is_string else None

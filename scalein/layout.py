@@ -1,0 +1,160 @@
+"""Memory that Python, kernels and the store share, described once. No llvmlite here.
+
+Frame    the one argument of a kernel: named 8-byte words.
+Record   hash, null bits, keys, accumulators: what the arena of a table holds.
+Index    256 key groups by the hash's top byte. A group's table is an array of buckets, a bucket is
+         a cache line of 8 words, a word is tag (24 bits) | address (40 bits, in 8-byte units); 0 is
+         empty. The bucket is chosen by the tag's top bits, so a table doubles by splitting on stored
+         hash bits and never looks at a record.
+
+    hash   | group 8 | tag 24 | rest 32 |
+                     | bucket number ... (top bits of the tag)
+
+A record's address is relative to the arena's base, so address -> pointer is one add; the state
+store replaces the arena and keeps the index, the words and the records.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from scalein.dtypes import DType, Kind
+
+# --- statuses a kernel returns; anything but DONE leaves `row` where it goes on
+DONE = 0
+ERROR = 1  # slot `errors` has a bit for each expression that failed in a live row
+OUTPUT_FULL = 2  # the output chunk has no room for one more block
+ARENA_FULL = 3  # the record arena or the string heap has no room for one more block
+INDEX_FULL = 4  # a key group's table must double before the next record
+OUT_OF_DOMAIN = 5  # a key or slice lies outside the direct-addressed domain
+RING_ADVANCE = 6  # slots `ring.least` and `ring.greatest` are the block's slices; some lie outside the ring
+CHUNKS_FULL = 7  # the partitioner has too few free chunks for one more block
+
+BLOCK_ROWS = 1024  # rows a kernel works on at once: selection vectors and scratch stay in L1
+GROUPS = 256
+BUCKET_WORDS = 8
+TAG_BITS = 24
+ADDRESS_BITS = 40
+ADDRESS_UNIT = 8  # bytes
+# A table doubles when it is this full (in sixteenths): longer probes cost more than room.
+LOAD_SIXTEENTHS = 11
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Slot names of a kernel's frame, in order."""
+
+    slots: tuple[str, ...]
+
+    def new(self) -> FrameData:
+        return FrameData(self)
+
+
+class FrameData:
+    """A frame's words; `address` is what a kernel is called with. Keeps what it points to alive."""
+
+    __slots__ = ("_index", "address", "keep", "words")
+
+    def __init__(self, frame: Frame) -> None:
+        self.words = np.zeros(max(1, len(frame.slots)), np.int64)
+        self.address = int(self.words.ctypes.data)
+        self._index = {name: k for k, name in enumerate(frame.slots)}
+        self.keep: dict[str, object] = {}
+
+    def __setitem__(self, name: str, value: int) -> None:
+        k = self._index.get(name)
+        if k is not None:  # a kernel that never reads a slot has none
+            self.words[k] = value - (1 << 64) if value >= 1 << 63 else value
+
+    def __getitem__(self, name: str) -> int:
+        return int(self.words[self._index[name]])
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._index
+
+    def point(self, name: str, array: np.ndarray) -> None:
+        """Set a slot to an array's address and keep the array."""
+        self.keep[name] = array
+        self[name] = int(array.ctypes.data)
+
+
+# --- records
+
+STRING_BYTES = 16  # length (4), then 12 bytes of text, or 4 bytes of it and a pointer (8)
+INLINE_BYTES = 12
+
+
+def size_of(dtype: DType) -> int:
+    """Bytes of one value in a record."""
+    if dtype.kind is Kind.STR:
+        return STRING_BYTES
+    return 1 if dtype.kind is Kind.BOOL else dtype.bits // 8
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A field of a record: name, size and alignment in bytes, and its value in a new record."""
+
+    name: str
+    size: int
+    init: bytes = b""
+
+
+@dataclass(frozen=True)
+class RecordLayout:
+    """Offsets of a record's fields: fixed ones first, then `ring` copies of the ring's fields.
+
+    Fields are placed largest first, so nothing is padded but the end. Every record is a multiple of
+    8 bytes: its address fits the index's 40-bit word.
+    """
+
+    fixed: tuple[Slot, ...]
+    ringed: tuple[Slot, ...] = ()
+    ring: int = 0
+
+    @cached_property
+    def _placed(self) -> tuple[dict[str, int], int, int]:
+        offsets: dict[str, int] = {}
+        at = 0
+        for slot in sorted(self.fixed, key=lambda s: -min(s.size, 8)):
+            offsets[slot.name] = at
+            at += slot.size
+        start = at = (at + 7) // 8 * 8
+        for slot in sorted(self.ringed, key=lambda s: -min(s.size, 8)):
+            offsets[slot.name] = at
+            at += slot.size
+        step = ((at + 7) // 8 * 8) - start
+        return offsets, start, step
+
+    def offset(self, name: str) -> int:
+        return self._placed[0][name]
+
+    @property
+    def ring_start(self) -> int:
+        return self._placed[1]
+
+    @property
+    def ring_step(self) -> int:
+        """Bytes of one slice's accumulators."""
+        return self._placed[2]
+
+    @property
+    def size(self) -> int:
+        return max(8, self._placed[1] + self._placed[2] * self.ring)
+
+    @cached_property
+    def template(self) -> bytes:
+        """The bytes of a new record before its keys are written."""
+        record = bytearray(self.size)
+        for slot in self.fixed:
+            if slot.init:
+                struct.pack_into(f"{len(slot.init)}s", record, self.offset(slot.name), slot.init)
+        for k in range(self.ring):
+            for slot in self.ringed:
+                if slot.init:
+                    struct.pack_into(f"{len(slot.init)}s", record, self.offset(slot.name) + k * self.ring_step, slot.init)
+        return bytes(record)

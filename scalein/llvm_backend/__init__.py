@@ -1,0 +1,1 @@
+"""How a fused stage becomes machine code. The only package that imports llvmlite."""

@@ -1,0 +1,151 @@
+"""Compiled kernels, in memory and on disk, by digest of stage, CPU and versions.
+
+The disk cache holds machine code, so it must be as private as the user's own programs: its folder
+belongs to the user and nobody else may write to it, else it is not used at all. It never raises: an
+unwritable home, a read-only container, a full disk or a damaged file all mean compiling again.
+Many processes may use it at once: a file appears whole under its final name or not at all, and its
+content is checked before it is linked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+
+from scalein.ir.stages import Stage
+from scalein.layout import Frame
+from scalein.llvm_backend.jit import Kernel, emit, link
+from scalein.llvm_backend.stage import Lowered, lower_stage
+from scalein.llvm_backend.target import Target, target_for
+from scalein.options import Options
+
+_MAGIC = b"scalein kernel 1\n"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Compiled:
+    """A kernel with what its caller must know: error texts, columns that are never null, cost."""
+
+    kernel: Kernel
+    errors: tuple[str, ...]
+    never_null: tuple[bool, ...]
+    origin: str  # "memory", "disk" or "compiled"
+    seconds: float
+
+
+_known: dict[str, Compiled] = {}
+_lock = threading.Lock()
+
+
+@cache
+def _code_version() -> str:
+    """Changes whenever the compiler itself does: the release, and the state of its files."""
+    try:
+        release = version("scalein")
+    except PackageNotFoundError:
+        release = "0"
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    facts = [release]
+    for folder in ("llvm_backend", os.path.join("llvm_backend", "sinks"), "ir"):
+        with os.scandir(os.path.join(root, folder)) as entries:
+            facts += sorted(f"{e.name}:{e.stat().st_size}:{e.stat().st_mtime_ns}" for e in entries if e.name.endswith(".py"))
+    with open(os.path.join(root, "layout.py"), "rb") as file:
+        facts.append(hashlib.sha256(file.read()).hexdigest())
+    return "|".join(facts)
+
+
+def digest(stage: Stage, target: Target, safe: bool) -> str:
+    """The name of a stage's kernel in the cache."""
+    text = "\n".join((repr(stage), repr(target), target.version, _code_version(), str(safe)))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def load_kernel(stage: Stage, options: Options) -> Compiled:
+    """The stage's kernel: from memory, from disk, or compiled now."""
+    target = target_for(options.cpu)
+    key = digest(stage, target, options.safe)
+    found = _known.get(key)
+    if found is not None:
+        return found
+    with _lock:  # LLVM compiles one module at a time anyway
+        found = _known.get(key)
+        if found is None:
+            started = time.perf_counter()
+            found = _from_disk(key, options.cache, started) or _compile(stage, target, options, key, started)
+            _known[key] = found
+    return found
+
+
+def _compile(stage: Stage, target: Target, options: Options, key: str, started: float) -> Compiled:
+    lowered = lower_stage(stage, target, options.safe)
+    image = emit(lowered.text, target)
+    kernel = link(lowered.name, image, lowered.frame)
+    _to_disk(key, options.cache, lowered, image)
+    return Compiled(kernel, lowered.errors, lowered.never_null, "compiled", time.perf_counter() - started)
+
+
+# --- disk
+
+
+def private_folder(path: str, create: bool = True) -> str | None:
+    """The folder if it is ours alone to write; None if it cannot be used."""
+    if not path or not hasattr(os, "getuid"):
+        return None
+    try:
+        if create:
+            os.makedirs(path, mode=0o700, exist_ok=True)
+        facts = os.stat(path)
+    except OSError:
+        return None
+    is_ours = facts.st_uid == os.getuid() and not facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return path if is_ours and stat.S_ISDIR(facts.st_mode) else None
+
+
+def _from_disk(key: str, folder: str, started: float) -> Compiled | None:
+    home = private_folder(folder, create=False)
+    if home is None:
+        return None
+    try:
+        descriptor = os.open(os.path.join(home, f"{key}.kernel"), os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+        with open(descriptor, "rb") as file:
+            facts = os.fstat(file.fileno())
+            if facts.st_uid != os.getuid() or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                return None
+            content = file.read()
+        body = content[len(_MAGIC) + 64 :]
+        check = content[len(_MAGIC) : len(_MAGIC) + 64].decode("ascii")
+        if not content.startswith(_MAGIC) or hashlib.sha256(body).hexdigest() != check:
+            return None
+        head, image = body.split(b"\n", 1)
+        about = json.loads(head)
+        kernel = link(about["name"], image, Frame(tuple(about["slots"])))
+    except (OSError, ValueError, KeyError, RuntimeError):
+        return None
+    return Compiled(kernel, tuple(about["errors"]), tuple(about["never_null"]), "disk", time.perf_counter() - started)
+
+
+def _to_disk(key: str, folder: str, lowered: Lowered, image: bytes) -> None:
+    home = private_folder(folder)
+    if home is None:
+        return
+    about = {"name": lowered.name, "slots": lowered.frame.slots, "errors": lowered.errors, "never_null": lowered.never_null}
+    body = json.dumps(about).encode() + b"\n" + image
+    content = _MAGIC + hashlib.sha256(body).hexdigest().encode() + body
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=home)  # mode 0600
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(content)
+            os.replace(temporary, os.path.join(home, f"{key}.kernel"))
+        except OSError:
+            os.unlink(temporary)
+    except OSError:
+        return

@@ -1,0 +1,48 @@
+"""Code: one kernel being lowered, with the errors its expressions may raise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from llvmlite import ir
+
+from scalein.llvm_backend.fn import I8, Fn, Var, const
+
+
+@dataclass(slots=True)
+class Code:
+    """The builder, and a bit for each way an expression can fail.
+
+    Failing rows only set bits, in vector code; the block's end looks at them once. Past 63 different
+    failures the last bit is shared.
+    """
+
+    f: Fn
+    errors: list[str] = field(default_factory=list)
+    failed: Var | None = None
+    never_null: list[bool] = field(default_factory=list)  # of the collected columns
+    strings: dict[bytes, int] = field(default_factory=dict)
+
+    def fail(self, what: str, condition: ir.Value) -> None:
+        """Remember `what` if `condition` holds for a live, valid row."""
+        if what not in self.errors:
+            self.errors.append(what)
+        bit = min(self.errors.index(what), 63)
+        assert self.failed is not None
+        b = self.f.b
+        self.failed.set(b.or_(self.failed.get(), b.select(condition, const(1 << bit), const(0))))
+
+    def check_errors(self, status: int) -> None:
+        """Leave the kernel if any row has failed so far."""
+        if self.failed is None or not self.errors:
+            return
+        bits = self.failed.get()
+        with self.f.when(self.f.b.icmp_unsigned("!=", bits, const(0)), likely=False):
+            self.f.set_slot("errors", bits)
+            self.f.leave(status)
+
+    def text(self, content: bytes) -> ir.Value:
+        """Address of constant bytes, padded so that 16 bytes may be read from any start."""
+        number = self.strings.setdefault(content, len(self.strings))
+        padded = content + bytes(16)
+        return self.f.constant_array(f"text{number}", ir.ArrayType(I8, len(padded)), bytearray(padded))

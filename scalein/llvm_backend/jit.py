@@ -1,0 +1,72 @@
+"""From an LLVM module to callable addresses: verify, optimise, emit, link, keep alive."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+from llvmlite import binding as llvm
+
+from scalein.errors import InternalError
+from scalein.layout import Frame
+from scalein.llvm_backend.target import LLVM_LOCK, Target
+
+_library_names = itertools.count()
+_SIGNATURE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kernel:
+    """Machine code of one stage: call it with a frame's address; a ctypes call releases the GIL."""
+
+    name: str
+    frame: Frame
+    call: Callable[[int], int]
+    keep: object  # the JIT's library: code lives as long as this
+
+
+def optimised(text: str, target: Target, level: int = 3) -> llvm.ModuleRef:
+    """The module of `text`, verified and run through LLVM's pipeline for the target."""
+    with LLVM_LOCK:
+        try:
+            module = llvm.parse_assembly(text)
+            module.verify()
+        except RuntimeError as error:
+            raise InternalError(f"LLVM refuses the generated code: {error}") from error
+        machine = target.machine()
+        tuning = llvm.create_pipeline_tuning_options(speed_level=level)
+        tuning.loop_vectorization = True
+        tuning.slp_vectorization = False
+        tuning.loop_interleaving = True
+        tuning.loop_unrolling = True
+        builder = llvm.create_pass_builder(machine, tuning)
+        builder.getModulePassManager().run(module, builder)
+        return module
+
+
+def emit(text: str, target: Target) -> bytes:
+    """Object code of a module's text."""
+    with LLVM_LOCK:
+        return bytes(target.machine().emit_object(optimised(text, target)))
+
+
+def assembly(text: str, target: Target) -> str:
+    with LLVM_LOCK:
+        return str(target.machine().emit_assembly(optimised(text, target)))
+
+
+@cache
+def _lljit() -> llvm.LLJIT:
+    return llvm.create_lljit_compiler()
+
+
+def link(name: str, image: bytes, frame: Frame) -> Kernel:
+    """A kernel from object code; raises RuntimeError on a damaged image."""
+    with LLVM_LOCK:
+        library = f"{name}.{next(_library_names)}"
+        tracker = (llvm.JITLibraryBuilder().add_object_img(image).add_current_process()
+                   .export_symbol(name).link(_lljit(), library))
+        return Kernel(name, frame, _SIGNATURE(tracker[name]), tracker)

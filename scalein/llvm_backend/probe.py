@@ -1,0 +1,164 @@
+"""Probe: look rows' keys up in a static table and go on with the matches.
+
+A direct table is addressed by key - least; its payload lies in that order, so a match costs one
+load. Otherwise the keys go through a hash index whose records hold the first row of their chain. Where
+a key may have several rows, matches are written out in rounds of at most one block; the rest of
+the stage runs once a round, and a kernel that leaves in between goes on at the same round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from llvmlite import ir
+
+from scalein.dtypes import DType, Kind
+from scalein.ir.exprs import type_of
+from scalein.ir.stages import Probe, Read
+from scalein.layout import BLOCK_ROWS
+from scalein.llvm_backend.block import PADDED, Block, keep, rows
+from scalein.llvm_backend.code import Code
+from scalein.llvm_backend.exprs import lower_expr
+from scalein.llvm_backend.fn import I8, I32, I64, PTR, const
+from scalein.llvm_backend.keys import canonical, key_block
+from scalein.llvm_backend.readers import load_column
+from scalein.llvm_backend.table import Index, place_in
+from scalein.llvm_backend.values import Binding, Env, Row, Str, Value
+
+Then = Callable[[Block, Env], None]
+
+
+def lower_probe(code: Code, step: Probe, block: Block, env: Env, then: Then) -> None:
+    f, b = code.f, code.f.b
+    matches = _direct(code, step, block, env) if step.direct else _hashed(code, step, block, env)
+    name = f"join{step.table}"
+    found = Block(block.count, {**block.vectors, name: matches})
+
+    def hit(row: Row) -> ir.Value:
+        return b.icmp_signed(">=", row.offset(name), const(0))
+
+    if step.how == "semi":
+        then(_without(keep(code, found, hit), name), env)
+    elif step.how == "anti":
+        then(_without(keep(code, found, lambda row: b.not_(hit(row))), name), env)
+    else:
+        columns = {**env, **{out: _payload(code, step, name, column) for out, column in step.keep},
+                   **{out: _payload(code, step, name, column, as_code=True) for out, column in step.codes}}
+        if step.unique:
+            then(keep(code, found, hit) if step.how == "inner" else found, columns)
+        else:
+            _expand(code, step, found, name, lambda each: then(each, columns))
+
+
+def _without(block: Block, name: str) -> Block:
+    return Block(block.count, {k: v for k, v in block.vectors.items() if k != name})
+
+
+def _direct(code: Code, step: Probe, block: Block, env: Env) -> ir.Value:
+    """Row numbers by arithmetic; -1 where the key lies outside or has no row."""
+    f, b = code.f, code.f.b
+    prefix = f"join{step.table}"
+    key = step.keys[0]
+    matches = f.scratch(I32, PADDED, "matches")
+    with rows(code, block) as row:
+        value = lower_expr(code, key, env, row)
+        plain = canonical(f, Value(value.data), type_of(key)).data
+        wide = plain if plain.type == I64 else (b.sext if type_of(key).is_signed else b.zext)(plain, I64)
+        place = b.sub(wide, f.slot(f"{prefix}.least"))
+        inside = f.all_of(b.icmp_unsigned("<", place, f.slot(f"{prefix}.span")), value.valid)
+        if step.dense:
+            number = b.trunc(place, I32)
+        else:
+            safe = b.select(inside, place, const(0))
+            number = f.load_input(f.at(f.slot(f"{prefix}.rows", PTR), safe, I32), I32)
+        f.store(b.select(inside, number, const(-1, I32)), matches, row.k)
+    return matches
+
+
+def _hashed(code: Code, step: Probe, block: Block, env: Env) -> ir.Value:
+    f, b = code.f, code.f.b
+    assert step.build is not None
+    index = Index(code, step.build, f"join{step.table}")
+    keys = key_block(code, block, env, step.keys, has_nulls=False)
+    records = index.find(keys, block.count, None, insert=False)
+    matches = f.scratch(I32, PADDED, "matches")
+    with rows(code, block) as row:
+        record = f.load(records, row.k, PTR)
+        known = f.all_of(b.icmp_unsigned("!=", record, ir.Constant(PTR, None)),
+                         *(lower_expr(code, key, env, row).valid for key in step.keys))
+        # A row without a match reads the arena's first bytes, which hold no record.
+        record = b.select(known, record, index.slot("arena"))
+        head = b.trunc(b.load(place_in(f, step.build, record)("acc1.head"), typ=I64), I32)
+        f.store(b.select(known, head, const(-1, I32)), matches, row.k)
+    return matches
+
+
+def _payload(code: Code, step: Probe, source: str, column: str, as_code: bool = False) -> Binding:
+    """A column of the table (or its dictionary code), null where a left join found no row."""
+    f = code.f
+    read = next(r for r in step.payload if r.name == column)
+    if as_code:
+        read = replace(read, dtype=DType(Kind.I32), form="code")
+
+    def value(row: Row) -> Value:
+        number = row.offset(source)
+        valid = None
+        if step.how == "left":
+            valid = f.b.icmp_signed(">=", number, const(0))
+            number = f.max(number, const(0))
+        return _table_value(code, f"{source}.{column}", read, number, valid)
+
+    return Binding(value)
+
+
+def _table_value(code: Code, name: str, read: Read, number: ir.Value, valid: ir.Value | None) -> Value:
+    f = code.f
+
+    def slot(part: str, typ: ir.Type = PTR) -> ir.Value:
+        return f.slot(f"{name}.{part}", typ)
+
+    if read.nulls:
+        known = f.load_input(f.at(slot("known"), number, I8), I8)
+        valid = f.all_of(valid, f.b.icmp_unsigned("!=", known, const(0, I8)))
+    if read.form == "code":
+        return Value(f.load_input(f.at(slot("codes"), number, I32), I32), valid)
+    found = load_column(code, read, number, None, slot)
+    if isinstance(found.data, Str) and valid is not None:
+        return Value(Str(found.data.ptr, f.b.select(valid, found.data.size, const(0))), valid)
+    return Value(found.data, valid)
+
+
+def _expand(code: Code, step: Probe, block: Block, name: str, then: Callable[[Block], None]) -> None:
+    """One row for each match, in rounds. `at` and `cursor` (a table row, or -2: the row's first) say
+    where a round starts; they are in the frame, so that the same round can be run again."""
+    f, b = code.f, code.f.b
+    matches = block.vectors[name]
+    vectors = {source: f.scratch(I32, PADDED, f"each.{source}") for source in block.vectors}
+    at, cursor = f.var(I64, f.get_slot(f"{name}.at")), f.var(I32, b.trunc(f.get_slot(f"{name}.cursor"), I32))
+    following = f.slot(f"{name}.next", PTR)
+    with f.forever() as rounds:
+        f.set_slot(f"{name}.at", at.get())
+        f.set_slot(f"{name}.cursor", b.sext(cursor.get(), I64))
+        filled = f.var(I64, const(0))
+        with f.forever() as fill:
+            fill.stop_if(b.or_(b.icmp_signed(">=", at.get(), block.count),
+                               b.icmp_signed(">=", filled.get(), const(BLOCK_ROWS))))
+            k = at.get()
+            fresh = b.icmp_signed("==", cursor.get(), const(-2, I32))
+            this = b.select(fresh, f.load(matches, k, I32), cursor.get())
+            has = b.icmp_signed(">=", this, const(0, I32))
+            for source, old in block.vectors.items():
+                number = b.trunc(k, I32) if old is None else f.load(old, k, I32)
+                f.store(this if source == name else number, vectors[source], filled.get())
+            emitted = const(1) if step.how == "left" else b.zext(has, I64)
+            filled.set(b.add(filled.get(), emitted))
+            safe = b.select(has, b.sext(this, I64), const(0))
+            more = b.select(has, f.load_input(f.at(following, safe, I32), I32), const(-1, I32))
+            ended = b.icmp_signed("<", more, const(0, I32))
+            cursor.set(b.select(ended, const(-2, I32), more))
+            at.set(b.add(k, b.zext(ended, I64)))
+        then(Block(filled.get(), dict(vectors)))
+        rounds.stop_if(b.icmp_signed(">=", at.get(), block.count))
+    f.set_slot(f"{name}.at", const(0))
+    f.set_slot(f"{name}.cursor", const(-2))

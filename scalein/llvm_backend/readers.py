@@ -1,0 +1,151 @@
+"""Bindings for a stage's input columns: Arrow buffers, partition rows, records of a table."""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from scalein.dtypes import Kind
+from scalein.ir.stages import Read
+from scalein.layout import INLINE_BYTES
+from scalein.llvm_backend.block import PADDED, unpack_bits
+from scalein.llvm_backend.code import Code
+from scalein.llvm_backend.fn import I1, I8, I16, I32, I64, PTR, Fn, const
+from scalein.llvm_backend.values import Binding, Row, Str, Value, from_memory, memory_type
+
+CODE_TYPES = {8: I8, 16: I16, 32: I32}
+
+
+class ArrowColumn:
+    """A column of the batch. Bitmaps are unpacked to bytes once a block, so rows test a byte.
+
+    Frame slots, all for row 0 of the batch: `name.data`, `name.bits` (validity), `name.bit` (its
+    offset in bits), `name.last` (its last byte), `name.offsets`, `name.buffers`.
+    """
+
+    def __init__(self, code: Code, read: Read, source: str = "in") -> None:
+        self._code, self._read, self._source = code, read, source
+        f = code.f
+        self._valid_bytes = f.scratch(I8, PADDED, f"{read.name}.valid") if self._has_bits else None
+        self._data_bytes = f.scratch(I8, PADDED, f"{read.name}.bools") if read.form == "bits" else None
+
+    @property
+    def _has_bits(self) -> bool:
+        return self._read.nulls and self._read.form != "lut"
+
+    def _slot(self, part: str, typ: ir.Type = PTR) -> ir.Value:
+        return self._code.f.slot(f"{self._read.name}.{part}", typ)
+
+    def open_block(self, start: ir.Value, count: ir.Value) -> None:
+        """Unpack what this block needs."""
+        f = self._code.f
+        if self._valid_bytes is not None:
+            first = f.b.add(start, self._slot("bit", I64))
+            unpack_bits(f, self._slot("bits"), first, count, self._slot("last", I64), self._valid_bytes)
+        if self._data_bytes is not None:
+            first = f.b.add(start, self._slot("data_bit", I64))
+            unpack_bits(f, self._slot("data"), first, count, self._slot("data_last", I64), self._data_bytes)
+
+    def binding(self, start: ir.Value) -> Binding:
+        return Binding(lambda row: self._value(row, start))
+
+    def _value(self, row: Row, start: ir.Value) -> Value:
+        f, read = self._code.f, self._read
+        offset = row.offset(self._source)
+        index = f.b.add(start, offset)
+        valid = None
+        if self._valid_bytes is not None:
+            valid = f.b.icmp_unsigned("!=", f.load(self._valid_bytes, offset, I8), const(0, I8))
+        if self._data_bytes is not None:
+            return Value(f.b.icmp_unsigned("!=", f.load(self._data_bytes, offset, I8), const(0, I8)), valid)
+        return load_column(self._code, read, index, valid, self._slot)
+
+
+def load_column(code: Code, read: Read, index: ir.Value, valid: ir.Value | None, slot) -> Value:  # type: ignore[no-untyped-def]
+    """The value at `index` of a column's buffers. A null string gets no bytes."""
+    f = code.f
+    match read.form:
+        case "fixed":
+            typ = memory_type(read.dtype)
+            loaded = f.load_input(f.at(slot("data"), index, typ), typ)
+            return Value(from_memory(f, loaded, read.dtype), valid)
+        case "str32" | "str64":
+            return _no_bytes_if_null(f, _plain_string(f, read, index, slot), valid)
+        case "view":
+            return _no_bytes_if_null(f, _view_string(f, index, valid, slot), valid)
+        case "dict":
+            codes = _code_at(f, index, valid, slot)
+            return _no_bytes_if_null(f, _plain_string(f, read, codes, slot), valid)
+        case "lut":
+            return _looked_up(f, read, index, valid, slot)
+        case _:
+            raise AssertionError(read.form)
+
+
+def _code_at(f: Fn, index: ir.Value, valid: ir.Value | None, slot) -> ir.Value:  # type: ignore[no-untyped-def]
+    """The dictionary code of a row; that of a null may be anything, so it reads as 0."""
+    found = f.b.sext(f.load_input(f.at(slot("codes"), index, I32), I32), I64)
+    return found if valid is None else f.b.select(valid, found, const(0))
+
+
+def _looked_up(f: Fn, read: Read, index: ir.Value, valid: ir.Value | None, slot) -> Value:  # type: ignore[no-untyped-def]
+    typ = memory_type(read.dtype)
+    codes = _code_at(f, index, valid, slot)
+    data = from_memory(f, f.load_input(f.at(slot("data"), codes, typ), typ), read.dtype)
+    if read.nulls:  # the table's own nulls
+        known = f.b.icmp_unsigned("!=", f.load_input(f.at(slot("known"), codes, I8), I8), const(0, I8))
+        valid = f.all_of(valid, known)
+    return Value(data, valid)
+
+
+def _plain_string(f: Fn, read: Read, index: ir.Value, slot) -> Str:  # type: ignore[no-untyped-def]
+    typ = I64 if read.form == "str64" else I32
+    place = f.at(slot("offsets"), index, typ)
+    start = f.load_input(place, typ)
+    end = f.load_input(f.at(place, const(1), typ), typ)
+    if typ is not I64:
+        start, end = f.b.sext(start, I64), f.b.sext(end, I64)
+    return Str(f.byte_at(slot("data"), start), f.b.sub(end, start))
+
+
+def _view_string(f: Fn, index: ir.Value, valid: ir.Value | None, slot) -> Str:  # type: ignore[no-untyped-def]
+    """An Arrow string view: up to 12 bytes in place, else in one of the column's buffers."""
+    view = f.at(slot("data"), index, ir.ArrayType(I8, 16))
+    size = f.b.zext(f.load_input(view, I32, align=4), I64)
+    if valid is not None:
+        size = f.b.select(valid, size, const(0))
+    short = f.b.icmp_unsigned("<=", size, const(INLINE_BYTES))
+    number = f.b.zext(f.load_input(f.byte_at(view, 8), I32, align=4), I64)
+    start = f.b.zext(f.load_input(f.byte_at(view, 12), I32, align=4), I64)
+    buffer = f.load_input(f.at(slot("buffers"), f.b.select(short, const(0), number), PTR), PTR)
+    far = f.byte_at(buffer, f.b.select(short, const(0), start))
+    return Str(f.b.select(short, f.byte_at(view, 4), far), size)
+
+
+def _no_bytes_if_null(f: Fn, text: Str, valid: ir.Value | None) -> Value:
+    if valid is None:
+        return Value(text)
+    return Value(Str(text.ptr, f.b.select(valid, text.size, const(0))), valid)
+
+
+def stored_string(f: Fn, place: ir.Value) -> Str:
+    """A string of a record: its bytes in place when short, else where its pointer leads."""
+    size = f.b.zext(f.b.load(place, typ=I32, align=4), I64)
+    short = f.b.icmp_unsigned("<=", size, const(INLINE_BYTES))
+    far = f.b.load(f.byte_at(place, 8), typ=PTR, align=8)
+    return Str(f.b.select(short, f.byte_at(place, 4), far), size)
+
+
+def field_value(code: Code, place: ir.Value, read: Read, nulls: ir.Value | None) -> Value:
+    """A field of a record or partition row at `place`; `nulls` is its null word."""
+    f = code.f
+    valid = None
+    if read.nulls and nulls is not None:
+        bit = f.b.and_(nulls, const(1 << read.null_bit))
+        valid = f.b.icmp_unsigned("==", bit, const(0))
+    if read.dtype.kind is Kind.STR:
+        return Value(stored_string(f, place), valid)
+    typ = memory_type(read.dtype)
+    size = 1 if typ == I8 else read.dtype.bits // 8
+    return Value(from_memory(f, f.b.load(place, typ=typ, align=size), read.dtype), valid)
+
+

@@ -1,0 +1,121 @@
+"""Aggregates without keys: one loop a block over registers, then one update of the record.
+
+Counts, sums, min and max are reductions that LLVM vectorizes. A 64-bit integer sum must not wrap: a
+block's low and high halves are summed apart (each far from overflow within a block) and joined in
+128 bits. Variance takes two passes over the block, which is in L1, and merges the result. The
+rest (first, last, arg_min, arg_max) is updated row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from llvmlite import ir
+
+from scalein.ir.exprs import type_of
+from scalein.ir.stages import Acc, AccKind, Table
+from scalein.layout import ERROR
+from scalein.llvm_backend import accumulators
+from scalein.llvm_backend.block import Block, rows
+from scalein.llvm_backend.code import Code
+from scalein.llvm_backend.exprs import lower_expr
+from scalein.llvm_backend.fn import F64, I64, I128, Var, const
+from scalein.llvm_backend.table import place_in
+from scalein.llvm_backend.values import Env, Row, from_memory, memory_type, to_memory
+
+_ROW_BY_ROW = (AccKind.FIRST, AccKind.LAST, AccKind.ARG_MIN, AccKind.ARG_MAX, AccKind.CHAIN)
+
+
+def lower_reduce(code: Code, table: Table, block: Block, env: Env, ordinal: Callable[[Row], ir.Value],
+                 record: ir.Value) -> None:
+    f = code.f
+    place = place_in(f, table, record)
+    plain = [(k, acc) for k, acc in enumerate(table.accs) if acc.kind not in _ROW_BY_ROW]
+    for k, acc in plain:
+        _reduce(code, k, acc, block, env, place)
+    slow = [(k, acc) for k, acc in enumerate(table.accs) if acc.kind in _ROW_BY_ROW]
+    if slow:
+        with rows(code, block) as row:
+            for k, acc in slow:
+                accumulators.update(code, k, acc, place, row, env, lambda: ordinal(row))
+    code.check_errors(ERROR)
+
+
+def _reduce(code: Code, k: int, acc: Acc, block: Block, env: Env, place: accumulators.Place) -> None:
+    f, b, name = code.f, code.f.b, f"acc{k}"
+    if acc.kind is AccKind.ROWS:
+        f.store(b.add(b.load(place(name), typ=I64), block.count), place(name))
+        return
+    assert acc.arg is not None
+    dtype = type_of(acc.arg)
+    match acc.kind:
+        case AccKind.VALID:
+            total = f.var(I64, const(0))
+            with rows(code, block) as row:
+                valid = lower_expr(code, acc.arg, env, row).valid
+                total.set(b.add(total.get(), const(1) if valid is None else b.zext(valid, I64)))
+            f.store(b.add(b.load(place(name), typ=I64), total.get()), place(name))
+        case AccKind.ISUM:
+            low, high = f.var(I64, const(0)), f.var(I64, const(0))
+            with rows(code, block) as row:
+                _add_halves(code, acc, env, row, low, high)
+            joined = b.add(b.zext(low.get(), I128), b.shl(b.sext(high.get(), I128), const(32, I128)))
+            f.store(b.add(b.load(place(name), typ=I128, align=8), joined), place(name), align=8)
+        case AccKind.FSUM:
+            sum_ = f.var(F64, const(-0.0, F64))
+            with rows(code, block) as row:
+                value = lower_expr(code, acc.arg, env, row)
+                data = value.data if value.data.type == F64 else b.fpext(value.data, F64)
+                if value.valid is not None:
+                    data = b.select(value.valid, data, const(-0.0, F64))
+                sum_.set(b.fadd(sum_.get(), data, flags=["reassoc"]))
+            f.store(b.fadd(b.load(place(name), typ=F64), sum_.get()), place(name))
+        case AccKind.MIN | AccKind.MAX:
+            typ = memory_type(dtype)
+            best = f.var(typ, b.load(place(name), typ=typ))
+            with rows(code, block) as row:
+                value = lower_expr(code, acc.arg, env, row)
+                old = from_memory(f, best.get(), dtype)
+                new = accumulators.better(f, acc.kind, old, value.data, dtype)
+                if value.valid is not None:
+                    new = b.select(value.valid, new, old)
+                best.set(to_memory(f, new))
+            f.store(best.get(), place(name))
+        case _:
+            _reduce_moments(code, k, acc, block, env, place)
+
+
+def _add_halves(code: Code, acc: Acc, env: Env, row: Row, low: Var, high: Var) -> None:
+    f, b = code.f, code.f.b
+    assert acc.arg is not None
+    value, dtype = lower_expr(code, acc.arg, env, row), type_of(acc.arg)
+    wide = value.data
+    if wide.type != I64:
+        wide = (b.sext if dtype.is_signed else b.zext)(wide, I64)
+    if value.valid is not None:
+        wide = b.select(value.valid, wide, const(0))
+    low.set(b.add(low.get(), b.and_(wide, const(0xFFFFFFFF))))
+    shift = b.ashr if dtype.is_signed else b.lshr
+    high.set(b.add(high.get(), shift(wide, const(32))))
+
+
+def _reduce_moments(code: Code, k: int, acc: Acc, block: Block, env: Env, place: accumulators.Place) -> None:
+    f, b = code.f, code.f.b
+    assert acc.arg is not None
+    n, total = f.var(F64, const(0.0, F64)), f.var(F64, const(0.0, F64))
+    with rows(code, block) as row:
+        value = lower_expr(code, acc.arg, env, row)
+        one = const(1.0, F64) if value.valid is None else b.uitofp(value.valid, F64)
+        data = value.data if value.valid is None else b.select(value.valid, value.data, const(0.0, F64))
+        n.set(b.fadd(n.get(), one, flags=["reassoc"]))
+        total.set(b.fadd(total.get(), data, flags=["reassoc"]))
+    count = n.get()
+    mean = b.fdiv(total.get(), b.select(b.fcmp_ordered("==", count, const(0.0, F64)), const(1.0, F64), count))
+    spread = f.var(F64, const(0.0, F64))
+    with rows(code, block) as row:
+        value = lower_expr(code, acc.arg, env, row)
+        off = b.fsub(value.data, mean)
+        if value.valid is not None:
+            off = b.select(value.valid, off, const(0.0, F64))
+        spread.set(b.fadd(spread.get(), b.fmul(off, off), flags=["reassoc"]))
+    accumulators.merge_moments(f, f"acc{k}", place, count, mean, spread.get())

@@ -1,0 +1,1 @@
+"""Where a stage's rows go: output columns, groups, partitions."""

@@ -1,0 +1,80 @@
+"""Collect: write the live rows' columns, compacted, behind those already in the output chunk.
+
+One loop a column keeps each vectorizable. Validity and bools are written as bytes and packed when
+the chunk is closed. Room for a whole block is made sure of before anything is written, so a kernel
+that leaves with OUTPUT_FULL has done nothing of its block.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from scalein.dtypes import Kind
+from scalein.ir.exprs import Named, type_of
+from scalein.ir.stages import Collect
+from scalein.layout import ERROR, OUTPUT_FULL
+from scalein.llvm_backend.block import Block, rows
+from scalein.llvm_backend.code import Code
+from scalein.llvm_backend.exprs import lower_expr
+from scalein.llvm_backend.fn import I1, I8, I32, I64, PTR, const
+from scalein.llvm_backend.values import Env, Str, to_memory
+
+
+def lower_collect(code: Code, sink: Collect, block: Block, env: Env) -> None:
+    f, b = code.f, code.f.b
+    count = f.get_slot("out.count")
+    end = b.add(count, block.count)
+    f.leave_if(b.icmp_signed(">", end, f.slot("out.capacity")), OUTPUT_FULL)
+    texts = [k for k, item in enumerate(sink.items) if type_of(item.expr).kind is Kind.STR]
+    sizes = [_measure(code, block, env, sink.items[k]) for k in texts]
+    for k, size in zip(texts, sizes, strict=True):
+        after = b.add(f.get_slot(f"out{k}.used"), size)
+        f.leave_if(b.icmp_signed(">", after, f.slot(f"out{k}.room")), OUTPUT_FULL)
+    for k, item in enumerate(sink.items):
+        (_write_strings if k in texts else _write_fixed)(code, k, item, block, env, count)
+    code.check_errors(ERROR)
+    f.set_slot("out.count", end)
+
+
+def _measure(code: Code, block: Block, env: Env, item: Named) -> ir.Value:
+    """Bytes that a string column of this block takes."""
+    f, b = code.f, code.f.b
+    total = f.var(I64, const(0))
+    with rows(code, block) as row:
+        value = lower_expr(code, item.expr, env, row)
+        size = value.string.size
+        if value.valid is not None:
+            size = b.select(value.valid, size, const(0))
+        total.set(b.add(total.get(), size))
+    return total.get()
+
+
+def _write_fixed(code: Code, k: int, item: Named, block: Block, env: Env, count: ir.Value) -> None:
+    f, b = code.f, code.f.b
+    with rows(code, block) as row:
+        value = lower_expr(code, item.expr, env, row)
+        code.never_null.append(value.valid is None)
+        position = b.add(count, row.k)
+        f.store(to_memory(f, value.data), f.slot(f"out{k}.data", PTR), position)
+        if value.valid is not None:
+            f.store(b.zext(value.valid, I8), f.slot(f"out{k}.valid", PTR), position)
+
+
+def _write_strings(code: Code, k: int, item: Named, block: Block, env: Env, count: ir.Value) -> None:
+    """Bytes one behind the other, and the offset behind each."""
+    f, b = code.f, code.f.b
+    used = f.var(I64, f.get_slot(f"out{k}.used"))
+    with rows(code, block) as row:
+        value = lower_expr(code, item.expr, env, row)
+        code.never_null.append(value.valid is None)
+        text = value.string
+        if value.valid is not None:
+            text = Str(text.ptr, b.select(value.valid, text.size, const(0)))
+        position = b.add(count, row.k)
+        target = f.byte_at(f.slot(f"out{k}.data", PTR), used.get())
+        f.call("llvm.memcpy.p0.p0.i64", ir.VoidType(), [target, text.ptr, text.size, const(0, I1)])
+        used.set(b.add(used.get(), text.size))
+        f.store(b.trunc(used.get(), I32), f.slot(f"out{k}.offsets", PTR), b.add(position, const(1)))
+        if value.valid is not None:
+            f.store(b.zext(value.valid, I8), f.slot(f"out{k}.valid", PTR), position)
+    f.set_slot(f"out{k}.used", used.get())

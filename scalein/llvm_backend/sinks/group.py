@@ -1,0 +1,235 @@
+"""Group: find each row's record, then count the row in.
+
+HASH goes through the index. DIRECT computes the position: every key (and the slice) has a small
+range given in the frame, and a key outside it makes the kernel leave before it has changed anything, so
+that the runtime can widen the range or go over to HASH. Records are the same in all modes; a direct
+table is an arena whose records already have their keys.
+
+Windows: a row's slice is floor(time / slice size). A block's least and greatest time tell whether
+all its rows fall in one slice; then no row pays for the division.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llvmlite import ir
+
+from scalein.ir.exprs import Expr, type_of
+from scalein.ir.stages import AccKind, Group, GroupMode, Slicing, Table
+from scalein.layout import BLOCK_ROWS, ERROR, OUT_OF_DOMAIN, RING_ADVANCE
+from scalein.llvm_backend import accumulators, reduce
+from scalein.llvm_backend.arithmetic import floor_divide
+from scalein.llvm_backend.block import PADDED, Block, keep, rows
+from scalein.llvm_backend.code import Code
+from scalein.llvm_backend.exprs import lower_expr
+from scalein.llvm_backend.fn import I32, I64, PTR, const
+from scalein.llvm_backend.keys import canonical, key_block, row_key
+from scalein.llvm_backend.table import Index, place_in
+from scalein.llvm_backend.values import Env, Row, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A block on its way into a group sink: live rows, their columns, their numbers in the source."""
+
+    code: Code
+    block: Block
+    env: Env
+    ordinal: Callable[[Row], ir.Value]
+
+
+def lower_group(sink: Group, given: Rows) -> None:
+    code, table = given.code, sink.table
+    given = _drop_null_times(given, table)
+    if sink.owned:
+        given = _keep_owned(given, sink)
+    match sink.mode:
+        case GroupMode.ONE:
+            reduce.lower_reduce(code, table, given.block, given.env, given.ordinal, code.f.slot("one", PTR))
+        case GroupMode.DIRECT:
+            _lower_direct(sink, given)
+        case GroupMode.HASH:
+            _lower_hash(sink, given)
+
+
+def _drop_null_times(given: Rows, table: Table) -> Rows:
+    """A row without a time belongs to no window."""
+    if table.window is None:
+        return given
+    time, code = table.window.time, given.code
+    if not _may_be_null(given, time):
+        return given
+
+    def known(row: Row) -> ir.Value:
+        value = lower_expr(code, time, given.env, row)
+        assert value.valid is not None
+        return value.valid
+
+    return Rows(code, keep(code, given.block, known), given.env, given.ordinal)
+
+
+def _may_be_null(given: Rows, expr: Expr) -> bool:
+    """Whether this kernel's variant can see a null: lower the expression on the side and look."""
+    f = given.code.f
+    here, dead = f.b.block, f.b.append_basic_block("probe")
+    f.b.position_at_end(dead)
+    errors = list(given.code.errors)
+    valid = lower_expr(given.code, expr, given.env, given.block.row(f, const(0))).valid
+    f.b.unreachable()
+    given.code.errors[:] = errors
+    f.b.position_at_end(here)
+    return valid is not None
+
+
+def _keep_owned(given: Rows, sink: Group) -> Rows:
+    """Only rows whose key group this worker serves: group % workers == worker."""
+    code, f = given.code, given.code.f
+
+    def mine(row: Row) -> ir.Value:
+        _, h = row_key(code, row, given.env, sink.keys, sink.table.has_nulls)
+        share = f.b.urem(f.b.trunc(f.b.lshr(h, const(56)), I32), f.b.trunc(f.slot("owner.workers"), I32))
+        return f.b.icmp_unsigned("==", share, f.b.trunc(f.slot("owner.worker"), I32))
+
+    return Rows(code, keep(code, given.block, mine), given.env, given.ordinal)
+
+
+# --- slices
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """The slice of each row (its number), and the least and greatest of the block."""
+
+    numbers: ir.Value
+    least: ir.Value
+    greatest: ir.Value
+
+
+def _slices(given: Rows, table: Table) -> Slices | None:
+    if table.window is None:
+        return None
+    code, f, b = given.code, given.code.f, given.code.f.b
+    time = table.window.time
+    dtype = type_of(time)
+
+    def of(row: Row) -> ir.Value:
+        value = lower_expr(code, time, given.env, row).data
+        return value if value.type == I64 else b.sext(value, I64) if dtype.is_signed else b.zext(value, I64)
+
+    low, high = f.var(I64, const(2**63 - 1)), f.var(I64, const(-(2**63)))
+    with rows(code, given.block) as row:
+        moment = of(row)
+        low.set(f.min(low.get(), moment))
+        high.set(f.max(high.get(), moment))
+    least = floor_divide(f, low.get(), table.slice_size)
+    greatest = floor_divide(f, high.get(), table.slice_size)
+    numbers = f.scratch(I64, PADDED, "slices")
+    with f.when_else(b.icmp_signed("==", least, greatest), likely=True) as (same, mixed):
+        with same, f.loop(given.block.count) as k:
+            f.store(least, numbers, k)
+        with mixed, rows(code, given.block) as row:
+            f.store(floor_divide(f, of(row), table.slice_size), numbers, row.k)
+    return Slices(numbers, least, greatest)
+
+
+# --- HASH
+
+
+def _lower_hash(sink: Group, given: Rows) -> None:
+    code, f, b, table = given.code, given.code.f, given.code.f.b, sink.table
+    index = Index(code, table, "table")
+    index.ensure_arena(BLOCK_ROWS)
+    with f.when(b.icmp_signed(">", given.block.count, const(0))):
+        slices = _slices(given, table)
+        as_key = slices.numbers if slices is not None and table.slicing is Slicing.KEY else None
+        if slices is not None and table.slicing is Slicing.RING:
+            _check_ring(code, slices)
+        keys = key_block(code, given.block, given.env, sink.keys, table.has_nulls, as_key)
+        code.check_errors(ERROR)
+        records = index.find(keys, given.block.count, as_key, insert=True)
+        with rows(code, given.block) as row:
+            record = f.load(records, row.k, PTR)
+            ring = None
+            if slices is not None and table.slicing is Slicing.RING:
+                slot = b.and_(f.load(slices.numbers, row.k, I64), const(table.ring - 1))
+                ring = b.mul(slot, const(table.layout.ring_step))
+            _count_in(given, table, row, record, ring)
+
+
+def _check_ring(code: Code, slices: Slices) -> None:
+    """Leave unless every slice of the block lies in the ring's open part."""
+    f, b = code.f, code.f.b
+    outside = b.or_(b.icmp_signed(">=", slices.greatest, f.slot("ring.limit")),
+                    b.icmp_signed("<", slices.least, f.slot("ring.open")))
+    with f.when(outside, likely=False):
+        f.set_slot("ring.least", slices.least)
+        f.set_slot("ring.greatest", slices.greatest)
+        f.leave(RING_ADVANCE)
+
+
+def _count_in(given: Rows, table: Table, row: Row, record: ir.Value, ring: ir.Value | None) -> None:
+    place = place_in(given.code.f, table, record, ring)
+    for number, acc in enumerate(table.accs):
+        accumulators.update(given.code, number, acc, place, row, given.env, lambda: given.ordinal(row))
+
+
+# --- DIRECT
+
+
+def _lower_direct(sink: Group, given: Rows) -> None:
+    """Position = sum over keys of (key - least) * stride, + (slice - first) * stride of slices."""
+    code, f, b, table = given.code, given.code.f, given.code.f.b, sink.table
+    with f.when(b.icmp_signed(">", given.block.count, const(0))):
+        slices = _slices(given, table)
+        start: ir.Value = const(0)
+        if slices is not None:
+            first, span = f.slot("direct.first_slice"), f.slot("direct.slices")
+            outside = b.or_(b.icmp_signed("<", slices.least, first),
+                            b.icmp_signed(">=", slices.greatest, b.add(first, span)))
+            f.leave_if(outside, OUT_OF_DOMAIN)
+            start = first
+        positions = f.scratch(I32, PADDED, "positions")
+        bad = f.var(I64, const(0))
+        with rows(code, given.block) as row:
+            position: ir.Value = const(0)
+            for number, key in enumerate(sink.keys):
+                code_, outside = _key_code(given, number, key, row)
+                bad.set(b.or_(bad.get(), b.zext(outside, I64)))
+                position = b.add(position, b.mul(code_, f.slot(f"direct.stride{number}")))
+            if slices is not None:
+                step = b.sub(f.load(slices.numbers, row.k, I64), start)
+                position = b.add(position, b.mul(step, f.slot("direct.slice_stride")))
+            f.store(b.trunc(position, I32), positions, row.k)
+        code.check_errors(ERROR)
+        f.leave_if(b.icmp_unsigned("!=", bad.get(), const(0)), OUT_OF_DOMAIN)
+        arena = f.slot("direct.arena", PTR)
+        with rows(code, given.block) as row:
+            position = b.zext(f.load(positions, row.k, I32), I64)
+            record = f.byte_at(arena, b.mul(position, const(table.layout.size)))
+            _count_in(given, table, row, record, None)
+
+
+def _key_code(given: Rows, number: int, key: Expr, row: Row) -> tuple[ir.Value, ir.Value]:
+    """A key's place in its range, and whether it lies outside. A null has the place behind the last."""
+    f, b = given.code.f, given.code.f.b
+    dtype = type_of(key)
+    value = lower_expr(given.code, key, given.env, row)
+    plain = canonical(f, Value(value.data, None), dtype).data
+    wide = plain if plain.type == I64 else (b.sext if dtype.is_signed else b.zext)(plain, I64)
+    span = f.slot(f"direct.span{number}")
+    place = b.sub(wide, f.slot(f"direct.least{number}"))
+    outside = b.icmp_unsigned(">=", place, span)
+    if value.valid is not None:
+        outside = b.and_(outside, value.valid)
+        place = b.select(value.valid, place, span)
+    return place, outside
+
+
+def needs_ordinal(table: Table) -> bool:
+    """Whether the table's accumulators ask for row numbers."""
+    return any(acc.kind in (AccKind.FIRST, AccKind.LAST, AccKind.ARG_MIN, AccKind.ARG_MAX, AccKind.CHAIN)
+               for acc in table.accs)
+
+

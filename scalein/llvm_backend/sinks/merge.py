@@ -1,0 +1,113 @@
+"""Merge: the records of one table into another of the same layout, by key.
+
+With `slide`, each record of a slice goes into one of the windows that the slice belongs to: the one
+`slide.back` steps before its newest. The runtime runs it once for each step.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from scalein.dtypes import DType
+from scalein.ir.stages import GroupMode, Merge, Slicing, Table
+from scalein.layout import BLOCK_ROWS
+from scalein.llvm_backend import accumulators
+from scalein.llvm_backend.arithmetic import floor_divide
+from scalein.llvm_backend.block import PADDED, Block, keep
+from scalein.llvm_backend.code import Code
+from scalein.llvm_backend.fn import I64, PTR, const
+from scalein.llvm_backend.keys import KeyBlock, array_type, first_bytes, hash_string, hash_words, mix
+from scalein.llvm_backend.readers import stored_string
+from scalein.llvm_backend.table import Index, place_in
+from scalein.llvm_backend.values import Row
+
+
+def lower_merge(code: Code, sink: Merge, block: Block, start: ir.Value) -> None:
+    f, table = code.f, sink.table
+    source = f.slot("source", PTR)
+    block = keep(code, block, lambda row: _is_live(code, sink, _record(code, table, source, start, row)))
+    if sink.mode is GroupMode.ONE:
+        with f.loop(block.count) as k:
+            record = _record(code, table, source, start, block.row(f, k))
+            _merge_into(code, table, f.slot("one", PTR), record)
+        return
+    index = Index(code, table, "table")
+    index.ensure_arena(BLOCK_ROWS)
+    keys, slices = _keys(code, sink, block, source, start)
+    records = index.find(keys, block.count, slices, insert=True)
+    with f.loop(block.count) as k:
+        record = _record(code, table, source, start, block.row(f, k))
+        _merge_into(code, table, f.load(records, k, PTR), record)
+
+
+def _record(code: Code, table: Table, source: ir.Value, start: ir.Value, row: Row) -> ir.Value:
+    f = code.f
+    number = f.b.add(start, row.offset("in"))
+    return f.byte_at(source, f.b.mul(number, const(table.layout.size)))
+
+
+def _merge_into(code: Code, table: Table, target: ir.Value, record: ir.Value) -> None:
+    into, other = place_in(code.f, table, target), place_in(code.f, table, record)
+    for number, acc in enumerate(table.accs):
+        accumulators.merge(code.f, number, acc, into, other)
+
+
+def _is_live(code: Code, sink: Merge, record: ir.Value) -> ir.Value:
+    """A record that some row reached, and whose window (when sliding) covers its slice."""
+    f, b, table = code.f, code.f.b, sink.table
+    live = b.icmp_signed(">", b.load(f.byte_at(record, table.layout.offset("acc0")), typ=I64), const(0))
+    if not sink.slide:
+        return live
+    assert table.window is not None
+    slice_ = b.load(f.byte_at(record, table.layout.offset("slice")), typ=I64)
+    covered = b.add(_window_of(code, table, slice_), const(table.window.size // table.slice_size))
+    return b.and_(live, b.icmp_signed(">", covered, slice_))
+
+
+def _window_of(code: Code, table: Table, slice_: ir.Value) -> ir.Value:
+    """First slice of the window `slide.back` steps before the newest that may hold `slice_`."""
+    f, b = code.f, code.f.b
+    assert table.window is not None
+    step = table.window.every // table.slice_size
+    newest = floor_divide(f, slice_, step)
+    return b.mul(b.sub(newest, f.slot("slide.back")), const(step))
+
+
+def _keys(code: Code, sink: Merge, block: Block, source: ir.Value, start: ir.Value) -> tuple[KeyBlock, ir.Value | None]:
+    """Canonical keys copied from the records, and their hashes (a direct table's records have none)."""
+    f, b, table, layout = code.f, code.f.b, sink.table, sink.table.layout
+    types = tuple(key.stored for key in table.keys)
+    arrays = tuple(f.scratch(array_type(t), PADDED * (2 if t.is_string else 1), f"key{k}") for k, t in enumerate(types))
+    nulls = f.scratch(I64, PADDED, "nulls") if table.has_nulls else None
+    hashes = f.scratch(I64, PADDED, "hashes")
+    slices = f.scratch(I64, PADDED, "slices") if table.slicing is Slicing.KEY else None
+    with f.loop(block.count) as k:
+        record = _record(code, table, source, start, block.row(f, k))
+        words = [_copy_key(code, f.byte_at(record, layout.offset(f"key{number}")), dtype, arrays[number], k)
+                 for number, dtype in enumerate(types)]
+        null_bits = None
+        if nulls is not None:
+            null_bits = b.load(f.byte_at(record, layout.offset("nulls")), typ=I64)
+            f.store(null_bits, nulls, k)
+        h = hash_words(f, words, null_bits)
+        if slices is not None:
+            slice_ = b.load(f.byte_at(record, layout.offset("slice")), typ=I64)
+            slice_ = _window_of(code, table, slice_) if sink.slide else slice_
+            h = mix(f, h, slice_)
+            f.store(slice_, slices, k)
+        f.store(h, hashes, k)
+    return KeyBlock(types, arrays, nulls, hashes), slices
+
+
+def _copy_key(code: Code, place: ir.Value, dtype: DType, array: ir.Value, k: ir.Value) -> ir.Value:
+    """Copy a record's key into scratch; gives the word that is hashed for it."""
+    f, b = code.f, code.f.b
+    if not dtype.is_string:
+        plain = b.load(place, typ=array_type(dtype))
+        f.store(plain, array, k)
+        return plain
+    twice = b.shl(k, const(1))
+    f.store(b.load(place, typ=I64), array, twice)
+    f.store(b.load(f.byte_at(place, 8), typ=I64), array, b.add(twice, const(1)))
+    text = stored_string(f, place)
+    return hash_string(code, text, *first_bytes(code, text))

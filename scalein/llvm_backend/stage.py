@@ -1,0 +1,170 @@
+"""lower_stage(): one kernel for one stage. The row loop over blocks is opened here and nowhere else.
+
+A kernel runs over rows [row, end) of its frame, cut into blocks, and passes each through the steps
+into the sink. `row` in the frame is the first row of the block under way: whatever status a kernel
+leaves with, calling it again goes on there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from llvmlite import ir
+
+from scalein.errors import InternalError
+from scalein.ir.exprs import Expr
+from scalein.ir.stages import (
+    Collect,
+    FromBatches,
+    FromRecords,
+    FromRows,
+    FromTable,
+    Group,
+    Let,
+    Merge,
+    Partition,
+    Probe,
+    Stage,
+    Step,
+    Where,
+)
+from scalein.layout import BLOCK_ROWS, DONE, ERROR, Frame
+from scalein.llvm_backend.block import Block, keep
+from scalein.llvm_backend.code import Code
+from scalein.llvm_backend.exprs import lower_expr
+from scalein.llvm_backend.fn import I64, PTR, Fn, const
+from scalein.llvm_backend.groups import table_env
+from scalein.llvm_backend.probe import lower_probe
+from scalein.llvm_backend.readers import ArrowColumn, field_value
+from scalein.llvm_backend.sinks.collect import lower_collect
+from scalein.llvm_backend.sinks.group import Rows, lower_group
+from scalein.llvm_backend.sinks.merge import lower_merge
+from scalein.llvm_backend.sinks.partition import lower_partition
+from scalein.llvm_backend.target import Target
+from scalein.llvm_backend.values import Binding, Env, Row, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """LLVM text of a kernel, the frame it expects, and the texts of its error bits."""
+
+    name: str
+    text: str
+    frame: Frame
+    errors: tuple[str, ...]
+    never_null: tuple[bool, ...]  # of the collected columns
+
+
+def lower_stage(stage: Stage, target: Target, safe: bool = False) -> Lowered:
+    """The kernel of a specialised stage."""
+    f = Fn(stage.name, safe=safe, features="compress" if target.has_compress else "")
+    code = Code(f)
+    code.failed = f.var(I64, const(0))
+    columns = [ArrowColumn(code, read) for read in stage.reader.reads] if isinstance(stage.reader, FromBatches) else []
+    with _blocks(f) as (start, count):
+        for column in columns:
+            column.open_block(start, count)
+        block = Block(count, {"in": None})
+        env = _read(code, stage, columns, start)
+        if isinstance(stage.reader, FromTable) and stage.reader.sparse:
+            block = keep(code, block, lambda row: row.get(env["?live"]).data)
+        _steps(code, stage, stage.steps, block, env, start)
+    f.b.ret(const(DONE))
+    frame = f.finish()
+    return Lowered(stage.name, str(f.module), frame, tuple(code.errors), tuple(code.never_null))
+
+
+@contextmanager
+def _blocks(f: Fn) -> Iterator[tuple[ir.Value, ir.Value]]:
+    """The loop over blocks: first row and row count of each."""
+    row, end = f.var(I64, f.get_slot("row")), f.slot("end")
+    with f.forever() as blocks:
+        f.set_slot("row", row.get())
+        blocks.stop_if(f.b.icmp_signed(">=", row.get(), end))
+        start = row.get()
+        count = f.min(f.b.sub(end, start), const(BLOCK_ROWS))
+        yield start, count
+        row.set(f.b.add(start, count))
+
+
+def _read(code: Code, stage: Stage, columns: list[ArrowColumn], start: ir.Value) -> Env:
+    match stage.reader:
+        case FromBatches(reads):
+            return {read.name: column.binding(start) for read, column in zip(reads, columns, strict=True)}
+        case FromRows():
+            return {read.name: Binding(partial(_row_field, code, stage.reader, read, start)) for read in stage.reader.reads}
+        case FromTable():
+            return table_env(code, stage.reader, start)
+        case FromRecords():
+            return {}
+
+
+def _row_field(code: Code, reader: FromRows, read: object, start: ir.Value, row: Row) -> Value:
+    from scalein.ir.stages import Read
+
+    assert isinstance(read, Read)
+    f = code.f
+    number = f.b.add(start, row.offset("in"))
+    base = f.byte_at(f.slot("source", PTR), f.b.mul(number, const(reader.stride)))
+    nulls = f.b.load(f.byte_at(base, reader.null_offset), typ=I64, align=8) if read.nulls else None
+    return field_value(code, f.byte_at(base, read.offset), read, nulls)
+
+
+def _steps(code: Code, stage: Stage, steps: tuple[Step, ...], block: Block, env: Env, start: ir.Value) -> None:
+    """The rest of the stage for a block; a join that multiplies rows runs it once a round."""
+    if not steps:
+        _sink(code, stage, block, env, start)
+        return
+    step, rest = steps[0], steps[1:]
+
+    def go_on(block: Block, env: Env) -> None:
+        _steps(code, stage, rest, block, env, start)
+
+    match step:
+        case Where(predicate):
+            block = keep(code, block, partial(_is_true, code, predicate, env))
+            code.check_errors(ERROR)
+            go_on(block, env)
+        case Let(items):
+            # Bound lazily: a column is computed in the loop that needs it, under the rows live there.
+            ours = {name: binding for name, binding in env.items() if name[:1] in ("#", "?")}
+            go_on(block, {**ours, **{i.name: Binding(partial(_bound, code, i.expr, env)) for i in items}})
+        case Probe():
+            lower_probe(code, step, block, env, go_on)
+
+
+def _is_true(code: Code, predicate: Expr, env: Env, row: Row) -> ir.Value:
+    value = lower_expr(code, predicate, env, row)
+    holds = code.f.all_of(value.data, value.valid)
+    assert holds is not None
+    return holds
+
+
+def _bound(code: Code, expr: Expr, env: Env, row: Row) -> Value:
+    return lower_expr(code, expr, env, row)
+
+
+def _sink(code: Code, stage: Stage, block: Block, env: Env, start: ir.Value) -> None:
+    f = code.f
+
+    def ordinal(row: Row) -> ir.Value:
+        """The row's number in the source."""
+        if "?row" in env:  # carried through a partition
+            return row.get(env["?row"]).data
+        return f.b.add(f.b.add(f.slot("first_row"), start), row.offset("in"))
+
+    match stage.sink:
+        case Collect():
+            lower_collect(code, stage.sink, block, env)
+        case Group():
+            lower_group(stage.sink, Rows(code, block, env, ordinal))
+            code.check_errors(ERROR)
+        case Merge():
+            lower_merge(code, stage.sink, block, start)
+        case Partition():
+            lower_partition(code, stage.sink, block, env, ordinal)
+        case _:
+            raise InternalError(f"no lowering for the sink {stage.sink!r}")

@@ -1,0 +1,244 @@
+"""Probing a table: the index of `layout.py` and the records it leads to.
+
+Rows go in runs of 64: bucket addresses and their prefetch, tag compare and prefetch of the record,
+key compare; so the misses of a run overlap. Most rows find their record by the first tag that
+matches in their home bucket. The rest take the slow path: walk on through the following buckets,
+and insert if an empty word comes first.
+
+Inserting only appends a record that means "no row yet". A kernel that must leave (index or arena
+full) before it has updated anything can therefore run the same block again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llvmlite import ir
+
+from scalein.dtypes import Kind
+from scalein.ir.stages import Table
+from scalein.layout import (
+    ADDRESS_BITS,
+    ADDRESS_UNIT,
+    ARENA_FULL,
+    BUCKET_WORDS,
+    INDEX_FULL,
+    INLINE_BYTES,
+    TAG_BITS,
+)
+from scalein.llvm_backend.block import PADDED
+from scalein.llvm_backend.code import Code
+from scalein.llvm_backend.fn import I1, I8, I64, PTR, Fn, const
+from scalein.llvm_backend.keys import KeyBlock, key_at, same_string
+
+RUN = 64  # rows whose misses overlap; 32 to 128 are alike, 1,024 a quarter slower
+GROUP_WORDS = 4  # of the header of a key group: buckets, shift, mask, room
+WORDS = ir.VectorType(I64, BUCKET_WORDS)
+NULL = ir.Constant(PTR, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """Frame slots of one table, by prefix, so that a kernel may probe several."""
+
+    code: Code
+    table: Table
+    prefix: str
+
+    def slot(self, name: str, typ: ir.Type = PTR) -> ir.Value:
+        return self.code.f.slot(f"{self.prefix}.{name}", typ)
+
+    # --- hash -> group header, bucket, tag
+
+    def _header(self, h: ir.Value) -> ir.Value:
+        f = self.code.f
+        group = f.b.lshr(h, const(56))
+        return f.at(self.slot("groups"), f.b.mul(group, const(GROUP_WORDS)), I64)
+
+    def _tag(self, h: ir.Value) -> ir.Value:
+        b = self.code.f.b
+        return b.and_(b.lshr(h, const(32)), const((1 << TAG_BITS) - 1))
+
+    def _bucket(self, header: ir.Value, number: ir.Value) -> ir.Value:
+        f = self.code.f
+        buckets = f.b.load(header, typ=PTR)
+        return f.at(buckets, f.b.mul(number, const(BUCKET_WORDS)), I64)
+
+    def _home(self, header: ir.Value, tag: ir.Value) -> ir.Value:
+        f = self.code.f
+        return f.b.lshr(tag, f.load(header, const(1), I64))
+
+    def _matches(self, bucket: ir.Value, tag: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Bit masks of the words with this tag, and of the empty words."""
+        b = self.code.f.b
+        words = b.load(bucket, typ=WORDS, align=64)
+        tags = b.lshr(words, ir.Constant(WORDS, [ADDRESS_BITS] * BUCKET_WORDS))
+        wanted = b.insert_element(ir.Constant(WORDS, ir.Undefined), tag, const(0, ir.IntType(32)))
+        wanted = b.shuffle_vector(wanted, ir.Constant(WORDS, ir.Undefined),
+                                  ir.Constant(ir.VectorType(ir.IntType(32), BUCKET_WORDS), [0] * BUCKET_WORDS))
+        empty = b.icmp_unsigned("==", words, ir.Constant(WORDS, [0] * BUCKET_WORDS))
+        hits = b.and_(b.icmp_unsigned("==", tags, wanted), b.not_(empty))
+        return b.bitcast(hits, I8), b.bitcast(empty, I8)
+
+    def _record(self, word: ir.Value) -> ir.Value:
+        f = self.code.f
+        address = f.b.and_(word, const((1 << ADDRESS_BITS) - 1))
+        return f.byte_at(self.slot("arena"), f.b.mul(address, const(ADDRESS_UNIT)))
+
+    # --- blocks
+
+    def find(self, keys: KeyBlock, count: ir.Value, slices: ir.Value | None, insert: bool) -> ir.Value:
+        """Pointers to the rows' records: scratch of PADDED pointers; null where there is none."""
+        f, b = self.code.f, self.code.f.b
+        records = f.scratch(PTR, PADDED, "records")
+        buckets = f.scratch(PTR, RUN, "buckets")
+        with f.loop(count, step=RUN) as start:
+            size = f.min(b.sub(count, start), const(RUN))
+            with f.loop(size) as i:
+                h = f.load(keys.hashes, b.add(start, i), I64)
+                header = self._header(h)
+                bucket = self._bucket(header, self._home(header, self._tag(h)))
+                f.prefetch(bucket, write=False)
+                f.store(bucket, buckets, i)
+            with f.loop(size) as i:
+                k = b.add(start, i)
+                self._first_candidate(f.load(buckets, i, PTR), f.load(keys.hashes, k, I64), records, k)
+            with f.loop(size) as i:
+                k = b.add(start, i)
+                self._settle(keys, k, slices, records, insert)
+        return records
+
+    def _first_candidate(self, bucket: ir.Value, h: ir.Value, records: ir.Value, k: ir.Value) -> None:
+        f, b = self.code.f, self.code.f.b
+        hits, _ = self._matches(bucket, self._tag(h))
+        position = b.and_(b.zext(b.cttz(hits, const(0, I1)), I64), const(BUCKET_WORDS - 1))
+        record = self._record(f.load(bucket, position, I64))
+        none = b.icmp_unsigned("==", hits, const(0, I8))
+        record = b.select(none, NULL, record)
+        f.prefetch(record)
+        f.store(record, records, k)
+
+    def _settle(self, keys: KeyBlock, k: ir.Value, slices: ir.Value | None, records: ir.Value, insert: bool) -> None:
+        """Keep the candidate if its key is the row's, else look on."""
+        f, b = self.code.f, self.code.f.b
+        record = f.load(records, k, PTR)
+        good = f.var(I1, b.icmp_unsigned("!=", record, NULL))
+        with f.when(good.get()):
+            good.set(self._same_key(record, keys, k, slices))
+        with f.when(b.not_(good.get()), likely=False):
+            f.store(self._search(keys, k, slices, insert), records, k)
+
+    def _same_key(self, record: ir.Value, keys: KeyBlock, k: ir.Value, slices: ir.Value | None) -> ir.Value:
+        f, b, layout = self.code.f, self.code.f.b, self.table.layout
+        tests: list[ir.Value | None] = []
+        if keys.nulls is not None:
+            tests.append(b.icmp_unsigned("==", b.load(f.byte_at(record, layout.offset("nulls")), typ=I64), f.load(keys.nulls, k, I64)))
+        if slices is not None:
+            tests.append(b.icmp_unsigned("==", b.load(f.byte_at(record, layout.offset("slice")), typ=I64), f.load(slices, k, I64)))
+        for number, dtype in enumerate(keys.types):
+            place = f.byte_at(record, layout.offset(f"key{number}"))
+            key = key_at(f, keys, number, k)
+            if isinstance(key, tuple):
+                tests.append(same_string(self.code, place, *key))
+            else:
+                tests.append(b.icmp_unsigned("==", b.load(place, typ=key.type), key))
+        return f.all_of(*tests) or const(1, I1)
+
+    def _search(self, keys: KeyBlock, k: ir.Value, slices: ir.Value | None, insert: bool) -> ir.Value:
+        """Walk the buckets from the key's home until its record or an empty word."""
+        f, b = self.code.f, self.code.f.b
+        h = f.load(keys.hashes, k, I64)
+        header, tag = self._header(h), self._tag(h)
+        number = f.var(I64, self._home(header, tag))
+        found = f.var(PTR, NULL)
+        with f.forever() as walk:
+            bucket = self._bucket(header, number.get())
+            hits, empty = self._matches(bucket, tag)
+            left = f.var(I8, hits)
+            with f.forever() as candidates:
+                candidates.stop_if(b.icmp_unsigned("==", left.get(), const(0, I8)))
+                position = b.zext(b.cttz(left.get(), const(0, I1)), I64)
+                record = self._record(f.load(bucket, position, I64))
+                with f.when(self._same_key(record, keys, k, slices)):
+                    found.set(record)
+                    left.set(const(0, I8))
+                with f.when(b.icmp_unsigned("!=", left.get(), const(0, I8))):
+                    left.set(b.and_(left.get(), b.sub(left.get(), const(1, I8))))
+            walk.stop_if(b.icmp_unsigned("!=", found.get(), NULL))
+            with f.when(b.icmp_unsigned("!=", empty, const(0, I8))):
+                if insert:
+                    position = b.zext(b.cttz(empty, const(0, I1)), I64)
+                    found.set(self._insert(header, f.at(bucket, position, I64), tag, keys, k, slices))
+                walk.stop()
+            number.set(b.and_(b.add(number.get(), const(1)), f.load(header, const(2), I64)))
+        return found.get()
+
+    def _insert(self, header: ir.Value, word: ir.Value, tag: ir.Value, keys: KeyBlock, k: ir.Value,
+                slices: ir.Value | None) -> ir.Value:
+        """Append a new record; leaves the kernel if its key group's table is full."""
+        f, b, layout = self.code.f, self.code.f.b, self.table.layout
+        room = f.at(header, const(3), I64)
+        free = b.load(room, typ=I64)
+        with f.when(b.icmp_signed("<=", free, const(0)), likely=False):
+            f.leave(INDEX_FULL)
+        used = f.get_slot(f"{self.prefix}.used")
+        record = f.byte_at(self.slot("arena"), used)
+        f.call("llvm.memcpy.p0.p0.i64", ir.VoidType(), [record, self.code.text(layout.template), const(layout.size), const(0, I1)])
+        f.store(f.load(keys.hashes, k, I64), f.byte_at(record, layout.offset("hash")))
+        if keys.nulls is not None:
+            f.store(f.load(keys.nulls, k, I64), f.byte_at(record, layout.offset("nulls")))
+        if slices is not None:
+            f.store(f.load(slices, k, I64), f.byte_at(record, layout.offset("slice")))
+        for number, dtype in enumerate(keys.types):
+            place = f.byte_at(record, layout.offset(f"key{number}"))
+            key = key_at(f, keys, number, k)
+            if isinstance(key, tuple):
+                self._store_string(place, *key)
+            else:
+                f.store(key, place)
+            assert dtype.kind is Kind.STR or not isinstance(key, tuple)
+        f.store(b.sub(free, const(1)), room)
+        f.store(b.or_(b.shl(tag, const(ADDRESS_BITS)), b.lshr(used, const(3))), word)
+        f.set_slot(f"{self.prefix}.used", b.add(used, const(layout.size)))
+        return record
+
+    def _store_string(self, place: ir.Value, first: ir.Value, second: ir.Value) -> None:
+        """A short string as it is; a long one is copied to the heap first."""
+        f, b = self.code.f, self.code.f.b
+        f.store(first, place)
+        f.store(second, f.byte_at(place, 8))
+        size = b.and_(first, const(0xFFFFFFFF))
+        with f.when(b.icmp_unsigned(">", size, const(INLINE_BYTES))):
+            left = f.get_slot(f"{self.prefix}.heap_left")
+            with f.when(b.icmp_signed("<", left, size), likely=False):
+                f.set_slot(f"{self.prefix}.heap_need", size)
+                f.leave(ARENA_FULL)
+            target = f.get_slot(f"{self.prefix}.heap", PTR)
+            source = b.load(f.byte_at(place, 8), typ=PTR)
+            f.call("llvm.memcpy.p0.p0.i64", ir.VoidType(), [target, source, size, const(0, I1)])
+            f.store(target, f.byte_at(place, 8))
+            f.set_slot(f"{self.prefix}.heap", f.byte_at(target, size))
+            f.set_slot(f"{self.prefix}.heap_left", b.sub(left, size))
+
+    def ensure_arena(self, rows: int) -> None:
+        """Leave the kernel unless the arena has room for so many new records."""
+        f = self.code.f
+        used = f.get_slot(f"{self.prefix}.used")
+        end = f.b.add(used, const(rows * self.table.layout.size))
+        f.leave_if(f.b.icmp_signed(">", end, self.slot("arena_size", I64)), ARENA_FULL)
+
+
+def place_in(f: Fn, table: Table, record: ir.Value, ring: ir.Value | None = None) -> Callable[[str], ir.Value]:
+    """Addresses of a record's fields; `ring` is the byte offset of the slice that accumulators mean."""
+    layout = table.layout
+
+    def place(name: str) -> ir.Value:
+        base = record
+        if ring is not None and name.startswith("acc"):
+            base = f.byte_at(record, ring)
+        return f.byte_at(base, layout.offset(name))
+
+    return place
+
+

@@ -1,0 +1,60 @@
+"""The CPU that code is made for: name, features, target machine. Never guessed elsewhere."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from functools import cache
+
+import llvmlite
+from llvmlite import binding as llvm
+
+from scalein.errors import BadArgument
+
+# LLVM's own objects are not safe to use from several threads at once.
+LLVM_LOCK = threading.RLock()
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A CPU by LLVM's name, with its features; part of every code-cache key."""
+
+    triple: str
+    cpu: str
+    features: str
+
+    @property
+    def has_compress(self) -> bool:
+        """In-register compress of 32-bit lanes (AVX-512F)."""
+        return "+avx512f" in self.features.split(",")
+
+    @property
+    def version(self) -> str:
+        return f"llvmlite {llvmlite.__version__}"
+
+    def machine(self) -> llvm.TargetMachine:
+        target = llvm.Target.from_triple(self.triple)
+        return target.create_target_machine(cpu=self.cpu, features=self.features, opt=3, reloc="pic", codemodel="default")
+
+
+_LEVELS = ("x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4")
+
+
+@cache
+def target_for(cpu: str) -> Target:
+    """The target of a CPU name; "native" is the CPU this process runs on."""
+    with LLVM_LOCK:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        triple = llvm.get_process_triple()
+        if cpu == "native":
+            host = llvm.get_host_cpu_features()
+            features = host.flatten()
+            if host.get("avx512f"):
+                # 512-bit vectors pay for scans; LLVM prefers 256 on some server CPUs.
+                features += ",-prefer-256-bit"
+            return Target(triple, llvm.get_host_cpu_name(), features)
+        if cpu not in _LEVELS:
+            raise BadArgument("no such CPU to compile for", found=repr(cpu), has=", ".join(("native", *_LEVELS)))
+        features = "+avx512f" if cpu == "x86-64-v4" else ""
+        return Target(triple, cpu, features)

@@ -1,0 +1,67 @@
+"""Options of one run, and the SCALEIN_* variables that set their defaults: one table, here.
+
+| variable          | option    | meaning                                                          |
+|-------------------|-----------|------------------------------------------------------------------|
+| SCALEIN_WORKERS   | `workers` | threads that run kernels; default: the cores this process has     |
+| SCALEIN_CPU       | `cpu`     | CPU to compile for: "native", "x86-64", "x86-64-v3", ...          |
+| SCALEIN_SAFE      | `safe`    | 1: bounds-checked kernels, slow, for hunting a wrong run          |
+| SCALEIN_CACHE_DIR | `cache`   | folder of compiled code; "" keeps it in memory only               |
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from scalein.errors import BadArgument
+
+
+def granted_cores() -> int:
+    """Cores this process may use: affinity and, on Linux, the cgroup's quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
+            quota, period = file.read().split()
+        if quota != "max":
+            cores = min(cores, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass
+    return max(1, cores)
+
+
+def default_cache_dir() -> str:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(base, "scalein")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a run may use. Results never depend on any of it."""
+
+    workers: int = 1
+    cpu: str = "native"
+    safe: bool = False
+    cache: str = ""
+    engine: str = "llvm"  # "interp" runs the oracle instead of compiled code
+
+    @staticmethod
+    def make(*, workers: int | None = None, cpu: str | None = None, safe: bool | None = None,
+             cache: str | None = None, engine: str = "llvm") -> Options:
+        """Options given by the call, else by the environment, else the defaults."""
+        env = os.environ
+        if workers is None:
+            text = env.get("SCALEIN_WORKERS", "")
+            if text and not text.isdigit():
+                raise BadArgument("SCALEIN_WORKERS is not a number of threads", found=text)
+            workers = int(text) if text else granted_cores()
+        if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= 256:
+            raise BadArgument("workers must be an integer from 1 to 256", found=repr(workers))
+        if engine not in ("llvm", "interp"):
+            raise BadArgument("no such engine", found=repr(engine), has="'llvm', 'interp'")
+        return Options(
+            workers=workers,
+            cpu=cpu or env.get("SCALEIN_CPU") or "native",
+            safe=env.get("SCALEIN_SAFE", "0") not in ("", "0") if safe is None else safe,
+            cache=env.get("SCALEIN_CACHE_DIR", default_cache_dir()) if cache is None else cache,
+            engine=engine,
+        )

@@ -1,0 +1,96 @@
+"""Arrow columns as frame slots: addresses of their buffers, without a copy.
+
+A column is told apart by its form (see `ir.stages.Read`). Only what Arrow cannot address directly is
+rewritten: dictionary codes that are not 32 bits wide, and dictionaries that hold a null.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from scalein.ir.stages import Read
+from scalein.layout import FrameData
+
+_EMPTY = np.zeros(64, np.uint8)  # where a missing buffer leads
+_EMPTY_ADDRESS = int(_EMPTY.ctypes.data)
+
+
+def form_of(arrow: pa.DataType) -> str:
+    """How a column of this type is read."""
+    if pa.types.is_boolean(arrow):
+        return "bits"
+    if pa.types.is_string(arrow):
+        return "str32"
+    if pa.types.is_large_string(arrow):
+        return "str64"
+    if pa.types.is_string_view(arrow):
+        return "view"
+    return "dict" if pa.types.is_dictionary(arrow) else "fixed"
+
+
+def addressable(array: pa.Array) -> pa.Array:
+    """The column itself, or an equal one that kernels can read."""
+    if not pa.types.is_dictionary(array.type):
+        return array
+    if array.dictionary.null_count:
+        return array.cast(pa.string())
+    if array.dictionary.type != pa.string():
+        array = pa.DictionaryArray.from_arrays(array.indices, array.dictionary.cast(pa.string()))
+    if array.indices.type not in (pa.int32(), pa.uint32()):
+        return pa.DictionaryArray.from_arrays(pc.cast(array.indices, pa.int32()), array.dictionary)
+    return array
+
+
+def bind(frame: FrameData, array: pa.Array, read: Read, prefix: str = "") -> None:
+    """Point the frame's slots of a column at its buffers; row 0 is the array's first."""
+    name = prefix + read.name
+    if read.form == "dict":
+        indices = array.indices
+        bind_validity(frame, indices, name, read)
+        codes = indices.buffers()[1]
+        frame[f"{name}.codes"] = (_EMPTY_ADDRESS if codes is None else codes.address) + 4 * indices.offset
+        _bind_strings(frame, array.dictionary, name, "str32")
+        frame.keep[name] = array
+        return
+    bind_validity(frame, array, name, read)
+    frame.keep[name] = array
+    if read.form in ("str32", "str64"):
+        _bind_strings(frame, array, name, read.form)
+        return
+    buffers = array.buffers()
+    data = buffers[1]
+    start = _EMPTY_ADDRESS if data is None else data.address
+    if read.form == "bits":
+        frame[f"{name}.data"] = start
+        frame[f"{name}.data_bit"] = array.offset
+        frame[f"{name}.data_last"] = 0 if data is None else max(0, data.size - 1)
+    elif read.form == "view":
+        frame[f"{name}.data"] = start + 16 * array.offset
+        others = [b.address if b is not None else _EMPTY_ADDRESS for b in buffers[2:]]
+        frame.point(f"{name}.buffers", np.array([*others, _EMPTY_ADDRESS], np.uint64))
+    else:
+        frame[f"{name}.data"] = start + array.offset * read.dtype.bits // 8
+
+
+def bind_validity(frame: FrameData, array: pa.Array, name: str, read: Read) -> None:
+    if not read.nulls:
+        return
+    bits = array.buffers()[0]
+    if bits is None:
+        ones = np.full(len(array) // 8 + 2, 0xFF, np.uint8)
+        frame.point(f"{name}.bits", ones)
+        frame[f"{name}.bit"] = 0
+        frame[f"{name}.last"] = len(ones) - 1
+    else:
+        frame[f"{name}.bits"] = bits.address
+        frame[f"{name}.bit"] = array.offset
+        frame[f"{name}.last"] = max(0, bits.size - 1)
+
+
+def _bind_strings(frame: FrameData, array: pa.Array, name: str, form: str) -> None:
+    width = 8 if form == "str64" else 4
+    _, offsets, data = array.buffers()
+    frame[f"{name}.offsets"] = (_EMPTY_ADDRESS if offsets is None else offsets.address) + width * array.offset
+    frame[f"{name}.data"] = _EMPTY_ADDRESS if data is None or not data.size else data.address

@@ -1,0 +1,262 @@
+"""Groups: batches into a table, then the table's groups out through whatever follows.
+
+How rows reach their records is decided while running, and every decision can be taken back:
+
+one      no keys: a record a worker, merged at the end
+direct   keys and slices with small ranges: a table a worker, merged at the end; a key outside widens
+         the ranges, or everything moves to a hash table
+hash     a table a worker, merged at the end
+radix    many groups: rows are partitioned by key group first, then each key group is aggregated and
+         emitted on its own, in a table that fits the cache (`radix.py`)
+ring     sliding windows over data that can be read again: see `ring.py`
+
+Sliding windows otherwise aggregate by slice and merge slices into windows at the end.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from itertools import chain
+
+import pyarrow as pa
+
+from scalein.ir.stages import (
+    FromRecords,
+    Group,
+    Grouped,
+    GroupMode,
+    Merge,
+    Pipe,
+    Stage,
+    Table,
+)
+from scalein.layout import ARENA_FULL, DONE, INDEX_FULL, OUT_OF_DOMAIN, FrameData
+from scalein.llvm_backend.cache import Compiled, load_kernel
+from scalein.options import Options
+from scalein.runtime import radix, ring
+from scalein.runtime.call import call
+from scalein.runtime.domain import DIRECT_BYTES, domain_of, widened
+from scalein.runtime.emit import Emitter
+from scalein.runtime.joins import Built
+from scalein.runtime.specialise import Specialiser
+from scalein.runtime.stages import Prepared, specialised_table, table_exprs
+from scalein.runtime.tables import DirectTable, Domain, HashTable, OneRecord
+from scalein.runtime.units import Unit, units
+from scalein.runtime.workers import each_worker
+
+State = OneRecord | DirectTable | HashTable
+
+
+def run_group(node: Grouped, batches: Iterator[pa.RecordBatch], joins: dict[int, Built], options: Options,
+              table: pa.Table | None, then: Pipe | None, then_joins: dict[int, Built]) -> Iterator[pa.RecordBatch]:
+    """The groups of a node, passed through the pipe that follows, if any."""
+    return GroupRun(node, joins, options, table, Emitter(node, then, then_joins, options)).run(batches)
+
+
+class GroupRun:
+    """One aggregation under way."""
+
+    def __init__(self, node: Grouped, joins: dict[int, Built], options: Options, source: pa.Table | None, emitter: Emitter) -> None:
+        self.node, self.options, self.source, self.emitter = node, options, source, emitter
+        self.mode = GroupMode.ONE if not node.keys and node.table.window is None else GroupMode.HASH
+        self.table, self.keys = node.table, node.keys  # specialised when the kernel is
+        exprs = (*node.keys, *table_exprs(node.table))
+        self.prepared = Prepared("group", node.input.schema, node.steps, self._sink, exprs, joins, options)
+        self.prepared.assume(source)
+        self.lock = threading.RLock()  # over facts, kernels and the mode, which workers share
+        self.domain: Domain | None = None
+
+    def _sink(self, special: Specialiser) -> Group:
+        # Layout must not change between batches: nulls of keys and counts of values follow the whole
+        # input's facts if they are known, else the schema.
+        self.table, self.keys = specialised_table(self.node.table, self.node.keys, special, nullable=self.source is None)
+        self.prepared.key_exprs = self.keys
+        return Group(self.table, self.keys, self.mode)
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        first = next((b for b in batches if b.num_rows), None)
+        if first is None:
+            yield from self.emitter.nothing(self.mode is GroupMode.ONE)
+            return
+        rest = chain([first], (b for b in batches if b.num_rows))
+        self.prepared.learn(first)
+        self.prepared.specialise()  # sets table and keys
+        if self.mode is GroupMode.HASH:
+            sample = self.source.to_batches() if self.source is not None else [first]
+            domain = domain_of(self.prepared, self.table, self.keys, [b for b in sample if b.num_rows])
+            if domain is not None:
+                self.mode = GroupMode.DIRECT
+                self.domain = domain
+            elif ring.fits(self.table) and self.source is not None:
+                found = ring.run_ring(self, self.source)
+                if found is not None:
+                    yield from found
+                    return
+        yield from self._aggregate(rest)
+
+    # --- one, direct, hash
+
+    def _aggregate(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        work = units(batches, self.options.workers)
+        workers = [Worker(self) for _ in range(self.options.workers)]
+        if self.mode is GroupMode.HASH and radix.fits(self.table):
+            tried, work = radix.try_some(workers[0], work)
+            if radix.has_many_groups(workers[0], tried):
+                yield from radix.run_radix(self, chain(tried, work))
+                return
+        each_worker(workers, work)
+        first = workers[0]
+        for other in workers[1:]:
+            first.states += other.states
+        yield from self.emitter.emit(self.prepared, self.table, first.settled())
+
+    def merge_kernel(self, table: Table, mode: GroupMode, slide: bool = False) -> Compiled:
+        return load_kernel(Stage("merge", FromRecords(), (), Merge(table, mode, slide)), self.options)
+
+
+class Worker:
+    """A thread's own state. Usually one table; a direct one that grew too wide leaves a second."""
+
+    def __init__(self, run: GroupRun) -> None:
+        self._run = run
+        self._prepared = run.prepared
+        self.mode = run.mode
+        self.states: list[State] = []
+        self._state: State | None = None
+        self._compiled: Compiled | None = None
+        self._frame: FrameData | None = None
+
+    def do(self, unit: Unit) -> None:
+        """Count the rows of a unit in."""
+        with self._run.lock:  # facts and kernels are shared by the workers
+            if self._prepared.learn(unit.batch) or self._prepared.compiled is None:
+                self._prepared.compile()
+            compiled = self._prepared.compiled
+            assert compiled is not None
+            if self.mode is not self._run.mode:  # another worker has gone over to hashing
+                self._go_over()
+            if compiled is not self._compiled:
+                self._compiled, self._frame = compiled, compiled.kernel.frame.new()
+                self._prepared.attach_joins(self._frame)
+            assert self._frame is not None
+            self._prepared.bind(self._frame, unit.batch)
+        frame = self._frame
+        frame["first_row"] = unit.first_row
+        frame["row"], frame["end"] = 0, unit.batch.num_rows
+        while not self._step(compiled, frame, unit):
+            pass
+
+    def _step(self, compiled: Compiled, frame: FrameData, unit: Unit) -> bool:
+        """One call; true when the unit is done."""
+        state = self._new_state()
+        state.attach(frame)
+        status = call(compiled, frame)
+        if isinstance(state, HashTable):
+            state.detach(frame)
+        if status == DONE:
+            return True
+        if status == OUT_OF_DOMAIN:
+            rest = Unit(unit.batch.slice(frame["row"]), unit.first_row + frame["row"])
+            self._leave_domain(rest)
+            self.do(rest)
+            return True
+        grown(state, status, frame)
+        return False
+
+    def _new_state(self) -> State:
+        if self._state is None:
+            table = self._run.table
+            match self.mode:
+                case GroupMode.ONE:
+                    self._state = OneRecord(table)
+                case GroupMode.DIRECT:
+                    assert self._run.domain is not None
+                    self._state = DirectTable(table, self._run.domain)
+                case GroupMode.HASH:
+                    self._state = HashTable(table, self._run.options)
+            self.states.append(self._state)
+        return self._state
+
+    def _leave_domain(self, unit: Unit) -> None:
+        """A key outside the direct table: widen it if it stays small, else hash from here on."""
+        run = self._run
+        with run.lock:
+            state = self._state
+            assert isinstance(state, DirectTable)
+            seen = domain_of(self._prepared, run.table, run.keys, [unit.batch], whole=True)
+            if seen is not None:
+                wider = widened(state.domain, seen)
+                if wider.size * run.table.layout.size <= DIRECT_BYTES:
+                    run.domain, self._state = wider, None
+                    return
+            run.mode = GroupMode.HASH
+            self._go_over()
+            self._prepared.compile()
+
+    def _go_over(self) -> None:
+        self.mode = self._run.mode
+        self._state = None
+        self._compiled = None
+
+    def settled(self) -> State:
+        """One state with everything in it: windows, if the table's windows slide."""
+        run = self._run
+        table = run.table
+        slides = table.window is not None and not table.window.is_tumbling
+        if not self.states:
+            self._new_state()
+        if len(self.states) == 1 and not slides:
+            return self.states[0]
+        if run.node.table.window is None and not run.keys:
+            target: State = OneRecord(table)
+            kernel = run.merge_kernel(table, GroupMode.ONE)
+            for state in self.states:
+                merge_into(kernel, target, state)
+            return target
+        target = HashTable(table, run.options)
+        if slides and len(self.states) == 1:
+            joined: State = self.states[0]
+        else:
+            joined = target
+            kernel = run.merge_kernel(table, GroupMode.HASH)
+            for state in self.states:
+                merge_into(kernel, target, state)
+        if not slides:
+            return joined
+        assert table.window is not None
+        windows = HashTable(table, run.options)
+        kernel = run.merge_kernel(table, GroupMode.HASH, slide=True)
+        for back in range(-(-table.window.size // table.window.every)):
+            merge_into(kernel, windows, joined, back)
+        return windows
+
+
+def grown(state: State, status: int, frame: FrameData) -> None:
+    """Give a table the room it asked for."""
+    assert isinstance(state, HashTable), status
+    if status == INDEX_FULL:
+        state.grow()
+    elif status == ARENA_FULL:
+        state.make_room(frame)
+    else:
+        raise AssertionError(f"status {status}")
+
+
+def merge_into(compiled: Compiled, target: State, source: State, back: int = 0) -> None:
+    """Merge all records of one state into another."""
+    frame = compiled.kernel.frame.new()
+    frame["source"] = source.first
+    frame.keep["source"] = source
+    frame["row"], frame["end"] = 0, source.count
+    frame["slide.back"] = back
+    while True:
+        target.attach(frame)
+        status = call(compiled, frame)
+        if isinstance(target, HashTable):
+            target.detach(frame)
+        if status == DONE:
+            return
+        grown(target, status, frame)
+
+

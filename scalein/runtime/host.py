@@ -1,0 +1,51 @@
+"""Host steps: the user's map_batches, and expressions that pyarrow computes between kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from scalein.errors import BadData, ScaleinError
+from scalein.interp import evaluate
+from scalein.ir import ops
+from scalein.ir.exprs import Col
+from scalein.ir.stages import Host
+
+
+def run_host(host: Host, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    if host.op is not None:
+        return _map_batches(host.op, batches)
+    return _project(host, batches)
+
+
+def _project(host: Host, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    schema = host.schema.arrow
+    for batch in batches:
+        columns = []
+        for item, field in zip(host.items, schema, strict=True):
+            column = batch.column(item.expr.name) if isinstance(item.expr, Col) else evaluate(item.expr, batch)
+            column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+            columns.append(column if column.type == field.type else column.cast(field.type))
+        yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _map_batches(op: ops.MapBatches, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The user's function on each batch; what it gives back is checked, what it raises is named."""
+    name = getattr(op.fn, "__name__", repr(op.fn))
+    for number, batch in enumerate(batches):
+        try:
+            given = op.fn(batch)
+        except ScaleinError:
+            raise
+        except Exception as error:
+            raise BadData(f"the function {name!r} of map_batches raised {type(error).__name__} on batch {number}",
+                          at=op.at, found=error) from error
+        if not isinstance(given, pa.RecordBatch):
+            raise BadData(f"the function {name!r} of map_batches gave no pyarrow.RecordBatch for batch {number}",
+                          at=op.at, found=type(given).__name__)
+        if given.schema.names != op.arrow.names or given.schema.types != op.arrow.types:
+            raise BadData(f"the function {name!r} of map_batches gave batch {number} another schema than it declares",
+                          at=op.at, found=", ".join(f"{f.name}: {f.type}" for f in given.schema),
+                          wanted=", ".join(f"{f.name}: {f.type}" for f in op.arrow))
+        yield given

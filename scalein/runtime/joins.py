@@ -1,0 +1,224 @@
+"""Static tables to probe: read whole, then made addressable by key.
+
+One integer-like key over a small range gives a direct table; if every key has one row, the
+payload itself is laid out by key. Everything else goes through a hash index whose records hold the
+first row of their key; further rows are chained in the table's order. Rows with a null key match nothing and
+are left out. String columns are dictionary-encoded, so that whoever groups by one groups by codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from scalein.dtypes import DType, Kind
+from scalein.ir.exprs import Col, Expr, type_of
+from scalein.ir.stages import (
+    Acc,
+    AccKind,
+    FromBatches,
+    Group,
+    JoinTable,
+    Key,
+    Read,
+    Stage,
+    Table,
+)
+from scalein.layout import ARENA_FULL, DONE, INDEX_FULL, FrameData
+from scalein.llvm_backend.cache import load_kernel
+from scalein.options import Options
+from scalein.runtime.batch import addressable, bind, form_of
+from scalein.runtime.call import call
+from scalein.runtime.tables import HashTable
+
+# A direct table may be this many times larger than its rows, and this large at most.
+SPARSE_FACTOR = 4
+DIRECT_POSITIONS = 1 << 24
+DIRECT_ALWAYS = 1 << 12
+
+
+@dataclass(slots=True)
+class Built:
+    """A join table in memory, with the variant of the probe it wants."""
+
+    direct: bool
+    unique: bool
+    dense: bool
+    payload: tuple[Read, ...]
+    columns: dict[str, pa.Array]
+    build: Table | None = None
+    hash_table: HashTable | None = None
+    least: int = 0
+    span: int = 0
+    rows: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int32))
+    chain: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int32))
+
+    def nulls(self, how: str) -> dict[str, bool]:
+        """By column: whether the probe's output may be null."""
+        return {r.name: r.nulls or how == "left" for r in self.payload}
+
+    def is_coded(self, column: str) -> bool:
+        return pa.types.is_dictionary(self.columns[column].type)
+
+    def attach(self, frame: FrameData, number: int) -> None:
+        """Make a kernel probe this table as join `number`."""
+        name = f"join{number}"
+        frame[f"{name}.least"], frame[f"{name}.span"] = self.least, self.span
+        frame.point(f"{name}.rows", self.rows)
+        frame.point(f"{name}.next", self.chain)
+        frame[f"{name}.at"], frame[f"{name}.cursor"] = 0, -2
+        if self.hash_table is not None:
+            self.hash_table.attach(frame, name)
+        for read in self.payload:
+            _attach_payload(frame, f"{name}.", self.columns[read.name], read)
+
+
+def _attach_payload(frame: FrameData, prefix: str, array: pa.Array, read: Read) -> None:
+    plain = Read(read.name, read.dtype, read.form, nulls=False)
+    if read.form == "fixed" and read.dtype.kind is Kind.BOOL:
+        flags = np.asarray(array.fill_null(False).cast(pa.uint8()))
+        frame.point(f"{prefix}{read.name}.data", flags if len(flags) else np.zeros(1, np.uint8))
+    else:
+        bind(frame, array, plain, prefix)
+    if read.nulls:
+        known = np.asarray(array.is_valid().cast(pa.uint8()))
+        frame.point(f"{prefix}{read.name}.known", known if len(known) else np.zeros(1, np.uint8))
+
+
+def build(table: JoinTable, batches: Iterator[pa.RecordBatch], options: Options) -> Built:
+    """Read a join's table to the end and make it addressable."""
+    schema = table.input.schema.arrow
+    whole = pa.Table.from_batches(list(batches), schema).combine_chunks()
+    from scalein.interp import evaluate
+
+    keys = [_one(evaluate(key, whole)) if not isinstance(key, Col) else _one(whole[key.name]) for key in table.keys]
+    valid = None
+    for key in keys:
+        if key.null_count:
+            mask = key.is_valid()
+            valid = mask if valid is None else pc.and_(valid, mask)
+    if valid is not None:
+        whole = whole.filter(valid).combine_chunks()
+        keys = [key.filter(valid) for key in keys]
+    columns = {name: _encoded(_one(whole[name])) for name in table.columns}
+    payload = tuple(_payload_read(name, columns[name], table.input.schema[name].dtype) for name in table.columns)
+    if len(keys) == 1 and (found := _direct(keys[0], type_of(table.keys[0]))) is not None:
+        return _build_direct(keys[0], type_of(table.keys[0]), found, columns, payload)
+    return _build_hash(table.keys, keys, columns, payload, options)
+
+
+def _one(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    if isinstance(column, pa.Array):
+        return column
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
+def _encoded(array: pa.Array) -> pa.Array:
+    """Strings as dictionary codes; nulls stay in the codes."""
+    if pa.types.is_dictionary(array.type):
+        return addressable(array) if not array.dictionary.null_count else array.cast(pa.string()).dictionary_encode()
+    if form_of(array.type) in ("str32", "str64", "view"):
+        return array.cast(pa.string()).dictionary_encode()
+    return array
+
+
+def _payload_read(name: str, array: pa.Array, dtype: DType) -> Read:
+    form = form_of(array.type)
+    return Read(name, dtype, "fixed" if form == "bits" else form, nulls=array.null_count > 0)
+
+
+# --- direct
+
+
+def _direct(keys: pa.Array, dtype: DType) -> tuple[int, int] | None:
+    """Least key and number of positions, if that many may be laid out."""
+    if dtype.is_float or dtype.is_string or dtype.kind is Kind.BOOL or not len(keys):
+        return None
+    numbers = _integers(keys, dtype)
+    least, greatest = int(numbers.min()), int(numbers.max())
+    span = greatest - least + 1
+    if span <= DIRECT_ALWAYS or (span <= SPARSE_FACTOR * len(keys) and span <= DIRECT_POSITIONS):
+        return least, span
+    return None
+
+
+def _integers(keys: pa.Array, dtype: DType) -> np.ndarray:
+    kind = f"{'i' if dtype.is_signed else 'u'}{dtype.bits // 8}"
+    data = keys.buffers()[1]
+    start = keys.offset
+    return np.frombuffer(data, kind)[start : start + len(keys)]
+
+
+def _build_direct(keys: pa.Array, dtype: DType, domain: tuple[int, int], columns: dict[str, pa.Array],
+                  payload: tuple[Read, ...]) -> Built:
+    least, span = domain
+    numbers = _integers(keys, dtype)
+    places = (numbers - numbers.dtype.type(least)).astype(np.int64)
+    rows = np.full(span, -1, np.int32)
+    order = np.arange(len(places), dtype=np.int32)
+    rows[places[::-1]] = order[::-1]  # the first row of each key
+    unique = len(np.unique(places)) == len(places)
+    if unique and span <= 2 * len(places):
+        # Lay the payload out by key: a match is then one load.
+        where = pa.array(np.maximum(rows, 0))
+        spread = {name: _take(column, where) for name, column in columns.items()}
+        is_dense = len(places) == span
+        present = np.where(rows >= 0, np.arange(span, dtype=np.int32), np.int32(-1))
+        return Built(True, True, is_dense, payload, spread, least=least, span=span, rows=present)
+    chain = np.full(max(1, len(places)), -1, np.int32)
+    if not unique:
+        by_key = np.argsort(places, kind="stable").astype(np.int32)
+        same = places[by_key[1:]] == places[by_key[:-1]]
+        chain[by_key[:-1][same]] = by_key[1:][same]
+    return Built(True, unique, False, payload, columns, least=least, span=span, rows=rows, chain=chain)
+
+
+def _take(column: pa.Array, rows: pa.Array) -> pa.Array:
+    if pa.types.is_dictionary(column.type):
+        return pa.DictionaryArray.from_arrays(column.indices.take(rows), column.dictionary)
+    return column.take(rows)
+
+
+# --- hash
+
+
+def _build_hash(exprs: tuple[Expr, ...], keys: list[pa.Array], columns: dict[str, pa.Array],
+                payload: tuple[Read, ...], options: Options) -> Built:
+    names = [f"key{k}" for k in range(len(keys))]
+    types = [type_of(e) for e in exprs]
+    table = Table(
+        keys=tuple(Key(n, t, nullable=False) for n, t in zip(names, types, strict=True)),
+        accs=(Acc(AccKind.ROWS), Acc(AccKind.CHAIN)),
+        outputs=(),
+    )
+    arrays = [addressable(key) for key in keys]
+    reads = tuple(Read(n, t, form_of(a.type), nulls=False) for n, t, a in zip(names, types, arrays, strict=True))
+    given = tuple(Col(n, t, False) for n, t in zip(names, types, strict=True))
+    stage = Stage("build", FromBatches(reads), (), Group(table, given))
+    compiled = load_kernel(stage, options)
+    frame = compiled.kernel.frame.new()
+    for read, array in zip(reads, arrays, strict=True):
+        bind(frame, array, read)
+    rows = len(arrays[0])
+    chain = np.full(max(1, rows), -1, np.int32)
+    frame.point("chain.next", chain)
+    frame["row"], frame["end"] = 0, rows
+    hashed = HashTable(table, options)
+    while True:
+        hashed.attach(frame)
+        status = call(compiled, frame)
+        hashed.detach(frame)
+        if status == DONE:
+            break
+        if status == INDEX_FULL:
+            hashed.grow()
+        elif status == ARENA_FULL:
+            hashed.make_room(frame)
+    unique = frame["chain.longer"] == 0
+    return Built(False, unique, False, payload, columns, build=table, hash_table=hashed, chain=chain)
+
+

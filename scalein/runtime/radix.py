@@ -1,0 +1,264 @@
+"""Radix: many groups, aggregated one key group at a time in a table that fits the cache.
+
+First every row (keys and arguments only) is appended to the chunks of its key group: 256 streams
+of writes instead of a random access a row. Then a worker takes a key group, runs its rows through
+the same update kernel that reads batches otherwise, and emits the records while they are in cache.
+One table serves all key groups of a worker. The largest key groups go first, so that a skewed key
+does not leave one worker working at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from scalein.ir.exprs import Col, Expr, Named, type_of
+from scalein.ir.stages import AccKind, Group, GroupMode, Partition, Stage, Table
+from scalein.layout import CHUNKS_FULL, DONE, GROUPS, FrameData
+from scalein.llvm_backend.cache import Compiled, load_kernel
+from scalein.runtime.call import call
+from scalein.runtime.memory import address, allocate
+from scalein.runtime.pipe import Collector
+from scalein.runtime.specialise import Specialiser
+from scalein.runtime.stages import Prepared, table_exprs
+from scalein.runtime.tables import HashTable
+from scalein.runtime.units import Unit
+from scalein.runtime.workers import each_worker
+
+if TYPE_CHECKING:
+    from scalein.runtime.group import GroupRun, Worker
+
+TRIAL_ROWS = 1 << 18
+MANY_SHARE = 3 / 8  # of the trial's rows begin a group of their own
+CHUNK_BYTES = 1 << 15
+SLAB_CHUNKS = 1 << 10
+
+
+def fits(table: Table) -> bool:
+    """Whether key groups can be emitted one by one: each key lies in one of them."""
+    return bool(table.keys) and (table.window is None or table.window.is_tumbling)
+
+
+def try_some(worker: Worker, work: Iterator[Unit]) -> tuple[list[Unit], Iterator[Unit]]:
+    """Aggregate the first rows the plain way; gives those units, and the rest of the work."""
+    tried: list[Unit] = []
+    rows = 0
+    for unit in work:
+        piece = unit.batch.slice(0, TRIAL_ROWS - rows)
+        tried.append(Unit(piece, unit.first_row))
+        worker.do(tried[-1])
+        rows += piece.num_rows
+        if rows >= TRIAL_ROWS:
+            rest = Unit(unit.batch.slice(piece.num_rows), unit.first_row + piece.num_rows)
+            return tried, chain([rest] if rest.batch.num_rows else [], work)
+    return tried, iter(())
+
+
+def has_many_groups(worker: Worker, tried: list[Unit]) -> bool:
+    rows = sum(unit.batch.num_rows for unit in tried)
+    return rows >= TRIAL_ROWS and worker.states[0].count > MANY_SHARE * rows
+
+
+def run_radix(run: GroupRun, work: Iterator[Unit]) -> Iterator[pa.RecordBatch]:
+    """Partition all rows, then aggregate and emit each key group."""
+    plan = _Plan(run)
+    partitioners = [_Partitioner(plan) for _ in range(run.options.workers)]
+    each_worker(partitioners, work)
+    pieces = [[piece for p in partitioners for piece in p.pieces(group)] for group in range(GROUPS)]
+    order = sorted((g for g in range(GROUPS) if pieces[g]), key=lambda g: -sum(rows for _, rows in pieces[g]))
+    update = plan.update_kernel()
+    finishers = [_Finisher(plan, update, pieces) for _ in partitioners]
+    each_worker(finishers, iter([Unit(g, 0) for g in order]))  # type: ignore[arg-type]
+    for finisher in finishers:
+        for arrays in finisher.finish():
+            yield from run.emitter.after(iter([run.emitter.batch(arrays, run.prepared, run.table)]), run.table)
+
+
+class _Plan:
+    """The partitioning stage, and the table over partition rows that follows it."""
+
+    def __init__(self, run: GroupRun) -> None:
+        self.run = run
+        node = run.node
+        exprs = (*node.keys, *table_exprs(node.table))
+        self.prepared = Prepared("partition", node.input.schema, node.steps, self._sink, exprs, run.prepared.joins, run.options)
+        self.prepared.facts = dict(run.prepared.facts)
+        self.prepared.interners = run.prepared.interners
+        self.partition: Partition | None = None
+        self.keeps_batches = any(type_of(e).is_string for e in run.keys)
+        self.batches: list[pa.RecordBatch] = []
+
+    def _sink(self, special: Specialiser) -> Partition:
+        run = self.run
+        keys = tuple(special.key(key) for key in run.node.keys)
+        args = [special.expr(e) for e in dict.fromkeys(table_exprs(run.node.table))]
+        # A row's layout must not depend on the batch, so nulls are what the table expects.
+        items = [Named(f"key{k}", _with_nulls(e, key.nullable)) for k, (e, key) in enumerate(zip(keys, run.table.keys, strict=True))]
+        items += [Named(f"arg{k}", _with_nulls(e, old.nullable)) for k, (e, old) in enumerate(zip(args, self._args(), strict=True))]
+        ordinal = any(a.kind in (AccKind.FIRST, AccKind.LAST, AccKind.ARG_MIN, AccKind.ARG_MAX) for a in run.table.accs)
+        self.partition = Partition(keys, tuple(items), ordinal)
+        return self.partition
+
+    def _args(self) -> list[Expr]:
+        """Arguments as the table has them: their nulls decide the row's layout."""
+        old = dict.fromkeys(table_exprs(self.run.node.table))
+        if self.run.source is None:
+            return list(old)
+        seen = {_plain(e): e for e in table_exprs(self.run.table)}
+        return [seen.get(_plain(e), e) for e in old]
+
+    def update_kernel(self) -> Compiled:
+        """The table's update over partition rows instead of batches."""
+        if self.prepared.stage is None:
+            self.prepared.compile()
+        partition, run = self.partition, self.run
+        assert partition is not None
+        by_expr = {_plain(item.expr): Col(item.name, item.expr.dtype, item.expr.nullable)
+                   for item in partition.items if item.name.startswith("arg")}
+
+        def field(expr: Expr | None) -> Expr | None:
+            return None if expr is None else by_expr[_plain(expr)]
+
+        table = run.table
+        window = table.window
+        if window is not None:
+            time = field(window.time)
+            assert time is not None
+            window = replace(window, time=time)
+        accs = tuple(replace(acc, arg=field(acc.arg), by=field(acc.by)) for acc in table.accs)
+        keys = tuple(Col(item.name, item.expr.dtype, item.expr.nullable) for item in partition.items if item.name.startswith("key"))
+        over_rows = replace(table, accs=accs, window=window)
+        return load_kernel(Stage("update", partition.reader, (), Group(over_rows, keys, GroupMode.HASH)), run.options)
+
+
+def _with_nulls(expr: Expr, nullable: bool) -> Expr:
+    return replace(expr, nullable=nullable) if not isinstance(expr, type(None)) and hasattr(expr, "nullable") and not _is_lit(expr) else expr
+
+
+def _is_lit(expr: Expr) -> bool:
+    from scalein.ir.exprs import Lit
+
+    return isinstance(expr, Lit)
+
+
+def _plain(expr: Expr) -> Expr:
+    """The expression without what is known of nulls, to recognise it."""
+    from scalein.ir.exprs import Call, Lit
+
+    if isinstance(expr, Lit):
+        return expr
+    if isinstance(expr, Call):
+        return replace(expr, nullable=True, args=tuple(_plain(a) for a in expr.args))
+    return replace(expr, nullable=True)
+
+
+class _Partitioner:
+    """A worker's 256 chunk streams."""
+
+    def __init__(self, plan: _Plan) -> None:
+        self._plan = plan
+        self._heads = np.zeros((GROUPS, 2), np.int64)
+        self._slabs: list[np.ndarray] = []
+        self._free = np.zeros(0, np.int64)
+        self._log = np.zeros(0, np.int64)
+        self._left = self._taken = 0
+        self._compiled: Compiled | None = None
+
+    def do(self, unit: Unit) -> None:
+        plan = self._plan
+        with plan.run.lock:
+            if plan.prepared.learn(unit.batch) or plan.prepared.compiled is None:
+                plan.prepared.compile()
+            compiled = plan.prepared.compiled
+            assert compiled is not None
+            frame = compiled.kernel.frame.new()
+            plan.prepared.bind(frame, unit.batch)
+            plan.prepared.attach_joins(frame)
+            if plan.keeps_batches:
+                plan.batches.append(unit.batch)
+        frame["first_row"] = unit.first_row
+        frame["row"], frame["end"] = 0, unit.batch.num_rows
+        while True:
+            self._attach(frame)
+            status = call(compiled, frame)
+            self._left, self._taken = frame["part.left"], frame["part.taken"]
+            if status == DONE:
+                return
+            assert status == CHUNKS_FULL
+            self._more_chunks()
+
+    @property
+    def _chunk_bytes(self) -> int:
+        assert self._plan.partition is not None
+        stride = self._plan.partition.stride
+        return max(1, CHUNK_BYTES // stride) * stride
+
+    def _attach(self, frame: FrameData) -> None:
+        frame.point("part.heads", self._heads)
+        frame["part.left"], frame["part.taken"] = self._left, self._taken
+        frame["part.chunk_bytes"] = self._chunk_bytes
+        if len(self._free):
+            frame["part.free"], frame["part.log"] = address(self._free), address(self._log)
+
+    def _more_chunks(self) -> None:
+        slab = allocate(SLAB_CHUNKS * self._chunk_bytes)
+        self._slabs.append(slab)
+        new = address(slab) + np.arange(SLAB_CHUNKS, dtype=np.int64)[::-1] * self._chunk_bytes
+        self._free = np.concatenate((self._free[: self._left], new))
+        self._left += SLAB_CHUNKS
+        log = np.zeros(2 * SLAB_CHUNKS * len(self._slabs), np.int64)
+        log[: 2 * self._taken] = self._log[: 2 * self._taken]
+        self._log = log
+
+    def pieces(self, group: int) -> list[tuple[int, int]]:
+        """Address and row count of a group's chunks, in order."""
+        taken = self._log[: 2 * self._taken].reshape(-1, 2)
+        chunks = taken[taken[:, 0] == group, 1]
+        if not len(chunks):
+            return []
+        assert self._plan.partition is not None
+        stride = self._plan.partition.stride
+        full = [(int(c), self._chunk_bytes // stride) for c in chunks[:-1]]
+        return [*full, (int(chunks[-1]), (int(self._heads[group, 0]) - int(chunks[-1])) // stride)]
+
+
+class _Finisher:
+    """A worker that aggregates and emits whole key groups."""
+
+    def __init__(self, plan: _Plan, update: Compiled, pieces: list[list[tuple[int, int]]]) -> None:
+        self._run, self._update, self._pieces = plan.run, update, pieces
+        self._table = HashTable(plan.run.table, plan.run.options)
+        self._frame = update.kernel.frame.new()
+        compiled, items = plan.run.emitter.kernel(plan.run.table)
+        rows = sum(rows for group in pieces for _, rows in group)
+        self._out = Collector(compiled, compiled.kernel.frame.new(), items, rows)
+        self._full: list[list[pa.Array]] = []
+
+    def do(self, unit: Unit) -> None:
+        from scalein.runtime.group import grown
+
+        group: int = unit.batch  # type: ignore[assignment]
+        frame, table = self._frame, self._table
+        for start, rows in self._pieces[group]:
+            frame["source"], frame["row"], frame["end"] = start, 0, rows
+            while True:
+                table.attach(frame)
+                status = call(self._update, frame)
+                table.detach(frame)
+                if status == DONE:
+                    break
+                grown(table, status, frame)
+        out = self._out.frame
+        out["source"], out["row"], out["end"] = table.first, 0, table.count
+        self._full += self._out.run()
+        table.clear_group(group)
+
+    def finish(self) -> list[list[pa.Array]]:
+        return [*self._full, self._out.finish()]
+
+

@@ -1,0 +1,92 @@
+"""run: a program's nodes, each an iterator of batches over the one below it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from scalein.compiler import compile_flow
+from scalein.connectors.memory import Batches
+from scalein.errors import InternalError
+from scalein.ir import ops
+from scalein.ir.stages import Chain, Grouped, Host, JoinTable, Node, Pipe, Scan, Take
+from scalein.options import Options
+from scalein.runtime.group import run_group
+from scalein.runtime.host import run_host
+from scalein.runtime.joins import Built, build
+from scalein.runtime.pipe import run_pipe
+
+
+def collect(op: ops.Op, options: Options) -> pa.Table:
+    """The whole result."""
+    return pa.Table.from_batches(list(batches(op, options)), op.schema.arrow)
+
+
+def batches(op: ops.Op, options: Options) -> Iterator[pa.RecordBatch]:
+    """The result batch by batch."""
+    return _Run(options).rows(compile_flow(op))
+
+
+class _Run:
+    """One run of a program: its options, and the join tables it has built."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def rows(self, node: Node) -> Iterator[pa.RecordBatch]:
+        match node:
+            case Scan():
+                return self._scan(node)
+            case Pipe(input=Grouped() as group):
+                return run_group(group, self.rows(group.input), self._joins(group.joins), self._options,
+                                 _table(group.input), node, self._joins(node.joins))
+            case Pipe():
+                return run_pipe(node, self.rows(node.input), self._joins(node.joins), self._options, _table(node.input))
+            case Grouped():
+                return run_group(node, self.rows(node.input), self._joins(node.joins), self._options,
+                                 _table(node.input), None, {})
+            case Host():
+                return run_host(node, self.rows(node.input))
+            case Take():
+                return _take(self.rows(node.input), node.count)
+            case Chain():
+                return self._chain(node)
+
+    def _scan(self, node: Scan) -> Iterator[pa.RecordBatch]:
+        data = node.source.data
+        if not isinstance(data, Batches):
+            raise InternalError("a source without data reached the runtime")
+        names = list(node.source.columns)
+        for batch in data.read():
+            yield batch if batch.schema.names == names else batch.select(names)
+
+    def _chain(self, node: Chain) -> Iterator[pa.RecordBatch]:
+        schema = node.schema.arrow
+        for each in node.inputs:
+            for batch in self.rows(each):
+                columns = [c if c.type == f.type else c.cast(f.type) for c, f in zip(batch.columns, schema, strict=True)]
+                yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    def _joins(self, joins: tuple[tuple[int, JoinTable], ...]) -> dict[int, Built]:
+        return {number: build(table, self.rows(table.input), self._options) for number, table in joins}
+
+
+def _table(node: Node) -> pa.Table | None:
+    """The table behind a scan, if all its data is in memory: facts of the whole input for free."""
+    if isinstance(node, Scan) and isinstance(node.source.data, Batches):
+        return node.source.data.table
+    return None
+
+
+def _take(rows: Iterator[pa.RecordBatch], count: int) -> Iterator[pa.RecordBatch]:
+    left = count
+    for batch in rows:
+        if left <= 0:
+            return
+        yield batch.slice(0, left)
+        left -= batch.num_rows
+        if left <= 0:
+            return
+
+

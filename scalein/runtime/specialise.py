@@ -1,0 +1,138 @@
+"""Specialise a stage to the data seen: which columns hold nulls, how strings are stored.
+
+Columns without nulls lose their null code. An expression over one dictionary column is computed once
+for each dictionary value and looked up by code; a dictionary key is grouped by its id in the run's
+own dictionary. Names that begin with `#` are ours and stay visible through every `Let`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from scalein.dtypes import I32, Kind
+from scalein.ir.exprs import Call, Col, Expr, Lit, Named, columns, type_of
+from scalein.ir.functions import can_fail
+from scalein.ir.stages import Let, Probe, Read, Step, Where
+
+_NEVER_NULL = ("is_null", "is_not_null")
+
+
+@dataclass(slots=True)
+class Specialiser:
+    """Rewrites the expressions of a stage, step by step, from its input on."""
+
+    nullable: dict[str, bool]  # by visible name
+    coded: dict[str, str]  # visible name -> dictionary column of the input
+    is_coded: Callable[[int, str], bool]  # whether a join's column is dictionary-encoded
+    lookups: dict[Expr, Read] = field(default_factory=dict)  # expression over a dictionary column -> its table
+    joined: dict[str, str] = field(default_factory=dict)  # visible name -> name of its join's codes
+
+    def step(self, step: Step, keep_nulls: Callable[[Probe], dict[str, bool]]) -> Step:
+        """A step in terms of specialised expressions; afterwards names mean what they mean behind it."""
+        match step:
+            case Where(predicate):
+                return Where(self.expr(predicate))
+            case Let(items):
+                new = tuple(Named(i.name, self.expr(i.expr)) for i in items)
+                hidden = {n: v for n, v in self.nullable.items() if n.startswith("#")}
+                self.coded = {i.name: self.coded[i.expr.name] for i in items
+                              if isinstance(i.expr, Col) and i.expr.name in self.coded}
+                self.joined = {i.name: self.joined[i.expr.name] for i in items
+                               if isinstance(i.expr, Col) and i.expr.name in self.joined}
+                self.nullable = {**hidden, **{i.name: i.expr.nullable for i in new}}
+                return Let(new)
+            case Probe():
+                probe = replace(step, keys=tuple(self.expr(k) for k in step.keys))
+                nulls = keep_nulls(step)
+                for name, column in step.keep:
+                    self.nullable[name] = nulls[name]
+                    self.coded.pop(name, None)
+                    self.joined.pop(name, None)
+                    if self.is_coded(step.table, column):
+                        self.joined[name] = code_name(step.table, column)
+                return probe
+
+    def expr(self, expr: Expr) -> Expr:
+        if isinstance(expr, Lit):
+            return expr
+        if isinstance(expr, Col):
+            return replace(expr, nullable=expr.nullable and self.nullable.get(expr.name, True))
+        found = self._looked_up(expr)
+        if found is not None:
+            return found
+        args = tuple(self.expr(arg) for arg in expr.args)
+        return replace(expr, args=args, nullable=_nullable(expr, args))
+
+    def _looked_up(self, expr: Call) -> Expr | None:
+        names = columns(expr)
+        if len(names) != 1 or type_of(expr).kind is Kind.STR or can_fail(expr):
+            return None
+        name = next(iter(names))
+        if name not in self.coded:
+            return None
+        nulls = self.nullable.get(name, True)
+        key = _renamed(expr, name, self.coded[name])
+        if key not in self.lookups:
+            self.lookups[key] = Read(f"#lookup{len(self.lookups)}", type_of(expr), "lut", nulls, via=self.coded[name])
+        read = self.lookups[key]
+        return Col(read.name, read.dtype, read.nulls)
+
+    def key(self, expr: Expr) -> Expr:
+        """A group key: a dictionary column is grouped by id."""
+        if isinstance(expr, Col) and expr.name in self.coded:
+            via = self.coded[expr.name]
+            nulls = expr.nullable and self.nullable.get(expr.name, True)
+            if Col(via) not in self.lookups:
+                self.lookups[Col(via)] = Read(f"#ids.{via}", I32, "lut", nulls, via=via)
+            return Col(f"#ids.{via}", I32, nulls)
+        if isinstance(expr, Col) and expr.name in self.joined:
+            return Col(self.joined[expr.name], I32, expr.nullable and self.nullable.get(expr.name, True))
+        return self.expr(expr)
+
+
+def code_name(join: int, column: str) -> str:
+    """The name under which a probe gives the dictionary code of a string column."""
+    return f"#code.{join}.{column}"
+
+
+def _renamed(expr: Expr, old: str, new: str) -> Expr:
+    match expr:
+        case Col():
+            return replace(expr, name=new)
+        case Call():
+            return replace(expr, args=tuple(_renamed(arg, old, new) for arg in expr.args))
+        case _:
+            return expr
+
+
+def _nullable(call: Call, args: Sequence[Expr]) -> bool:
+    """Whether a call can be null, given what is now known of its arguments."""
+    if not call.nullable or call.fn in _NEVER_NULL:
+        return False
+    match call.fn:
+        case "if_else":
+            return args[1].nullable or args[2].nullable
+        case "fill_null":
+            return args[0].nullable and args[1].nullable
+        case "is_in":
+            return args[0].nullable or bool(call.params[1])
+        case _:
+            return any(arg.nullable for arg in args)
+
+
+def needed(steps: Sequence[Step], exprs: Iterable[Expr]) -> set[str]:
+    """Columns of a stage's input that its kernel reads."""
+    names = set().union(*map(columns, exprs))
+    for step in reversed(steps):
+        match step:
+            case Where(predicate):
+                names |= columns(predicate)
+            case Let(items):
+                given = {i.name: i.expr for i in items}
+                hidden = {n for n in names if n.startswith("#") and n not in given}
+                names = hidden.union(*(columns(given[n]) for n in names if n in given))
+            case Probe():
+                names -= {name for name, _ in (*step.keep, *step.codes)}
+                names = names.union(*map(columns, step.keys))
+    return names

@@ -1,0 +1,219 @@
+"""Tables that kernels fill: a hash index with its arena, a direct-addressed arena, a single record.
+
+All three hold records of one layout; whoever reads them needs only the first record's address and
+how many there are. They live in memory; the state store will put its own arena here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+
+from scalein.errors import ScaleinError
+from scalein.ir.stages import Key, Slicing, Table
+from scalein.layout import BLOCK_ROWS, BUCKET_WORDS, GROUPS, LOAD_SIXTEENTHS, TAG_BITS, FrameData
+from scalein.llvm_backend.grow import Grow, grow_kernel
+from scalein.options import Options
+from scalein.runtime.memory import address, allocate, reserve
+
+ARENA_START = 64  # address 0 means "empty" in the index
+FIRST_BUCKETS = 8  # of a key group
+ADDRESS_SPACE = 1 << 36  # bytes an arena may grow to; memory is used as it is touched
+HEAP_BYTES = 1 << 16
+
+
+class HashTable:
+    """Index and arena of one table; owned by one worker at a time."""
+
+    def __init__(self, table: Table, options: Options) -> None:
+        self._size = table.layout.size
+        self._options = options
+        self._arena = _arena()
+        self.used = ARENA_START
+        # buckets address, shift of the tag, mask of bucket numbers, room for new records
+        self._groups = np.zeros((GROUPS, 4), np.int64)
+        self._buckets = FIRST_BUCKETS
+        self._heap: list[np.ndarray] = []
+        self._heap_at, self._heap_left = 0, 0
+        self._index = self._new_index(np.full(GROUPS, FIRST_BUCKETS, np.int64))
+
+    def _new_index(self, buckets: np.ndarray) -> list[np.ndarray]:
+        """Empty bucket arrays, zeroed, one behind the other; the groups' headers point to them."""
+        sizes = buckets * (BUCKET_WORDS * 8)
+        area = allocate(int(sizes.sum()))
+        area[:] = 0
+        self._groups[:, 0] = address(area) + np.concatenate(([0], np.cumsum(sizes)[:-1]))
+        self._groups[:, 1] = TAG_BITS - np.log2(buckets).astype(np.int64)
+        self._groups[:, 2] = buckets - 1
+        self._groups[:, 3] = buckets * BUCKET_WORDS * LOAD_SIXTEENTHS // 16
+        return [area]
+
+    def attach(self, frame: FrameData, prefix: str = "table") -> None:
+        """Make a kernel work on this table."""
+        frame[f"{prefix}.groups"] = address(self._groups)
+        frame[f"{prefix}.arena"] = address(self._arena)
+        frame[f"{prefix}.arena_size"] = len(self._arena)
+        frame[f"{prefix}.used"] = self.used
+        frame[f"{prefix}.heap"] = self._heap_at
+        frame[f"{prefix}.heap_left"] = self._heap_left
+        frame.keep[prefix] = self
+
+    def detach(self, frame: FrameData, prefix: str = "table") -> None:
+        """Take over what the kernel has changed."""
+        self.used = frame[f"{prefix}.used"]
+        if f"{prefix}.heap" in frame:
+            self._heap_at, self._heap_left = frame[f"{prefix}.heap"], frame[f"{prefix}.heap_left"]
+
+    def grow(self) -> None:
+        """Double every key group's table that is nearly full, splitting on the tags' next bit."""
+        limit = (self._groups[:, 2] + 1) * BUCKET_WORDS * LOAD_SIXTEENTHS // 16
+        full = np.flatnonzero(self._groups[:, 3] <= limit // 4)
+        if np.any(self._groups[full, 1] <= 0):
+            raise ScaleinError("a table has more keys than its index can tell apart")
+        old = self._groups[full].copy()
+        sizes = (old[:, 2] + 1) * 2 * BUCKET_WORDS * 8
+        area = allocate(int(sizes.sum()))
+        area[:] = 0
+        self._groups[full, 0] = address(area) + np.concatenate(([0], np.cumsum(sizes)[:-1]))
+        self._groups[full, 1] -= 1
+        self._groups[full, 2] = (old[:, 2] + 1) * 2 - 1
+        self._groups[full, 3] += limit[full]
+        grow = _grow(self._options)
+        for before, after in zip(old, self._groups[full], strict=True):
+            grow.split(int(before[0]), int(before[2]) + 1, int(after[0]), int(after[1]), int(after[2]))
+        self._index.append(area)
+
+    def make_room(self, frame: FrameData, prefix: str = "table") -> None:
+        """After ARENA_FULL: a new piece of string heap, or an error if the address space is used up."""
+        if self.used + BLOCK_ROWS * self._size > len(self._arena):
+            raise ScaleinError("the groups of this flow need more memory than this process may use",
+                               found=f"{self.used >> 20} MiB", hint="filter or aggregate before grouping")
+        need = frame[f"{prefix}.heap_need"] if f"{prefix}.heap_need" in frame else 0
+        size = max(HEAP_BYTES << min(len(self._heap), 8), 2 * need)
+        self._heap.append(allocate(size))
+        self._heap_at, self._heap_left = address(self._heap[-1]), size
+
+    def clear(self) -> None:
+        """Forget every record; the index keeps its size."""
+        self.used = ARENA_START
+        self._index = self._new_index(self._groups[:, 2] + 1)
+        self._heap.clear()
+        self._heap_at, self._heap_left = 0, 0
+
+    def clear_group(self, group: int) -> None:
+        """Forget every record, when only this key group has any."""
+        buckets = int(self._groups[group, 2]) + 1
+        self.used = ARENA_START
+        _bytes_at(int(self._groups[group, 0]), buckets * BUCKET_WORDS * 8)[:] = 0
+        self._groups[group, 3] = buckets * BUCKET_WORDS * LOAD_SIXTEENTHS // 16
+
+    def words(self, record_words: int) -> np.ndarray:
+        """All records as rows of 8-byte words."""
+        return self._arena[ARENA_START : self.used].view(np.int64).reshape(-1, record_words)
+
+    @property
+    def first(self) -> int:
+        return address(self._arena) + ARENA_START
+
+    @property
+    def count(self) -> int:
+        return (self.used - ARENA_START) // self._size
+
+
+def _arena() -> np.ndarray:
+    return reserve(ADDRESS_SPACE)
+
+
+def _bytes_at(start: int, size: int) -> np.ndarray:
+    import ctypes
+
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(start))
+
+
+@cache
+def _grow(options: Options) -> Grow:
+    return grow_kernel(options)
+
+
+class OneRecord:
+    """The record of an aggregate without keys."""
+
+    def __init__(self, table: Table) -> None:
+        self._record = allocate(table.layout.size)
+        self._record[:] = np.frombuffer(table.layout.template, np.uint8)
+        self.count = 1
+
+    def attach(self, frame: FrameData) -> None:
+        frame["one"] = address(self._record)
+        frame.keep["one"] = self
+
+    @property
+    def first(self) -> int:
+        return address(self._record)
+
+
+class Domain:
+    """Ranges of keys and slices that a direct table covers: position = sum of place * stride."""
+
+    def __init__(self, spans: Sequence[tuple[int, int]], nullable: Sequence[bool], slices: tuple[int, int] | None) -> None:
+        self.spans = [(least, greatest - least + 1) for least, greatest in spans]
+        self.nullable = list(nullable)
+        self.slices = slices  # first, count
+        self.strides: list[int] = []
+        size = 1
+        for (_, span), null in zip(self.spans, self.nullable, strict=True):
+            self.strides.append(size)
+            size *= span + null
+        self.per_slice = size
+        self.size = size * (slices[1] if slices else 1)
+
+
+class DirectTable:
+    """An arena with a record for every key of a small domain, keys already written."""
+
+    def __init__(self, table: Table, domain: Domain) -> None:
+        layout = table.layout
+        self._table, self.domain = table, domain
+        self.records = allocate(domain.size * layout.size)[: domain.size * layout.size].reshape(domain.size, layout.size)
+        self.records[:] = np.frombuffer(layout.template, np.uint8)
+        self.count = domain.size
+        places = np.arange(domain.size)
+        nulls = np.zeros(domain.size, np.int64)
+        for k, (key, (least, span), null) in enumerate(zip(table.keys, domain.spans, domain.nullable, strict=True)):
+            place = places // domain.strides[k] % (span + null)
+            is_null = place == span if null else np.zeros(domain.size, bool)
+            self._field(f"key{k}", _numpy(key))[:] = np.where(is_null, 0, (least + place).astype(np.int64)).astype(_numpy(key))
+            nulls |= is_null.astype(np.int64) << k
+        if table.has_nulls:
+            self._field("nulls", np.dtype(np.int64))[:] = nulls
+        if table.slicing is Slicing.KEY and domain.slices is not None:
+            self._field("slice", np.dtype(np.int64))[:] = domain.slices[0] + places // domain.per_slice
+
+    def _field(self, name: str, dtype: np.dtype) -> np.ndarray:
+        start = self._table.layout.offset(name)
+        return self.records[:, start : start + dtype.itemsize].view(dtype)[:, 0]
+
+    def attach(self, frame: FrameData) -> None:
+        frame["direct.arena"] = address(self.records)
+        for k, ((least, span), stride) in enumerate(zip(self.domain.spans, self.domain.strides, strict=True)):
+            frame[f"direct.least{k}"] = least
+            frame[f"direct.span{k}"] = span
+            frame[f"direct.stride{k}"] = stride
+        if self.domain.slices is not None:
+            frame["direct.first_slice"], frame["direct.slices"] = self.domain.slices
+            frame["direct.slice_stride"] = self.domain.per_slice
+        frame.keep["direct"] = self
+
+    @property
+    def first(self) -> int:
+        return address(self.records)
+
+
+def _numpy(key: Key) -> np.dtype:
+    dtype = key.stored
+    if dtype.is_float:
+        raise AssertionError("float keys are never addressed directly")
+    bits = max(8, dtype.bits)
+    return np.dtype(f"{'i' if dtype.is_signed else 'u'}{bits // 8}")

@@ -1,0 +1,68 @@
+"""Threads that take units until there are none. Kernels release the GIL, so they run side by side.
+
+Threads live here and in `pipe.py`. The units' iterator is the user's source: it is advanced under a
+lock, by whichever worker comes next. The first error stops everyone and is raised in the caller.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Protocol
+
+from scalein.runtime.units import Unit
+
+
+class Does(Protocol):
+    def do(self, unit: Unit) -> None: ...
+
+
+def each_worker(workers: Sequence[Does], work: Iterator[Unit]) -> None:
+    """Run all units, each on one of the workers."""
+    if len(workers) == 1:
+        for unit in work:
+            workers[0].do(unit)
+        return
+    lock, stop = threading.Lock(), threading.Event()
+
+    def loop(worker: Does) -> None:
+        while not stop.is_set():
+            with lock:
+                unit = next(work, None)
+            if unit is None:
+                return
+            worker.do(unit)
+
+    side_by_side([partial(loop, worker) for worker in workers], stop)
+
+
+def side_by_side(jobs: Sequence[Callable[[], None]], stop: threading.Event | None = None) -> None:
+    """Run functions in threads of their own; an error, or Ctrl-C, sets `stop` and is raised here."""
+    if len(jobs) == 1:
+        jobs[0]()
+        return
+    stop = stop or threading.Event()
+    errors: list[BaseException] = []
+
+    def guarded(job: Callable[[], None]) -> None:
+        try:
+            job()
+        except BaseException as error:
+            errors.append(error)
+            stop.set()
+
+    threads = [threading.Thread(target=guarded, args=(job,), name=f"scalein-{k}", daemon=True) for k, job in enumerate(jobs)]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            while thread.is_alive():  # a plain join would not see Ctrl-C
+                thread.join(0.1)
+    except BaseException:
+        stop.set()
+        for thread in threads:
+            thread.join()
+        raise
+    if errors:
+        raise errors[0]

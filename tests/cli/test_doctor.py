@@ -1,0 +1,51 @@
+"""The doctor: one line each, and honest about what is broken."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from scalein.cli import doctor
+from scalein.cli.main import main
+from scalein.flow import Flow
+
+
+def test_one_line_each(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "COPY_BYTES", 1 << 20)
+    assert main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [
+        "cpu", "cores", "memory", "bandwidth", "cache", "options", "versions", "compiler"]
+    assert lines[-1].split(maxsplit=1)[1].startswith("works;")
+
+
+def test_a_broken_compiler_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: object, *args: object, **kwargs: object) -> object:
+        raise OSError("no LLVM here")
+
+    monkeypatch.setattr(Flow, "collect", broken)
+    assert doctor.try_compiler() == (False, "fails: OSError: no LLVM here")
+
+
+def test_bandwidth_is_a_rate() -> None:
+    assert doctor.copy_bandwidth(2, size_bytes=8 << 20, repeats=2) > 0.01
+
+
+def test_cache_states(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    assert doctor.describe_cache("") == "off: compiled code lives as long as the process"
+    assert doctor.describe_cache(str(folder)) == f"{folder}: not there yet"
+    folder.mkdir(mode=0o700)
+    (folder / "kernel").write_bytes(b"x" * 300_000)
+    assert doctor.describe_cache(str(folder)) == f"{folder}: 1 file, 0.3 MB, private"
+    folder.chmod(0o777)
+    assert doctor.describe_cache(str(folder)).endswith("not private to you, so not used")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_an_unwritable_cache_is_named(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    assert "cannot be made" in doctor.describe_cache(str(tmp_path / "cache"))
+    tmp_path.chmod(0o700)

@@ -1,0 +1,60 @@
+"""The golden fixture: text compared with a file that `pytest --update-golden` writes."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+
+import pytest
+
+_GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write what tests give into tests/golden")
+
+
+class Golden:
+    """The expected text of a test: `assert dump(op) == golden`. One comparison a test."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, path: Path, update: bool) -> None:
+        self.path = path
+        self._update = update
+
+    @property
+    def text(self) -> str | None:
+        """What the file holds, without the newline at its end; None if there is no file yet."""
+        return self.path.read_text(encoding="utf-8").removesuffix("\n") if self.path.exists() else None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, str):
+            return NotImplemented
+        if self._update and other != self.text:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.write_text(other + "\n", encoding="utf-8")
+        return other == self.text
+
+    def __repr__(self) -> str:
+        return f"<golden {self.path.parent.name}/{self.path.name}>"
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    """The text in tests/golden/<test file>/<test name>.txt."""
+    name = re.sub(r"[^\w.=-]+", "_", request.node.name).strip("_")
+    update = bool(request.config.getoption("--update-golden"))
+    return Golden(_GOLDEN / Path(request.node.path).stem / f"{name}.txt", update)
+
+
+def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
+    """A line by line difference, golden text first, where text is compared with a golden file."""
+    golden, text = (left, right) if isinstance(left, Golden) else (right, left)
+    if op != "==" or not isinstance(golden, Golden) or not isinstance(text, str):
+        return None
+    if golden.text is None:
+        return [f"{golden} does not exist: run pytest with --update-golden and read what it writes", *text.splitlines()]
+    lines = difflib.unified_diff(golden.text.splitlines(), text.splitlines(), "golden", "now", lineterm="", n=100)
+    return [f"text differs from {golden}; --update-golden accepts it", *lines]
