@@ -271,9 +271,9 @@ class Flow:
         if level not in LEVELS:
             raise BadArgument("no such level", at=here(), found=repr(level), has=", ".join(LEVELS))
         op = bind(self.op, None, here()) if analyze else self.op
-        from scalein import compiler
+        from scalein.runtime.explain import explain
 
-        return compiler.explain(op, Options.make(), level, verbose, analyze)
+        return explain(op, Options.make(), level, verbose, analyze)
 
     def graph(self) -> Graph:
         """The plan as a picture: SVG in a notebook, Mermaid when printed."""

@@ -11,8 +11,9 @@ from scalein.dtypes import I32
 from scalein.ir.exprs import Col, Named
 from scalein.ir.passes.split import identity
 from scalein.ir.stages import Collect, FromTable, Grouped, Pipe, Stage, Table
-from scalein.llvm_backend.cache import Compiled, load_kernel
+from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
+from scalein.runtime.call import kernel
 from scalein.runtime.joins import Built
 from scalein.runtime.pipe import collected, run_pipe
 from scalein.runtime.stages import Prepared
@@ -55,7 +56,7 @@ class Emitter:
             steps, items = self._then.steps, self._then.items
         else:
             steps, items = (), self._raw(table)
-        return load_kernel(Stage("emit", reader, steps, Collect(items)), self._options), items
+        return kernel(Stage("emit", reader, steps, Collect(items)), self._options), items
 
     def _raw(self, table: Table) -> tuple[Named, ...]:
         """The table's columns; a dictionary key as its id."""

@@ -32,10 +32,10 @@ from scalein.ir.stages import (
     Table,
 )
 from scalein.layout import ARENA_FULL, DONE, INDEX_FULL, OUT_OF_DOMAIN, FrameData
-from scalein.llvm_backend.cache import Compiled, load_kernel
+from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
 from scalein.runtime import radix, ring
-from scalein.runtime.call import call
+from scalein.runtime.call import call, kernel
 from scalein.runtime.domain import DIRECT_BYTES, domain_of, widened
 from scalein.runtime.emit import Emitter
 from scalein.runtime.joins import Built
@@ -112,7 +112,7 @@ class GroupRun:
         yield from self.emitter.emit(self.prepared, self.table, first.settled())
 
     def merge_kernel(self, table: Table, mode: GroupMode, slide: bool = False) -> Compiled:
-        return load_kernel(Stage("merge", FromRecords(), (), Merge(table, mode, slide)), self.options)
+        return kernel(Stage("merge", FromRecords(), (), Merge(table, mode, slide)), self.options)
 
 
 class Worker:

@@ -29,10 +29,9 @@ from scalein.ir.stages import (
     Table,
 )
 from scalein.layout import ARENA_FULL, DONE, INDEX_FULL, FrameData
-from scalein.llvm_backend.cache import load_kernel
 from scalein.options import Options
 from scalein.runtime.batch import addressable, bind, form_of
-from scalein.runtime.call import call
+from scalein.runtime.call import call, kernel
 from scalein.runtime.tables import HashTable
 
 # A direct table may be this many times larger than its rows, and this large at most.
@@ -199,7 +198,7 @@ def _build_hash(exprs: tuple[Expr, ...], keys: list[pa.Array], columns: dict[str
     reads = tuple(Read(n, t, form_of(a.type), nulls=False) for n, t, a in zip(names, types, arrays, strict=True))
     given = tuple(Col(n, t, False) for n, t in zip(names, types, strict=True))
     stage = Stage("build", FromBatches(reads), (), Group(table, given))
-    compiled = load_kernel(stage, options)
+    compiled = kernel(stage, options)
     frame = compiled.kernel.frame.new()
     for read, array in zip(reads, arrays, strict=True):
         bind(frame, array, read)

@@ -20,8 +20,8 @@ import pyarrow as pa
 from scalein.ir.exprs import Col, Expr, Named, type_of
 from scalein.ir.stages import AccKind, Group, GroupMode, Partition, Stage, Table
 from scalein.layout import CHUNKS_FULL, DONE, GROUPS, FrameData
-from scalein.llvm_backend.cache import Compiled, load_kernel
-from scalein.runtime.call import call
+from scalein.llvm_backend.cache import Compiled
+from scalein.runtime.call import call, kernel
 from scalein.runtime.memory import address, allocate
 from scalein.runtime.pipe import Collector
 from scalein.runtime.specialise import Specialiser
@@ -133,7 +133,7 @@ class _Plan:
         accs = tuple(replace(acc, arg=field(acc.arg), by=field(acc.by)) for acc in table.accs)
         keys = tuple(Col(item.name, item.expr.dtype, item.expr.nullable) for item in partition.items if item.name.startswith("key"))
         over_rows = replace(table, accs=accs, window=window)
-        return load_kernel(Stage("update", partition.reader, (), Group(over_rows, keys, GroupMode.HASH)), run.options)
+        return kernel(Stage("update", partition.reader, (), Group(over_rows, keys, GroupMode.HASH)), run.options)
 
 
 def _with_nulls(expr: Expr, nullable: bool) -> Expr:

@@ -32,8 +32,9 @@ from scalein.ir.stages import (
     Table,
 )
 from scalein.layout import FrameData
-from scalein.llvm_backend.cache import Compiled, load_kernel
+from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
+from scalein.runtime.call import kernel
 from scalein.runtime.batch import addressable, bind, form_of
 from scalein.runtime.joins import Built
 from scalein.runtime.specialise import Specialiser, code_name, needed
@@ -152,7 +153,7 @@ class Prepared:
 
     def compile(self) -> Compiled:
         self.stage = self.specialise()
-        self.compiled = load_kernel(self.stage, self.options)
+        self.compiled = kernel(self.stage, self.options)
         return self.compiled
 
     def bind(self, frame: FrameData, batch: pa.RecordBatch) -> None:
