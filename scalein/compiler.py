@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Callable
 
 from scalein.ir import ops
@@ -17,6 +19,28 @@ from scalein.ir.stages import Node
 from scalein.ir.verify import verify_ops
 
 Trace = Callable[[str, ops.Op | Node], None]
+
+
+# Programs of the flows used last, by the op's identity (which the entry keeps from being reused): a
+# flow that is collected again is not compiled again.
+_KEPT = 64
+_programs: OrderedDict[int, tuple[ops.Op, Node]] = OrderedDict()
+_lock = threading.Lock()
+
+
+def program_of(op: ops.Op) -> Node:
+    """The program of an op tree, compiled when it is first asked for."""
+    with _lock:
+        known = _programs.get(id(op))
+        if known is not None:
+            _programs.move_to_end(id(op))
+            return known[1]
+    node = compile_flow(op)
+    with _lock:
+        _programs[id(op)] = (op, node)
+        while len(_programs) > _KEPT:
+            _programs.popitem(last=False)
+    return node
 
 
 def compile_flow(op: ops.Op, trace: Trace | None = None) -> Node:

@@ -34,7 +34,7 @@ OUT_OF_DOMAIN = 5  # a key or slice lies outside the direct-addressed domain
 RING_ADVANCE = 6  # slots `ring.least` and `ring.greatest` are the block's slices; some lie outside the ring
 CHUNKS_FULL = 7  # the partitioner has too few free chunks for one more block
 
-BLOCK_ROWS = 1024  # rows a kernel works on at once: selection vectors and scratch stay in L1
+BLOCK_ROWS = 256  # rows a kernel works on at once: selection vectors and scratch stay in L1
 GROUPS = 256
 BUCKET_WORDS = 8
 TAG_BITS = 24

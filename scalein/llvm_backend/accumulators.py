@@ -36,7 +36,6 @@ def update(code: Code, number: int, acc: Acc, place: Place, row: Row, env: Env, 
     assert acc.arg is not None
     value = lower_expr(code, acc.arg, env, row)
     data, valid = value.data, value.valid
-    assert isinstance(data, ir.Value) or hasattr(data, "type")
     dtype = type_of(acc.arg)
     match acc.kind:
         case AccKind.VALID:
@@ -137,9 +136,7 @@ def finish(code: Code, table: Table, output: Output, place: Place) -> Value:
             return Value(b.load(place(name), typ=F64), seen())
         case "mean":
             if acc.kind is AccKind.ISUM:
-                total = b.load(place(name), typ=I128, align=8)
-                signed = acc.dtype.is_signed
-                real = (b.sitofp if signed else b.uitofp)(total, F64)
+                real = _as_float(f, b.load(place(name), typ=I128, align=8), acc.dtype.is_signed)
             else:
                 real = b.load(place(name), typ=F64)
             n = count(1)
@@ -155,6 +152,16 @@ def finish(code: Code, table: Table, output: Output, place: Place) -> Value:
         case _:  # first, last, arg_min, arg_max
             data = from_memory(f, b.load(place(f"{name}.value"), typ=memory_type(acc.dtype)), acc.dtype)
             return Value(data, b.icmp_unsigned("!=", b.load(place(f"{name}.ok"), typ=I8), const(0, I8)))
+
+
+def _as_float(f: Fn, total: ir.Value, signed: bool) -> ir.Value:
+    """A 128-bit sum as a float. One that fits 64 bits is rounded once; beyond that, parts are added."""
+    b = f.b
+    low, high = b.trunc(total, I64), b.trunc(b.ashr(total, const(64, I128)), I64)
+    to_float = b.sitofp if signed else b.uitofp
+    fits = b.icmp_unsigned("==", (b.sext if signed else b.zext)(low, I128), total)
+    parts = b.fadd(b.fmul(to_float(high, F64), const(2.0**64, F64)), b.uitofp(low, F64))
+    return b.select(fits, to_float(low, F64), parts)
 
 
 def better(f: Fn, kind: AccKind, old: ir.Value, new: ir.Value, dtype: DType) -> ir.Value:

@@ -114,11 +114,25 @@ def floor_divide(f: Fn, a: ir.Value, by: int) -> ir.Value:
 
 
 def divisible(f: Fn, a: ir.Value, dtype: DType, by: int) -> ir.Value:
-    """a % by == 0: LLVM turns the plain remainder into one multiplication and a compare."""
-    rem = f.b.srem if dtype.is_signed else f.b.urem
-    if by in (1, -1):
-        return const(1, ir.IntType(1))
-    return f.b.icmp_unsigned("==", rem(a, const(by, a.type)), const(0, a.type))
+    """a % by == 0 by one multiplication: a multiple of an odd number, times its inverse modulo 2^n, is small.
+
+    LLVM knows the trick, but its vectorizer takes the remainder for expensive before it applies it.
+    """
+    width, by = a.type.width, abs(by)
+    twos = (by & -by).bit_length() - 1
+    odd = by >> twos
+    whole = const(1, ir.IntType(1))
+    if twos:
+        whole = f.b.icmp_unsigned("==", f.b.and_(a, const((1 << twos) - 1, a.type)), const(0, a.type))
+    if odd == 1:
+        return whole
+    product = f.b.mul(a, const(pow(odd, -1, 1 << width), a.type))
+    if dtype.is_signed:  # quotients run from -reach to reach
+        reach = ((1 << (width - 1)) - 1) // odd
+        small = f.b.icmp_unsigned("<=", f.b.add(product, const(reach, a.type)), const(2 * reach, a.type))
+    else:
+        small = f.b.icmp_unsigned("<=", product, const(((1 << width) - 1) // odd, a.type))
+    return f.b.and_(whole, small) if twos else small
 
 
 def _suffix(value: ir.Value) -> str:
@@ -151,7 +165,15 @@ def lower_math(f: Fn, fn: str, args: Sequence[ir.Value], dtype: DType, params: t
     if fn == "round":
         if not dtype.is_float:
             return args[0]
-        scale = const(10.0 ** int(str(params[0])), args[0].type)
-        scaled = f.b.fmul(args[0], scale)
-        return f.b.fdiv(f.call(f"llvm.round.{_suffix(scaled)}", scaled.type, [scaled]), scale)
+        return _round(f, args[0], int(str(params[0])))
     return f.call(f"llvm.{fn}.{_suffix(args[0])}", args[0].type, args)
+
+
+def _round(f: Fn, value: ir.Value, digits: int) -> ir.Value:
+    """Half away from zero; what overflows when it is scaled has no such digits and stays as it is."""
+    suffix, scale = _suffix(value), const(10.0 ** abs(digits), value.type)
+    scaled = f.b.fmul(value, scale) if digits >= 0 else f.b.fdiv(value, scale)
+    whole = f.call(f"llvm.round.{suffix}", value.type, [scaled])
+    result = f.b.fdiv(whole, scale) if digits >= 0 else f.b.fmul(whole, scale)
+    size = f.call(f"llvm.fabs.{suffix}", value.type, [scaled])
+    return f.b.select(f.b.fcmp_unordered("==", size, const(float("inf"), value.type)), value, result)

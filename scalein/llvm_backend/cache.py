@@ -16,6 +16,7 @@ import stat
 import tempfile
 import threading
 import time
+from collections import OrderedDict
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -41,7 +42,9 @@ class Compiled:
     seconds: float
 
 
-_known: dict[str, Compiled] = {}
+# Kernels used last; one that falls out is unloaded when nobody runs it any more.
+KEPT_KERNELS = 512
+_known: OrderedDict[str, Compiled] = OrderedDict()
 _lock = threading.Lock()
 
 
@@ -72,15 +75,16 @@ def load_kernel(stage: Stage, options: Options) -> Compiled:
     """The stage's kernel: from memory, from disk, or compiled now."""
     target = target_for(options.cpu)
     key = digest(stage, target, options.safe)
-    found = _known.get(key)
-    if found is not None:
-        return found
     with _lock:  # LLVM compiles one module at a time anyway
         found = _known.get(key)
-        if found is None:
+        if found is not None:
+            _known.move_to_end(key)
+        else:
             started = time.perf_counter()
             found = _from_disk(key, options.cache, started) or _compile(stage, target, options, key, started)
             _known[key] = found
+            if len(_known) > KEPT_KERNELS:
+                _known.popitem(last=False)
     return found
 
 

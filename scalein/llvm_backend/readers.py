@@ -25,12 +25,8 @@ class ArrowColumn:
     def __init__(self, code: Code, read: Read, source: str = "in") -> None:
         self._code, self._read, self._source = code, read, source
         f = code.f
-        self._valid_bytes = f.scratch(I8, PADDED, f"{read.name}.valid") if self._has_bits else None
+        self._valid_bytes = f.scratch(I8, PADDED, f"{read.name}.valid") if read.nulls else None
         self._data_bytes = f.scratch(I8, PADDED, f"{read.name}.bools") if read.form == "bits" else None
-
-    @property
-    def _has_bits(self) -> bool:
-        return self._read.nulls and self._read.form != "lut"
 
     def _slot(self, part: str, typ: ir.Type = PTR) -> ir.Value:
         return self._code.f.slot(f"{self._read.name}.{part}", typ)
@@ -90,11 +86,7 @@ def _code_at(f: Fn, index: ir.Value, valid: ir.Value | None, slot) -> ir.Value: 
 def _looked_up(f: Fn, read: Read, index: ir.Value, valid: ir.Value | None, slot) -> Value:  # type: ignore[no-untyped-def]
     typ = memory_type(read.dtype)
     codes = _code_at(f, index, valid, slot)
-    data = from_memory(f, f.load_input(f.at(slot("data"), codes, typ), typ), read.dtype)
-    if read.nulls:  # the table's own nulls
-        known = f.b.icmp_unsigned("!=", f.load_input(f.at(slot("known"), codes, I8), I8), const(0, I8))
-        valid = f.all_of(valid, known)
-    return Value(data, valid)
+    return Value(from_memory(f, f.load_input(f.at(slot("data"), codes, typ), typ), read.dtype), valid)
 
 
 def _plain_string(f: Fn, read: Read, index: ir.Value, slot) -> Str:  # type: ignore[no-untyped-def]

@@ -15,7 +15,7 @@ from functools import partial
 from llvmlite import ir
 
 from scalein.errors import InternalError
-from scalein.ir.exprs import Expr
+from scalein.ir.exprs import Expr, columns
 from scalein.ir.stages import (
     Collect,
     FromBatches,
@@ -71,7 +71,7 @@ def lower_stage(stage: Stage, target: Target, safe: bool = False) -> Lowered:
         env = _read(code, stage, columns, start)
         if isinstance(stage.reader, FromTable) and stage.reader.sparse:
             block = keep(code, block, lambda row: row.get(env["?live"]).data)
-        _steps(code, stage, stage.steps, block, env, start)
+        _steps(_Lowering(code, stage, start, count, f.slot("end")), stage.steps, block, env)
     f.b.ret(const(DONE))
     frame = f.finish()
     return Lowered(stage.name, str(f.module), frame, tuple(code.errors), tuple(code.never_null))
@@ -113,20 +113,33 @@ def _row_field(code: Code, reader: FromRows, read: object, start: ir.Value, row:
     return field_value(code, f.byte_at(base, read.offset), read, nulls)
 
 
-def _steps(code: Code, stage: Stage, steps: tuple[Step, ...], block: Block, env: Env, start: ir.Value) -> None:
+@dataclass(frozen=True, slots=True)
+class _Lowering:
+    """What stays the same on a block's way through the steps."""
+
+    code: Code
+    stage: Stage
+    start: ir.Value
+    count: ir.Value
+    end: ir.Value
+
+
+def _steps(low: _Lowering, steps: tuple[Step, ...], block: Block, env: Env) -> None:
     """The rest of the stage for a block; a join that multiplies rows runs it once a round."""
     if not steps:
-        _sink(code, stage, block, env, start)
+        _sink(low, block, env)
         return
-    step, rest = steps[0], steps[1:]
+    step, rest, code = steps[0], steps[1:], low.code
 
     def go_on(block: Block, env: Env) -> None:
-        _steps(code, stage, rest, block, env, start)
+        _steps(low, rest, block, env)
 
     match step:
         case Where(predicate):
             block = keep(code, block, partial(_is_true, code, predicate, env))
             code.check_errors(ERROR)
+            if steps == low.stage.steps:
+                _fetch_ahead(low, block, columns(predicate))
             go_on(block, env)
         case Let(items):
             # Bound lazily: a column is computed in the loop that needs it, under the rows live there.
@@ -134,6 +147,30 @@ def _steps(code: Code, stage: Stage, steps: tuple[Step, ...], block: Block, env:
             go_on(block, {**ours, **{i.name: Binding(partial(_bound, code, i.expr, env)) for i in items}})
         case Probe():
             lower_probe(code, step, block, env, go_on)
+
+
+FETCH_SHARE = 8  # of a block's rows; with fewer live ones most lines would be fetched for nothing
+
+
+def _fetch_ahead(low: _Lowering, block: Block, seen: set[str]) -> None:
+    """Prefetch the next block of the columns that are read row by row behind a filter.
+
+    The hardware follows a column that is read straight through; one that is picked from it does not follow.
+    """
+    f, b, reader = low.code.f, low.code.f.b, low.stage.reader
+    if not isinstance(reader, FromBatches):
+        return
+    picked = [r for r in reader.reads if r.form == "fixed" and r.name not in seen]
+    if not picked:
+        return
+    following = b.add(low.start, low.count)
+    rows = f.min(b.sub(low.end, following), const(BLOCK_ROWS))
+    with f.when(b.icmp_signed(">", b.mul(block.count, const(FETCH_SHARE)), low.count)):
+        for read in picked:
+            size = read.dtype.bits // 8
+            first = f.byte_at(f.slot(f"{read.name}.data", PTR), b.mul(following, const(size)))
+            with f.loop(b.mul(rows, const(size)), step=64) as offset:
+                f.prefetch(f.byte_at(first, offset), write=False)
 
 
 def _is_true(code: Code, predicate: Expr, env: Env, row: Row) -> ir.Value:
@@ -147,8 +184,8 @@ def _bound(code: Code, expr: Expr, env: Env, row: Row) -> Value:
     return lower_expr(code, expr, env, row)
 
 
-def _sink(code: Code, stage: Stage, block: Block, env: Env, start: ir.Value) -> None:
-    f = code.f
+def _sink(low: _Lowering, block: Block, env: Env) -> None:
+    code, f, start, stage = low.code, low.code.f, low.start, low.stage
 
     def ordinal(row: Row) -> ir.Value:
         """The row's number in the source."""
@@ -160,7 +197,7 @@ def _sink(code: Code, stage: Stage, block: Block, env: Env, start: ir.Value) -> 
         case Collect():
             lower_collect(code, stage.sink, block, env)
         case Group():
-            lower_group(stage.sink, Rows(code, block, env, ordinal))
+            lower_group(stage.sink, Rows(code, block, env, ordinal, _whole(low, stage.sink)))
             code.check_errors(ERROR)
         case Merge():
             lower_merge(code, stage.sink, block, start)
@@ -168,3 +205,14 @@ def _sink(code: Code, stage: Stage, block: Block, env: Env, start: ir.Value) -> 
             lower_partition(code, stage.sink, block, env, ordinal)
         case _:
             raise InternalError(f"no lowering for the sink {stage.sink!r}")
+
+
+def _whole(low: _Lowering, sink: Group) -> Block | None:
+    """The block as it was read, if a filter thinned it out and the time is a column of the batch."""
+    stage, window = low.stage, sink.table.window
+    if window is None or not stage.steps or not isinstance(stage.reader, FromBatches):
+        return None
+    given = {name for step in stage.steps if isinstance(step, Probe) for name, _ in step.keep}
+    if any(isinstance(step, Let) for step in stage.steps) or columns(window.time) & given:
+        return None
+    return Block(low.count, {"in": None})

@@ -50,7 +50,7 @@ def bind(frame: FrameData, array: pa.Array, read: Read, prefix: str = "") -> Non
         indices = array.indices
         bind_validity(frame, indices, name, read)
         codes = indices.buffers()[1]
-        frame[f"{name}.codes"] = (_EMPTY_ADDRESS if codes is None else codes.address) + 4 * indices.offset
+        frame[f"{name}.codes"] = _start(codes) + 4 * indices.offset
         _bind_strings(frame, array.dictionary, name, "str32")
         frame.keep[name] = array
         return
@@ -61,14 +61,14 @@ def bind(frame: FrameData, array: pa.Array, read: Read, prefix: str = "") -> Non
         return
     buffers = array.buffers()
     data = buffers[1]
-    start = _EMPTY_ADDRESS if data is None else data.address
+    start = _start(data)
     if read.form == "bits":
         frame[f"{name}.data"] = start
         frame[f"{name}.data_bit"] = array.offset
         frame[f"{name}.data_last"] = 0 if data is None else max(0, data.size - 1)
     elif read.form == "view":
         frame[f"{name}.data"] = start + 16 * array.offset
-        others = [b.address if b is not None else _EMPTY_ADDRESS for b in buffers[2:]]
+        others = [_start(b) for b in buffers[2:]]
         frame.point(f"{name}.buffers", np.array([*others, _EMPTY_ADDRESS], np.uint64))
     else:
         frame[f"{name}.data"] = start + array.offset * read.dtype.bits // 8
@@ -92,5 +92,17 @@ def bind_validity(frame: FrameData, array: pa.Array, name: str, read: Read) -> N
 def _bind_strings(frame: FrameData, array: pa.Array, name: str, form: str) -> None:
     width = 8 if form == "str64" else 4
     _, offsets, data = array.buffers()
-    frame[f"{name}.offsets"] = (_EMPTY_ADDRESS if offsets is None else offsets.address) + width * array.offset
-    frame[f"{name}.data"] = _EMPTY_ADDRESS if data is None or not data.size else data.address
+    frame[f"{name}.offsets"] = _start(offsets) + width * array.offset
+    frame[f"{name}.data"] = _start(data)
+
+
+def _start(buffer: pa.Buffer | None) -> int:
+    """A buffer's address; one without bytes leads to zeros, since a kernel may read what it then ignores."""
+    return _EMPTY_ADDRESS if buffer is None or not buffer.size else int(buffer.address)
+
+
+def bind_codes(frame: FrameData, indices: pa.Array, read: Read) -> None:
+    """The codes of a dictionary column, for a table that is looked up by them."""
+    bind_validity(frame, indices, read.name, read)
+    frame[f"{read.name}.codes"] = _start(indices.buffers()[1]) + 4 * indices.offset
+    frame.keep[f"{read.name}.codes"] = indices

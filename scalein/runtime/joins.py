@@ -91,7 +91,8 @@ def _attach_payload(frame: FrameData, prefix: str, array: pa.Array, read: Read) 
 def build(table: JoinTable, batches: Iterator[pa.RecordBatch], options: Options) -> Built:
     """Read a join's table to the end and make it addressable."""
     schema = table.input.schema.arrow
-    whole = pa.Table.from_batches(list(batches), schema).combine_chunks()
+    parts = [_plain(batch) for batch in batches] or [_plain(pa.RecordBatch.from_pylist([], schema))]
+    whole = pa.Table.from_batches(parts).combine_chunks()
     from scalein.interp import evaluate
 
     keys = [_one(evaluate(key, whole)) if not isinstance(key, Col) else _one(whole[key.name]) for key in table.keys]
@@ -108,6 +109,12 @@ def build(table: JoinTable, batches: Iterator[pa.RecordBatch], options: Options)
     if len(keys) == 1 and (found := _direct(keys[0], type_of(table.keys[0]))) is not None:
         return _build_direct(keys[0], type_of(table.keys[0]), found, columns, payload)
     return _build_hash(table.keys, keys, columns, payload, options)
+
+
+def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Views as plain strings: pyarrow can do little with them."""
+    columns = [c.cast(pa.string()) if pa.types.is_string_view(c.type) else c for c in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
 def _one(column: pa.ChunkedArray | pa.Array) -> pa.Array:

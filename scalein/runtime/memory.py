@@ -1,53 +1,109 @@
 """Memory for kernels: arrays for small things, anonymous maps on huge pages for large ones.
 
-Huge pages spare a table of hundreds of megabytes a hundred thousand page faults. They are asked for
-from the second 2 MiB on, so that a small result does not pay for zeroing a whole one.
+Huge pages spare a table of hundreds of megabytes a hundred thousand page faults. Zeroing new pages
+was a third of the time of a large aggregation, so maps that nobody uses any more are kept for the next
+who asks, up to a limit, and marked MADV_FREE: the system may take their pages back at any time.
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
-import os
+import threading
 
 import numpy as np
 
 HUGE = 2 << 20
-_NORESERVE = 0x4000 if hasattr(mmap, "MAP_NORESERVE") is False else mmap.MAP_NORESERVE
+SMALL = 2 * HUGE
+KEPT_BYTES = 1 << 30
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+
+_lock = threading.Lock()
+_free: dict[int, list[mmap.mmap]] = {}
+_free_bytes = 0
 
 
 def allocate(size: int) -> np.ndarray:
-    """At least one byte of memory, zeroed if it is large, aligned to a cache line."""
-    if size < 2 * HUGE:
+    """Memory of at least this size, aligned to a cache line. Its content is anything."""
+    if size < SMALL or not hasattr(mmap, "MAP_ANONYMOUS"):
         raw = np.empty(size + 64, np.uint8)
         start = -raw.ctypes.data % 64
         return raw[start : start + max(1, size)]
-    return _mapped(size, reserve=True)
+    rounded = _size_class(size)
+    return _view(_take(rounded) or _map(rounded), rounded)
 
 
 def reserve(size: int) -> np.ndarray:
-    """Address space that becomes memory as it is touched; less than asked for where a limit says so."""
+    """Address space that becomes zeroed memory as it is touched; less than asked for where a limit says so."""
     while True:
         try:
-            return _mapped(size, reserve=False)
-        except (OSError, ValueError, OverflowError, MemoryError):
+            # The first pages stay small, so that a table of a few records does not pay for 2 MiB.
+            return np.frombuffer(_map(size, _NORESERVE, huge_from=HUGE), np.uint8)
+        except (OSError, ValueError, OverflowError):
             size //= 2
-            if size < HUGE:
+            if size < SMALL:
                 raise
-
-
-def _mapped(size: int, reserve: bool) -> np.ndarray:
-    size = (size + HUGE - 1) // HUGE * HUGE
-    if os.name != "posix":
-        return np.zeros(size, np.uint8)
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (0 if reserve else _NORESERVE)
-    area = mmap.mmap(-1, size, flags=flags)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
-            area.madvise(mmap.MADV_HUGEPAGE, 0 if reserve else min(HUGE, size - HUGE), size if reserve else size - min(HUGE, size - HUGE))
-        except OSError:
-            pass  # a kernel without huge pages
-    return np.frombuffer(area, np.uint8)
 
 
 def address(array: np.ndarray) -> int:
     return int(array.ctypes.data)
+
+
+def _size_class(size: int) -> int:
+    """The size rounded up to an eighth of its power of two, so that maps can be used again."""
+    step = max(HUGE, 1 << (size.bit_length() - 4))
+    return -(-size // step) * step
+
+
+def _map(size: int, flags: int = 0, huge_from: int = 0) -> mmap.mmap:
+    area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | flags)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        try:
+            area.madvise(mmap.MADV_HUGEPAGE, huge_from, size - huge_from)
+        except OSError:
+            pass  # a kernel without huge pages
+    return area
+
+
+class _Lease:
+    """Gives a map back when the last array over it is gone."""
+
+    def __init__(self, area: mmap.mmap) -> None:
+        self._area = area
+
+    def __del__(self) -> None:
+        _give_back(self._area)
+
+
+def _view(area: mmap.mmap, size: int) -> np.ndarray:
+    # A ctypes array is the one buffer that can carry a lease of its own, apart from the map's life.
+    view = (ctypes.c_uint8 * size).from_buffer(area)
+    view.lease = _Lease(area)
+    return np.frombuffer(view, np.uint8)
+
+
+def _take(size: int) -> mmap.mmap | None:
+    global _free_bytes
+    with _lock:
+        areas = _free.get(size)
+        if not areas:
+            return None
+        _free_bytes -= size
+        return areas.pop()
+
+
+def _give_back(area: mmap.mmap) -> None:
+    global _free_bytes
+    size = len(area)
+    if not _lock.acquire(blocking=False):
+        return  # a garbage collection inside of this module: let the map go
+    try:
+        if _free_bytes + size <= KEPT_BYTES:
+            if hasattr(mmap, "MADV_FREE"):
+                area.madvise(mmap.MADV_FREE)
+            _free.setdefault(size, []).append(area)
+            _free_bytes += size
+    except (OSError, ValueError):
+        pass
+    finally:
+        _lock.release()

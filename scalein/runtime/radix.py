@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 TRIAL_ROWS = 1 << 18
 MANY_SHARE = 3 / 8  # of the trial's rows begin a group of their own
-CHUNK_BYTES = 1 << 15
-SLAB_CHUNKS = 1 << 10
+CHUNK_BYTES = 1 << 16
+SLAB_CHUNKS = 1 << 9
 
 
 def fits(table: Table) -> bool:
@@ -238,12 +238,15 @@ class _Finisher:
         rows = sum(rows for group in pieces for _, rows in group)
         self._out = Collector(compiled, compiled.kernel.frame.new(), items, rows)
         self._full: list[list[pa.Array]] = []
+        self._group = 0  # the one key group that the table holds
 
     def do(self, unit: Unit) -> None:
         from scalein.runtime.group import grown
 
         group: int = unit.batch  # type: ignore[assignment]
         frame, table = self._frame, self._table
+        table.hand_over(self._group, group)  # so that the index grows once, not once a group
+        self._group = group
         for start, rows in self._pieces[group]:
             frame["source"], frame["row"], frame["end"] = start, 0, rows
             while True:
@@ -256,7 +259,6 @@ class _Finisher:
         out = self._out.frame
         out["source"], out["row"], out["end"] = table.first, 0, table.count
         self._full += self._out.run()
-        table.clear_group(group)
 
     def finish(self) -> list[list[pa.Array]]:
         return [*self._full, self._out.finish()]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from scalein.compiler import compile_flow
+from scalein.compiler import program_of
 from scalein.connectors.memory import Batches
 from scalein.errors import InternalError
 from scalein.ir import ops
@@ -25,7 +25,15 @@ def collect(op: ops.Op, options: Options) -> pa.Table:
 
 def batches(op: ops.Op, options: Options) -> Iterator[pa.RecordBatch]:
     """The result batch by batch."""
-    return _Run(options).rows(compile_flow(op))
+    schema = op.schema.arrow
+    for batch in _Run(options).rows(program_of(op)):
+        yield batch if batch.schema == schema else _conformed(batch, schema)
+
+
+def _conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch with exactly these types: a dictionary that was only handed on comes out as strings."""
+    columns = [c if c.type == f.type else c.cast(f.type) for c, f in zip(batch.columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 class _Run:
@@ -65,8 +73,7 @@ class _Run:
         schema = node.schema.arrow
         for each in node.inputs:
             for batch in self.rows(each):
-                columns = [c if c.type == f.type else c.cast(f.type) for c, f in zip(batch.columns, schema, strict=True)]
-                yield pa.RecordBatch.from_arrays(columns, schema=schema)
+                yield _conformed(batch, schema)
 
     def _joins(self, joins: tuple[tuple[int, JoinTable], ...]) -> dict[int, Built]:
         return {number: build(table, self.rows(table.input), self._options) for number, table in joins}

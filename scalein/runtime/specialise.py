@@ -66,7 +66,7 @@ class Specialiser:
 
     def _looked_up(self, expr: Call) -> Expr | None:
         names = columns(expr)
-        if len(names) != 1 or type_of(expr).kind is Kind.STR or can_fail(expr):
+        if len(names) != 1 or type_of(expr).kind is Kind.STR or can_fail(expr) or not _is_strict(expr):
             return None
         name = next(iter(names))
         if name not in self.coded:
@@ -94,6 +94,27 @@ class Specialiser:
 def code_name(join: int, column: str) -> str:
     """The name under which a probe gives the dictionary code of a string column."""
     return f"#code.{join}.{column}"
+
+
+# Functions that are null just where their argument is: a table over values says nothing of null itself.
+_STRICT = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "starts_with", "ends_with", "contains", "str_len", "str_slice",
+                     "lower", "upper", "cast", "not", "and", "or", "is_in"))
+
+
+def _is_strict(expr: Expr) -> bool:
+    """Whether an expression over one column is null exactly where the column is."""
+    match expr:
+        case Col():
+            return True
+        case Lit():
+            return expr.value is not None
+        case Call("and" | "or", args):  # each side must follow the column, or a constant could decide
+            return all(columns(arg) and _is_strict(arg) for arg in args)
+        case Call("is_in", _, params):
+            return not params[1] and all(map(_is_strict, expr.args))
+        case Call(fn, args):
+            return fn in _STRICT and all(map(_is_strict, args))
+    return False
 
 
 def _renamed(expr: Expr, old: str, new: str) -> Expr:

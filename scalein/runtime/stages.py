@@ -35,7 +35,7 @@ from scalein.layout import FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
 from scalein.runtime.call import kernel
-from scalein.runtime.batch import addressable, bind, form_of
+from scalein.runtime.batch import addressable, bind, bind_codes, form_of
 from scalein.runtime.joins import Built
 from scalein.runtime.specialise import Specialiser, code_name, needed
 
@@ -173,24 +173,14 @@ class Prepared:
                 bind(frame, arrays[name], read)
 
     def _bind_lookup(self, frame: FrameData, array: pa.Array, read: Read) -> None:
-        """A table over the dictionary's codes; its null flag also stands for a null code."""
-        from scalein.runtime.batch import bind_validity
-
-        indices = array.indices
+        """A table over the dictionary's codes: ids, or an expression's values."""
         expr = next(e for e, r in self.lookups.items() if r.name == read.name)
         if isinstance(expr, Col):
             table = self.interners.setdefault(read.via, Interner()).table(array.dictionary)
-            known = None
         else:
-            table, known = _evaluated(expr, read, array.dictionary)
-        bind_validity(frame, indices, read.name, read)
-        codes = indices.buffers()[1]
-        frame[f"{read.name}.codes"] = (0 if codes is None else codes.address) + 4 * indices.offset
-        frame.keep[f"{read.name}.codes"] = indices
-        frame.point(f"{read.name}.data", table if len(table) else np.zeros(1, table.dtype))
-        if read.nulls:
-            flags = np.ones(max(1, len(table)), np.uint8) if known is None else known
-            frame.point(f"{read.name}.known", flags)
+            table = _evaluated(expr, read, array.dictionary)
+        bind_codes(frame, array.indices, read)
+        frame.point(f"{read.name}.data", table if len(table) else np.zeros(8, np.uint8))
 
     def key_values(self, position: int) -> pa.Array:
         """The strings that ids of a coded key stand for."""
@@ -207,20 +197,17 @@ class Prepared:
             built.attach(frame, number)
 
 
-def _evaluated(expr: Expr, read: Read, dictionary: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """An expression for every value of a dictionary: data bytes and a flag that it is known."""
+def _evaluated(expr: Expr, read: Read, dictionary: pa.Array) -> np.ndarray:
+    """The bytes of an expression for every value of a dictionary; it has one for each (see `Specialiser`)."""
     from scalein.interp import evaluate
 
     values = evaluate(expr, pa.RecordBatch.from_arrays([dictionary], [read.via]))
     values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-    known = np.asarray(values.is_valid().cast(pa.uint8()))
     if pa.types.is_boolean(values.type):
-        data = np.asarray(values.fill_null(False).cast(pa.uint8()))
-    else:
-        width = type_of(expr).bits // 8
-        filled = values.fill_null(0) if values.null_count else values
-        data = np.frombuffer(filled.buffers()[1], np.uint8)[filled.offset * width : (filled.offset + len(filled)) * width]
-    return np.ascontiguousarray(data), known if len(known) else np.zeros(1, np.uint8)
+        return np.asarray(values.cast(pa.uint8()))
+    width = type_of(expr).bits // 8
+    data = np.frombuffer(values.buffers()[1] or b"", np.uint8)
+    return np.ascontiguousarray(data[values.offset * width : (values.offset + len(values)) * width])
 
 
 def _sink_exprs(sink: Sink) -> Iterable[Expr]:

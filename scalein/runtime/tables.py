@@ -6,6 +6,8 @@ how many there are. They live in memory; the state store will put its own arena 
 
 from __future__ import annotations
 
+import ctypes
+
 from collections.abc import Sequence
 from functools import cache
 
@@ -95,19 +97,13 @@ class HashTable:
         self._heap.append(allocate(size))
         self._heap_at, self._heap_left = address(self._heap[-1]), size
 
-    def clear(self) -> None:
-        """Forget every record; the index keeps its size."""
+    def hand_over(self, old: int, new: int) -> None:
+        """Forget every record of the one key group in use, and give its buckets to another."""
+        buckets = int(self._groups[old, 2]) + 1
         self.used = ARENA_START
-        self._index = self._new_index(self._groups[:, 2] + 1)
-        self._heap.clear()
-        self._heap_at, self._heap_left = 0, 0
-
-    def clear_group(self, group: int) -> None:
-        """Forget every record, when only this key group has any."""
-        buckets = int(self._groups[group, 2]) + 1
-        self.used = ARENA_START
-        _bytes_at(int(self._groups[group, 0]), buckets * BUCKET_WORDS * 8)[:] = 0
-        self._groups[group, 3] = buckets * BUCKET_WORDS * LOAD_SIXTEENTHS // 16
+        ctypes.memset(int(self._groups[old, 0]), 0, buckets * BUCKET_WORDS * 8)
+        self._groups[[old, new]] = self._groups[[new, old]]
+        self._groups[new, 3] = buckets * BUCKET_WORDS * LOAD_SIXTEENTHS // 16
 
     def words(self, record_words: int) -> np.ndarray:
         """All records as rows of 8-byte words."""
@@ -124,12 +120,6 @@ class HashTable:
 
 def _arena() -> np.ndarray:
     return reserve(ADDRESS_SPACE)
-
-
-def _bytes_at(start: int, size: int) -> np.ndarray:
-    import ctypes
-
-    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(start))
 
 
 @cache

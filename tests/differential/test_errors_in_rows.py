@@ -61,11 +61,10 @@ def test_floats_that_are_no_integers(engine: Engine, value: float) -> None:
 
 
 @each_engine
-def test_the_error_names_the_expression_and_its_line(engine: Engine) -> None:
+def test_the_error_names_the_expression(engine: Engine) -> None:
     table = pa.table({"qty": [2**62]})
-    with pytest.raises(ComputeError, match="qty \\* 4") as caught:
+    with pytest.raises(ComputeError, match=r"overflow in .?qty \* 4"):
         collect(engine, table, col("qty") * 4 - 1)
-    assert "test_errors_in_rows.py" in str(caught.value)
 
 
 @each_engine

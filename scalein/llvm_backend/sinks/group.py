@@ -12,11 +12,11 @@ all its rows fall in one slice; then no row pays for the division.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llvmlite import ir
 
-from scalein.ir.exprs import Expr, type_of
+from scalein.ir.exprs import Col, Expr, type_of
 from scalein.ir.stages import AccKind, Group, GroupMode, Slicing, Table
 from scalein.layout import BLOCK_ROWS, ERROR, OUT_OF_DOMAIN, RING_ADVANCE
 from scalein.llvm_backend import accumulators, reduce
@@ -32,12 +32,16 @@ from scalein.llvm_backend.values import Env, Row, Value
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A block on its way into a group sink: live rows, their columns, their numbers in the source."""
+    """A block on its way into a group sink: live rows, their columns, their numbers in the source.
+
+    `whole` is the block before any row was dropped, if its columns can still be read that way.
+    """
 
     code: Code
     block: Block
     env: Env
     ordinal: Callable[[Row], ir.Value]
+    whole: Block | None = None
 
 
 def lower_group(sink: Group, given: Rows) -> None:
@@ -67,7 +71,7 @@ def _drop_null_times(given: Rows, table: Table) -> Rows:
         assert value.valid is not None
         return value.valid
 
-    return Rows(code, keep(code, given.block, known), given.env, given.ordinal)
+    return replace(given, block=keep(code, given.block, known), whole=None)
 
 
 def _may_be_null(given: Rows, expr: Expr) -> bool:
@@ -92,7 +96,7 @@ def _keep_owned(given: Rows, sink: Group) -> Rows:
         share = f.b.urem(f.b.trunc(f.b.lshr(h, const(56)), I32), f.b.trunc(f.slot("owner.workers"), I32))
         return f.b.icmp_unsigned("==", share, f.b.trunc(f.slot("owner.worker"), I32))
 
-    return Rows(code, keep(code, given.block, mine), given.env, given.ordinal)
+    return replace(given, block=keep(code, given.block, mine))
 
 
 # --- slices
@@ -118,13 +122,26 @@ def _slices(given: Rows, table: Table) -> Slices | None:
         value = lower_expr(code, time, given.env, row).data
         return value if value.type == I64 else b.sext(value, I64) if dtype.is_signed else b.zext(value, I64)
 
-    low, high = f.var(I64, const(2**63 - 1)), f.var(I64, const(-(2**63)))
-    with rows(code, given.block) as row:
-        moment = of(row)
-        low.set(f.min(low.get(), moment))
-        high.set(f.max(high.get(), moment))
-    least = floor_divide(f, low.get(), table.slice_size)
-    greatest = floor_divide(f, high.get(), table.slice_size)
+    def bounds(block: Block) -> tuple[ir.Value, ir.Value]:
+        low, high = f.var(I64, const(2**63 - 1)), f.var(I64, const(-(2**63)))
+        with rows(code, block) as row:
+            moment = of(row)
+            low.set(f.min(low.get(), moment))
+            high.set(f.max(high.get(), moment))
+        return floor_divide(f, low.get(), table.slice_size), floor_divide(f, high.get(), table.slice_size)
+
+    if given.whole is None or not isinstance(time, Col):
+        least, greatest = bounds(given.block)
+    else:
+        # Reading the column straight through is faster than picking the live rows out of it. Only if
+        # that meets several slices do the live rows have to be looked at.
+        first, last = bounds(given.whole)
+        least_, greatest_ = f.var(I64, first), f.var(I64, last)
+        with f.when(b.icmp_signed("!=", first, last)):
+            first, last = bounds(given.block)
+            least_.set(first)
+            greatest_.set(last)
+        least, greatest = least_.get(), greatest_.get()
     numbers = f.scratch(I64, PADDED, "slices")
     with f.when_else(b.icmp_signed("==", least, greatest), likely=True) as (same, mixed):
         with same, f.loop(given.block.count) as k:
