@@ -17,7 +17,8 @@ import pytest
 
 from bench.race import Race
 from bench.yardsticks import compile_yardsticks
-from scalein.cli.doctor import copy_bandwidth, describe_cpu
+from scalein.cli.doctor import describe_cpu
+from scalein.runtime.bandwidth import copy_bandwidth
 
 CORES = sorted(os.sched_getaffinity(0))
 
@@ -62,7 +63,7 @@ def machine() -> dict[str, object]:
         "cpu": describe_cpu(),
         "cores": len(CORES),
         "python": platform.python_version(),
-        "copy_gb_per_s": round(copy_bandwidth(1), 1),
+        "copy_gb_per_s": round(copy_bandwidth() / 1e9, 1),
     }
 
 

@@ -46,13 +46,12 @@ def _check_types(schema: pa.Schema, at: SourceLoc) -> None:
         raise WrongType(error.what, at=at, found=error.facts.get("found"), hint=error.hint) from None
 
 
-def bind(op: Op, data: object, at: SourceLoc) -> Op:
+def bind(op: Op, data: object, at: SourceLoc, hint: str = "give it here: collect(data)") -> Op:
     """The plan with `data` (if any) in its unbound source; every source has data afterwards."""
     waiting = [below for below in walk_ops(op) if isinstance(below, Source) and below.data is None]
     if data is None:
         if waiting:
-            raise BadArgument("the flow has no data yet: it begins with si.flow(schema)", at=at,
-                              hint="give it here: collect(data)")
+            raise BadArgument("the flow has no data yet: it begins with si.flow(schema)", at=at, hint=hint)
         return op
     if not waiting:
         raise BadArgument("the flow has its data already", at=at,

@@ -1,7 +1,7 @@
 """compile_flow(): the whole pipeline on one screen.
 
     ops      fold -> push_down -> merge_filters -> prune      each verified
-    stages   split -> fuse                                    (place_state inside split)
+    stages   split -> fuse                                    each verified; split calls place_state
     kernels  specialise -> lower_stage -> verify -> optimise -> emit, at run time, cached by digest
 """
 
@@ -16,10 +16,9 @@ from scalein.ir.passes import OP_PASSES
 from scalein.ir.passes.fuse import fuse
 from scalein.ir.passes.split import split
 from scalein.ir.stages import Node
-from scalein.ir.verify import verify_ops
+from scalein.ir.verify import verify_ops, verify_program
 
 Trace = Callable[[str, ops.Op | Node], None]
-
 
 # Programs of the flows used last, by the op's identity (which the entry keeps from being reused): a
 # flow that is collected again is not compiled again.
@@ -53,7 +52,9 @@ def compile_flow(op: ops.Op, trace: Trace | None = None) -> Node:
         verify_ops(op)
         tell(step.__name__, op)
     node = split(op)
+    verify_program(node)
     tell("split", node)
     node = fuse(node)
+    verify_program(node)
     tell("fuse", node)
     return node

@@ -261,7 +261,8 @@ class Flow:
         return run.batches(op, options)
 
     def _prepare(self, data: object, workers: int | None, engine: str, cpu: str | None) -> tuple[ops.Op, Options]:
-        return bind(self.op, data, here()), Options.make(workers=workers, engine=engine, cpu=cpu)
+        at = here()
+        return bind(self.op, data, at), Options.make(workers=workers, engine=engine, cpu=cpu, at=at)
 
     def explain(self, level: str = "logical", *, verbose: bool = False, analyze: bool = False) -> str:
         """The plan as text: "logical", "fused" (stages and kernels), "llvm" or "asm".
@@ -270,10 +271,10 @@ class Flow:
         """
         if level not in LEVELS:
             raise BadArgument("no such level", at=here(), found=repr(level), has=", ".join(LEVELS))
-        op = bind(self.op, None, here()) if analyze else self.op
+        op = bind(self.op, None, here(), "analyze runs the flow: begin it with from_arrow") if analyze else self.op
         from scalein.runtime.explain import explain
 
-        return explain(op, Options.make(), level, verbose, analyze)
+        return explain(op, Options.make(at=here()), level, verbose, analyze)
 
     def graph(self) -> Graph:
         """The plan as a picture: SVG in a notebook, Mermaid when printed."""

@@ -1,11 +1,12 @@
 """A picture of a plan, as Mermaid text or as SVG: sources at the top, the result at the bottom.
 
 Plain Python, no layout engine: plans are trees with a few shared inputs, so a row for each distance from
-the result and a column for each source is enough. Notebooks show `Graph` by its `_repr_svg_`.
+the result, and inputs side by side above their user, is enough. Notebooks show `Graph` by its `_repr_svg_`.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -17,7 +18,9 @@ from scalein.ir.rewrite import walk_ops
 
 _WIDEST = 44  # characters in a line of a box
 _MOST_LINES = 4
+_HARD_SPACE, _EQUALS = "\u00a0", re.compile(" ([=!<>]=?) ")
 _CHAR, _LINE, _PAD, _GAP_X, _GAP_Y = 7.3, 16, 10, 24, 36  # pixels, for a monospaced font of 12
+_LANE, _SPREAD = 12, 28  # room for an arrow that passes other boxes; between the arrows that end at one box
 
 # Fill and border by what an op does to rows: brings them, picks them, changes them, keeps state.
 _COLOURS = {
@@ -75,7 +78,9 @@ def _mermaid_text(text: str) -> str:
 def _lines(op: Op) -> list[str]:
     """The text of a box: the op's name, then what it does, cut to a few lines."""
     name, detail = describe(op)
-    lines = wrap(detail, _WIDEST, break_on_hyphens=False)
+    # No line ends beside an equals sign, and `wrap` breaks at no other space than this one.
+    lines = [line.replace(_HARD_SPACE, " ")
+             for line in wrap(_EQUALS.sub(rf"{_HARD_SPACE}\1{_HARD_SPACE}", detail), _WIDEST, break_on_hyphens=False)]
     if len(lines) > _MOST_LINES:
         lines = [*lines[: _MOST_LINES - 1], lines[_MOST_LINES - 1][: _WIDEST - 4] + " ..."]
     return [name, *lines]
@@ -83,26 +88,42 @@ def _lines(op: Op) -> list[str]:
 
 @dataclass(slots=True)
 class _Box:
-    """An op on the canvas; x is its middle, y its top."""
+    """An op on the canvas; x is its middle, y its top, row its distance from the result."""
 
     lines: list[str]
     width: float
     height: float
+    row: int = 0
     x: float = 0.0
     y: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Where everything is: boxes by op, tops and bottoms of rows, and where far arrows pass the rows between."""
+
+    boxes: dict[int, _Box]
+    tops: list[float]
+    bottoms: list[float]
+    lanes: dict[tuple[int, int], float]  # user, number of its input -> x
+    width: float
+
+    @property
+    def height(self) -> float:
+        return self.bottoms[0] + _PAD
 
 
 def to_svg(root: Op) -> str:
     """The plan as an SVG picture that stands alone."""
     ops = list(walk_ops(root))
-    boxes = {id(op): _box(_lines(op)) for op in ops}
-    width, height = _place(root, ops, boxes)
+    layout = _place(ops, {id(op): _box(_lines(op)) for op in ops})
+    width, height = f"{layout.width:.0f}", f"{layout.height:.0f}"
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
-        f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="ui-monospace, monospace" font-size="12">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" font-family="ui-monospace, monospace" font-size="12">'
     ]
-    parts += [_edge(boxes[id(below)], boxes[id(op)]) for op in ops for below in inputs(op)]
-    parts += [_draw(boxes[id(op)]) for op in ops]
+    parts += [_edge(layout, op, number) for op in ops for number in range(len(inputs(op)))]
+    parts += [_draw(layout.boxes[id(op)]) for op in ops]
     return "\n".join([*parts, "</svg>"])
 
 
@@ -110,40 +131,73 @@ def _box(lines: list[str]) -> _Box:
     return _Box(lines, max(map(len, lines)) * _CHAR + 2 * _PAD, len(lines) * _LINE + _PAD)
 
 
-def _place(root: Op, ops: list[Op], boxes: dict[int, _Box]) -> tuple[float, float]:
-    """Give every box its place; the size of the canvas."""
-    distance = {id(root): 0}
+def _place(ops: list[Op], boxes: dict[int, _Box]) -> _Layout:
+    """Give every box its place: an op in the middle below its inputs, which stand side by side.
+
+    An input that several ops share stands above the one farthest from the result; to each of the others
+    leads an arrow down a lane of its own, which takes the place of the input there.
+    """
+    owned: dict[tuple[int, int], bool] = {}
     for op in reversed(ops):  # users before their inputs: the longest way to the result decides the row
         for below in inputs(op):
-            distance[id(below)] = max(distance.get(id(below), 0), distance[id(op)] + 1)
-    right_edge = [0.0] * (max(distance.values()) + 1)
-    for op in ops:  # inputs first: an op stands in the middle below them, a source right of what its row has
-        box, row = boxes[id(op)], distance[id(op)]
-        above = [boxes[id(below)].x for below in inputs(op)]
-        start = max(right_edge) if not above else right_edge[row]
-        left = start + (_GAP_X if start else _PAD)
-        wanted = sum(above) / len(above) if above else 0.0
-        box.x = max(wanted, left + box.width / 2)
-        right_edge[row] = box.x + box.width / 2
-    y = float(_PAD)
-    for row in range(len(right_edge) - 1, -1, -1):
-        in_row = [boxes[id(op)] for op in ops if distance[id(op)] == row]
-        for box in in_row:
-            box.y = y
-        y += max(box.height for box in in_row) + _GAP_Y
-    return max(right_edge) + _PAD, y - _GAP_Y + _PAD
+            boxes[id(below)].row = max(boxes[id(below)].row, boxes[id(op)].row + 1)
+    taken: set[int] = set()
+    for op in ops:
+        for number, below in enumerate(inputs(op)):
+            is_next = boxes[id(below)].row == boxes[id(op)].row + 1
+            owned[id(op), number] = is_next and id(below) not in taken
+            taken |= {id(below)} if owned[id(op), number] else set()
+    spans: dict[int, float] = {}  # the width of an op with everything that stands above it
+
+    def width_above(op: Op, number: int, below: Op) -> float:
+        return spans[id(below)] if owned[id(op), number] else _LANE
+
+    for op in ops:
+        above = [width_above(op, number, below) for number, below in enumerate(inputs(op))]
+        spans[id(op)] = max(boxes[id(op)].width, sum(above) + _GAP_X * (len(above) - 1))
+    lefts = {id(ops[-1]): float(_PAD)}
+    lanes: dict[tuple[int, int], float] = {}
+    for op in reversed(ops):
+        boxes[id(op)].x = lefts[id(op)] + spans[id(op)] / 2
+        above = [width_above(op, number, below) for number, below in enumerate(inputs(op))]
+        left = boxes[id(op)].x - (sum(above) + _GAP_X * (len(above) - 1)) / 2
+        for number, (below, width) in enumerate(zip(inputs(op), above, strict=True)):
+            if owned[id(op), number]:
+                lefts[id(below)] = left
+            else:
+                lanes[id(op), number] = left + width / 2
+            left += width + _GAP_X
+    tops, bottoms = _place_rows(list(boxes.values()))
+    return _Layout(boxes, tops, bottoms, lanes, spans[id(ops[-1])] + 2 * _PAD)
 
 
-def _edge(above: _Box, below: _Box) -> str:
-    """A curve from the bottom of one box to the top of the next, with an arrow head."""
-    x0, y0, x1, y1 = above.x, above.y + above.height, below.x, below.y
-    bend = (y1 - y0) / 2
-    return (
-        f'<path d="M{x0:.1f},{y0:.1f} C{x0:.1f},{y0 + bend:.1f} {x1:.1f},{y1 - bend:.1f} {x1:.1f},{y1:.1f}" '
-        f'fill="none" stroke="#71717a"/>'
-        f'<path d="M{x1 - 4:.1f},{y1 - 6:.1f} L{x1:.1f},{y1:.1f} L{x1 + 4:.1f},{y1 - 6:.1f}" '
-        f'fill="none" stroke="#71717a"/>'
-    )
+def _place_rows(boxes: list[_Box]) -> tuple[list[float], list[float]]:
+    """Give every box its y; tops and bottoms of the rows, the result's first."""
+    heights = [max(box.height for box in boxes if box.row == row) for row in range(1 + max(box.row for box in boxes))]
+    tops = [_PAD + sum(heights[row + 1 :]) + _GAP_Y * (len(heights) - 1 - row) for row in range(len(heights))]
+    for box in boxes:
+        box.y = tops[box.row]
+    return tops, [top + height for top, height in zip(tops, heights, strict=True)]
+
+
+def _edge(layout: _Layout, op: Op, number: int) -> str:
+    """An arrow from an input to its user; a curve where it changes sides, which is only between rows."""
+    above, below = layout.boxes[id(inputs(op)[number])], layout.boxes[id(op)]
+    x1 = below.x + (number - (len(inputs(op)) - 1) / 2) * _SPREAD
+    lane = layout.lanes.get((id(op), number))
+    path = f"M{above.x:.1f},{above.y + above.height:.1f} V{layout.bottoms[above.row]:.1f}"
+    if lane is not None and above.row > below.row + 1:
+        path += _curve(above.x, layout.bottoms[above.row], lane, layout.tops[above.row - 1])
+        path += f" V{layout.bottoms[below.row + 1]:.1f}" + _curve(lane, layout.bottoms[below.row + 1], x1, below.y)
+    else:
+        path += _curve(above.x, layout.bottoms[above.row], x1, below.y)
+    head = f"M{x1 - 4:.1f},{below.y - 6:.1f} L{x1:.1f},{below.y:.1f} L{x1 + 4:.1f},{below.y - 6:.1f}"
+    return f'<path d="{path} {head}" fill="none" stroke="#71717a"/>'
+
+
+def _curve(x0: float, y0: float, x1: float, y1: float) -> str:
+    middle = (y0 + y1) / 2
+    return f" C{x0:.1f},{middle:.1f} {x1:.1f},{middle:.1f} {x1:.1f},{y1:.1f}"
 
 
 def _draw(box: _Box) -> str:

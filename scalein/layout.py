@@ -16,7 +16,6 @@ store replaces the arena and keeps the index, the words and the records.
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -32,6 +31,7 @@ ARENA_FULL = 3  # the record arena or the string heap has no room for one more b
 INDEX_FULL = 4  # a key group's table must double before the next record
 OUT_OF_DOMAIN = 5  # a key or slice lies outside the direct-addressed domain
 RING_ADVANCE = 6  # slots `ring.least` and `ring.greatest` are the block's slices; some lie outside the ring
+OUT_OF_BOUNDS = 8  # safe mode only: slot `unsafe` is the number of the check that failed
 CHUNKS_FULL = 7  # the partitioner has too few free chunks for one more block
 
 BLOCK_ROWS = 256  # rows a kernel works on at once: selection vectors and scratch stay in L1
@@ -57,13 +57,14 @@ class Frame:
 class FrameData:
     """A frame's words; `address` is what a kernel is called with. Keeps what it points to alive."""
 
-    __slots__ = ("_index", "address", "keep", "words")
+    __slots__ = ("_index", "address", "keep", "rows", "words")
 
     def __init__(self, frame: Frame) -> None:
         self.words = np.zeros(max(1, len(frame.slots)), np.int64)
         self.address = int(self.words.ctypes.data)
         self._index = {name: k for k, name in enumerate(frame.slots)}
         self.keep: dict[str, object] = {}
+        self.rows = 0  # of all pieces, for whoever measures a kernel that runs over pieces
 
     def __setitem__(self, name: str, value: int) -> None:
         k = self._index.get(name)
@@ -75,6 +76,10 @@ class FrameData:
 
     def __contains__(self, name: str) -> bool:
         return name in self._index
+
+    def get(self, name: str, default: int) -> int:
+        """A slot's word; `default` if the kernel has no such slot."""
+        return self[name] if name in self._index else default
 
     def point(self, name: str, array: np.ndarray) -> None:
         """Set a slot to an array's address and keep the array."""
@@ -151,10 +156,10 @@ class RecordLayout:
         """The bytes of a new record before its keys are written."""
         record = bytearray(self.size)
         for slot in self.fixed:
-            if slot.init:
-                struct.pack_into(f"{len(slot.init)}s", record, self.offset(slot.name), slot.init)
-        for k in range(self.ring):
-            for slot in self.ringed:
-                if slot.init:
-                    struct.pack_into(f"{len(slot.init)}s", record, self.offset(slot.name) + k * self.ring_step, slot.init)
+            at = self.offset(slot.name)
+            record[at : at + len(slot.init)] = slot.init
+        for slot in self.ringed:
+            for k in range(self.ring):
+                at = self.offset(slot.name) + k * self.ring_step
+                record[at : at + len(slot.init)] = slot.init
         return bytes(record)

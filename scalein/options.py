@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from scalein.errors import BadArgument
+from scalein.errors import NOWHERE, BadArgument, SourceLoc
 
 
 def granted_cores() -> int:
@@ -46,18 +46,18 @@ class Options:
 
     @staticmethod
     def make(*, workers: int | None = None, cpu: str | None = None, safe: bool | None = None,
-             cache: str | None = None, engine: str = "llvm") -> Options:
+             cache: str | None = None, engine: str = "llvm", at: SourceLoc = NOWHERE) -> Options:
         """Options given by the call, else by the environment, else the defaults."""
         env = os.environ
         if workers is None:
             text = env.get("SCALEIN_WORKERS", "")
             if text and not text.isdigit():
-                raise BadArgument("SCALEIN_WORKERS is not a number of threads", found=text)
+                raise BadArgument("SCALEIN_WORKERS is not a number of threads", at=at, found=text)
             workers = int(text) if text else granted_cores()
         if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= 256:
-            raise BadArgument("workers must be an integer from 1 to 256", found=repr(workers))
+            raise BadArgument("workers must be an integer from 1 to 256", at=at, found=repr(workers))
         if engine not in ("llvm", "interp"):
-            raise BadArgument("no such engine", found=repr(engine), has="'llvm', 'interp'")
+            raise BadArgument("no such engine", at=at, found=repr(engine), has="'llvm', 'interp'")
         return Options(
             workers=workers,
             cpu=cpu or env.get("SCALEIN_CPU") or "native",

@@ -31,6 +31,15 @@ EVENTS = pa.table({
 ADS = pa.table({"ad_id": pa.array([1], pa.int32()), "campaign": ["a"], "price": [1.0]})
 BATCH = pa.record_batch({"x": [1, 2]})
 flow = si.from_arrow(EVENTS)
+ROWS = si.from_arrow(pa.table({"x": [1, 0, 2**62, 2**62, 2**62], "s": ["1", "one", None, "2", "3"]}))
+
+
+def failing(batch: pa.RecordBatch) -> pa.RecordBatch:
+    raise ValueError("no such currency")
+
+
+def listed(batch: pa.RecordBatch) -> object:
+    return batch.to_pylist()
 
 
 def unread(*batches: object, fail: bool = False) -> Iterator[object]:
@@ -279,6 +288,20 @@ CASES: dict[str, list[tuple[str, Callable[[], object]]]] = {
         ("flow.collect(workers=0)", lambda: flow.collect(workers=0)),
         ('flow.explain("wasm")', lambda: flow.explain("wasm")),
         ("si.flow(schema).explain(analyze=True)", lambda: si.flow(BATCH.schema).explain(analyze=True)),
+    ],
+    "rows, while a flow runs": [
+        ('rows.select(y=col("x") * 4)', lambda: ROWS.select(y=col("x") * 4).collect()),
+        ('rows.select(y=5 // col("x"))', lambda: ROWS.select(y=5 // col("x")).collect()),
+        ('rows.select(y=-col("x") + (5 % col("x")))', lambda: ROWS.select(y=-col("x") + (5 % col("x"))).collect()),
+        ('rows.cast({"x": "int8"})', lambda: ROWS.cast({"x": "int8"}).collect()),
+        ('rows.cast({"s": "int64"})', lambda: ROWS.cast({"s": "int64"}).collect()),
+        ('rows.group_by(k=col("x") + col("x"))', lambda: ROWS.group_by(k=col("x") + col("x")).agg(n=si.count()).collect()),
+        ('rows.group_by().agg(total=col("x").sum())', lambda: ROWS.group_by().agg(total=col("x").sum()).collect()),
+        ("map_batches of a function that raises", lambda: ROWS.map_batches(failing, ROWS.schema).collect()),
+        ("map_batches of a function that gives a list", lambda: ROWS.map_batches(listed, ROWS.schema).collect()),
+        ("map_batches that forgets a column",
+         lambda: ROWS.map_batches(lambda batch: batch.select(["x"]), ROWS.schema).collect()),
+        ('flow.collect(cpu="z80")', lambda: flow.select(x=col("ad_id") + 1).collect(cpu="z80")),
     ],
 }  # fmt: skip
 

@@ -12,20 +12,18 @@ import platform
 import stat
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 
 import scalein as si
 from scalein import col
 from scalein.options import Options, granted_cores
+from scalein.runtime.bandwidth import copy_bandwidth
 
 VECTOR_FEATURES = ("sse4.2", "avx", "avx2", "fma", "bmi2", "avx512f", "avx512bw", "avx512dq", "avx512vl",
                    "avx512vbmi2", "neon", "sve", "sve2")  # LLVM's names
-COPY_BYTES = 256 << 20  # far beyond L2, and beyond one core's share of most L3s
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,23 +71,9 @@ def describe_memory(fields: dict[str, str]) -> str:
 
 
 def describe_bandwidth(cores: int) -> str:
-    one = copy_bandwidth(1)
-    many = f", {copy_bandwidth(cores):.1f} GB/s on {cores}" if cores > 1 else ""
+    one = copy_bandwidth() / 1e9
+    many = f", {copy_bandwidth(cores) / 1e9:.1f} GB/s on {cores}" if cores > 1 else ""
     return f"copy {one:.1f} GB/s on one core{many} (bytes read and written)"
-
-
-def copy_bandwidth(threads: int, size_bytes: int | None = None, repeats: int = 4) -> float:
-    """GB/s of copying large arrays by `threads` threads: bytes read plus bytes written, best of some repeats."""
-    source = np.ones((size_bytes or COPY_BYTES) // 8, dtype=np.int64)
-    target = np.empty_like(source)
-    parts = list(zip(np.array_split(target, threads), np.array_split(source, threads), strict=True))
-    times_s = []
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in range(repeats + 1):  # the first one also faults the target's pages in
-            start = time.perf_counter()
-            list(pool.map(lambda part: np.copyto(*part), parts))  # numpy lets go of the GIL while it copies
-            times_s.append(time.perf_counter() - start)
-    return 2 * source.nbytes / min(times_s[1:]) / 1e9
 
 
 def describe_cache(folder: str) -> str:

@@ -19,8 +19,11 @@ from scalein.ir.functions import COMPARISONS, is_utc
 
 # Functions that are null as soon as one argument is, whatever the others are.
 STRICT = frozenset(
-    "add sub mul div floordiv mod neg abs floor ceil sqrt exp log pow round not is_nan is_in cast divisible "
-    "str_len str_slice starts_with ends_with contains lower upper dt_truncate dt_epoch".split()
+    (
+        "add", "sub", "mul", "div", "floordiv", "mod", "neg", "abs", "floor", "ceil", "sqrt", "exp", "log", "pow",
+        "round", "not", "is_nan", "is_in", "cast", "divisible", "str_len", "str_slice", "starts_with", "ends_with",
+        "contains", "lower", "upper", "dt_truncate", "dt_epoch",
+    )
 ) | frozenset(COMPARISONS)
 
 _SECONDS_PER_DAY = 86_400

@@ -70,7 +70,8 @@ def _show(expr: Expr) -> tuple[str, int]:
     """Text, and how tightly its outermost operator binds."""
     match expr:
         case Col(name):
-            return (name if name.isidentifier() else f"col({name!r})"), _METHOD
+            is_plain = name.isidentifier() or name.startswith("#")  # `#`: a name of ours, in fused plans
+            return (name if is_plain else f"col({name!r})"), _METHOD
         case Lit(value, dtype):
             text = show_value(value, dtype)
             return text, _PREFIX if text.startswith("-") else _METHOD

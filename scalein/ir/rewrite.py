@@ -1,4 +1,4 @@
-"""The only traversals of the IR: over ops, over expressions, and over the expressions of an op.
+"""The only traversals of the IR: over ops, nodes and expressions, and over the expressions of an op.
 
 Ops are remembered by identity, so an input that two ops share is visited once and stays shared.
 Whatever does not change is handed back as the same object, not as an equal one.
@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from scalein.ir.exprs import Agg, Call, Col, Expr, Named, NamedAgg
 from scalein.ir.ops import Aggregate, Filter, Join, Op, Project, Source, Union, inputs
+from scalein.ir.stages import Chain, Grouped, Host, Node, Pipe, Take
 
+Tree = TypeVar("Tree")
 Rule = Callable[[Op], Op | None]
 ExprRule = Callable[[Expr], Expr | None]
 
@@ -28,6 +31,21 @@ def walk_ops(root: Op) -> Iterator[Op]:
             yield op
 
     return visit(root)
+
+
+def walk_nodes(root: Node) -> Iterator[Node]:
+    """Every node of a program, the tables of its joins included, inputs before what they feed."""
+    match root:
+        case Pipe() | Grouped():
+            for _, table in root.joins:
+                yield from walk_nodes(table.input)
+            yield from walk_nodes(root.input)
+        case Host() | Take():
+            yield from walk_nodes(root.input)
+        case Chain():
+            for below in root.inputs:
+                yield from walk_nodes(below)
+    yield root
 
 
 def map_inputs(op: Op, fn: Callable[[Op], Op]) -> Op:
@@ -53,41 +71,31 @@ def rewrite(root: Op, rule: Rule) -> Op:
     A rule sees an op whose inputs are finished and answers with a new op or None. What it answers is
     visited again, new inputs first: so a rule need only do one step.
     """
-    done: dict[int, tuple[Op, Op]] = {}  # id -> (op, result); holding the op keeps its id from being reused
+    return _rewrite(root, map_inputs, rule)
 
-    def visit(op: Op) -> Op:
-        known = done.get(id(op))
+
+def rewrite_expr(expr: Expr, rule: ExprRule) -> Expr:
+    """The expression after `rule` was applied from the leaves up until it has nothing to do anywhere."""
+    return _rewrite(expr, map_args, rule)
+
+
+def _rewrite(root: Tree, map_parts: Callable[[Tree, Callable[[Tree], Tree]], Tree],
+             rule: Callable[[Tree], Tree | None]) -> Tree:
+    """Finished parts are remembered, so an answer that reuses them costs no second walk over them."""
+    done: dict[int, tuple[Tree, Tree]] = {}  # id -> (part, result); holding the part keeps its id from being reused
+
+    def visit(part: Tree) -> Tree:
+        known = done.get(id(part))
         if known is not None:
             return known[1]
-        mapped = map_inputs(op, visit)
+        mapped = map_parts(part, visit)
         changed = rule(mapped)
         result = mapped if changed is None else visit(changed)
-        done[id(op)] = (op, result)
+        done[id(part)] = (part, result)
         done[id(result)] = (result, result)
         return result
 
     return visit(root)
-
-
-def rewrite_expr(expr: Expr, rule: ExprRule) -> Expr:
-    """The expression after `rule` was applied from the leaves up until it has nothing to do anywhere.
-
-    Finished arguments are remembered, so an answer that reuses them costs no second walk over them.
-    """
-    done: dict[int, tuple[Expr, Expr]] = {}
-
-    def visit(node: Expr) -> Expr:
-        known = done.get(id(node))
-        if known is not None:
-            return known[1]
-        mapped = map_args(node, visit)
-        changed = rule(mapped)
-        result = mapped if changed is None else visit(changed)
-        done[id(node)] = (node, result)
-        done[id(result)] = (result, result)
-        return result
-
-    return visit(expr)
 
 
 def map_args(expr: Expr, fn: Callable[[Expr], Expr]) -> Expr:

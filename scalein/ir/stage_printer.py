@@ -1,13 +1,32 @@
-"""Text of the fused form: the program as a tree of nodes, and one stage as the kernel's author sees it."""
+"""Text of the fused form: the program as a tree of nodes, and one stage as its kernel sees it.
+
+A program is a tree, result first, like a logical plan. What stands behind the bars is one kernel, its
+last step first, as everything here flows upwards; below it stand the tables it probes and what it reads:
+
+    kernel group by campaign, tumbling(time, 10s)  -> campaign: str?, ..., views: i64
+    | gives   views = count()
+    | state   24 bytes a group: rows
+    | probe   join0, inner on ad
+    | where   kind == 'view'
+      join0 by ad: campaign
+        scan arrow  -> ad: i64?, campaign: str?
+      scan arrow  -> ad: i64?, kind: str?, time: timestamp[us]
+
+A stage is told in the order in which its kernel works: what it reads, step by step, into which sink.
+Names that begin with `#` are ours: columns that pyarrow computes (`#host0`), tables over the codes of a
+dictionary (`#lookup0`), ids of strings (`#ids.name`, `#code.0.name`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from scalein.ir.exprs import Col, Named
+from scalein.ir.handed_on import is_copy_free, split_items
 from scalein.ir.printer import show_expr, show_window
 from scalein.ir.stages import (
     Acc,
+    AccKind,
     Chain,
     Collect,
     FromBatches,
@@ -16,13 +35,16 @@ from scalein.ir.stages import (
     FromTable,
     Group,
     Grouped,
+    GroupMode,
     Host,
     Let,
     Merge,
     Node,
+    Output,
     Partition,
     Pipe,
     Probe,
+    Read,
     Scan,
     Stage,
     Step,
@@ -31,71 +53,108 @@ from scalein.ir.stages import (
     Where,
 )
 
+_ACCS = {AccKind.VALID: "count", AccKind.ISUM: "sum", AccKind.FSUM: "sum"}
+_MODES = {GroupMode.ONE: "in one record", GroupMode.DIRECT: "in a direct table", GroupMode.HASH: "in a hash table"}
+_FORMS = {"str32": "", "str64": "", "view": "", "fixed": "", "bits": "", "field": "", "dict": " (dictionary)"}
+
 
 def dump_program(root: Node) -> str:
     """The program, result first; what stands below a line feeds it."""
-    return "\n".join(_lines(root, 0))
+    return "\n".join(_lines(root, ""))
 
 
-def _lines(node: Node, depth: int) -> Iterator[str]:
-    pad = "  " * depth
+def _lines(node: Node, pad: str) -> Iterator[str]:
+    below = f"{pad}  "
     match node:
         case Scan():
-            yield f"{pad}scan {node.source.name}: {node.schema!r}"
+            yield f"{pad}scan {node.source.name}  -> {node.schema!r}"
         case Pipe():
-            yield f"{pad}kernel: collect {_items(node.items)}"
-            yield from _steps(node.steps, pad)
-            yield from _below(node, depth)
+            kernel = "" if is_copy_free(node) else "kernel "
+            columns = "" if node.schema == node.input.schema else f"  -> {node.schema!r}"
+            yield f"{pad}{kernel}{node.name}{columns}"
+            yield from (f"{pad}| {line}" for line in (*_collected(node), *_steps(node.steps)))
+            yield from _inputs(node, below)
         case Grouped():
-            yield f"{pad}kernel: group {_table(node.table)}"
-            yield from (f"{pad}  | {line}" for line in _state(node.table))
-            yield from _steps(node.steps, pad)
-            yield from _below(node, depth)
+            yield f"{pad}kernel group {_by(node.table)}  -> {node.schema!r}"
+            yield from (f"{pad}| {line}" for line in (*_state(node.table), *_steps(node.steps)))
+            yield from _inputs(node, below)
         case Host():
-            what = f"map_batches {getattr(node.op.fn, '__name__', 'function')}" if node.op is not None else (
-                "pyarrow " + ", ".join(f"{i.name} = {show_expr(i.expr)}" for i in node.items if not isinstance(i.expr, Col)))
-            yield f"{pad}host: {what}"
-            yield from _lines(node.input, depth + 1)
+            yield f"{pad}{_host(node)}  -> {node.schema!r}"
+            yield from _lines(node.input, below)
         case Take():
-            yield f"{pad}take {node.count}"
-            yield from _lines(node.input, depth + 1)
+            yield f"{pad}limit {node.count}"
+            yield from _lines(node.input, below)
         case Chain():
-            yield f"{pad}chain"
+            yield f"{pad}union  -> {node.schema!r}"
             for each in node.inputs:
-                yield from _lines(each, depth + 1)
+                yield from _lines(each, below)
 
 
-def _below(node: Pipe | Grouped, depth: int) -> Iterator[str]:
+def _inputs(node: Pipe | Grouped, pad: str) -> Iterator[str]:
     for number, table in node.joins:
         keys = ", ".join(map(show_expr, table.keys))
-        yield f"{'  ' * (depth + 1)}table join{number} by {keys}: {', '.join(table.columns) or 'keys only'}"
-        yield from _lines(table.input, depth + 2)
-    yield from _lines(node.input, depth + 1)
+        yield f"{pad}join{number} by {keys}: {', '.join(table.columns) or 'keys only'}"
+        yield from _lines(table.input, f"{pad}  ")
+    yield from _lines(node.input, pad)
 
 
-def _steps(steps: tuple[Step, ...], pad: str) -> Iterator[str]:
+def _collected(pipe: Pipe) -> Iterator[str]:
+    """What a pipe's kernel writes, and the columns that it need not copy."""
+    passed, written = split_items(pipe)
+    if written:
+        yield _line("write", _items(written))
+    if passed:
+        handed_on = [Named(pipe.items[i].name, Col(name)) for i, name in passed.items()]
+        yield _line("as is", _items(tuple(handed_on)))
+
+
+def _host(node: Host) -> str:
+    if node.op is not None:
+        return f"map_batches {getattr(node.op.fn, '__name__', type(node.op.fn).__name__)}, in Python"
+    made = [item for item in node.items if not isinstance(item.expr, Col)]
+    return f"pyarrow computes {_items(tuple(made))}"
+
+
+def _steps(steps: tuple[Step, ...]) -> Iterator[str]:
     """Last step first, as data flows upwards."""
-    return (f"{pad}  ^ {show_step(step)}" for step in reversed(steps))
+    return map(show_step, reversed(steps))
+
+
+def _line(what: str, text: str) -> str:
+    return f"{what:<7} {text}"
 
 
 def show_step(step: Step) -> str:
+    """One step, its verb first; of a probe also the variant, once it is known."""
     match step:
         case Where():
-            return f"where {show_expr(step.predicate)}"
+            return _line("where", show_expr(step.predicate))
         case Let():
-            return f"let {_items(step.items)}"
+            return _line("let", _items(tuple(item for item in step.items if not _keeps_name(item))))
         case Probe():
-            how = "" if step.build is None and not step.direct else " direct" if step.direct else " hash"
+            keys = ", ".join(map(show_expr, step.keys))
+            how = ", by dictionary code" if step.by_code else ", by position" if step.direct else ", by hash" if step.build is not None else ""
             several = "" if step.unique else ", several matches a row"
-            return f"probe join{step.table}{how} {step.how} on {', '.join(map(show_expr, step.keys))}{several}"
+            return _line("probe", f"join{step.table}, {step.how} on {keys}{how}{several}")
 
 
 def _items(items: tuple[Named, ...]) -> str:
-    return ", ".join(i.name if isinstance(i.expr, Col) and i.expr.name == i.name else f"{i.name} = {show_expr(i.expr)}"
-                     for i in items)
+    return ", ".join(map(_item, items))
 
 
-def _table(table: Table) -> str:
+def _item(item: Named) -> str:
+    if _keeps_name(item):
+        return item.name
+    if isinstance(item.expr, Col) and item.expr.name == f"{item.name}#id":
+        return f"{item.name} (as an id)"
+    return f"{item.name} = {show_expr(item.expr)}"
+
+
+def _keeps_name(item: Named) -> bool:
+    return isinstance(item.expr, Col) and item.expr.name == item.name
+
+
+def _by(table: Table) -> str:
     by = [key.name for key in table.keys]
     if table.window is not None:
         by.append(show_window(table.window))
@@ -103,41 +162,61 @@ def _table(table: Table) -> str:
 
 
 def _state(table: Table) -> Iterator[str]:
-    """The record: how large it is, what it remembers, what comes out."""
+    """What comes out of a group, and the record it is kept in."""
     layout = table.layout
     ring = f", {table.ring} slices of {layout.ring_step}" if table.ring else ""
-    yield f"record of {layout.size} bytes{ring}: {', '.join(_acc(acc) for acc in table.accs)}"
-    yield "gives " + ", ".join(f"{o.name} = {o.fn}" for o in table.outputs)
+    yield _line("gives", ", ".join(f"{o.name} = {_output(o, table)}" for o in table.outputs) or "its keys")
+    yield _line("state", f"{layout.size} bytes a group{ring}: {', '.join(map(_acc, table.accs))}")
+
+
+def _output(output: Output, table: Table) -> str:
+    """The aggregate as the user wrote it, from the accumulator it is finished from."""
+    first = table.accs[output.accs[0]]
+    args = "" if first.arg is None else ", ".join(show_expr(e) for e in (first.arg, first.by) if e is not None)
+    return f"{'count' if output.fn == 'count_valid' else output.fn}({args})"
 
 
 def _acc(acc: Acc) -> str:
+    name = _ACCS.get(acc.kind, acc.kind.value)
     args = ", ".join(show_expr(e) for e in (acc.arg, acc.by) if e is not None)
-    return f"{acc.kind.value}({args})" if args else acc.kind.value
+    return f"{name}({args})" if args else name
 
 
 def dump_stage(stage: Stage) -> str:
     """A specialised stage: what is read, step by step, into which sink."""
-    lines = [f"kernel {stage.name}"]
+    lines = [_reader(stage), *map(show_step, stage.steps), *_sink(stage)]
+    return "\n".join([f"kernel {stage.name}", *(f"  {line}" for line in lines)])
+
+
+def _reader(stage: Stage) -> str:
     match stage.reader:
-        case FromBatches(reads) | FromRows(reads):
-            kind = "rows of a partition" if isinstance(stage.reader, FromRows) else "batch"
-            shown = ", ".join(f"{r.name}: {r.dtype!r}{'?' if r.nulls else ''}{'' if r.form == 'fixed' else f' ({r.form})'}"
-                              for r in reads)
-            lines.append(f"  read   {kind}: {shown or 'row count'}")
-        case FromTable(table):
-            lines.append(f"  read   groups {_table(table)}")
+        case FromBatches(reads):
+            return _line("read", ", ".join(map(_read, reads)) or "nothing but the number of rows")
+        case FromRows(reads, stride):
+            return _line("read", f"a partition's rows of {stride} bytes: {', '.join(map(_read, reads))}")
+        case FromTable(table, window_slices):
+            merged = f", {window_slices} slices a window" if window_slices else ""
+            return _line("read", f"groups {_by(table)}{merged}")
         case FromRecords():
-            lines.append("  read   records")
-    lines += [f"  {'step':<6} {show_step(step)}" for step in stage.steps]
+            return _line("read", "records of another table")
+
+
+def _read(read: Read) -> str:
+    form = f" (by the code of {read.via})" if read.via else _FORMS.get(read.form, f" ({read.form})")
+    return f"{'row number' if read.name == '?row' else read.name}: {read.dtype!r}{'?' if read.nulls else ''}{form}"
+
+
+def _sink(stage: Stage) -> Iterator[str]:
     match stage.sink:
         case Collect(items):
-            lines.append(f"  sink   collect {_items(items)}")
-        case Group():
-            table = stage.sink.table
-            lines.append(f"  sink   group {stage.sink.mode.value} {_table(table)}")
-            lines += [f"         {line}" for line in _state(table)]
-        case Merge():
-            lines.append(f"  sink   merge {'slices into windows ' if stage.sink.slide else ''}{_table(stage.sink.table)}")
-        case Partition():
-            lines.append(f"  sink   partition by key group, {stage.sink.stride} bytes a row: {_items(stage.sink.items)}")
-    return "\n".join(lines)
+            yield _line("write", _items(items))
+        case Group(table, mode=mode, owned=owned):
+            own = ", each worker its own keys" if owned else ""
+            yield _line("group", f"{_by(table)}, {_MODES[mode]}{own}")
+            yield from _state(table)
+        case Merge(table, mode, slide):
+            what = "slices into windows" if slide else "groups"
+            yield _line("merge", f"{what} {_by(table)}, {_MODES[mode]}")
+        case Partition() as sink:
+            row_number = ", row number" if sink.ordinal else ""
+            yield _line("append", f"{sink.stride} bytes to a partition: {_items(sink.items)}{row_number}")

@@ -9,6 +9,7 @@ is keyed by.
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -36,6 +37,7 @@ class Read:
     via: str = ""
     offset: int = 0
     null_bit: int = 0
+    code_bits: int = 32  # of a dictionary's codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ class Probe:
     how: str
     keep: tuple[tuple[str, str], ...]
     direct: bool = False  # key - base is the position; else hash
+    by_code: bool = False  # the key is a dictionary's code, looked up to the row of its match
     unique: bool = True  # at most one match a row
     dense: bool = False  # direct, and every position of the domain has a row
     payload: tuple[Read, ...] = ()
@@ -245,8 +248,6 @@ def acc_slots(number: int, acc: Acc) -> list[Slot]:
 
 def extreme(dtype: DType, *, least: bool) -> bytes:
     """The least or greatest value of a type, as bytes: where max and min start. NaN is the greatest."""
-    import struct
-
     if dtype.is_float:
         return struct.pack("<f" if dtype.bits == 32 else "<d", float("-inf") if least else float("nan"))
     if dtype.kind is Kind.BOOL:
@@ -341,12 +342,13 @@ Sink = Collect | Group | Merge | Partition
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Rows in, steps, a sink: one kernel."""
+    """Rows in, steps, a sink: one kernel. `brief`: it will see few rows, so compile it fast rather than well."""
 
     name: str
     reader: Reader
     steps: tuple[Step, ...]
     sink: Sink
+    brief: bool = False
 
     def with_reader(self, reader: Reader) -> Stage:
         return replace(self, reader=reader)

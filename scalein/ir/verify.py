@@ -1,4 +1,4 @@
-"""What ops promise: names exist, types match, nothing is untyped. Whoever breaks it gets an InternalError.
+"""What ops and programs promise: names exist, types match, nothing is untyped; else there is an InternalError.
 
 Users never see one of these: `flow.py` and `resolve` refuse what they wrote with an error in their words.
 The compiler verifies after every pass, so a broken plan names the pass that made it.
@@ -6,21 +6,40 @@ The compiler verifies after every pass, so a broken plan names the pass that mad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
+from typing import TypeVar
 
-from scalein.dtypes import BOOL, DType, Field, Kind
+from scalein.dtypes import BOOL, DType, Field, Kind, Schema
 from scalein.errors import InternalError
-from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, walk
-from scalein.ir.functions import AGGREGATES, COMPARISONS, FUNCTIONS
+from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, type_of, walk
+from scalein.ir.functions import AGGREGATES, COMPARISONS, FUNCTIONS, has_host
 from scalein.ir.ops import Aggregate, Filter, Join, Limit, Op, Source, Union, Watermark
 from scalein.ir.printer import dump, show_expr
-from scalein.ir.rewrite import exprs_of, walk_ops
+from scalein.ir.rewrite import exprs_of, walk_nodes, walk_ops
+from scalein.ir.stage_printer import dump_program
+from scalein.ir.stages import (
+    Acc,
+    AccKind,
+    Chain,
+    Grouped,
+    Host,
+    JoinTable,
+    Let,
+    Node,
+    Pipe,
+    Probe,
+    Take,
+    Where,
+)
 
 Fields = dict[str, Field]
 Schemas = dict[int, Fields]  # by the id of the op; each is derived once, not again for every expression above
 
+Plan = TypeVar("Plan")
+
 _HOW = ("inner", "left", "semi", "anti")
+_HINT = "this is a bug of scalein's; please send us this text"
 
 
 def verify_ops(root: Op) -> None:
@@ -29,14 +48,23 @@ def verify_ops(root: Op) -> None:
     for op in walk_ops(root):
         wrong = next(_wrong_in_op(op, schemas), None)
         if wrong is not None:
-            raise InternalError(f"{type(op).__name__}: {wrong}", at=op.at, plan="\n" + _plan_of(root),
-                                hint="this is a bug of scalein's; please send us this text")
+            raise InternalError(f"{type(op).__name__}: {wrong}", at=op.at, plan="\n" + _text_of(root, dump),
+                                hint=_HINT)
 
 
-def _plan_of(root: Op) -> str:
+def verify_program(root: Node) -> None:
+    """Raise an InternalError, with the program, if a node below or at `root` breaks a promise."""
+    for node in walk_nodes(root):
+        wrong = next(_wrong_in_node(node), None)
+        if wrong is not None:
+            raise InternalError(f"{type(node).__name__}: {wrong}", plan="\n" + _text_of(root, dump_program),
+                                hint=_HINT)
+
+
+def _text_of(root: Plan, show: Callable[[Plan], str]) -> str:
     """The plan, even if it is too broken to be printed in full."""
     try:
-        return dump(root)
+        return show(root)
     except Exception as error:
         return f"{root!r}\n(cannot be printed: {error!r})"
 
@@ -44,8 +72,7 @@ def _plan_of(root: Op) -> str:
 def _wrong_in_op(op: Op, schemas: Schemas) -> Iterator[str]:
     """What is wrong with an op over sound inputs; enters its schema among those known."""
     for expr, below in exprs_of(op):
-        for node in walk(expr):
-            yield from _wrong_in_expr(node, schemas[id(below)])
+        yield from _wrong_inside(expr, schemas[id(below)])
     match op:
         case Source():
             known = set(op.arrow.names)
@@ -76,6 +103,11 @@ def _wrong_names(names: list[str]) -> Iterator[str]:
     if len(set(names)) == len(names):
         return
     yield from (f"two columns are called {name!r}" for name in set(names) if names.count(name) > 1)
+
+
+def _wrong_inside(expr: Expr, fields: Fields) -> Iterator[str]:
+    for node in walk(expr):
+        yield from _wrong_in_expr(node, fields)
 
 
 def _wrong_in_expr(node: Expr, fields: Fields) -> Iterator[str]:
@@ -140,16 +172,21 @@ def _wrong_in_union(op: Union, schemas: Schemas) -> Iterator[str]:
 
 
 def _wrong_in_join(op: Join, schemas: Schemas) -> Iterator[str]:
-    if op.how not in _HOW:
-        yield f"how is {op.how!r}"
-    if op.keep and op.how in ("semi", "anti"):
-        yield f"a {op.how} join keeps nothing of the right side"
-    if len(op.left_keys) != len(op.right_keys) or not op.left_keys:
-        yield f"{len(op.left_keys)} keys on the left and {len(op.right_keys)} on the right"
-        return
-    for left, right in zip(op.left_keys, op.right_keys, strict=True):
-        yield from _expect(partial(_key_text, right), right.dtype, left.dtype)
+    yield from _wrong_keys(op.how, op.left_keys, op.right_keys, bool(op.keep))
     yield from (f"no column {column!r} on the right" for _, column in op.keep if column not in schemas[id(op.right)])
+
+
+def _wrong_keys(how: str, left: tuple[Expr, ...], right: tuple[Expr, ...], keeps: bool) -> Iterator[str]:
+    """What is wrong with how two sides are joined."""
+    if how not in _HOW:
+        yield f"how is {how!r}"
+    if keeps and how in ("semi", "anti"):
+        yield f"a {how} join keeps nothing of the right side"
+    if len(left) != len(right) or not left:
+        yield f"{len(left)} keys on the left and {len(right)} on the right"
+        return
+    for mine, other in zip(left, right, strict=True):
+        yield from _expect(partial(_key_text, other), other.dtype, mine.dtype)
 
 
 def _key_text(key: Expr) -> str:
@@ -169,6 +206,107 @@ def _wrong_in_agg(agg: Agg) -> Iterator[str]:
         yield f"no aggregate {agg.fn!r}"
     elif len(agg.args) != AGGREGATES[agg.fn]:
         yield f"aggregate {agg.fn} with {len(agg.args)} arguments"
+
+
+# --- programs
+
+
+def _wrong_in_node(node: Node) -> Iterator[str]:
+    """What is wrong with a node over sound inputs."""
+    match node:
+        case Pipe(items=items):
+            fields = yield from _wrong_in_kernel(node)
+            yield from (wrong for item in items for wrong in _wrong_in_kernel_expr(item.expr, fields))
+        case Grouped():
+            fields = yield from _wrong_in_kernel(node)
+            yield from _wrong_in_table(node, fields)
+        case Host(op=None):
+            fields = _fields(node.input.schema)
+            yield from (wrong for item in node.items for wrong in _wrong_inside(item.expr, fields))
+        case Take(count=count) if count < 0:
+            yield f"count is {count}"
+        case Chain():
+            for below in node.inputs:
+                yield from _wrong_in_part(below.schema, node.schema)
+    yield from _wrong_names(list(node.schema.names))
+
+
+def _wrong_in_part(part: Schema, whole: Schema) -> Iterator[str]:
+    if part.names != whole.names:
+        yield f"an input has columns {list(part.names)}, not {list(whole.names)}"
+        return
+    for found, expected in zip(part, whole, strict=True):
+        yield from _expect(partial("column {!r} of an input".format, found.name), found.dtype, expected.dtype)
+
+
+def _fields(schema: Schema) -> Fields:
+    return {field.name: field for field in schema}
+
+
+def _wrong_in_kernel(node: Pipe | Grouped) -> Generator[str, None, Fields]:
+    """What is wrong with a kernel's steps; gives the names that are visible behind the last."""
+    tables = dict(node.joins)
+    probes = [step.table for step in node.steps if isinstance(step, Probe)]
+    if len(tables) != len(node.joins) or len(set(probes)) != len(probes) or set(probes) != set(tables):
+        yield f"it probes joins {probes} and has tables {[number for number, _ in node.joins]}"
+    fields = _fields(node.input.schema)
+    for step in node.steps:
+        match step:
+            case Where(predicate):
+                yield from _wrong_in_kernel_expr(predicate, fields)
+                yield from _expect(lambda: "a predicate", predicate.dtype, BOOL)
+            case Let(items):
+                yield from (wrong for item in items for wrong in _wrong_in_kernel_expr(item.expr, fields))
+                yield from _wrong_names([item.name for item in items])
+                fields = {i.name: Field(i.name, type_of(i.expr), i.expr.nullable) for i in items}
+            case Probe():
+                yield from _wrong_in_probe(step, tables[step.table], fields)
+                fields = {**fields, **_kept(step, tables[step.table])}
+    return fields
+
+
+def _wrong_in_kernel_expr(expr: Expr, fields: Fields) -> Iterator[str]:
+    yield from _wrong_inside(expr, fields)
+    if has_host(expr):
+        yield f"{show_expr(expr)} is pyarrow's to compute, and stands in a kernel"
+
+
+def _wrong_in_probe(probe: Probe, table: JoinTable, fields: Fields) -> Iterator[str]:
+    known = _fields(table.input.schema)
+    yield from (wrong for key in probe.keys for wrong in _wrong_in_kernel_expr(key, fields))
+    yield from (wrong for key in table.keys for wrong in _wrong_inside(key, known))
+    yield from _wrong_keys(probe.how, probe.keys, table.keys, bool(probe.keep))
+    yield from (f"no column {column!r} in join{probe.table}" for _, column in probe.keep
+                if column not in table.columns or column not in known)
+
+
+def _kept(probe: Probe, table: JoinTable) -> Fields:
+    """The columns that a probe adds."""
+    schema = table.input.schema
+    return {name: Field(name, schema[column].dtype, schema[column].nullable or probe.how == "left")
+            for name, column in probe.keep}
+
+
+def _wrong_in_table(node: Grouped, fields: Fields) -> Iterator[str]:
+    table = node.table
+    if len(table.keys) != len(node.keys):
+        yield f"{len(node.keys)} keys for a table of {len(table.keys)}"
+        return
+    for key, expr in zip(table.keys, node.keys, strict=True):
+        yield from _wrong_in_kernel_expr(expr, fields)
+        yield from _expect(partial("key {!r}".format, key.name), expr.dtype, key.dtype)
+        if expr.nullable and not key.nullable:
+            yield f"key {key.name!r} can be null and is kept as if it could not"
+    given = [e for acc in table.accs for e in (acc.arg, acc.by) if e is not None]
+    for expr in given if table.window is None else [*given, table.window.time]:
+        yield from _wrong_in_kernel_expr(expr, fields)
+    if table.accs[:1] != (Acc(AccKind.ROWS),):
+        yield "the first accumulator does not count rows"
+    yield from (f"output {output.name!r} is made of accumulators {output.accs} of {len(table.accs)}"
+                for output in table.outputs if not output.accs or max(output.accs) >= len(table.accs))
+    window, size = table.window, table.slice_size
+    if window is not None and (size <= 0 or window.size % size or window.every % size):
+        yield f"a window of {window.size} every {window.every} in slices of {size}"
 
 
 def _expect(what: Callable[[], str], found: DType | None, expected: DType | None) -> Iterator[str]:

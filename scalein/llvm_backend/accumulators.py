@@ -24,7 +24,8 @@ from scalein.llvm_backend.values import Env, Row, Value, from_memory, memory_typ
 Place = Callable[[str], ir.Value]
 
 
-def update(code: Code, number: int, acc: Acc, place: Place, row: Row, env: Env, ordinal: Callable[[], ir.Value]) -> None:
+def update(code: Code, number: int, acc: Acc, place: Place, row: Row, env: Env,
+           ordinal: Callable[[], ir.Value]) -> None:
     """Count a live row in."""
     f, b, name = code.f, code.f.b, f"acc{number}"
     if acc.kind is AccKind.ROWS:
@@ -47,7 +48,7 @@ def update(code: Code, number: int, acc: Acc, place: Place, row: Row, env: Env, 
             total = b.load(place(name), typ=I128, align=8)
             f.store(b.add(total, wide), place(name), align=8)
         case AccKind.FSUM:
-            wide = data if data.type == F64 else b.fpext(data, F64)
+            wide = data if value.number.type == F64 else b.fpext(data, F64)
             if valid is not None:
                 wide = b.select(valid, wide, const(-0.0, F64))
             f.store(b.fadd(b.load(place(name), typ=F64), wide), place(name))

@@ -47,9 +47,9 @@ class Block:
 
 
 @contextmanager
-def rows(code: Code, block: Block) -> Iterator[Row]:
+def rows(code: Code, block: Block, rare: bool = False) -> Iterator[Row]:
     """A loop over the live rows of a block."""
-    with code.f.loop(block.count) as k:
+    with code.f.loop(block.count, rare=rare) as k:
         yield block.row(code.f, k)
 
 
@@ -70,6 +70,7 @@ def keep(code: Code, block: Block, test: Callable[[Row], ir.Value]) -> Block:
         with f.when(f.b.not_(whole)):
             _compact(code, mask, old, new, block.count)
         vectors[name] = f.b.select(whole, _all_rows(code) if old is None else old, new)
+    code.check("the number of rows in a block", f.b.icmp_unsigned("<=", kept.get(), const(BLOCK_ROWS)))
     return replace(block, count=kept.get(), vectors=vectors)
 
 
@@ -110,10 +111,12 @@ def _compact(code: Code, mask: ir.Value, old: ir.Value | None, new: ir.Value | N
 def _splat(f: Fn, value: ir.Value, lanes: int) -> ir.Value:
     vector = ir.VectorType(value.type, lanes)
     one = f.b.insert_element(ir.Constant(vector, ir.Undefined), value, const(0, I32))
-    return f.b.shuffle_vector(one, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
+    zeros = ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)
+    return f.b.shuffle_vector(one, ir.Constant(vector, ir.Undefined), zeros)
 
 
-def _store_by_table(code: Code, numbers: ir.Value, packed: ir.Value, target: ir.Value, dense: bool, k: ir.Value) -> None:
+def _store_by_table(code: Code, numbers: ir.Value, packed: ir.Value, target: ir.Value, dense: bool,
+                    k: ir.Value) -> None:
     """Compress eight lanes without AVX-512: the set bits' positions come from a table by mask."""
     f = code.f
     table = _positions(code)

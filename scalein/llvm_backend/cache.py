@@ -38,7 +38,8 @@ class Compiled:
     kernel: Kernel
     errors: tuple[str, ...]
     never_null: tuple[bool, ...]
-    origin: str  # "memory", "disk" or "compiled"
+    checks: tuple[str, ...]
+    origin: str  # "disk" or "compiled"
     seconds: float
 
 
@@ -59,7 +60,8 @@ def _code_version() -> str:
     facts = [release]
     for folder in ("llvm_backend", os.path.join("llvm_backend", "sinks"), "ir"):
         with os.scandir(os.path.join(root, folder)) as entries:
-            facts += sorted(f"{e.name}:{e.stat().st_size}:{e.stat().st_mtime_ns}" for e in entries if e.name.endswith(".py"))
+            found = [(e.name, e.stat()) for e in entries if e.name.endswith(".py")]
+        facts += sorted(f"{name}:{file.st_size}:{file.st_mtime_ns}" for name, file in found)
     with open(os.path.join(root, "layout.py"), "rb") as file:
         facts.append(hashlib.sha256(file.read()).hexdigest())
     return "|".join(facts)
@@ -90,10 +92,11 @@ def load_kernel(stage: Stage, options: Options) -> Compiled:
 
 def _compile(stage: Stage, target: Target, options: Options, key: str, started: float) -> Compiled:
     lowered = lower_stage(stage, target, options.safe)
-    image = emit(lowered.text, target)
+    image = emit(lowered.text, target, stage.brief)
     kernel = link(lowered.name, image, lowered.frame)
     _to_disk(key, options.cache, lowered, image)
-    return Compiled(kernel, lowered.errors, lowered.never_null, "compiled", time.perf_counter() - started)
+    took = time.perf_counter() - started
+    return Compiled(kernel, lowered.errors, lowered.never_null, lowered.checks, "compiled", took)
 
 
 # --- disk
@@ -130,17 +133,19 @@ def _from_disk(key: str, folder: str, started: float) -> Compiled | None:
             return None
         head, image = body.split(b"\n", 1)
         about = json.loads(head)
-        kernel = link(about["name"], image, Frame(tuple(about["slots"])))
-    except (OSError, ValueError, KeyError, RuntimeError):
+        errors, never_null, checks, slots = (tuple(about[name]) for name in ("errors", "never_null", "checks", "slots"))
+        kernel = link(about["name"], image, Frame(slots))
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError):
         return None
-    return Compiled(kernel, tuple(about["errors"]), tuple(about["never_null"]), "disk", time.perf_counter() - started)
+    return Compiled(kernel, errors, never_null, checks, "disk", time.perf_counter() - started)
 
 
 def _to_disk(key: str, folder: str, lowered: Lowered, image: bytes) -> None:
     home = private_folder(folder)
     if home is None:
         return
-    about = {"name": lowered.name, "slots": lowered.frame.slots, "errors": lowered.errors, "never_null": lowered.never_null}
+    about = {"name": lowered.name, "slots": lowered.frame.slots, "errors": lowered.errors,
+             "never_null": lowered.never_null, "checks": lowered.checks}
     body = json.dumps(about).encode() + b"\n" + image
     content = _MAGIC + hashlib.sha256(body).hexdigest().encode() + body
     try:

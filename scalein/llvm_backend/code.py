@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from llvmlite import ir
 
+from scalein.layout import OUT_OF_BOUNDS
 from scalein.llvm_backend.fn import I8, Fn, Var, const
 
 
@@ -21,6 +23,7 @@ class Code:
     errors: list[str] = field(default_factory=list)
     failed: Var | None = None
     never_null: list[bool] = field(default_factory=list)  # of the collected columns
+    checks: list[str] = field(default_factory=list)  # of safe mode
     strings: dict[bytes, int] = field(default_factory=dict)
 
     def fail(self, what: str, condition: ir.Value) -> None:
@@ -31,6 +34,23 @@ class Code:
         assert self.failed is not None
         b = self.f.b
         self.failed.set(b.or_(self.failed.get(), b.select(condition, const(1 << bit), const(0))))
+
+    def check(self, what: str, *conditions: ir.Value) -> None:
+        """Safe mode: leave the kernel unless all conditions hold. Otherwise no code at all."""
+        if not self.f.safe:
+            return
+        if what not in self.checks:
+            self.checks.append(what)
+        holds = self.f.all_of(*conditions)
+        assert holds is not None
+        with self.f.when(self.f.b.not_(holds), likely=False):
+            self.f.set_slot("unsafe", const(self.checks.index(what)))
+            self.f.leave(OUT_OF_BOUNDS)
+
+    def check_within(self, what: str, index: ir.Value, count: Callable[[], ir.Value]) -> None:
+        """Safe mode: 0 <= index < count. The count is asked for only then: it may need a slot of its own."""
+        if self.f.safe:
+            self.check(what, self.f.b.icmp_unsigned("<", index, count()))
 
     def check_errors(self, status: int) -> None:
         """Leave the kernel if any row has failed so far."""

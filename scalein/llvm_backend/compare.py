@@ -15,7 +15,8 @@ from scalein.llvm_backend.values import Str
 _SIGN = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 
-def compare(code: Code, fn: str, a: ir.Value | Str, b: ir.Value | Str, dtype: DType, literals: list[object]) -> ir.Value:
+def compare(code: Code, fn: str, a: ir.Value | Str, b: ir.Value | Str, dtype: DType,
+            literals: list[object]) -> ir.Value:
     if isinstance(a, Str) and isinstance(b, Str):
         return strings.compare(code, fn, a, b, literals)
     if dtype.is_float:

@@ -28,7 +28,8 @@ def lower(f: Fn, fn: str, data: ir.Value, dtype: DType, params: tuple[object, ..
             return floor_divide(f, data, have // want)
         by = want // have
         limit = (2**63 - 1) // by
-        fail("integer overflow", f.b.or_(f.b.icmp_signed(">", data, const(limit)), f.b.icmp_signed("<", data, const(-limit))))
+        too_great, too_small = f.b.icmp_signed(">", data, const(limit)), f.b.icmp_signed("<", data, const(-limit))
+        fail("integer overflow", f.b.or_(too_great, too_small))
         return f.b.mul(data, const(by))
     if dtype.kind is Kind.DATE:
         return f.b.trunc(_calendar(f, fn, f.b.sext(data, I64)), I32)

@@ -45,7 +45,8 @@ def lower_literal(code: Code, value: object, dtype: DType) -> Value:
     elif value is None:
         data = const(0.0 if dtype.is_float else 0, register_type(dtype))
     else:
-        data = const(float(value) if dtype.is_float else int(value), register_type(dtype))  # type: ignore[call-overload]
+        assert isinstance(value, int | float)
+        data = const(float(value) if dtype.is_float else int(value), register_type(dtype))
     return Value(data, const(0, I1) if value is None else None)
 
 
@@ -173,8 +174,11 @@ _LAZY: dict[str, Callable[[Code, Call, Env, Row, ir.Value | None], Value]] = {
 }  # fmt: skip
 
 LOWERED = frozenset(_LAZY) | frozenset(
-    "add sub mul div floordiv mod neg abs floor ceil sqrt exp log pow round eq ne lt le gt ge divisible not is_null "
-    "is_not_null is_nan is_in cast str_len starts_with ends_with contains str_slice dt_year dt_quarter dt_month "
-    "dt_day dt_weekday dt_ordinal_day dt_hour dt_minute dt_second dt_millisecond dt_microsecond dt_nanosecond "
-    "dt_truncate dt_epoch".split()
+    (
+        "add", "sub", "mul", "div", "floordiv", "mod", "neg", "abs", "floor", "ceil", "sqrt", "exp", "log", "pow",
+        "round", "eq", "ne", "lt", "le", "gt", "ge", "divisible", "not", "is_null", "is_not_null", "is_nan", "is_in",
+        "cast", "str_len", "starts_with", "ends_with", "contains", "str_slice", "dt_year", "dt_quarter", "dt_month",
+        "dt_day", "dt_weekday", "dt_ordinal_day", "dt_hour", "dt_minute", "dt_second", "dt_millisecond",
+        "dt_microsecond", "dt_nanosecond", "dt_truncate", "dt_epoch",
+    )
 )

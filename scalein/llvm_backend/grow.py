@@ -47,4 +47,4 @@ def grow_kernel(options: Options) -> Grow:
     b.ret(const(DONE))
     frame = f.finish()
     target = target_for(options.cpu)
-    return Grow(link("grow", emit(str(f.module), target), frame))
+    return Grow(link("grow", emit(f.text(), target), frame))

@@ -38,7 +38,7 @@ class KeyBlock:
 
 def canonical(f: Fn, value: Value, dtype: DType) -> Value:
     """A fixed-width value as the integer that stands for it."""
-    b, data = f.b, value.data
+    b, data = f.b, value.number
     if dtype.is_float:
         nan = b.fcmp_unordered("uno", data, data)
         data = b.fadd(data, const(0.0, data.type))  # -0.0 + 0.0 = 0.0

@@ -24,46 +24,66 @@ from scalein.llvm_backend.fn import I8, I32, I64, PTR, const
 from scalein.llvm_backend.keys import canonical, key_block
 from scalein.llvm_backend.readers import load_column
 from scalein.llvm_backend.table import Index, place_in
-from scalein.llvm_backend.values import Binding, Env, Row, Str, Value
+from scalein.llvm_backend.values import Binding, Env, Row, Value
 
 Then = Callable[[Block, Env], None]
 
 
 def lower_probe(code: Code, step: Probe, block: Block, env: Env, then: Then) -> None:
     f, b = code.f, code.f.b
-    matches = _direct(code, step, block, env) if step.direct else _hashed(code, step, block, env)
     name = f"join{step.table}"
+    match = _coded(code, step, env) if step.by_code else (
+        _direct(code, step, env) if step.direct else _hashed(code, step, block, env))
+    matches = f.scratch(I32, PADDED, "matches")
     found = Block(block.count, {**block.vectors, name: matches})
 
     def hit(row: Row) -> ir.Value:
-        return b.icmp_signed(">=", row.offset(name), const(0))
+        number = match(row)
+        f.store(number, matches, row.k)
+        return b.icmp_signed(">=", number, const(0, I32))
 
     if step.how == "semi":
         then(_without(keep(code, found, hit), name), env)
-    elif step.how == "anti":
+        return
+    if step.how == "anti":
         then(_without(keep(code, found, lambda row: b.not_(hit(row))), name), env)
+        return
+    columns = {**env, **{out: _payload(code, step, name, column) for out, column in step.keep},
+               **{out: _payload(code, step, name, column, as_code=True) for out, column in step.codes}}
+    if step.unique and step.how == "inner":
+        then(keep(code, found, hit), columns)
+        return
+    with rows(code, block) as row:
+        hit(row)
+    if step.unique:
+        then(found, columns)
     else:
-        columns = {**env, **{out: _payload(code, step, name, column) for out, column in step.keep},
-                   **{out: _payload(code, step, name, column, as_code=True) for out, column in step.codes}}
-        if step.unique:
-            then(keep(code, found, hit) if step.how == "inner" else found, columns)
-        else:
-            _expand(code, step, found, name, lambda each: then(each, columns))
+        _expand(code, step, found, name, lambda each: then(each, columns))
 
 
 def _without(block: Block, name: str) -> Block:
     return Block(block.count, {k: v for k, v in block.vectors.items() if k != name})
 
 
-def _direct(code: Code, step: Probe, block: Block, env: Env) -> ir.Value:
-    """Row numbers by arithmetic; -1 where the key lies outside or has no row."""
+def _coded(code: Code, step: Probe, env: Env) -> Callable[[Row], ir.Value]:
+    """A row's match is what its dictionary code was looked up to."""
+
+    def match(row: Row) -> ir.Value:
+        value = lower_expr(code, step.keys[0], env, row)
+        number = value.number
+        return number if value.valid is None else code.f.b.select(value.valid, number, const(-1, I32))
+
+    return match
+
+
+def _direct(code: Code, step: Probe, env: Env) -> Callable[[Row], ir.Value]:
+    """A row's match by arithmetic; -1 where the key lies outside or has no row."""
     f, b = code.f, code.f.b
-    prefix = f"join{step.table}"
-    key = step.keys[0]
-    matches = f.scratch(I32, PADDED, "matches")
-    with rows(code, block) as row:
+    prefix, key = f"join{step.table}", step.keys[0]
+
+    def match(row: Row) -> ir.Value:
         value = lower_expr(code, key, env, row)
-        plain = canonical(f, Value(value.data), type_of(key)).data
+        plain = canonical(f, Value(value.data), type_of(key)).number
         wide = plain if plain.type == I64 else (b.sext if type_of(key).is_signed else b.zext)(plain, I64)
         place = b.sub(wide, f.slot(f"{prefix}.least"))
         inside = f.all_of(b.icmp_unsigned("<", place, f.slot(f"{prefix}.span")), value.valid)
@@ -72,26 +92,30 @@ def _direct(code: Code, step: Probe, block: Block, env: Env) -> ir.Value:
         else:
             safe = b.select(inside, place, const(0))
             number = f.load_input(f.at(f.slot(f"{prefix}.rows", PTR), safe, I32), I32)
-        f.store(b.select(inside, number, const(-1, I32)), matches, row.k)
-    return matches
+        return b.select(inside, number, const(-1, I32))
+
+    return match
 
 
-def _hashed(code: Code, step: Probe, block: Block, env: Env) -> ir.Value:
+def _hashed(code: Code, step: Probe, block: Block, env: Env) -> Callable[[Row], ir.Value]:
+    """A row's match through the index, which is probed for the whole block first."""
     f, b = code.f, code.f.b
     assert step.build is not None
-    index = Index(code, step.build, f"join{step.table}")
+    table = step.build
+    index = Index(code, table, f"join{step.table}")
     keys = key_block(code, block, env, step.keys, has_nulls=False)
     records = index.find(keys, block.count, None, insert=False)
-    matches = f.scratch(I32, PADDED, "matches")
-    with rows(code, block) as row:
+
+    def match(row: Row) -> ir.Value:
         record = f.load(records, row.k, PTR)
         known = f.all_of(b.icmp_unsigned("!=", record, ir.Constant(PTR, None)),
                          *(lower_expr(code, key, env, row).valid for key in step.keys))
         # A row without a match reads the arena's first bytes, which hold no record.
         record = b.select(known, record, index.slot("arena"))
-        head = b.trunc(b.load(place_in(f, step.build, record)("acc1.head"), typ=I64), I32)
-        f.store(b.select(known, head, const(-1, I32)), matches, row.k)
-    return matches
+        head = b.trunc(b.load(place_in(f, table, record)("acc1.head"), typ=I64), I32)
+        return b.select(known, head, const(-1, I32))
+
+    return match
 
 
 def _payload(code: Code, step: Probe, source: str, column: str, as_code: bool = False) -> Binding:
@@ -118,15 +142,13 @@ def _table_value(code: Code, name: str, read: Read, number: ir.Value, valid: ir.
     def slot(part: str, typ: ir.Type = PTR) -> ir.Value:
         return f.slot(f"{name}.{part}", typ)
 
+    code.check_within(f"a row of the table's column {name}", number, lambda: slot("rows", I64))
     if read.nulls:
         known = f.load_input(f.at(slot("known"), number, I8), I8)
         valid = f.all_of(valid, f.b.icmp_unsigned("!=", known, const(0, I8)))
     if read.form == "code":
         return Value(f.load_input(f.at(slot("codes"), number, I32), I32), valid)
-    found = load_column(code, read, number, None, slot)
-    if isinstance(found.data, Str) and valid is not None:
-        return Value(Str(found.data.ptr, f.b.select(valid, found.data.size, const(0))), valid)
-    return Value(found.data, valid)
+    return load_column(code, read, number, valid, slot)
 
 
 def _expand(code: Code, step: Probe, block: Block, name: str, then: Callable[[Block], None]) -> None:

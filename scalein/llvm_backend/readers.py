@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from llvmlite import ir
 
 from scalein.dtypes import Kind
@@ -9,8 +11,10 @@ from scalein.ir.stages import Read
 from scalein.layout import INLINE_BYTES
 from scalein.llvm_backend.block import PADDED, unpack_bits
 from scalein.llvm_backend.code import Code
-from scalein.llvm_backend.fn import I1, I8, I16, I32, I64, PTR, Fn, const
+from scalein.llvm_backend.fn import I8, I16, I32, I64, PTR, Fn, const
 from scalein.llvm_backend.values import Binding, Row, Str, Value, from_memory, memory_type
+
+SlotOf = Callable[..., ir.Value]  # a slot of a column, by the slot's part and its type (an address)
 
 CODE_TYPES = {8: I8, 16: I16, 32: I32}
 
@@ -48,6 +52,7 @@ class ArrowColumn:
         f, read = self._code.f, self._read
         offset = row.offset(self._source)
         index = f.b.add(start, offset)
+        self._code.check_within(f"a row of column {read.name!r}", index, lambda: f.slot("end"))
         valid = None
         if self._valid_bytes is not None:
             valid = f.b.icmp_unsigned("!=", f.load(self._valid_bytes, offset, I8), const(0, I8))
@@ -56,7 +61,7 @@ class ArrowColumn:
         return load_column(self._code, read, index, valid, self._slot)
 
 
-def load_column(code: Code, read: Read, index: ir.Value, valid: ir.Value | None, slot) -> Value:  # type: ignore[no-untyped-def]
+def load_column(code: Code, read: Read, index: ir.Value, valid: ir.Value | None, slot: SlotOf) -> Value:
     """The value at `index` of a column's buffers. A null string gets no bytes."""
     f = code.f
     match read.form:
@@ -65,42 +70,51 @@ def load_column(code: Code, read: Read, index: ir.Value, valid: ir.Value | None,
             loaded = f.load_input(f.at(slot("data"), index, typ), typ)
             return Value(from_memory(f, loaded, read.dtype), valid)
         case "str32" | "str64":
-            return _no_bytes_if_null(f, _plain_string(f, read, index, slot), valid)
+            return _no_bytes_if_null(f, _plain_string(code, read, index, slot), valid)
         case "view":
-            return _no_bytes_if_null(f, _view_string(f, index, valid, slot), valid)
+            return _no_bytes_if_null(f, _view_string(code, read, index, valid, slot), valid)
         case "dict":
-            codes = _code_at(f, index, valid, slot)
-            return _no_bytes_if_null(f, _plain_string(f, read, codes, slot), valid)
+            codes = _code_at(code, read, index, valid, slot)
+            return _no_bytes_if_null(f, _plain_string(code, read, codes, slot), valid)
         case "lut":
-            return _looked_up(f, read, index, valid, slot)
+            return _looked_up(code, read, index, valid, slot)
         case _:
             raise AssertionError(read.form)
 
 
-def _code_at(f: Fn, index: ir.Value, valid: ir.Value | None, slot) -> ir.Value:  # type: ignore[no-untyped-def]
+def _code_at(code: Code, read: Read, index: ir.Value, valid: ir.Value | None, slot: SlotOf) -> ir.Value:
     """The dictionary code of a row; that of a null may be anything, so it reads as 0."""
-    found = f.b.sext(f.load_input(f.at(slot("codes"), index, I32), I32), I64)
-    return found if valid is None else f.b.select(valid, found, const(0))
+    f = code.f
+    typ = CODE_TYPES[read.code_bits]
+    found = f.b.zext(f.load_input(f.at(slot("codes"), index, typ), typ), I64)
+    found = found if valid is None else f.b.select(valid, found, const(0))
+    code.check_within(f"a dictionary code of column {read.name!r}", found, lambda: slot("values", I64))
+    return found
 
 
-def _looked_up(f: Fn, read: Read, index: ir.Value, valid: ir.Value | None, slot) -> Value:  # type: ignore[no-untyped-def]
-    typ = memory_type(read.dtype)
-    codes = _code_at(f, index, valid, slot)
+def _looked_up(code: Code, read: Read, index: ir.Value, valid: ir.Value | None, slot: SlotOf) -> Value:
+    f, typ = code.f, memory_type(read.dtype)
+    codes = _code_at(code, read, index, valid, slot)
     return Value(from_memory(f, f.load_input(f.at(slot("data"), codes, typ), typ), read.dtype), valid)
 
 
-def _plain_string(f: Fn, read: Read, index: ir.Value, slot) -> Str:  # type: ignore[no-untyped-def]
+def _plain_string(code: Code, read: Read, index: ir.Value, slot: SlotOf) -> Str:
+    f = code.f
     typ = I64 if read.form == "str64" else I32
     place = f.at(slot("offsets"), index, typ)
     start = f.load_input(place, typ)
     end = f.load_input(f.at(place, const(1), typ), typ)
     if typ is not I64:
         start, end = f.b.sext(start, I64), f.b.sext(end, I64)
+    if f.safe:
+        code.check(f"the bytes of column {read.name!r}", f.b.icmp_signed(">=", start, const(0)),
+                   f.b.icmp_signed("<=", start, end), f.b.icmp_signed("<=", end, slot("bytes", I64)))
     return Str(f.byte_at(slot("data"), start), f.b.sub(end, start))
 
 
-def _view_string(f: Fn, index: ir.Value, valid: ir.Value | None, slot) -> Str:  # type: ignore[no-untyped-def]
+def _view_string(code: Code, read: Read, index: ir.Value, valid: ir.Value | None, slot: SlotOf) -> Str:
     """An Arrow string view: up to 12 bytes in place, else in one of the column's buffers."""
+    f = code.f
     view = f.at(slot("data"), index, ir.ArrayType(I8, 16))
     size = f.b.zext(f.load_input(view, I32, align=4), I64)
     if valid is not None:
@@ -108,7 +122,13 @@ def _view_string(f: Fn, index: ir.Value, valid: ir.Value | None, slot) -> Str:  
     short = f.b.icmp_unsigned("<=", size, const(INLINE_BYTES))
     number = f.b.zext(f.load_input(f.byte_at(view, 8), I32, align=4), I64)
     start = f.b.zext(f.load_input(f.byte_at(view, 12), I32, align=4), I64)
-    buffer = f.load_input(f.at(slot("buffers"), f.b.select(short, const(0), number), PTR), PTR)
+    number = f.b.select(short, const(0), number)
+    if f.safe:
+        code.check_within(f"a buffer of column {read.name!r}", number, lambda: slot("buffer_count", I64))
+        room = f.load_input(f.at(slot("sizes"), number, I64), I64)
+        fits = f.b.icmp_unsigned("<=", f.b.add(start, size), room)
+        code.check(f"the bytes of column {read.name!r}", f.b.or_(short, fits))
+    buffer = f.load_input(f.at(slot("buffers"), number, PTR), PTR)
     far = f.byte_at(buffer, f.b.select(short, const(0), start))
     return Str(f.b.select(short, f.byte_at(view, 4), far), size)
 

@@ -65,7 +65,7 @@ def _reduce(code: Code, k: int, acc: Acc, block: Block, env: Env, place: accumul
             sum_ = f.var(F64, const(-0.0, F64))
             with rows(code, block) as row:
                 value = lower_expr(code, acc.arg, env, row)
-                data = value.data if value.data.type == F64 else b.fpext(value.data, F64)
+                data = value.number if value.number.type == F64 else b.fpext(value.number, F64)
                 if value.valid is not None:
                     data = b.select(value.valid, data, const(-0.0, F64))
                 sum_.set(b.fadd(sum_.get(), data, flags=["reassoc"]))
@@ -86,10 +86,10 @@ def _reduce(code: Code, k: int, acc: Acc, block: Block, env: Env, place: accumul
 
 
 def _add_halves(code: Code, acc: Acc, env: Env, row: Row, low: Var, high: Var) -> None:
-    f, b = code.f, code.f.b
+    b = code.f.b
     assert acc.arg is not None
     value, dtype = lower_expr(code, acc.arg, env, row), type_of(acc.arg)
-    wide = value.data
+    wide = value.number
     if wide.type != I64:
         wide = (b.sext if dtype.is_signed else b.zext)(wide, I64)
     if value.valid is not None:

@@ -2,7 +2,8 @@
 
 A kernel runs over rows [row, end) of its frame, cut into blocks, and passes each through the steps
 into the sink. `row` in the frame is the first row of the block under way: whatever status a kernel
-leaves with, calling it again goes on there.
+leaves with, calling it again goes on there. Partition rows come in pieces; then `row` counts within
+the piece under way.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from scalein.ir.stages import (
     Merge,
     Partition,
     Probe,
+    Read,
     Stage,
     Step,
     Where,
@@ -56,6 +58,7 @@ class Lowered:
     frame: Frame
     errors: tuple[str, ...]
     never_null: tuple[bool, ...]  # of the collected columns
+    checks: tuple[str, ...]  # of safe mode
 
 
 def lower_stage(stage: Stage, target: Target, safe: bool = False) -> Lowered:
@@ -64,23 +67,43 @@ def lower_stage(stage: Stage, target: Target, safe: bool = False) -> Lowered:
     code = Code(f)
     code.failed = f.var(I64, const(0))
     columns = [ArrowColumn(code, read) for read in stage.reader.reads] if isinstance(stage.reader, FromBatches) else []
-    with _blocks(f) as (start, count):
+    def lower_block(source: ir.Value | None, start: ir.Value, count: ir.Value, end: ir.Value) -> None:
         for column in columns:
             column.open_block(start, count)
         block = Block(count, {"in": None})
-        env = _read(code, stage, columns, start)
+        env = _read(code, stage, columns, source, start)
         if isinstance(stage.reader, FromTable) and stage.reader.sparse:
             block = keep(code, block, lambda row: row.get(env["?live"]).data)
-        _steps(_Lowering(code, stage, start, count, f.slot("end")), stage.steps, block, env)
+        _steps(_Lowering(code, stage, start, count, end), stage.steps, block, env)
+
+    if isinstance(stage.reader, FromRows):
+        with _pieces(f) as (source, end), _blocks(f, end) as (start, count):
+            lower_block(source, start, count, end)
+    else:
+        with _blocks(f, f.slot("end")) as (start, count):
+            lower_block(None, start, count, f.slot("end"))
     f.b.ret(const(DONE))
     frame = f.finish()
-    return Lowered(stage.name, str(f.module), frame, tuple(code.errors), tuple(code.never_null))
+    return Lowered(stage.name, f.text(), frame, tuple(code.errors), tuple(code.never_null), tuple(code.checks))
 
 
 @contextmanager
-def _blocks(f: Fn) -> Iterator[tuple[ir.Value, ir.Value]]:
+def _pieces(f: Fn) -> Iterator[tuple[ir.Value, ir.Value]]:
+    """The loop over pieces of rows: address and row count of each. `row` counts within `piece`."""
+    piece = f.var(I64, f.get_slot("piece"))
+    with f.forever() as pieces:
+        f.set_slot("piece", piece.get())
+        pieces.stop_if(f.b.icmp_signed(">=", piece.get(), f.slot("piece.count")))
+        place = f.at(f.slot("pieces", PTR), f.b.shl(piece.get(), const(1)), I64)
+        yield f.b.load(place, typ=PTR), f.load(place, const(1), I64)
+        f.set_slot("row", const(0))
+        piece.set(f.b.add(piece.get(), const(1)))
+
+
+@contextmanager
+def _blocks(f: Fn, end: ir.Value) -> Iterator[tuple[ir.Value, ir.Value]]:
     """The loop over blocks: first row and row count of each."""
-    row, end = f.var(I64, f.get_slot("row")), f.slot("end")
+    row = f.var(I64, f.get_slot("row"))
     with f.forever() as blocks:
         f.set_slot("row", row.get())
         blocks.stop_if(f.b.icmp_signed(">=", row.get(), end))
@@ -90,25 +113,22 @@ def _blocks(f: Fn) -> Iterator[tuple[ir.Value, ir.Value]]:
         row.set(f.b.add(start, count))
 
 
-def _read(code: Code, stage: Stage, columns: list[ArrowColumn], start: ir.Value) -> Env:
+def _read(code: Code, stage: Stage, columns: list[ArrowColumn], source: ir.Value | None, start: ir.Value) -> Env:
     match stage.reader:
         case FromBatches(reads):
             return {read.name: column.binding(start) for read, column in zip(reads, columns, strict=True)}
-        case FromRows():
-            return {read.name: Binding(partial(_row_field, code, stage.reader, read, start)) for read in stage.reader.reads}
+        case FromRows(reads) as reader:
+            return {read.name: Binding(partial(_row_field, code, reader, read, source, start)) for read in reads}
         case FromTable():
             return table_env(code, stage.reader, start)
         case FromRecords():
             return {}
 
 
-def _row_field(code: Code, reader: FromRows, read: object, start: ir.Value, row: Row) -> Value:
-    from scalein.ir.stages import Read
-
-    assert isinstance(read, Read)
+def _row_field(code: Code, reader: FromRows, read: Read, source: ir.Value, start: ir.Value, row: Row) -> Value:
     f = code.f
     number = f.b.add(start, row.offset("in"))
-    base = f.byte_at(f.slot("source", PTR), f.b.mul(number, const(reader.stride)))
+    base = f.byte_at(source, f.b.mul(number, const(reader.stride)))
     nulls = f.b.load(f.byte_at(base, reader.null_offset), typ=I64, align=8) if read.nulls else None
     return field_value(code, f.byte_at(base, read.offset), read, nulls)
 

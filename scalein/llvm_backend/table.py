@@ -119,12 +119,22 @@ class Index:
         f.prefetch(record)
         f.store(record, records, k)
 
+    def _check_record(self, record: ir.Value) -> None:
+        """Safe mode: the record lies in the arena."""
+        f, b = self.code.f, self.code.f.b
+        if f.safe:
+            offset = b.sub(b.ptrtoint(record, I64), b.ptrtoint(self.slot("arena"), I64))
+            end = b.add(offset, const(self.table.layout.size))
+            self.code.check(f"a record of {self.prefix}", b.icmp_signed(">=", offset, const(0)),
+                            b.icmp_signed("<=", end, f.get_slot(f"{self.prefix}.used")))
+
     def _settle(self, keys: KeyBlock, k: ir.Value, slices: ir.Value | None, records: ir.Value, insert: bool) -> None:
         """Keep the candidate if its key is the row's, else look on."""
         f, b = self.code.f, self.code.f.b
         record = f.load(records, k, PTR)
         good = f.var(I1, b.icmp_unsigned("!=", record, NULL))
         with f.when(good.get()):
+            self._check_record(record)
             good.set(self._same_key(record, keys, k, slices))
         with f.when(b.not_(good.get()), likely=False):
             f.store(self._search(keys, k, slices, insert), records, k)
@@ -133,10 +143,12 @@ class Index:
         f, b, layout = self.code.f, self.code.f.b, self.table.layout
         tests: list[ir.Value | None] = []
         if keys.nulls is not None:
-            tests.append(b.icmp_unsigned("==", b.load(f.byte_at(record, layout.offset("nulls")), typ=I64), f.load(keys.nulls, k, I64)))
+            stored = b.load(f.byte_at(record, layout.offset("nulls")), typ=I64)
+            tests.append(b.icmp_unsigned("==", stored, f.load(keys.nulls, k, I64)))
         if slices is not None:
-            tests.append(b.icmp_unsigned("==", b.load(f.byte_at(record, layout.offset("slice")), typ=I64), f.load(slices, k, I64)))
-        for number, dtype in enumerate(keys.types):
+            stored = b.load(f.byte_at(record, layout.offset("slice")), typ=I64)
+            tests.append(b.icmp_unsigned("==", stored, f.load(slices, k, I64)))
+        for number in range(len(keys.types)):
             place = f.byte_at(record, layout.offset(f"key{number}"))
             key = key_at(f, keys, number, k)
             if isinstance(key, tuple):
@@ -160,6 +172,7 @@ class Index:
                 candidates.stop_if(b.icmp_unsigned("==", left.get(), const(0, I8)))
                 position = b.zext(b.cttz(left.get(), const(0, I1)), I64)
                 record = self._record(f.load(bucket, position, I64))
+                self._check_record(record)
                 with f.when(self._same_key(record, keys, k, slices)):
                     found.set(record)
                     left.set(const(0, I8))
@@ -184,7 +197,8 @@ class Index:
             f.leave(INDEX_FULL)
         used = f.get_slot(f"{self.prefix}.used")
         record = f.byte_at(self.slot("arena"), used)
-        f.call("llvm.memcpy.p0.p0.i64", ir.VoidType(), [record, self.code.text(layout.template), const(layout.size), const(0, I1)])
+        template = self.code.text(layout.template)
+        f.call("llvm.memcpy.p0.p0.i64", ir.VoidType(), [record, template, const(layout.size), const(0, I1)])
         f.store(f.load(keys.hashes, k, I64), f.byte_at(record, layout.offset("hash")))
         if keys.nulls is not None:
             f.store(f.load(keys.nulls, k, I64), f.byte_at(record, layout.offset("nulls")))

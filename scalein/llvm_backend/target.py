@@ -34,7 +34,8 @@ class Target:
 
     def machine(self) -> llvm.TargetMachine:
         target = llvm.Target.from_triple(self.triple)
-        return target.create_target_machine(cpu=self.cpu, features=self.features, opt=3, reloc="pic", codemodel="default")
+        return target.create_target_machine(cpu=self.cpu, features=self.features, opt=3, reloc="pic",
+                                            codemodel="default")
 
 
 _LEVELS = ("x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4")

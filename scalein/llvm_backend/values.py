@@ -35,6 +35,12 @@ class Value:
     valid: ir.Value | None = None
 
     @property
+    def number(self) -> ir.Value:
+        """The data of anything but a string: one register."""
+        assert not isinstance(self.data, Str)
+        return self.data
+
+    @property
     def string(self) -> Str:
         assert isinstance(self.data, Str)
         return self.data

@@ -1,7 +1,7 @@
 """Arrow columns as frame slots: addresses of their buffers, without a copy.
 
 A column is told apart by its form (see `ir.stages.Read`). Only what Arrow cannot address directly is
-rewritten: dictionary codes that are not 32 bits wide, and dictionaries that hold a null.
+rewritten: dictionary codes of 64 bits, and dictionaries that hold a null or nothing.
 """
 
 from __future__ import annotations
@@ -30,16 +30,31 @@ def form_of(arrow: pa.DataType) -> str:
     return "dict" if pa.types.is_dictionary(arrow) else "fixed"
 
 
-def addressable(array: pa.Array) -> pa.Array:
-    """The column itself, or an equal one that kernels can read."""
+def has_nulls(array: pa.Array) -> bool:
+    """Whether a row may be null: a dictionary can hide a null among its words."""
+    return bool(array.null_count) or (pa.types.is_dictionary(array.type) and bool(array.dictionary.null_count))
+
+
+_CODES = {8: pa.uint8(), 16: pa.uint16(), 32: pa.uint32()}
+
+
+def code_bits(arrow: pa.DataType) -> int:
+    """The width at which a dictionary's codes are read; a code is never negative, so its sign does not matter."""
+    return min(32, arrow.index_type.bit_width) if pa.types.is_dictionary(arrow) else 32
+
+
+def addressable(array: pa.Array, bits: int = 32) -> pa.Array:
+    """The column itself, or an equal one that kernels can read; a dictionary with codes of this width."""
     if not pa.types.is_dictionary(array.type):
         return array
-    if array.dictionary.null_count:
-        return array.cast(pa.string())
+    if array.dictionary.null_count:  # the null moves to the codes
+        array = array.cast(pa.string()).dictionary_encode()
+    if not len(array.dictionary):  # every code is null, and reads as 0: there must be a value 0
+        array = pa.DictionaryArray.from_arrays(array.indices, pa.array([""], pa.string()))
     if array.dictionary.type != pa.string():
         array = pa.DictionaryArray.from_arrays(array.indices, array.dictionary.cast(pa.string()))
-    if array.indices.type not in (pa.int32(), pa.uint32()):
-        return pa.DictionaryArray.from_arrays(pc.cast(array.indices, pa.int32()), array.dictionary)
+    if array.indices.type.bit_width != bits:
+        return pa.DictionaryArray.from_arrays(pc.cast(array.indices, _CODES[bits]), array.dictionary)
     return array
 
 
@@ -49,9 +64,9 @@ def bind(frame: FrameData, array: pa.Array, read: Read, prefix: str = "") -> Non
     if read.form == "dict":
         indices = array.indices
         bind_validity(frame, indices, name, read)
-        codes = indices.buffers()[1]
-        frame[f"{name}.codes"] = _start(codes) + 4 * indices.offset
+        frame[f"{name}.codes"] = _start(indices.buffers()[1]) + indices.offset * read.code_bits // 8
         _bind_strings(frame, array.dictionary, name, "str32")
+        frame[f"{name}.values"] = len(array.dictionary)
         frame.keep[name] = array
         return
     bind_validity(frame, array, name, read)
@@ -70,6 +85,8 @@ def bind(frame: FrameData, array: pa.Array, read: Read, prefix: str = "") -> Non
         frame[f"{name}.data"] = start + 16 * array.offset
         others = [_start(b) for b in buffers[2:]]
         frame.point(f"{name}.buffers", np.array([*others, _EMPTY_ADDRESS], np.uint64))
+        frame.point(f"{name}.sizes", np.array([*(b.size if b is not None else 0 for b in buffers[2:]), 0], np.int64))
+        frame[f"{name}.buffer_count"] = len(buffers) - 1
     else:
         frame[f"{name}.data"] = start + array.offset * read.dtype.bits // 8
 
@@ -94,6 +111,7 @@ def _bind_strings(frame: FrameData, array: pa.Array, name: str, form: str) -> No
     _, offsets, data = array.buffers()
     frame[f"{name}.offsets"] = _start(offsets) + width * array.offset
     frame[f"{name}.data"] = _start(data)
+    frame[f"{name}.bytes"] = 0 if data is None else data.size
 
 
 def _start(buffer: pa.Buffer | None) -> int:
@@ -104,5 +122,5 @@ def _start(buffer: pa.Buffer | None) -> int:
 def bind_codes(frame: FrameData, indices: pa.Array, read: Read) -> None:
     """The codes of a dictionary column, for a table that is looked up by them."""
     bind_validity(frame, indices, read.name, read)
-    frame[f"{read.name}.codes"] = _start(indices.buffers()[1]) + 4 * indices.offset
+    frame[f"{read.name}.codes"] = _start(indices.buffers()[1]) + indices.offset * read.code_bits // 8
     frame.keep[f"{read.name}.codes"] = indices

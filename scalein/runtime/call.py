@@ -2,45 +2,61 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 
-from scalein.errors import ComputeError
-from scalein.layout import ERROR, FrameData
-from scalein.llvm_backend.cache import Compiled, load_kernel
+import pyarrow as pa
+import pyarrow.ipc
+
+from scalein.errors import ComputeError, InternalError
 from scalein.ir.stages import Stage
+from scalein.layout import ERROR, OUT_OF_BOUNDS, FrameData
+from scalein.llvm_backend.cache import Compiled, load_kernel
 from scalein.options import Options
 from scalein.runtime.profile import Profile, current
 
 
 def kernel(stage: Stage, options: Options) -> Compiled:
     """The stage's kernel; whoever listens is told."""
+    started = time.perf_counter()
     compiled = load_kernel(stage, options)
     profile = current()
     if profile is not None:
-        profile.met(stage, compiled)
+        profile.met(stage, compiled, time.perf_counter() - started)
     return compiled
 
 
 def call(compiled: Compiled, frame: FrameData) -> int:
     """Run the kernel until it is done or wants something; raises for a row that failed."""
     profile = current()
-    if profile is None:
-        status = compiled.kernel.call(frame.address)
-    else:
-        status = _measured(compiled, frame, profile)
+    status = compiled.kernel.call(frame.address) if profile is None else _measured(compiled, frame, profile)
+    if status == OUT_OF_BOUNDS:
+        raise _unsafe(compiled, frame)
     if status == ERROR:
         raise failure(compiled, frame["errors"])
     return status
 
 
 def _measured(compiled: Compiled, frame: FrameData, profile: Profile) -> int:
-    first, written = frame["row"], frame["out.count"] if "out.count" in frame else 0
+    first, written = frame["row"], frame.get("out.count", 0)
     started = time.perf_counter()
     status = compiled.kernel.call(frame.address)
     took = time.perf_counter() - started
-    now = frame["out.count"] if "out.count" in frame else 0
-    profile.called(compiled, frame["row"] - first, took, now - written)
+    rows, frame.rows = frame.rows or frame["row"] - first, 0
+    profile.called(compiled, rows, took, frame.get("out.count", 0) - written)
     return status
+
+
+def _unsafe(compiled: Compiled, frame: FrameData) -> InternalError:
+    """Safe mode caught an access outside of its memory; the batch is written down, so that it can be replayed."""
+    arrays = {name: column for name, column in frame.keep.items() if isinstance(column, pa.Array)}
+    batch = pa.table({name: column for name, column in arrays.items() if len(column) == frame["end"]})
+    descriptor, path = tempfile.mkstemp(prefix="scalein-replay-", suffix=".arrow")
+    with open(descriptor, "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
+        writer.write_table(batch)
+    return InternalError(f"the kernel {compiled.kernel.name!r} left {compiled.checks[frame['unsafe']]}",
+                         found=f"in the block of rows from {frame['row']}", replay=path,
+                         hint="either the Arrow data is damaged (try table.validate(full=True)), or this is a bug of ours")
 
 
 def failure(compiled: Compiled, bits: int) -> ComputeError:

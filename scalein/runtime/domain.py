@@ -67,7 +67,8 @@ def _key_range(prepared: Prepared, key: Expr, batches: Iterable[pa.RecordBatch],
     if isinstance(key, Col) and key.name.startswith("#ids."):
         interner = prepared.interners.get(key.name[5:])
         count = max(16, 2 * len(interner)) if interner is not None else 16
-        sizes = [len(b.column(key.name[5:]).dictionary) for b in batches if pa.types.is_dictionary(b.column(key.name[5:]).type)]
+        columns = [b.column(key.name[5:]) for b in batches]
+        sizes = [len(c.dictionary) for c in columns if pa.types.is_dictionary(c.type)]
         return 0, max([count, *sizes]) - 1
     if isinstance(key, Col) and key.name.startswith("#code."):
         join, column = key.name.split(".", 2)[1:]
@@ -120,7 +121,8 @@ def _sampled(column: pa.Array, dtype: DType, whole: bool) -> tuple[int, int] | N
 
 
 def _bounds(column: pa.Array, dtype: DType) -> tuple[int, int] | None:
-    plain = column.view(pa.int64() if dtype.bits == 64 else pa.int32()) if dtype.kind in (Kind.TS, Kind.DUR, Kind.DATE) else column
-    found = pc.min_max(plain)
+    if dtype.kind in (Kind.TS, Kind.DUR, Kind.DATE):
+        column = column.view(pa.int64() if dtype.bits == 64 else pa.int32())
+    found = pc.min_max(column)
     low, high = found["min"].as_py(), found["max"].as_py()
     return None if low is None else (int(low), int(high))

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from scalein.runtime.group import State
 
 
+BRIEF_ROWS = 1 << 16  # compiling a fast loop over fewer groups takes longer than it saves
+
+
 class Emitter:
     """What happens to a table's groups: fused into one kernel that reads records and writes columns.
 
@@ -47,7 +50,7 @@ class Emitter:
     def is_fused(self, table: Table) -> bool:
         return self._then is not None and not self._joins and not any(key.coded for key in table.keys)
 
-    def kernel(self, table: Table, window_slices: int = 0) -> tuple[Compiled, tuple[Named, ...]]:
+    def kernel(self, table: Table, window_slices: int = 0, brief: bool = False) -> tuple[Compiled, tuple[Named, ...]]:
         """The kernel over the table's records, and the columns it writes."""
         sparse = bool(table.keys or table.window)
         reader = FromTable(table, window_slices, sparse)
@@ -56,7 +59,7 @@ class Emitter:
             steps, items = self._then.steps, self._then.items
         else:
             steps, items = (), self._raw(table)
-        return kernel(Stage("emit", reader, steps, Collect(items)), self._options), items
+        return kernel(Stage("emit", reader, steps, Collect(items), brief), self._options), items
 
     def _raw(self, table: Table) -> tuple[Named, ...]:
         """The table's columns; a dictionary key as its id."""
@@ -70,7 +73,7 @@ class Emitter:
         return tuple(items)
 
     def _groups(self, prepared: Prepared | None, table: Table, state: State) -> Iterator[pa.RecordBatch]:
-        compiled, items = self.kernel(table)
+        compiled, items = self.kernel(table, brief=state.count <= BRIEF_ROWS)
         frame = compiled.kernel.frame.new()
         frame["source"] = state.first
         frame.keep["source"] = state

@@ -4,10 +4,14 @@ logical   the ops after all passes
 fused     nodes and their steps: what becomes one kernel
 llvm/asm  the kernels themselves, compiled for a sample of the data (its first rows; for an input
           that has none to look at, one made-up row)
+analyze   the fused plan, then every kernel of a whole run: rows, time, copies, memory
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 import pyarrow as pa
@@ -16,21 +20,29 @@ from scalein.compiler import compile_flow
 from scalein.connectors.memory import Batches
 from scalein.errors import NOWHERE, ComputeError
 from scalein.ir import ops
+from scalein.ir.handed_on import split_items
 from scalein.ir.passes import OP_PASSES
 from scalein.ir.printer import dump
-from scalein.ir.rewrite import rewrite
+from scalein.ir.rewrite import rewrite, walk_nodes
 from scalein.ir.stage_printer import dump_program, dump_stage
-from scalein.ir.stages import Node
+from scalein.ir.stages import Collect, FromTable, Node, Partition, Pipe, Stage
+from scalein.llvm_backend.jit import assembly
+from scalein.llvm_backend.stage import lower_stage
+from scalein.llvm_backend.target import target_for
 from scalein.options import Options
+from scalein.runtime.bandwidth import copy_bandwidth
+from scalein.runtime.profile import Usage, listening
+from scalein.runtime.run import batches
 
 SAMPLE_ROWS = 1_000
+_COPY_BYTES = 64 << 20  # enough to measure a share by, in a few hundredths of a second
 
 
 def explain(op: ops.Op, options: Options, level: str, verbose: bool, analyze: bool) -> str:
     """The plan as text."""
     if analyze:
         return _analysed(op, options)
-    if verbose:
+    if verbose and level in ("logical", "fused"):
         return _every_pass(op, level)
     if level == "logical":
         for step in OP_PASSES:
@@ -38,7 +50,8 @@ def explain(op: ops.Op, options: Options, level: str, verbose: bool, analyze: bo
         return dump(op)
     if level == "fused":
         return dump_program(compile_flow(op))
-    return _kernels(op, options, level)
+    kernels = _kernels(op, options, level)
+    return f"{_commented(_every_pass(op, 'fused'))}\n\n{kernels}" if verbose else kernels
 
 
 def _every_pass(op: ops.Op, level: str) -> str:
@@ -46,41 +59,39 @@ def _every_pass(op: ops.Op, level: str) -> str:
     parts: list[str] = []
     last = ""
 
-    def trace(name: str, plan: ops.Op | Node) -> None:
+    def tell(name: str, plan: ops.Op | Node) -> None:
         nonlocal last
-        is_fused = name in ("split", "fuse")
-        text = dump_program(plan) if is_fused else dump(plan)  # type: ignore[arg-type]
-        if level == "logical" and is_fused:
+        if isinstance(plan, Node) and level == "logical":
             return
+        text = dump_program(plan) if isinstance(plan, Node) else dump(plan)
         parts.append(f"-- {name}\n{'unchanged' if text == last else text}")
         last = text
 
-    compile_flow(op, trace)
+    compile_flow(op, tell)
     return "\n\n".join(parts)
+
+
+# --- llvm, asm
 
 
 def _kernels(op: ops.Op, options: Options, level: str) -> str:
     """LLVM or machine code of every kernel that a run over a sample uses."""
-    from scalein.llvm_backend.jit import assembly
-    from scalein.llvm_backend.stage import lower_stage
-    from scalein.llvm_backend.target import target_for
-    from scalein.runtime.profile import listening
-    from scalein.runtime.run import batches
-
     sampled = _sampled(op)
-    with listening() as profile:
-        try:
-            for _ in batches(sampled, replace(options, workers=1)):
-                pass
-        except ComputeError:
-            pass  # a sample may hold a row that fails; the kernels met so far are what was asked for
+    with listening() as profile, suppress(ComputeError):
+        # A sample may hold a row that fails; the kernels met so far are what was asked for.
+        for _ in batches(sampled, replace(options, workers=1)):
+            pass
     target = target_for(options.cpu)
     parts = []
     for usage in profile.usages.values():
         lowered = lower_stage(usage.stage, target, options.safe)
         text = lowered.text if level == "llvm" else assembly(lowered.text, target)
-        parts.append("\n".join(f"; {line}" for line in dump_stage(usage.stage).splitlines()) + f"\n{text}")
+        parts.append(f"{_commented(dump_stage(usage.stage))}\n{text}")
     return "\n".join(parts) or "; nothing to compile: every column is handed on as it is"
+
+
+def _commented(text: str) -> str:
+    return "\n".join(f"; {line}".rstrip() for line in text.splitlines())
 
 
 def _sampled(root: ops.Op) -> ops.Op:
@@ -111,48 +122,88 @@ def _source(op: ops.Source, table: pa.Table, columns: tuple[str, ...]) -> ops.So
 
 def _made_up(schema: pa.Schema) -> pa.Table:
     """One row of zeros and empty strings."""
-    arrays = []
-    for field in schema:
-        if pa.types.is_dictionary(field.type):
-            arrays.append(pa.DictionaryArray.from_arrays(pa.array([0], field.type.index_type), pa.array([""], field.type.value_type)))
-        elif pa.types.is_string(field.type) or pa.types.is_large_string(field.type) or pa.types.is_string_view(field.type):
-            arrays.append(pa.array([""], field.type))
-        elif pa.types.is_boolean(field.type):
-            arrays.append(pa.array([False]))
-        else:
-            width = field.type.bit_width
-            arrays.append(pa.Array.from_buffers(field.type, 1, [None, pa.py_buffer(bytes(width // 8))]))
+    arrays = [_made_up_column(field.type) for field in schema]
     return pa.Table.from_arrays(arrays, schema=schema).replace_schema_metadata({"made": "up"})
 
 
+def _made_up_column(arrow: pa.DataType) -> pa.Array:
+    if pa.types.is_dictionary(arrow):
+        return pa.DictionaryArray.from_arrays(pa.array([0], arrow.index_type), pa.array([""], arrow.value_type))
+    if pa.types.is_string(arrow) or pa.types.is_large_string(arrow) or pa.types.is_string_view(arrow):
+        return pa.array([""], arrow)
+    if pa.types.is_boolean(arrow):
+        return pa.array([False])
+    return pa.Array.from_buffers(arrow, 1, [None, pa.py_buffer(bytes(arrow.bit_width // 8))])
+
+
+# --- analyze
+
+
 def _analysed(op: ops.Op, options: Options) -> str:
-    """The fused plan, then each kernel with its rows, time and share of the memory bandwidth."""
-    import time
-
-    from scalein.runtime.profile import copy_bandwidth, listening
-    from scalein.runtime.run import batches
-
-    bandwidth = copy_bandwidth()
+    """The fused plan, then each kernel with its rows, time, copies and share of the memory bandwidth."""
+    node = compile_flow(op)
+    bandwidth = copy_bandwidth(size_bytes=_COPY_BYTES)
     with listening() as profile:
         started = time.perf_counter()
         rows = sum(batch.num_rows for batch in batches(op, options))
         took = time.perf_counter() - started
-    lines = [dump_program(compile_flow(op)), "", f"{rows:,} rows in {took * 1e3:,.1f} ms, {options.workers} workers"]
-    for usage in profile.usages.values():
-        moved = usage.rows * usage.bytes_per_row
-        share = moved / max(usage.seconds, 1e-9) / bandwidth
-        lines += ["", dump_stage(usage.stage),
-                  f"  rows   {usage.rows:,} in {usage.calls} calls" + (f", {usage.rows_out:,} written" if usage.rows_out else ""),
-                  f"  time   {usage.seconds * 1e3:,.2f} ms ({usage.seconds / max(took, 1e-9):.0%}); {_made(usage.compiled)}",
-                  f"  bytes  {moved / 1e6:,.1f} MB read, {share:.0%} of one core's copy bandwidth"]
-    if not profile.usages:
-        lines.append("no kernel: every column is handed on as it is")
+    usages = list(profile.usages.values())
+    busy, loading = sum(u.seconds for u in usages), sum(u.load_seconds for u in usages)
+    lines = [dump_program(node), "", f"{_count(rows, 'row')} in {_ms(took)} with {_count(options.workers, 'worker')}"]
+    if usages:
+        lines[-1] += f": {_ms(busy)} in {_count(len(usages), 'kernel')} (all workers), {_ms(loading)} to load them"
+    else:
+        lines[-1] += ", without a kernel: every column is handed on as it is"
+    for usage in usages:
+        lines += ["", dump_stage(usage.stage), *(f"  {line}" for line in _facts(usage, node, busy, bandwidth))]
     return "\n".join(lines)
 
 
-def _made(compiled: object) -> str:
-    from scalein.llvm_backend.cache import Compiled
+def _facts(usage: Usage, node: Node, busy: float, bandwidth: float) -> Iterator[str]:
+    """What a kernel did, one line each."""
+    written = f", {usage.rows_out:,} written" if isinstance(usage.stage.sink, Collect) else ""
+    yield f"rows    {usage.rows:,} in {_count(usage.calls, 'call')}{written}"
+    share = f" ({usage.seconds / busy:.0%} of all kernels)" if busy else ""
+    rate = f", {usage.rows / usage.seconds / 1e6:,.0f} million rows/s a worker" if usage.seconds else ""
+    yield f"time    {_ms(usage.seconds)}{share}{rate}; {_loaded(usage)}"
+    yield f"copies  {_copies(usage.stage, node)}"
+    read, wrote = usage.bytes_read, usage.bytes_written
+    used = (read + wrote) / max(usage.seconds, 1e-9) / bandwidth
+    writes = f", {_bytes(wrote)} written" if wrote else ""
+    yield f"memory  {_bytes(read)} read{writes}: {used:.0%} of one core's copy bandwidth"
 
-    assert isinstance(compiled, Compiled)
-    how = {"compiled": "compiled", "disk": "loaded from the cache folder"}[compiled.origin]
-    return f"{how} once in {compiled.seconds * 1e3:.1f} ms"
+
+def _copies(stage: Stage, node: Node) -> str:
+    """Which bytes a kernel writes that were there before."""
+    match stage.sink:
+        case Collect(items) if isinstance(stage.reader, FromTable):
+            return f"{_count(len(items), 'column')} written, from the groups' records"
+        case Collect(items):
+            names = [item.name for item in items]
+            handed_on = next((len(passed) for pipe in walk_nodes(node) if isinstance(pipe, Pipe)
+                              for passed, written in [split_items(pipe)] if [w.name for w in written] == names), 0)
+            rest = f", {handed_on} handed on untouched" if handed_on else ""
+            return f"{_count(len(items), 'column')} written{rest}"
+        case Partition(stride=stride):
+            return f"{stride} bytes a row, into partitions"
+        case _:
+            return "none, rows go into the groups' records"
+
+
+def _loaded(usage: Usage) -> str:
+    if usage.load_seconds < usage.compiled.seconds:
+        return "in memory from an earlier run"
+    how = {"compiled": "compiled", "disk": "read from the cache folder"}[usage.compiled.origin]
+    return f"{how} in {_ms(usage.load_seconds)}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.{1 if seconds >= 0.001 else 3}f} ms"
+
+
+def _bytes(size: float) -> str:
+    return f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e3:,.1f} kB" if size >= 1e3 else f"{size:.0f} bytes"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

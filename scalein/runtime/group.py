@@ -31,7 +31,7 @@ from scalein.ir.stages import (
     Stage,
     Table,
 )
-from scalein.layout import ARENA_FULL, DONE, INDEX_FULL, OUT_OF_DOMAIN, FrameData
+from scalein.layout import DONE, OUT_OF_DOMAIN, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
 from scalein.runtime import radix, ring
@@ -41,7 +41,7 @@ from scalein.runtime.emit import Emitter
 from scalein.runtime.joins import Built
 from scalein.runtime.specialise import Specialiser
 from scalein.runtime.stages import Prepared, specialised_table, table_exprs
-from scalein.runtime.tables import DirectTable, Domain, HashTable, OneRecord
+from scalein.runtime.tables import DirectTable, Domain, HashTable, OneRecord, grown
 from scalein.runtime.units import Unit, units
 from scalein.runtime.workers import each_worker
 
@@ -57,7 +57,8 @@ def run_group(node: Grouped, batches: Iterator[pa.RecordBatch], joins: dict[int,
 class GroupRun:
     """One aggregation under way."""
 
-    def __init__(self, node: Grouped, joins: dict[int, Built], options: Options, source: pa.Table | None, emitter: Emitter) -> None:
+    def __init__(self, node: Grouped, joins: dict[int, Built], options: Options, source: pa.Table | None,
+                 emitter: Emitter) -> None:
         self.node, self.options, self.source, self.emitter = node, options, source, emitter
         self.mode = GroupMode.ONE if not node.keys and node.table.window is None else GroupMode.HASH
         self.table, self.keys = node.table, node.keys  # specialised when the kernel is
@@ -70,7 +71,8 @@ class GroupRun:
     def _sink(self, special: Specialiser) -> Group:
         # Layout must not change between batches: nulls of keys and counts of values follow the whole
         # input's facts if they are known, else the schema.
-        self.table, self.keys = specialised_table(self.node.table, self.node.keys, special, nullable=self.source is None)
+        nullable = self.source is None
+        self.table, self.keys = specialised_table(self.node.table, self.node.keys, special, nullable)
         self.prepared.key_exprs = self.keys
         return Group(self.table, self.keys, self.mode)
 
@@ -230,17 +232,6 @@ class Worker:
         for back in range(-(-table.window.size // table.window.every)):
             merge_into(kernel, windows, joined, back)
         return windows
-
-
-def grown(state: State, status: int, frame: FrameData) -> None:
-    """Give a table the room it asked for."""
-    assert isinstance(state, HashTable), status
-    if status == INDEX_FULL:
-        state.grow()
-    elif status == ARENA_FULL:
-        state.make_room(frame)
-    else:
-        raise AssertionError(f"status {status}")
 
 
 def merge_into(compiled: Compiled, target: State, source: State, back: int = 0) -> None:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scalein.dtypes import DType, Kind
+from scalein.interp import evaluate
 from scalein.ir.exprs import Col, Expr, type_of
 from scalein.ir.stages import (
     Acc,
@@ -28,11 +29,11 @@ from scalein.ir.stages import (
     Stage,
     Table,
 )
-from scalein.layout import ARENA_FULL, DONE, INDEX_FULL, FrameData
+from scalein.layout import DONE, FrameData
 from scalein.options import Options
 from scalein.runtime.batch import addressable, bind, form_of
 from scalein.runtime.call import call, kernel
-from scalein.runtime.tables import HashTable
+from scalein.runtime.tables import HashTable, grown
 
 # A direct table may be this many times larger than its rows, and this large at most.
 SPARSE_FACTOR = 4
@@ -50,6 +51,7 @@ class Built:
     payload: tuple[Read, ...]
     columns: dict[str, pa.Array]
     build: Table | None = None
+    text_keys: pa.Array | None = None  # the key column, if it is the only one and a string
     hash_table: HashTable | None = None
     least: int = 0
     span: int = 0
@@ -60,8 +62,19 @@ class Built:
         """By column: whether the probe's output may be null."""
         return {r.name: r.nulls or how == "left" for r in self.payload}
 
+    def rows_of(self, values: pa.Array) -> np.ndarray:
+        """For each string, the first row whose key it is, or -1."""
+        assert self.text_keys is not None
+        distinct = self.text_keys.dictionary_encode()
+        first = np.full(max(1, len(distinct.dictionary)), -1, np.int32)
+        codes = np.asarray(distinct.indices)
+        first[codes[::-1]] = np.arange(len(codes), dtype=np.int32)[::-1]
+        found = pc.index_in(values, value_set=distinct.dictionary)
+        missing = np.asarray(found.is_null())
+        return np.where(missing, np.int32(-1), first[np.asarray(found.fill_null(0))]).astype(np.int32)
+
     def is_coded(self, column: str) -> bool:
-        return pa.types.is_dictionary(self.columns[column].type)
+        return bool(pa.types.is_dictionary(self.columns[column].type))
 
     def attach(self, frame: FrameData, number: int) -> None:
         """Make a kernel probe this table as join `number`."""
@@ -83,6 +96,7 @@ def _attach_payload(frame: FrameData, prefix: str, array: pa.Array, read: Read) 
         frame.point(f"{prefix}{read.name}.data", flags if len(flags) else np.zeros(1, np.uint8))
     else:
         bind(frame, array, plain, prefix)
+    frame[f"{prefix}{read.name}.rows"] = max(1, len(array))
     if read.nulls:
         known = np.asarray(array.is_valid().cast(pa.uint8()))
         frame.point(f"{prefix}{read.name}.known", known if len(known) else np.zeros(1, np.uint8))
@@ -93,9 +107,7 @@ def build(table: JoinTable, batches: Iterator[pa.RecordBatch], options: Options)
     schema = table.input.schema.arrow
     parts = [_plain(batch) for batch in batches] or [_plain(pa.RecordBatch.from_pylist([], schema))]
     whole = pa.Table.from_batches(parts).combine_chunks()
-    from scalein.interp import evaluate
-
-    keys = [_one(evaluate(key, whole)) if not isinstance(key, Col) else _one(whole[key.name]) for key in table.keys]
+    keys = [addressable(_one(whole[key.name] if isinstance(key, Col) else evaluate(key, whole))) for key in table.keys]
     valid = None
     for key in keys:
         if key.null_count:
@@ -120,16 +132,16 @@ def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
 def _one(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     if isinstance(column, pa.Array):
         return column
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
 def _encoded(array: pa.Array) -> pa.Array:
     """Strings as dictionary codes; nulls stay in the codes."""
-    if pa.types.is_dictionary(array.type):
-        return addressable(array) if not array.dictionary.null_count else array.cast(pa.string()).dictionary_encode()
-    if form_of(array.type) in ("str32", "str64", "view"):
-        return array.cast(pa.string()).dictionary_encode()
-    return array
+    if form_of(array.type) in ("str32", "str64"):
+        array = array.cast(pa.string()).dictionary_encode()
+    return addressable(array)
 
 
 def _payload_read(name: str, array: pa.Array, dtype: DType) -> Read:
@@ -163,7 +175,8 @@ def _build_direct(keys: pa.Array, dtype: DType, domain: tuple[int, int], columns
                   payload: tuple[Read, ...]) -> Built:
     least, span = domain
     numbers = _integers(keys, dtype)
-    places = (numbers - numbers.dtype.type(least)).astype(np.int64)
+    # Unsigned of the same width: the distance of two int8 may be 255.
+    places = (numbers - numbers.dtype.type(least)).view(f"u{numbers.itemsize}").astype(np.int64)
     rows = np.full(span, -1, np.int32)
     order = np.arange(len(places), dtype=np.int32)
     rows[places[::-1]] = order[::-1]  # the first row of each key
@@ -201,15 +214,14 @@ def _build_hash(exprs: tuple[Expr, ...], keys: list[pa.Array], columns: dict[str
         accs=(Acc(AccKind.ROWS), Acc(AccKind.CHAIN)),
         outputs=(),
     )
-    arrays = [addressable(key) for key in keys]
-    reads = tuple(Read(n, t, form_of(a.type), nulls=False) for n, t, a in zip(names, types, arrays, strict=True))
+    reads = tuple(Read(n, t, form_of(key.type), nulls=False) for n, t, key in zip(names, types, keys, strict=True))
     given = tuple(Col(n, t, False) for n, t in zip(names, types, strict=True))
     stage = Stage("build", FromBatches(reads), (), Group(table, given))
     compiled = kernel(stage, options)
     frame = compiled.kernel.frame.new()
-    for read, array in zip(reads, arrays, strict=True):
-        bind(frame, array, read)
-    rows = len(arrays[0])
+    for read, key in zip(reads, keys, strict=True):
+        bind(frame, key, read)
+    rows = len(keys[0])
     chain = np.full(max(1, rows), -1, np.int32)
     frame.point("chain.next", chain)
     frame["row"], frame["end"] = 0, rows
@@ -220,11 +232,9 @@ def _build_hash(exprs: tuple[Expr, ...], keys: list[pa.Array], columns: dict[str
         hashed.detach(frame)
         if status == DONE:
             break
-        if status == INDEX_FULL:
-            hashed.grow()
-        elif status == ARENA_FULL:
-            hashed.make_room(frame)
+        grown(hashed, status, frame)
     unique = frame["chain.longer"] == 0
-    return Built(False, unique, False, payload, columns, build=table, hash_table=hashed, chain=chain)
+    text = keys[0].cast(pa.string()) if len(keys) == 1 and types[0].is_string else None
+    return Built(False, unique, False, payload, columns, build=table, text_keys=text, hash_table=hashed, chain=chain)
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 
@@ -58,10 +60,8 @@ def _size_class(size: int) -> int:
 def _map(size: int, flags: int = 0, huge_from: int = 0) -> mmap.mmap:
     area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | flags)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
+        with suppress(OSError):  # a kernel without huge pages
             area.madvise(mmap.MADV_HUGEPAGE, huge_from, size - huge_from)
-        except OSError:
-            pass  # a kernel without huge pages
     return area
 
 
@@ -77,9 +77,10 @@ class _Lease:
 
 def _view(area: mmap.mmap, size: int) -> np.ndarray:
     # A ctypes array is the one buffer that can carry a lease of its own, apart from the map's life.
-    view = (ctypes.c_uint8 * size).from_buffer(area)
+    view: Any = (ctypes.c_uint8 * size).from_buffer(area)
     view.lease = _Lease(area)
-    return np.frombuffer(view, np.uint8)
+    array: np.ndarray = np.frombuffer(view, np.uint8)
+    return array
 
 
 def _take(size: int) -> mmap.mmap | None:

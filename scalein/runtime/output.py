@@ -5,46 +5,52 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from scalein.dtypes import DType, Kind
+from scalein.dtypes import Kind
 from scalein.ir.exprs import Named, type_of
 from scalein.layout import BLOCK_ROWS, FrameData
-from scalein.runtime.memory import address, allocate
+from scalein.runtime.memory import allocate
 
 CHUNK_ROWS = 1 << 20
 # String bytes of a chunk: 32-bit offsets must reach them, with room for a block of long ones.
 TEXT_BYTES = 1 << 24
+MOST_TEXT_BYTES = (1 << 31) - 1
 
 
 class Chunk:
-    """Buffers for up to `rows` rows of the collected columns."""
+    """Buffers for up to `rows` rows of the collected columns, in one piece of memory."""
 
     def __init__(self, items: tuple[Named, ...], never_null: tuple[bool, ...], rows: int, text_bytes: int) -> None:
         self._types = [type_of(item.expr) for item in items]
-        self.rows = max(rows, BLOCK_ROWS)
+        self.rows = rows = max(rows, BLOCK_ROWS)
         self.text_bytes = text_bytes
-        self._data = [self._data_buffer(t) for t in self._types]
-        self._offsets = [allocate(4 * (self.rows + 1)) if t.kind is Kind.STR else None for t in self._types]
-        self._valid = [None if sure else allocate(self.rows) for sure in never_null]
-
-    def _data_buffer(self, dtype: DType) -> np.ndarray:
-        if dtype.kind is Kind.STR:
-            return allocate(self.text_bytes)
-        return allocate(self.rows * max(1, dtype.bits // 8))
+        sizes: list[int] = []
+        for dtype, is_sure in zip(self._types, never_null, strict=True):
+            is_text = dtype.kind is Kind.STR
+            sizes += [text_bytes if is_text else rows * max(1, dtype.bits // 8), 4 * (rows + 1) if is_text else 0,
+                      0 if is_sure else rows]
+        starts = [0]
+        for size in sizes:
+            starts.append(starts[-1] + (size + 63) // 64 * 64)
+        self._memory = allocate(starts[-1])
+        self._buffer = pa.py_buffer(self._memory)
+        self._starts, self._never_null = starts, never_null
 
     def attach(self, frame: FrameData) -> None:
         """Make a kernel write here, from the first row on."""
         frame["out.count"] = 0
         frame["out.capacity"] = self.rows
         frame.keep["out"] = self
-        for k, (data, offsets, valid) in enumerate(zip(self._data, self._offsets, self._valid, strict=True)):
-            frame[f"out{k}.data"] = address(data)
-            if offsets is not None:
-                offsets[:4] = 0
-                frame[f"out{k}.offsets"] = address(offsets)
+        base = self._buffer.address
+        for k, dtype in enumerate(self._types):
+            data, offsets, valid = self._starts[3 * k : 3 * k + 3]
+            frame[f"out{k}.data"] = base + data
+            if dtype.kind is Kind.STR:
+                self._memory[offsets : offsets + 4] = 0
+                frame[f"out{k}.offsets"] = base + offsets
                 frame[f"out{k}.used"] = 0
                 frame[f"out{k}.room"] = self.text_bytes
-            if valid is not None:
-                frame[f"out{k}.valid"] = address(valid)
+            if not self._never_null[k]:
+                frame[f"out{k}.valid"] = base + valid
 
     def take(self, count: int) -> list[pa.Array]:
         """The first `count` rows as arrays over the chunk's buffers."""
@@ -52,20 +58,18 @@ class Chunk:
 
     def _array(self, k: int, count: int) -> pa.Array:
         dtype = self._types[k]
-        valid = self._valid[k]
+        data, offsets, valid, end = self._starts[3 * k : 3 * k + 4]
         bitmap, nulls = None, 0
-        if valid is not None:
-            flags = valid[:count]
+        if not self._never_null[k]:
+            flags = self._memory[valid : valid + count]
             nulls = count - int(np.count_nonzero(flags))
             if nulls:
                 bitmap = pa.py_buffer(np.packbits(flags, bitorder="little"))
         if dtype.kind is Kind.STR:
-            offsets = self._offsets[k]
-            assert offsets is not None
-            plain = pa.Array.from_buffers(pa.string(), count, [bitmap, pa.py_buffer(offsets), pa.py_buffer(self._data[k])], nulls)
+            parts = [bitmap, self._buffer.slice(offsets, valid - offsets), self._buffer.slice(data, offsets - data)]
+            plain = pa.Array.from_buffers(pa.string(), count, parts, nulls)
             return plain if dtype.arrow == pa.string() else plain.cast(dtype.arrow)
         if dtype.kind is Kind.BOOL:
-            data = pa.py_buffer(np.packbits(self._data[k][:count], bitorder="little"))
-        else:
-            data = pa.py_buffer(self._data[k])
-        return pa.Array.from_buffers(dtype.arrow, count, [bitmap, data], nulls)
+            packed = pa.py_buffer(np.packbits(self._memory[data : data + count], bitorder="little"))
+            return pa.Array.from_buffers(dtype.arrow, count, [bitmap, packed], nulls)
+        return pa.Array.from_buffers(dtype.arrow, count, [bitmap, self._buffer.slice(data, end - data)], nulls)

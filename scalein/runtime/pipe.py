@@ -9,17 +9,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 import pyarrow as pa
 
-from scalein.ir.exprs import Col, Named
-from scalein.ir.stages import Collect, Let, Pipe
+from scalein.errors import ScaleinError
+from scalein.ir.exprs import Named
+from scalein.ir.handed_on import split_items
+from scalein.ir.stages import Collect, Pipe
 from scalein.layout import DONE, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
 from scalein.runtime.call import call
 from scalein.runtime.joins import Built
-from scalein.runtime.output import CHUNK_ROWS, TEXT_BYTES, Chunk
+from scalein.runtime.output import CHUNK_ROWS, MOST_TEXT_BYTES, TEXT_BYTES, Chunk
 from scalein.runtime.specialise import Specialiser
 from scalein.runtime.stages import Prepared
 
@@ -35,82 +38,66 @@ def run_pipe(pipe: Pipe, batches: Iterator[pa.RecordBatch], joins: dict[int, Bui
                         tuple(i.expr for i in computed), joins, options)
     prepared.assume(table)
 
-    def run(batch: pa.RecordBatch, compiled: Compiled | None) -> list[pa.RecordBatch]:
-        return _run_batch(pipe, prepared, compiled, batch, passed, computed, schema)
-
+    work = _Work(prepared, passed, computed, schema)
     if options.workers == 1:
         for batch in batches:
             if batch.num_rows:
-                yield from run(batch, _ready(prepared, batch, computed))
+                yield from work.run(batch, work.bound(batch))
         return
     with ThreadPoolExecutor(options.workers, thread_name_prefix="scalein") as pool:
         under_way: deque[Future[list[pa.RecordBatch]]] = deque()
         for batch in batches:
             for start in range(0, batch.num_rows, UNIT_ROWS):
                 unit = batch.slice(start, UNIT_ROWS)
-                compiled = _ready(prepared, unit, computed)
-                under_way.append(pool.submit(_bound_run, run, unit, compiled))
+                # Bound here, not in the thread: a later unit may bring a new variant of the kernel.
+                under_way.append(pool.submit(work.run, unit, work.bound(unit)))
                 while len(under_way) > 2 * options.workers:
                     yield from under_way.popleft().result()
         while under_way:
             yield from under_way.popleft().result()
 
 
-def _bound_run(run, unit: pa.RecordBatch, compiled: Compiled | None) -> list[pa.RecordBatch]:  # type: ignore[no-untyped-def]
-    result: list[pa.RecordBatch] = run(unit, compiled)
-    return result
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a pipe does to a batch: some columns are handed on, the others a kernel writes."""
 
+    prepared: Prepared
+    passed: dict[int, str]
+    computed: tuple[Named, ...]
+    schema: pa.Schema
 
-def _ready(prepared: Prepared, batch: pa.RecordBatch, computed: tuple[Named, ...]) -> Compiled | None:
-    """The kernel for a batch; None if there is nothing to compute."""
-    if not computed and not prepared.steps:
-        return None
-    return prepared.compile() if prepared.learn(batch) else prepared.compiled
+    def bound(self, batch: pa.RecordBatch) -> tuple[Compiled, FrameData] | None:
+        """The kernel and its frame over a batch; None if there is nothing to compute."""
+        prepared = self.prepared
+        if not self.computed and not prepared.steps:
+            return None
+        compiled = prepared.compile() if prepared.learn(batch) else prepared.compiled
+        assert compiled is not None
+        frame = compiled.kernel.frame.new()
+        prepared.bind(frame, batch)
+        prepared.attach_joins(frame)
+        frame["row"], frame["end"] = 0, batch.num_rows
+        return compiled, frame
 
-
-def split_items(pipe: Pipe) -> tuple[dict[int, str], tuple[Named, ...]]:
-    """Columns handed on as they are (by position), and those a kernel must write."""
-    if all(isinstance(step, Let) for step in pipe.steps):
-        names = {i: _origin(pipe, item) for i, item in enumerate(pipe.items)}
-        passed = {i: name for i, name in names.items() if name is not None}
-    else:
-        passed = {}
-    return passed, tuple(item for i, item in enumerate(pipe.items) if i not in passed)
-
-
-def _origin(pipe: Pipe, item: Named) -> str | None:
-    """The input column that an item is, through renaming steps."""
-    expr = item.expr
-    for step in reversed(pipe.steps):
-        if isinstance(expr, Col) and isinstance(step, Let):
-            expr = next(i.expr for i in step.items if i.name == expr.name)
-    return expr.name if isinstance(expr, Col) else None
+    def run(self, batch: pa.RecordBatch, bound: tuple[Compiled, FrameData] | None) -> list[pa.RecordBatch]:
+        if bound is None:
+            return [_assemble(self.schema, batch, self.passed, [])]
+        parts = collected(*bound, self.computed, batch.num_rows)
+        if not self.passed:
+            return [pa.RecordBatch.from_arrays(arrays, schema=self.schema) for arrays in parts if len(arrays[0])]
+        result, start = [], 0
+        for arrays in parts:
+            result.append(_assemble(self.schema, batch.slice(start, len(arrays[0])), self.passed, arrays))
+            start += len(arrays[0])
+        return result
 
 
 def _collect(items: tuple[Named, ...], special: Specialiser) -> Collect:
     return Collect(tuple(Named(i.name, special.expr(i.expr)) for i in items))
 
 
-def _run_batch(pipe: Pipe, prepared: Prepared, compiled: Compiled | None, batch: pa.RecordBatch, passed: dict[int, str],
-               computed: tuple[Named, ...], schema: pa.Schema) -> list[pa.RecordBatch]:
-    if compiled is None:
-        return [_assemble(schema, batch, passed, [])]
-    frame = compiled.kernel.frame.new()
-    prepared.bind(frame, batch)
-    prepared.attach_joins(frame)
-    frame["row"], frame["end"] = 0, batch.num_rows
-    if not passed:
-        return [pa.RecordBatch.from_arrays(arrays, schema=schema)
-                for arrays in collected(compiled, frame, computed, batch.num_rows) if len(arrays[0])]
-    parts = list(collected(compiled, frame, computed, batch.num_rows))
-    result, start = [], 0
-    for arrays in parts:
-        result.append(_assemble(schema, batch.slice(start, len(arrays[0])), passed, arrays))
-        start += len(arrays[0])
-    return result
-
-
-def _assemble(schema: pa.Schema, batch: pa.RecordBatch, passed: dict[int, str], arrays: list[pa.Array]) -> pa.RecordBatch:
+def _assemble(schema: pa.Schema, batch: pa.RecordBatch, passed: dict[int, str],
+              arrays: list[pa.Array]) -> pa.RecordBatch:
     rest = iter(arrays)
     columns = [batch.column(passed[i]) if i in passed else next(rest) for i in range(len(schema))]
     columns = [c if c.type == f.type else c.cast(f.type) for c, f in zip(columns, schema, strict=True)]
@@ -143,7 +130,10 @@ class Collector:
             if count:
                 yield self._chunk.take(count)
             else:  # one block's strings alone are more than a chunk holds
-                self._text *= 4
+                if self._text == MOST_TEXT_BYTES:
+                    raise ScaleinError("a block of rows has more text than an Arrow string array can hold",
+                                       found="more than 2 GiB", hint="shorten the strings with .str.slice, or drop them")
+                self._text = min(4 * self._text, MOST_TEXT_BYTES)
             self._renew()
 
     def finish(self) -> list[pa.Array]:

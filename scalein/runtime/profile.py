@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from scalein.ir.stages import FromBatches, FromRecords, FromRows, FromTable, Stage
+from scalein.ir.exprs import type_of
+from scalein.ir.stages import (
+    Collect,
+    FromBatches,
+    FromRecords,
+    FromRows,
+    FromTable,
+    Let,
+    Merge,
+    Partition,
+    Read,
+    Stage,
+)
+from scalein.layout import size_of
 from scalein.llvm_backend.cache import Compiled
 
 
@@ -24,24 +34,40 @@ class Usage:
     rows: int = 0
     seconds: float = 0.0
     rows_out: int = 0
+    load_seconds: float = 0.0
 
     @property
-    def bytes_per_row(self) -> float:
-        """What a row of the input takes in memory; of strings only the place of their bytes."""
+    def bytes_read(self) -> float:
+        """What the rows of the input take in memory; of strings only the place of their bytes."""
         match self.stage.reader:
             case FromBatches(reads):
-                return sum(_width(read.dtype.bits if not read.dtype.is_string else 32, read.form) + read.nulls / 8 for read in reads)
+                return self.rows * sum(_width(read) + read.nulls / 8 for read in reads)
             case FromRows(stride=stride):
-                return stride
+                return self.rows * stride
             case FromTable(table):
-                return table.layout.size
+                return self.rows * table.layout.size
             case FromRecords():
-                return self.stage.sink.table.layout.size if hasattr(self.stage.sink, "table") else 0
-        return 0
+                return self.rows * (self.stage.sink.table.layout.size if isinstance(self.stage.sink, Merge) else 0)
+
+    @property
+    def bytes_written(self) -> float:
+        """What the columns and partitions take that the kernel has filled; records are counted where they are read."""
+        match self.stage.sink:
+            case Collect(items):
+                width = sum(4 if type_of(item.expr).is_string else size_of(type_of(item.expr)) for item in items)
+                return self.rows_out * width
+            case Partition(stride=stride) if all(isinstance(step, Let) for step in self.stage.steps):
+                return self.rows * stride  # behind a filter nobody counts the rows
+            case _:
+                return 0
 
 
-def _width(bits: int, form: str) -> float:
-    return {"str64": 8, "view": 16, "dict": 4, "lut": 4}.get(form, bits / 8)
+_WIDTHS = {"str32": 4, "str64": 8, "view": 16, "dict": 4, "lut": 4}
+
+
+def _width(read: Read) -> float:
+    """Bytes a row of a column: a value, a dictionary code, or where a string's bytes are."""
+    return _WIDTHS[read.form] if read.form in _WIDTHS else read.dtype.bits / 8
 
 
 @dataclass(slots=True)
@@ -51,9 +77,10 @@ class Profile:
     usages: dict[int, Usage] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def met(self, stage: Stage, compiled: Compiled) -> None:
+    def met(self, stage: Stage, compiled: Compiled, seconds: float) -> None:
+        """A kernel was asked for; compiling, reading or finding it took this long."""
         with self.lock:
-            self.usages.setdefault(id(compiled), Usage(stage, compiled))
+            self.usages.setdefault(id(compiled), Usage(stage, compiled)).load_seconds += seconds
 
     def called(self, compiled: Compiled, rows: int, seconds: float, rows_out: int) -> None:
         with self.lock:
@@ -81,15 +108,3 @@ def listening() -> Iterator[Profile]:
         yield profile
     finally:
         _current = None
-
-
-def copy_bandwidth() -> float:
-    """Bytes a second that one core reads and writes when it copies: the bound of most scans."""
-    source = np.ones(1 << 23, np.int64)
-    target = np.empty_like(source)
-    best = float("inf")
-    for _ in range(5):
-        started = time.perf_counter()
-        np.copyto(target, source)
-        best = min(best, time.perf_counter() - started)
-    return 2 * source.nbytes / best

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from scalein.ir.exprs import Col, Expr, Named, type_of
+from scalein.ir.exprs import Call, Col, Expr, Lit, Named, type_of
 from scalein.ir.stages import AccKind, Group, GroupMode, Partition, Stage, Table
 from scalein.layout import CHUNKS_FULL, DONE, GROUPS, FrameData
 from scalein.llvm_backend.cache import Compiled
@@ -26,7 +26,7 @@ from scalein.runtime.memory import address, allocate
 from scalein.runtime.pipe import Collector
 from scalein.runtime.specialise import Specialiser
 from scalein.runtime.stages import Prepared, table_exprs
-from scalein.runtime.tables import HashTable
+from scalein.runtime.tables import HashTable, grown
 from scalein.runtime.units import Unit
 from scalein.runtime.workers import each_worker
 
@@ -61,7 +61,7 @@ def try_some(worker: Worker, work: Iterator[Unit]) -> tuple[list[Unit], Iterator
 
 def has_many_groups(worker: Worker, tried: list[Unit]) -> bool:
     rows = sum(unit.batch.num_rows for unit in tried)
-    return rows >= TRIAL_ROWS and worker.states[0].count > MANY_SHARE * rows
+    return rows >= TRIAL_ROWS and bool(worker.states[0].count > MANY_SHARE * rows)
 
 
 def run_radix(run: GroupRun, work: Iterator[Unit]) -> Iterator[pa.RecordBatch]:
@@ -73,7 +73,7 @@ def run_radix(run: GroupRun, work: Iterator[Unit]) -> Iterator[pa.RecordBatch]:
     order = sorted((g for g in range(GROUPS) if pieces[g]), key=lambda g: -sum(rows for _, rows in pieces[g]))
     update = plan.update_kernel()
     finishers = [_Finisher(plan, update, pieces) for _ in partitioners]
-    each_worker(finishers, iter([Unit(g, 0) for g in order]))  # type: ignore[arg-type]
+    each_worker(finishers, iter(order))
     for finisher in finishers:
         for arrays in finisher.finish():
             yield from run.emitter.after(iter([run.emitter.batch(arrays, run.prepared, run.table)]), run.table)
@@ -86,20 +86,23 @@ class _Plan:
         self.run = run
         node = run.node
         exprs = (*node.keys, *table_exprs(node.table))
-        self.prepared = Prepared("partition", node.input.schema, node.steps, self._sink, exprs, run.prepared.joins, run.options)
+        self.prepared = Prepared("partition", node.input.schema, node.steps, self._sink, exprs, run.prepared.joins,
+                                 run.options)
         self.prepared.facts = dict(run.prepared.facts)
         self.prepared.interners = run.prepared.interners
         self.partition: Partition | None = None
-        self.keeps_batches = any(type_of(e).is_string for e in run.keys)
-        self.batches: list[pa.RecordBatch] = []
+        self.keeps_strings = any(type_of(e).is_string for e in run.keys)
+        self.kept: list[dict[str, object]] = []  # what string keys of the rows point into
 
     def _sink(self, special: Specialiser) -> Partition:
         run = self.run
         keys = tuple(special.key(key) for key in run.node.keys)
         args = [special.expr(e) for e in dict.fromkeys(table_exprs(run.node.table))]
         # A row's layout must not depend on the batch, so nulls are what the table expects.
-        items = [Named(f"key{k}", _with_nulls(e, key.nullable)) for k, (e, key) in enumerate(zip(keys, run.table.keys, strict=True))]
-        items += [Named(f"arg{k}", _with_nulls(e, old.nullable)) for k, (e, old) in enumerate(zip(args, self._args(), strict=True))]
+        items = [Named(f"key{k}", _with_nulls(e, key.nullable))
+                 for k, (e, key) in enumerate(zip(keys, run.table.keys, strict=True))]
+        items += [Named(f"arg{k}", _with_nulls(e, old.nullable))
+                  for k, (e, old) in enumerate(zip(args, self._args(), strict=True))]
         ordinal = any(a.kind in (AccKind.FIRST, AccKind.LAST, AccKind.ARG_MIN, AccKind.ARG_MAX) for a in run.table.accs)
         self.partition = Partition(keys, tuple(items), ordinal)
         return self.partition
@@ -131,25 +134,18 @@ class _Plan:
             assert time is not None
             window = replace(window, time=time)
         accs = tuple(replace(acc, arg=field(acc.arg), by=field(acc.by)) for acc in table.accs)
-        keys = tuple(Col(item.name, item.expr.dtype, item.expr.nullable) for item in partition.items if item.name.startswith("key"))
+        keys = tuple(Col(item.name, item.expr.dtype, item.expr.nullable)
+                     for item in partition.items if item.name.startswith("key"))
         over_rows = replace(table, accs=accs, window=window)
         return kernel(Stage("update", partition.reader, (), Group(over_rows, keys, GroupMode.HASH)), run.options)
 
 
 def _with_nulls(expr: Expr, nullable: bool) -> Expr:
-    return replace(expr, nullable=nullable) if not isinstance(expr, type(None)) and hasattr(expr, "nullable") and not _is_lit(expr) else expr
-
-
-def _is_lit(expr: Expr) -> bool:
-    from scalein.ir.exprs import Lit
-
-    return isinstance(expr, Lit)
+    return expr if isinstance(expr, Lit) else replace(expr, nullable=nullable)
 
 
 def _plain(expr: Expr) -> Expr:
     """The expression without what is known of nulls, to recognise it."""
-    from scalein.ir.exprs import Call, Lit
-
     if isinstance(expr, Lit):
         return expr
     if isinstance(expr, Call):
@@ -179,8 +175,8 @@ class _Partitioner:
             frame = compiled.kernel.frame.new()
             plan.prepared.bind(frame, unit.batch)
             plan.prepared.attach_joins(frame)
-            if plan.keeps_batches:
-                plan.batches.append(unit.batch)
+            if plan.keeps_strings:
+                plan.kept.append(frame.keep)
         frame["first_row"] = unit.first_row
         frame["row"], frame["end"] = 0, unit.batch.num_rows
         while True:
@@ -240,22 +236,21 @@ class _Finisher:
         self._full: list[list[pa.Array]] = []
         self._group = 0  # the one key group that the table holds
 
-    def do(self, unit: Unit) -> None:
-        from scalein.runtime.group import grown
-
-        group: int = unit.batch  # type: ignore[assignment]
+    def do(self, group: int) -> None:
         frame, table = self._frame, self._table
         table.hand_over(self._group, group)  # so that the index grows once, not once a group
         self._group = group
-        for start, rows in self._pieces[group]:
-            frame["source"], frame["row"], frame["end"] = start, 0, rows
-            while True:
-                table.attach(frame)
-                status = call(self._update, frame)
-                table.detach(frame)
-                if status == DONE:
-                    break
-                grown(table, status, frame)
+        pieces = np.array(self._pieces[group], np.int64)
+        frame.point("pieces", pieces)
+        frame["piece"], frame["piece.count"], frame["row"] = 0, len(pieces), 0
+        frame.rows = int(pieces[:, 1].sum())
+        while True:
+            table.attach(frame)
+            status = call(self._update, frame)
+            table.detach(frame)
+            if status == DONE:
+                break
+            grown(table, status, frame)
         out = self._out.frame
         out["source"], out["row"], out["end"] = table.first, 0, table.count
         self._full += self._out.run()

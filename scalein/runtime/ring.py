@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,8 +25,9 @@ from scalein.layout import DONE, RING_ADVANCE, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.runtime.call import call
 from scalein.runtime.pipe import Collector
+from scalein.runtime.specialise import Specialiser
 from scalein.runtime.stages import Prepared, specialised_table, table_exprs
-from scalein.runtime.tables import HashTable
+from scalein.runtime.tables import HashTable, grown
 from scalein.runtime.units import units
 from scalein.runtime.workers import side_by_side
 
@@ -50,7 +52,7 @@ def run_ring(run: GroupRun, source: pa.Table) -> Iterator[pa.RecordBatch] | None
     workers = run.options.workers
     found: list[Table] = []
 
-    def sink(special):  # type: ignore[no-untyped-def]
+    def sink(special: Specialiser) -> Group:
         table, keys = specialised_table(node.table, node.keys, special, nullable=False)
         found[:] = [table]
         prepared.key_exprs = keys
@@ -61,7 +63,7 @@ def run_ring(run: GroupRun, source: pa.Table) -> Iterator[pa.RecordBatch] | None
     prepared.facts = dict(run.prepared.facts)
     compiled = prepared.compile()
     rings = [_Ring(run, prepared, compiled, found[0], worker) for worker in range(workers)]
-    side_by_side([lambda ring=ring: ring.run(source) for ring in rings])  # type: ignore[misc]
+    side_by_side([partial(ring.run, source) for ring in rings])
     if any(ring.gave_up for ring in rings):
         return None
     chunks = [arrays for ring in rings for arrays in ring.chunks]
@@ -102,8 +104,6 @@ class _Ring:
                         self.gave_up = True
                         return
                 else:
-                    from scalein.runtime.group import grown
-
                     grown(self._records, status, frame)
         if self._open is not None:
             self._emit_until(self._open + self._width + self._slices)

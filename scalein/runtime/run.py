@@ -8,10 +8,11 @@ import pyarrow as pa
 
 from scalein.compiler import program_of
 from scalein.connectors.memory import Batches
-from scalein.errors import InternalError
+from scalein.errors import ComputeError, InternalError
 from scalein.ir import ops
 from scalein.ir.stages import Chain, Grouped, Host, JoinTable, Node, Pipe, Scan, Take
 from scalein.options import Options
+from scalein.runtime.blame import placed
 from scalein.runtime.group import run_group
 from scalein.runtime.host import run_host
 from scalein.runtime.joins import Built, build
@@ -26,8 +27,11 @@ def collect(op: ops.Op, options: Options) -> pa.Table:
 def batches(op: ops.Op, options: Options) -> Iterator[pa.RecordBatch]:
     """The result batch by batch."""
     schema = op.schema.arrow
-    for batch in _Run(options).rows(program_of(op)):
-        yield batch if batch.schema == schema else _conformed(batch, schema)
+    try:
+        for batch in _Run(options).rows(program_of(op)):
+            yield batch if batch.schema == schema else _conformed(batch, schema)
+    except ComputeError as error:
+        raise placed(error, op) from None
 
 
 def _conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

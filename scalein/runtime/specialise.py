@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from scalein.dtypes import I32, Kind
+from scalein.dtypes import I32, DType, Kind
 from scalein.ir.exprs import Call, Col, Expr, Lit, Named, columns, type_of
 from scalein.ir.functions import can_fail
 from scalein.ir.stages import Let, Probe, Read, Step, Where
@@ -24,6 +24,7 @@ class Specialiser:
 
     nullable: dict[str, bool]  # by visible name
     coded: dict[str, str]  # visible name -> dictionary column of the input
+    code_bits: dict[str, int]  # of the input's dictionary columns
     is_coded: Callable[[int, str], bool]  # whether a join's column is dictionary-encoded
     lookups: dict[Expr, Read] = field(default_factory=dict)  # expression over a dictionary column -> its table
     joined: dict[str, str] = field(default_factory=dict)  # visible name -> name of its join's codes
@@ -43,7 +44,7 @@ class Specialiser:
                 self.nullable = {**hidden, **{i.name: i.expr.nullable for i in new}}
                 return Let(new)
             case Probe():
-                probe = replace(step, keys=tuple(self.expr(k) for k in step.keys))
+                probe = self._probe(step)
                 nulls = keep_nulls(step)
                 for name, column in step.keep:
                     self.nullable[name] = nulls[name]
@@ -52,6 +53,22 @@ class Specialiser:
                     if self.is_coded(step.table, column):
                         self.joined[name] = code_name(step.table, column)
                 return probe
+
+    def _probe(self, probe: Probe) -> Probe:
+        """Matches of a dictionary column are looked up once for each of its values."""
+        key = probe.keys[0]
+        if len(probe.keys) > 1 or not isinstance(key, Col) or key.name not in self.coded:
+            return replace(probe, keys=tuple(self.expr(k) for k in probe.keys))
+        via = self.coded[key.name]
+        name = f"#match.{probe.table}.{via}"
+        read = self._lookup(Call("#match", (Col(via),), (probe.table,)), name, I32, via, self.nullable.get(key.name, True))
+        return replace(probe, keys=(Col(name, I32, read.nulls),), by_code=True)
+
+    def _lookup(self, expr: Expr, name: str, dtype: DType, via: str, nulls: bool) -> Read:
+        """The table of an expression over a dictionary column, made when it is first asked for."""
+        if expr not in self.lookups:
+            self.lookups[expr] = Read(name, dtype, "lut", nulls, via=via, code_bits=self.code_bits[via])
+        return self.lookups[expr]
 
     def expr(self, expr: Expr) -> Expr:
         if isinstance(expr, Lit):
@@ -73,9 +90,7 @@ class Specialiser:
             return None
         nulls = self.nullable.get(name, True)
         key = _renamed(expr, name, self.coded[name])
-        if key not in self.lookups:
-            self.lookups[key] = Read(f"#lookup{len(self.lookups)}", type_of(expr), "lut", nulls, via=self.coded[name])
-        read = self.lookups[key]
+        read = self._lookup(key, f"#lookup{len(self.lookups)}", type_of(expr), self.coded[name], nulls)
         return Col(read.name, read.dtype, read.nulls)
 
     def key(self, expr: Expr) -> Expr:
@@ -83,8 +98,7 @@ class Specialiser:
         if isinstance(expr, Col) and expr.name in self.coded:
             via = self.coded[expr.name]
             nulls = expr.nullable and self.nullable.get(expr.name, True)
-            if Col(via) not in self.lookups:
-                self.lookups[Col(via)] = Read(f"#ids.{via}", I32, "lut", nulls, via=via)
+            self._lookup(Col(via), f"#ids.{via}", I32, via, nulls)
             return Col(f"#ids.{via}", I32, nulls)
         if isinstance(expr, Col) and expr.name in self.joined:
             return Col(self.joined[expr.name], I32, expr.nullable and self.nullable.get(expr.name, True))

@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.dtypes import Schema
-from scalein.ir.exprs import Col, Expr, type_of
+from scalein.interp import evaluate
+from scalein.ir.exprs import Call, Col, Expr, type_of
 from scalein.ir.stages import (
     Acc,
     AccKind,
@@ -34,8 +35,8 @@ from scalein.ir.stages import (
 from scalein.layout import FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
+from scalein.runtime.batch import addressable, bind, bind_codes, code_bits, form_of, has_nulls
 from scalein.runtime.call import kernel
-from scalein.runtime.batch import addressable, bind, bind_codes, form_of
 from scalein.runtime.joins import Built
 from scalein.runtime.specialise import Specialiser, code_name, needed
 
@@ -46,6 +47,7 @@ class Facts:
 
     form: str
     nulls: bool
+    code_bits: int = 32
 
 
 class Interner:
@@ -53,19 +55,11 @@ class Interner:
 
     def __init__(self) -> None:
         self._ids: dict[str, int] = {}
-        self._tables: dict[int, tuple[pa.Array, np.ndarray]] = {}
 
     def table(self, dictionary: pa.Array) -> np.ndarray:
-        """Code -> id for one dictionary; the same dictionary object is looked at once."""
-        offsets = dictionary.buffers()[1]
-        known = self._tables.get(offsets.address if offsets is not None else 0)
-        if known is not None and known[0].equals(dictionary):
-            return known[1]
+        """Code -> id for one dictionary."""
         ids = self._ids
-        table = np.fromiter((ids.setdefault(s, len(ids)) for s in dictionary.to_pylist()), np.int32, len(dictionary))
-        if offsets is not None:
-            self._tables = {offsets.address: (dictionary, table)}
-        return table
+        return np.fromiter((ids.setdefault(s, len(ids)) for s in dictionary.to_pylist()), np.int32, len(dictionary))
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -90,6 +84,7 @@ class Prepared:
     compiled: Compiled | None = None
     stage: Stage | None = None
     lookups: dict[Expr, Read] = field(default_factory=dict)
+    tables: dict[str, tuple[pa.Array, np.ndarray]] = field(default_factory=dict)  # lookup -> its last dictionary and table
     names: tuple[str, ...] = ()
     key_exprs: tuple[Expr, ...] = ()
 
@@ -102,14 +97,10 @@ class Prepared:
         changed = self.compiled is None
         for name in self.names:
             array = batch.column(name)
-            if pa.types.is_dictionary(array.type) and array.dictionary.null_count:
-                form = "str32"
-            else:
-                form = form_of(array.type)
             old = self.facts.get(name)
-            nulls = (old is not None and old.nulls) or array.null_count > 0
-            if old is None or old.nulls != nulls or old.form != form:
-                self.facts[name] = Facts(form, nulls)
+            nulls = (old is not None and old.nulls) or has_nulls(array)
+            if old is None or old.nulls != nulls:
+                self.facts[name] = Facts(form_of(array.type), nulls, code_bits(array.type))
                 changed = True
         return changed
 
@@ -118,10 +109,7 @@ class Prepared:
         if table is not None:
             for name in self.names:
                 column = table[name]
-                form = form_of(column.type)
-                if form == "dict" and any(c.dictionary.null_count for c in column.chunks):
-                    form = "str32"
-                self.facts[name] = Facts(form, column.null_count > 0)
+                self.facts[name] = Facts(form_of(column.type), any(map(has_nulls, column.chunks)), code_bits(column.type))
 
     def specialise(self) -> Stage:
         """The stage for what is known so far."""
@@ -129,13 +117,16 @@ class Prepared:
         special = Specialiser(
             nullable={n: known[n].nulls for n in self.names},
             coded={n: n for n in self.names if known[n].form == "dict"},
+            code_bits={n: known[n].code_bits for n in self.names},
             is_coded=lambda number, column: self.joins[number].is_coded(column),
         )
         steps = tuple(self._variant(special.step(step, self._probe_nulls)) for step in self.steps)
         sink = self.sink(special)
-        self.lookups = special.lookups
+        if special.lookups != self.lookups:
+            self.lookups, self.tables = special.lookups, {}
         inner = needed(steps, _sink_exprs(sink))
-        reads = [Read(n, self.schema[n].dtype, known[n].form, known[n].nulls) for n in self.names if n in inner]
+        reads = [Read(n, self.schema[n].dtype, known[n].form, known[n].nulls, code_bits=known[n].code_bits)
+                 for n in self.names if n in inner]
         reads += [read for read in special.lookups.values() if read.name in inner]
         return Stage(self.name, FromBatches(tuple(reads)), steps, sink)
 
@@ -148,8 +139,8 @@ class Prepared:
             return step
         built = self.joins[step.table]
         codes = tuple((code_name(step.table, column), column) for _, column in step.keep if built.is_coded(column))
-        return replace(step, codes=codes, direct=built.direct, unique=built.unique, dense=built.dense, payload=built.payload,
-                       build=built.build)
+        return replace(step, codes=codes, direct=built.direct, unique=built.unique, dense=built.dense,
+                       payload=built.payload, build=built.build)
 
     def compile(self) -> Compiled:
         self.stage = self.specialise()
@@ -164,9 +155,7 @@ class Prepared:
         for read in self.stage.reader.reads:
             name = read.via or read.name
             if name not in arrays:
-                array = batch.column(name)
-                arrays[name] = array if self.facts[name].form == form_of(array.type) != "dict" else (
-                    addressable(array) if self.facts[name].form == "dict" else array.cast(pa.string()))
+                arrays[name] = addressable(batch.column(name), self.facts[name].code_bits)
             if read.via:
                 self._bind_lookup(frame, arrays[name], read)
             else:
@@ -174,13 +163,23 @@ class Prepared:
 
     def _bind_lookup(self, frame: FrameData, array: pa.Array, read: Read) -> None:
         """A table over the dictionary's codes: ids, or an expression's values."""
-        expr = next(e for e, r in self.lookups.items() if r.name == read.name)
-        if isinstance(expr, Col):
-            table = self.interners.setdefault(read.via, Interner()).table(array.dictionary)
-        else:
-            table = _evaluated(expr, read, array.dictionary)
+        dictionary = array.dictionary
+        known = self.tables.get(read.name)
+        if known is None or not _is_same(known[0], dictionary):
+            expr = next(e for e, r in self.lookups.items() if r.name == read.name)
+            known = self.tables[read.name] = (dictionary, self._looked_up(expr, read, dictionary))
         bind_codes(frame, array.indices, read)
-        frame.point(f"{read.name}.data", table if len(table) else np.zeros(8, np.uint8))
+        frame[f"{read.name}.values"] = len(dictionary)
+        frame.point(f"{read.name}.data", known[1])
+
+    def _looked_up(self, expr: Expr, read: Read, dictionary: pa.Array) -> np.ndarray:
+        match expr:
+            case Col():
+                return self.interners.setdefault(read.via, Interner()).table(dictionary)
+            case Call("#match", params=(int() as number,)):
+                return self.joins[number].rows_of(dictionary)
+            case _:
+                return _evaluated(expr, read, dictionary)
 
     def key_values(self, position: int) -> pa.Array:
         """The strings that ids of a coded key stand for."""
@@ -197,10 +196,17 @@ class Prepared:
             built.attach(frame, number)
 
 
+def _is_same(old: pa.Array, new: pa.Array) -> bool:
+    """Whether two dictionaries are the same memory; the old one is held, so its address is not another's now."""
+    return len(old) == len(new) and old.offset == new.offset and [_place(b) for b in old.buffers()] == [_place(b) for b in new.buffers()]
+
+
+def _place(buffer: pa.Buffer | None) -> int:
+    return 0 if buffer is None else int(buffer.address)
+
+
 def _evaluated(expr: Expr, read: Read, dictionary: pa.Array) -> np.ndarray:
     """The bytes of an expression for every value of a dictionary; it has one for each (see `Specialiser`)."""
-    from scalein.interp import evaluate
-
     values = evaluate(expr, pa.RecordBatch.from_arrays([dictionary], [read.via]))
     values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     if pa.types.is_boolean(values.type):
@@ -228,7 +234,8 @@ def table_exprs(table: Table) -> list[Expr]:
     return [*exprs, table.window.time] if table.window is not None else exprs
 
 
-def specialised_table(table: Table, keys: Iterable[Expr], special: Specialiser, nullable: bool) -> tuple[Table, tuple[Expr, ...]]:
+def specialised_table(table: Table, keys: Iterable[Expr], special: Specialiser,
+                      nullable: bool) -> tuple[Table, tuple[Expr, ...]]:
     """The table and its keys over specialised expressions.
 
     `nullable`: nulls may still come, so the layout follows the schema. Else it follows the data: no
@@ -236,13 +243,15 @@ def specialised_table(table: Table, keys: Iterable[Expr], special: Specialiser, 
     """
     new_keys = tuple(special.key(key) for key in keys)
     stored = tuple(
-        Key(k.name, k.dtype, k.nullable if nullable else e.nullable, coded=k.dtype.is_string and not type_of(e).is_string)
+        Key(k.name, k.dtype, k.nullable if nullable else e.nullable,
+            coded=k.dtype.is_string and not type_of(e).is_string)
         for k, e in zip(table.keys, new_keys, strict=True))
     window = None if table.window is None else replace(table.window, time=special.expr(table.window.time))
     accs: list[Acc] = []
     numbers: list[int] = []
     for acc in table.accs:
-        acc = replace(acc, arg=None if acc.arg is None else special.expr(acc.arg), by=None if acc.by is None else special.expr(acc.by))
+        arg, by = (None if e is None else special.expr(e) for e in (acc.arg, acc.by))
+        acc = Acc(acc.kind, arg, by)
         if acc.kind is AccKind.VALID and acc.arg is not None and not acc.arg.nullable and not nullable:
             acc = Acc(AccKind.ROWS)
         if acc not in accs:

@@ -7,7 +7,6 @@ how many there are. They live in memory; the state store will put its own arena 
 from __future__ import annotations
 
 import ctypes
-
 from collections.abc import Sequence
 from functools import cache
 
@@ -15,7 +14,16 @@ import numpy as np
 
 from scalein.errors import ScaleinError
 from scalein.ir.stages import Key, Slicing, Table
-from scalein.layout import BLOCK_ROWS, BUCKET_WORDS, GROUPS, LOAD_SIXTEENTHS, TAG_BITS, FrameData
+from scalein.layout import (
+    ARENA_FULL,
+    BLOCK_ROWS,
+    BUCKET_WORDS,
+    GROUPS,
+    INDEX_FULL,
+    LOAD_SIXTEENTHS,
+    TAG_BITS,
+    FrameData,
+)
 from scalein.llvm_backend.grow import Grow, grow_kernel
 from scalein.options import Options
 from scalein.runtime.memory import address, allocate, reserve
@@ -92,7 +100,7 @@ class HashTable:
         if self.used + BLOCK_ROWS * self._size > len(self._arena):
             raise ScaleinError("the groups of this flow need more memory than this process may use",
                                found=f"{self.used >> 20} MiB", hint="filter or aggregate before grouping")
-        need = frame[f"{prefix}.heap_need"] if f"{prefix}.heap_need" in frame else 0
+        need = frame.get(f"{prefix}.heap_need", 0)
         size = max(HEAP_BYTES << min(len(self._heap), 8), 2 * need)
         self._heap.append(allocate(size))
         self._heap_at, self._heap_left = address(self._heap[-1]), size
@@ -116,6 +124,17 @@ class HashTable:
     @property
     def count(self) -> int:
         return (self.used - ARENA_START) // self._size
+
+
+def grown(state: object, status: int, frame: FrameData) -> None:
+    """Give a table the room it asked for."""
+    assert isinstance(state, HashTable), status
+    if status == INDEX_FULL:
+        state.grow()
+    elif status == ARENA_FULL:
+        state.make_room(frame)
+    else:
+        raise AssertionError(f"status {status}")
 
 
 def _arena() -> np.ndarray:
@@ -147,7 +166,8 @@ class OneRecord:
 class Domain:
     """Ranges of keys and slices that a direct table covers: position = sum of place * stride."""
 
-    def __init__(self, spans: Sequence[tuple[int, int]], nullable: Sequence[bool], slices: tuple[int, int] | None) -> None:
+    def __init__(self, spans: Sequence[tuple[int, int]], nullable: Sequence[bool],
+                 slices: tuple[int, int] | None) -> None:
         self.spans = [(least, greatest - least + 1) for least, greatest in spans]
         self.nullable = list(nullable)
         self.slices = slices  # first, count
@@ -166,7 +186,8 @@ class DirectTable:
     def __init__(self, table: Table, domain: Domain) -> None:
         layout = table.layout
         self._table, self.domain = table, domain
-        self.records = allocate(domain.size * layout.size)[: domain.size * layout.size].reshape(domain.size, layout.size)
+        size = domain.size * layout.size
+        self.records = allocate(size)[:size].reshape(domain.size, layout.size)
         self.records[:] = np.frombuffer(layout.template, np.uint8)
         self.count = domain.size
         places = np.arange(domain.size)
@@ -174,7 +195,9 @@ class DirectTable:
         for k, (key, (least, span), null) in enumerate(zip(table.keys, domain.spans, domain.nullable, strict=True)):
             place = places // domain.strides[k] % (span + null)
             is_null = place == span if null else np.zeros(domain.size, bool)
-            self._field(f"key{k}", _numpy(key))[:] = np.where(is_null, 0, (least + place).astype(np.int64)).astype(_numpy(key))
+            start = least - (1 << 64) if least >= 1 << 63 else least  # unsigned keys wrap around, as their bits do
+            values = np.where(is_null, 0, place.astype(np.int64) + start)
+            self._field(f"key{k}", _numpy(key))[:] = values.astype(_numpy(key))
             nulls |= is_null.astype(np.int64) << k
         if table.has_nulls:
             self._field("nulls", np.dtype(np.int64))[:] = nulls
@@ -186,7 +209,7 @@ class DirectTable:
         return self.records[:, start : start + dtype.itemsize].view(dtype)[:, 0]
 
     def attach(self, frame: FrameData) -> None:
-        frame["direct.arena"] = address(self.records)
+        frame["direct.arena"], frame["direct.size"] = address(self.records), self.domain.size
         for k, ((least, span), stride) in enumerate(zip(self.domain.spans, self.domain.strides, strict=True)):
             frame[f"direct.least{k}"] = least
             frame[f"direct.span{k}"] = span

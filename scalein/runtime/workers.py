@@ -9,16 +9,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from scalein.runtime.units import Unit
-
-
-class Does(Protocol):
-    def do(self, unit: Unit) -> None: ...
+Work = TypeVar("Work", contravariant=True)
 
 
-def each_worker(workers: Sequence[Does], work: Iterator[Unit]) -> None:
+class Does(Protocol[Work]):
+    def do(self, unit: Work, /) -> None: ...
+
+
+def each_worker(workers: Sequence[Does[Work]], work: Iterator[Work]) -> None:
     """Run all units, each on one of the workers."""
     if len(workers) == 1:
         for unit in work:
@@ -26,7 +26,7 @@ def each_worker(workers: Sequence[Does], work: Iterator[Unit]) -> None:
         return
     lock, stop = threading.Lock(), threading.Event()
 
-    def loop(worker: Does) -> None:
+    def loop(worker: Does[Work]) -> None:
         while not stop.is_set():
             with lock:
                 unit = next(work, None)
@@ -52,7 +52,8 @@ def side_by_side(jobs: Sequence[Callable[[], None]], stop: threading.Event | Non
             errors.append(error)
             stop.set()
 
-    threads = [threading.Thread(target=guarded, args=(job,), name=f"scalein-{k}", daemon=True) for k, job in enumerate(jobs)]
+    threads = [threading.Thread(target=guarded, args=(job,), name=f"scalein-{k}", daemon=True)
+               for k, job in enumerate(jobs)]
     for thread in threads:
         thread.start()
     try:

@@ -7,6 +7,7 @@ the count of every column that cannot be null.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import gcd
 
 from scalein.ir import ops
@@ -37,7 +38,7 @@ def place_state(keys: tuple[Named, ...], window: ops.Window | None, aggs: tuple[
     )
 
 
-def _accs(agg: Agg, grouped: bool, number) -> tuple[int, ...]:  # type: ignore[no-untyped-def]
+def _accs(agg: Agg, grouped: bool, number: Callable[[Acc], int]) -> tuple[int, ...]:
     """The accumulators an aggregate is finished from; the second, if any, counts its values.
 
     A group that exists has a row, so a column that cannot be null needs no count to tell "none".

@@ -55,6 +55,7 @@ def _write_fixed(code: Code, k: int, item: Named, block: Block, env: Env, count:
         value = lower_expr(code, item.expr, env, row)
         code.never_null.append(value.valid is None)
         position = b.add(count, row.k)
+        code.check_within(f"a row of the output {item.name!r}", position, lambda: f.slot("out.capacity"))
         f.store(to_memory(f, value.data), f.slot(f"out{k}.data", PTR), position)
         if value.valid is not None:
             f.store(b.zext(value.valid, I8), f.slot(f"out{k}.valid", PTR), position)
@@ -74,6 +75,8 @@ def _write_strings(code: Code, k: int, item: Named, block: Block, env: Env, coun
         target = f.byte_at(f.slot(f"out{k}.data", PTR), used.get())
         f.call("llvm.memcpy.p0.p0.i64", ir.VoidType(), [target, text.ptr, text.size, const(0, I1)])
         used.set(b.add(used.get(), text.size))
+        if f.safe:
+            code.check(f"the bytes of the output {item.name!r}", b.icmp_unsigned("<=", used.get(), f.slot(f"out{k}.room")))
         f.store(b.trunc(used.get(), I32), f.slot(f"out{k}.offsets", PTR), b.add(position, const(1)))
         if value.valid is not None:
             f.store(b.zext(value.valid, I8), f.slot(f"out{k}.valid", PTR), position)

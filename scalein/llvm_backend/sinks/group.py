@@ -119,12 +119,12 @@ def _slices(given: Rows, table: Table) -> Slices | None:
     dtype = type_of(time)
 
     def of(row: Row) -> ir.Value:
-        value = lower_expr(code, time, given.env, row).data
+        value = lower_expr(code, time, given.env, row).number
         return value if value.type == I64 else b.sext(value, I64) if dtype.is_signed else b.zext(value, I64)
 
-    def bounds(block: Block) -> tuple[ir.Value, ir.Value]:
+    def bounds(block: Block, rare: bool = False) -> tuple[ir.Value, ir.Value]:
         low, high = f.var(I64, const(2**63 - 1)), f.var(I64, const(-(2**63)))
-        with rows(code, block) as row:
+        with rows(code, block, rare) as row:
             moment = of(row)
             low.set(f.min(low.get(), moment))
             high.set(f.max(high.get(), moment))
@@ -138,7 +138,7 @@ def _slices(given: Rows, table: Table) -> Slices | None:
         first, last = bounds(given.whole)
         least_, greatest_ = f.var(I64, first), f.var(I64, last)
         with f.when(b.icmp_signed("!=", first, last)):
-            first, last = bounds(given.block)
+            first, last = bounds(given.block, rare=True)
             least_.set(first)
             greatest_.set(last)
         least, greatest = least_.get(), greatest_.get()
@@ -146,7 +146,7 @@ def _slices(given: Rows, table: Table) -> Slices | None:
     with f.when_else(b.icmp_signed("==", least, greatest), likely=True) as (same, mixed):
         with same, f.loop(given.block.count) as k:
             f.store(least, numbers, k)
-        with mixed, rows(code, given.block) as row:
+        with mixed, rows(code, given.block, rare=True) as row:
             f.store(floor_divide(f, of(row), table.slice_size), numbers, row.k)
     return Slices(numbers, least, greatest)
 
@@ -224,6 +224,7 @@ def _lower_direct(sink: Group, given: Rows) -> None:
         arena = f.slot("direct.arena", PTR)
         with rows(code, given.block) as row:
             position = b.zext(f.load(positions, row.k, I32), I64)
+            code.check_within("a record of the direct table", position, lambda: f.slot("direct.size"))
             record = f.byte_at(arena, b.mul(position, const(table.layout.size)))
             _count_in(given, table, row, record, None)
 
@@ -233,7 +234,7 @@ def _key_code(given: Rows, number: int, key: Expr, row: Row) -> tuple[ir.Value, 
     f, b = given.code.f, given.code.f.b
     dtype = type_of(key)
     value = lower_expr(given.code, key, given.env, row)
-    plain = canonical(f, Value(value.data, None), dtype).data
+    plain = canonical(f, Value(value.data), dtype).number
     wide = plain if plain.type == I64 else (b.sext if dtype.is_signed else b.zext)(plain, I64)
     span = f.slot(f"direct.span{number}")
     place = b.sub(wide, f.slot(f"direct.least{number}"))

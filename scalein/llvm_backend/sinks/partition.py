@@ -33,7 +33,8 @@ def lower_partition(code: Code, sink: Partition, block: Block, env: Env, ordinal
         _, h = row_key(code, row, env, sink.keys, sink.has_nulls)
         group = b.lshr(h, const(56))
         head = f.at(heads, b.shl(group, const(1)), PTR)
-        with f.when(b.icmp_unsigned("==", b.load(head, typ=PTR), b.load(f.at(head, const(1), PTR), typ=PTR)), likely=False):
+        end = b.load(f.at(head, const(1), PTR), typ=PTR)
+        with f.when(b.icmp_unsigned("==", b.load(head, typ=PTR), end), likely=False):
             _next_chunk(code, sink, head, group)
         target = b.load(head, typ=PTR)
         values = [lower_expr(code, item.expr, env, row) for item in sink.items]

@@ -1,0 +1,25 @@
+"""Where an error of a row comes from: the line that wrote the expression, which cached machine code cannot know."""
+
+from __future__ import annotations
+
+from scalein.errors import ComputeError
+from scalein.ir import ops
+from scalein.ir.exprs import Call, walk
+from scalein.ir.printer import show_expr
+from scalein.ir.rewrite import exprs_of, walk_ops
+
+
+def placed(error: ComputeError, root: ops.Op) -> ComputeError:
+    """The error with the line of the expression that it names in backticks; itself if there is none to find."""
+    if "at" in error.facts:
+        return error
+    for op in walk_ops(root):
+        for expr, _ in exprs_of(op):
+            for node in walk(expr):
+                if isinstance(node, Call) and node.at.line and f"`{show_expr(node)}`" in error.what:
+                    return ComputeError(error.what, at=node.at, hint=error.hint)
+        if isinstance(op, ops.Aggregate):
+            for named in op.aggs:
+                if named.agg.at.line and error.what.endswith(f"the sum `{named.name}`"):
+                    return ComputeError(error.what, at=named.agg.at, hint=error.hint)
+    return error

@@ -1,0 +1,83 @@
+"""split: where a kernel must end, and what pyarrow computes in between."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+import scalein as si
+from scalein import col
+from scalein.flow import Flow
+from scalein.ir.passes.split import split
+from scalein.ir.rewrite import walk_nodes
+from scalein.ir.stage_printer import dump_program
+from scalein.ir.stages import Chain, Grouped, Host, Node, Pipe, Scan, Take
+from scalein.ir.verify import verify_program
+from tests.conftest import Golden
+from tests.ir.plans import events, users
+
+
+def split_of(flow: Flow) -> Node:
+    node = split(flow.op)
+    verify_program(node)
+    assert node.schema.names == flow.op.schema.names
+    return node
+
+
+def kinds(flow: Flow) -> list[type]:
+    return [type(node) for node in walk_nodes(split_of(flow))]
+
+
+def unchanged(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
+
+
+@pytest.mark.parametrize(("flow", "expected"), [
+    (events(), [Scan]),
+    (events().with_watermark("time", "2s"), [Scan]),
+    (events().filter(col("flag")), [Scan, Pipe]),
+    (events().filter(col("flag")).select("qty"), [Scan, Pipe, Pipe]),
+    (events().limit(3).filter(col("flag")), [Scan, Take, Pipe]),
+    (events().union(events()), [Scan, Scan, Chain]),
+    (events().map_batches(unchanged, events().schema), [Scan, Host]),
+    (events().join(users(), on="user"), [Scan, Scan, Pipe]),
+    (events().group_by("user").agg(n=si.count()), [Scan, Grouped]),
+    (events().filter(col("user").str.upper() == "A"), [Scan, Host, Pipe]),
+    (events().group_by(u=col("user").str.lower()).agg(n=si.count()), [Scan, Host, Grouped]),
+    (events().join(users(), left_on=col("user").str.lower(), right_on="user"), [Scan, Scan, Host, Pipe]),
+])  # fmt: skip
+def test_one_node_for_every_op_that_computes(flow: Flow, expected: list[type]) -> None:
+    assert kinds(flow) == expected
+
+
+def test_pyarrow_computes_a_part_once_and_the_kernel_the_rest(golden: Golden) -> None:
+    upper = col("user").str.upper()
+    flow = events().filter((upper == "A") | upper.str.starts_with("B") & (col("qty") > 3))
+    assert dump_program(split_of(flow)) == golden
+
+
+def test_a_part_that_can_fail_goes_with_its_whole_expression(golden: Golden) -> None:
+    """Only the whole knows that the cast is not asked for where `flag` is false."""
+    flow = events().filter(col("flag") & (col("user").cast(pa.int64()) > 3))
+    assert dump_program(split_of(flow)) == golden
+
+
+def test_joins_and_host_columns_are_numbered_through() -> None:
+    lower = events().with_columns(user=col("user").str.lower())
+    flow = lower.join(users(), on="user").with_columns(city=col("city").str.upper())
+    text = dump_program(split_of(flow.join(users(), on="user", how="semi")))
+    assert [name for name in ("join0", "join1", "#host0", "#host1") if name not in text] == []
+
+
+def test_a_join_is_the_same_however_often_it_is_used() -> None:
+    joined = events().join(users(), on="user")
+    root = split_of(joined.union(joined))
+    assert isinstance(root, Chain)
+    assert root.inputs[0] is root.inputs[1]
+
+
+def test_a_column_of_the_user_may_have_a_name_of_ours() -> None:
+    table = pa.table({"#host0": [1, 2], "s": ["a", "b"]})
+    flow = si.from_arrow(table).select("#host0", k=col("s").str.upper())
+    assert kinds(flow) == [Scan, Host, Pipe]
+    assert flow.collect().to_pydict() == {"#host0": [1, 2], "k": ["A", "B"]}

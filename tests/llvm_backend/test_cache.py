@@ -1,0 +1,200 @@
+"""The code cache: hits, and everything that may be wrong with its folder or files. It never raises."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import scalein as si
+from scalein import col
+from scalein.ir.stages import Stage
+from scalein.llvm_backend import cache
+from scalein.llvm_backend.cache import Compiled
+from scalein.options import Options
+from scalein.runtime import call
+
+TABLE = pa.table({"k": ["a", "b", "a"], "x": [1, 2, 3]})
+Run = Callable[[object], list[str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs a flow in what is, for the cache, a new process; where each of its kernels came from."""
+
+    def once(folder: object) -> list[str]:
+        origins: list[str] = []
+
+        def recorded(stage: Stage, options: Options) -> Compiled:
+            known = set(cache._known.values())
+            found = cache.load_kernel(stage, options)
+            origins.append("memory" if found in known else found.origin)
+            return found
+
+        monkeypatch.setenv("SCALEIN_CACHE_DIR", str(folder))
+        monkeypatch.setattr(cache, "_known", OrderedDict())
+        monkeypatch.setattr(call, "load_kernel", recorded)
+        flow = si.from_arrow(TABLE).filter(col("x") != 2).group_by("k").agg(s=(col("x") + 1).sum())
+        for _ in range(2):
+            assert flow.collect(workers=1).to_pylist() == [{"k": "a", "s": 6}]
+        return origins
+
+    return once
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.kernel"))
+
+
+def test_first_compiled_then_from_memory_and_from_disk(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "not" / "there yet"
+    first = run(folder)
+    half = len(first) // 2
+    assert set(first[:half]) == {"compiled"}
+    assert set(first[half:]) == {"memory"}
+    again = run(folder)
+    assert set(again[:half]) == {"disk"}
+    assert set(again[half:]) == {"memory"}
+    assert len(_files(folder)) == half
+    assert os.listdir(folder) == [file.name for file in folder.glob("*.kernel")]  # and nothing half-written
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {file.stat().st_mode & 0o777 for file in _files(folder)} == {0o600}
+
+
+def test_no_folder_means_memory_only(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "disk" not in run("") + run("")
+    assert not list(tmp_path.iterdir())
+
+
+def _flipped(content: bytes) -> bytes:
+    return content[:-7] + bytes([content[-7] ^ 1]) + content[-6:]
+
+
+def _signed(body: bytes) -> bytes:
+    """A body that the checksum says is whole."""
+    return cache._MAGIC + hashlib.sha256(body).hexdigest().encode() + body
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda content: b"",
+    "cut in the head": lambda content: content[:40],
+    "cut at the end": lambda content: content[:-1],
+    "one bit": _flipped,
+    "another magic": lambda content: b"X" + content[1:],
+    "longer": lambda content: content + b"\0",
+    "no ascii": lambda content: b"\xff" * len(content),
+    "no line": lambda content: _signed(b"{}"),
+    "no json": lambda content: _signed(b"{\n" + content),
+    "another json": lambda content: _signed(b"[1]\n" + content),
+    "fields missing": lambda content: _signed(json.dumps({"name": "group", "slots": []}).encode() + b"\n" + content[-4000:]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_files_are_compiled_again(run: Run, tmp_path: Path, damage: str) -> None:
+    run(tmp_path)
+    whole = {file: file.read_bytes() for file in _files(tmp_path)}
+    for file, content in whole.items():
+        file.write_bytes(DAMAGE[damage](content))
+    assert "disk" not in run(tmp_path)
+    assert {file.read_bytes()[: len(cache._MAGIC)] for file in whole} == {cache._MAGIC}
+    assert "disk" in run(tmp_path)  # they have been written anew
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_files_that_others_may_write_are_not_used(run: Run, tmp_path: Path, mode: int) -> None:
+    run(tmp_path)
+    for file in _files(tmp_path):
+        file.chmod(mode)
+    assert "disk" not in run(tmp_path)
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777, 0o1777])
+def test_a_folder_that_others_may_write_is_not_used(run: Run, tmp_path: Path, mode: int) -> None:
+    folder = tmp_path / "shared"
+    run(folder)
+    before = {file.name: file.stat().st_mtime_ns for file in _files(folder)}
+    folder.chmod(mode)
+    assert "disk" not in run(folder)
+    assert before == {file.name: file.stat().st_mtime_ns for file in _files(folder)}
+
+
+def test_what_belongs_to_somebody_else_is_not_used(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(tmp_path)
+    me = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: me + 1)
+    assert "disk" not in run(tmp_path)
+
+
+def test_links_are_not_followed_to_code(run: Run, tmp_path: Path) -> None:
+    real, folder = tmp_path / "real", tmp_path / "cache"
+    run(real)
+    folder.mkdir(mode=0o700)
+    for file in _files(real):
+        (folder / file.name).symlink_to(file)
+    assert "disk" not in run(folder)
+
+
+def test_folders_that_cannot_be(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "a file"
+    file.write_text("x")
+    closed = tmp_path / "read only"
+    closed.mkdir(mode=0o500)
+    for folder in (file, file / "below", closed / "below", "/proc/none", "/dev/null", tmp_path / ("x" * 300), "\udcff/x"):
+        assert set(run(folder)) <= {"compiled", "memory", "disk"}
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    full = tmp_path / "full disk"
+    assert "disk" not in run(full)
+    assert not list(full.iterdir())
+
+
+def test_another_version_or_cpu_is_another_kernel(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(tmp_path)
+    count = len(_files(tmp_path))
+    monkeypatch.setenv("SCALEIN_CPU", "x86-64")
+    assert "disk" not in run(tmp_path)
+    monkeypatch.delenv("SCALEIN_CPU")
+    monkeypatch.setattr(cache, "_code_version", lambda: "another")
+    assert "disk" not in run(tmp_path)
+    assert len(_files(tmp_path)) == 3 * count
+
+
+PROGRAM = """
+import pyarrow as pa, scalein as si
+from scalein import col
+from scalein.llvm_backend import cache
+table = pa.table({"k": [f"a key of some length {n % 7}" for n in range(5000)], "x": range(5000)})
+flow = si.from_arrow(table).filter(col("x") % 3 != 0).group_by("k").agg(n=si.count(), s=col("x").sum())
+found = flow.collect(workers=2)
+print(sum(found["s"].to_pylist()), {kernel.origin for kernel in cache._known.values()})
+"""
+
+
+def _start(folder: Path) -> subprocess.Popen[str]:
+    environment = {**os.environ, "SCALEIN_CACHE_DIR": str(folder)}
+    return subprocess.Popen([sys.executable, "-c", PROGRAM], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def test_many_processes_at_once(tmp_path: Path) -> None:
+    total = sum(x for x in range(5000) if x % 3)
+    for _ in range(2):
+        started = [_start(tmp_path) for _ in range(4)]
+        for process in started:
+            out, err = process.communicate(timeout=60)
+            assert process.returncode == 0, err
+            assert out.startswith(f"{total} "), out
+    assert out == f"{total} {{'disk'}}\n"  # a warm start compiles nothing
+    assert {path.suffix for path in tmp_path.iterdir()} == {".kernel"}

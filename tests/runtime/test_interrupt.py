@@ -1,0 +1,158 @@
+"""Ctrl-C ends a run soon; errors of sources, functions and workers arrive; no thread keeps running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import scalein as si
+from scalein import col
+from scalein.errors import BadData, ComputeError
+
+every_number_of_workers = pytest.mark.parametrize("workers", [1, 2])
+
+PROGRAM = """
+import itertools, sys, numpy as np, pyarrow as pa, scalein as si
+from scalein import col
+workers = int(sys.argv[2])
+batch = pa.record_batch({"x": np.random.default_rng(1).integers(0, 10**6, 300_000), "t": np.arange(300_000)})
+endless = si.from_batches(itertools.repeat(batch), batch.schema)
+other = pa.table({"x": np.zeros(200_000, np.int64), "y": np.arange(200_000)})
+heavy = si.from_arrow(pa.table({"x": np.zeros(200_000, np.int64)})).join(other, on="x")  # 40 thousand million rows
+flows = {
+    "filter": endless.filter(col("x") > 10**7),
+    "one group": endless.group_by().agg(s=col("x").sum()),
+    "many groups": endless.group_by(k=col("x") * 1000).agg(n=si.count()),
+    "partitioned": endless.group_by("x", si.tumbling("t", 100)).agg(n=si.count()),
+    "python": endless.map_batches(lambda b: b, batch.schema).group_by().agg(n=si.count()),
+    "joined rows": heavy.filter(col("x") + col("y") < 0),
+    "joined groups": heavy.group_by().agg(n=si.count()),
+}
+print("started", flush=True)
+try:
+    flows[sys.argv[1]].collect(workers=workers)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+@every_number_of_workers
+@pytest.mark.parametrize("flow", ["filter", "one group", "many groups", "partitioned", "python", "joined rows", "joined groups"])
+def test_ctrl_c_stops_a_run(flow: str, workers: int) -> None:
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM, flow, str(workers)], text=True, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE)  # fmt: skip
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        time.sleep(1.0)
+        assert process.poll() is None, "the run ended before it could be interrupted"
+        sent = time.monotonic()
+        os.kill(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+        took = time.monotonic() - sent
+    finally:
+        process.kill()
+        process.wait()
+    assert out == "interrupted\n", err
+    assert process.returncode == 0
+    assert took < 3
+
+
+def _ours() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("scalein")]
+
+
+def _assert_no_thread() -> None:
+    end = time.monotonic() + 5
+    while _ours() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not _ours()
+
+
+SCHEMA = pa.schema([("k", pa.int64()), ("x", pa.int64())])
+FLOWS = {
+    "rows": lambda flow: flow.with_columns(y=col("x") + 1),
+    "one group": lambda flow: flow.group_by().agg(s=(col("x") + 1).sum()),
+    "groups": lambda flow: flow.group_by("k").agg(s=(col("x") + 1).sum()),
+    "windows": lambda flow: flow.group_by("k", si.sliding("x", 20, every=10)).agg(s=(col("x") + 1).sum()),
+}
+each_flow = pytest.mark.parametrize("flow", FLOWS)
+
+
+class Mine(Exception):
+    """An error of the user's own."""
+
+
+def _broken(error: BaseException, good: int = 5) -> Iterator[pa.RecordBatch]:
+    for _ in range(good):
+        yield pa.record_batch({"k": np.arange(1000) % 7, "x": np.arange(1000)})
+    raise error
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@each_flow
+def test_a_source_that_raises(flow: str, workers: int) -> None:
+    error = Mine("the disk is gone")
+    with pytest.raises(BadData, match="Mine while batch 5") as caught:
+        FLOWS[flow](si.from_batches(_broken(error), SCHEMA)).collect(workers=workers)
+    assert caught.value.__cause__ is error
+    _assert_no_thread()
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
+@pytest.mark.parametrize("workers", [1, 2])
+@each_flow
+def test_what_is_no_exception_comes_through(flow: str, workers: int, kind: type[BaseException]) -> None:
+    error = kind("now")
+    with pytest.raises(kind) as caught:
+        FLOWS[flow](si.from_batches(_broken(error), SCHEMA)).collect(workers=workers)
+    assert caught.value is error
+    _assert_no_thread()
+
+
+@every_number_of_workers
+@each_flow
+def test_a_function_that_raises(flow: str, workers: int) -> None:
+    error = Mine("no")
+
+    def function(batch: pa.RecordBatch) -> pa.RecordBatch:
+        if batch["x"][0].as_py() == 5000:
+            raise error
+        return batch
+
+    x = np.arange(20_000)
+    table = pa.Table.from_batches(pa.table({"k": x % 7, "x": x}).to_batches(max_chunksize=1000))
+    with pytest.raises(BadData, match="Mine on batch 5") as caught:
+        FLOWS[flow](si.from_arrow(table).map_batches(function, table.schema)).collect(workers=workers)
+    assert caught.value.__cause__ is error
+    _assert_no_thread()
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("source", ["table", "reader"])
+@each_flow
+def test_a_row_that_fails_in_a_worker(flow: str, source: str, workers: int) -> None:
+    x = np.arange(1_200_000) % 1000
+    x[1_100_000] = 2**63 - 1
+    table = pa.table({"k": x % 7, "x": x})
+    given = si.from_arrow(table) if source == "table" else si.from_batches(iter(table.to_batches(100_000)), table.schema)
+    with pytest.raises(ComputeError, match=r"overflow in `x \+ 1`"):
+        FLOWS[flow](given).collect(workers=workers)
+    _assert_no_thread()
+
+
+def test_a_run_that_is_left_leaves_no_thread() -> None:
+    table = pa.table({"k": np.arange(3_000_000) % 7, "x": np.arange(3_000_000)})
+    batches = si.from_arrow(table).with_columns(y=col("x") + 1).batches(workers=2)
+    next(batches)
+    del batches
+    _assert_no_thread()
