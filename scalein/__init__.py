@@ -9,6 +9,7 @@ from scalein.errors import (
     BadData,
     BadDuration,
     BadName,
+    CannotCompile,
     ComputeError,
     InternalError,
     ScaleinError,
@@ -16,6 +17,7 @@ from scalein.errors import (
     WrongType,
 )
 from scalein.flow import Flow, flow, from_arrow, from_batches
+from scalein.udf import udf
 from scalein.windows import sliding, tumbling
 
 __version__ = "0.1.0"
@@ -25,6 +27,7 @@ __all__ = [
     "BadData",
     "BadDuration",
     "BadName",
+    "CannotCompile",
     "Column",
     "ComputeError",
     "Flow",
@@ -41,5 +44,6 @@ __all__ = [
     "lit",
     "sliding",
     "tumbling",
+    "udf",
     "when",
 ]

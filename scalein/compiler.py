@@ -7,14 +7,17 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 
+from scalein.errors import BadName
 from scalein.ir import ops
 from scalein.ir.passes import OP_PASSES
 from scalein.ir.passes.fuse import fuse
 from scalein.ir.passes.split import split
+from scalein.ir.rewrite import walk_ops
 from scalein.ir.stages import Node
 from scalein.ir.verify import verify_ops, verify_program
 
@@ -45,6 +48,7 @@ def program_of(op: ops.Op) -> Node:
 def compile_flow(op: ops.Op, trace: Trace | None = None) -> Node:
     """The program of an op tree; every pass is handed to `trace`."""
     tell = trace or (lambda name, plan: None)
+    _refuse_our_names(op)
     verify_ops(op)
     tell("resolve", op)
     for step in OP_PASSES:
@@ -58,3 +62,17 @@ def compile_flow(op: ops.Op, trace: Trace | None = None) -> Node:
     verify_program(node)
     tell("fuse", node)
     return node
+
+
+# Names that programs and kernels give to columns of their own: see `stage_printer` for what they stand for.
+_OURS = re.compile(r"#(host\d+|lookup\d+|(id|ids|code|match)\..*)|\?row")
+
+
+def _refuse_our_names(root: ops.Op) -> None:
+    for op in walk_ops(root):
+        if isinstance(op, ops.Filter | ops.Limit | ops.Watermark):
+            continue  # they name nothing
+        for name in op.schema.names:
+            if _OURS.fullmatch(name):
+                raise BadName(f"a column is called {name!r}, which is a name that scalein keeps for itself", at=op.at,
+                              hint=f"rename it, for example to {name[1:]!r}")

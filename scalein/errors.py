@@ -100,6 +100,10 @@ class BadData(ScaleinError):
     """Input that is no Arrow, changes its schema midway, or raises while it is read."""
 
 
+class CannotCompile(ScaleinError):
+    """A part of a Python function that `@si.udf` has no machine code for."""
+
+
 class ComputeError(ScaleinError):
     """A live row for which an expression has no value: overflow, division by zero, impossible cast."""
 

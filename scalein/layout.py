@@ -32,6 +32,7 @@ INDEX_FULL = 4  # a key group's table must double before the next record
 OUT_OF_DOMAIN = 5  # a key or slice lies outside the direct-addressed domain
 RING_ADVANCE = 6  # slots `ring.least` and `ring.greatest` are the block's slices; some lie outside the ring
 OUT_OF_BOUNDS = 8  # safe mode only: slot `unsafe` is the number of the check that failed
+PAUSED = 9  # nothing is wanted: a kernel that multiplies rows gives its caller a chance to stop
 CHUNKS_FULL = 7  # the partitioner has too few free chunks for one more block
 
 BLOCK_ROWS = 256  # rows a kernel works on at once: selection vectors and scratch stay in L1
@@ -42,6 +43,11 @@ ADDRESS_BITS = 40
 ADDRESS_UNIT = 8  # bytes
 # A table doubles when it is this full (in sixteenths): longer probes cost more than room.
 LOAD_SIXTEENTHS = 11
+
+
+# Before the name of an input column in the names of its slots: whatever a user calls a column ("out0"), it
+# is not taken for another slot.
+COLUMN = "$"
 
 
 @dataclass(frozen=True, slots=True)

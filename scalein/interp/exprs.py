@@ -14,12 +14,13 @@ import pyarrow as pa
 
 from scalein.dtypes import DType
 from scalein.errors import ComputeError
-from scalein.interp import hosts
+from scalein.interp import hosts, udfs
 from scalein.interp.scalars import NoValue, scalar
 from scalein.interp.values import Values, from_arrow, to_arrow
 from scalein.ir.exprs import Call, Col, Expr, Lit, columns, type_of
 from scalein.ir.functions import is_host
 from scalein.ir.printer import show_expr
+from scalein.ir.udf import AnyUdf
 
 Live = list[bool]
 
@@ -29,7 +30,7 @@ def evaluate(expr: Expr, batch: pa.RecordBatch | pa.Table) -> pa.Array:
     # What pyarrow means stays in Arrow from the column to the result: this path runs in compiled flows too.
     if isinstance(expr, Col):
         return _as_type(batch.column(expr.name), type_of(expr))
-    if isinstance(expr, Call) and is_host(expr):
+    if isinstance(expr, Call) and is_host(expr) and expr.fn != "udf":
         return _apply(expr, [evaluate(arg, batch) for arg in expr.args])
     read = {name: from_arrow(batch.column(name)) for name in columns(expr)}
     return to_arrow(compute(expr, read, [True] * batch.num_rows), type_of(expr))
@@ -54,6 +55,8 @@ def compute(expr: Expr, read: Mapping[str, Values], live: Live) -> Values:
             return _row_by_row(lambda a: a is not None, args, live)
         case "fill_null":
             return _row_by_row(lambda a, b: b if a is None else a, args, live)
+        case "udf":
+            return _call_udf(expr, args, live)
     if is_host(expr):
         arrays = [to_arrow(values, type_of(arg)) for values, arg in zip(args, expr.args, strict=True)]
         return from_arrow(_apply(expr, arrays))
@@ -62,6 +65,16 @@ def compute(expr: Expr, read: Mapping[str, Values], live: Live) -> Values:
         return _row_by_row(lambda *row: None if None in row else strict(*row), args, live)
     except NoValue as error:
         raise _failure(error, expr) from None
+
+
+def _call_udf(expr: Call, args: Sequence[Values], live: Live) -> Values:
+    """The user's function in every live row; it says itself what null means to it."""
+    (udf,) = expr.params
+    assert isinstance(udf, AnyUdf)
+    try:
+        return _row_by_row(udfs.call(udf), args, live)
+    except NoValue as error:
+        raise _failure(error, expr) from error.__cause__
 
 
 def _row_by_row(fn: Callable[..., Any], args: Sequence[Values], live: Live) -> Values:

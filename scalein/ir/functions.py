@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from scalein.dtypes import SIGNED, UNITS_PER_SECOND, DType, Kind
 from scalein.ir.exprs import Call, Expr, Lit, type_of, walk
+from scalein.ir.udf import PythonUdf
 
 # Zones whose local time is UTC; every other one makes the calendar functions host functions.
 UTC_ZONES = ("", "UTC", "Etc/UTC", "+00:00", "Z")
@@ -24,6 +25,9 @@ def _never(call: Call) -> bool:
 
 def _always(call: Call) -> bool:
     return True
+
+
+ANY = -1  # as many arguments as a udf has parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +128,10 @@ def _epoch_fails(call: Call) -> bool:
     return _to_finer(_source(call), str(call.params[0]))
 
 
+def _stays_python(call: Call) -> bool:
+    return isinstance(call.params[0], PythonUdf)
+
+
 _CALENDAR = ("year", "quarter", "month", "day", "weekday", "ordinal_day")
 _CLOCK = ("hour", "minute", "second", "millisecond", "microsecond", "nanosecond")
 DT_PARTS = tuple(f"dt_{part}" for part in _CALENDAR + _CLOCK)
@@ -132,6 +140,7 @@ DT_DATE_PARTS = tuple(f"dt_{part}" for part in _CALENDAR)  # those that a date h
 FUNCTIONS: dict[str, Function] = {
     function.name: function
     for function in (
+        Function("udf", ANY, fallible=_always, is_host=_stays_python),
         Function("add", 2, fallible=_overflows),
         Function("sub", 2, fallible=_overflows),
         Function("mul", 2, fallible=_overflows),

@@ -33,6 +33,7 @@ from scalein.ir.ops import (
     inputs,
 )
 from scalein.ir.rewrite import walk_ops
+from scalein.ir.udf import PythonUdf, Udf
 
 # How tightly Python binds what show_expr writes: a comparison weaker than `|` and `&`.
 _COMPARISON, _OR, _AND, _SUM, _PRODUCT, _PREFIX, _POWER, _METHOD = range(8)
@@ -75,6 +76,8 @@ def _show(expr: Expr) -> tuple[str, int]:
         case Lit(value, dtype):
             text = show_value(value, dtype)
             return text, _PREFIX if text.startswith("-") else _METHOD
+        case Call("udf", args, (Udf() | PythonUdf() as udf,)):
+            return f"{udf.name}({', '.join(map(show_expr, args))})", _METHOD
         case Call("divisible", (arg,), (divisor,)):
             return f"{_within(arg, _PRODUCT)} % {divisor} == 0", _COMPARISON
         case Call("if_else"):

@@ -13,6 +13,7 @@ from scalein.durations import Span, in_units
 from scalein.ir.exprs import Call, Expr, Lit, type_of
 from scalein.ir.functions import COMPARISONS, DT_DATE_PARTS, DT_PARTS, is_utc
 from scalein.ir.literals import fit
+from scalein.ir.udf import AnyUdf, Variable, can_be_null
 from scalein.ir.unify import NOT_A_NUMBER, Refused, cast_to, finer, own_type_of, settle, typed, unify
 
 Args = tuple[Expr, ...]
@@ -273,6 +274,31 @@ def _epoch(call: Call, args: Args) -> Expr:
     return typed(call, [_instant(call, args)], I64)
 
 
+# --- functions of the user's -------------------------------------------------------------------------------------
+
+_PYTHON_NAMES = {Kind.F64: "float", Kind.I64: "int", Kind.BOOL: "bool", Kind.STR: "str"}
+
+
+def _udf(call: Call, args: Args) -> Expr:
+    (udf,) = call.params
+    assert isinstance(udf, AnyUdf)
+    given = [_udf_argument(udf, param, arg) for param, arg in zip(udf.params, args, strict=True)]
+    return typed(call, given, udf.dtype, nullable=can_be_null(udf, given))
+
+
+def _udf_argument(udf: AnyUdf, param: Variable, arg: Expr) -> Expr:
+    """The argument in the parameter's type: any number as a float, any integer that 64 bits hold as an int."""
+    own = own_type_of(arg)
+    fits = own is None or own.kind is param.dtype.kind or (
+        own.is_number if param.dtype == F64 else param.dtype == I64 and own.is_int and own.kind is not Kind.U64
+    )  # fmt: skip
+    if not fits:
+        wanted = _PYTHON_NAMES[param.dtype.kind]
+        hint = f"cast it: .cast({wanted})" if own is not None and (own.is_number or own.kind in TIMES) else None
+        raise Refused(f"{udf.name} takes {wanted} as {param.name!r}, not {own!r}", hint)
+    return cast_to(arg, param.dtype)
+
+
 RULES: dict[str, Rule] = {
     "add": _arithmetic, "sub": _arithmetic, "mul": _arithmetic, "floordiv": _arithmetic, "mod": _arithmetic,
     "div": _divide, "pow": _power, "neg": _negate, "abs": _absolute, "round": _round,
@@ -284,4 +310,5 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("str_len", "str_slice", "starts_with", "ends_with", "contains", "lower", "upper"), _text),
     **dict.fromkeys(DT_PARTS, _part),
     "dt_truncate": _truncate, "dt_epoch": _epoch,
+    "udf": _udf,
 }  # fmt: skip

@@ -133,9 +133,15 @@ def show_step(step: Step) -> str:
             return _line("let", _items(tuple(item for item in step.items if not _keeps_name(item))))
         case Probe():
             keys = ", ".join(map(show_expr, step.keys))
-            how = ", by dictionary code" if step.by_code else ", by position" if step.direct else ", by hash" if step.build is not None else ""
             several = "" if step.unique else ", several matches a row"
-            return _line("probe", f"join{step.table}, {step.how} on {keys}{how}{several}")
+            return _line("probe", f"join{step.table}, {step.how} on {keys}{_variant(step)}{several}")
+
+
+def _variant(probe: Probe) -> str:
+    """How a probe finds its row; empty as long as nobody has seen the table."""
+    if probe.by_code:
+        return ", by dictionary code"
+    return ", by position" if probe.direct else ", by hash" if probe.build is not None else ""
 
 
 def _items(items: tuple[Named, ...]) -> str:
@@ -145,7 +151,7 @@ def _items(items: tuple[Named, ...]) -> str:
 def _item(item: Named) -> str:
     if _keeps_name(item):
         return item.name
-    if isinstance(item.expr, Col) and item.expr.name == f"{item.name}#id":
+    if isinstance(item.expr, Col) and item.expr.name == f"#id.{item.name}":
         return f"{item.name} (as an id)"
     return f"{item.name} = {show_expr(item.expr)}"
 

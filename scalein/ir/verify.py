@@ -13,7 +13,7 @@ from typing import TypeVar
 from scalein.dtypes import BOOL, DType, Field, Kind, Schema
 from scalein.errors import InternalError
 from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, type_of, walk
-from scalein.ir.functions import AGGREGATES, COMPARISONS, FUNCTIONS, has_host
+from scalein.ir.functions import AGGREGATES, ANY, COMPARISONS, FUNCTIONS, has_host
 from scalein.ir.ops import Aggregate, Filter, Join, Limit, Op, Source, Union, Watermark
 from scalein.ir.printer import dump, show_expr
 from scalein.ir.rewrite import exprs_of, walk_nodes, walk_ops
@@ -130,7 +130,7 @@ def _wrong_in_expr(node: Expr, fields: Fields) -> Iterator[str]:
         case Call(fn):
             if fn not in FUNCTIONS:
                 yield f"no function {fn!r}"
-            elif len(node.args) != FUNCTIONS[fn].arity:
+            elif FUNCTIONS[fn].arity not in (ANY, len(node.args)):
                 yield f"{fn} with {len(node.args)} arguments"
             else:
                 yield from _wrong_in_call(node)

@@ -22,18 +22,25 @@ class Code:
     f: Fn
     errors: list[str] = field(default_factory=list)
     failed: Var | None = None
+    rounds: Var | None = None  # of joins that multiply rows, in this call
     never_null: list[bool] = field(default_factory=list)  # of the collected columns
     checks: list[str] = field(default_factory=list)  # of safe mode
     strings: dict[bytes, int] = field(default_factory=dict)
 
     def fail(self, what: str, condition: ir.Value) -> None:
         """Remember `what` if `condition` holds for a live, valid row."""
+        self.fail_bits(self.f.b.select(condition, const(1 << self.bit(what)), const(0)))
+
+    def bit(self, what: str) -> int:
+        """The bit that stands for `what`."""
         if what not in self.errors:
             self.errors.append(what)
-        bit = min(self.errors.index(what), 63)
+        return min(self.errors.index(what), 63)
+
+    def fail_bits(self, bits: ir.Value) -> None:
+        """Remember every failure whose bit is set."""
         assert self.failed is not None
-        b = self.f.b
-        self.failed.set(b.or_(self.failed.get(), b.select(condition, const(1 << bit), const(0))))
+        self.failed.set(self.f.b.or_(self.failed.get(), bits))
 
     def check(self, what: str, *conditions: ir.Value) -> None:
         """Safe mode: leave the kernel unless all conditions hold. Otherwise no code at all."""

@@ -20,6 +20,7 @@ from scalein.llvm_backend.casts import lower_cast
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.compare import compare
 from scalein.llvm_backend.fn import I1, const
+from scalein.llvm_backend.udf import lower_udf
 from scalein.llvm_backend.values import Env, Row, Str, Value, register_type
 
 
@@ -85,6 +86,8 @@ def lower_call(code: Code, call: Call, args: list[Value], live: ir.Value | None)
             valid = f.all_of(valid, known)
         case "cast":
             data = lower_cast(f, args[0].data, given[0], dtype, fail)
+        case "udf":
+            return lower_udf(code, call, args, live)
         case "str_len":
             data = strings.length(code, args[0].string)
         case "starts_with" | "ends_with" | "contains":
@@ -179,6 +182,6 @@ LOWERED = frozenset(_LAZY) | frozenset(
         "round", "eq", "ne", "lt", "le", "gt", "ge", "divisible", "not", "is_null", "is_not_null", "is_nan", "is_in",
         "cast", "str_len", "starts_with", "ends_with", "contains", "str_slice", "dt_year", "dt_quarter", "dt_month",
         "dt_day", "dt_weekday", "dt_ordinal_day", "dt_hour", "dt_minute", "dt_second", "dt_millisecond",
-        "dt_microsecond", "dt_nanosecond", "dt_truncate", "dt_epoch",
+        "dt_microsecond", "dt_nanosecond", "dt_truncate", "dt_epoch", "udf",
     )
 )

@@ -73,8 +73,9 @@ class Fn:
     def text(self) -> str:
         """The module as LLVM reads it."""
         # A loop's metadata must name itself first, which llvmlite cannot say.
-        return re.sub(r'^(!\d+) = !{{ !"{}" }}$'.format(_RARE), r'\1 = distinct !{ \1, !{ !"llvm.loop.vectorize.enable", i1 false } }',
-                      str(self.module), flags=re.MULTILINE)
+        rare = rf'^(!\d+) = !{{ !"{_RARE}" }}$'
+        named = r'\1 = distinct !{ \1, !{ !"llvm.loop.vectorize.enable", i1 false } }'
+        return re.sub(rare, named, str(self.module), flags=re.MULTILINE)
 
     # --- the frame
 
@@ -142,6 +143,10 @@ class Fn:
         loaded.set_metadata("alias.scope", self._input_scope)
         return loaded
 
+    def load_now(self, ptr: ir.Value) -> ir.Value:
+        """A word that another thread may change at any time."""
+        return self.b.load_atomic(ptr, "monotonic", 8, typ=I64)
+
     def store(self, value: ir.Value, base: ir.Value, index: ir.Value | None = None, align: int | None = None) -> None:
         ptr = base if index is None else self.at(base, index, value.type)
         self.b.store(value, ptr, align=align).set_metadata("noalias", self._input_scope)
@@ -149,7 +154,8 @@ class Fn:
     # --- control flow
 
     @contextmanager
-    def loop(self, count: ir.Value, start: ir.Value | None = None, step: int = 1, rare: bool = False) -> Iterator[ir.Value]:
+    def loop(self, count: ir.Value, start: ir.Value | None = None, step: int = 1,
+             rare: bool = False) -> Iterator[ir.Value]:
         """`for i in range(start, count, step)`, as a rotated loop the vectorizer understands.
 
         A `rare` one is left as it is: making it fast would take longer than it will ever run.
@@ -177,7 +183,7 @@ class Fn:
         body, after = b.append_basic_block("loop"), b.append_basic_block("done")
         b.branch(body)
         b.position_at_end(body)
-        yield Loop(self, after)
+        yield Loop(self, body, after)
         b.branch(body)
         b.position_at_end(after)
 
@@ -190,6 +196,26 @@ class Fn:
     def when_else(self, condition: ir.Value, likely: bool | None = None) -> Iterator[tuple[Arm, Arm]]:
         with self.b.if_else(condition, likely=likely) as arms:
             yield arms
+
+    @contextmanager
+    def function(self, name: str, result: ir.Type, args: Sequence[ir.Type]) -> Iterator[ir.Function]:
+        """An internal function: what is built inside goes there. It has no frame, and returns through `give`."""
+        outer = self.fn, self._entry, self._head, self.b
+        self.fn = ir.Function(self.module, ir.FunctionType(result, args), self.module.get_unique_name(f"udf.{name}"))
+        self.fn.linkage = "internal"
+        self.fn.attributes.add("nounwind")
+        self._entry = self.fn.append_basic_block("entry")
+        self._head = ir.IRBuilder(self._entry)
+        self.b = ir.IRBuilder(self.fn.append_basic_block("body"))
+        made = self.fn
+        yield made
+        self._head.branch(made.basic_blocks[1])
+        self.fn, self._entry, self._head, self.b = outer
+
+    def give(self, value: ir.Value) -> None:
+        """Return from an internal function here. What follows in this block is dead."""
+        self.b.ret(value)
+        self.b.position_at_end(self.b.append_basic_block("dead"))
 
     def leave(self, status: int) -> None:
         """Return from the kernel here. What follows in this block is dead."""
@@ -241,14 +267,20 @@ class Fn:
 class Loop:
     """Handle of a `forever` loop."""
 
-    def __init__(self, f: Fn, after: ir.Block) -> None:
-        self._f, self._after = f, after
+    def __init__(self, f: Fn, head: ir.Block, after: ir.Block) -> None:
+        self._f, self._head, self._after = f, head, after
 
     def stop_if(self, condition: ir.Value) -> None:
         b = self._f.b
         on = b.append_basic_block("on")
         b.cbranch(condition, self._after, on)
         b.position_at_end(on)
+
+    def again(self) -> None:
+        """Begin the next round here."""
+        b = self._f.b
+        b.branch(self._head)
+        b.position_at_end(b.append_basic_block("dead"))
 
     def stop(self) -> None:
         b = self._f.b

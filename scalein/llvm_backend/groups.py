@@ -34,7 +34,7 @@ def table_env(code: Code, reader: FromTable, start: ir.Value) -> Env:
     env: dict[str, Binding] = {}
     for k, key in enumerate(table.keys):
         read = Read(key.name, key.stored, "field", key.nullable, null_bit=k)
-        name = f"{key.name}#id" if key.coded else key.name
+        name = f"#id.{key.name}" if key.coded else key.name
         env[name] = Binding(partial(_key, code, reader, read, f"key{k}", record))
     if table.window is not None:
         env["window_start"] = Binding(partial(_window, code, reader, record, False))

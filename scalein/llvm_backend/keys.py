@@ -189,15 +189,21 @@ def string_words(f: Fn, text: Str, low: ir.Value, high: ir.Value) -> tuple[ir.Va
     return first, b.select(short, inline, b.ptrtoint(text.ptr, I64))
 
 
+def _fold(f: Fn, h: ir.Value, word: ir.Value) -> ir.Value:
+    """One more word of a string: half of `mix`, which follows for the string as a whole."""
+    x = f.b.mul(f.b.xor(h, word), const(MIX[0]))
+    return f.b.xor(x, f.b.lshr(x, const(32)))
+
+
 def hash_string(code: Code, text: Str, low: ir.Value, high: ir.Value) -> ir.Value:
     """Size and up to 16 bytes at once; longer strings go on in 8-byte steps, the last overlapping."""
     f, b = code.f, code.f.b
-    h = f.var(I64, mix(f, mix(f, text.size, low), high))
+    h = f.var(I64, _fold(f, _fold(f, text.size, low), high))
     with f.when(b.icmp_unsigned(">", text.size, const(16))):
         end = b.sub(text.size, const(8))
         with f.loop(end, start=const(16), step=8) as i:
-            h.set(mix(f, h.get(), f.load_input(f.byte_at(text.ptr, i), I64, align=1)))
-        h.set(mix(f, h.get(), f.load_input(f.byte_at(text.ptr, end), I64, align=1)))
+            h.set(_fold(f, h.get(), f.load_input(f.byte_at(text.ptr, i), I64, align=1)))
+        h.set(_fold(f, h.get(), f.load_input(f.byte_at(text.ptr, end), I64, align=1)))
     return h.get()
 
 

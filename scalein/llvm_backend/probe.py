@@ -16,7 +16,7 @@ from llvmlite import ir
 from scalein.dtypes import DType, Kind
 from scalein.ir.exprs import type_of
 from scalein.ir.stages import Probe, Read
-from scalein.layout import BLOCK_ROWS
+from scalein.layout import BLOCK_ROWS, PAUSED
 from scalein.llvm_backend.block import PADDED, Block, keep, rows
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.exprs import lower_expr
@@ -27,6 +27,9 @@ from scalein.llvm_backend.table import Index, place_in
 from scalein.llvm_backend.values import Binding, Env, Row, Value
 
 Then = Callable[[Block, Env], None]
+
+# Few rows may have any number of matches: after some million rows the kernel pauses, so that Ctrl-C is seen.
+ROUNDS_A_CALL = 1 << 14
 
 
 def lower_probe(code: Code, step: Probe, block: Block, env: Env, then: Then) -> None:
@@ -155,6 +158,7 @@ def _expand(code: Code, step: Probe, block: Block, name: str, then: Callable[[Bl
     """One row for each match, in rounds. `at` and `cursor` (a table row, or -2: the row's first) say
     where a round starts; they are in the frame, so that the same round can be run again."""
     f, b = code.f, code.f.b
+    assert code.rounds is not None
     matches = block.vectors[name]
     vectors = {source: f.scratch(I32, PADDED, f"each.{source}") for source in block.vectors}
     at, cursor = f.var(I64, f.get_slot(f"{name}.at")), f.var(I32, b.trunc(f.get_slot(f"{name}.cursor"), I32))
@@ -162,6 +166,8 @@ def _expand(code: Code, step: Probe, block: Block, name: str, then: Callable[[Bl
     with f.forever() as rounds:
         f.set_slot(f"{name}.at", at.get())
         f.set_slot(f"{name}.cursor", b.sext(cursor.get(), I64))
+        f.leave_if(b.icmp_signed(">=", code.rounds.get(), const(ROUNDS_A_CALL)), PAUSED)
+        code.rounds.set(b.add(code.rounds.get(), const(1)))
         filled = f.var(I64, const(0))
         with f.forever() as fill:
             fill.stop_if(b.or_(b.icmp_signed(">=", at.get(), block.count),

@@ -8,7 +8,7 @@ from llvmlite import ir
 
 from scalein.dtypes import Kind
 from scalein.ir.stages import Read
-from scalein.layout import INLINE_BYTES
+from scalein.layout import COLUMN, INLINE_BYTES
 from scalein.llvm_backend.block import PADDED, unpack_bits
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import I8, I16, I32, I64, PTR, Fn, const
@@ -33,7 +33,7 @@ class ArrowColumn:
         self._data_bytes = f.scratch(I8, PADDED, f"{read.name}.bools") if read.form == "bits" else None
 
     def _slot(self, part: str, typ: ir.Type = PTR) -> ir.Value:
-        return self._code.f.slot(f"{self._read.name}.{part}", typ)
+        return self._code.f.slot(f"{COLUMN}{self._read.name}.{part}", typ)
 
     def open_block(self, start: ir.Value, count: ir.Value) -> None:
         """Unpack what this block needs."""

@@ -33,7 +33,7 @@ from scalein.ir.stages import (
     Step,
     Where,
 )
-from scalein.layout import BLOCK_ROWS, DONE, ERROR, Frame
+from scalein.layout import BLOCK_ROWS, COLUMN, DONE, ERROR, Frame
 from scalein.llvm_backend.block import Block, keep
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.exprs import lower_expr
@@ -65,7 +65,7 @@ def lower_stage(stage: Stage, target: Target, safe: bool = False) -> Lowered:
     """The kernel of a specialised stage."""
     f = Fn(stage.name, safe=safe, features="compress" if target.has_compress else "")
     code = Code(f)
-    code.failed = f.var(I64, const(0))
+    code.failed, code.rounds = f.var(I64, const(0)), f.var(I64, const(0))
     columns = [ArrowColumn(code, read) for read in stage.reader.reads] if isinstance(stage.reader, FromBatches) else []
     def lower_block(source: ir.Value | None, start: ir.Value, count: ir.Value, end: ir.Value) -> None:
         for column in columns:
@@ -188,7 +188,7 @@ def _fetch_ahead(low: _Lowering, block: Block, seen: set[str]) -> None:
     with f.when(b.icmp_signed(">", b.mul(block.count, const(FETCH_SHARE)), low.count)):
         for read in picked:
             size = read.dtype.bits // 8
-            first = f.byte_at(f.slot(f"{read.name}.data", PTR), b.mul(following, const(size)))
+            first = f.byte_at(f.slot(f"{COLUMN}{read.name}.data", PTR), b.mul(following, const(size)))
             with f.loop(b.mul(rows, const(size)), step=64) as offset:
                 f.prefetch(f.byte_at(first, offset), write=False)
 

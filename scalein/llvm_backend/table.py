@@ -115,9 +115,8 @@ class Index:
         position = b.and_(b.zext(b.cttz(hits, const(0, I1)), I64), const(BUCKET_WORDS - 1))
         record = self._record(f.load(bucket, position, I64))
         none = b.icmp_unsigned("==", hits, const(0, I8))
-        record = b.select(none, NULL, record)
-        f.prefetch(record)
-        f.store(record, records, k)
+        f.prefetch(record)  # of an empty bucket: the arena's start, which costs nothing
+        f.store(b.select(none, NULL, record), records, k)
 
     def _check_record(self, record: ir.Value) -> None:
         """Safe mode: the record lies in the arena."""

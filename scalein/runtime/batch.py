@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scalein.ir.stages import Read
-from scalein.layout import FrameData
+from scalein.layout import COLUMN, FrameData
 
 _EMPTY = np.zeros(64, np.uint8)  # where a missing buffer leads
 _EMPTY_ADDRESS = int(_EMPTY.ctypes.data)
@@ -58,7 +58,7 @@ def addressable(array: pa.Array, bits: int = 32) -> pa.Array:
     return array
 
 
-def bind(frame: FrameData, array: pa.Array, read: Read, prefix: str = "") -> None:
+def bind(frame: FrameData, array: pa.Array, read: Read, prefix: str = COLUMN) -> None:
     """Point the frame's slots of a column at its buffers; row 0 is the array's first."""
     name = prefix + read.name
     if read.form == "dict":
@@ -121,6 +121,7 @@ def _start(buffer: pa.Buffer | None) -> int:
 
 def bind_codes(frame: FrameData, indices: pa.Array, read: Read) -> None:
     """The codes of a dictionary column, for a table that is looked up by them."""
-    bind_validity(frame, indices, read.name, read)
-    frame[f"{read.name}.codes"] = _start(indices.buffers()[1]) + indices.offset * read.code_bits // 8
-    frame.keep[f"{read.name}.codes"] = indices
+    name = f"{COLUMN}{read.name}"
+    bind_validity(frame, indices, name, read)
+    frame[f"{name}.codes"] = _start(indices.buffers()[1]) + indices.offset * read.code_bits // 8
+    frame.keep[f"{name}.codes"] = indices

@@ -10,10 +10,11 @@ import pyarrow.ipc
 
 from scalein.errors import ComputeError, InternalError
 from scalein.ir.stages import Stage
-from scalein.layout import ERROR, OUT_OF_BOUNDS, FrameData
+from scalein.layout import COLUMN, ERROR, OUT_OF_BOUNDS, PAUSED, FrameData
 from scalein.llvm_backend.cache import Compiled, load_kernel
 from scalein.options import Options
 from scalein.runtime.profile import Profile, current
+from scalein.runtime.stopping import leave_if_stopped
 
 
 def kernel(stage: Stage, options: Options) -> Compiled:
@@ -29,7 +30,10 @@ def kernel(stage: Stage, options: Options) -> Compiled:
 def call(compiled: Compiled, frame: FrameData) -> int:
     """Run the kernel until it is done or wants something; raises for a row that failed."""
     profile = current()
-    status = compiled.kernel.call(frame.address) if profile is None else _measured(compiled, frame, profile)
+    status = PAUSED
+    while status == PAUSED:
+        leave_if_stopped()
+        status = compiled.kernel.call(frame.address) if profile is None else _measured(compiled, frame, profile)
     if status == OUT_OF_BOUNDS:
         raise _unsafe(compiled, frame)
     if status == ERROR:
@@ -49,14 +53,14 @@ def _measured(compiled: Compiled, frame: FrameData, profile: Profile) -> int:
 
 def _unsafe(compiled: Compiled, frame: FrameData) -> InternalError:
     """Safe mode caught an access outside of its memory; the batch is written down, so that it can be replayed."""
-    arrays = {name: column for name, column in frame.keep.items() if isinstance(column, pa.Array)}
+    arrays = {name.removeprefix(COLUMN): column for name, column in frame.keep.items() if isinstance(column, pa.Array)}
     batch = pa.table({name: column for name, column in arrays.items() if len(column) == frame["end"]})
     descriptor, path = tempfile.mkstemp(prefix="scalein-replay-", suffix=".arrow")
     with open(descriptor, "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
         writer.write_table(batch)
     return InternalError(f"the kernel {compiled.kernel.name!r} left {compiled.checks[frame['unsafe']]}",
                          found=f"in the block of rows from {frame['row']}", replay=path,
-                         hint="either the Arrow data is damaged (try table.validate(full=True)), or this is a bug of ours")
+                         hint="the Arrow data is damaged (try table.validate(full=True)), or this is a bug of ours")
 
 
 def failure(compiled: Compiled, bits: int) -> ComputeError:

@@ -20,7 +20,7 @@ from scalein.runtime.stages import Prepared
 from scalein.runtime.tables import OneRecord
 
 if TYPE_CHECKING:
-    from scalein.runtime.group import State
+    from scalein.runtime.merge import State
 
 
 BRIEF_ROWS = 1 << 16  # compiling a fast loop over fewer groups takes longer than it saves
@@ -67,7 +67,7 @@ class Emitter:
         coded = {key.name: key for key in table.keys if key.coded}
         for item in identity(table.schema):
             if item.name in coded:
-                items.append(Named(item.name, Col(f"{item.name}#id", I32, coded[item.name].nullable)))
+                items.append(Named(item.name, Col(f"#id.{item.name}", I32, coded[item.name].nullable)))
             else:
                 items.append(item)
         return tuple(items)

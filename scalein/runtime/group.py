@@ -39,13 +39,12 @@ from scalein.runtime.call import call, kernel
 from scalein.runtime.domain import DIRECT_BYTES, domain_of, widened
 from scalein.runtime.emit import Emitter
 from scalein.runtime.joins import Built
+from scalein.runtime.merge import State, merge_into
 from scalein.runtime.specialise import Specialiser
 from scalein.runtime.stages import Prepared, specialised_table, table_exprs
 from scalein.runtime.tables import DirectTable, Domain, HashTable, OneRecord, grown
 from scalein.runtime.units import Unit, units
 from scalein.runtime.workers import each_worker
-
-State = OneRecord | DirectTable | HashTable
 
 
 def run_group(node: Grouped, batches: Iterator[pa.RecordBatch], joins: dict[int, Built], options: Options,
@@ -232,22 +231,3 @@ class Worker:
         for back in range(-(-table.window.size // table.window.every)):
             merge_into(kernel, windows, joined, back)
         return windows
-
-
-def merge_into(compiled: Compiled, target: State, source: State, back: int = 0) -> None:
-    """Merge all records of one state into another."""
-    frame = compiled.kernel.frame.new()
-    frame["source"] = source.first
-    frame.keep["source"] = source
-    frame["row"], frame["end"] = 0, source.count
-    frame["slide.back"] = back
-    while True:
-        target.attach(frame)
-        status = call(compiled, frame)
-        if isinstance(target, HashTable):
-            target.detach(frame)
-        if status == DONE:
-            return
-        grown(target, status, frame)
-
-

@@ -180,7 +180,7 @@ def _build_direct(keys: pa.Array, dtype: DType, domain: tuple[int, int], columns
     rows = np.full(span, -1, np.int32)
     order = np.arange(len(places), dtype=np.int32)
     rows[places[::-1]] = order[::-1]  # the first row of each key
-    unique = len(np.unique(places)) == len(places)
+    unique = np.count_nonzero(rows >= 0) == len(places)
     if unique and span <= 2 * len(places):
         # Lay the payload out by key: a match is then one load.
         where = pa.array(np.maximum(rows, 0))

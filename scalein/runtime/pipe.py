@@ -6,9 +6,11 @@ order whatever the number of workers: units of work are handed out and given bac
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -25,6 +27,7 @@ from scalein.runtime.joins import Built
 from scalein.runtime.output import CHUNK_ROWS, MOST_TEXT_BYTES, TEXT_BYTES, Chunk
 from scalein.runtime.specialise import Specialiser
 from scalein.runtime.stages import Prepared
+from scalein.runtime.stopping import heed
 
 UNIT_ROWS = 1 << 19  # rows a worker takes at once: about a millisecond
 
@@ -44,7 +47,8 @@ def run_pipe(pipe: Pipe, batches: Iterator[pa.RecordBatch], joins: dict[int, Bui
             if batch.num_rows:
                 yield from work.run(batch, work.bound(batch))
         return
-    with ThreadPoolExecutor(options.workers, thread_name_prefix="scalein") as pool:
+    stop = threading.Event()
+    with ThreadPoolExecutor(options.workers, "scalein", heed, (stop,)) as pool, _stopping(pool, stop):
         under_way: deque[Future[list[pa.RecordBatch]]] = deque()
         for batch in batches:
             for start in range(0, batch.num_rows, UNIT_ROWS):
@@ -55,6 +59,17 @@ def run_pipe(pipe: Pipe, batches: Iterator[pa.RecordBatch], joins: dict[int, Bui
                     yield from under_way.popleft().result()
         while under_way:
             yield from under_way.popleft().result()
+
+
+@contextmanager
+def _stopping(pool: ThreadPoolExecutor, stop: threading.Event) -> Iterator[None]:
+    """Whatever ends the run early ends its threads."""
+    try:
+        yield
+    except BaseException:
+        stop.set()
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +147,8 @@ class Collector:
             else:  # one block's strings alone are more than a chunk holds
                 if self._text == MOST_TEXT_BYTES:
                     raise ScaleinError("a block of rows has more text than an Arrow string array can hold",
-                                       found="more than 2 GiB", hint="shorten the strings with .str.slice, or drop them")
+                                       found="more than 2 GiB",
+                                       hint="shorten the strings with .str.slice, or drop them")
                 self._text = min(4 * self._text, MOST_TEXT_BYTES)
             self._renew()
 

@@ -3,14 +3,15 @@
 First every row (keys and arguments only) is appended to the chunks of its key group: 256 streams
 of writes instead of a random access a row. Then a worker takes a key group, runs its rows through
 the same update kernel that reads batches otherwise, and emits the records while they are in cache.
-One table serves all key groups of a worker. The largest key groups go first, so that a skewed key
-does not leave one worker working at the end.
+One table serves all key groups of a worker. The largest key groups go first; one so large that it
+would keep a worker busy at the end is aggregated by all of them in parts, so a heavy key does no harm.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -23,12 +24,13 @@ from scalein.layout import CHUNKS_FULL, DONE, GROUPS, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.runtime.call import call, kernel
 from scalein.runtime.memory import address, allocate
+from scalein.runtime.merge import merge_into
 from scalein.runtime.pipe import Collector
 from scalein.runtime.specialise import Specialiser
 from scalein.runtime.stages import Prepared, table_exprs
 from scalein.runtime.tables import HashTable, grown
 from scalein.runtime.units import Unit
-from scalein.runtime.workers import each_worker
+from scalein.runtime.workers import each_worker, side_by_side
 
 if TYPE_CHECKING:
     from scalein.runtime.group import GroupRun, Worker
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 TRIAL_ROWS = 1 << 18
 MANY_SHARE = 3 / 8  # of the trial's rows begin a group of their own
 CHUNK_BYTES = 1 << 16
+HEAVY_SHARE = 2  # a key group is heavy from half of a worker's fair share on
 SLAB_CHUNKS = 1 << 9
 
 
@@ -70,13 +73,28 @@ def run_radix(run: GroupRun, work: Iterator[Unit]) -> Iterator[pa.RecordBatch]:
     partitioners = [_Partitioner(plan) for _ in range(run.options.workers)]
     each_worker(partitioners, work)
     pieces = [[piece for p in partitioners for piece in p.pieces(group)] for group in range(GROUPS)]
-    order = sorted((g for g in range(GROUPS) if pieces[g]), key=lambda g: -sum(rows for _, rows in pieces[g]))
+    rows = [sum(rows for _, rows in each) for each in pieces]
+    order = sorted((g for g in range(GROUPS) if rows[g]), key=lambda g: -rows[g])
     update = plan.update_kernel()
     finishers = [_Finisher(plan, update, pieces) for _ in partitioners]
-    each_worker(finishers, iter(order))
+    # A key group with a large share of all rows, because of a heavy key, is aggregated by all workers.
+    heavy = [g for g in order if len(finishers) > 1 and rows[g] * len(finishers) * HEAVY_SHARE > sum(rows)]
+    for group in heavy:
+        _finish_together(run, finishers, group, pieces[group])
+    each_worker(finishers, iter([g for g in order if g not in heavy]))
     for finisher in finishers:
         for arrays in finisher.finish():
             yield from run.emitter.after(iter([run.emitter.batch(arrays, run.prepared, run.table)]), run.table)
+
+
+def _finish_together(run: GroupRun, finishers: list[_Finisher], group: int, pieces: list[tuple[int, int]]) -> None:
+    """Aggregate a key group in parts, merge the parts, emit it."""
+    jobs = [partial(f.aggregate, group, pieces[k :: len(finishers)]) for k, f in enumerate(finishers)]
+    side_by_side(jobs)
+    kernel = run.merge_kernel(run.table, GroupMode.HASH)
+    for other in finishers[1:]:
+        merge_into(kernel, finishers[0].table, other.table)
+    finishers[0].emit()
 
 
 class _Plan:
@@ -228,7 +246,7 @@ class _Finisher:
 
     def __init__(self, plan: _Plan, update: Compiled, pieces: list[list[tuple[int, int]]]) -> None:
         self._run, self._update, self._pieces = plan.run, update, pieces
-        self._table = HashTable(plan.run.table, plan.run.options)
+        self.table = HashTable(plan.run.table, plan.run.options)
         self._frame = update.kernel.frame.new()
         compiled, items = plan.run.emitter.kernel(plan.run.table)
         rows = sum(rows for group in pieces for _, rows in group)
@@ -237,10 +255,15 @@ class _Finisher:
         self._group = 0  # the one key group that the table holds
 
     def do(self, group: int) -> None:
-        frame, table = self._frame, self._table
+        self.aggregate(group, self._pieces[group])
+        self.emit()
+
+    def aggregate(self, group: int, given: list[tuple[int, int]]) -> None:
+        """Forget the last key group and count these rows of another in."""
+        frame, table = self._frame, self.table
         table.hand_over(self._group, group)  # so that the index grows once, not once a group
         self._group = group
-        pieces = np.array(self._pieces[group], np.int64)
+        pieces = np.array(given, np.int64).reshape(-1, 2)
         frame.point("pieces", pieces)
         frame["piece"], frame["piece.count"], frame["row"] = 0, len(pieces), 0
         frame.rows = int(pieces[:, 1].sum())
@@ -251,7 +274,9 @@ class _Finisher:
             if status == DONE:
                 break
             grown(table, status, frame)
-        out = self._out.frame
+
+    def emit(self) -> None:
+        out, table = self._out.frame, self.table
         out["source"], out["row"], out["end"] = table.first, 0, table.count
         self._full += self._out.run()
 

@@ -61,7 +61,8 @@ class Specialiser:
             return replace(probe, keys=tuple(self.expr(k) for k in probe.keys))
         via = self.coded[key.name]
         name = f"#match.{probe.table}.{via}"
-        read = self._lookup(Call("#match", (Col(via),), (probe.table,)), name, I32, via, self.nullable.get(key.name, True))
+        matches = Call("#match", (Col(via),), (probe.table,))
+        read = self._lookup(matches, name, I32, via, self.nullable.get(key.name, True))
         return replace(probe, keys=(Col(name, I32, read.nulls),), by_code=True)
 
     def _lookup(self, expr: Expr, name: str, dtype: DType, via: str, nulls: bool) -> Read:
@@ -150,6 +151,10 @@ def _nullable(call: Call, args: Sequence[Expr]) -> bool:
             return args[1].nullable or args[2].nullable
         case "fill_null":
             return args[0].nullable and args[1].nullable
+        case "udf":
+            udf = call.params[0]
+            assert isinstance(udf, AnyUdf)
+            return can_be_null(udf, args)
         case "is_in":
             return args[0].nullable or bool(call.params[1])
         case _:

@@ -32,7 +32,7 @@ from scalein.ir.stages import (
     Step,
     Table,
 )
-from scalein.layout import FrameData
+from scalein.layout import COLUMN, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
 from scalein.runtime.batch import addressable, bind, bind_codes, code_bits, form_of, has_nulls
@@ -84,7 +84,7 @@ class Prepared:
     compiled: Compiled | None = None
     stage: Stage | None = None
     lookups: dict[Expr, Read] = field(default_factory=dict)
-    tables: dict[str, tuple[pa.Array, np.ndarray]] = field(default_factory=dict)  # lookup -> its last dictionary and table
+    tables: dict[str, tuple[pa.Array, np.ndarray]] = field(default_factory=dict)  # lookup -> last dictionary, table
     names: tuple[str, ...] = ()
     key_exprs: tuple[Expr, ...] = ()
 
@@ -109,7 +109,8 @@ class Prepared:
         if table is not None:
             for name in self.names:
                 column = table[name]
-                self.facts[name] = Facts(form_of(column.type), any(map(has_nulls, column.chunks)), code_bits(column.type))
+                nulls = any(map(has_nulls, column.chunks))
+                self.facts[name] = Facts(form_of(column.type), nulls, code_bits(column.type))
 
     def specialise(self) -> Stage:
         """The stage for what is known so far."""
@@ -169,8 +170,8 @@ class Prepared:
             expr = next(e for e, r in self.lookups.items() if r.name == read.name)
             known = self.tables[read.name] = (dictionary, self._looked_up(expr, read, dictionary))
         bind_codes(frame, array.indices, read)
-        frame[f"{read.name}.values"] = len(dictionary)
-        frame.point(f"{read.name}.data", known[1])
+        frame[f"{COLUMN}{read.name}.values"] = len(dictionary)
+        frame.point(f"{COLUMN}{read.name}.data", known[1])
 
     def _looked_up(self, expr: Expr, read: Read, dictionary: pa.Array) -> np.ndarray:
         match expr:
@@ -198,7 +199,9 @@ class Prepared:
 
 def _is_same(old: pa.Array, new: pa.Array) -> bool:
     """Whether two dictionaries are the same memory; the old one is held, so its address is not another's now."""
-    return len(old) == len(new) and old.offset == new.offset and [_place(b) for b in old.buffers()] == [_place(b) for b in new.buffers()]
+    if len(old) != len(new) or old.offset != new.offset:
+        return False
+    return [_place(b) for b in old.buffers()] == [_place(b) for b in new.buffers()]
 
 
 def _place(buffer: pa.Buffer | None) -> int:

@@ -109,6 +109,9 @@ class HashTable:
         """Forget every record of the one key group in use, and give its buckets to another."""
         buckets = int(self._groups[old, 2]) + 1
         self.used = ARENA_START
+        if self._heap:  # the largest piece of string heap is enough to begin with
+            self._heap = self._heap[-1:]
+            self._heap_at, self._heap_left = address(self._heap[0]), len(self._heap[0])
         ctypes.memset(int(self._groups[old, 0]), 0, buckets * BUCKET_WORDS * 8)
         self._groups[[old, new]] = self._groups[[new, old]]
         self._groups[new, 3] = buckets * BUCKET_WORDS * LOAD_SIXTEENTHS // 16

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
+from scalein.runtime.stopping import heed
+
 Work = TypeVar("Work", contravariant=True)
 
 
@@ -45,25 +47,30 @@ def side_by_side(jobs: Sequence[Callable[[], None]], stop: threading.Event | Non
     stop = stop or threading.Event()
     errors: list[BaseException] = []
 
+    ended: list[Callable[[], None]] = []
+    all_ended = threading.Event()
+
     def guarded(job: Callable[[], None]) -> None:
+        heed(stop)
         try:
             job()
         except BaseException as error:
             errors.append(error)
             stop.set()
+        finally:
+            ended.append(job)
+            if len(ended) == len(jobs):
+                all_ended.set()
 
     threads = [threading.Thread(target=guarded, args=(job,), name=f"scalein-{k}", daemon=True)
                for k, job in enumerate(jobs)]
     for thread in threads:
         thread.start()
     try:
-        for thread in threads:
-            while thread.is_alive():  # a plain join would not see Ctrl-C
-                thread.join(0.1)
+        all_ended.wait()  # not `join`: interrupted once, it takes the thread for ended
     except BaseException:
         stop.set()
-        for thread in threads:
-            thread.join()
+        all_ended.wait()
         raise
     if errors:
         raise errors[0]

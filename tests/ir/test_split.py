@@ -74,10 +74,3 @@ def test_a_join_is_the_same_however_often_it_is_used() -> None:
     root = split_of(joined.union(joined))
     assert isinstance(root, Chain)
     assert root.inputs[0] is root.inputs[1]
-
-
-def test_a_column_of_the_user_may_have_a_name_of_ours() -> None:
-    table = pa.table({"#host0": [1, 2], "s": ["a", "b"]})
-    flow = si.from_arrow(table).select("#host0", k=col("s").str.upper())
-    assert kinds(flow) == [Scan, Host, Pipe]
-    assert flow.collect().to_pydict() == {"#host0": [1, 2], "k": ["A", "B"]}

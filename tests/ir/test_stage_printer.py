@@ -98,7 +98,7 @@ def test_stages_of_a_group(golden: Golden) -> None:
     """Rows in, records merged, groups out; tumbling, sliding with slices, a ring."""
     table = table_of("user", si.sliding("time", "10s", every="2s"), n=si.count(), s=col("qty").sum())
     ring = replace(table, slicing=Slicing.RING, ring=8)
-    keys, out = (Col("user", STR),), (Named("user", Col("user#id", I32)), Named("n", Col("n", I64)))
+    keys, out = (Col("user", STR),), (Named("user", Col("#id.user", I32)), Named("n", Col("n", I64)))
     stages = [
         Stage("group", FromBatches(READS), (), Group(table, keys, GroupMode.DIRECT)),
         Stage("ring", FromBatches(READS), (), Group(ring, keys, owned=True)),

@@ -95,7 +95,9 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "no line": lambda content: _signed(b"{}"),
     "no json": lambda content: _signed(b"{\n" + content),
     "another json": lambda content: _signed(b"[1]\n" + content),
-    "fields missing": lambda content: _signed(json.dumps({"name": "group", "slots": []}).encode() + b"\n" + content[-4000:]),
+    "fields missing": lambda content: _signed(
+        json.dumps({"name": "group", "slots": []}).encode() + b"\n" + content[-4000:]
+    ),
 }
 
 
@@ -149,7 +151,15 @@ def test_folders_that_cannot_be(run: Run, tmp_path: Path, monkeypatch: pytest.Mo
     file.write_text("x")
     closed = tmp_path / "read only"
     closed.mkdir(mode=0o500)
-    for folder in (file, file / "below", closed / "below", "/proc/none", "/dev/null", tmp_path / ("x" * 300), "\udcff/x"):
+    for folder in (
+        file,
+        file / "below",
+        closed / "below",
+        "/proc/none",
+        "/dev/null",
+        tmp_path / ("x" * 300),
+        tmp_path / "\udcff" / "x",
+    ):
         assert set(run(folder)) <= {"compiled", "memory", "disk"}
 
     def refuse(*args: object, **kwargs: object) -> None:
@@ -185,7 +195,9 @@ print(sum(found["s"].to_pylist()), {kernel.origin for kernel in cache._known.val
 
 def _start(folder: Path) -> subprocess.Popen[str]:
     environment = {**os.environ, "SCALEIN_CACHE_DIR": str(folder)}
-    return subprocess.Popen([sys.executable, "-c", PROGRAM], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
 
 
 def test_many_processes_at_once(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Dictionary columns whose dictionaries change from batch to batch: other words, nulls in them, codes of every width."""
+"""Dictionaries that change from batch to batch: other words, nulls among them, codes of every width."""
 
 from __future__ import annotations
 
@@ -12,22 +12,29 @@ import scalein as si
 from scalein import col
 from tests.scale import every_way
 
+INT32, TEXT = pa.int32(), pa.string()
 WORDS = ["view", "click", "a purchase, at last", "", "straße", "the same beginning 1", "the same beginning 2"]
 
 
-def _batch(words: list[str | None], rows: int, seed: int, index: pa.DataType, values: pa.DataType, nulls: bool) -> pa.RecordBatch:
+def _batch(
+    words: list[str | None], rows: int, seed: int, index: pa.DataType, values: pa.DataType, nulls: bool
+) -> pa.RecordBatch:
     rng = np.random.default_rng(seed)
     codes = rng.integers(0, len(words), rows)
     indices = pa.array(codes, index, mask=rng.random(rows) < 0.2 if nulls else None)
-    return pa.record_batch({"d": pa.DictionaryArray.from_arrays(indices, pa.array(words, values)), "x": pa.array(codes % 5)})
+    return pa.record_batch(
+        {"d": pa.DictionaryArray.from_arrays(indices, pa.array(words, values)), "x": pa.array(codes % 5)}
+    )
 
 
-def _batches(index: pa.DataType = pa.int32(), values: pa.DataType = pa.string(), *, null_words: bool = False,
+def _batches(index: pa.DataType = INT32, values: pa.DataType = TEXT, *, null_words: bool = False,
              words: int = 40) -> list[pa.RecordBatch]:  # fmt: skip
     """Each batch has words of its own, in an order of its own; some have nulls, some have a null for a word."""
     made = []
     for k in range(6):
-        mine: list[str | None] = [f"word {n} of a dictionary" for n in range(3 * k, 3 * k + words)][:: -1 if k % 2 else 1] + WORDS[k:]
+        mine: list[str | None] = [f"word {n} of a dictionary" for n in range(3 * k, 3 * k + words)][
+            :: -1 if k % 2 else 1
+        ] + WORDS[k:]
         if null_words and k in (2, 3):
             mine[1] = None
         made.append(_batch(mine, 3000, k, index, values, nulls=k in (1, 3, 5)))
@@ -51,13 +58,17 @@ def _rows(batches: list[pa.RecordBatch]) -> list[tuple[str | None, int]]:
 def test_groups_by_word(index: pa.DataType, values: pa.DataType, null_words: bool, source: str, workers: int) -> None:
     batches = _batches(index, values, null_words=null_words)
     found = _flow(batches, source).group_by("d").agg(n=si.count()).collect(workers=workers)
-    assert dict(zip(found["d"].to_pylist(), found["n"].to_pylist(), strict=True)) == Counter(d for d, _ in _rows(batches))
+    assert dict(zip(found["d"].to_pylist(), found["n"].to_pylist(), strict=True)) == Counter(
+        d for d, _ in _rows(batches)
+    )
 
 
 @every_way
 def test_more_words_than_a_direct_table_holds(source: str, workers: int) -> None:
     """Ids that outgrow the table: it widens, then the rest is hashed."""
-    batches = [_batch([f"{k} {n}" for n in range(8 * 9**k)], 8000, k, pa.int32(), pa.string(), nulls=k == 2) for k in range(5)]
+    batches = [
+        _batch([f"{k} {n}" for n in range(8 * 9**k)], 8000, k, pa.int32(), pa.string(), nulls=k == 2) for k in range(5)
+    ]
     found = _flow(batches, source).group_by("d", "x").agg(n=si.count()).collect(workers=workers)
     got = {(d, x): n for d, x, n in zip(*(found[c].to_pylist() for c in found.column_names), strict=True)}
     assert got == Counter(_rows(batches))
@@ -83,7 +94,9 @@ def test_sums_of_what_is_looked_up(null_words: bool, source: str, workers: int) 
         total, count = want.get(x, (0, 0))
         want[x] = (total + len(d or ""), count + (d is not None))
     found = flow.collect(workers=workers)
-    got = dict(zip(found["x"].to_pylist(), zip(found["s"].to_pylist(), found["n"].to_pylist(), strict=True), strict=True))
+    got = dict(
+        zip(found["x"].to_pylist(), zip(found["s"].to_pylist(), found["n"].to_pylist(), strict=True), strict=True)
+    )
     assert got == want
 
 
@@ -95,7 +108,11 @@ def test_codes_below_nulls_may_be_anything() -> None:
     assert si.from_arrow(table).select(n=col("d").str.len(), s=col("d").str.slice(0, 3)).collect()["s"].to_pylist() == [
         "one", None, "ano", None, "one"]  # fmt: skip
     found = si.from_arrow(table).group_by("d").agg(n=si.count()).collect()
-    assert dict(zip(found["d"].to_pylist(), found["n"].to_pylist(), strict=True)) == {"one": 2, "another one of these": 1, None: 2}
+    assert dict(zip(found["d"].to_pylist(), found["n"].to_pylist(), strict=True)) == {
+        "one": 2,
+        "another one of these": 1,
+        None: 2,
+    }
 
 
 def test_a_dictionary_without_words() -> None:

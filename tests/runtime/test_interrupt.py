@@ -46,7 +46,9 @@ except KeyboardInterrupt:
 
 
 @every_number_of_workers
-@pytest.mark.parametrize("flow", ["filter", "one group", "many groups", "partitioned", "python", "joined rows", "joined groups"])
+@pytest.mark.parametrize(
+    "flow", ["filter", "one group", "many groups", "partitioned", "python", "joined rows", "joined groups"]
+)
 def test_ctrl_c_stops_a_run(flow: str, workers: int) -> None:
     process = subprocess.Popen([sys.executable, "-c", PROGRAM, flow, str(workers)], text=True, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE)  # fmt: skip
@@ -144,7 +146,9 @@ def test_a_row_that_fails_in_a_worker(flow: str, source: str, workers: int) -> N
     x = np.arange(1_200_000) % 1000
     x[1_100_000] = 2**63 - 1
     table = pa.table({"k": x % 7, "x": x})
-    given = si.from_arrow(table) if source == "table" else si.from_batches(iter(table.to_batches(100_000)), table.schema)
+    given = (
+        si.from_arrow(table) if source == "table" else si.from_batches(iter(table.to_batches(100_000)), table.schema)
+    )
     with pytest.raises(ComputeError, match=r"overflow in `x \+ 1`"):
         FLOWS[flow](given).collect(workers=workers)
     _assert_no_thread()

@@ -26,32 +26,60 @@ def test_one_key_with_thousands_of_matches(how: str, key: str, source: str, work
 
     left = pa.table({"k": keys(_ints(1, 0, 40, 300)), "x": np.arange(300)})
     heavy = np.concatenate([np.full(5000, 7), _ints(2, 8, 30, 600), np.arange(50, 60)])
-    right = pa.table({"k": keys(heavy), "y": np.arange(len(heavy)), "s": pa.array([f"payload {n}" for n in range(len(heavy))])})
+    right = pa.table(
+        {"k": keys(heavy), "y": np.arange(len(heavy)), "s": pa.array([f"payload {n}" for n in range(len(heavy))])}
+    )
     got = source_of(left, source).join(right, on="k", how=how).collect(workers=workers)
     want = by_duckdb(f"SELECT l.k, x, y, s FROM l {how} JOIN r ON l.k = r.k ORDER BY x, y", l=left, r=right)
     assert want.num_rows > 20_000
     assert_same_rows(got, want)  # matches come in the order of both tables
     counted = source_of(left, source).join(right, on="k", how=how).group_by("s").agg(n=si.count(), t=col("x").sum())
-    want = by_duckdb(f"SELECT s, count(*) AS n, sum(x)::BIGINT AS t FROM l {how} JOIN r ON l.k = r.k GROUP BY s", l=left, r=right)
+    want = by_duckdb(
+        f"SELECT s, count(*) AS n, sum(x)::BIGINT AS t FROM l {how} JOIN r ON l.k = r.k GROUP BY s", l=left, r=right
+    )
     assert_same_rows(counted.collect(workers=workers), want, ["s"])
 
 
 @every_way
 def test_two_joins_that_both_expand(source: str, workers: int) -> None:
-    left = pa.table({"a": _ints(3, 0, 50, 2000), "b": pa.array([f"the b named {n}" for n in _ints(4, 0, 40, 2000)]), "x": np.arange(2000)})
+    left = pa.table(
+        {
+            "a": _ints(3, 0, 50, 2000),
+            "b": pa.array([f"the b named {n}" for n in _ints(4, 0, 40, 2000)]),
+            "x": np.arange(2000),
+        }
+    )
     by_a = pa.table({"a": _ints(5, 0, 60, 400), "p": np.arange(400)})
     by_b = pa.table({"b": pa.array([f"the b named {n}" for n in _ints(6, 0, 60, 300)]), "q": np.arange(300)})
     only = pa.table({"a": np.arange(5, 45)})
     flow = source_of(left, source).join(by_a, on="a").filter(col("p") % 3 != 1).join(by_b, on="b", how="left")
     got = flow.join(only, on="a", how="semi").collect(workers=workers)
-    want = by_duckdb("""SELECT l.a, l.b, x, p, q FROM l JOIN by_a ON l.a = by_a.a LEFT JOIN by_b ON l.b = by_b.b
-        WHERE p % 3 <> 1 AND l.a IN (SELECT a FROM only_) ORDER BY x, p, q""", l=left, by_a=by_a, by_b=by_b, only_=only)
+    want = by_duckdb(
+        """SELECT l.a, l.b, x, p, q FROM l JOIN by_a ON l.a = by_a.a LEFT JOIN by_b ON l.b = by_b.b
+        WHERE p % 3 <> 1 AND l.a IN (SELECT a FROM only_) ORDER BY x, p, q""",
+        l=left,
+        by_a=by_a,
+        by_b=by_b,
+        only_=only,
+    )
     assert want.num_rows > 30_000
     assert_same_rows(got, want)
 
 
-PAYLOAD = [pa.bool_(), pa.int8(), pa.uint64(), pa.float32(), pa.float64(), pa.string(), pa.large_string(), pa.date32(),
-           pa.timestamp("us"), pa.timestamp("ns", "UTC"), pa.duration("ms"), pa.dictionary(pa.int8(), pa.string())]  # fmt: skip
+PAYLOAD = [
+    pa.bool_(),
+    pa.int8(),
+    pa.uint64(),
+    pa.float32(),
+    pa.float64(),
+    pa.string(),
+    pa.large_string(),
+    pa.date32(),
+    pa.timestamp("us"),
+    pa.timestamp("ns", "UTC"),
+    pa.duration("ms"),
+    pa.dictionary(pa.int8(), pa.string()),
+]
 
 
 @pytest.mark.parametrize("sparse", [1, 2, 10**9], ids=["by key", "direct", "hash"])
@@ -73,7 +101,9 @@ def test_payload_of_every_type(nulls: bool, sparse: int) -> None:
             array = (array.cast(pa.int64()) if type_ not in (pa.date32(),) else array).cast(type_)
         columns[f"c{number}"] = array
     right = pa.table({"k": keys * sparse, **columns})
-    left = pa.table({"k": pa.array(_ints(99, -10, 3010, 5000) * sparse, mask=_ints(98, 0, 9, 5000) == 0), "x": np.arange(5000)})
+    left = pa.table(
+        {"k": pa.array(_ints(99, -10, 3010, 5000) * sparse, mask=_ints(98, 0, 9, 5000) == 0), "x": np.arange(5000)}
+    )
     place = {key: n for n, key in enumerate((keys * sparse).tolist())}
     rows = pa.array([place.get(k) for k in left["k"].to_pylist()], pa.int64())
     got = si.from_arrow(left).join(right, on="k", how="left").collect()
@@ -82,7 +112,9 @@ def test_payload_of_every_type(nulls: bool, sparse: int) -> None:
         assert got[name].combine_chunks().equals(want.cast(got[name].type)), name
 
 
-@pytest.mark.parametrize("type_", [pa.int8(), pa.int16(), pa.uint8(), pa.uint16(), pa.date32(), pa.timestamp("s")], ids=str)
+@pytest.mark.parametrize(
+    "type_", [pa.int8(), pa.int16(), pa.uint8(), pa.uint16(), pa.date32(), pa.timestamp("s")], ids=str
+)
 def test_narrow_keys_with_a_wide_range(type_: pa.DataType) -> None:
     """The distance of two int8 does not fit an int8."""
     low, high = {8: (-100, 100), 16: (-20_000, 20_000)}.get(type_.bit_width, (-50_000, 50_000))
@@ -111,8 +143,16 @@ def test_keys_at_the_ends_of_int64(low: int, step: int) -> None:
 @pytest.mark.parametrize("how", ["inner", "left", "semi", "anti"])
 def test_two_keys_one_of_them_text_with_nulls(how: str, source: str, workers: int) -> None:
     def table(seed: int, rows: int) -> pa.Table:
-        text = pa.array([f"a long enough text {n}" for n in _ints(seed, 0, 300, rows)], mask=_ints(seed + 1, 0, 12, rows) == 0)
-        return pa.table({"a": pa.array(_ints(seed + 2, 0, 50, rows), mask=_ints(seed + 3, 0, 9, rows) == 0), "b": text, "x": np.arange(rows)})
+        text = pa.array(
+            [f"a long enough text {n}" for n in _ints(seed, 0, 300, rows)], mask=_ints(seed + 1, 0, 12, rows) == 0
+        )
+        return pa.table(
+            {
+                "a": pa.array(_ints(seed + 2, 0, 50, rows), mask=_ints(seed + 3, 0, 9, rows) == 0),
+                "b": text,
+                "x": np.arange(rows),
+            }
+        )
 
     left, right = table(10, 120_000), table(20, 9000)
     got = source_of(left, source).join(right, on=["a", "b"], how=how).collect(workers=workers)
@@ -124,7 +164,9 @@ def test_two_keys_one_of_them_text_with_nulls(how: str, source: str, workers: in
 
 def test_keys_of_a_dictionary_with_a_null_for_a_word() -> None:
     words = pa.array(["one of the words", None, "another of the words"])
-    right = pa.table({"k": pa.DictionaryArray.from_arrays(pa.array([0, 1, 2, None, 0], pa.int8()), words), "y": range(5)})
+    right = pa.table(
+        {"k": pa.DictionaryArray.from_arrays(pa.array([0, 1, 2, None, 0], pa.int8()), words), "y": range(5)}
+    )
     left = pa.table({"k": ["one of the words", None, "another of the words", "none of them"]})
     assert si.from_arrow(left).join(right, on="k").collect()["y"].to_pylist() == [0, 4, 2]
     assert si.from_arrow(right).join(left, on="k", how="anti").collect()["y"].to_pylist() == [1, 3]

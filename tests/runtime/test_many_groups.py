@@ -42,12 +42,23 @@ def _keys(kind: str, groups: int) -> pa.Array:
         case "large_string":
             return _texts(numbers).cast(pa.large_string())
         case "nullable view":
-            return pa.array([None if n % 50 == 7 else f"some longer key {n}" for n in numbers.tolist()], pa.string_view())
+            return pa.array(
+                [None if n % 50 == 7 else f"some longer key {n}" for n in numbers.tolist()], pa.string_view()
+            )
         case _:
             return _texts(numbers).dictionary_encode()
 
 
-KINDS = ["int64", "uint64 beyond int64", "nullable int32", "float64", "string", "large_string", "nullable view", "dictionary"]
+KINDS = [
+    "int64",
+    "uint64 beyond int64",
+    "nullable int32",
+    "float64",
+    "string",
+    "large_string",
+    "nullable view",
+    "dictionary",
+]
 QUERY = "SELECT k, count(*) AS n, sum(x)::BIGINT AS s, max(y) AS top FROM t GROUP BY k"
 
 
@@ -84,7 +95,9 @@ def test_half_of_all_rows_on_one_key(kind: str, source: str, workers: int) -> No
     table = table.take(pa.array(heavy)).append_column("row", pa.array(np.arange(ROWS)))
     flow = source_of(table, source).group_by("k")
     got = flow.agg(n=si.count(), m=col("y").mean(), first=col("row").first(), last=col("row").last())
-    want = by_duckdb("SELECT k, count(*) AS n, avg(y) AS m, min(row) AS first, max(row) AS last FROM t GROUP BY k", t=table)
+    want = by_duckdb(
+        "SELECT k, count(*) AS n, avg(y) AS m, min(row) AS first, max(row) AS last FROM t GROUP BY k", t=table
+    )
     assert_same_rows(got.collect(workers=workers), want, ["k"])
 
 
@@ -96,8 +109,11 @@ def test_partitioned_rows_keep_their_order(source: str, workers: int) -> None:
     made = {"f": col("x").first(), "l": col("x").last(), "lo": col("x").arg_min("o"), "hi": col("x").arg_max("o"),
             "v": col("x").var()}  # fmt: skip
     got = source_of(table, source).group_by("k").agg(**made).collect(workers=workers)
-    want = by_duckdb("""SELECT k, min(x) AS f, max(x) AS l, arg_min(x, o * 1000000 + x) AS lo,
-        arg_max(x, o * 1000000 - x) AS hi, var_samp(x) AS v FROM t GROUP BY k""", t=table)
+    want = by_duckdb(
+        """SELECT k, min(x) AS f, max(x) AS l, arg_min(x, o * 1000000 + x) AS lo,
+        arg_max(x, o * 1000000 - x) AS hi, var_samp(x) AS v FROM t GROUP BY k""",
+        t=table,
+    )
     assert_same_rows(got, want, ["k"])
 
 
@@ -105,11 +121,16 @@ def test_partitioned_rows_keep_their_order(source: str, workers: int) -> None:
 def test_many_groups_with_windows_and_two_keys(source: str, workers: int) -> None:
     rows = 400_000
     name = _texts(_numbers(9, 50_000, rows))
-    table = pa.table({"name": name, "flag": _numbers(10, 2, rows) == 1, "t": np.arange(rows) - 200_000, "x": _numbers(11, 9, rows)})
+    table = pa.table(
+        {"name": name, "flag": _numbers(10, 2, rows) == 1, "t": np.arange(rows) - 200_000, "x": _numbers(11, 9, rows)}
+    )
     flow = source_of(table, source).filter(col("x") != 4)
     got = flow.group_by("name", "flag", si.tumbling("t", 1000)).agg(s=col("x").sum()).filter(col("s") > 0)
-    want = by_duckdb("""SELECT name, flag, floor(t / 1000.0)::BIGINT * 1000 AS window_start, window_start + 1000 AS window_end,
-        sum(x)::BIGINT AS s FROM t WHERE x <> 4 GROUP BY ALL HAVING s > 0""", t=table)
+    want = by_duckdb(
+        """SELECT name, flag, floor(t / 1000.0)::BIGINT * 1000 AS window_start, window_start + 1000 AS window_end,
+        sum(x)::BIGINT AS s FROM t WHERE x <> 4 GROUP BY ALL HAVING s > 0""",
+        t=table,
+    )
     assert_same_rows(got.collect(workers=workers), want, ["name", "flag", "window_start"])
 
 
@@ -123,7 +144,9 @@ def test_partitioned_strings_outlive_their_batches(source: str, workers: int) ->
         codes = pa.array(np.random.default_rng(part).permutation(size).astype(np.int32))
         parts.append(pa.record_batch({"d": pa.DictionaryArray.from_arrays(codes, words)}))
     table = pa.Table.from_batches(parts)
-    got = source_of(table, source, size).group_by(k=col("d").str.slice(0, 60)).agg(n=si.count()).collect(workers=workers)
+    got = (
+        source_of(table, source, size).group_by(k=col("d").str.slice(0, 60)).agg(n=si.count()).collect(workers=workers)
+    )
     want = table["d"].cast(pa.string())
     assert got["k"].combine_chunks().sort().equals(want.combine_chunks().sort())
     assert set(got["n"].to_pylist()) == {1}

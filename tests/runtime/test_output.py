@@ -22,15 +22,20 @@ workers_1_and_3 = pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("cpu", ["native", "x86-64-v3", "x86-64"])
 def test_filters_keep_the_right_rows_of_each_block(cpu: str, rows: int) -> None:
     x = np.arange(rows)
-    table = pa.table({"x": x, "s": pa.array([f"{n} with some text" for n in x]), "b": x % 3 == 0, "n": pa.array(x, mask=x % 5 == 1)})
+    table = pa.table(
+        {"x": x, "s": pa.array([f"{n} with some text" for n in x]), "b": x % 3 == 0, "n": pa.array(x, mask=x % 5 == 1)}
+    )
     in_block = x % BLOCK_ROWS
-    masks = {"all": x >= 0, "none": x < 0, "first": in_block == 0, "last": (in_block == BLOCK_ROWS - 1) | (x == rows - 1),
-             "but first": in_block != 0, "but last": in_block != BLOCK_ROWS - 1, "odd": x % 2 == 1}  # fmt: skip
+    masks = {"all": x >= 0, "none": x < 0, "first": in_block == 0, "last": in_block == BLOCK_ROWS - 1,
+             "end": x == rows - 1, "but first": in_block != 0, "but last": in_block != BLOCK_ROWS - 1,
+             "odd": x % 2 == 1}  # fmt: skip
     for name, mask in masks.items():
         given = table.append_column("keep", pa.array(mask))
         got = si.from_arrow(given).filter(col("keep")).drop("keep").collect(workers=1, cpu=cpu)
         assert got.equals(table.filter(pa.array(mask))), name
-        counted = si.from_arrow(given).filter(col("keep")).group_by().agg(n=si.count(), s=col("x").sum()).collect(cpu=cpu)
+        counted = (
+            si.from_arrow(given).filter(col("keep")).group_by().agg(n=si.count(), s=col("x").sum()).collect(cpu=cpu)
+        )
         assert counted.to_pylist() == [{"n": int(mask.sum()), "s": int(x[mask].sum()) if mask.any() else None}], name
 
 
@@ -64,7 +69,9 @@ def test_giant_strings(type_: pa.DataType) -> None:
     table = pa.table({"s": pa.array(texts, type_), "x": range(len(texts))})
     flow = si.from_arrow(table)
     assert flow.filter(col("x") >= 1).collect()["s"].to_pylist() == texts[1:]
-    assert flow.select(n=col("s").str.len()).collect()["n"].to_pylist() == [None if t is None else len(t) for t in texts]
+    assert flow.select(n=col("s").str.len()).collect()["n"].to_pylist() == [
+        None if t is None else len(t) for t in texts
+    ]
     found = flow.group_by("s").agg(n=si.count()).collect()
     assert set(found["s"].to_pylist()) == set(texts)
     assert found["n"].to_pylist() == [2] * 6
@@ -89,7 +96,9 @@ def test_stateless_flows_keep_their_order(source: str, workers: int) -> None:
     rows = 1_500_000
     table = pa.table({"x": np.arange(rows), "k": np.arange(rows) % 1000})
     other = pa.table({"k": np.arange(0, 1000, 3), "y": np.arange(0, 1000, 3) * 2})
-    flow = source_of(table, source, 9973).filter(col("x") % 7 != 0).join(other, on="k").with_columns(z=col("x") + col("y"))
+    flow = (
+        source_of(table, source, 9973).filter(col("x") % 7 != 0).join(other, on="k").with_columns(z=col("x") + col("y"))
+    )
     x = np.arange(rows)
     x = x[(x % 7 != 0) & (x % 1000 % 3 == 0)]
     got = flow.collect(workers=workers)

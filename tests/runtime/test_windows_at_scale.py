@@ -40,7 +40,16 @@ def _times(case: str) -> np.ndarray:
             raise AssertionError(case)
 
 
-CASES = ["in order", "slightly out of order", "far out of order", "random", "backwards", "huge gaps", "negative", "one instant"]
+CASES = [
+    "in order",
+    "slightly out of order",
+    "far out of order",
+    "random",
+    "backwards",
+    "huge gaps",
+    "negative",
+    "one instant",
+]
 
 
 def _table(case: str, keys: int) -> pa.Table:
@@ -53,8 +62,8 @@ def _table(case: str, keys: int) -> pa.Table:
 def _windows(size: int, every: int, keys: str = "k, ") -> str:
     """Each row in each of its windows: those that begin at a multiple of `every` and less than `size` before it."""
     back = -(-size // every)
-    return f"""SELECT {keys}(floor(t / {every}.0)::BIGINT - back) * {every} AS window_start, window_start + {size} AS window_end,
-        count(*) AS n, sum(x)::BIGINT AS s, min(row) AS f, max(row) AS l
+    return f"""SELECT {keys}(floor(t / {every}.0)::BIGINT - back) * {every} AS window_start,
+        window_start + {size} AS window_end, count(*) AS n, sum(x)::BIGINT AS s, min(row) AS f, max(row) AS l
         FROM t, (SELECT unnest(range({back})) AS back)
         WHERE t < (floor(t / {every}.0)::BIGINT - back) * {every} + {size} GROUP BY ALL"""
 
@@ -80,7 +89,9 @@ def test_windows(case: str, size: int, every: int, keys: int) -> None:
 @pytest.mark.parametrize("case", ["in order", "slightly out of order", "far out of order", "huge gaps"])
 def test_sliding_over_text_and_null_keys(case: str, source: str, workers: int) -> None:
     table = _table(case, 4000)
-    text = pa.array([None if n % 40 == 3 else f"a key with a number {n}" for n in (table["k"].to_numpy() // 1_000_003).tolist()])
+    text = pa.array(
+        [None if n % 40 == 3 else f"a key with a number {n}" for n in (table["k"].to_numpy() // 1_000_003).tolist()]
+    )
     table = table.set_column(0, "k", text)
     got = _summed(source_of(table, source), si.sliding("t", 300, every=100), "k").collect(workers=workers)
     assert_same_rows(got, by_duckdb(_windows(300, 100), t=table), ["k", "window_start"])
@@ -100,9 +111,12 @@ def test_sliding_with_moments_extremes_and_steps_behind(source: str, workers: in
     made = {"m": col("x").mean(), "v": col("x").var(), "hi": col("x").max(), "at": col("row").arg_max("x")}
     flow = source_of(table, source).filter(col("x") > -90).group_by("k", si.sliding("t", 300, every=100)).agg(**made)
     got = flow.filter(col("hi") > 10).with_columns(twice=col("hi") * 2).collect(workers=workers)
-    want = by_duckdb("""SELECT k, (floor(t / 100.0)::BIGINT - back) * 100 AS window_start, window_start + 300 AS window_end,
+    want = by_duckdb(
+        """SELECT k, (floor(t / 100.0)::BIGINT - back) * 100 AS window_start, window_start + 300 AS window_end,
         avg(x) AS m, var_samp(x) AS v, max(x) AS hi, arg_max(row, x * 1000000 - row) AS at, hi * 2 AS twice
-        FROM t, (SELECT unnest(range(3)) AS back) WHERE x > -90 AND t IS NOT NULL GROUP BY ALL HAVING hi > 10""", t=table)
+        FROM t, (SELECT unnest(range(3)) AS back) WHERE x > -90 AND t IS NOT NULL GROUP BY ALL HAVING hi > 10""",
+        t=table,
+    )
     assert_same_rows(got, want, ["k", "window_start"])
 
 

@@ -91,13 +91,11 @@ class _Splitter:
         A part that can fail is computed with its whole expression: only that knows which rows ask for it.
         """
         parts: dict[Expr, Named] = {}
-        taken = set(node.schema.names)
 
         def replaced(expr: Expr, whole: bool) -> Expr:
             if isinstance(expr, Call) and (whole or is_host(expr)):
                 if expr not in parts:
-                    free = (f"#host{n}" for n in self._hosted)  # a user may have columns of that name
-                    parts[expr] = Named(next(name for name in free if name not in taken), expr)
+                    parts[expr] = Named(f"#host{next(self._hosted)}", expr)
                 return Col(parts[expr].name, expr.dtype, expr.nullable)
             if not isinstance(expr, Call):
                 return expr

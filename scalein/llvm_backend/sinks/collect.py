@@ -76,7 +76,8 @@ def _write_strings(code: Code, k: int, item: Named, block: Block, env: Env, coun
         f.call("llvm.memcpy.p0.p0.i64", ir.VoidType(), [target, text.ptr, text.size, const(0, I1)])
         used.set(b.add(used.get(), text.size))
         if f.safe:
-            code.check(f"the bytes of the output {item.name!r}", b.icmp_unsigned("<=", used.get(), f.slot(f"out{k}.room")))
+            fits = b.icmp_unsigned("<=", used.get(), f.slot(f"out{k}.room"))
+            code.check(f"the bytes of the output {item.name!r}", fits)
         f.store(b.trunc(used.get(), I32), f.slot(f"out{k}.offsets", PTR), b.add(position, const(1)))
         if value.valid is not None:
             f.store(b.zext(value.valid, I8), f.slot(f"out{k}.valid", PTR), position)

@@ -1,0 +1,202 @@
+"""The body of a compiled `@si.udf`: small typed trees with Python's meaning, made by `scalein.udf` from an AST.
+
+Everything is decided here that a type checker decides: each local has one type (int widens to float where both are
+assigned), conversions are spelled out, a value that may be None says so, no local is read before it is set, and no
+statement stands where it cannot be reached. Constants are `Lit`. The trees are values: they pickle, compare and hash,
+and their repr is part of the key under which machine code is cached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+
+from scalein.dtypes import DType
+from scalein.ir.exprs import Expr, Lit
+
+# --- expressions -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """A parameter or variable. `nullable` says whether it may be None at this place."""
+
+    name: str
+    dtype: DType
+    nullable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """An operator or builtin over arguments that are all needed; `line` is named when it fails.
+
+    Arguments are not None, except for those of `is_none`, `truth` and the conversions, which keep None.
+    """
+
+    fn: str
+    args: tuple[Part, ...]
+    dtype: DType
+    nullable: bool = False
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Choose:
+    """`then if condition else otherwise`; both have the type."""
+
+    condition: Part
+    then: Part
+    otherwise: Part
+    dtype: DType
+    nullable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Either:
+    """`left and right` or `left or right`: the operand that decides, as in Python."""
+
+    fn: str
+    left: Part
+    right: Part
+    dtype: DType
+    nullable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Let:
+    """`body`, in which the local `name` is `value`: the middle of `a < b() < c` is computed once."""
+
+    name: str
+    value: Part
+    body: Part
+    dtype: DType
+    nullable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Invoke:
+    """A call of another udf."""
+
+    udf: Udf
+    args: tuple[Part, ...]
+    dtype: DType
+    nullable: bool = False
+
+
+Part = Lit | Local | Apply | Choose | Either | Let | Invoke
+
+# --- statements --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    name: str
+    value: Part
+
+
+@dataclass(frozen=True, slots=True)
+class If:
+    condition: Part
+    then: tuple[Statement, ...]
+    otherwise: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ForRange:
+    """`for name in range(start, stop, step)`; the bounds are computed once."""
+
+    name: str
+    start: Part
+    stop: Part
+    step: Part
+    body: tuple[Statement, ...]
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class While:
+    condition: Part
+    body: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    value: Part
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    pass
+
+
+Statement = Assign | If | ForRange | While | Return | Break | Continue
+
+# --- functions ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A parameter or local: `nullable` says whether it may ever hold None."""
+
+    name: str
+    dtype: DType
+    nullable: bool = False
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {self.dtype!r}{'?' if self.nullable else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Udf:
+    """A compiled function. Where a parameter that is not Optional gets a null, the result is null without a call."""
+
+    name: str
+    file: str
+    params: tuple[Variable, ...]
+    locals: tuple[Variable, ...]
+    dtype: DType
+    nullable: bool
+    body: tuple[Statement, ...]
+
+    def place(self, line: int) -> str:
+        """Where in the user's file something failed, for errors."""
+        return f"{self.file}:{line}"
+
+
+@dataclass(frozen=True, slots=True)
+class PythonUdf:
+    """A function that stays Python (`compile=False`), called row by row between kernels.
+
+    It is found again by module and name in another process, so it is as portable as that name.
+    """
+
+    name: str
+    params: tuple[Variable, ...]
+    dtype: DType
+    nullable: bool
+    call: Callable[..., object]
+
+
+AnyUdf = Udf | PythonUdf
+
+
+def has_loops(node: object) -> bool:
+    """Whether a udf, or anything in its body, loops: it, or a udf that it calls."""
+    if isinstance(node, tuple):
+        return any(map(has_loops, node))
+    if isinstance(node, ForRange | While):
+        return True
+    return is_dataclass(node) and not isinstance(node, Lit | DType) and any(
+        has_loops(getattr(node, part.name)) for part in fields(node)
+    )  # fmt: skip
+
+
+def can_be_null(udf: AnyUdf, args: Sequence[Expr]) -> bool:
+    """Whether a call can be null: the function may return None, or is not called because of a null argument."""
+    skipped = (arg.nullable and not param.nullable for arg, param in zip(args, udf.params, strict=True))
+    return udf.nullable or any(skipped)

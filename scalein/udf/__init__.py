@@ -1,0 +1,142 @@
+"""@si.udf: a typed Python function as a function of columns, compiled from its syntax tree.
+
+    @si.udf
+    def grade(price: float, qty: int) -> float:
+        total = 0.0
+        for i in range(qty):
+            total += price if i % 2 == 0 else -price / 2
+        return total if total > 0 else -1.0
+
+    flow.with_columns(g=grade(col("price"), col("qty")))
+
+It means what Python means, with these differences. An int has 64 bits, and what does not fit is an error. Whatever
+Python would raise (division by zero, the logarithm of a negative number) is an error of the row that names file and
+line. A local has one type: where ints and floats are assigned to it, it is a float all along. `int / int` divides the
+floats, and `int ** int` with a negative exponent is an error unless the exponent is a constant. A null given to a
+parameter that is not Optional makes the result null, without a call.
+
+A loop in a udf runs inside of a kernel; Ctrl-C ends it too.
+
+    source.py   the function's text, its annotations, the names it refers to
+    known.py    which locals are set, and which are not None, at a place
+    parts.py    common types and conversions
+    exprs.py    expressions, calls.py the builtins among them
+    body.py     statements and the types of locals
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, overload
+
+from scalein.column import Column, as_expr
+from scalein.dtypes import BOOL, F64, I64, STR, DType
+from scalein.errors import BadArgument, CannotCompile, SourceLoc, here
+from scalein.ir.exprs import Call
+from scalein.ir.udf import AnyUdf, PythonUdf, Variable
+from scalein.udf.body import compile_function
+from scalein.udf.source import read_source
+
+_TYPES: dict[object, DType] = {float: F64, int: I64, bool: BOOL, str: STR}
+
+
+class UdfFunction:
+    """What `@si.udf` makes of a function: call it with columns for a Column, with plain values for a value.
+
+    `python` is the function as it was written.
+    """
+
+    def __init__(self, python: Callable[..., Any], ir: AnyUdf) -> None:
+        functools.update_wrapper(self, python)
+        self.python = python
+        self.ir = ir
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not any(isinstance(arg, Column) for arg in (*args, *kwargs.values())):
+            return self.python(*args, **kwargs)
+        at = here()
+        signature = inspect.signature(self.python)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise BadArgument(f"{self.ir.name} is called wrongly: {error}", at=at, takes=self._signature()) from None
+        bound.apply_defaults()
+        given = tuple(as_expr(bound.arguments[name], at) for name in signature.parameters)
+        return Column(Call("udf", given, (self.ir,), at=at))
+
+    def __repr__(self) -> str:
+        return f"<udf {self.ir.name}({self._signature()})>"
+
+    def _signature(self) -> str:
+        return ", ".join(map(repr, self.ir.params))
+
+    def __reduce__(self) -> str:
+        return self.python.__qualname__  # pickled like a function: by its name
+
+
+@overload
+def udf(fn: Callable[..., Any], /) -> UdfFunction: ...
+@overload
+def udf(*, compile: bool = True) -> Callable[[Callable[..., Any]], UdfFunction]: ...
+def udf(fn: Callable[..., Any] | None = None, /, *,
+        compile: bool = True) -> UdfFunction | Callable[[Callable[..., Any]], UdfFunction]:  # fmt: skip
+    """A typed Python function as a function of columns, compiled when it is first used in a flow.
+
+    Parameters and result are annotated with float, int, bool or str, or one of them with None. What cannot be
+    compiled is refused here, with file, line and reason; `compile=False` runs the function as plain Python, row by row.
+
+    >>> import pyarrow as pa, scalein as si
+    >>> from scalein import col
+    >>> @si.udf
+    ... def collatz(n: int) -> int:
+    ...     steps = 0
+    ...     while n > 1:
+    ...         n = n // 2 if n % 2 == 0 else 3 * n + 1
+    ...         steps += 1
+    ...     return steps
+    >>> si.from_arrow(pa.table({"n": [1, 6, 27]})).select("n", steps=collatz(col("n"))).collect()["steps"].to_pylist()
+    [0, 8, 111]
+    >>> collatz(27)
+    111
+    """
+    if fn is None:
+        return functools.partial(_made, compile=compile)
+    return _made(fn, compile=compile)
+
+
+def _made(fn: Callable[..., Any], *, compile: bool) -> UdfFunction:
+    if isinstance(fn, UdfFunction):
+        fn = fn.python
+    if not callable(fn):
+        raise BadArgument("udf takes a function", at=here(), found=repr(fn))
+    return UdfFunction(fn, compile_function(read_source(fn)) if compile else _plain(fn))
+
+
+def _plain(fn: Callable[..., Any]) -> PythonUdf:
+    """A function that stays Python; only its types must be known."""
+    name = getattr(fn, "__name__", type(fn).__name__)
+    code = getattr(fn, "__code__", None)
+    at = SourceLoc(code.co_filename, code.co_firstlineno) if code is not None else here()
+    try:
+        hints, parameters = typing.get_type_hints(fn), inspect.signature(fn).parameters
+    except (NameError, TypeError, ValueError) as error:
+        raise CannotCompile(f"the types of the udf {name!r} cannot be read", at=at, found=error) from None
+
+    def typed(what: str) -> tuple[DType, bool]:
+        hint = hints.get(what)
+        options = typing.get_args(hint) if isinstance(hint, types.UnionType) or typing.get_origin(hint) else (hint,)
+        plain = [option for option in options if option is not types.NoneType]
+        if len(plain) != 1 or plain[0] not in _TYPES:
+            label = "result" if what == "return" else f"parameter {what!r}"
+            raise CannotCompile(f"the {label} of the udf {name!r} needs a type", at=at, found=hint,
+                                hint="types are float, int, bool, str, and one of them with None: `float | None`")
+        return _TYPES[plain[0]], len(options) > 1
+
+    for parameter in parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise CannotCompile(f"the udf {name!r} takes any number of arguments", at=at)
+    return PythonUdf(name, tuple(Variable(each, *typed(each)) for each in parameters), *typed("return"), call=fn)

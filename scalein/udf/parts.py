@@ -1,0 +1,59 @@
+"""Typed parts of expressions: common types, conversions, constants. Python's numbers: bool < int < float."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from scalein.dtypes import BOOL, F64, I64, STR, DType
+from scalein.ir.exprs import Lit
+from scalein.ir.udf import Apply, Part
+
+NUMBERS = (BOOL, I64, F64)  # each holds the values of those before it
+NAMES = {BOOL: "bool", I64: "int", F64: "float", STR: "str", None: "None"}
+_INT_RANGE = I64.int_range()
+
+
+def common(dtypes: Iterable[DType | None]) -> DType | None:
+    """The type that holds values of all these (None is null's); None if there is none.
+
+    >>> common([I64, None, F64]), common([STR, I64])
+    (f64, None)
+    """
+    found = {dtype for dtype in dtypes if dtype is not None}
+    if len(found) == 1:
+        return found.pop()
+    return max(found, key=NUMBERS.index) if found and STR not in found else None
+
+
+def convert(part: Part, dtype: DType) -> Part:
+    """The part as a wider number, or null with a type; None stays None."""
+    if part.dtype == dtype:
+        return part
+    if isinstance(part, Lit):
+        return constant(part.value, dtype)
+    return Apply("to_float" if dtype == F64 else "to_int", (part,), dtype, part.nullable)
+
+
+def constant(value: object, dtype: DType) -> Lit:
+    """A constant of a type that can hold it."""
+    if value is None or dtype in (STR, BOOL):
+        return Lit(value, dtype)
+    assert isinstance(value, int | float)
+    return Lit(float(value) if dtype == F64 else int(value), dtype)
+
+
+def plain_constant(value: object) -> Lit | None:
+    """A constant as Python has it; None for what is no constant here."""
+    if value is None:
+        return Lit(None)
+    if type(value) is int and not _INT_RANGE[0] <= value <= _INT_RANGE[1]:
+        return None
+    dtype = {bool: BOOL, int: I64, float: F64, str: STR}.get(type(value))
+    return None if dtype is None else Lit(value, dtype)
+
+
+def truth(part: Part) -> Part:
+    """Whether Python takes the part for true."""
+    if isinstance(part, Lit):
+        return Lit(bool(part.value), BOOL)
+    return part if part.dtype == BOOL and not part.nullable else Apply("truth", (part,), BOOL)

@@ -1,0 +1,39 @@
+"""Names of columns: whatever a user calls one, it is that column and nothing of ours."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+import scalein as si
+from scalein import col
+from tests.same import assert_same
+
+# Names of frame slots, of steps and of generated columns, as they were before somebody tried them.
+ODD = ["out0", "out", "join0", "table", "row", "key0", "k#id", "#", "$x", "direct.least0", "a b", "'"]
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("text", [False, True], ids=["numbers", "dictionary"])
+def test_any_name_does(name: str, text: bool) -> None:
+    values = pa.array(["a", "b", "a", None]).dictionary_encode() if text else pa.array([1, 2, 1, None])
+    table = pa.table({name: values, "x": [1.5, None, 2.5, 4.0]})
+    flow = si.from_arrow(table)
+    side = table.slice(0, 1).rename_columns([name, "y"])
+    flows = [
+        flow.filter(col("x") > 1).select(name, twice=col("x") * 2),
+        flow.filter(col(name) == values[0].as_py()),
+        flow.join(side, on=name),
+        flow.group_by(name).agg(n=si.count(), last=col("x").last()),
+        flow.join(side, on=name, how="left").group_by(name, "y").agg(n=si.count()).filter(col("n") > 0),
+    ]
+    for each in flows:
+        assert_same(each.collect(), each.collect(engine="interp"), ordered=False)
+
+
+@pytest.mark.parametrize("name", ["#host0", "#lookup12", "#id.x", "#ids.x", "#code.0.x", "#match.0.x", "?row"])
+def test_names_of_ours_are_refused(name: str) -> None:
+    with pytest.raises(si.BadName, match="keeps for itself"):
+        si.from_arrow(pa.table({name: [1]})).filter(col(name) > 0).collect()
+    with pytest.raises(si.BadName, match="keeps for itself"):
+        si.from_arrow(pa.table({"x": [1]})).select(col("x").alias(name)).collect()
