@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pyarrow as pa
 
@@ -32,6 +32,13 @@ from scalein.windows import WindowSpec
 if TYPE_CHECKING:
     from scalein.graph import Graph
 
+# What users of PySpark, pandas and Polars write first, and what it is called here.
+_ELSEWHERE = {
+    "where": "use filter", "groupBy": "use group_by", "groupby": "use group_by", "withColumn": "use with_columns",
+    "withColumnRenamed": "use rename", "head": "use limit", "show": "use print(flow.collect())",
+    "toPandas": "use collect().to_pandas()", "to_pandas": "use collect().to_pandas()", "unionAll": "use union",
+    "merge": "use join", "agg": "use group_by().agg(...)", "mapInArrow": "use map_batches",
+}  # fmt: skip
 LEVELS = ("logical", "fused", "llvm", "asm")
 
 
@@ -48,6 +55,10 @@ class Flow:
 
     def __init__(self, op: ops.Op) -> None:
         self.op = op
+
+    def __getattr__(self, name: str) -> NoReturn:
+        hint = f"; {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+        raise AttributeError(f"a Flow has no {name!r}{hint}", name=name, obj=self)
 
     @property
     def schema(self) -> pa.Schema:

@@ -16,6 +16,7 @@ from scalein.windows import WindowSpec, resolve_window
 if TYPE_CHECKING:
     from scalein.flow import Flow
 
+MOST_KEYS = 64  # a record has one word of null bits
 _WINDOW_COLUMNS = ["window_start", "window_end"]
 
 
@@ -81,6 +82,8 @@ def group(op: Op, keys: Iterable[object], named: Mapping[str, object], wrap: typ
         raise BadArgument("group_by takes one window", at=scope.at, found=", ".join(map(repr, windows)),
                           hint="aggregate over one, then group the result by the other")
     resolved = row_outputs([key for key in keys if not isinstance(key, WindowSpec)], named, scope)
+    if len(resolved) > MOST_KEYS:
+        raise BadArgument(f"group_by takes at most {MOST_KEYS} keys", at=scope.at, found=str(len(resolved)))
     window = resolve_window(windows[0], scope) if windows else None
     if window is not None:
         check_distinct([*(key.name for key in resolved), *_WINDOW_COLUMNS], scope)

@@ -31,9 +31,9 @@ ARENA_FULL = 3  # the record arena or the string heap has no room for one more b
 INDEX_FULL = 4  # a key group's table must double before the next record
 OUT_OF_DOMAIN = 5  # a key or slice lies outside the direct-addressed domain
 RING_ADVANCE = 6  # slots `ring.least` and `ring.greatest` are the block's slices; some lie outside the ring
+CHUNKS_FULL = 7  # the partitioner has too few free chunks for one more block
 OUT_OF_BOUNDS = 8  # safe mode only: slot `unsafe` is the number of the check that failed
 PAUSED = 9  # nothing is wanted: a kernel that multiplies rows gives its caller a chance to stop
-CHUNKS_FULL = 7  # the partitioner has too few free chunks for one more block
 
 BLOCK_ROWS = 256  # rows a kernel works on at once: selection vectors and scratch stay in L1
 GROUPS = 256

@@ -69,7 +69,8 @@ def resolve_window(spec: WindowSpec, scope: Scope) -> Window:
                         step=scope.step, has=shown(scope.schema), hint=hint)
     size = in_units(spec.size, dtype, "size of the window", name, scope.at)
     every = in_units(spec.every, dtype, "step of the window", name, scope.at)
-    if size != every and not dtype.is_signed:
-        raise WrongType(f"sliding windows can start before zero, but {name} is {dtype!r}", at=scope.at,
+    if not dtype.is_signed and (size != every or dtype.bits == 64):
+        why = "sliding windows can start before zero" if size != every else "windows are computed in signed 64 bits"
+        raise WrongType(f"{why}, but {name} is {dtype!r}", at=scope.at,
                         step=scope.step, hint="cast it to a signed integer: .cast(pa.int64())")
     return Window(time, size, every)

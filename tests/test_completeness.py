@@ -45,7 +45,17 @@ OPS: dict[type, Flow] = {
 }
 
 x, y, f, s, b, t = (col(name) for name in "xyfsbt")
+
+
+@si.udf
+def odd_or_more(x: int, y: int) -> float:
+    while y > 3 and x % 2 == 0:
+        y -= 1
+    return x / y
+
+
 EXAMPLES: dict[str, Column] = {
+    "udf": odd_or_more(x, y),
     "add": x + y, "sub": x - y, "mul": x * y, "div": f / 3, "floordiv": x // y, "mod": x % y, "divisible": y % 2 == 0,
     "pow": f.pow(2.0), "neg": -x, "abs": abs(x), "floor": f.floor(), "ceil": f.ceil(), "round": f.round(1),
     "sqrt": f.sqrt(), "exp": f.exp(), "log": f.log(), "eq": x == y, "ne": x != y, "lt": x < y, "le": x <= y,

@@ -263,3 +263,14 @@ def test_durations(written: str | timedelta, seconds: float) -> None:
 def test_a_plain_number_is_a_count() -> None:
     found = span(10, "size", NOWHERE)
     assert (found.length, found.is_count) == (10, True)
+
+
+@pytest.mark.parametrize(("name", "use"), [("where", "filter"), ("groupBy", "group_by"), ("withColumn", "with_columns")])
+def test_a_name_from_elsewhere_is_told_what_it_is_called_here(name: str, use: str) -> None:
+    with pytest.raises(AttributeError, match=f"use {use}"):
+        getattr(si.from_arrow(pa.table({"x": [1]})), name)
+
+
+def test_text_that_looks_like_sql_is_told_how_to_write_it() -> None:
+    with pytest.raises(si.UnknownColumn, match=r'col\("x"\) > 1'):
+        si.from_arrow(pa.table({"v": [1]})).filter("v > 1")

@@ -67,7 +67,7 @@ def _call_python(udf: PythonUdf, row: Sequence[Any]) -> Any:
         return float(found)
     if not isinstance(found, wanted) or (wanted is int and isinstance(found, bool)):
         raise NoValue(f"a result of type {type(found).__name__} instead of {wanted.__name__}")
-    return _checked(found) if wanted is int else found
+    return _checked(found) if isinstance(found, int) and wanted is int else found
 
 
 # --- compiled ones
@@ -205,7 +205,9 @@ def _shift_right(value: int, by: int) -> int:
     return value >> min(by, 63)
 
 
-_WHOLE: dict[str, Callable[[float], int]] = {"trunc": math.trunc, "floor": math.floor, "ceil": math.ceil, "round": round}
+_WHOLE: dict[str, Callable[[float], int]] = {
+    "trunc": math.trunc, "floor": math.floor, "ceil": math.ceil, "round": round,
+}  # fmt: skip
 _MEANING: dict[str, Callable[..., Any]] = {
     "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "div": lambda a, b: a / b,
     "floordiv": lambda a, b: a // b, "mod": lambda a, b: a % b, "neg": lambda a: -a, "abs": abs,

@@ -53,8 +53,14 @@ def column(name: str, scope: Scope) -> Col:
     field = scope.schema.get(name)
     if field is None:
         raise UnknownColumn(f"no column {name!r} in the input of {scope.step}", at=scope.at, has=shown(scope.schema),
-                            hint=guess(name, scope.schema.names))
+                            hint=guess(name, scope.schema.names) or _as_expression(name))
     return Col(name, field.dtype, field.nullable)
+
+
+def _as_expression(name: str) -> str | None:
+    """A hint for text that looks like SQL where a column's name is wanted."""
+    is_sql = any(sign in name for sign in "<>=+*/")
+    return 'a str is a column\'s name; write an expression as in col("x") > 1' if is_sql else None
 
 
 def shown(schema: Schema) -> str:

@@ -10,7 +10,7 @@ is keyed by.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 
 from scalein.dtypes import F64, I64, DType, Field, Kind, Schema
@@ -350,8 +350,6 @@ class Stage:
     sink: Sink
     brief: bool = False
 
-    def with_reader(self, reader: Reader) -> Stage:
-        return replace(self, reader=reader)
 
 
 # --- the program: a tree of nodes, each run by the runtime

@@ -8,8 +8,9 @@ and their repr is part of the key under which machine code is cached.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from importlib import import_module
 
 from scalein.dtypes import DType
 from scalein.ir.exprs import Expr, Lit
@@ -172,7 +173,7 @@ class Udf:
 class PythonUdf:
     """A function that stays Python (`compile=False`), called row by row between kernels.
 
-    It is found again by module and name in another process, so it is as portable as that name.
+    It pickles as functions do: by module and name, where that leads to the udf again.
     """
 
     name: str
@@ -181,19 +182,39 @@ class PythonUdf:
     nullable: bool
     call: Callable[..., object]
 
+    def __reduce__(self) -> tuple[object, ...]:
+        module, name = self.call.__module__, self.call.__qualname__
+        if module != "__main__" and "<locals>" not in name and _by_name(module, name) == self:
+            return _by_name, (module, name)
+        return PythonUdf, (self.name, self.params, self.dtype, self.nullable, self.call)
+
+
+def _by_name(module: str, name: str) -> object:
+    """What stands inside of the udf that a module has under this name; None if there is none."""
+    found: object = import_module(module)
+    for part in (*name.split("."), "ir"):
+        found = getattr(found, part, None)
+    return found
+
 
 AnyUdf = Udf | PythonUdf
 
 
-def has_loops(node: object) -> bool:
-    """Whether a udf, or anything in its body, loops: it, or a udf that it calls."""
-    if isinstance(node, tuple):
-        return any(map(has_loops, node))
-    if isinstance(node, ForRange | While):
-        return True
-    return is_dataclass(node) and not isinstance(node, Lit | DType) and any(
-        has_loops(getattr(node, part.name)) for part in fields(node)
-    )  # fmt: skip
+def walk(udf: Udf) -> Iterator[tuple[object, int]]:
+    """The udf, every statement and part below it and the udfs that it calls, each with its depth."""
+    waiting: list[tuple[object, int]] = [(udf, 0)]
+    while waiting:
+        node, depth = waiting.pop()
+        if isinstance(node, tuple):
+            waiting += [(each, depth) for each in node]
+        elif is_dataclass(node) and not isinstance(node, DType):
+            yield node, depth
+            waiting += [(getattr(node, part.name), depth + 1) for part in fields(node)]
+
+
+def has_loops(udf: Udf) -> bool:
+    """Whether it, or a udf that it calls, loops."""
+    return any(isinstance(node, ForRange | While) for node, _ in walk(udf))
 
 
 def can_be_null(udf: AnyUdf, args: Sequence[Expr]) -> bool:

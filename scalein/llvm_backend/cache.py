@@ -25,7 +25,7 @@ from scalein.ir.stages import Stage
 from scalein.layout import Frame
 from scalein.llvm_backend.jit import Kernel, emit, link
 from scalein.llvm_backend.stage import Lowered, lower_stage
-from scalein.llvm_backend.target import Target, target_for
+from scalein.llvm_backend.target import LLVM_LOCK, Target, target_for
 from scalein.options import Options
 
 _MAGIC = b"scalein kernel 1\n"
@@ -62,8 +62,9 @@ def _code_version() -> str:
         with os.scandir(os.path.join(root, folder)) as entries:
             found = [(e.name, e.stat()) for e in entries if e.name.endswith(".py")]
         facts += sorted(f"{name}:{file.st_size}:{file.st_mtime_ns}" for name, file in found)
-    with open(os.path.join(root, "layout.py"), "rb") as file:
-        facts.append(hashlib.sha256(file.read()).hexdigest())
+    for name in ("layout.py", "dtypes.py"):
+        with open(os.path.join(root, name), "rb") as file:
+            facts.append(hashlib.sha256(file.read()).hexdigest())
     return "|".join(facts)
 
 
@@ -77,17 +78,27 @@ def load_kernel(stage: Stage, options: Options) -> Compiled:
     """The stage's kernel: from memory, from disk, or compiled now."""
     target = target_for(options.cpu)
     key = digest(stage, target, options.safe)
-    with _lock:  # LLVM compiles one module at a time anyway
+    found = _from_memory(key)
+    if found is not None:
+        return found
+    with LLVM_LOCK:  # LLVM compiles one module at a time; whoever waited may find it done
+        found = _from_memory(key)
+        if found is None:
+            started = time.perf_counter()
+            found = _from_disk(key, options.cache, started) or _compile(stage, target, options, key, started)
+            with _lock:
+                _known[key] = found
+                if len(_known) > KEPT_KERNELS:
+                    _known.popitem(last=False)
+    return found
+
+
+def _from_memory(key: str) -> Compiled | None:
+    with _lock:
         found = _known.get(key)
         if found is not None:
             _known.move_to_end(key)
-        else:
-            started = time.perf_counter()
-            found = _from_disk(key, options.cache, started) or _compile(stage, target, options, key, started)
-            _known[key] = found
-            if len(_known) > KEPT_KERNELS:
-                _known.popitem(last=False)
-    return found
+        return found
 
 
 def _compile(stage: Stage, target: Target, options: Options, key: str, started: float) -> Compiled:

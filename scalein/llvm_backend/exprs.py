@@ -20,6 +20,7 @@ from scalein.llvm_backend.casts import lower_cast
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.compare import compare
 from scalein.llvm_backend.fn import I1, const
+from scalein.llvm_backend.membership import is_in
 from scalein.llvm_backend.udf import lower_udf
 from scalein.llvm_backend.values import Env, Row, Str, Value, register_type
 
@@ -82,7 +83,7 @@ def lower_call(code: Code, call: Call, args: list[Value], live: ir.Value | None)
         case "is_nan":
             data = f.b.fcmp_unordered("uno", args[0].data, args[0].data)
         case "is_in":
-            data, known = strings.is_in(code, args[0], given[0], call.params)
+            data, known = is_in(code, args[0], given[0], call.params)
             valid = f.all_of(valid, known)
         case "cast":
             data = lower_cast(f, args[0].data, given[0], dtype, fail)

@@ -18,8 +18,8 @@ from scalein.layout import INLINE_BYTES
 from scalein.llvm_backend.block import PADDED, Block, rows
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.exprs import lower_expr
-from scalein.llvm_backend.fn import F32, I1, I8, I16, I32, I64, PTR, Fn, const
-from scalein.llvm_backend.values import Env, Row, Str, Value, to_memory
+from scalein.llvm_backend.fn import I1, I8, I16, I32, I64, PTR, Fn, const
+from scalein.llvm_backend.values import Env, Row, Str, Value, canonical
 
 # Odd constants with well mixed bits; changing one changes which group a key belongs to.
 MIX = (0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 0xA0761D6478BD642F)
@@ -34,21 +34,6 @@ class KeyBlock:
     data: tuple[ir.Value, ...]
     nulls: ir.Value | None
     hashes: ir.Value
-
-
-def canonical(f: Fn, value: Value, dtype: DType) -> Value:
-    """A fixed-width value as the integer that stands for it."""
-    b, data = f.b, value.number
-    if dtype.is_float:
-        nan = b.fcmp_unordered("uno", data, data)
-        data = b.fadd(data, const(0.0, data.type))  # -0.0 + 0.0 = 0.0
-        data = b.select(nan, const(float("nan"), data.type), data)
-        data = b.bitcast(data, I32 if data.type == F32 else I64)
-    else:
-        data = to_memory(f, data)
-    if value.valid is not None:
-        data = b.select(value.valid, data, const(0, data.type))
-    return Value(data, value.valid)
 
 
 def mix(f: Fn, h: ir.Value, word: ir.Value) -> ir.Value:

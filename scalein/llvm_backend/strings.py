@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from scalein.dtypes import DType
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import I1, I8, I16, I32, I64, PTR, Fn, const
-from scalein.llvm_backend.values import Str, Value, register_type
+from scalein.llvm_backend.values import Str
 
 _WORDS = {1: I8, 2: I16, 4: I32, 8: I64}
 LONG = 32  # bytes; a longer constant is compared by memcmp
@@ -26,9 +25,8 @@ def compare(code: Code, fn: str, a: Str, b: Str, literals: list[object]) -> ir.V
             if literal is not None:
                 return equals(code, text, str(literal).encode())
         return equal(code, a, b)
-    order = _order(code, a, b)
     sign = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}[fn]
-    return code.f.b.icmp_signed(sign, order, const(0))
+    return code.f.b.icmp_signed(sign, order(code, a, b), const(0))
 
 
 def equals(code: Code, text: Str, content: bytes) -> ir.Value:
@@ -72,7 +70,7 @@ def equal(code: Code, a: Str, b: Str) -> ir.Value:
     return same.get()
 
 
-def _order(code: Code, a: Str, b: Str) -> ir.Value:
+def order(code: Code, a: Str, b: Str) -> ir.Value:
     """Negative, zero or positive: byte order, then length."""
     f = code.f
     shorter = f.min(a.size, b.size)
@@ -141,22 +139,3 @@ def slice_(code: Code, text: Str, params: tuple[object, ...]) -> Str:
     start = _advance(f, text, first)
     rest = Str(f.byte_at(text.ptr, start), f.b.sub(text.size, start))
     return rest if room is None else Str(rest.ptr, _advance(f, rest, room))
-
-
-def is_in(code: Code, value: Value, dtype: DType, params: tuple[object, ...]) -> tuple[ir.Value, ir.Value | None]:
-    """Membership in a set of constants, and whether it is known (SQL: a miss beside a null is null)."""
-    from scalein.llvm_backend.compare import compare as compare_values
-
-    f = code.f
-    values, has_null = params
-    assert isinstance(values, tuple)
-    hit: ir.Value | None = None
-    for item in values:
-        if isinstance(value.data, Str):
-            same = equals(code, value.data, str(item).encode())
-        else:
-            typ = register_type(dtype)
-            same = compare_values(code, "eq", value.data, const(item, typ), dtype, [None, item])
-        hit = same if hit is None else f.b.or_(hit, same)
-    data = hit if hit is not None else const(0, I1)
-    return data, data if has_null else None

@@ -194,6 +194,8 @@ class Index:
         free = b.load(room, typ=I64)
         with f.when(b.icmp_signed("<=", free, const(0)), likely=False):
             f.leave(INDEX_FULL)
+        if any(dtype.kind is Kind.STR for dtype in keys.types):
+            self._ensure_heap(keys, k)
         used = f.get_slot(f"{self.prefix}.used")
         record = f.byte_at(self.slot("arena"), used)
         template = self.code.text(layout.template)
@@ -203,18 +205,31 @@ class Index:
             f.store(f.load(keys.nulls, k, I64), f.byte_at(record, layout.offset("nulls")))
         if slices is not None:
             f.store(f.load(slices, k, I64), f.byte_at(record, layout.offset("slice")))
-        for number, dtype in enumerate(keys.types):
+        for number in range(len(keys.types)):
             place = f.byte_at(record, layout.offset(f"key{number}"))
             key = key_at(f, keys, number, k)
             if isinstance(key, tuple):
                 self._store_string(place, *key)
             else:
                 f.store(key, place)
-            assert dtype.kind is Kind.STR or not isinstance(key, tuple)
         f.store(b.sub(free, const(1)), room)
         f.store(b.or_(b.shl(tag, const(ADDRESS_BITS)), b.lshr(used, const(3))), word)
         f.set_slot(f"{self.prefix}.used", b.add(used, const(layout.size)))
         return record
+
+    def _ensure_heap(self, keys: KeyBlock, k: ir.Value) -> None:
+        """Leave the kernel unless the heap has room for all long strings of a row's key."""
+        f, b = self.code.f, self.code.f.b
+        need: ir.Value = const(0)
+        for number in range(len(keys.types)):
+            key = key_at(f, keys, number, k)
+            if isinstance(key, tuple):
+                size = b.and_(key[0], const(0xFFFFFFFF))
+                is_long = b.icmp_unsigned(">", size, const(INLINE_BYTES))
+                need = b.add(need, b.select(is_long, size, const(0)))
+        with f.when(b.icmp_signed("<", f.get_slot(f"{self.prefix}.heap_left"), need), likely=False):
+            f.set_slot(f"{self.prefix}.heap_need", need)
+            f.leave(ARENA_FULL)
 
     def _store_string(self, place: ir.Value, first: ir.Value, second: ir.Value) -> None:
         """A short string as it is; a long one is copied to the heap first."""
@@ -223,16 +238,12 @@ class Index:
         f.store(second, f.byte_at(place, 8))
         size = b.and_(first, const(0xFFFFFFFF))
         with f.when(b.icmp_unsigned(">", size, const(INLINE_BYTES))):
-            left = f.get_slot(f"{self.prefix}.heap_left")
-            with f.when(b.icmp_signed("<", left, size), likely=False):
-                f.set_slot(f"{self.prefix}.heap_need", size)
-                f.leave(ARENA_FULL)
             target = f.get_slot(f"{self.prefix}.heap", PTR)
             source = b.load(f.byte_at(place, 8), typ=PTR)
             f.call("llvm.memcpy.p0.p0.i64", ir.VoidType(), [target, source, size, const(0, I1)])
             f.store(target, f.byte_at(place, 8))
             f.set_slot(f"{self.prefix}.heap", f.byte_at(target, size))
-            f.set_slot(f"{self.prefix}.heap_left", b.sub(left, size))
+            f.set_slot(f"{self.prefix}.heap_left", b.sub(f.get_slot(f"{self.prefix}.heap_left"), size))
 
     def ensure_arena(self, rows: int) -> None:
         """Leave the kernel unless the arena has room for so many new records."""

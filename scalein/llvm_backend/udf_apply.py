@@ -18,7 +18,9 @@ from scalein.llvm_backend.values import Str, Value
 
 _SIGN = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _MIRRORED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
-_WHOLE = {"trunc": "trunc", "floor": "floor", "ceil": "ceil", "round": "roundeven"}
+_WHOLE = {"trunc": "trunc", "floor": "floor", "ceil": "ceil", "round": "rint"}
+_LONG_POWER = 64  # a greater constant exponent is a loop too
+_NEVER_FAIL = ("copysign", "hypot")  # in CPython too: hypot overflows to an infinity
 _INTRINSICS = ("sqrt", "exp", "exp2", "log", "log2", "log10", "sin", "cos", "pow", "copysign")
 
 
@@ -73,8 +75,7 @@ def truth(f: Fn, value: Value, dtype: DType) -> ir.Value:
 
 def _compare(code: Code, part: Apply, args: list[Value]) -> ir.Value:
     f, fn = code.f, part.fn
-    left, right = (arg.dtype for arg in part.args)
-    if left == STR:
+    if part.args[0].dtype == STR:
         literals = [arg.value if isinstance(arg, Lit) else None for arg in part.args]
         return strings.compare(code, fn, args[0].string, args[1].string, literals)
     return _compare_numbers(f, fn, args[0].number, args[1].number)
@@ -107,8 +108,9 @@ def _least(code: Code, part: Apply, args: list[Value]) -> Value:
     f, (a, b) = code.f, args
     fn = "lt" if part.fn == "min" else "gt"
     if part.dtype == STR:
-        beyond = strings.compare(code, fn, b.string, a.string, [None, None])
-        return Value(Str(f.b.select(beyond, b.string.ptr, a.string.ptr), f.b.select(beyond, b.string.size, a.string.size)))
+        one, other = a.string, b.string
+        beyond = strings.compare(code, fn, other, one, [None, None])
+        return Value(Str(f.b.select(beyond, other.ptr, one.ptr), f.b.select(beyond, other.size, one.size)))
     return Value(f.b.select(_compare_numbers(f, fn, b.number, a.number), b.number, a.number))
 
 
@@ -165,8 +167,9 @@ def _int(f: Fn, part: Apply, args: list[ir.Value], fail: Fail) -> ir.Value:
             return arithmetic.lower(f, fn, args, INT, fail)
         case "pow":
             exponent = part.args[1]
-            known = exponent.value if isinstance(exponent, Lit) else None
-            return _power(f, args[0], args[1], fail) if known is None else _fixed_power(f, args[0], int(str(known)), fail)
+            if isinstance(exponent, Lit) and isinstance(exponent.value, int) and exponent.value <= _LONG_POWER:
+                return _fixed_power(f, args[0], exponent.value, fail)
+            return _power(f, args[0], args[1], fail)
         case "trunc" | "floor" | "ceil" | "round":
             return _to_int(f, f.call(f"llvm.{_WHOLE[fn]}.f64", F64, args), fail)
         case "bit_and" | "bit_or" | "bit_xor":
@@ -191,8 +194,6 @@ def _times(f: Fn, a: ir.Value, b: ir.Value, fail: Fail) -> ir.Value:
 def _fixed_power(f: Fn, base: ir.Value, exponent: int, fail: Fail) -> ir.Value:
     """By squaring. If a square overflows, a higher bit of the exponent needs it, so the power overflows too."""
     result: ir.Value = const(1)
-    if exponent > 64:
-        return _power(f, base, const(exponent), fail)
     while exponent:
         if exponent & 1:
             result = _times(f, result, base, fail)
@@ -260,7 +261,7 @@ def _float(f: Fn, fn: str, args: list[ir.Value], fail: Fail) -> ir.Value:
             return _floor_divide(f, args[0], args[1])[int(fn == "mod")]
     name = f"llvm.{fn}.f64" if fn in _INTRINSICS else fn
     result = f.call(name, F64, args)
-    if fn != "copysign":
+    if fn not in _NEVER_FAIL:
         is_new = [f.b.fcmp_ordered("ord", arg, arg) for arg in args]
         bad_nan = f.all_of(f.b.fcmp_unordered("uno", result, result), *is_new)
         bad_infinity = f.all_of(_is_infinite(f, result), *(_is_finite(f, arg) for arg in args))

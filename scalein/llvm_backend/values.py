@@ -108,3 +108,18 @@ def from_memory(f: Fn, data: ir.Value, dtype: DType) -> ir.Value:
 def zero(dtype: DType) -> ir.Value:
     typ = register_type(dtype)
     return const(0.0 if dtype.is_float else 0, typ)
+
+
+def canonical(f: Fn, value: Value, dtype: DType) -> Value:
+    """A fixed-width value as the integer that stands for it."""
+    b, data = f.b, value.number
+    if dtype.is_float:
+        nan = b.fcmp_unordered("uno", data, data)
+        data = b.fadd(data, const(0.0, data.type))  # -0.0 + 0.0 = 0.0
+        data = b.select(nan, const(float("nan"), data.type), data)
+        data = b.bitcast(data, I32 if data.type == F32 else I64)
+    else:
+        data = to_memory(f, data)
+    if value.valid is not None:
+        data = b.select(value.valid, data, const(0, data.type))
+    return Value(data, value.valid)

@@ -15,6 +15,7 @@ from scalein.llvm_backend.cache import Compiled, load_kernel
 from scalein.options import Options
 from scalein.runtime.profile import Profile, current
 from scalein.runtime.stopping import leave_if_stopped
+from scalein.runtime.watched import enter
 
 
 def kernel(stage: Stage, options: Options) -> Compiled:
@@ -33,7 +34,7 @@ def call(compiled: Compiled, frame: FrameData) -> int:
     status = PAUSED
     while status == PAUSED:
         leave_if_stopped()
-        status = compiled.kernel.call(frame.address) if profile is None else _measured(compiled, frame, profile)
+        status = enter(compiled.kernel, frame) if profile is None else _measured(compiled, frame, profile)
     if status == OUT_OF_BOUNDS:
         raise _unsafe(compiled, frame)
     if status == ERROR:
@@ -44,7 +45,7 @@ def call(compiled: Compiled, frame: FrameData) -> int:
 def _measured(compiled: Compiled, frame: FrameData, profile: Profile) -> int:
     first, written = frame["row"], frame.get("out.count", 0)
     started = time.perf_counter()
-    status = compiled.kernel.call(frame.address)
+    status = enter(compiled.kernel, frame)
     took = time.perf_counter() - started
     rows, frame.rows = frame.rows or frame["row"] - first, 0
     profile.called(compiled, rows, took, frame.get("out.count", 0) - written)
@@ -66,4 +67,7 @@ def _unsafe(compiled: Compiled, frame: FrameData) -> InternalError:
 def failure(compiled: Compiled, bits: int) -> ComputeError:
     """The first expression, in the order of the plan, that failed in some row."""
     number = next(k for k in range(64) if bits >> k & 1)
+    others = len(compiled.errors) - 64
+    if number == 63 and others > 0:  # the last bit is shared
+        return ComputeError(f"{compiled.errors[number]}, or in one of the {others} expressions after it")
     return ComputeError(compiled.errors[number])

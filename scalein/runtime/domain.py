@@ -19,6 +19,7 @@ from scalein.runtime.joins import Built
 from scalein.runtime.stages import Prepared
 from scalein.runtime.tables import Domain
 
+FAR_SLICE = 1 << 62
 DIRECT_BYTES = 1 << 19  # a direct table must leave room in L2
 SAMPLE_ROWS = 1 << 14
 TAIL_ROWS = 1 << 10
@@ -39,6 +40,8 @@ def domain_of(prepared: Prepared, table: Table, keys: tuple[Expr, ...], batches:
         if times is None:
             return None
         first, last = times[0] // table.slice_size, times[1] // table.slice_size
+        if first < -FAR_SLICE or last > FAR_SLICE:
+            return None  # too near the limits of 64 bits for the arithmetic here
         slices = (first - 1, last - first + 3)
     domain = Domain(spans, [k.nullable for k in table.keys], slices)
     return domain if domain.size * table.layout.size <= DIRECT_BYTES else None

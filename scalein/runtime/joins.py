@@ -56,6 +56,8 @@ class Built:
     least: int = 0
     span: int = 0
     rows: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int32))
+    flags: dict[tuple[str, str], np.ndarray] = field(default_factory=dict)
+    words: tuple[pa.Array, np.ndarray] | None = None  # distinct text keys, and the first row of each
     chain: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int32))
 
     def nulls(self, how: str) -> dict[str, bool]:
@@ -64,12 +66,15 @@ class Built:
 
     def rows_of(self, values: pa.Array) -> np.ndarray:
         """For each string, the first row whose key it is, or -1."""
-        assert self.text_keys is not None
-        distinct = self.text_keys.dictionary_encode()
-        first = np.full(max(1, len(distinct.dictionary)), -1, np.int32)
-        codes = np.asarray(distinct.indices)
-        first[codes[::-1]] = np.arange(len(codes), dtype=np.int32)[::-1]
-        found = pc.index_in(values, value_set=distinct.dictionary)
+        if self.words is None:
+            assert self.text_keys is not None
+            distinct = self.text_keys.dictionary_encode()
+            first = np.full(max(1, len(distinct.dictionary)), -1, np.int32)
+            codes = np.asarray(distinct.indices)
+            first[codes[::-1]] = np.arange(len(codes), dtype=np.int32)[::-1]
+            self.words = (distinct.dictionary, first)
+        words, first = self.words
+        found = pc.index_in(values, value_set=words)
         missing = np.asarray(found.is_null())
         return np.where(missing, np.int32(-1), first[np.asarray(found.fill_null(0))]).astype(np.int32)
 
@@ -86,20 +91,29 @@ class Built:
         if self.hash_table is not None:
             self.hash_table.attach(frame, name)
         for read in self.payload:
-            _attach_payload(frame, f"{name}.", self.columns[read.name], read)
+            array = self.columns[read.name]
+            if read.form == "fixed" and read.dtype.kind is Kind.BOOL:
+                frame.point(f"{name}.{read.name}.data", self._flags(read.name, "set"))
+            else:
+                bind(frame, array, Read(read.name, read.dtype, read.form, nulls=False), f"{name}.")
+            frame[f"{name}.{read.name}.rows"] = max(1, len(array))
+            if read.nulls:
+                frame.point(f"{name}.{read.name}.known", self._flags(read.name, "valid"))
+
+    def _flags(self, column: str, what: str) -> np.ndarray:
+        """A column's bools ("set") or validity ("valid") as bytes, made once for all frames."""
+        found = self.flags.get((column, what))
+        if found is None:
+            array = self.columns[column]
+            flags = array.fill_null(False) if what == "set" else array.is_valid()
+            found = self.flags[column, what] = _bytes(flags)
+        return found
 
 
-def _attach_payload(frame: FrameData, prefix: str, array: pa.Array, read: Read) -> None:
-    plain = Read(read.name, read.dtype, read.form, nulls=False)
-    if read.form == "fixed" and read.dtype.kind is Kind.BOOL:
-        flags = np.asarray(array.fill_null(False).cast(pa.uint8()))
-        frame.point(f"{prefix}{read.name}.data", flags if len(flags) else np.zeros(1, np.uint8))
-    else:
-        bind(frame, array, plain, prefix)
-    frame[f"{prefix}{read.name}.rows"] = max(1, len(array))
-    if read.nulls:
-        known = np.asarray(array.is_valid().cast(pa.uint8()))
-        frame.point(f"{prefix}{read.name}.known", known if len(known) else np.zeros(1, np.uint8))
+def _bytes(flags: pa.Array) -> np.ndarray:
+    """Flags as bytes, at least one."""
+    found = np.asarray(flags.cast(pa.uint8()))
+    return found if len(found) else np.zeros(1, np.uint8)
 
 
 def build(table: JoinTable, batches: Iterator[pa.RecordBatch], options: Options) -> Built:

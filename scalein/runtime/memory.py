@@ -7,6 +7,7 @@ who asks, up to a limit, and marked MADV_FREE: the system may take their pages b
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import mmap
 import threading
@@ -72,7 +73,10 @@ class _Lease:
         self._area = area
 
     def __del__(self) -> None:
-        _give_back(self._area)
+        try:
+            _give_back(self._area)
+        except KeyboardInterrupt:  # Python drops what a finalizer raises: hand Ctrl-C on to the main thread
+            _thread.interrupt_main()
 
 
 def _view(area: mmap.mmap, size: int) -> np.ndarray:

@@ -13,6 +13,7 @@ from scalein.runtime.memory import allocate
 CHUNK_ROWS = 1 << 20
 # String bytes of a chunk: 32-bit offsets must reach them, with room for a block of long ones.
 TEXT_BYTES = 1 << 24
+TEXT_BYTES_A_ROW = 64  # a first guess, so that a small batch does not ask for megabytes
 MOST_TEXT_BYTES = (1 << 31) - 1
 
 

@@ -18,18 +18,19 @@ import pyarrow as pa
 from scalein.errors import ScaleinError
 from scalein.ir.exprs import Named
 from scalein.ir.handed_on import split_items
-from scalein.ir.stages import Collect, Pipe
+from scalein.ir.stages import Collect, Pipe, Probe, Where
 from scalein.layout import DONE, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
 from scalein.runtime.call import call
 from scalein.runtime.joins import Built
-from scalein.runtime.output import CHUNK_ROWS, MOST_TEXT_BYTES, TEXT_BYTES, Chunk
+from scalein.runtime.output import CHUNK_ROWS, MOST_TEXT_BYTES, TEXT_BYTES, TEXT_BYTES_A_ROW, Chunk
 from scalein.runtime.specialise import Specialiser
 from scalein.runtime.stages import Prepared
 from scalein.runtime.stopping import heed
 
 UNIT_ROWS = 1 << 19  # rows a worker takes at once: about a millisecond
+FEW_ROWS = 1 << 16  # of a first chunk behind a filter: most of a larger one might never be touched
 
 
 def run_pipe(pipe: Pipe, batches: Iterator[pa.RecordBatch], joins: dict[int, Built], options: Options,
@@ -97,7 +98,8 @@ class _Work:
     def run(self, batch: pa.RecordBatch, bound: tuple[Compiled, FrameData] | None) -> list[pa.RecordBatch]:
         if bound is None:
             return [_assemble(self.schema, batch, self.passed, [])]
-        parts = collected(*bound, self.computed, batch.num_rows)
+        is_thinned = any(isinstance(step, Where | Probe) for step in self.prepared.steps)
+        parts = collected(*bound, self.computed, batch.num_rows, FEW_ROWS if is_thinned else CHUNK_ROWS)
         if not self.passed:
             return [pa.RecordBatch.from_arrays(arrays, schema=self.schema) for arrays in parts if len(arrays[0])]
         result, start = [], 0
@@ -119,9 +121,13 @@ def _assemble(schema: pa.Schema, batch: pa.RecordBatch, passed: dict[int, str],
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def collected(compiled: Compiled, frame: FrameData, items: tuple[Named, ...], rows: int) -> Iterator[list[pa.Array]]:
-    """Run a collecting kernel to its end; chunks of columns as they fill up, the last even if it is empty."""
-    collector = Collector(compiled, frame, items, rows)
+def collected(compiled: Compiled, frame: FrameData, items: tuple[Named, ...], rows: int,
+              first: int = CHUNK_ROWS) -> Iterator[list[pa.Array]]:
+    """Run a collecting kernel to its end; chunks of columns as they fill up, the last even if it is empty.
+
+    `rows` are expected at most; `first` limits the first chunk where far fewer may come.
+    """
+    collector = Collector(compiled, frame, items, rows, first)
     yield from collector.run()
     yield collector.finish()
 
@@ -129,9 +135,12 @@ def collected(compiled: Compiled, frame: FrameData, items: tuple[Named, ...], ro
 class Collector:
     """A collecting kernel with its output chunk, over one or more calls' worth of input."""
 
-    def __init__(self, compiled: Compiled, frame: FrameData, items: tuple[Named, ...], rows: int) -> None:
+    def __init__(self, compiled: Compiled, frame: FrameData, items: tuple[Named, ...], rows: int,
+                 first: int = CHUNK_ROWS) -> None:
         self._compiled, self.frame, self._items = compiled, frame, items
-        self._rows, self._text = min(max(rows, 1), CHUNK_ROWS), TEXT_BYTES
+        self._most = min(max(rows, 1), CHUNK_ROWS)
+        self._rows = min(self._most, first)
+        self._text = min(TEXT_BYTES, TEXT_BYTES_A_ROW * self._rows)
         self._renew()
 
     def _renew(self) -> None:
@@ -144,6 +153,8 @@ class Collector:
             count = self.frame["out.count"]
             if count:
                 yield self._chunk.take(count)
+                self._rows = min(self._most, 4 * self._rows)
+                self._text = max(self._text, min(TEXT_BYTES, TEXT_BYTES_A_ROW * self._rows))
             else:  # one block's strings alone are more than a chunk holds
                 if self._text == MOST_TEXT_BYTES:
                     raise ScaleinError("a block of rows has more text than an Arrow string array can hold",

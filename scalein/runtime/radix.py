@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 TRIAL_ROWS = 1 << 18
 MANY_SHARE = 3 / 8  # of the trial's rows begin a group of their own
+MOST_FIELDS = 64  # a partition row has one word of null bits
 CHUNK_BYTES = 1 << 16
 HEAVY_SHARE = 2  # a key group is heavy from half of a worker's fair share on
 SLAB_CHUNKS = 1 << 9
@@ -44,7 +45,8 @@ SLAB_CHUNKS = 1 << 9
 
 def fits(table: Table) -> bool:
     """Whether key groups can be emitted one by one: each key lies in one of them."""
-    return bool(table.keys) and (table.window is None or table.window.is_tumbling)
+    fields = len(table.keys) + len(dict.fromkeys(table_exprs(table)))
+    return len(table.keys) > 0 and fields <= MOST_FIELDS and (table.window is None or table.window.is_tumbling)
 
 
 def try_some(worker: Worker, work: Iterator[Unit]) -> tuple[list[Unit], Iterator[Unit]]:

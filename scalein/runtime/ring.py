@@ -34,6 +34,7 @@ from scalein.runtime.workers import side_by_side
 if TYPE_CHECKING:
     from scalein.runtime.group import GroupRun
 
+FAR_SLICE = 1 << 62
 OPEN_SLICES = 4  # at least; how far out of order rows may come
 
 
@@ -117,6 +118,8 @@ class _Ring:
 
     def _advance(self, least: int, greatest: int) -> bool:
         """Move the open slices so that a block's slices lie in them; false if that is impossible."""
+        if least < -FAR_SLICE or greatest > FAR_SLICE:
+            return False  # too near the limits of 64 bits for the arithmetic here
         if self._open is None:
             self._open = least - max(0, self._width - 1 - (greatest - least)) // 2
         elif greatest >= self._open + self._width:

@@ -14,6 +14,7 @@ from scalein.dtypes import I32, DType, Kind
 from scalein.ir.exprs import Call, Col, Expr, Lit, Named, columns, type_of
 from scalein.ir.functions import can_fail
 from scalein.ir.stages import Let, Probe, Read, Step, Where
+from scalein.ir.udf import AnyUdf, can_be_null
 
 _NEVER_NULL = ("is_null", "is_not_null")
 

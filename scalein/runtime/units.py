@@ -9,7 +9,7 @@ import pyarrow as pa
 
 # Rows a worker takes at once: some milliseconds of work, so that handing out costs nothing and
 # Ctrl-C is seen soon.
-UNIT_ROWS = 1 << 19
+UNIT_ROWS = 1 << 20
 ALONE_ROWS = 1 << 22
 
 

@@ -24,6 +24,7 @@ from scalein.ir.udf import (
     Udf,
     Variable,
     While,
+    walk,
 )
 from scalein.udf.exprs import Exprs
 from scalein.udf.known import Known, assigned, join
@@ -36,6 +37,9 @@ _REFUSED: dict[type[ast.stmt], str] = {
     ast.Nonlocal: "nonlocal", ast.Delete: "del", ast.Match: "match",
 }  # fmt: skip
 
+_MOST_DEEP = 120  # parts inside of each other: Python's own recursion limit is what a udf's repr would meet
+_TOO_DEEP = "it is nested too deeply"
+
 Block = tuple[Statement, ...]
 
 
@@ -44,10 +48,16 @@ def compile_function(source: Source) -> Udf:
     params = source.params()
     dtype, nullable = source.result()
     body = _Body(source, params, dtype, nullable)
-    statements = body.settle()
+    try:
+        statements = body.settle()
+    except RecursionError:
+        raise source.refuse(source.tree, _TOO_DEEP) from None
     variables = (*body.locals(), *body.exprs.hidden.values())
     file = os.path.basename(source.file)
-    return Udf(source.fn.__name__, file, params, variables, dtype, nullable, statements)
+    udf = Udf(source.fn.__name__, file, params, variables, dtype, nullable, statements)
+    if any(depth > _MOST_DEEP for _, depth in walk(udf)):
+        raise source.refuse(source.tree, _TOO_DEEP)
+    return udf
 
 
 class _Body:
@@ -147,9 +157,10 @@ class _Body:
                     held.append(local)
             case _ if not any(isinstance(target, ast.Tuple) for target in targets):
                 part = self.exprs.read(value, known)
-                local = None if part.dtype is None else self.exprs.fresh(part.dtype, part.nullable)
-                found = () if local is None else (Assign(local.name, part),)
-                names, held = targets, [part if local is None else local] * len(targets)
+                if part.dtype is not None:
+                    local = self.exprs.fresh(part.dtype, part.nullable)
+                    found, part = (Assign(local.name, part),), local
+                names, held = targets, [part] * len(targets)
             case _:
                 raise self.source.refuse(node, "this way of unpacking is not supported", "write `a, b = x, y`")
         for name_node, part in zip(names, held, strict=True):
@@ -199,6 +210,8 @@ class _Body:
             return self.block(node.body if condition.value else node.orelse, known)
         then, after_then = self.block(node.body, known.given(node.test, True))
         otherwise, after_else = self.block(node.orelse, known.given(node.test, False))
+        if after_then is None:  # nothing comes behind it: a chain of returns is no nest
+            return (If(condition, then, ()), *otherwise), after_else
         return (If(condition, then, otherwise),), join((after_then, after_else))
 
     def _while(self, node: ast.While, known: Known) -> tuple[Block, Known | None]:
@@ -224,10 +237,13 @@ class _Body:
         return (loop,), join((head, *ends))
 
     def _range(self, node: ast.expr, known: Known) -> tuple[Part, Part, Part]:
-        is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id not in self.exprs.names
-        if not is_call or self.source.outside(node.func) is not range:  # type: ignore[attr-defined]
+        match node:
+            case ast.Call(ast.Name(name) as called) if name not in self.exprs.names:
+                is_range = self.source.outside(called) is range
+            case _:
+                is_range = False
+        if not isinstance(node, ast.Call) or not is_range:
             raise self.source.refuse(node, "a loop goes over range(...) only")
-        assert isinstance(node, ast.Call)
         if node.keywords or not 1 <= len(node.args) <= 3:
             raise self.source.refuse(node, "range takes one to three ints")
         bounds = [self.exprs.integer(arg, known) for arg in node.args]

@@ -142,6 +142,8 @@ class Exprs:
     def _captured(self, node: ast.expr) -> Part:
         value = self.source.outside(node)
         found = plain_constant(value)
+        if type(value) is int:
+            return self._constant(node, value)
         if found is None or value is None:
             raise self.source.refuse(node, f"{ast.unparse(node)} is no constant, but of type {type(value).__name__}",
                                      "a udf may use int, float, bool and str constants, math and other udfs")
@@ -229,6 +231,7 @@ class Exprs:
             raise self.source.refuse(node, f"{NAMES[left.dtype]} and {NAMES[right.dtype]} cannot be compared")
         if left.dtype != right.dtype:  # a bool is a number beside one; int and float are compared exactly
             left, right = (convert(part, I64) if part.dtype == BOOL else part for part in (left, right))
+            left, right = _exact(left, right.dtype), _exact(right, left.dtype)
         return Apply(_COMPARE[type(op)], (left, right), BOOL)
 
     def _contains(self, node: ast.Compare, left: ast.expr, right: ast.expr, known: Known) -> Part:
@@ -287,7 +290,7 @@ class Exprs:
             self._refuse_call(node, f"{ast.unparse(node.func)} takes no keywords here")
         found = calls.call(self, node, called, known)
         if found is None:
-            self._refuse_call(node, f"there is no compiled {ast.unparse(node.func)} of {len(node.args)} arguments")
+            self._refuse_call(node, f"{ast.unparse(node.func)} is not compiled, or not with these arguments")
         return found
 
     def _refuse_call(self, node: ast.Call, reason: str) -> NoReturn:
@@ -329,6 +332,12 @@ class Exprs:
 def _type(part: Part) -> DType:
     assert part.dtype is not None
     return part.dtype
+
+
+def _exact(part: Part, other: DType | None) -> Part:
+    """A constant int beside a float as a float, if that is the same number: `x > 0` compares floats."""
+    is_small = isinstance(part, Lit) and isinstance(part.value, int) and abs(part.value) <= 1 << 53
+    return convert(part, F64) if is_small and other == F64 else part
 
 
 def _not(part: Part) -> Part:

@@ -63,6 +63,5 @@ def not_none_if(test: ast.expr, truth: bool) -> Names:
 
 def assigned(nodes: Iterable[ast.AST]) -> set[str]:
     """The names that statements assign somewhere."""
-    return {
-        inner.id for node in nodes for inner in ast.walk(node) if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
-    }
+    named = (inner for node in nodes for inner in ast.walk(node) if isinstance(inner, ast.Name))
+    return {name.id for name in named if isinstance(name.ctx, ast.Store)}

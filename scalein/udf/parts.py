@@ -48,8 +48,19 @@ def plain_constant(value: object) -> Lit | None:
         return Lit(None)
     if type(value) is int and not _INT_RANGE[0] <= value <= _INT_RANGE[1]:
         return None
+    if isinstance(value, str) and not _is_utf8(value):
+        return None
     dtype = {bool: BOOL, int: I64, float: F64, str: STR}.get(type(value))
     return None if dtype is None else Lit(value, dtype)
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether Arrow can hold the text: half of a surrogate pair cannot be."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def truth(part: Part) -> Part:

@@ -31,8 +31,8 @@ class Source:
         """The error for a part that cannot be compiled; whoever asks raises it."""
         line = getattr(node, "lineno", self.tree.lineno)
         found = "" if isinstance(node, ast.FunctionDef) else _short(node)
-        return CannotCompile(f"the udf {self.fn.__name__!r} cannot be compiled: {reason}", at=SourceLoc(self.file, line),
-                             found=found, hint=hint)
+        return CannotCompile(f"the udf {self.fn.__name__!r} cannot be compiled: {reason}",
+                             at=SourceLoc(self.file, line), found=found, hint=hint)
 
     def params(self) -> tuple[Variable, ...]:
         """The parameters with their types; defaults are looked up where the function is called."""
@@ -117,7 +117,7 @@ def read_source(fn: Callable[..., object]) -> Source:
     tree = ast.parse("if True:\n" + "".join(lines)) if lines[0][:1].isspace() else ast.parse("\n" + "".join(lines))
     ast.increment_lineno(tree, first - 2)
     found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name]
-    if not found:
+    if not found or inspect.isgeneratorfunction(fn):
         raise CannotCompile(f"the udf {name!r} cannot be compiled: it is no plain function", at=_place(fn),
                             hint=PLAIN_PYTHON)
     return Source(fn, found[0], fn.__code__.co_filename)

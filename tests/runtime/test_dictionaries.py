@@ -35,9 +35,9 @@ def _batches(index: pa.DataType = INT32, values: pa.DataType = TEXT, *, null_wor
         mine: list[str | None] = [f"word {n} of a dictionary" for n in range(3 * k, 3 * k + words)][
             :: -1 if k % 2 else 1
         ] + WORDS[k:]
-        if null_words and k in (2, 3):
+        if null_words and k in (1, 3):
             mine[1] = None
-        made.append(_batch(mine, 3000, k, index, values, nulls=k in (1, 3, 5)))
+        made.append(_batch(mine, 3000, k, index, values, nulls=k in (3, 4)))
     return made
 
 

@@ -72,7 +72,7 @@ def _counted(flow: si.Flow) -> si.Flow:
     return flow.group_by("k").agg(n=si.count(), s=col("x").sum(), top=col("y").max())
 
 
-@pytest.mark.parametrize("groups", [40, 20_000, 10**7])
+@pytest.mark.parametrize("groups", [2_000, 10**7])
 @pytest.mark.parametrize("kind", KINDS)
 def test_keys_of_each_kind(kind: str, groups: int) -> None:
     table = _table(kind, groups)

@@ -17,17 +17,18 @@ from dataclasses import dataclass, replace
 from llvmlite import ir
 
 from scalein.ir.exprs import Col, Expr, type_of
-from scalein.ir.stages import AccKind, Group, GroupMode, Slicing, Table
+from scalein.ir.printer import show_expr
+from scalein.ir.stages import Group, GroupMode, Slicing, Table
 from scalein.layout import BLOCK_ROWS, ERROR, OUT_OF_DOMAIN, RING_ADVANCE
 from scalein.llvm_backend import accumulators, reduce
 from scalein.llvm_backend.arithmetic import floor_divide
 from scalein.llvm_backend.block import PADDED, Block, keep, rows
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.exprs import lower_expr
-from scalein.llvm_backend.fn import I32, I64, PTR, const
-from scalein.llvm_backend.keys import canonical, key_block, row_key
+from scalein.llvm_backend.fn import I32, I64, I128, PTR, const
+from scalein.llvm_backend.keys import key_block, row_key
 from scalein.llvm_backend.table import Index, place_in
-from scalein.llvm_backend.values import Env, Row, Value
+from scalein.llvm_backend.values import Env, Row, Value, canonical
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,31 @@ def _slices(given: Rows, table: Table) -> Slices | None:
             f.store(least, numbers, k)
         with mixed, rows(code, given.block, rare=True) as row:
             f.store(floor_divide(f, of(row), table.slice_size), numbers, row.k)
+    _check_limits(given, table, Slices(numbers, least, greatest))
     return Slices(numbers, least, greatest)
+
+
+def _check_limits(given: Rows, table: Table, slices: Slices) -> None:
+    """Fail rows one of whose windows begins or ends outside of what the time's type can hold."""
+    code, f, b = given.code, given.code.f, given.code.f.b
+    assert table.window is not None
+    low, high = type_of(table.window.time).int_range()
+    size, step = table.window.size // table.slice_size, table.window.every // table.slice_size
+    margin = size + step
+    near = b.or_(b.icmp_signed("<", slices.least, const(low // table.slice_size + margin)),
+                 b.icmp_signed(">", slices.greatest, const(high // table.slice_size - margin)))
+    with f.when(near, likely=False):
+        with f.loop(given.block.count, rare=True) as k:
+            number = b.sext(f.load(slices.numbers, k, I64), I128)
+            newest = b.mul(b.sext(floor_divide(f, f.load(slices.numbers, k, I64), step), I128), const(step, I128))
+            oldest = b.sub(newest, const((-(-size // step) - 1) * step, I128))
+            misses = b.icmp_signed("<=", b.add(oldest, const(size, I128)), number)
+            oldest = b.select(misses, b.add(oldest, const(step, I128)), oldest)
+            start = b.mul(oldest, const(table.slice_size, I128))
+            end = b.mul(b.add(newest, const(size, I128)), const(table.slice_size, I128))
+            outside = b.or_(b.icmp_signed("<", start, const(low, I128)), b.icmp_signed(">", end, const(high, I128)))
+            code.fail(f"integer overflow in the windows of `{show_expr(table.window.time)}`", outside)
+        code.check_errors(ERROR)
 
 
 # --- HASH
@@ -243,11 +268,3 @@ def _key_code(given: Rows, number: int, key: Expr, row: Row) -> tuple[ir.Value, 
         outside = b.and_(outside, value.valid)
         place = b.select(value.valid, place, span)
     return place, outside
-
-
-def needs_ordinal(table: Table) -> bool:
-    """Whether the table's accumulators ask for row numbers."""
-    return any(acc.kind in (AccKind.FIRST, AccKind.LAST, AccKind.ARG_MIN, AccKind.ARG_MAX, AccKind.CHAIN)
-               for acc in table.accs)
-
-

@@ -1,0 +1,20 @@
+"""udf: generated Python functions, compiled and interpreted, against CPython. See `tests/udf_programs.py`."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.engines import COMPILED, HAS_LLVM, examples
+from tests.udf_programs import differences, program
+
+pytestmark = pytest.mark.skipif(not HAS_LLVM, reason="there is no compiler yet")
+
+
+@examples(60)
+@given(seed=st.integers(0, 10**8))
+def test_compiled_functions_mean_what_python_means(seed: int) -> None:
+    engine = COMPILED[seed % len(COMPILED)]
+    made = program(seed)
+    assert list(differences(made, 30, workers=engine.workers, cpu=engine.cpu)) == [], made.text
