@@ -265,7 +265,7 @@ def test_a_plain_number_is_a_count() -> None:
     assert (found.length, found.is_count) == (10, True)
 
 
-@pytest.mark.parametrize(("name", "use"), [("where", "filter"), ("groupBy", "group_by"), ("withColumn", "with_columns")])
+@pytest.mark.parametrize(("name", "use"), [("where", "filter"), ("groupBy", "group_by"), ("show", "print")])
 def test_a_name_from_elsewhere_is_told_what_it_is_called_here(name: str, use: str) -> None:
     with pytest.raises(AttributeError, match=f"use {use}"):
         getattr(si.from_arrow(pa.table({"x": [1]})), name)
