@@ -15,6 +15,9 @@ from dataclasses import dataclass
 
 from scalein.errors import NOWHERE, BadArgument, SourceLoc
 
+# The CPUs this process had when scalein was imported; see `runtime.workers.begin`.
+STARTUP_CPUS: frozenset[int] = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
+
 
 def granted_cores() -> int:
     """Cores this process may use: affinity and, on Linux, the cgroup's quota."""

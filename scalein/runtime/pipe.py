@@ -27,7 +27,7 @@ from scalein.runtime.joins import Built
 from scalein.runtime.output import CHUNK_ROWS, MOST_TEXT_BYTES, TEXT_BYTES, TEXT_BYTES_A_ROW, Chunk
 from scalein.runtime.specialise import Specialiser
 from scalein.runtime.stages import Prepared
-from scalein.runtime.stopping import heed
+from scalein.runtime.workers import begin
 
 UNIT_ROWS = 1 << 19  # rows a worker takes at once: about a millisecond
 FEW_ROWS = 1 << 16  # of a first chunk behind a filter: most of a larger one might never be touched
@@ -49,7 +49,7 @@ def run_pipe(pipe: Pipe, batches: Iterator[pa.RecordBatch], joins: dict[int, Bui
                 yield from work.run(batch, work.bound(batch))
         return
     stop = threading.Event()
-    with ThreadPoolExecutor(options.workers, "scalein", heed, (stop,)) as pool, _stopping(pool, stop):
+    with ThreadPoolExecutor(options.workers, "scalein", begin, (stop, options.workers)) as pool, _stopping(pool, stop):
         under_way: deque[Future[list[pa.RecordBatch]]] = deque()
         for batch in batches:
             for start in range(0, batch.num_rows, UNIT_ROWS):

@@ -6,11 +6,14 @@ lock, by whichever worker comes next. The first error stops everyone and is rais
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Protocol, TypeVar
 
+from scalein.options import STARTUP_CPUS
 from scalein.runtime.stopping import heed
 
 Work = TypeVar("Work", contravariant=True)
@@ -39,6 +42,18 @@ def each_worker(workers: Sequence[Does[Work]], work: Iterator[Work]) -> None:
     side_by_side([partial(loop, worker) for worker in workers], stop)
 
 
+def begin(stop: threading.Event, workers: int) -> None:
+    """What a worker's thread does first: heed `stop`, and leave a core that all would have to share.
+
+    A thread inherits the affinity of whoever starts it. A caller that was pinned to one core, as native
+    libraries do to the threads they are called on, would have all workers share that core.
+    """
+    heed(stop)
+    if STARTUP_CPUS and len(os.sched_getaffinity(0)) < min(workers, len(STARTUP_CPUS)):
+        with suppress(OSError):  # the CPUs may be gone by now
+            os.sched_setaffinity(0, STARTUP_CPUS)
+
+
 def side_by_side(jobs: Sequence[Callable[[], None]], stop: threading.Event | None = None) -> None:
     """Run functions in threads of their own; an error, or Ctrl-C, sets `stop` and is raised here."""
     if len(jobs) == 1:
@@ -51,7 +66,7 @@ def side_by_side(jobs: Sequence[Callable[[], None]], stop: threading.Event | Non
     all_ended = threading.Event()
 
     def guarded(job: Callable[[], None]) -> None:
-        heed(stop)
+        begin(stop, len(jobs))
         try:
             job()
         except BaseException as error:

@@ -89,13 +89,13 @@ def _may_be_null(given: Rows, expr: Expr) -> bool:
 
 
 def _keep_owned(given: Rows, sink: Group) -> Rows:
-    """Only rows whose key group this worker serves: group % workers == worker."""
+    """Only rows whose key group this worker serves: group * workers // 256 == worker."""
     code, f = given.code, given.code.f
 
     def mine(row: Row) -> ir.Value:
         _, h = row_key(code, row, given.env, sink.keys, sink.table.has_nulls)
-        share = f.b.urem(f.b.trunc(f.b.lshr(h, const(56)), I32), f.b.trunc(f.slot("owner.workers"), I32))
-        return f.b.icmp_unsigned("==", share, f.b.trunc(f.slot("owner.worker"), I32))
+        share = f.b.lshr(f.b.mul(f.b.lshr(h, const(56)), f.slot("owner.workers")), const(8))
+        return f.b.icmp_unsigned("==", share, f.slot("owner.worker"))
 
     return replace(given, block=keep(code, given.block, mine))
 
