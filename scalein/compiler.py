@@ -14,11 +14,11 @@ from collections.abc import Callable
 
 from scalein.errors import BadName
 from scalein.ir import ops
+from scalein.ir.nodes import Node
 from scalein.ir.passes import OP_PASSES
 from scalein.ir.passes.fuse import fuse
 from scalein.ir.passes.split import split
 from scalein.ir.rewrite import walk_ops
-from scalein.ir.stages import Node
 from scalein.ir.verify import verify_ops, verify_program
 
 Trace = Callable[[str, ops.Op | Node], None]

@@ -1,12 +1,11 @@
 """One check for every differential test: compiled = interpreted = DuckDB.
 
 The engine "duckdb" checks the interpreter against DuckDB; the others check compiled code against the interpreter, over
-batch sizes, workers and CPUs, and skip while there is no compiler. SCALEIN_EXAMPLES=10 tries ten times as many.
+batch sizes, workers and CPUs. SCALEIN_EXAMPLES=10 tries ten times as many.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import zlib
 from collections.abc import Callable
@@ -24,7 +23,6 @@ from scalein.flow import Flow
 from tests import duck
 from tests.same import assert_same
 
-HAS_LLVM = importlib.util.find_spec("scalein.runtime.run") is not None
 EXAMPLES = float(os.environ.get("SCALEIN_EXAMPLES", "1"))
 
 Build = Callable[[Flow], Flow]
@@ -54,11 +52,10 @@ COMPILED = [
     Engine("llvm-sse2", cpu="x86-64"),
     Engine("llvm-v3-64rows-w3", 64, workers=3, cpu="x86-64-v3"),
 ]
-_SKIP = pytest.mark.skipif(not HAS_LLVM, reason="there is no compiler yet")
 
 
 def _param(engine: Engine) -> ParameterSet:
-    return pytest.param(engine, id=engine.name, marks=[] if engine is DUCKDB else [_SKIP])
+    return pytest.param(engine, id=engine.name)
 
 
 # For tests of generated data: each example meets one of the compiled engines. For tests of examples: two of them.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from scalein.ir.exprs import Col, Expr, Named
-from scalein.ir.stages import Let, Pipe
+from scalein.ir.nodes import Pipe
+from scalein.ir.stages import Let
 
 
 def split_items(pipe: Pipe) -> tuple[dict[int, str], tuple[Named, ...]]:

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from scalein.ir.exprs import Agg, Call, Col, Expr, Named, NamedAgg
+from scalein.ir.nodes import Chain, Grouped, Host, Node, Pipe, Take
 from scalein.ir.ops import Aggregate, Filter, Join, Op, Project, Source, Union, inputs
-from scalein.ir.stages import Chain, Grouped, Host, Node, Pipe, Take
 
 Tree = TypeVar("Tree")
 Rule = Callable[[Op], Op | None]

@@ -23,35 +23,26 @@ from collections.abc import Iterator
 
 from scalein.ir.exprs import Col, Named
 from scalein.ir.handed_on import is_copy_free, split_items
+from scalein.ir.nodes import Chain, Grouped, Host, Node, Pipe, Scan, Take
 from scalein.ir.printer import show_expr, show_window
 from scalein.ir.stages import (
-    Acc,
-    AccKind,
-    Chain,
     Collect,
     FromBatches,
     FromRecords,
     FromRows,
     FromTable,
     Group,
-    Grouped,
     GroupMode,
-    Host,
     Let,
     Merge,
-    Node,
-    Output,
     Partition,
-    Pipe,
     Probe,
     Read,
-    Scan,
     Stage,
     Step,
-    Table,
-    Take,
     Where,
 )
+from scalein.ir.tables import Acc, AccKind, Output, Table
 
 _ACCS = {AccKind.VALID: "count", AccKind.ISUM: "sum", AccKind.FSUM: "sum"}
 _MODES = {GroupMode.ONE: "in one record", GroupMode.DIRECT: "in a direct table", GroupMode.HASH: "in a hash table"}

@@ -14,24 +14,13 @@ from scalein.dtypes import BOOL, DType, Field, Kind, Schema
 from scalein.errors import InternalError
 from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, type_of, walk
 from scalein.ir.functions import AGGREGATES, ANY, COMPARISONS, FUNCTIONS, has_host
+from scalein.ir.nodes import Chain, Grouped, Host, JoinTable, Node, Pipe, Take
 from scalein.ir.ops import Aggregate, Filter, Join, Limit, Op, Source, Union, Watermark
 from scalein.ir.printer import dump, show_expr
 from scalein.ir.rewrite import exprs_of, walk_nodes, walk_ops
 from scalein.ir.stage_printer import dump_program
-from scalein.ir.stages import (
-    Acc,
-    AccKind,
-    Chain,
-    Grouped,
-    Host,
-    JoinTable,
-    Let,
-    Node,
-    Pipe,
-    Probe,
-    Take,
-    Where,
-)
+from scalein.ir.stages import Let, Probe, Where
+from scalein.ir.tables import Acc, AccKind
 
 Fields = dict[str, Field]
 Schemas = dict[int, Fields]  # by the id of the op; each is derived once, not again for every expression above

@@ -14,7 +14,7 @@ from llvmlite import ir
 from scalein.dtypes import F64 as DOUBLE
 from scalein.dtypes import DType
 from scalein.ir.exprs import type_of
-from scalein.ir.stages import Acc, AccKind, Output, Table
+from scalein.ir.tables import Acc, AccKind, Output, Table
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.compare import compare_floats
 from scalein.llvm_backend.exprs import lower_expr

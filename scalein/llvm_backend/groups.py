@@ -11,7 +11,8 @@ from functools import partial
 from llvmlite import ir
 
 from scalein.ir.exprs import type_of
-from scalein.ir.stages import FromTable, Output, Read, Slicing
+from scalein.ir.stages import FromTable, Read
+from scalein.ir.tables import Output, Slicing
 from scalein.llvm_backend import accumulators
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import I1, I8, I64, PTR, const

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from llvmlite import ir
 
 from scalein.ir.exprs import type_of
-from scalein.ir.stages import Acc, AccKind, Table
+from scalein.ir.tables import Acc, AccKind, Table
 from scalein.layout import ERROR
 from scalein.llvm_backend import accumulators
 from scalein.llvm_backend.block import Block, rows

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from scalein.dtypes import Kind
-from scalein.ir.stages import Table
+from scalein.ir.tables import Table
 from scalein.layout import (
     ADDRESS_BITS,
     ADDRESS_UNIT,

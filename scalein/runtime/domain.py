@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 
 from scalein.dtypes import DType, Kind
 from scalein.ir.exprs import Col, Expr, type_of
-from scalein.ir.stages import Let, Probe, Step, Table
+from scalein.ir.stages import Let, Probe, Step
+from scalein.ir.tables import Table
 from scalein.runtime.joins import Built
 from scalein.runtime.stages import Prepared
 from scalein.runtime.tables import Domain

@@ -9,8 +9,10 @@ import pyarrow as pa
 
 from scalein.dtypes import I32
 from scalein.ir.exprs import Col, Named
+from scalein.ir.nodes import Grouped, Pipe
 from scalein.ir.passes.split import identity
-from scalein.ir.stages import Collect, FromTable, Grouped, Pipe, Stage, Table
+from scalein.ir.stages import Collect, FromTable, Stage
+from scalein.ir.tables import Table
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
 from scalein.runtime.call import kernel

@@ -21,11 +21,12 @@ from scalein.connectors.memory import Batches
 from scalein.errors import NOWHERE, ComputeError
 from scalein.ir import ops
 from scalein.ir.handed_on import split_items
+from scalein.ir.nodes import Node, Pipe
 from scalein.ir.passes import OP_PASSES
 from scalein.ir.printer import dump
 from scalein.ir.rewrite import rewrite, walk_nodes
 from scalein.ir.stage_printer import dump_program, dump_stage
-from scalein.ir.stages import Collect, FromTable, Node, Partition, Pipe, Stage
+from scalein.ir.stages import Collect, FromTable, Partition, Stage
 from scalein.llvm_backend.jit import assembly
 from scalein.llvm_backend.stage import lower_stage
 from scalein.llvm_backend.target import target_for

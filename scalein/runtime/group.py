@@ -21,16 +21,9 @@ from itertools import chain
 
 import pyarrow as pa
 
-from scalein.ir.stages import (
-    FromRecords,
-    Group,
-    Grouped,
-    GroupMode,
-    Merge,
-    Pipe,
-    Stage,
-    Table,
-)
+from scalein.ir.nodes import Grouped, Pipe
+from scalein.ir.stages import FromRecords, Group, GroupMode, Merge, Stage
+from scalein.ir.tables import Table
 from scalein.layout import DONE, OUT_OF_DOMAIN, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options

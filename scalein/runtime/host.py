@@ -10,7 +10,7 @@ from scalein.errors import BadData, ScaleinError
 from scalein.interp import evaluate
 from scalein.ir import ops
 from scalein.ir.exprs import Col
-from scalein.ir.stages import Host
+from scalein.ir.nodes import Host
 
 
 def run_host(host: Host, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -18,17 +18,9 @@ import pyarrow.compute as pc
 from scalein.dtypes import DType, Kind
 from scalein.interp import evaluate
 from scalein.ir.exprs import Col, Expr, type_of
-from scalein.ir.stages import (
-    Acc,
-    AccKind,
-    FromBatches,
-    Group,
-    JoinTable,
-    Key,
-    Read,
-    Stage,
-    Table,
-)
+from scalein.ir.nodes import JoinTable
+from scalein.ir.stages import FromBatches, Group, Read, Stage
+from scalein.ir.tables import Acc, AccKind, Key, Table
 from scalein.layout import DONE, FrameData
 from scalein.options import Options
 from scalein.runtime.batch import addressable, bind, form_of

@@ -18,7 +18,8 @@ import pyarrow as pa
 from scalein.errors import ScaleinError
 from scalein.ir.exprs import Named
 from scalein.ir.handed_on import split_items
-from scalein.ir.stages import Collect, Pipe, Probe, Where
+from scalein.ir.nodes import Pipe
+from scalein.ir.stages import Collect, Probe, Where
 from scalein.layout import DONE, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options

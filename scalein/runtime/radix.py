@@ -19,7 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.ir.exprs import Call, Col, Expr, Lit, Named, type_of
-from scalein.ir.stages import AccKind, Group, GroupMode, Partition, Stage, Table
+from scalein.ir.stages import Group, GroupMode, Partition, Stage
+from scalein.ir.tables import AccKind, Table
 from scalein.layout import CHUNKS_FULL, DONE, GROUPS, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.runtime.call import call, kernel

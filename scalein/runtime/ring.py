@@ -20,7 +20,8 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.ir.passes.place_state import MAX_RING_SLICES
-from scalein.ir.stages import Group, GroupMode, Slicing, Table
+from scalein.ir.stages import Group, GroupMode
+from scalein.ir.tables import Slicing, Table
 from scalein.layout import DONE, RING_ADVANCE, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.runtime.call import call

@@ -10,7 +10,7 @@ from scalein.compiler import program_of
 from scalein.connectors.memory import Batches
 from scalein.errors import ComputeError, InternalError
 from scalein.ir import ops
-from scalein.ir.stages import Chain, Grouped, Host, JoinTable, Node, Pipe, Scan, Take
+from scalein.ir.nodes import Chain, Grouped, Host, JoinTable, Node, Pipe, Scan, Take
 from scalein.options import Options
 from scalein.runtime.blame import placed
 from scalein.runtime.group import run_group

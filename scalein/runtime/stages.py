@@ -16,22 +16,8 @@ import pyarrow as pa
 from scalein.dtypes import Schema
 from scalein.interp import evaluate
 from scalein.ir.exprs import Call, Col, Expr, type_of
-from scalein.ir.stages import (
-    Acc,
-    AccKind,
-    Collect,
-    FromBatches,
-    Group,
-    Key,
-    Output,
-    Partition,
-    Probe,
-    Read,
-    Sink,
-    Stage,
-    Step,
-    Table,
-)
+from scalein.ir.stages import Collect, FromBatches, Group, Partition, Probe, Read, Sink, Stage, Step
+from scalein.ir.tables import Acc, AccKind, Key, Output, Table
 from scalein.layout import COLUMN, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options

@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 
 from scalein.errors import ScaleinError
-from scalein.ir.stages import Key, Slicing, Table
+from scalein.ir.tables import Key, Slicing, Table
 from scalein.layout import (
     ARENA_FULL,
     BLOCK_ROWS,

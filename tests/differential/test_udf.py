@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engines import COMPILED, HAS_LLVM, examples
+from tests.engines import COMPILED, examples
 from tests.udf_programs import differences, program
-
-pytestmark = pytest.mark.skipif(not HAS_LLVM, reason="there is no compiler yet")
 
 
 @examples(60)

@@ -10,9 +10,10 @@ import scalein as si
 from scalein import col
 from scalein.column import Column
 from scalein.flow import Flow
+from scalein.ir.nodes import Grouped
 from scalein.ir.passes.split import split
 from scalein.ir.stage_printer import dump_program
-from scalein.ir.stages import Grouped, Slicing, Table
+from scalein.ir.tables import Slicing, Table
 from tests.conftest import Golden
 from tests.ir.plans import events
 

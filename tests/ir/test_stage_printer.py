@@ -12,6 +12,7 @@ from scalein.column import Column
 from scalein.compiler import compile_flow
 from scalein.dtypes import BOOL, F64, I32, I64, STR
 from scalein.ir.exprs import Call, Col, Named
+from scalein.ir.nodes import Grouped
 from scalein.ir.stage_printer import dump_program, dump_stage
 from scalein.ir.stages import (
     Collect,
@@ -19,17 +20,15 @@ from scalein.ir.stages import (
     FromRecords,
     FromTable,
     Group,
-    Grouped,
     GroupMode,
     Merge,
     Partition,
     Probe,
     Read,
-    Slicing,
     Stage,
-    Table,
     Where,
 )
+from scalein.ir.tables import Slicing, Table
 from scalein.windows import WindowSpec
 from tests.conftest import Golden
 from tests.ir.plans import events, users

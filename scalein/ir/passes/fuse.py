@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scalein.ir.exprs import Col, Named
-from scalein.ir.stages import Chain, Grouped, Host, JoinTable, Let, Node, Pipe, Scan, Step, Take
+from scalein.ir.nodes import Chain, Grouped, Host, JoinTable, Node, Pipe, Scan, Take
+from scalein.ir.stages import Let, Step
 
 
 def fuse(root: Node) -> Node:

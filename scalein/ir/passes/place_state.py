@@ -12,7 +12,7 @@ from math import gcd
 
 from scalein.ir import ops
 from scalein.ir.exprs import Agg, Expr, Named, NamedAgg, type_of
-from scalein.ir.stages import Acc, AccKind, Key, Output, Slicing, Table
+from scalein.ir.tables import Acc, AccKind, Key, Output, Slicing, Table
 
 MAX_RING_SLICES = 16  # more slices a window go through keys: a record would not fit a few cache lines
 

@@ -13,8 +13,9 @@ from scalein.dtypes import Schema
 from scalein.ir import ops
 from scalein.ir.exprs import Agg, Call, Col, Expr, Named, NamedAgg
 from scalein.ir.functions import can_fail, has_host, is_host
+from scalein.ir.nodes import Chain, Grouped, Host, JoinTable, Node, Pipe, Scan, Take
 from scalein.ir.passes.place_state import place_state
-from scalein.ir.stages import Chain, Grouped, Host, JoinTable, Node, Pipe, Probe, Scan, Take, Where
+from scalein.ir.stages import Probe, Where
 
 
 def split(root: ops.Op) -> Node:

@@ -18,7 +18,8 @@ from llvmlite import ir
 
 from scalein.ir.exprs import Col, Expr, type_of
 from scalein.ir.printer import show_expr
-from scalein.ir.stages import Group, GroupMode, Slicing, Table
+from scalein.ir.stages import Group, GroupMode
+from scalein.ir.tables import Slicing, Table
 from scalein.layout import BLOCK_ROWS, ERROR, OUT_OF_DOMAIN, RING_ADVANCE
 from scalein.llvm_backend import accumulators, reduce
 from scalein.llvm_backend.arithmetic import floor_divide

@@ -9,7 +9,8 @@ from __future__ import annotations
 from llvmlite import ir
 
 from scalein.dtypes import DType
-from scalein.ir.stages import GroupMode, Merge, Slicing, Table
+from scalein.ir.stages import GroupMode, Merge
+from scalein.ir.tables import Slicing, Table
 from scalein.layout import BLOCK_ROWS
 from scalein.llvm_backend import accumulators
 from scalein.llvm_backend.arithmetic import floor_divide

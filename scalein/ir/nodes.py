@@ -1,0 +1,100 @@
+"""The program: a tree of nodes, each run by the runtime as an iterator of batches over the ones below it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from scalein.dtypes import Field, Schema
+from scalein.ir import ops
+from scalein.ir.exprs import Expr, Named, type_of
+from scalein.ir.stages import Step
+from scalein.ir.tables import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """Batches of a source."""
+
+    source: ops.Source
+
+    @property
+    def schema(self) -> Schema:
+        return self.source.schema
+
+
+@dataclass(frozen=True, slots=True)
+class Pipe:
+    """Batches through a stage that ends in Collect."""
+
+    input: Node
+    steps: tuple[Step, ...]
+    items: tuple[Named, ...]
+    joins: tuple[tuple[int, JoinTable], ...] = ()
+    name: str = field(default="pipe", compare=False)
+
+    @property
+    def schema(self) -> Schema:
+        return Schema(tuple(Field(i.name, type_of(i.expr), i.expr.nullable) for i in self.items))
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """Batches through a stage that ends in Group; gives the table's finished groups as rows."""
+
+    input: Node
+    steps: tuple[Step, ...]
+    table: Table
+    keys: tuple[Expr, ...]
+    joins: tuple[tuple[int, JoinTable], ...] = ()
+    name: str = field(default="group", compare=False)
+
+    @property
+    def schema(self) -> Schema:
+        return self.table.schema
+
+
+@dataclass(frozen=True, slots=True)
+class JoinTable:
+    """A static table to probe: read whole, keyed by `keys`."""
+
+    input: Node
+    keys: tuple[Expr, ...]
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A step in Python or pyarrow between kernels: map_batches, or expressions LLVM cannot do well."""
+
+    input: Node
+    op: ops.MapBatches | None
+    items: tuple[Named, ...] = ()
+
+    @property
+    def schema(self) -> Schema:
+        if self.op is not None:
+            return self.op.schema
+        return Schema(tuple(Field(i.name, type_of(i.expr), i.expr.nullable) for i in self.items))
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """The first rows in order."""
+
+    input: Node
+    count: int
+
+    @property
+    def schema(self) -> Schema:
+        return self.input.schema
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The batches of each input in turn."""
+
+    inputs: tuple[Node, ...]
+    schema: Schema
+
+
+Node = Scan | Pipe | Grouped | Host | Take | Chain
