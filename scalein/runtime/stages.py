@@ -26,6 +26,11 @@ from scalein.runtime.call import kernel
 from scalein.runtime.joins import Built
 from scalein.runtime.specialise import Specialiser, code_name, needed
 
+# LLVM's time for a kernel grows faster than its columns: 200 products take seconds to vectorize. Where a known,
+# small input would be done long before, a wide kernel is compiled briefly.
+WIDE = 48
+FEW_ROWS = 1 << 22
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:
@@ -73,6 +78,7 @@ class Prepared:
     tables: dict[str, tuple[pa.Array, np.ndarray]] = field(default_factory=dict)  # lookup -> last dictionary, table
     names: tuple[str, ...] = ()
     key_exprs: tuple[Expr, ...] = ()
+    few_rows: bool = False
 
     def __post_init__(self) -> None:
         read = needed(self.steps, self.exprs)
@@ -93,6 +99,7 @@ class Prepared:
     def assume(self, table: pa.Table | None) -> None:
         """Take the facts of a whole table in, so that no batch of it brings news."""
         if table is not None:
+            self.few_rows = table.num_rows < FEW_ROWS
             for name in self.names:
                 column = table[name]
                 nulls = any(map(has_nulls, column.chunks))
@@ -115,7 +122,8 @@ class Prepared:
         reads = [Read(n, self.schema[n].dtype, known[n].form, known[n].nulls, code_bits=known[n].code_bits)
                  for n in self.names if n in inner]
         reads += [read for read in special.lookups.values() if read.name in inner]
-        return Stage(self.name, FromBatches(tuple(reads)), steps, sink)
+        brief = self.few_rows and len(list(_sink_exprs(sink))) > WIDE
+        return Stage(self.name, FromBatches(tuple(reads)), steps, sink, brief)
 
     def _probe_nulls(self, probe: Probe) -> dict[str, bool]:
         by_column = self.joins[probe.table].nulls(probe.how)
