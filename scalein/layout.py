@@ -35,7 +35,10 @@ CHUNKS_FULL = 7  # the partitioner has too few free chunks for one more block
 OUT_OF_BOUNDS = 8  # safe mode only: slot `unsafe` is the number of the check that failed
 PAUSED = 9  # nothing is wanted: a kernel that multiplies rows gives its caller a chance to stop
 
-BLOCK_ROWS = 256  # rows a kernel works on at once: selection vectors and scratch stay in L1
+BLOCK_ROWS = 1024  # rows a kernel works on at once, at most: selection vectors and scratch stay in L1
+# Behind a join or into groups, columns are picked row by row and fetched ahead a block at a time: smaller bursts
+# overlap better with the work (W1: 0.92 of C against 0.82), while a plain filter runs 8 % faster on whole ones.
+PROBING_BLOCK_ROWS = 256
 GROUPS = 256
 BUCKET_WORDS = 8
 TAG_BITS = 24

@@ -33,7 +33,7 @@ from scalein.ir.stages import (
     Step,
     Where,
 )
-from scalein.layout import BLOCK_ROWS, COLUMN, DONE, ERROR, Frame
+from scalein.layout import BLOCK_ROWS, COLUMN, DONE, ERROR, PROBING_BLOCK_ROWS, Frame
 from scalein.llvm_backend.block import Block, keep
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.exprs import lower_expr
@@ -67,6 +67,9 @@ def lower_stage(stage: Stage, target: Target, safe: bool = False) -> Lowered:
     code = Code(f)
     code.failed, code.rounds = f.var(I64, const(0)), f.var(I64, const(0))
     columns = [ArrowColumn(code, read) for read in stage.reader.reads] if isinstance(stage.reader, FromBatches) else []
+    is_plain = isinstance(stage.sink, Collect) and not any(isinstance(s, Probe) for s in stage.steps)
+    step = BLOCK_ROWS if is_plain else PROBING_BLOCK_ROWS
+
     def lower_block(source: ir.Value | None, start: ir.Value, count: ir.Value, end: ir.Value) -> None:
         for column in columns:
             column.open_block(start, count)
@@ -74,13 +77,13 @@ def lower_stage(stage: Stage, target: Target, safe: bool = False) -> Lowered:
         env = _read(code, stage, columns, source, start)
         if isinstance(stage.reader, FromTable) and stage.reader.sparse:
             block = keep(code, block, lambda row: row.get(env["?live"]).data)
-        _steps(_Lowering(code, stage, start, count, end), stage.steps, block, env)
+        _steps(_Lowering(code, stage, start, count, end, step), stage.steps, block, env)
 
     if isinstance(stage.reader, FromRows):
-        with _pieces(f) as (source, end), _blocks(f, end) as (start, count):
+        with _pieces(f) as (source, end), _blocks(f, end, step) as (start, count):
             lower_block(source, start, count, end)
     else:
-        with _blocks(f, f.slot("end")) as (start, count):
+        with _blocks(f, f.slot("end"), step) as (start, count):
             lower_block(None, start, count, f.slot("end"))
     f.b.ret(const(DONE))
     frame = f.finish()
@@ -101,14 +104,14 @@ def _pieces(f: Fn) -> Iterator[tuple[ir.Value, ir.Value]]:
 
 
 @contextmanager
-def _blocks(f: Fn, end: ir.Value) -> Iterator[tuple[ir.Value, ir.Value]]:
-    """The loop over blocks: first row and row count of each."""
+def _blocks(f: Fn, end: ir.Value, step: int) -> Iterator[tuple[ir.Value, ir.Value]]:
+    """The loop over blocks of `step` rows: first row and row count of each."""
     row = f.var(I64, f.get_slot("row"))
     with f.forever() as blocks:
         f.set_slot("row", row.get())
         blocks.stop_if(f.b.icmp_signed(">=", row.get(), end))
         start = row.get()
-        count = f.min(f.b.sub(end, start), const(BLOCK_ROWS))
+        count = f.min(f.b.sub(end, start), const(step))
         yield start, count
         row.set(f.b.add(start, count))
 
@@ -142,6 +145,7 @@ class _Lowering:
     start: ir.Value
     count: ir.Value
     end: ir.Value
+    step: int
 
 
 def _steps(low: _Lowering, steps: tuple[Step, ...], block: Block, env: Env) -> None:
@@ -184,7 +188,7 @@ def _fetch_ahead(low: _Lowering, block: Block, seen: set[str]) -> None:
     if not picked:
         return
     following = b.add(low.start, low.count)
-    rows = f.min(b.sub(low.end, following), const(BLOCK_ROWS))
+    rows = f.min(b.sub(low.end, following), const(low.step))
     with f.when(b.icmp_signed(">", b.mul(block.count, const(FETCH_SHARE)), low.count)):
         for read in picked:
             size = read.dtype.bits // 8

@@ -60,7 +60,7 @@ def test_windows_on_integers(engine: Engine, data: st.DataObject) -> None:
 @examples(15)
 @given(st.data())
 def test_tumbling_windows_on_unsigned_integers(engine: Engine, data: st.DataObject) -> None:
-    type_ = data.draw(st.sampled_from([pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]))
+    type_ = data.draw(st.sampled_from([pa.uint8(), pa.uint16(), pa.uint32()]))
     table, size = data.draw(tables(timed(type_))), data.draw(st.integers(1, 30))
     check(engine, table, lambda flow: flow.group_by("k", si.tumbling("t", size)).agg(n=si.count()), ordered=False)
 

@@ -85,7 +85,7 @@ FLOWS = {
     "rows": lambda flow: flow.with_columns(y=col("x") + 1),
     "one group": lambda flow: flow.group_by().agg(s=(col("x") + 1).sum()),
     "groups": lambda flow: flow.group_by("k").agg(s=(col("x") + 1).sum()),
-    "windows": lambda flow: flow.group_by("k", si.sliding("x", 20, every=10)).agg(s=(col("x") + 1).sum()),
+    "windows": lambda flow: flow.group_by("k", si.sliding("k", 20, every=10)).agg(s=(col("x") + 1).sum()),
 }
 each_flow = pytest.mark.parametrize("flow", FLOWS)
 
