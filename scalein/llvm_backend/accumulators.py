@@ -244,5 +244,3 @@ def _store_if(f: Fn, condition: ir.Value | None, ptr: ir.Value, value: ir.Value)
     if condition is not None:
         value = f.b.select(condition, value, f.b.load(ptr, typ=value.type))
     f.store(value, ptr)
-
-

@@ -95,5 +95,3 @@ def _scale(f: Fn, data: ir.Value, by: int, want: DType, fail: Fail) -> ir.Value:
     bad = f.b.or_(f.b.icmp_signed("<", data, const(-(-low // by))), f.b.icmp_signed(">", data, const(high // by)))
     fail("integer overflow", bad)
     return f.b.mul(data, const(by))
-
-

@@ -159,5 +159,3 @@ def field_value(code: Code, place: ir.Value, read: Read, nulls: ir.Value | None)
     typ = memory_type(read.dtype)
     size = 1 if typ == I8 else read.dtype.bits // 8
     return Value(from_memory(f, f.b.load(place, typ=typ, align=size), read.dtype), valid)
-
-

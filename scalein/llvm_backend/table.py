@@ -264,5 +264,3 @@ def place_in(f: Fn, table: Table, record: ir.Value, ring: ir.Value | None = None
         return f.byte_at(base, layout.offset(name))
 
     return place
-
-

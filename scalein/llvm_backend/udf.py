@@ -320,5 +320,3 @@ def _constant(code: Code, value: object, dtype: DType) -> Value:
         return Value(Str(code.text(content), const(len(content))))
     assert isinstance(value, int | float)
     return Value(const(value, register_type(dtype)))
-
-

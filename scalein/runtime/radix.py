@@ -285,5 +285,3 @@ class _Finisher:
 
     def finish(self) -> list[list[pa.Array]]:
         return [*self._full, self._out.finish()]
-
-

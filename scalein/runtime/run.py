@@ -41,7 +41,7 @@ def _conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 class _Run:
-    """One run of a program: its options, and the join tables it has built."""
+    """One run of a program with its options."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -99,5 +99,3 @@ def _take(rows: Iterator[pa.RecordBatch], count: int) -> Iterator[pa.RecordBatch
         left -= batch.num_rows
         if left <= 0:
             return
-
-

@@ -259,5 +259,3 @@ class _Body:
     def _no_else(self, node: ast.While | ast.For) -> None:
         if node.orelse:
             raise self.source.refuse(node.orelse[0], "the else of a loop is not supported")
-
-

@@ -67,5 +67,3 @@ def _next_chunk(code: Code, sink: Partition, head: ir.Value, group: ir.Value) ->
     f.set_slot("part.taken", b.add(taken, const(1)))
     f.store(chunk, head)
     f.store(f.byte_at(chunk, f.slot("part.chunk_bytes")), f.at(head, const(1), PTR))
-
-
