@@ -22,7 +22,7 @@ Fail = Callable[[str, ir.Value], None]
 
 def lower(f: Fn, fn: str, args: Sequence[ir.Value], dtype: DType, fail: Fail) -> ir.Value:
     if dtype.is_float:
-        return _lower_float(f, fn, args)
+        return lower_float(f, fn, args)
     match fn:
         case "add":
             return _add(f, args[0], args[1], dtype, fail)
@@ -139,7 +139,8 @@ def _suffix(value: ir.Value) -> str:
     return "f64" if value.type == F64 else "f32"
 
 
-def _lower_float(f: Fn, fn: str, args: Sequence[ir.Value]) -> ir.Value:
+def lower_float(f: Fn, fn: str, args: Sequence[ir.Value]) -> ir.Value:
+    """IEEE arithmetic, total: x/0 is inf or nan."""
     b = f.b
     match fn:
         case "add":

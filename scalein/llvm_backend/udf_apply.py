@@ -11,7 +11,7 @@ from scalein.errors import InternalError
 from scalein.ir.exprs import Lit
 from scalein.ir.udf import Apply
 from scalein.llvm_backend import arithmetic, strings
-from scalein.llvm_backend.arithmetic import Fail
+from scalein.llvm_backend.arithmetic import Fail, lower_float
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import F64, I1, I64, Fn, const
 from scalein.llvm_backend.values import Str, Value
@@ -244,14 +244,8 @@ def _shift(f: Fn, fn: str, value: ir.Value, by: ir.Value, fail: Fail) -> ir.Valu
 def _float(f: Fn, fn: str, args: list[ir.Value], fail: Fail) -> ir.Value:
     b = f.b
     match fn:
-        case "add":
-            return b.fadd(*args)
-        case "sub":
-            return b.fsub(*args)
-        case "mul":
-            return b.fmul(*args)
-        case "neg":
-            return b.fneg(args[0])
+        case "add" | "sub" | "mul" | "neg":
+            return lower_float(f, fn, args)
         case "fabs":
             return _magnitude(f, args[0])
         case "div" | "floordiv" | "mod":
