@@ -49,6 +49,18 @@ def filter_project(c: ctypes.CDLL, bids: pa.Table) -> Yardstick:
     return run
 
 
+def score(c: ctypes.CDLL, orders: pa.Table) -> Yardstick:
+    """The function of `bench_udf.py` for each row."""
+    price, qty = _arrays(orders, "price", "qty")
+
+    def run() -> Callable[[], Columns]:
+        out = np.empty(len(price), np.float64)
+        c.udf_score(_p(price), _p(qty), _i(len(price)), _p(out))
+        return lambda: {"score": out}
+
+    return run
+
+
 def filter_sum(c: ctypes.CDLL, trades: pa.Table, least: int) -> Yardstick:
     """The sum of price where qty > least."""
     qty, price = _arrays(trades, "qty", "price")

@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NoReturn
 
+from scalein.aggregates import Aggregates
+from scalein.attempts import Attempts
 from scalein.errors import BadArgument, SourceLoc, here
 from scalein.ir.exprs import Agg, Call, Col, Expr
 from scalein.ir.literals import as_dtype, fit, literal, own_type
 from scalein.ir.printer import show_agg, show_expr
-from scalein.namespaces import DtMethods, StrMethods
+from scalein.namespaces import DtMethods, ListMethods, StrMethods, StructMethods
 
 
-class Column:
+class Column(Attempts, Aggregates):
     """An expression over columns, or an aggregate of one; made by `col`, `lit`, `when` and `count`.
 
     >>> from scalein import col
@@ -73,13 +75,20 @@ class Column:
         at = here()
         return Column(Call(fn, (self._expr(at), *(as_expr(other, at) for other in others)), params, at=at))
 
+    def _tried(self, fn: str, *others: object, dtype: object = None) -> Column:
+        at = here()
+        args = (self._expr(at), *(as_expr(other, at) for other in others))
+        call = Call(fn, args, dtype=None if dtype is None else as_dtype(dtype, at), at=at)
+        return Column(Call("try", (call,), at=at))
+
     def _swapped(self, fn: str, other: object) -> Column:
         at = here()
         return Column(Call(fn, (as_expr(other, at), self._expr(at)), at=at))
 
-    def _agg(self, fn: str, *others: Column) -> Column:
+    def _agg(self, fn: str, *others: object, params: tuple[object, ...] = ()) -> Column:
         at = here()
-        return Column(Agg(fn, (self._expr(at), *(other._expr(at) for other in others)), at=at))
+        args = (self._expr(at), *(as_column(other, fn)._expr(at) for other in others))
+        return Column(Agg(fn, args, params=params, at=at))
 
     def __add__(self, other: object) -> Column:
         return self._call("add", other)
@@ -262,6 +271,18 @@ class Column:
         """The value to the power of `exponent`, as a float; the same as `**`."""
         return self._call("pow", exponent)
 
+    def hash(self) -> Column:
+        """64 bits that are the same for equal values, today and for ever: Spark's `xxhash64`. Null has a hash too.
+
+        For the bytes that are hashed see `scalein.hashing`.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> si.from_arrow(pa.table({"x": ["Spark", None]})).select(h=col("x").hash()).collect()["h"].to_pylist()
+        [-4294468057691064905, 42]
+        """
+        return self._call("hash")
+
     @property
     def str(self) -> StrMethods:
         """Functions of text: `col("url").str.starts_with("https")`."""
@@ -272,56 +293,15 @@ class Column:
         """Functions of times: `col("at").dt.hour()`."""
         return DtMethods(self)
 
-    # --- aggregates, for group_by(...).agg(...) ---
+    @property
+    def list(self) -> ListMethods:
+        """Functions of lists: `col("tags").list.len()`."""
+        return ListMethods(self)
 
-    def count(self) -> Column:
-        """The number of values that are not null."""
-        return self._agg("count_valid")
-
-    def sum(self) -> Column:
-        """The sum of the values; integers come out in 64 bits, and overflow is an error."""
-        return self._agg("sum")
-
-    def mean(self) -> Column:
-        """The mean of the values, as a float."""
-        return self._agg("mean")
-
-    def min(self) -> Column:
-        """The least value; NaN is the greatest float."""
-        return self._agg("min")
-
-    def max(self) -> Column:
-        """The greatest value; NaN is the greatest float."""
-        return self._agg("max")
-
-    def var(self) -> Column:
-        """The sample variance (ddof 1); null for fewer than two values."""
-        return self._agg("var")
-
-    def std(self) -> Column:
-        """The sample standard deviation (ddof 1); null for fewer than two values."""
-        return self._agg("std")
-
-    def first(self) -> Column:
-        """The value of the group's first row, null included."""
-        return self._agg("first")
-
-    def last(self) -> Column:
-        """The value of the group's last row, null included."""
-        return self._agg("last")
-
-    def arg_min(self, by: object) -> Column:
-        """The value in the row where `by` (a name or column) is least; the first such row."""
-        return self._agg("arg_min", as_column(by, "arg_min"))
-
-    def arg_max(self, by: object) -> Column:
-        """The value in the row where `by` (a name or column) is greatest; the first such row.
-
-        >>> from scalein import col
-        >>> col("user").arg_max("price")
-        Column(user.arg_max(price))
-        """
-        return self._agg("arg_max", as_column(by, "arg_max"))
+    @property
+    def struct(self) -> StructMethods:
+        """Functions of structs: `col("address").struct.field("city")`."""
+        return StructMethods(self)
 
 
 def _first_column(expr: Expr) -> str | None:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from scalein.column import Column, as_column
 from scalein.dtypes import DType, Schema
+from scalein.dtypes import alike as same_type
 from scalein.errors import BadArgument, BadName, SourceLoc, WrongType
 from scalein.ir.exprs import Call, Col, Expr, Named, type_of
 from scalein.ir.ops import Join, Op, Project
 from scalein.ir.resolve import Scope, resolve, shown
-from scalein.ir.unify import cast_to, common_type
+from scalein.ir.unify import as_decimal, cast_to, common_type, nested_hint
 from scalein.naming import row_expr
 
 HOWS = ("inner", "left", "semi", "anti")
@@ -56,6 +57,9 @@ def _as_list(keys: Keys | None) -> list[str | Column]:
 def _same_type(left: Expr, right: Expr, at: SourceLoc) -> tuple[Expr, Expr]:
     """Both keys in the type that holds either without loss."""
     a, b = type_of(left), type_of(right)
+    if a.is_nested or b.is_nested:
+        raise WrongType(f"join takes no nested keys: {a!r} and {b!r}", at=at,
+                        hint=nested_hint(a if a.is_nested else b))
     shared = common_type(a, b)
     if shared is None or not (_is_lossless(a, shared) and _is_lossless(b, shared)):
         raise WrongType(f"join keys of types {a!r} and {b!r} cannot be compared without loss", at=at,
@@ -65,7 +69,9 @@ def _same_type(left: Expr, right: Expr, at: SourceLoc) -> tuple[Expr, Expr]:
 
 def _is_lossless(source: DType, target: DType) -> bool:
     """f64 holds integers of 32 bits exactly, f32 those of 16; `common_type` sees to all but 64 bits."""
-    return not (source.is_int and target.is_float and source.bits == 64)
+    if target.is_decimal and (have := as_decimal(source)) is not None:
+        return have.precision - have.scale <= target.precision - target.scale
+    return not ((source.is_int and target.is_float and source.bits == 64) or (source.is_decimal and target.is_float))
 
 
 def _kept(left: Op, right: Op, right_keys: list[Expr], at: SourceLoc) -> tuple[tuple[str, str], ...]:
@@ -93,7 +99,7 @@ def alike(op: Op, first: Schema, number: int, at: SourceLoc) -> Op:
         raise BadName(f"input {number} of union has other columns than the first", at=at, found=shown(found),
                       wanted=shown(first), hint="bring them into one order with select(...)" if same else None)
     for field, want in zip(found, first, strict=True):
-        if field.dtype != want.dtype and not (field.dtype.is_string and want.dtype.is_string):
+        if not same_type(field.dtype, want.dtype):
             raise WrongType(f"column {field.name!r} is {field.dtype!r} in input {number} of union, "
                             f"but {want.dtype!r} in the first", at=at, hint="cast one of them")
     if all(field.dtype == want.dtype for field, want in zip(found, first, strict=True)):

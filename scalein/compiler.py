@@ -1,7 +1,7 @@
 """compile_flow(): the whole pipeline on one screen.
 
-    ops      fold -> push_down -> merge_filters -> prune      each verified
-    stages   split -> fuse                                    each verified; split calls place_state
+    ops      fold -> push_down -> merge_filters -> top_rows -> prune      each verified
+    stages   split -> fuse                                                each verified; split calls place_state
     kernels  specialise -> lower_stage -> verify -> optimise -> emit, at run time, cached by digest
 """
 
@@ -65,12 +65,12 @@ def compile_flow(op: ops.Op, trace: Trace | None = None) -> Node:
 
 
 # Names that programs and kernels give to columns of their own: see `stage_printer` for what they stand for.
-_OURS = re.compile(r"#(host\d+|lookup\d+|(id|ids|code|match)\..*)|\?row")
+_OURS = re.compile(r"#(host\d+|by\d+|lookup\d+|row|at|(id|ids|at|code|match|start|count|null)\..*)|\?row")
 
 
 def _refuse_our_names(root: ops.Op) -> None:
     for op in walk_ops(root):
-        if isinstance(op, ops.Filter | ops.Limit | ops.Watermark):
+        if isinstance(op, ops.Filter | ops.Limit | ops.Distinct | ops.Sort | ops.Watermark):
             continue  # they name nothing
         for name in op.schema.names:
             if _OURS.fullmatch(name):

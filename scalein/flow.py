@@ -6,7 +6,7 @@ raised by that call; only what depends on the data waits for `collect`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, NoReturn
 
@@ -26,7 +26,9 @@ from scalein.ir.literals import as_dtype
 from scalein.ir.printer import dump
 from scalein.ir.resolve import Scope, column, resolve, shown
 from scalein.naming import as_item, row_expr, row_outputs
+from scalein.nesting import explode
 from scalein.options import Options
+from scalein.ordering import Order, distinct, first_rows, sort
 from scalein.windows import WindowSpec
 
 if TYPE_CHECKING:
@@ -38,6 +40,11 @@ _ELSEWHERE = {
     "withColumnRenamed": "use rename", "head": "use limit", "show": "use print(flow.collect())",
     "toPandas": "use collect().to_pandas()", "to_pandas": "use collect().to_pandas()", "unionAll": "use union",
     "merge": "use join", "agg": "use group_by().agg(...)", "mapInArrow": "use map_batches",
+    "orderBy": "use sort", "order_by": "use sort", "sort_values": "use sort", "sort_by": "use sort",
+    "sortWithinPartitions": "use sort", "dropDuplicates": "use distinct", "drop_duplicates": "use distinct",
+    "unique": "use distinct", "nlargest": "use top_k", "nsmallest": "use bottom_k",
+    "unionByName": "use union; bring the columns into one order with select", "concat": "use union",
+    "unnest": "use explode", "flatten": "use explode",
 }  # fmt: skip
 LEVELS = ("logical", "fused", "llvm", "asm")
 
@@ -177,6 +184,55 @@ class Flow:
             raise BadArgument("limit takes a number of rows, 0 or more", at=at, found=repr(count))
         return Flow(ops.Limit(self.op, count, at=at))
 
+    # --- some rows, in some order ---
+
+    def distinct(self, *names: str) -> Flow:
+        """Rows unlike any before them; with names, the first row of each value of these columns.
+
+        Rows keep the source's order. Null is a value of its own.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> flow = si.from_arrow(pa.table({"user": ["b", "a", "b"], "page": [1, 2, 3]}))
+        >>> flow.distinct("user").collect().to_pydict()
+        {'user': ['b', 'a'], 'page': [1, 2]}
+        """
+        return Flow(distinct(self.op, names, self._scope("distinct")))
+
+    def sort(self, *by: Column | str, descending: bool | Sequence[bool] = False, nulls_last: bool = False) -> Flow:
+        """All rows in order; ties keep the source's order, and what follows row by row keeps this one.
+
+        `descending` may be a list, one for each column. Nulls come first, or last with `nulls_last`, whatever the
+        direction; NaN is the greatest. `limit` behind it finds the first rows without sorting the others.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> flow = si.from_arrow(pa.table({"shop": ["b", "a", "b"], "price": [3, 2, 5]}))
+        >>> flow.sort("shop", "price", descending=[False, True]).collect().to_pydict()
+        {'shop': ['a', 'b', 'b'], 'price': [2, 5, 3]}
+        """
+        return Flow(sort(self.op, by, descending, nulls_last, self._scope("sort")))
+
+    def top_k(self, k: int, by: Order) -> Flow:
+        """The `k` rows with the greatest `by` (a column or a list of them), greatest first, nulls last.
+
+        Ties are decided by the source's order. Never more than `k` rows and a batch are held.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> flow = si.from_arrow(pa.table({"shop": ["a", "b", "c"], "price": [3, None, 5]}))
+        >>> flow.top_k(2, "price").collect().to_pydict()
+        {'shop': ['c', 'a'], 'price': [5, 3]}
+        """
+        return Flow(first_rows(self.op, k, by, True, self._scope("top_k")))
+
+    def bottom_k(self, k: int, by: Order) -> Flow:
+        """The `k` rows with the least `by`, least first, nulls last; otherwise like `top_k`.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> flow = si.from_arrow(pa.table({"shop": ["a", "b", "c"], "price": [3, None, 5]}))
+        >>> flow.bottom_k(1, "price").collect().to_pydict()
+        {'shop': ['a'], 'price': [3]}
+        """
+        return Flow(first_rows(self.op, k, by, False, self._scope("bottom_k")))
+
     def map_batches(self, fn: Callable[[pa.RecordBatch], pa.RecordBatch], schema: object) -> Flow:
         """What a Python function makes of each Arrow batch; `schema` says what that will be.
 
@@ -186,6 +242,18 @@ class Flow:
         if not callable(fn):
             raise BadArgument("map_batches takes a function of a record batch", at=at, found=repr(fn))
         return Flow(ops.MapBatches(self.op, fn, as_schema(schema, "map_batches", at), at=at))
+
+    def explode(self, column: str) -> Flow:
+        """A row for each element of a list column, in order; the other columns repeat.
+
+        A null or empty list gives no row.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> flow = si.from_arrow(pa.table({"user": ["a", "b"], "tags": [["x", "y"], []]}))
+        >>> flow.explode("tags").collect().to_pydict()
+        {'user': ['a', 'a'], 'tags': ['x', 'y']}
+        """
+        return Flow(explode(self.op, column, self._scope("explode")))
 
     # --- several inputs ---
 

@@ -27,6 +27,8 @@ _COLOURS = {
     "Source": ("#e3f2e6", "#3d8b50"),
     "Filter": ("#fdf3d7", "#b58a1b"),
     "Limit": ("#fdf3d7", "#b58a1b"),
+    "Distinct": ("#e2ecfa", "#3a6fb5"),
+    "Sort": ("#e2ecfa", "#3a6fb5"),
     "Aggregate": ("#e2ecfa", "#3a6fb5"),
     "Join": ("#e2ecfa", "#3a6fb5"),
 }

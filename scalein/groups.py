@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from scalein.column import Column
-from scalein.errors import BadArgument, BadName, here
-from scalein.ir.exprs import Agg, Named, NamedAgg
+from scalein.errors import BadArgument, BadName, WrongType, here
+from scalein.ir.exprs import Agg, Named, NamedAgg, type_of
 from scalein.ir.ops import Aggregate, Op, Window
 from scalein.ir.resolve import Scope, resolve_agg
+from scalein.ir.unify import nested_hint
 from scalein.naming import check_distinct, row_outputs
 from scalein.windows import WindowSpec, resolve_window
 
@@ -82,6 +83,10 @@ def group(op: Op, keys: Iterable[object], named: Mapping[str, object], wrap: typ
         raise BadArgument("group_by takes one window", at=scope.at, found=", ".join(map(repr, windows)),
                           hint="aggregate over one, then group the result by the other")
     resolved = row_outputs([key for key in keys if not isinstance(key, WindowSpec)], named, scope)
+    nested = next((key for key in resolved if type_of(key.expr).is_nested), None)
+    if nested is not None:
+        raise WrongType(f"group_by takes no nested keys, but {nested.name!r} is {type_of(nested.expr)!r}", at=scope.at,
+                        hint=nested_hint(type_of(nested.expr)))
     if len(resolved) > MOST_KEYS:
         raise BadArgument(f"group_by takes at most {MOST_KEYS} keys", at=scope.at, found=str(len(resolved)))
     window = resolve_window(windows[0], scope) if windows else None

@@ -27,6 +27,7 @@ from scalein.dtypes import DType, Kind
 DONE = 0
 ERROR = 1  # slot `errors` has a bit for each expression that failed in a live row
 OUTPUT_FULL = 2  # the output chunk has no room for one more block
+# Slot `full` says which table wants room: 0 the keyed one, k its side table number k - 1.
 ARENA_FULL = 3  # the record arena or the string heap has no room for one more block
 INDEX_FULL = 4  # a key group's table must double before the next record
 OUT_OF_DOMAIN = 5  # a key or slice lies outside the direct-addressed domain
@@ -34,6 +35,7 @@ RING_ADVANCE = 6  # slots `ring.least` and `ring.greatest` are the block's slice
 CHUNKS_FULL = 7  # the partitioner has too few free chunks for one more block
 OUT_OF_BOUNDS = 8  # safe mode only: slot `unsafe` is the number of the check that failed
 PAUSED = 9  # nothing is wanted: a kernel that multiplies rows gives its caller a chance to stop
+HEAP_FULL = 10  # the heap that accumulators keep bytes in has less room than slot `heap.need`
 
 BLOCK_ROWS = 1024  # rows a kernel works on at once, at most: selection vectors and scratch stay in L1
 # Behind a join or into groups, columns are picked row by row and fetched ahead a block at a time: smaller bursts
@@ -51,6 +53,8 @@ LOAD_SIXTEENTHS = 11
 # Before the name of an input column in the names of its slots: whatever a user calls a column ("out0"), it
 # is not taken for another slot.
 COLUMN = "$"
+# Before the names of the slots of a `distinct`'s table.
+SEEN = "seen"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +102,17 @@ class FrameData:
 
 # --- records
 
+NULL_BITS = 64  # of a record: one word
 STRING_BYTES = 16  # length (4), then 12 bytes of text, or 4 bytes of it and a pointer (8)
 INLINE_BYTES = 12
+SKETCH_BITS = 9  # of a hash that choose a register: 512 of them estimate within 5 % (one standard deviation)
+SKETCH_REGISTERS = 1 << SKETCH_BITS
+COARSE_BITS = 45  # of a float's 52 that an approximate quantile leaves away: values are right within 0.4 %
 
 
 def size_of(dtype: DType) -> int:
     """Bytes of one value in a record."""
-    if dtype.kind is Kind.STR:
+    if dtype.is_bytes:
         return STRING_BYTES
     return 1 if dtype.kind is Kind.BOOL else dtype.bits // 8
 

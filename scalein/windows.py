@@ -64,7 +64,8 @@ def resolve_window(spec: WindowSpec, scope: Scope) -> Window:
     time = resolve(node, scope)
     name, dtype = show_expr(node), type_of(time)
     if not (dtype.kind is Kind.TS or dtype.is_int):
-        hint = "cast it to a timestamp: .cast(pa.timestamp(\"us\"))" if dtype.kind in (Kind.DATE, Kind.STR) else None
+        is_near = dtype.kind in (Kind.DATE, Kind.DATE64, Kind.STR)
+        hint = "cast it to a timestamp: .cast(pa.timestamp(\"us\"))" if is_near else None
         raise WrongType(f"the time of a window is a timestamp or an integer, but {name} is {dtype!r}", at=scope.at,
                         step=scope.step, has=shown(scope.schema), hint=hint)
     size = in_units(spec.size, dtype, "size of the window", name, scope.at)

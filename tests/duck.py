@@ -9,7 +9,8 @@ Not translated, because DuckDB means something else (`Untranslatable` says which
 - parts of times in zones other than UTC, which need an extension that may be missing; Python's zoneinfo checks those;
 - `round` of float32, which DuckDB computes in double precision;
 - `fill_null` with a fallback that can fail: COALESCE is lazy, fill_null is not;
-- `limit` behind an aggregate or another op without order, and `map_batches`, which is Python.
+- `limit`, `distinct` by some columns and ties of `top_k` behind an aggregate or another op without order;
+- `map_batches`, which is Python.
 """
 
 from __future__ import annotations
@@ -21,23 +22,12 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from scalein.dtypes import UNITS_PER_SECOND, DType, Kind, Schema
-from scalein.interp.values import from_arrow
+from scalein.dtypes import UNITS_PER_SECOND, DType, Kind, Schema, ticks_per_day
 from scalein.ir import functions, ops
 from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, type_of
+from tests.duck_types import Untranslatable, cast, crossed, floordiv, literal, restored, sql_type
 
-
-class Untranslatable(Exception):
-    """DuckDB cannot mean the same; the text says what."""
-
-
-_TYPES = {
-    Kind.BOOL: "BOOLEAN", Kind.I8: "TINYINT", Kind.I16: "SMALLINT", Kind.I32: "INTEGER", Kind.I64: "BIGINT",
-    Kind.U8: "UTINYINT", Kind.U16: "USMALLINT", Kind.U32: "UINTEGER", Kind.U64: "UBIGINT",
-    Kind.F32: "FLOAT", Kind.F64: "DOUBLE", Kind.STR: "VARCHAR",
-    Kind.DATE: "INTEGER", Kind.TS: "BIGINT", Kind.DUR: "BIGINT",
-}  # fmt: skip
-
+MOST_DIGITS_SUMMED = 30  # DuckDB sums decimals in 128 bits: a few values of 38 digits overflow them on the way
 
 def run(op: ops.Op) -> pa.Table:
     """The result of a flow by DuckDB, in the op's schema; in source order if there is one."""
@@ -60,20 +50,8 @@ def _connection() -> duckdb.DuckDBPyConnection:
 
 def _restored(table: pa.Table, schema: Schema) -> pa.Table:
     """Integers back to times, and strings to the form they should have."""
-    columns = [table.column(i).cast(_plain(field.dtype)).cast(field.dtype.arrow) for i, field in enumerate(schema)]
+    columns = [restored(table.column(i), field.dtype) for i, field in enumerate(schema)]
     return pa.table(columns, names=schema.names)
-
-
-def _plain(dtype: DType) -> pa.DataType:
-    match dtype.kind:
-        case Kind.TS | Kind.DUR:
-            return pa.int64()
-        case Kind.DATE:
-            return pa.int32()
-        case Kind.STR:
-            return pa.string()
-        case _:
-            return dtype.arrow
 
 
 def _name(name: str) -> str:
@@ -101,6 +79,15 @@ class Query:
                 if not _is_ordered(op.input):
                     raise Untranslatable("limit of rows without order")
                 return f"SELECT * FROM ({self.relation(op.input)}) ORDER BY __row LIMIT {op.count}"
+            case ops.Distinct():
+                if not _is_ordered(op.input) and set(op.keys) != set(op.schema.names):
+                    raise Untranslatable("first rows where there is no order")
+                keys = ", ".join(map(_name, op.keys))
+                numbered = f"row_number() OVER (PARTITION BY {keys} ORDER BY __row) AS __nth"
+                inner = f"SELECT *, {numbered} FROM ({self.relation(op.input)})"
+                return f"SELECT * EXCLUDE __nth FROM ({inner}) WHERE __nth = 1"
+            case ops.Sort():
+                return self._sort(op)
             case ops.Union():
                 parts = [self._branch(part, number) for number, part in enumerate(op.inputs)]
                 return " UNION ALL BY NAME ".join(parts)
@@ -110,14 +97,31 @@ class Query:
                 return self._aggregate(op)
             case ops.Watermark():
                 return self.relation(op.input)
+            case ops.Explode():
+                column = _name(op.column)
+                numbered = f"SELECT *, unnest(range(len({column}))) AS __nth FROM ({self.relation(op.input)})"
+                made = f"{column}[__nth + 1] AS {column}, list_append(__row, __nth) AS __row"
+                return f"SELECT * EXCLUDE __nth REPLACE ({made}) FROM ({numbered})"
             case ops.MapBatches():
                 raise Untranslatable("map_batches")
+
+    def _sort(self, op: ops.Sort) -> str:
+        if op.count is not None and not _is_ordered(op.input):
+            raise Untranslatable("ties between rows without order")
+        nulls = "LAST" if op.nulls_last else "FIRST"
+        keys = ", ".join(f"{sql(by.expr)} AS __by{k}" for k, by in enumerate(op.by))
+        by = ", ".join(f"__by{k} {'DESC' if by.descending else 'ASC'} NULLS {nulls}" for k, by in enumerate(op.by))
+        keyed = f"SELECT *, {keys} FROM ({self.relation(op.input)})"
+        numbered = f"SELECT *, row_number() OVER (ORDER BY {by}, __row) AS __place FROM ({keyed})"
+        few = "" if op.count is None else f" WHERE __place <= {op.count}"
+        columns = ", ".join(map(_name, op.schema.names))
+        return f"SELECT {columns}, [__place] AS __row FROM ({numbered}){few}"
 
     def _source(self, op: ops.Source) -> str:
         data: Any = op.data
         table = pa.Table.from_batches(data.read(), op.arrow)
         fields = op.schema
-        columns = [pa.array(from_arrow(table.column(f.name)), _plain(f.dtype)) for f in fields]
+        columns = [crossed(table.column(f.name), f.dtype) for f in fields]
         name = f"source_{len(self.tables)}"
         self.tables[name] = pa.table([*columns, pa.array(range(table.num_rows), pa.int64())], [*fields.names, "__at"])
         return f"SELECT * EXCLUDE __at, [__at] AS __row FROM {name}"
@@ -145,7 +149,7 @@ class Query:
         if op.window is not None:
             source = _in_windows(op.window, source)
             keys += ["__start", "__start + __size AS __end"]
-            kind = _TYPES[type_of(op.window.time).kind]
+            kind = sql_type(type_of(op.window.time))
             shown += [f"CAST(__start AS {kind}) AS window_start", f"CAST(__end AS {kind}) AS window_end"]
         groups = [str(i + 1) for i in range(len(shown))]
         aggs = [f"{_aggregate(item.agg, i)} AS {_name(item.name)}" for i, item in enumerate(op.aggs)]
@@ -167,23 +171,24 @@ def _is_ordered(op: ops.Op) -> bool:
 def _in_windows(window: ops.Window, source: str) -> str:
     """Every row once for each window that holds it."""
     timed = f"SELECT *, CAST({sql(window.time)} AS HUGEINT) AS __time FROM ({source})"
-    first = f"CAST({_floordiv(f'(__time - {window.size})', str(window.every))} + 1 AS BIGINT)"
-    last = f"CAST({_floordiv('__time', str(window.every))} AS BIGINT)"
+    first = f"CAST({floordiv(f'(__time - {window.size})', str(window.every))} + 1 AS BIGINT)"
+    last = f"CAST({floordiv('__time', str(window.every))} AS BIGINT)"
     numbered = f"SELECT *, unnest(range({first}, {last} + 1)) AS __k FROM ({timed}) WHERE __time IS NOT NULL"
     return f"SELECT *, __k::HUGEINT * {window.every} AS __start, {window.size} AS __size FROM ({numbered})"
 
 
 def _aggregate(agg: Agg, number: int) -> str:
     x, by = f"__arg{number}_0", f"__arg{number}_1"
-    kind = _TYPES[type_of(agg).kind]
     match agg.fn:
         case "count":
             return "count(*)"
         case "count_valid":
             return f"count({x})"
+        case "sum" | "mean" if type_of(agg.args[0]).precision > MOST_DIGITS_SUMMED:
+            raise Untranslatable("sums that 128 bits may not hold on the way")
         case "sum":
             whole = f"CAST({x} AS INTEGER)" if type_of(agg.args[0]).kind is Kind.BOOL else x
-            return f"CAST(sum({whole}) AS {kind})"
+            return f"CAST(sum({whole}) AS {sql_type(type_of(agg))})"
         case "mean":
             return f"avg({x})"
         case "var" | "std":
@@ -196,6 +201,15 @@ def _aggregate(agg: Agg, number: int) -> str:
             return f"first({x} ORDER BY {by}, __order) FILTER (WHERE {by} IS NOT NULL)"
         case "arg_max":
             return f"first({x} ORDER BY {by} DESC, __order) FILTER (WHERE {by} IS NOT NULL)"
+        case "n_unique":
+            return f"count(DISTINCT {x})"
+        case "quantile":
+            return f"quantile_cont({x}, {agg.params[0]!r})"
+        case "collect":
+            return f"coalesce(list({x} ORDER BY __order) FILTER (WHERE {x} IS NOT NULL), [])"
+        case "top_k":
+            known = f"FILTER (WHERE {x} IS NOT NULL AND {by} IS NOT NULL)"
+            return f"coalesce(list({x} ORDER BY {by} DESC, __order) {known}, [])[:{agg.params[0]}]"
         case _:
             raise Untranslatable(f"the aggregate {agg.fn}")
 
@@ -210,21 +224,10 @@ def sql(expr: Expr) -> str:
             return _name(expr.name)
         case Lit():
             return literal(expr.value, type_of(expr))
+        case Call() if type_of(expr).is_nested:
+            return _call(expr)
         case Call():
-            return f"CAST({_call(expr)} AS {_TYPES[type_of(expr).kind]})"
-
-
-def literal(value: object, dtype: DType) -> str:
-    """SQL of a physical value."""
-    if value is None:
-        text = "NULL"
-    elif isinstance(value, bool | int):
-        text = str(value)
-    elif isinstance(value, float):
-        text = f"CAST('{value!r}' AS DOUBLE)"
-    else:
-        text = "'" + str(value).replace("'", "''") + "'"
-    return f"CAST({text} AS {_TYPES[dtype.kind]})"
+            return f"CAST({_call(expr)} AS {sql_type(type_of(expr))})"
 
 
 _OPERATORS = {"add": "+", "sub": "-", "mul": "*", "div": "/",
@@ -235,6 +238,8 @@ _MATCHES = {"starts_with": "starts_with", "ends_with": "suffix", "contains": "co
 
 
 def _call(call: Call) -> str:
+    if call.fn == "try":
+        return _try(call)
     args = [sql(arg) for arg in call.args]
     dtype = type_of(call)
     if call.fn in _OPERATORS:
@@ -246,6 +251,8 @@ def _call(call: Call) -> str:
     if call.fn.startswith("dt_"):
         return _time_part(call, args[0])
     match call.fn:
+        case "try_divide":
+            return f"CASE WHEN {args[1]} <> 0 THEN {args[0]} / {args[1]} END"
         case "floordiv" | "mod":
             return _division(call.fn, args[0], args[1], dtype)
         case "neg":
@@ -272,10 +279,43 @@ def _call(call: Call) -> str:
             return _is_in(call, args[0])
         case "str_slice":
             return _slice(call, args[0])
+        case fn if fn in functions.HOST_TEXT:
+            return _text_function(call, args[0])
+        case "list_len":
+            return f"len({args[0]})"
+        case "list_get":
+            number = int(str(call.params[0]))
+            return f"{args[0]}[{number + 1 if number >= 0 else number}]"
+        case "struct_field":
+            return f"struct_extract({args[0]}, {literal(call.params[0], DType(Kind.STR))})"
         case "cast":
-            return _cast(args[0], type_of(call.args[0]), dtype)
+            return cast(args[0], type_of(call.args[0]), dtype)
         case _:
             raise Untranslatable(f"the function {call.fn}")
+
+
+def _try(call: Call) -> str:
+    """The call in 128 bits, and null where its type does not hold that; TRY would hide its arguments' errors."""
+    (tried,) = call.args
+    assert isinstance(tried, Call)
+    dtype, args = type_of(tried), [sql(arg) for arg in tried.args]
+    if dtype.is_float and tried.fn != "cast":
+        return _call(tried)
+    match tried.fn:
+        case "add" | "sub" | "mul" if dtype.is_decimal:
+            raise Untranslatable("try of decimals: there is no wider one")
+        case "add" | "sub" | "mul":
+            found = f"({args[0]}::HUGEINT {_OPERATORS[tried.fn]} {args[1]}::HUGEINT)"
+        case "floordiv" | "mod":
+            whole = floordiv(args[0], f"nullif({args[1]}, 0)")
+            found = whole if tried.fn == "floordiv" else f"({args[0]}::HUGEINT - {whole} * {args[1]}::HUGEINT)"
+        case "cast" if dtype.kind is Kind.TIME or dtype.form == "fixed":
+            raise Untranslatable("a range of values that DuckDB's type does not have")
+        case "cast":
+            found = cast(args[0], type_of(tried.args[0]), dtype)
+        case _:
+            raise Untranslatable(f"try of {tried.fn}")
+    return f"TRY_CAST({found} AS {sql_type(dtype)})"
 
 
 def _connect(call: Call, args: list[str]) -> str:
@@ -287,19 +327,13 @@ def _connect(call: Call, args: list[str]) -> str:
     return f"({args[0]} {word} {args[1]})"
 
 
-def _floordiv(a: str, b: str) -> str:
-    """Floored quotient of whole numbers; DuckDB's // truncates and its % has the sign of the dividend."""
-    mixed = f"({a}::HUGEINT % {b}::HUGEINT <> 0 AND ({a} < 0) <> ({b} < 0))"
-    return f"({a}::HUGEINT // {b}::HUGEINT - CASE WHEN {mixed} THEN 1 ELSE 0 END)"
-
-
 def _division(fn: str, a: str, b: str, dtype: DType) -> str:
     if dtype.is_float:
         if fn == "floordiv":
             return f"floor({a} / {b})"
-        floored = f"CAST(floor({a} / {b}) AS {_TYPES[dtype.kind]})"
+        floored = f"CAST(floor({a} / {b}) AS {sql_type(dtype)})"
         return f"CASE WHEN {b} = 0 AND {a} IS NOT NULL THEN 'nan'::DOUBLE ELSE {a} - {floored} * {b} END"
-    whole = _floordiv(a, b)
+    whole = floordiv(a, b)
     found = whole if fn == "floordiv" else f"({a}::HUGEINT - {whole} * {b}::HUGEINT)"
     # A null dividend has no value and so cannot fail, whatever the divisor.
     return f"CASE WHEN {a} IS NULL THEN NULL WHEN {b} = 0 THEN error('division by zero') ELSE {found} END"
@@ -309,6 +343,8 @@ def _round(call: Call, x: str) -> str:
     dtype = type_of(call)
     if dtype.kind is Kind.F32:
         raise Untranslatable("round of float32")
+    if dtype.is_decimal:  # with more digits than there are, DuckDB rounds null to 0
+        return f"CASE WHEN {x} IS NOT NULL THEN round({x}, {call.params[0]}) END"
     return f"round({x}, {call.params[0]})" if dtype.is_float else x
 
 
@@ -328,30 +364,20 @@ def _slice(call: Call, x: str) -> str:
     return f"substring({x}, {begin} + 1, greatest(greatest({start} + {length}, 0) - {begin}, 0))"
 
 
-F32_LIMIT = 3.4028235677973366e38  # halfway behind the greatest float32: from here on it rounds to inf
-
-
-def _cast(x: str, source: DType, target: DType) -> str:
-    if source.is_string or target.is_string:
-        if source.is_string != target.is_string and not (source.is_int or source.kind is Kind.BOOL):
-            raise Untranslatable(f"cast from {source!r} to {target!r}")
-        return x
-    if target.kind is Kind.BOOL:
-        return f"({x} <> 0)"
-    if target.kind is Kind.F32 and source.kind is Kind.F64:
-        return f"CASE WHEN isfinite({x}) AND abs({x}) >= {F32_LIMIT!r} THEN sign({x}) * 'inf'::DOUBLE ELSE {x} END"
-    if target.is_float:
-        return x
-    if source.is_float:
-        return f"trunc({x})"
-    times = (Kind.TS, Kind.DATE, Kind.DUR)
-    if source.kind in times and target.kind in times:
-        return _floordiv(f"({x}::HUGEINT * {_ticks_per_day(target)})", str(_ticks_per_day(source)))
-    return x
-
-
-def _ticks_per_day(dtype: DType) -> int:
-    return 1 if dtype.kind is Kind.DATE else 86_400 * UNITS_PER_SECOND[dtype.unit]
+def _text_function(call: Call, x: str) -> str:
+    given = [str(p) if isinstance(p, int) else literal(p, DType(Kind.STR)) for p in call.params]
+    match call.fn:
+        case "str_split_part":
+            return f"split_part({x}, {', '.join(given)})"
+        case "str_replace":
+            return f"replace({x}, {', '.join(given)})"
+        case "str_matches":
+            return f"regexp_matches({x}, {given[0]})"
+        case "str_extract":
+            return f"CASE WHEN regexp_matches({x}, {given[0]}) THEN regexp_extract({x}, {given[0]}, {given[1]}) END"
+    if call.params[0] is None:
+        raise Untranslatable("trim of whitespace: DuckDB's is the space alone")
+    return f"{call.fn.removeprefix('str_').replace('strip', 'trim')}({x}, {given[0]})"
 
 
 _PARTS = {"dt_year": "year", "dt_quarter": "quarter", "dt_month": "month", "dt_day": "day", "dt_weekday": "isodow",
@@ -363,16 +389,16 @@ def _time_part(call: Call, x: str) -> str:
     dtype = type_of(call.args[0])
     if functions.is_host(call):
         raise Untranslatable(f"{call.fn} in the zone {dtype.tz}")
-    per_day = _ticks_per_day(dtype)
+    per_day = ticks_per_day(dtype)
     match call.fn:
         case "dt_truncate":
-            return f"({_floordiv(x, str(call.params[0]))} * {call.params[0]})"
+            return f"({floordiv(x, str(call.params[0]))} * {call.params[0]})"
         case "dt_epoch":
-            return _floordiv(f"({x}::HUGEINT * {86_400 * UNITS_PER_SECOND[str(call.params[0])]})", str(per_day))
+            return floordiv(f"({x}::HUGEINT * {86_400 * UNITS_PER_SECOND[str(call.params[0])]})", str(per_day))
         case "dt_second":
-            return f"({_floordiv(x, str(per_day // 86_400))} - 60 * {_floordiv(x, str(per_day // 1440))})"
+            return f"({floordiv(x, str(per_day // 86_400))} - 60 * {floordiv(x, str(per_day // 1440))})"
     if call.fn in _FRACTIONS:
         second, parts = per_day // 86_400, _FRACTIONS[call.fn]
-        return f"(({x}::HUGEINT - {_floordiv(x, str(second))} * {second}) * {parts} // {second})"
-    microseconds = _floordiv(f"({x}::HUGEINT * {86_400 * 10**6})", str(per_day))
+        return f"(({x}::HUGEINT - {floordiv(x, str(second))} * {second}) * {parts} // {second})"
+    microseconds = floordiv(f"({x}::HUGEINT * {86_400 * 10**6})", str(per_day))
     return f"{_PARTS[call.fn]}(make_timestamp(CAST({microseconds} AS BIGINT)))"

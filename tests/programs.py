@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cache
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 import scalein as si
 from scalein import col, when
 from scalein.column import Column
-from scalein.dtypes import DType, Kind, from_arrow_type
+from scalein.dtypes import DType, Kind, alike, from_arrow_type
 from scalein.flow import Flow
 from scalein.ir.exprs import Lit
 from tests import strategies as data
@@ -41,7 +42,7 @@ def columns_of(schema: pa.Schema, type_: pa.DataType) -> list[Column]:
     """The columns of a schema that have this type; strings of every form are one type."""
     want = from_arrow_type(type_)
     found = [(field.name, from_arrow_type(field.type)) for field in schema]
-    return [col(name) for name, has in found if has == want or (has.is_string and want.is_string)]
+    return [col(name) for name, has in found if alike(has, want)]
 
 
 @cache
@@ -65,6 +66,8 @@ def exprs(schema: pa.Schema, type_: pa.DataType, depth: int = 3) -> st.SearchStr
         made += _conditions(schema, below, depth)
     elif dtype.is_number:
         made += _numbers(below, dtype)
+    elif dtype.is_decimal:
+        made += _decimals(below, type_)
     elif dtype.is_string:
         made += _texts(below)
     elif dtype.kind in (Kind.TS, Kind.DUR):
@@ -114,6 +117,16 @@ def _numbers(below: st.SearchStrategy[Column], dtype: DType) -> list[st.SearchSt
     elif dtype.is_signed:
         made.append(st.builds(lambda f, a: f(a), st.sampled_from(_FLOAT_FUNCTIONS[:2]), below))
     return made
+
+
+def _decimals(below: st.SearchStrategy[Column], type_: pa.DataType) -> list[st.SearchStrategy[Column]]:
+    """Arithmetic whose result is brought back to the type."""
+    return [
+        st.builds(lambda f, a, b: f(a, b).cast(type_), st.sampled_from(_ARITHMETIC[:2]), below, below),
+        st.builds(lambda a, b: (a * b).cast(type_), below, st.sampled_from([2, Decimal("0.5"), Decimal("-1.25")])),
+        st.builds(lambda f, a: f(a), st.sampled_from(_FLOAT_FUNCTIONS[:2]), below),
+        st.builds(lambda a, digits: a.round(digits), below, st.integers(-2, 3)),
+    ]
 
 
 def _texts(below: st.SearchStrategy[Column]) -> list[st.SearchStrategy[Column]]:
@@ -188,9 +201,9 @@ def aggregates_of(name: str, type_: pa.DataType, by: list[str]) -> list[Column]:
     """Every aggregate that a column of this type has; `by` are columns to order by."""
     made = [col(name).count()]
     dtype = from_arrow_type(type_)
-    if dtype.is_number:
+    if dtype.is_number or dtype.is_decimal:
         made += [col(name).mean(), col(name).var(), col(name).std()]
-    if dtype.is_number or dtype.kind in (Kind.BOOL, Kind.DUR):
+    if dtype.is_number or dtype.is_decimal or dtype.kind in (Kind.BOOL, Kind.DUR):
         made += [col(name).sum()]
     if not dtype.is_string:
         made += [col(name).min(), col(name).max(), col(name).first(), col(name).last()]
@@ -229,7 +242,8 @@ def programs(draw: st.DrawFn, schema: pa.Schema, other: pa.Table) -> Program:
     steps: list[tuple[str, Callable[[Flow], Flow]]] = []
     ordered = True
     for number in range(draw(st.integers(0, 3))):
-        kind = draw(st.sampled_from(["filter", "with_columns", "union", "limit"] + ["join"] * ordered))
+        followers = ["limit", "distinct", "sort", "top_k"] if ordered else []  # of the source's order
+        kind = draw(st.sampled_from(["filter", "with_columns", "union"] + followers + ["join"] * ordered))
         if kind == "filter":
             predicate = draw(predicates(schema, 2))
             steps.append((f"filter({predicate!r})", lambda flow, p=predicate: flow.filter(p)))
@@ -238,9 +252,19 @@ def programs(draw: st.DrawFn, schema: pa.Schema, other: pa.Table) -> Program:
             steps.append((f"with n{number}={made!r}", lambda flow, m=made, n=number: flow.with_columns(**{f"n{n}": m})))
         elif kind == "union":
             steps.append(("union itself", lambda flow: flow.union(flow)))
-        elif kind == "limit" and ordered:
+        elif kind == "limit":
             count = draw(st.integers(0, 40))
             steps.append((f"limit({count})", lambda flow, c=count: flow.limit(c)))
+        elif kind == "distinct":
+            by = draw(st.lists(st.sampled_from(schema.names), max_size=2))
+            steps.append((f"distinct({by})", lambda flow, b=by: flow.distinct(*b)))
+        elif kind == "sort":
+            by, way, last = [draw(st.sampled_from(schema.names))], draw(st.booleans()), draw(st.booleans())
+            steps.append((f"sort({by}, {way}, {last})",
+                          lambda flow, b=by, w=way, n=last: flow.sort(*b, descending=w, nulls_last=n)))
+        elif kind == "top_k":
+            by, count = draw(st.lists(st.sampled_from(schema.names), min_size=1, max_size=2)), draw(st.integers(1, 40))
+            steps.append((f"top_k({count}, {by})", lambda flow, b=by, c=count: flow.top_k(c, b)))
         elif kind == "join":
             how = draw(st.sampled_from(["inner", "left", "semi", "anti"]))
             ordered = how in ("semi", "anti")

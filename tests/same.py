@@ -35,7 +35,17 @@ def assert_same(got: pa.Table, want: pa.Table, *, ordered: bool, tolerance: floa
 
 
 def _rows(table: pa.Table) -> list[Row]:
-    return list(zip(*(from_arrow(column) for column in table.columns), strict=True))
+    return list(zip(*([_frozen(value) for value in from_arrow(column)] for column in table.columns), strict=True))
+
+
+def _frozen(value: Any) -> Any:
+    """A value that can be hashed; nested ones are compared as a whole."""
+    match value:
+        case list() | tuple():
+            return tuple(map(_frozen, value))
+        case dict():
+            return tuple((name, _frozen(inner)) for name, inner in value.items())
+    return value
 
 
 def _show(table: pa.Table) -> str:
@@ -58,6 +68,8 @@ def _equal(mine: Any, theirs: Any, near: tuple[float, float]) -> bool:
         if math.isnan(mine) or math.isnan(theirs):
             return math.isnan(mine) and math.isnan(theirs)
         return math.isclose(mine, theirs, rel_tol=near[0], abs_tol=near[1])
+    if isinstance(mine, tuple) and isinstance(theirs, tuple):
+        return len(mine) == len(theirs) and all(_equal(a, b, near) for a, b in zip(mine, theirs, strict=True))
     return type(mine) is type(theirs) and bool(mine == theirs)
 
 
@@ -87,8 +99,14 @@ def _assert_matching(got: list[Row], want: list[Row], near: list[tuple[float, fl
 def _buckets(rows: list[Row]) -> dict[Row, list[Row]]:
     buckets: dict[Row, list[Row]] = defaultdict(list)
     for row in rows:
-        buckets[tuple("float" if isinstance(value, float) else value for value in row)].append(row)
+        buckets[tuple(map(_without_floats, row))].append(row)
     return buckets
+
+
+def _without_floats(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_without_floats, value))
+    return "float" if isinstance(value, float) else value
 
 
 def _sort_key(row: Row) -> list[tuple[bool, float]]:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from scalein.dtypes import UNITS_PER_SECOND, DType, Kind, from_arrow_type
+from scalein.dtypes import DType, Kind, from_arrow_type, ticks_per_day
 from scalein.interp.values import to_arrow
 
 INTS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
@@ -25,9 +25,15 @@ UNITS = ["s", "ms", "us", "ns"]
 NAIVE = [pa.timestamp(unit) for unit in UNITS]
 ZONED = [pa.timestamp("ms", "UTC"), pa.timestamp("us", "Europe/Berlin"), pa.timestamp("ns", "Asia/Kolkata")]
 DURATIONS = [pa.duration(unit) for unit in UNITS]
-TIMES = [*NAIVE, *ZONED, pa.date32(), *DURATIONS]
-ALL = [pa.bool_(), *NUMBERS, *STRINGS, *TIMES]
-FIXED = [pa.bool_(), *NUMBERS, *TIMES]  # everything but text
+CLOCKS = [pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns")]
+TIMES = [*NAIVE, *ZONED, pa.date32(), pa.date64(), *DURATIONS, *CLOCKS]
+DECIMALS = [pa.decimal128(*digits) for digits in ((4, 1), (18, 2), (19, 0), (30, 6), (38, 10))]
+BINARIES = [pa.binary(), pa.large_binary(), pa.binary_view(), pa.binary(3), pa.binary(16)]
+# Dictionaries of anything but text, and narrow decimals: what is decoded when it is read.
+ENCODED = [pa.dictionary(pa.int8(), pa.int64()), pa.dictionary(pa.int32(), pa.timestamp("us")),
+           pa.dictionary(pa.int16(), pa.decimal128(9, 2)), pa.dictionary(pa.uint8(), pa.binary()), pa.decimal64(12, 2)]
+ALL = [pa.bool_(), *NUMBERS, *STRINGS, *TIMES, *DECIMALS, *BINARIES, *ENCODED]
+FIXED = [pa.bool_(), *NUMBERS, *TIMES, *DECIMALS]  # everything but text and binary
 
 _DAYS_PER_CENTURY = 36_524
 _WORDS = ["", "a", "b", "ab", "abc", "view", "click", "Ünïcödé", "straße", "ΑΒΓδ", "日本語", "👩🏽‍🚀", "a\nb", "it's",
@@ -49,18 +55,28 @@ def specials(dtype: DType, *, extreme: bool = True) -> list[Any]:
             return [*plain, float("nan"), float("inf"), float("-inf"), *(odd if extreme else [])]
         case Kind.STR:
             return _WORDS
+        case Kind.BIN if dtype.form == "fixed":
+            words = [bytes(16), b"\xff" * 16, b"abcdefghijklmnop", b"ab\0" * 6, b"\0" * 15 + b"\1"]
+            return [word[: dtype.width] for word in words]
+        case Kind.BIN:
+            return [word.encode() for word in _WORDS] + [b"\0", b"\xff\xfe", b"\0" * 20, b"a\0", b"\x80" * 12]
     low, high = dtype.int_range()
     if dtype.is_int:
         usual = [0, 1, 2, 3, 7, 10, 100, -1, -2, -7, -100]
         ends = [low, low + 1, high, high - 1, high // 2] if extreme else []
         return [value for value in [*usual, *ends] if low <= value <= high]
+    if dtype.is_decimal:
+        usual = [0, 1, -1, 5, -5, 10, 15, -15, 49, 50, 51, -50, 99, 100, 101, -101, 12_345]
+        ends = [low, low + 1, high, high - 1, high // 2, -(high // 10) - 1, 2**63, -(2**63), 2**64] if extreme else []
+        return [value for value in [*usual, *ends] if low <= value <= high]
     day = ticks_per_day(dtype)
+    if dtype.kind is Kind.TIME:
+        return [0, 1, 2, day - 1, day - 2, day // 2, day // 2 + 1, day // 24, day // 86_400 - 1]
+    if dtype.kind is Kind.DATE64:
+        ends = [-(2**31) * day, (2**31 - 1) * day, 2**31 * day] if extreme else []
+        return [*(number * day for number in (0, 1, -1, 11_016, 19_782, -25_509)), *ends]
     usual = [0, 1, -1, day, -day, day - 1, -day - 1, 11_016 * day, 11_016 * day + day // 2, -25_509 * day + 1]
     return [*usual, low, high, low + 1, high - 1] if extreme else usual
-
-
-def ticks_per_day(dtype: DType) -> int:
-    return 1 if dtype.kind is Kind.DATE else 86_400 * UNITS_PER_SECOND[dtype.unit]
 
 
 def plain_value(dtype: DType, number: int) -> Any:
@@ -70,6 +86,14 @@ def plain_value(dtype: DType, number: int) -> Any:
             return number % 2 == 1
         case Kind.F64 | Kind.F32:
             return number / 4
+        case Kind.BIN:
+            if dtype.form == "fixed":
+                return number.to_bytes(4, "little", signed=True).ljust(16, b".")[: dtype.width]
+            return f"{'key' if number % 3 else 'a longer key than twelve bytes '}{number}".encode()
+        case Kind.DATE64:
+            return number * ticks_per_day(dtype)
+        case Kind.TIME:
+            return abs(number) * (ticks_per_day(dtype) // 86_400) % ticks_per_day(dtype)
         case Kind.STR:
             return f"{'key' if number % 3 else 'a longer key than twelve bytes '}{number}"
     if dtype.kind in (Kind.TS, Kind.DUR, Kind.DATE):
@@ -118,8 +142,10 @@ def array_of(items: list[Any], type_: pa.DataType) -> pa.Array:
         words: list[Any] = list(dict.fromkeys(item for item in items if item is not None))[:100]
         codes = {word: code for code, word in enumerate(words)}
         indices = pa.array([codes.get(item) for item in items], type_.index_type)
-        return pa.DictionaryArray.from_arrays(indices, pa.array(words, type_.value_type))
-    return to_arrow(items, dtype)
+        values = pa.array(words, type_.value_type) if dtype.is_string else to_arrow(words, dtype)
+        return pa.DictionaryArray.from_arrays(indices, values)
+    made = to_arrow(items, dtype)
+    return made if made.type == type_ else made.cast(type_)
 
 
 @st.composite

@@ -28,6 +28,7 @@ from tests.same import assert_same
 TABLE = pa.table({
     "x": [5, -3, None, 8], "y": [2, 3, 4, 1], "f": [0.5, 4.0, None, 2.25], "s": ["abc", None, "Bé", "a longer text"],
     "b": [True, False, None, True], "t": pa.array([0, 10**15, None, -(10**14)], pa.timestamp("us")),
+    "tags": [["a"], None, [], ["b", "c"]], "at": [{"u": 1}, None, {"u": None}, {"u": 4}],
     "z": pa.array([0, 10**12, None, 5], pa.timestamp("ms", "Europe/Berlin")),
 })  # fmt: skip
 FLOW = si.from_arrow(TABLE)
@@ -38,6 +39,9 @@ OPS: dict[type, Flow] = {
     ops.Filter: FLOW.filter(col("x") > 0),
     ops.Project: FLOW.select("s", v=col("x") + 1),
     ops.Limit: FLOW.limit(2),
+    ops.Explode: FLOW.explode("tags"),
+    ops.Distinct: FLOW.union(FLOW).distinct("b", "x"),
+    ops.Sort: FLOW.sort("f", col("x") % 3, descending=[True, False]),
     ops.Union: FLOW.union(FLOW),
     ops.MapBatches: FLOW.map_batches(lambda batch: batch.slice(1), TABLE.schema),
     ops.Join: FLOW.join(OTHER, on="y"),
@@ -45,7 +49,7 @@ OPS: dict[type, Flow] = {
     ops.Watermark: FLOW.with_watermark("t", "5s"),
 }
 
-x, y, f, s, b, t = (col(name) for name in "xyfsbt")
+x, y, f, s, b, t, tags, at = (col(name) for name in (*"xyfsbt", "tags", "at"))
 
 
 @si.udf
@@ -62,9 +66,14 @@ EXAMPLES: dict[str, Column] = {
     "sqrt": f.sqrt(), "exp": f.exp(), "log": f.log(), "eq": x == y, "ne": x != y, "lt": x < y, "le": x <= y,
     "gt": x > y, "ge": x >= y, "and": b & (x > 0), "or": b | (x > 0), "not": ~b, "is_null": x.is_null(),
     "is_not_null": x.is_not_null(), "is_nan": f.is_nan(), "fill_null": x.fill_null(y), "is_in": x.is_in([5, 7]),
+    "hash": s.hash(), "try": x.try_mul(2**62), "try_divide": f.try_divide(x + 3),
     "if_else": when(b).then(x).otherwise(y), "cast": x.cast(pa.float64()), "str_len": s.str.len(),
     "str_slice": s.str.slice(1, 2), "starts_with": s.str.starts_with("a"), "ends_with": s.str.ends_with("c"),
     "contains": s.str.contains("b"), "lower": s.str.lower(), "upper": s.str.upper(),
+    "str_strip": s.str.strip("a"), "str_lstrip": s.str.lstrip(), "str_rstrip": s.str.rstrip("t"),
+    "str_split_part": s.str.split_part(" ", 2), "str_extract": s.str.extract("(.)e"),
+    "str_matches": s.str.matches("b?c"), "str_replace": s.str.replace("a", "bb"),
+    "list_len": tags.list.len(), "list_get": tags.list.get(-1), "struct_field": at.struct.field("u"),
     "dt_truncate": t.dt.truncate("1h"), "dt_epoch": t.dt.epoch("s"),
     **{f"dt_{part}": getattr(t.dt, part)() for part in (
         "year", "quarter", "month", "day", "weekday", "ordinal_day", "hour", "minute", "second", "millisecond",
@@ -75,6 +84,8 @@ AGGS: dict[str, Column] = {
     "count": si.count(), "count_valid": x.count(),
     **{fn: getattr(x, fn)() for fn in ("sum", "mean", "min", "max", "var", "std", "first", "last")},
     **{fn: getattr(x, fn)("f") for fn in ("arg_min", "arg_max")},
+    "n_unique": s.n_unique(), "quantile": f.quantile(0.7), "collect": s.collect(), "top_k": s.top_k(2, by="x"),
+    "approx_n_unique": s.approx_n_unique(), "approx_quantile": f.approx_quantile(0.7),
 }  # fmt: skip
 
 
@@ -129,8 +140,9 @@ def test_every_aggregate_is_placed(fn: str, keys: tuple[str, ...]) -> None:
 
 
 # How a test writes what has another name in the IR.
-SPELLED = {"if_else": "when(", "str_len": "str.len", "str_slice": "str.slice", "divisible": "% ", "neg": "-a",
-           "count_valid": "count()", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "and": "&",
+SPELLED = {"if_else": "when(", "try": "try_cast", "str_len": "str.len", "str_slice": "str.slice",
+           "divisible": "% ", "neg": "-a", "count_valid": "count()",
+           "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "and": "&",
            "or": "|", "not": "~", "add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//",
            "mod": "%"}  # fmt: skip
 
@@ -139,14 +151,19 @@ def test_everything_has_a_differential_test() -> None:
     folder = Path(__file__).parent
     files = [*(folder / "differential").glob("test_*.py"), folder / "programs.py"]
     text = "\n".join(file.read_text(encoding="utf-8") for file in files)
-    names = [SPELLED.get(name, name.removeprefix("dt_")) for name in (*FUNCTIONS, *AGGREGATES)]
+    names = [SPELLED.get(name, re.sub("^(dt|str|list|struct)_", "", name)) for name in (*FUNCTIONS, *AGGREGATES)]
     names += [
         "filter(",
         "select(",
         "with_columns(",
         "limit(",
+        "distinct(",
+        "sort(",
+        "top_k(",
+        "bottom_k(",
         "union(",
         "map_batches(",
+        "explode(",
         "join(",
         "group_by(",
         "tumbling",

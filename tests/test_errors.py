@@ -52,6 +52,8 @@ def collect(given: si.Flow, data: object = None) -> pa.Table:
     return given.collect(data, engine="interp")
 
 
+NESTED = si.from_arrow(pa.table({"x": [1], "tags": [["a"]], "at": [{"lat": 1.0, "lon": 2.0}], "nothing": pa.nulls(1)}))
+
 # What the user wrote -> it raises. The text is the key because it heads the entry in the golden file.
 CASES: dict[str, list[tuple[str, Callable[[], object]]]] = {
     "names": [
@@ -186,9 +188,11 @@ CASES: dict[str, list[tuple[str, Callable[[], object]]]] = {
         ('flow.group_by().agg(col("kind").sum())', lambda: flow.group_by().agg(col("kind").sum())),
         ('flow.group_by().agg(col("event_time").sum())', lambda: flow.group_by().agg(col("event_time").sum())),
         ('flow.group_by().agg(col("took").mean())', lambda: flow.group_by().agg(col("took").mean())),
-        ('flow.group_by().agg(col("kind").max())', lambda: flow.group_by().agg(col("kind").max())),
-        ('flow.group_by().agg(col("price").arg_max("kind"))',
-         lambda: flow.group_by().agg(col("price").arg_max("kind"))),
+        ('flow.group_by().agg(col("kind").quantile(0.5))', lambda: flow.group_by().agg(col("kind").quantile(0.5))),
+        ('col("price").quantile(95)', lambda: col("price").quantile(95)),
+        ('col("price").top_k(0, by="price")', lambda: col("price").top_k(0, by="price")),
+        ('flow.group_by().agg(col("price").top_k(2, by="kind"))',
+         lambda: flow.group_by().agg(col("price").top_k(2, by="kind"))),
         ('col("price").arg_max(5)', lambda: col("price").arg_max(5)),
     ],
     "windows and durations": [
@@ -259,7 +263,8 @@ CASES: dict[str, list[tuple[str, Callable[[], object]]]] = {
         ("si.from_arrow(flow)", lambda: si.from_arrow(flow)),
         ("si.from_arrow(an array)", lambda: si.from_arrow(pa.array([1, 2]))),
         ("si.from_arrow(no columns)", lambda: si.from_arrow(pa.table({}))),
-        ("si.from_arrow(a column of lists)", lambda: si.from_arrow(pa.table({"x": [1], "tags": [["a"]]}))),
+        ("si.from_arrow(a column of half floats)",
+         lambda: si.from_arrow(pa.table({"x": [1], "half": pa.array([None], pa.float16())}))),
         ("si.from_arrow(nulls that the schema rules out)",
          lambda: si.from_arrow(pa.table([[1, None]], schema=pa.schema([pa.field("x", pa.int64(), False)])))),
         ("si.from_batches([])", lambda: si.from_batches([])),
@@ -303,6 +308,30 @@ CASES: dict[str, list[tuple[str, Callable[[], object]]]] = {
         ("map_batches that forgets a column",
          lambda: ROWS.map_batches(lambda batch: batch.select(["x"]), ROWS.schema).collect()),
         ('flow.collect(cpu="z80")', lambda: flow.select(x=col("ad_id") + 1).collect(cpu="z80")),
+    ],
+    "text, lists and structs": [
+        ('col("kind").str.matches("a(")', lambda: col("kind").str.matches("a(")),
+        ('col("kind").str.extract("(?<=a)b")', lambda: col("kind").str.extract("(?<=a)b")),
+        ('col("kind").str.extract("a+")', lambda: col("kind").str.extract("a+")),
+        ('col("kind").str.split_part("-", 0)', lambda: col("kind").str.split_part("-", 0)),
+        ('col("kind").str.replace("", "a")', lambda: col("kind").str.replace("", "a")),
+        ('flow.select(col("price").str.strip())', lambda: flow.select(col("price").str.strip())),
+        ('nested.filter(col("tags") == "a")', lambda: NESTED.filter(col("tags") == "a")),
+        ('nested.select(col("tags").str.len())', lambda: NESTED.select(col("tags").str.len())),
+        ('nested.group_by("tags").agg(si.count())', lambda: NESTED.group_by("tags").agg(si.count())),
+        ('nested.group_by("x").agg(col("tags").max())', lambda: NESTED.group_by("x").agg(col("tags").max())),
+        ('nested.join(nested, on="at")', lambda: NESTED.join(NESTED, on="at")),
+        ('nested.select(col("at").struct.field("lt"))', lambda: NESTED.select(col("at").struct.field("lt"))),
+        ('nested.select(col("tags").struct.field("lat"))', lambda: NESTED.select(col("tags").struct.field("lat"))),
+        ('nested.select(col("at").list.len())', lambda: NESTED.select(col("at").list.len())),
+        ('nested.select(col("tags").list.get(1.5))', lambda: NESTED.select(col("tags").list.get(1.5))),  # type: ignore[arg-type]
+        ('nested.select(col("nothing") + 1)', lambda: NESTED.select(col("nothing") + 1)),
+        ('nested.explode("x")', lambda: NESTED.explode("x")),
+        ('nested.explode("at")', lambda: NESTED.explode("at")),
+        ('nested.explode("tag")', lambda: NESTED.explode("tag")),
+        ('flow.select(col("kind").try_mul(2))', lambda: flow.select(col("kind").try_mul(2))),
+        ('rows.select((col("x") * (2**63 - 1)).try_add(1))',
+         lambda: ROWS.select(x=(col("x") * (2**63 - 1)).try_add(1)).collect()),
     ],
 }  # fmt: skip
 

@@ -13,7 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "scalein"
 
-BASE = ("errors", "dtypes", "layout", "options", "durations")  # durations: plain values that ir types literals by
+# durations: plain values that ir types literals by; hashing: what a value's hash is, for all engines
+BASE = ("errors", "dtypes", "layout", "options", "durations", "hashing")
 ANYTHING = ("",)
 
 # Package or module -> what it may import besides itself and BASE. The longest matching name decides.
@@ -34,8 +35,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "__init__": ANYTHING,
 }
 # What the user meets: may import one another, and the engine only inside of functions that run it.
-FACE = ("ir", "connectors", "column", "namespaces", "aggregates", "windows", "binding", "flow",
-        "groups", "choices", "combine", "naming", "graph", "udf", "sql")  # fmt: skip
+FACE = ("ir", "connectors", "column", "attempts", "namespaces", "aggregates", "windows", "binding", "flow",
+        "groups", "choices", "combine", "ordering", "naming", "nesting", "graph", "udf", "sql")  # fmt: skip
 ENGINE = ("compiler", "interp", "runtime", "spark", "model")
 MAY_IMPORT |= {name: FACE for name in FACE if name not in ("ir", "connectors")}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ PYTHON_BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, flags=re.DOTALL | 
 
 
 @pytest.mark.parametrize("source", PYTHON_BLOCKS, ids=lambda source: source.splitlines()[0])
-def test_python_blocks_run(source: str, capsys: pytest.CaptureFixture[str]) -> None:
-    exec(compile(source, "README.md", "exec"), {"__name__": "readme"})
+def test_python_blocks_run(source: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    script = tmp_path / "readme.py"  # a file of its own: a udf's source is looked up
+    script.write_text(source, encoding="utf-8")
+    runpy.run_path(str(script))
     assert capsys.readouterr().out
 
 

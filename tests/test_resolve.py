@@ -236,7 +236,7 @@ def test_calendars_of_zones_are_left_to_the_host() -> None:
 
 
 def test_every_function_has_a_rule() -> None:
-    assert set(RULES) | {"if_else", "divisible"} == set(FUNCTIONS)
+    assert set(RULES) | {"if_else", "divisible", "try"} == set(FUNCTIONS)
     assert set(AGGREGATES) >= {"count", "sum", "mean"}
 
 

@@ -1,4 +1,5 @@
-"""Batches that Python already has: tables, frames, readers, iterators. Nothing is copied.
+"""Batches that Python already has: tables, frames, readers, iterators. Nothing is copied but dictionaries of
+anything else than text, which are decoded, and decimals of 32 and 64 bits, which are widened.
 
 `Batches` checks each batch against the schema as it is read, so that a run meets nothing it was not compiled for.
 Data that is wholly in memory is a `table` and can be read any number of times; a reader or generator gives its
@@ -9,13 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
 
 import pyarrow as pa
 
+from scalein.dtypes import Data, as_plain, plain_arrow
 from scalein.errors import BadArgument, BadData, BadName, ScaleinError, SourceLoc
-
-Data = TypeVar("Data", pa.Table, pa.RecordBatch)
 
 _NO_ARROW = "give a pyarrow Table, RecordBatch or reader, or anything with __arrow_c_stream__ (pandas, polars, DuckDB)"
 
@@ -68,11 +67,12 @@ def checked(item: object, schema: pa.Schema, number: int, at: SourceLoc) -> pa.R
         hint = "use .to_batches() of a table" if isinstance(item, pa.Table) else None
         raise BadData(f"batch {number} of the input is no pyarrow.RecordBatch", at=at, found=type(item).__name__,
                       hint=hint)
-    if item.schema is not schema and (item.schema.names != schema.names or item.schema.types != schema.types):
-        raise BadData(f"batch {number} of the input has another schema", at=at, found=_show(item.schema),
+    batch: pa.RecordBatch = as_plain(item)
+    if batch.schema is not schema and (batch.schema.names != schema.names or batch.schema.types != schema.types):
+        raise BadData(f"batch {number} of the input has another schema", at=at, found=_show(batch.schema),
                       wanted=_show(schema), hint="cast the batches to one schema before handing them over")
-    _check_nulls(item, schema, f"batch {number} of the input", at)
-    return item
+    _check_nulls(batch, schema, f"batch {number} of the input", at)
+    return batch
 
 
 def _check_nulls(data: pa.RecordBatch | pa.Table, schema: pa.Schema, what: str, at: SourceLoc) -> None:
@@ -88,7 +88,7 @@ def _show(schema: pa.Schema) -> str:
 
 
 def bare(schema: pa.Schema, at: SourceLoc) -> pa.Schema:
-    """The schema without metadata, after a check that its names are usable."""
+    """The schema in the types it is read as, without metadata, after a check that its names are usable."""
     names = schema.names
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -96,12 +96,12 @@ def bare(schema: pa.Schema, at: SourceLoc) -> pa.Schema:
                       hint="rename them, so that a name means one column")
     if not names:
         raise BadData("the input has no columns", at=at)
-    return pa.schema([pa.field(field.name, field.type, field.nullable) for field in schema])
+    return pa.schema([pa.field(field.name, plain_arrow(field.type), field.nullable) for field in schema])
 
 
 def of_table(table: pa.Table, at: SourceLoc) -> Batches:
     """A table in memory."""
-    schema = bare(table.schema, at)
+    schema, table = bare(table.schema, at), as_plain(table)
     _check_nulls(table, schema, "the input", at)
     return Batches(schema, at, table=pa.Table.from_arrays(table.columns, schema=schema))
 
@@ -194,7 +194,7 @@ def of_batches(batches: object, schema: pa.Schema | None, at: SourceLoc) -> Batc
 def conform(data: Batches, schema: pa.Schema, at: SourceLoc) -> Batches:
     """The data in the columns, order and types of `schema`; extra columns are left out.
 
-    Text may come in any Arrow form: dictionaries, large strings and views are converted to the form asked for.
+    Text and binary may come in any Arrow form: dictionaries, large ones and views are converted to the form asked for.
     """
     for field in schema:
         position = data.schema.get_field_index(field.name)
@@ -202,7 +202,9 @@ def conform(data: Batches, schema: pa.Schema, at: SourceLoc) -> Batches:
             raise BadData(f"the data has no column {field.name!r}, which the flow's schema names", at=at,
                           has=_show(data.schema), wanted=_show(schema))
         found = data.schema.field(position).type
-        if found != field.type and not (_is_text(found) and _is_text(field.type)):
+        if found != field.type and not (_is_text(found) and _is_text(field.type)) and not (
+            found in _BINARIES and field.type in _BINARIES
+        ):
             raise BadData(f"column {field.name!r} of the data is {found}, but the flow's schema says {field.type}",
                           at=at, hint="cast the column, or make the flow for the data's schema")
     if data.table is not None:
@@ -214,6 +216,9 @@ def _reshaped(data: Data, schema: pa.Schema) -> Data:
     columns = [data.column(field.name) for field in schema]
     shaped = [old if old.type == new.type else old.cast(new.type) for old, new in zip(columns, schema, strict=True)]
     return type(data).from_arrays(shaped, schema=schema)
+
+
+_BINARIES = (pa.binary(), pa.large_binary(), pa.binary_view())
 
 
 def _is_text(arrow: pa.DataType) -> bool:

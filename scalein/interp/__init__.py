@@ -6,7 +6,9 @@ functions of one row (`scalars.py`), so that nothing hides behind a library whos
 
     values.py      Arrow <-> plain values; when two values are equal, which comes first
     scalars.py     each function on the values of one row
-    hosts.py       the functions whose meaning is pyarrow's: case, parsing, formatting, time zones
+    hosts.py       the functions whose meaning is pyarrow's: parsing, formatting, time zones, and what follows
+    texts.py         case, whitespace, parts and regular expressions
+    lists.py         lists of every layout; taking.py: rows by number, of every type
     exprs.py       expressions over columns; which rows an expression may fail in
     aggregates.py  each aggregate on the values of one group
     relations.py   each op on whole inputs

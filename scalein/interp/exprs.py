@@ -14,11 +14,12 @@ import pyarrow as pa
 
 from scalein.dtypes import DType
 from scalein.errors import ComputeError
+from scalein.hashing import hash_value
 from scalein.interp import hosts, udfs
 from scalein.interp.scalars import NoValue, scalar
 from scalein.interp.values import Values, from_arrow, to_arrow
 from scalein.ir.exprs import Call, Col, Expr, Lit, columns, type_of
-from scalein.ir.functions import is_host
+from scalein.ir.functions import fallible, is_host
 from scalein.ir.printer import show_expr
 from scalein.ir.udf import AnyUdf
 
@@ -30,7 +31,14 @@ def evaluate(expr: Expr, batch: pa.RecordBatch | pa.Table) -> pa.Array:
     # What pyarrow means stays in Arrow from the column to the result: this path runs in compiled flows too.
     if isinstance(expr, Col):
         return _as_type(batch.column(expr.name), type_of(expr))
+    if isinstance(expr, Call) and expr.fn == "try" and is_host(expr):
+        (tried,) = expr.args
+        assert isinstance(tried, Call)
+        return hosts.attempt(tried, [evaluate(arg, batch) for arg in tried.args])
     if isinstance(expr, Call) and is_host(expr) and expr.fn != "udf":
+        words = _dictionary(expr, batch)
+        if words is not None:  # once for each word, not for each row
+            return _apply(expr, [_as_type(words.dictionary, type_of(expr.args[0]))]).take(words.indices)
         return _apply(expr, [evaluate(arg, batch) for arg in expr.args])
     read = {name: from_arrow(batch.column(name)) for name in columns(expr)}
     return to_arrow(compute(expr, read, [True] * batch.num_rows), type_of(expr))
@@ -47,6 +55,8 @@ def compute(expr: Expr, read: Mapping[str, Values], live: Live) -> Values:
             return _connect(expr, read, live)
         case Call(fn="if_else"):
             return _choose(expr, read, live)
+        case Call(fn="try", args=(Call() as tried,)):
+            return _try(tried, read, live)
     args = [compute(arg, read, live) for arg in expr.args]
     match expr.fn:
         case "is_null":
@@ -57,6 +67,8 @@ def compute(expr: Expr, read: Mapping[str, Values], live: Live) -> Values:
             return _row_by_row(lambda a, b: b if a is None else a, args, live)
         case "udf":
             return _call_udf(expr, args, live)
+        case "hash":
+            return _row_by_row(lambda a: hash_value(a, type_of(expr.args[0])), args, live)
     if is_host(expr):
         arrays = [to_arrow(values, type_of(arg)) for values, arg in zip(args, expr.args, strict=True)]
         return from_arrow(_apply(expr, arrays))
@@ -65,6 +77,23 @@ def compute(expr: Expr, read: Mapping[str, Values], live: Live) -> Values:
         return _row_by_row(lambda *row: None if None in row else strict(*row), args, live)
     except NoValue as error:
         raise _failure(error, expr) from None
+
+
+def _try(tried: Call, read: Mapping[str, Values], live: Live) -> Values:
+    """A call's value in each live row, null where that call has none; its arguments fail as ever."""
+    args = [compute(arg, read, live) for arg in tried.args]
+    if is_host(tried):
+        arrays = [to_arrow(values, type_of(arg)) for values, arg in zip(args, tried.args, strict=True)]
+        return from_arrow(hosts.attempt(tried, arrays))
+    strict = scalar(tried)
+
+    def attempt(*row: Any) -> Any:
+        try:
+            return None if None in row else strict(*row)
+        except NoValue:
+            return None
+
+    return _row_by_row(attempt, args, live)
 
 
 def _call_udf(expr: Call, args: Sequence[Values], live: Live) -> Values:
@@ -113,8 +142,22 @@ def _failure(error: NoValue, call: Call) -> ComputeError:
     return ComputeError(f"{error} in {show_expr(call)}", at=call.at, type=type_of(call), found=cause)
 
 
+def _dictionary(call: Call, batch: pa.RecordBatch | pa.Table) -> pa.DictionaryArray | None:
+    """The column that a call of one column reads, if it is a dictionary of no more words than rows.
+
+    A word that no row has must not fail.
+    """
+    if fallible(call) or not isinstance(call.args[0], Col):
+        return None
+    column = batch.column(call.args[0].name)
+    is_coded = isinstance(column, pa.DictionaryArray) and type_of(call.args[0]).is_string
+    return column if is_coded and len(column.dictionary) <= len(column) else None
+
+
 def _as_type(column: pa.Array | pa.ChunkedArray, dtype: DType) -> pa.Array:
     """The column as one plain array of the type; a dictionary is decoded."""
     if column.type == dtype.arrow:
         return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if pa.types.is_dictionary(column.type) and dtype.is_string:
+        return _as_type(column.cast(dtype.arrow), dtype)
     return to_arrow(from_arrow(column), dtype)

@@ -8,13 +8,28 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from scalein.dtypes import Schema
+from scalein.dtypes import Schema, as_plain
 from scalein.errors import BadData, ComputeError
 from scalein.interp.aggregates import aggregate
 from scalein.interp.exprs import compute
-from scalein.interp.values import Values, from_arrow, group_key, to_arrow
+from scalein.interp.values import Values, from_arrow, group_key, order_key, to_arrow
 from scalein.ir.exprs import Expr, type_of
-from scalein.ir.ops import Aggregate, Filter, Join, Limit, MapBatches, Op, Project, Source, Union, Watermark, Window
+from scalein.ir.ops import (
+    Aggregate,
+    Distinct,
+    Explode,
+    Filter,
+    Join,
+    Limit,
+    MapBatches,
+    Op,
+    Project,
+    Sort,
+    Source,
+    Union,
+    Watermark,
+    Window,
+)
 from scalein.ir.printer import show_expr
 
 
@@ -65,10 +80,21 @@ def _rows(op: Op) -> Rows:
         case Limit():
             rows = _rows(op.input)
             return rows.at(range(min(op.count, rows.count)))
+        case Distinct():
+            return _distinct(op)
+        case Sort():
+            return _sort(op)
         case Union():
             return _union(op)
         case MapBatches():
             return _map_batches(op)
+        case Explode():
+            rows = _rows(op.input)
+            lists = [values or [] for values in rows.columns[op.column]]
+            repeated = rows.at([i for i, values in enumerate(lists) for _ in values])
+            element = op.schema[op.column].dtype
+            elements = from_arrow(pa.array([value for values in lists for value in values], element.arrow))
+            return Rows({**repeated.columns, op.column: elements}, repeated.count)
         case Join():
             return _join(op)
         case Aggregate():
@@ -90,6 +116,26 @@ def _read(op: Source) -> Rows:
     return Rows(columns, count)
 
 
+def _distinct(op: Distinct) -> Rows:
+    rows = _rows(op.input)
+    firsts: dict[tuple[Any, ...], int] = {}
+    for i in range(rows.count):
+        firsts.setdefault(group_key([rows.columns[name][i] for name in op.keys]), i)
+    return rows.at(list(firsts.values()))
+
+
+def _sort(op: Sort) -> Rows:
+    """By the last key first: each sort is stable, so it keeps the order of those before it among equals."""
+    rows = _rows(op.input)
+    places = list(range(rows.count))
+    for by in reversed(op.by):
+        values = rows.compute(by.expr)
+        nulls, known = [i for i in places if values[i] is None], [i for i in places if values[i] is not None]
+        known.sort(key=lambda i, values=values: order_key(values[i]), reverse=by.descending)  # type: ignore[misc]
+        places = known + nulls if op.nulls_last else nulls + known
+    return rows.at(places[: op.count])
+
+
 def _union(op: Union) -> Rows:
     parts = [_rows(part) for part in op.inputs]
     columns = {name: [value for part in parts for value in part.columns[name]] for name in op.schema.names}
@@ -101,6 +147,7 @@ def _map_batches(op: MapBatches) -> Rows:
     count = 0
     for batch in run(op.input).to_batches():
         made = op.fn(batch)
+        made = as_plain(made) if isinstance(made, pa.RecordBatch) else made
         if not isinstance(made, pa.RecordBatch) or _columns(made.schema) != _columns(op.arrow):
             raise BadData("the function of map_batches gave something else than it said", at=op.at,
                           said=_columns(op.arrow), found=_columns(getattr(made, "schema", [])) or type(made).__name__)

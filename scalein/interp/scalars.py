@@ -14,9 +14,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scalein.dtypes import UNITS_PER_SECOND, DType, Kind
+from scalein.dtypes import TIMES, UNITS_PER_SECOND, DType, Kind, ticks_per_day
 from scalein.errors import InternalError
 from scalein.interp.values import order_key, rounded
+from scalein.ir import decimals
 from scalein.ir.exprs import Call, type_of
 
 Scalar = Callable[..., Any]
@@ -42,6 +43,8 @@ def scalar(call: Call) -> Scalar:
     match call.fn:
         case "not":
             return lambda a: not a
+        case "try_divide":
+            return lambda a, b: rounded(a / b, type_of(call)) if b != 0 else None
         case "is_nan":
             return lambda a: math.isnan(a)
         case "cast":
@@ -167,6 +170,9 @@ _MATH = {*_LIBM, "floor", "ceil", "round"}
 
 def _math(call: Call) -> Scalar:
     dtype = type_of(call)
+    if dtype.is_decimal:
+        digits = int(str(call.params[0]))
+        return lambda a: in_range(decimals.rounded(a, dtype, digits), dtype)
     if not dtype.is_float:  # round, floor and ceil of whole numbers
         return lambda a: a
     if call.fn in _LIBM:
@@ -222,9 +228,11 @@ def _str_slice(call: Call) -> Scalar:
 
 
 def _cast(source: DType, target: DType) -> Scalar:
-    """Between bools, numbers and times; text is in `hosts.py`, except from one form to another."""
-    if source.is_string:
-        return lambda a: a
+    """Between bools, numbers and times; text is in `hosts.py`, except from one form to another and to its bytes."""
+    if source.is_bytes:
+        return _cast_bytes(target)
+    if source.is_decimal or target.is_decimal:
+        return _cast_decimal(source, target)
     if target.kind is Kind.BOOL:
         return lambda a: a != 0
     if target.is_float:
@@ -232,8 +240,55 @@ def _cast(source: DType, target: DType) -> Scalar:
         return lambda a: pa.scalar(a, source.arrow).cast(target.arrow, safe=False).as_py()
     if source.is_float:
         return lambda a: in_range(_truncated(a), target)
+    if target.kind is Kind.TIME or source.kind is Kind.TIME:
+        return _cast_clock(source, target)
     num, den = _ratio(source, target)
+    if target.kind is Kind.DATE64 and source.kind in TIMES:
+        day = ticks_per_day(target)
+        return lambda a: in_range(int(a) * num // den // day * day, target)
     return lambda a: in_range(int(a) * num // den, target)
+
+
+def _cast_bytes(target: DType) -> Scalar:
+    def cast(a: Any) -> Any:
+        found = a.encode() if isinstance(a, str) and target.kind is Kind.BIN else a
+        if target.form == "fixed" and len(found) != target.width:
+            raise NoValue("impossible cast")
+        return found
+
+    return cast
+
+
+def _cast_decimal(source: DType, target: DType) -> Scalar:
+    """A lower scale rounds half away from zero, a whole number is cut towards zero."""
+    if target.is_float:
+        return lambda a: rounded(decimals.to_float(a, source.scale), target)
+    if source.is_float:
+        return lambda a: in_range(_from_float(a, target.scale), target)
+    if target.is_decimal:
+        return lambda a: in_range(decimals.rescaled(a, source.scale, target.scale), target)
+    return lambda a: in_range(decimals.truncated(a, source.scale), target)
+
+
+def _from_float(a: float, scale: int) -> int:
+    found = decimals.from_float(a, scale)
+    if found is None:
+        raise NoValue("impossible cast of nan or inf")
+    return found
+
+
+def _cast_clock(source: DType, target: DType) -> Scalar:
+    """Times of the day: in another unit, of a timestamp, from and to their integers."""
+    if source.kind not in TIMES:
+        return lambda a: a if 0 <= a < ticks_per_day(target) else _raise("impossible cast")
+    if target.kind is not Kind.TIME:
+        return lambda a: in_range(a, target)
+    day, num = ticks_per_day(source), ticks_per_day(target)
+    return lambda a: a % day * num // day
+
+
+def _raise(what: str) -> Any:
+    raise NoValue(what)
 
 
 def _truncated(a: float) -> int:
@@ -244,17 +299,9 @@ def _truncated(a: float) -> int:
 
 def _ratio(source: DType, target: DType) -> tuple[int, int]:
     """Units of `target` in a unit of `source`; 1 where one of them is a plain number."""
-    if target.kind in _TIMES and source.kind in _TIMES:
+    if target.kind in TIMES and source.kind in TIMES:
         return ticks_per_day(target), ticks_per_day(source)
     return 1, 1
-
-
-_TIMES = (Kind.TS, Kind.DATE, Kind.DUR)
-
-
-def ticks_per_day(dtype: DType) -> int:
-    """Units of a time type in a day."""
-    return 1 if dtype.kind is Kind.DATE else SECONDS_PER_DAY * UNITS_PER_SECOND[dtype.unit]
 
 
 # --- time ---------------------------------------------------------------------------------------

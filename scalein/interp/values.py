@@ -1,7 +1,7 @@
 """Arrow arrays as lists of plain values, and the order and equality of those values.
 
-A value is a bool, an int (also for timestamps, dates and durations), a float, a str, or None for
-null. A float32 is held as the float that equals it.
+A value is a bool, an int (also for times of every kind, and for the digits of a decimal), a float, a str, bytes, or
+None for null. A float32 is held as the float that equals it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from scalein.dtypes import DType, Kind
+from scalein.dtypes import TIMES, DType, Kind
 
 Values = list[Any]
 
@@ -23,24 +23,35 @@ def from_arrow(array: pa.Array | pa.ChunkedArray) -> Values:
     if isinstance(array, pa.ChunkedArray):
         return [value for chunk in array.chunks for value in from_arrow(chunk)]
     if pa.types.is_dictionary(array.type):
-        words = array.dictionary.to_pylist()
+        words = from_arrow(array.dictionary)
         return [None if code is None else words[code] for code in array.indices.to_pylist()]
-    if pa.types.is_timestamp(array.type) or pa.types.is_duration(array.type):
-        return array.cast(pa.int64()).to_pylist()  # type: ignore[no-any-return]
-    if pa.types.is_date32(array.type):
-        return array.cast(pa.int32()).to_pylist()  # type: ignore[no-any-return]
+    if pa.types.is_temporal(array.type):
+        return array.view(pa.int64() if array.type.bit_width == 64 else pa.int32()).to_pylist()  # type: ignore[no-any-return]
+    if pa.types.is_decimal(array.type):
+        return _digits(array)
     return array.to_pylist()  # type: ignore[no-any-return]
 
 
 def to_arrow(values: Sequence[Any], dtype: DType) -> pa.Array:
     """The Arrow array, of exactly `dtype.arrow`, that holds these values."""
     match dtype.kind:
-        case Kind.TS | Kind.DUR:
-            return pa.array(values, pa.int64()).cast(dtype.arrow)
-        case Kind.DATE:
-            return pa.array(values, pa.int32()).cast(dtype.arrow)
+        case kind if kind in TIMES:
+            return pa.array(values, pa.int64() if dtype.bits == 64 else pa.int32()).view(dtype.arrow)
+        case Kind.DEC:
+            digits = b"".join((value or 0).to_bytes(16, "little", signed=True) for value in values)
+            valid = pa.array([value is not None for value in values], pa.bool_()).buffers()[1]
+            return pa.Array.from_buffers(dtype.arrow, len(values), [valid, pa.py_buffer(digits)])
         case _:
             return pa.array(values, dtype.arrow)
+
+
+def _digits(array: pa.Array) -> Values:
+    """The digits of decimals, each as one integer. Python's Decimal would round them to its context's precision."""
+    width = array.type.bit_width // 8
+    data = memoryview(array.buffers()[1] or b"")
+    places = range(array.offset * width, (array.offset + len(array)) * width, width)
+    return [int.from_bytes(data[at : at + width], "little", signed=True) if is_valid else None
+            for at, is_valid in zip(places, array.is_valid().to_pylist(), strict=True)]
 
 
 def rounded(value: float, dtype: DType) -> float:

@@ -13,21 +13,20 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from scalein.dtypes import UNITS_PER_SECOND, DType, Kind
+from scalein.dtypes import TIMES, DType, Kind, ticks_per_day
+from scalein.ir import decimals
 from scalein.ir.exprs import Call, Lit, type_of
-from scalein.ir.functions import COMPARISONS, is_utc
+from scalein.ir.functions import COMPARISONS, HOST_TEXT, is_utc
 
 # Functions that are null as soon as one argument is, whatever the others are.
 STRICT = frozenset(
     (
         "add", "sub", "mul", "div", "floordiv", "mod", "neg", "abs", "floor", "ceil", "sqrt", "exp", "log", "pow",
+        "try_divide", "list_len", "list_get", "struct_field",
         "round", "not", "is_nan", "is_in", "cast", "divisible", "str_len", "str_slice", "starts_with", "ends_with",
         "contains", "lower", "upper", "dt_truncate", "dt_epoch",
     )
-) | frozenset(COMPARISONS)
-
-_SECONDS_PER_DAY = 86_400
-
+) | frozenset((*COMPARISONS, *HOST_TEXT))
 
 class _NoValue(Exception):
     """The call fails, or is left to the kernels."""
@@ -68,7 +67,7 @@ def _compute(call: Call, values: list[Any]) -> Any:
 def _within_type(value: Any, dtype: DType) -> Any:
     """The value as its type holds it: checked if integer-like, rounded if a float of 32 bits."""
     match dtype.kind:
-        case Kind.BOOL | Kind.STR | Kind.F64:
+        case Kind.BOOL | Kind.STR | Kind.BIN | Kind.F64:
             return value
         case Kind.F32:
             return _to_f32(value)
@@ -122,10 +121,12 @@ _FLOAT: dict[str, Callable[..., Any]] = {
 
 def _cast(value: Any, source: DType, target: DType) -> Any:
     """A value in another type, before its range is checked."""
-    if source.is_string or target.is_string:
-        if source.kind is target.kind:
-            return value  # another Arrow form of the same text
+    if source.is_bytes or target.is_bytes:
+        if source.kind is target.kind and target.form != "fixed":
+            return value  # another Arrow form of the same bytes
         raise _NoValue
+    if source.is_decimal or target.is_decimal:
+        return _cast_decimal(value, source, target)
     if target.kind is Kind.BOOL:
         if math.isnan(value):
             raise _NoValue
@@ -138,13 +139,28 @@ def _cast(value: Any, source: DType, target: DType) -> Any:
     if source.is_float:
         return math.trunc(value)
     match source.kind, target.kind:
-        case (Kind.TS, Kind.TS) | (Kind.DUR, Kind.DUR):
-            return value * UNITS_PER_SECOND[target.unit] // UNITS_PER_SECOND[source.unit]
-        case Kind.TS, Kind.DATE if is_utc(source):
-            return value // (_SECONDS_PER_DAY * UNITS_PER_SECOND[source.unit])
-        case Kind.DATE, Kind.TS if is_utc(target):
-            return value * _SECONDS_PER_DAY * UNITS_PER_SECOND[target.unit]
-        case (Kind.TS, Kind.DATE) | (Kind.DATE, Kind.TS):
+        case Kind.TIME, _ if target.kind is not Kind.TIME:
+            return int(value)
+        case _, Kind.TIME if source.kind is not Kind.TIME:
             raise _NoValue
+        case _, Kind.DATE64 if source.kind in (Kind.TS, Kind.DATE) and is_utc(source):
+            return value // ticks_per_day(source) * ticks_per_day(target)
+        case one, other if one in TIMES and other in TIMES:
+            if one is not other and not (is_utc(source) and is_utc(target)):
+                raise _NoValue
+            return value * ticks_per_day(target) // ticks_per_day(source)
         case _:
             return int(value)
+
+
+def _cast_decimal(value: Any, source: DType, target: DType) -> Any:
+    if target.is_float:
+        return decimals.to_float(value, source.scale)
+    if source.is_float:
+        found = decimals.from_float(value, target.scale)
+        if found is None:
+            raise _NoValue
+        return found
+    if target.is_decimal:
+        return decimals.rescaled(value, source.scale, target.scale)
+    return decimals.truncated(value, source.scale)

@@ -63,12 +63,13 @@ Expr = Col | Lit | Call
 
 @dataclass(frozen=True, slots=True)
 class Agg:
-    """An aggregate of `functions.AGGREGATES` over arguments, typed like expressions."""
+    """An aggregate of `functions.AGGREGATES` over arguments, typed like expressions; `params` are Python constants."""
 
     fn: str
     args: tuple[Expr, ...]
     dtype: DType | None = None
     nullable: bool = True
+    params: tuple[object, ...] = ()
     at: SourceLoc = field(default=NOWHERE, compare=False, repr=False)
 
 

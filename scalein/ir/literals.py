@@ -1,25 +1,41 @@
 """Python constants as typed literals: which type one has by itself, and whether it fits another.
 
-Physical values are what `Lit` holds once it is typed: an int for times (units since the epoch), a float that the
-float type holds exactly, None for null.
+Physical values are what `Lit` holds once it is typed: an int for times (units since the epoch or midnight) and for
+decimals (all their digits, without the point), a float that the float type holds exactly, None for null.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from datetime import date, datetime, timedelta
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from types import NoneType
 
 import pyarrow as pa
 
-from scalein.dtypes import BOOL, DATE, F64, I64, STR, U64, UNITS_PER_SECOND, DType, Kind, from_arrow_type_or_none
+from scalein.dtypes import (
+    BOOL,
+    DATE,
+    F64,
+    I64,
+    MAX_PRECISION,
+    STR,
+    TIMES,
+    U64,
+    UNITS_PER_SECOND,
+    DType,
+    Kind,
+    from_arrow_type_or_none,
+    plain_arrow,
+)
 from scalein.errors import BadArgument, SourceLoc
 from scalein.ir.exprs import Lit
 
 _EPOCH = datetime(1970, 1, 1)
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
-PLAIN = (NoneType, bool, int, float, str, datetime, date, timedelta)
+PLAIN = (NoneType, bool, int, float, str, bytes, Decimal, datetime, date, time, timedelta)
+BINARY = DType(Kind.BIN)
 
 
 def literal(value: object, at: SourceLoc) -> Lit:
@@ -54,7 +70,7 @@ def _from_numpy(value: object, at: SourceLoc) -> Lit:
 
 def not_a_value(value: object, at: SourceLoc) -> BadArgument:
     """The error for something that is neither a column nor a constant."""
-    hint = "a constant is a bool, int, float, str, datetime, date, timedelta or None"
+    hint = "a constant is a bool, int, float, Decimal, str, bytes, datetime, date, time, timedelta or None"
     if isinstance(value, list | tuple | set | frozenset | dict):
         hint = "to look for a value among several, write col(...).is_in([...])"
     return BadArgument(f"this {type(value).__name__} cannot be used as a value", at=at, found=_short(value), hint=hint)
@@ -73,14 +89,22 @@ def _checked(value: object, at: SourceLoc) -> Lit:
             raise BadArgument("the text has characters that UTF-8 cannot hold", at=at, found=ascii(value)) from None
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         raise BadArgument("the integer has more than 64 bits", at=at, found=_short(value),
+                          hint="write it as a Decimal, or as a float if an approximation will do")
+    if isinstance(value, Decimal) and (not value.is_finite() or decimal_type(value) is None):
+        raise BadArgument(f"no decimal of {MAX_PRECISION} digits holds this number", at=at, found=_short(value),
                           hint="write it as a float if an approximation will do")
+    if isinstance(value, time) and value.tzinfo is not None:
+        raise BadArgument("a time of the day has no zone here", at=at, found=_short(value),
+                          hint="take it off: value.replace(tzinfo=None)")
     return Lit(value)
 
 
 def _from_arrow_scalar(scalar: pa.Scalar, at: SourceLoc) -> Lit:
     dtype = from_arrow_type_or_none(scalar.type)
-    if dtype is not None and dtype.kind in (Kind.TS, Kind.DUR):
-        return Lit(scalar.cast(pa.int64()).as_py(), dtype)
+    if dtype is not None and dtype.kind in TIMES and dtype.kind is not Kind.DATE:
+        return Lit(scalar.cast(pa.int64() if dtype.bits == 64 else pa.int32()).as_py(), dtype)
+    if dtype is not None and dtype.is_decimal and scalar.is_valid:
+        return Lit(digits_of(scalar.as_py(), dtype.scale), dtype)
     value = scalar.as_py()
     if type(value) not in PLAIN:
         raise not_a_value(scalar, at)
@@ -98,8 +122,14 @@ def own_type(value: object) -> DType | None:
             return I64 if value < 2**63 else U64
         case float():
             return F64
+        case Decimal():
+            return decimal_type(value)
         case str():
             return STR
+        case bytes():
+            return BINARY
+        case time():
+            return DType(Kind.TIME, unit="us")
         case datetime():
             return DType(Kind.TS, unit="us", tz="UTC" if value.tzinfo else "")
         case date():
@@ -109,23 +139,55 @@ def own_type(value: object) -> DType | None:
     raise AssertionError(f"no constant: {value!r}")
 
 
+def decimal_type(value: int | Decimal) -> DType | None:
+    """The narrowest decimal type that holds a number exactly; None if there is none.
+
+    >>> decimal_type(Decimal("-12.50")), decimal_type(1_000)
+    (decimal[4, 2], decimal[4, 0])
+    """
+    _, digits, exponent = Decimal(value).as_tuple()
+    assert isinstance(exponent, int)
+    scale = max(0, -exponent)
+    precision = max(1, scale, len(digits) + max(0, exponent))
+    return DType(Kind.DEC, precision=precision, scale=scale) if precision <= MAX_PRECISION else None
+
+
+def digits_of(value: int | Decimal, scale: int) -> int | None:
+    """All digits of a number at a scale, as one integer; None if it has more behind the point."""
+    sign, digits, exponent = Decimal(value).as_tuple()
+    assert isinstance(exponent, int)
+    whole = int("".join(map(str, digits)))
+    shift = exponent + scale
+    if shift < 0 and whole % 10**-shift:
+        return None
+    whole = int(whole * 10**shift if shift >= 0 else whole // 10**-shift)
+    return -whole if sign else whole
+
+
 def fit(value: object, dtype: DType) -> Lit | None:
     """The constant as a literal of `dtype`, or None if that type cannot hold it without changing its meaning.
 
     Floats are rounded to the float type they meet, as Python rounds what you type; everything else is exact.
     """
     if value is None:
-        return Lit(None, dtype)
+        return None if dtype.is_nested else Lit(None, dtype)
     found: object
     match value, dtype.kind:
         case (bool(), Kind.BOOL) | (str(), Kind.STR):
             found = value
+        case bytes(), Kind.BIN:
+            found = value if dtype.form != "fixed" or len(value) == dtype.width else None
         case bool(), _:
             found = None
         case int(), _ if dtype.is_int:
             found = value if dtype.int_range()[0] <= value <= dtype.int_range()[1] else None
+        case (int() | Decimal()), Kind.DEC:
+            found = digits_of(value, dtype.scale)
+            found = found if found is not None and abs(found) < 10**dtype.precision else None
         case (int() | float()), (Kind.F32 | Kind.F64):
             found = _rounded(float(value), dtype.kind)
+        case Decimal(), Kind.F64:
+            found = float(value)
         case datetime(), Kind.TS if (value.tzinfo is None) == (dtype.tz == ""):
             found = _units(_since_epoch(value), dtype)
         case datetime(), _:
@@ -134,6 +196,10 @@ def fit(value: object, dtype: DType) -> Lit | None:
             found = _units(datetime(value.year, value.month, value.day) - _EPOCH, dtype)
         case date(), Kind.DATE:
             found = value.toordinal() - _EPOCH_DAY
+        case date(), Kind.DATE64:
+            found = (value.toordinal() - _EPOCH_DAY) * 86_400_000
+        case time(), Kind.TIME:
+            found = _units(datetime.combine(_EPOCH, value) - _EPOCH, dtype)
         case timedelta(), Kind.DUR:
             found = _units(value, dtype)
         case _:
@@ -164,7 +230,8 @@ def _rounded(value: float, kind: Kind) -> float | None:
 
 _PYTHON_TYPES: dict[object, DType] = {
     bool: BOOL, int: I64, float: F64, str: STR, date: DATE,
-    datetime: DType(Kind.TS, unit="us"), timedelta: DType(Kind.DUR, unit="us"),
+    datetime: DType(Kind.TS, unit="us"), timedelta: DType(Kind.DUR, unit="us"), bytes: BINARY,
+    time: DType(Kind.TIME, unit="us"),
 }  # fmt: skip
 
 
@@ -176,7 +243,8 @@ def as_dtype(given: object, at: SourceLoc) -> DType:
     if isinstance(given, type) and given in _PYTHON_TYPES:
         found = _PYTHON_TYPES[given]
     elif isinstance(given, pa.DataType):
-        found = from_arrow_type_or_none(given.value_type if pa.types.is_dictionary(given) else given)
+        arrow = plain_arrow(given)
+        found = from_arrow_type_or_none(arrow.value_type if pa.types.is_dictionary(arrow) else arrow)
     elif isinstance(given, str):
         try:
             found = from_arrow_type_or_none(pa.type_for_alias(given))
@@ -189,4 +257,4 @@ def as_dtype(given: object, at: SourceLoc) -> DType:
 
 
 def _needs_unit(kind: Kind) -> bool:
-    return kind in (Kind.TS, Kind.DUR)
+    return kind in (Kind.TS, Kind.DUR, Kind.TIME, Kind.DEC, Kind.NESTED)

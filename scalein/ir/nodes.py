@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from scalein.dtypes import Field, Schema
 from scalein.ir import ops
 from scalein.ir.exprs import Expr, Named, type_of
-from scalein.ir.stages import Step
+from scalein.ir.stages import Fresh, Step
 from scalein.ir.tables import Table
 
 
@@ -35,6 +35,11 @@ class Pipe:
     @property
     def schema(self) -> Schema:
         return Schema(tuple(Field(i.name, type_of(i.expr), i.expr.nullable) for i in self.items))
+
+    @property
+    def fresh(self) -> Fresh | None:
+        """The step that keeps first rows only, if there is one: such a pipe has state, and an order to keep."""
+        return next((step for step in self.steps if isinstance(step, Fresh)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +69,10 @@ class JoinTable:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A step in Python or pyarrow between kernels: map_batches, or expressions LLVM cannot do well."""
+    """A step in Python or pyarrow between kernels: map_batches, explode, or expressions LLVM cannot do well."""
 
     input: Node
-    op: ops.MapBatches | None
+    op: ops.MapBatches | ops.Explode | None
     items: tuple[Named, ...] = ()
 
     @property
@@ -90,6 +95,20 @@ class Take:
 
 
 @dataclass(frozen=True, slots=True)
+class Ordered:
+    """All rows in the order of some columns (name, descending), or the first `count` of them."""
+
+    input: Node
+    by: tuple[tuple[str, bool], ...]
+    nulls_last: bool
+    count: int | None
+
+    @property
+    def schema(self) -> Schema:
+        return self.input.schema
+
+
+@dataclass(frozen=True, slots=True)
 class Chain:
     """The batches of each input in turn."""
 
@@ -97,4 +116,4 @@ class Chain:
     schema: Schema
 
 
-Node = Scan | Pipe | Grouped | Host | Take | Chain
+Node = Scan | Pipe | Grouped | Host | Take | Ordered | Chain

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from scalein.dtypes import Field, Schema
+from scalein.dtypes import Field, Schema, element_of, from_arrow_type
 from scalein.errors import NOWHERE, SourceLoc
 from scalein.ir.exprs import Expr, Named, NamedAgg, type_of
 
@@ -77,6 +77,45 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
+class Distinct:
+    """The first row, in the source's order, of each value of the columns `keys`; null is a value of its own."""
+
+    input: Op
+    keys: tuple[str, ...]
+    at: SourceLoc = field(default=NOWHERE, compare=False, repr=False)
+
+    @property
+    def schema(self) -> Schema:
+        return self.input.schema
+
+
+@dataclass(frozen=True, slots=True)
+class By:
+    """What rows are ordered by: an expression, and whether the greatest value comes first."""
+
+    expr: Expr
+    descending: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sort:
+    """All rows in order, or the first `count` of them: NaN is the greatest, ties keep the source's order.
+
+    Nulls come first, or last with `nulls_last`, whatever the direction.
+    """
+
+    input: Op
+    by: tuple[By, ...]
+    nulls_last: bool = False
+    count: int | None = None
+    at: SourceLoc = field(default=NOWHERE, compare=False, repr=False)
+
+    @property
+    def schema(self) -> Schema:
+        return self.input.schema
+
+
+@dataclass(frozen=True, slots=True)
 class Union:
     """The rows of the first input, then of the next; all have the first one's names and types."""
 
@@ -102,6 +141,25 @@ class MapBatches:
     @property
     def schema(self) -> Schema:
         return Schema.from_arrow(self.arrow)
+
+
+@dataclass(frozen=True, slots=True)
+class Explode:
+    """A row for each element of a list column, in order, the element in its place; none for a null or empty list."""
+
+    input: Op
+    column: str
+    at: SourceLoc = field(default=NOWHERE, compare=False, repr=False)
+
+    @property
+    def schema(self) -> Schema:
+        return Schema(tuple(self._element(f) if f.name == self.column else f for f in self.input.schema))
+
+    @staticmethod
+    def _element(column: Field) -> Field:
+        found = element_of(column.dtype)
+        assert found is not None, f"{column!r} is no list"
+        return Field(column.name, from_arrow_type(found.type, column.name), found.nullable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +238,7 @@ class Watermark:
         return self.input.schema
 
 
-Op = Source | Filter | Project | Limit | Union | MapBatches | Join | Aggregate | Watermark
+Op = Source | Filter | Project | Limit | Distinct | Sort | Union | MapBatches | Explode | Join | Aggregate | Watermark
 
 
 def inputs(op: Op) -> tuple[Op, ...]:

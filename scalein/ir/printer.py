@@ -16,16 +16,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 
-from scalein.dtypes import UNITS_PER_SECOND, DType, Kind
+from scalein.dtypes import DATE, UNITS_PER_SECOND, DType, Kind
 from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, Named
 from scalein.ir.ops import (
     Aggregate,
+    Distinct,
+    Explode,
     Filter,
     Join,
     Limit,
     MapBatches,
     Op,
     Project,
+    Sort,
     Source,
     Union,
     Watermark,
@@ -64,7 +67,8 @@ def show_agg(agg: Agg) -> str:
     method = _AGG_METHOD.get(agg.fn, agg.fn)
     if not agg.args:
         return f"{method}()"
-    return f"{_receiver(agg.args[0])}.{method}({', '.join(map(show_expr, agg.args[1:]))})"
+    inside = [*map(repr, agg.params), *map(show_expr, agg.args[1:])]
+    return f"{_receiver(agg.args[0])}.{method}({', '.join(inside)})"
 
 
 def _show(expr: Expr) -> tuple[str, int]:
@@ -82,6 +86,8 @@ def _show(expr: Expr) -> tuple[str, int]:
             return f"{_within(arg, _PRODUCT)} % {divisor} == 0", _COMPARISON
         case Call("if_else"):
             return _show_when(expr), _METHOD
+        case Call("try", (Call(fn, (arg, *_)) as tried,)):
+            return f"{_receiver(arg)}.try_{fn}({', '.join(_show_rest(tried))})", _METHOD
         case Call(fn, (left, right)) if fn in _INFIX:
             sign, level = _INFIX[fn]
             # Equals on the right need brackets, and on the left too for comparisons and powers: Python reads
@@ -96,7 +102,7 @@ def _show(expr: Expr) -> tuple[str, int]:
 
 def _method(fn: str) -> str:
     """The method that the user called: `str.len` for `str_len`, `dt.year` for `dt_year`."""
-    if fn.startswith(("str_", "dt_")):
+    if fn.startswith(("str_", "dt_", "list_", "struct_")):
         return fn.replace("_", ".", 1)
     return f"str.{fn}" if fn in _IN_STR else fn
 
@@ -148,10 +154,23 @@ def show_value(value: object, dtype: DType | None) -> str:
             return f"duration({show_span(value, dtype)!r})"
         case Kind.DATE:
             return _calendar("date", value, lambda: str(date(1970, 1, 1) + timedelta(days=value)))
+        case Kind.DATE64 if value % 86_400_000 == 0:
+            return show_value(value // 86_400_000, DATE)
         case Kind.TS:
             return _calendar("datetime", value, lambda: _show_instant(value, dtype))
+        case Kind.TIME:
+            return _calendar("time", value, lambda: _show_instant(value, dtype).removeprefix("1970-01-01 "))
+        case Kind.DEC:
+            return f"Decimal('{_show_digits(value, dtype.scale)}')"
         case _:
             return repr(value)
+
+
+def _show_digits(value: int, scale: int) -> str:
+    """`-12.50` of -1250 at a scale of 2."""
+    digits = f"{abs(value):0{max(0, scale) + 1}d}"
+    text = f"{digits[:-scale]}.{digits[-scale:]}" if scale > 0 else digits + "0" * -scale
+    return ("-" if value < 0 else "") + text
 
 
 def _calendar(name: str, value: int, show: Callable[[], str]) -> str:
@@ -213,16 +232,27 @@ def describe(op: Op) -> tuple[str, str]:
             return "Project", ", ".join(map(_show_named, op.items))
         case Limit():
             return "Limit", str(op.count)
+        case Distinct():
+            return "Distinct", ", ".join(op.keys)
+        case Sort():
+            return "Sort", _show_sort(op)
         case Union():
             return "Union", ""
         case MapBatches():
             return "MapBatches", getattr(op.fn, "__name__", type(op.fn).__name__)
+        case Explode():
+            return "Explode", op.column
         case Join():
             return "Join", _show_join(op)
         case Aggregate():
             return "Aggregate", _show_aggregate(op)
         case Watermark():
             return "Watermark", f"{op.column} - {show_span(op.delay, op.input.schema[op.column].dtype)}"
+
+
+def _show_sort(op: Sort) -> str:
+    by = ", ".join(f"{show_expr(by.expr)}{' descending' if by.descending else ''}" for by in op.by)
+    return by + (", nulls last" if op.nulls_last else "") + (f", first {op.count}" if op.count is not None else "")
 
 
 def _show_named(item: Named) -> str:
@@ -262,7 +292,7 @@ def dump(root: Op) -> str:
             labels[id(op)] = f"#{len(labels) + 1}"
             label = f"{labels[id(op)]} "
         name, detail = describe(op)
-        columns = "" if isinstance(op, Filter | Limit | Watermark) else f"  -> {op.schema!r}"
+        columns = "" if isinstance(op, Filter | Limit | Distinct | Sort | Watermark) else f"  -> {op.schema!r}"
         lines.append(f"{indent}{label}{name}{' ' if detail else ''}{detail}{columns}")
         for below in inputs(op):
             show(below, depth + 1)

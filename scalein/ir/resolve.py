@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from scalein.dtypes import F64, I64, U64, UNSIGNED, DType, Kind, Schema
+import pyarrow as pa
+
+from scalein.dtypes import BOOL, F64, I64, MAX_PRECISION, U64, UNSIGNED, DType, Kind, Schema
 from scalein.errors import BadArgument, SourceLoc, UnknownColumn, WrongType, guess
 from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, type_of
 from scalein.ir.printer import show_agg, show_expr
-from scalein.ir.rules import RULES, choose
+from scalein.ir.rules import RULES, attempt, choose
 from scalein.ir.unify import Refused, cast_to, settle
 
 _MOST_SHOWN = 24
@@ -81,6 +83,10 @@ def _resolve(expr: Expr, scope: Scope) -> Expr:
             return _resolve(within, scope)
         case Call("if_else"):
             return _resolve_when(expr, scope)
+        case Call("try", (Call() as tried,)):
+            args = tuple(_resolve(arg, scope) for arg in tried.args)
+            with _explained(expr, scope):
+                return attempt(expr, args, RULES[tried.fn](tried, args))
         case Call():
             args = tuple(_resolve(arg, scope) for arg in expr.args)
             with _explained(expr, scope):
@@ -118,20 +124,33 @@ def _agg_rule(agg: Agg, args: tuple[Expr, ...], grouped: bool) -> Agg:
     match agg.fn:
         case "count" | "count_valid":
             nullable = False
+            if own.is_nested:  # no kernel reads the column, but one can count a bool that is null where it is
+                there = Call("is_not_null", args, dtype=BOOL, nullable=False)
+                args = (Call("if_else", (there, Lit(True, BOOL), Lit(None, BOOL)), dtype=BOOL),)
         case "sum":
             dtype = _sum_type(own)
         case "mean" | "var" | "std":
-            if not own.is_number:
+            if not own.is_number and not own.is_decimal:
                 raise Refused(f"{agg.fn} takes a number, not {own!r}", _number_hint(own))
             dtype = F64
             if agg.fn != "mean":
                 args, nullable = (cast_to(args[0], F64),), True
+        case "quantile" | "approx_quantile":
+            if not own.is_number and not own.is_decimal:
+                raise Refused(f"{agg.fn} takes a number, not {own!r}", _number_hint(own))
+            args, dtype = (cast_to(args[0], F64),), F64
+        case "n_unique" | "approx_n_unique":
+            nullable = False
+        case "collect" | "top_k":
+            dtype, nullable = DType(Kind.NESTED, nested=pa.list_(own.arrow)), False
+            if agg.fn == "top_k" and (type_of(args[1]).is_bytes or type_of(args[1]).is_decimal):
+                raise Refused(f"top_k takes a number or a time to order by, not {type_of(args[1])!r}",
+                              "cast it, or sort the flow and limit it")
         case _:
-            for arg in args:
-                if type_of(arg).is_string:
-                    raise Refused(f"{agg.fn} does not take text yet", "group by the text, or count it")
             dtype = own
-    return Agg(agg.fn, args, dtype, nullable, agg.at)
+    if any(type_of(arg).is_nested for arg in args):
+        raise Refused(f"{agg.fn} does not take a nested column: {own!r}", "take a field or an element out of it first")
+    return Agg(agg.fn, args, dtype, nullable, agg.params, agg.at)
 
 
 def _sum_type(own: DType) -> DType:
@@ -144,6 +163,8 @@ def _sum_type(own: DType) -> DType:
         return F64
     if own.kind is Kind.DUR:
         return own
+    if own.is_decimal:
+        return replace(own, precision=MAX_PRECISION)
     raise Refused(f"sum takes numbers, bools or durations, not {own!r}", _number_hint(own))
 
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from scalein.ir.exprs import Agg, Call, Col, Expr, Named, NamedAgg
-from scalein.ir.nodes import Chain, Grouped, Host, Node, Pipe, Take
-from scalein.ir.ops import Aggregate, Filter, Join, Op, Project, Source, Union, inputs
+from scalein.ir.nodes import Chain, Grouped, Host, Node, Ordered, Pipe, Take
+from scalein.ir.ops import Aggregate, Filter, Join, Op, Project, Sort, Source, Union, inputs
 
 Tree = TypeVar("Tree")
 Rule = Callable[[Op], Op | None]
@@ -40,7 +40,7 @@ def walk_nodes(root: Node) -> Iterator[Node]:
             for _, table in root.joins:
                 yield from walk_nodes(table.input)
             yield from walk_nodes(root.input)
-        case Host() | Take():
+        case Host() | Take() | Ordered():
             yield from walk_nodes(root.input)
         case Chain():
             for below in root.inputs:
@@ -125,6 +125,8 @@ def exprs_of(op: Op) -> tuple[tuple[Expr, Op], ...]:
             return tuple((item.expr, op.input) for item in op.items)
         case Join():
             return (*((key, op.left) for key in op.left_keys), *((key, op.right) for key in op.right_keys))
+        case Sort():
+            return tuple((by.expr, op.input) for by in op.by)
         case Aggregate():
             held = [key.expr for key in op.keys]
             held += [op.window.time] if op.window is not None else []
@@ -156,6 +158,8 @@ def _with_exprs(op: Op, new: Iterator[Expr]) -> Op:
         case Join():
             left = tuple(next(new) for _ in op.left_keys)
             return replace(op, left_keys=left, right_keys=tuple(next(new) for _ in op.right_keys))
+        case Sort():
+            return replace(op, by=tuple(replace(by, expr=next(new)) for by in op.by))
         case Aggregate():
             keys = tuple(Named(key.name, next(new)) for key in op.keys)
             window = replace(op.window, time=next(new)) if op.window is not None else None

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from decimal import Decimal
 
-from scalein.dtypes import BOOL, DATE, F64, I32, I64, SIGNED, TIMES, UNSIGNED, DType, Kind
+import pyarrow as pa
+
+from scalein.dtypes import BOOL, F64, I32, I64, SIGNED, TIMES, UNSIGNED, DType, Kind
 from scalein.durations import Span, in_units
+from scalein.ir import decimals
 from scalein.ir.exprs import Call, Expr, Lit, type_of
-from scalein.ir.functions import COMPARISONS, DT_DATE_PARTS, DT_PARTS, is_utc
+from scalein.ir.functions import COMPARISONS, DT_DATE_PARTS, DT_PARTS, HOST_TEXT, fallible, is_utc
 from scalein.ir.literals import fit
+from scalein.ir.nested import NESTED_RULES
 from scalein.ir.udf import AnyUdf, Variable, can_be_null
-from scalein.ir.unify import NOT_A_NUMBER, Refused, cast_to, finer, own_type_of, settle, typed, unify
+from scalein.ir.unify import NOT_A_NUMBER, Refused, cast_to, finer, nested_hint, own_type_of, settle, typed, unify
 
 Args = tuple[Expr, ...]
 Rule = Callable[[Call, Args], Expr]
@@ -22,7 +27,7 @@ Rule = Callable[[Call, Args], Expr]
 # --- arithmetic --------------------------------------------------------------------------------------------------
 
 _TEXT = {"add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%", "pow": "**",
-         "and": "&", "or": "|", "not": "~"}  # fmt: skip
+         "try_divide": "try_divide", "and": "&", "or": "|", "not": "~"}  # fmt: skip
 
 
 def _refusal(fn: str) -> str:
@@ -30,7 +35,10 @@ def _refusal(fn: str) -> str:
 
 
 def _numbers(call: Call, args: Args) -> list[Expr]:
-    """Both sides in one number type."""
+    """Both sides in one number type; where a decimal is no decimal any more, a float."""
+    known = [own for own in map(own_type_of, args) if own is not None]
+    if any(own.is_decimal for own in known) and all(own.is_decimal or own.is_number for own in known):
+        return [cast_to(arg, F64) for arg in args]
     left, right = unify(args, _refusal(call.fn))
     dtype = type_of(left)
     if not dtype.is_number:
@@ -42,6 +50,8 @@ def _numbers(call: Call, args: Args) -> list[Expr]:
 def _arithmetic(call: Call, args: Args) -> Expr:
     if any(own is not None and own.kind in TIMES for own in map(own_type_of, args)):
         return _time_arithmetic(call, args)
+    if decimals.is_decimal_arithmetic(args):
+        return decimals.arithmetic(call, args)
     both = _numbers(call, args)
     return typed(call, both, type_of(both[0]))
 
@@ -66,7 +76,7 @@ def _time_arithmetic(call: Call, args: Args) -> Expr:
             return _scale(call, right, left)
     shown = " and ".join("null" if own is None else repr(own) for own in map(own_type_of, args))
     hint = "with times one can write ts + dur, ts - dur, ts - ts, dur + dur, dur - dur and dur * int"
-    if any(own == DATE for own in map(own_type_of, args)):
+    if any(own is not None and own.kind in (Kind.DATE, Kind.DATE64) for own in map(own_type_of, args)):
         hint = 'cast the date to a timestamp first: .cast(pa.timestamp("us"))'
     raise Refused(f"{_refusal(call.fn)} {shown}", hint)
 
@@ -92,9 +102,9 @@ def _scale(call: Call, length: Expr, by: Expr) -> Expr:
 
 
 def _as_float(arg: Expr, what: str) -> Expr:
-    """A float as it is, an integer as f64."""
+    """A float as it is, an integer or decimal as f64."""
     arg = settle(arg)
-    if not type_of(arg).is_number:
+    if not type_of(arg).is_number and not type_of(arg).is_decimal:
         raise Refused(f"{what} takes a number, not {type_of(arg)!r}")
     return arg if type_of(arg).is_float else cast_to(arg, F64)
 
@@ -106,17 +116,23 @@ def _divide(call: Call, args: Args) -> Expr:
     return typed(call, both, type_of(both[0]))
 
 
+def _try_divide(call: Call, args: Args) -> Expr:
+    divided = _divide(call, args)
+    assert isinstance(divided, Call)
+    return replace(divided, nullable=True)
+
+
 def _power(call: Call, args: Args) -> Expr:
     return typed(call, [cast_to(arg, F64) for arg in _numbers(call, args)], F64)
 
 
 def _negate(call: Call, args: Args) -> Expr:
     (arg,) = args
-    if isinstance(arg, Lit) and arg.dtype is None and type(arg.value) in (int, float):
+    if isinstance(arg, Lit) and arg.dtype is None and type(arg.value) in (int, float, Decimal):
         return Lit(-arg.value)  # type: ignore[operator]  # `settle` refuses what has no 64 bits any more
     arg = settle(arg)
     dtype = type_of(arg)
-    if not (dtype.is_number or dtype.kind is Kind.DUR):
+    if not (dtype.is_number or dtype.is_decimal or dtype.kind is Kind.DUR):
         hint = "~ negates a condition" if dtype.kind is Kind.BOOL else None
         raise Refused(f"- takes a number or a duration, not {dtype!r}", hint)
     if dtype.kind in UNSIGNED:
@@ -126,7 +142,7 @@ def _negate(call: Call, args: Args) -> Expr:
 
 def _absolute(call: Call, args: Args) -> Expr:
     arg = settle(args[0])
-    if not (type_of(arg).is_number or type_of(arg).kind is Kind.DUR):
+    if not (type_of(arg).is_number or type_of(arg).is_decimal or type_of(arg).kind is Kind.DUR):
         raise Refused(f"abs takes a number or a duration, not {type_of(arg)!r}")
     return typed(call, [arg], type_of(arg))
 
@@ -138,6 +154,8 @@ def _float_function(call: Call, args: Args) -> Expr:
 
 def _round(call: Call, args: Args) -> Expr:
     arg = settle(args[0])
+    if type_of(arg).is_decimal:
+        return arg if int(str(call.params[0])) >= type_of(arg).scale else typed(call, [arg], type_of(arg))
     return arg if type_of(arg).is_int else _float_function(call, (arg,))
 
 
@@ -165,6 +183,13 @@ def _logic(call: Call, args: Args) -> Expr:
 
 def _null_test(call: Call, args: Args) -> Expr:
     return typed(call, [settle(args[0])], BOOL, nullable=False)
+
+
+def _hash(call: Call, args: Args) -> Expr:
+    arg = settle(args[0])
+    if type_of(arg).is_nested:
+        raise Refused(f"hash does not take {type_of(arg)!r}", nested_hint(type_of(arg)))
+    return typed(call, [arg], I64, nullable=False)
 
 
 def _is_nan(call: Call, args: Args) -> Expr:
@@ -201,6 +226,18 @@ def choose(call: Call, conditions: Sequence[Expr], values: Sequence[Expr]) -> Ex
     return last
 
 
+def attempt(call: Call, given: Args, found: Expr) -> Expr:
+    """`found` with null where it would fail; casts to bring its arguments together belong to it, they do not."""
+    if not isinstance(found, Call) or any(found is arg for arg in given):
+        return found
+    met = [_tried(call, arg) if not any(arg is own for own in given) else arg for arg in found.args]
+    return _tried(call, typed(found, met, type_of(found), nullable=found.nullable or any(a.nullable for a in met)))
+
+
+def _tried(call: Call, found: Expr) -> Expr:
+    return typed(call, [found], type_of(found), nullable=True) if isinstance(found, Call) and fallible(found) else found
+
+
 # --- casts -------------------------------------------------------------------------------------------------------
 
 
@@ -212,6 +249,8 @@ def _cast(call: Call, args: Args) -> Expr:
     arg = settle(arg)
     if type_of(arg) == target:
         return arg
+    if type_of(arg).nested == pa.null() and not target.is_nested:
+        return Lit(None, target)
     hint = _cannot_cast(type_of(arg), target)
     if hint is not None:
         raise Refused(f"cannot cast {type_of(arg)!r} to {target!r}", hint)
@@ -220,21 +259,34 @@ def _cast(call: Call, args: Args) -> Expr:
 
 def _cannot_cast(source: DType, target: DType) -> str | None:
     """Why a cast is refused, as a hint; None if it is allowed."""
-    plain = (Kind.BOOL, Kind.F32, Kind.F64)
+    plain = (Kind.BOOL, Kind.F32, Kind.F64, Kind.DEC)
+    kinds = {source.kind, target.kind}
+    if source.is_nested:
+        return nested_hint(source)
+    if target.is_nested:
+        return "no cast makes a nested value; group_by(...).agg(...) with .collect() makes lists"
+    if Kind.BIN in kinds and kinds - {Kind.BIN, Kind.STR}:
+        return "binary casts from and to text only, which is its bytes"
+    if kinds == {Kind.DEC, Kind.BOOL}:
+        return "compare it with 0, or go through an integer: .cast(pa.int64())"
     for time, other in ((source, target), (target, source)):
         if time.kind in TIMES and other.kind in plain:
             return "go through its integer: .cast(pa.int64())"
         if time.kind is Kind.DUR and other.is_string:
             return "go through its integer: .cast(pa.int64())"
     match source.kind, target.kind:
-        case Kind.TS, Kind.DATE if not is_utc(source):
+        case Kind.TS, (Kind.DATE | Kind.DATE64) if not is_utc(source):
             return "for the day in UTC, cast to a timestamp without zone first; .dt.day() gives the local one"
-        case Kind.DATE, Kind.TS if not is_utc(target):
+        case (Kind.DATE | Kind.DATE64), Kind.TS if not is_utc(target):
             return "midnight depends on the zone; cast to a timestamp without zone first"
-        case (Kind.TS | Kind.DATE), Kind.DUR:
+        case (Kind.TS | Kind.DATE | Kind.DATE64), Kind.DUR:
             return "subtract another time to get a duration"
-        case Kind.DUR, (Kind.TS | Kind.DATE):
+        case Kind.DUR, (Kind.TS | Kind.DATE | Kind.DATE64):
             return "add it to a time"
+        case (Kind.DATE | Kind.DATE64 | Kind.DUR), Kind.TIME:
+            return "a timestamp has a time of the day: cast to pa.timestamp(...) first"
+        case Kind.TIME, (Kind.TS | Kind.DATE | Kind.DATE64 | Kind.DUR):
+            return "a time of the day belongs to no date; go through its integer: .cast(pa.int64())"
     return None
 
 
@@ -245,17 +297,22 @@ def _text(call: Call, args: Args) -> Expr:
     arg = settle(args[0])
     if not type_of(arg).is_string:
         raise Refused(f"str.{call.fn.removeprefix('str_')} takes text, not {type_of(arg)!r}",
-                      "cast it first: .cast(pa.string())")
-    result = {"str_len": I64, "str_slice": type_of(arg), "lower": type_of(arg), "upper": type_of(arg)}
-    return typed(call, [arg], result.get(call.fn, BOOL))
+                      nested_hint(type_of(arg)) if type_of(arg).is_nested else "cast it first: .cast(pa.string())")
+    if call.fn in ("str_matches", "starts_with", "ends_with", "contains"):
+        return typed(call, [arg], BOOL)
+    nullable = True if call.fn == "str_extract" else None  # where nothing matches
+    return typed(call, [arg], I64 if call.fn == "str_len" else type_of(arg), nullable)
 
 
 def _instant(call: Call, args: Args) -> Expr:
     arg = settle(args[0])
-    kind = type_of(arg).kind
-    if kind is Kind.TS or (kind is Kind.DATE and call.fn in DT_DATE_PARTS):
+    kind, is_date_part = type_of(arg).kind, call.fn in DT_DATE_PARTS
+    if kind is Kind.TS or (kind in (Kind.DATE, Kind.DATE64) and is_date_part):
         return arg
-    hint = 'cast it first: .cast(pa.timestamp("us"))' if kind is Kind.DATE or type_of(arg).is_string else None
+    if kind is Kind.TIME and call.fn in DT_PARTS and not is_date_part:
+        return arg
+    has_days = kind in (Kind.DATE, Kind.DATE64) or type_of(arg).is_string
+    hint = 'cast it first: .cast(pa.timestamp("us"))' if has_days else None
     raise Refused(f"dt.{call.fn.removeprefix('dt_')} takes a timestamp, not {type_of(arg)!r}", hint)
 
 
@@ -290,7 +347,8 @@ def _udf_argument(udf: AnyUdf, param: Variable, arg: Expr) -> Expr:
     """The argument in the parameter's type: any number as a float, any integer that 64 bits hold as an int."""
     own = own_type_of(arg)
     fits = own is None or own.kind is param.dtype.kind or (
-        own.is_number if param.dtype == F64 else param.dtype == I64 and own.is_int and own.kind is not Kind.U64
+        own.is_number or own.is_decimal if param.dtype == F64
+        else param.dtype == I64 and own.is_int and own.kind is not Kind.U64
     )  # fmt: skip
     if not fits:
         wanted = _PYTHON_NAMES[param.dtype.kind]
@@ -301,14 +359,16 @@ def _udf_argument(udf: AnyUdf, param: Variable, arg: Expr) -> Expr:
 
 RULES: dict[str, Rule] = {
     "add": _arithmetic, "sub": _arithmetic, "mul": _arithmetic, "floordiv": _arithmetic, "mod": _arithmetic,
-    "div": _divide, "pow": _power, "neg": _negate, "abs": _absolute, "round": _round,
+    "div": _divide, "try_divide": _try_divide, "pow": _power, "neg": _negate, "abs": _absolute, "round": _round,
     **dict.fromkeys(("floor", "ceil", "sqrt", "exp", "log"), _float_function),
     **dict.fromkeys(COMPARISONS, _compare),
     "and": _logic, "or": _logic, "not": _logic,
     "is_null": _null_test, "is_not_null": _null_test, "is_nan": _is_nan, "fill_null": _fill_null, "is_in": _is_in,
-    "cast": _cast,
-    **dict.fromkeys(("str_len", "str_slice", "starts_with", "ends_with", "contains", "lower", "upper"), _text),
+    "cast": _cast, "hash": _hash,
+    **dict.fromkeys(("str_len", "str_slice", "starts_with", "ends_with", "contains", "lower", "upper",
+                     *HOST_TEXT), _text),
     **dict.fromkeys(DT_PARTS, _part),
     "dt_truncate": _truncate, "dt_epoch": _epoch,
     "udf": _udf,
+    **NESTED_RULES,
 }  # fmt: skip

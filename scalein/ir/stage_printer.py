@@ -14,7 +14,8 @@ last step first, as everything here flows upwards; below it stand the tables it 
 
 A stage is told in the order in which its kernel works: what it reads, step by step, into which sink.
 Names that begin with `#` are ours: columns that pyarrow computes (`#host0`), tables over the codes of a
-dictionary (`#lookup0`), ids of strings (`#ids.name`, `#code.0.name`).
+dictionary (`#lookup0`), ids of strings (`#ids.name`, `#code.0.name`), and the row numbers by which nested columns are
+taken, of the batch (`#row`) and of a joined table (`#at.0`).
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from scalein.ir.exprs import Col, Named
-from scalein.ir.handed_on import is_copy_free, split_items
-from scalein.ir.nodes import Chain, Grouped, Host, Node, Pipe, Scan, Take
+from scalein.ir.handed_on import Origin, is_copy_free, split_items, taken_items
+from scalein.ir.nodes import Chain, Grouped, Host, Node, Ordered, Pipe, Scan, Take
+from scalein.ir.ops import Explode
 from scalein.ir.printer import show_expr, show_window
 from scalein.ir.stages import (
     Collect,
+    Fresh,
     FromBatches,
     FromRecords,
     FromRows,
@@ -35,14 +38,17 @@ from scalein.ir.stages import (
     GroupMode,
     Let,
     Merge,
+    MergeBag,
     Partition,
     Probe,
+    Rank,
     Read,
+    Spread,
     Stage,
     Step,
     Where,
 )
-from scalein.ir.tables import Acc, AccKind, Output, Table
+from scalein.ir.tables import Acc, AccKind, Output, Table, log_layout
 
 _ACCS = {AccKind.VALID: "count", AccKind.ISUM: "sum", AccKind.FSUM: "sum"}
 _MODES = {GroupMode.ONE: "in one record", GroupMode.DIRECT: "in a direct table", GroupMode.HASH: "in a hash table"}
@@ -75,6 +81,9 @@ def _lines(node: Node, pad: str) -> Iterator[str]:
         case Take():
             yield f"{pad}limit {node.count}"
             yield from _lines(node.input, below)
+        case Ordered():
+            yield f"{pad}{_ordered(node)}"
+            yield from _lines(node.input, below)
         case Chain():
             yield f"{pad}union  -> {node.schema!r}"
             for each in node.inputs:
@@ -94,16 +103,32 @@ def _collected(pipe: Pipe) -> Iterator[str]:
     passed, written = split_items(pipe)
     if written:
         yield _line("write", _items(written))
+    if taken := taken_items(pipe):
+        names = [_taken(pipe.items[i].name, origin) for i, origin in taken.items()]
+        yield _line("take", f"{', '.join(names)}, by row number")
     if passed:
         handed_on = [Named(pipe.items[i].name, Col(name)) for i, name in passed.items()]
         yield _line("as is", _items(tuple(handed_on)))
 
 
+def _taken(name: str, origin: Origin) -> str:
+    column = origin.column if origin.join is None else f"join{origin.join}.{origin.column}"
+    return name if column == name else f"{name} = {column}"
+
+
 def _host(node: Host) -> str:
+    if isinstance(node.op, Explode):
+        return f"explode {node.op.column}, by pyarrow"
     if node.op is not None:
         return f"map_batches {getattr(node.op.fn, '__name__', type(node.op.fn).__name__)}, in Python"
     made = [item for item in node.items if not isinstance(item.expr, Col)]
     return f"pyarrow computes {_items(tuple(made))}"
+
+
+def _ordered(node: Ordered) -> str:
+    by = ", ".join(f"{name}{' descending' if descending else ''}" for name, descending in node.by)
+    what = "sort" if node.count is None else f"first {node.count}"
+    return f"{what} by {by}{', nulls last' if node.nulls_last else ''}, in pyarrow"
 
 
 def _steps(steps: tuple[Step, ...]) -> Iterator[str]:
@@ -126,6 +151,9 @@ def show_step(step: Step) -> str:
             keys = ", ".join(map(show_expr, step.keys))
             several = "" if step.unique else ", several matches a row"
             return _line("probe", f"join{step.table}, {step.how} on {keys}{_variant(step)}{several}")
+        case Fresh():
+            keys = ", ".join(map(show_expr, step.keys))
+            return _line("first", f"row of each {keys}, {step.table.layout.size} bytes a record")
 
 
 def _variant(probe: Probe) -> str:
@@ -142,9 +170,15 @@ def _items(items: tuple[Named, ...]) -> str:
 def _item(item: Named) -> str:
     if _keeps_name(item):
         return item.name
-    if isinstance(item.expr, Col) and item.expr.name == f"#id.{item.name}":
-        return f"{item.name} (as an id)"
+    if isinstance(item.expr, Col) and item.expr.name in (names := _as_what(item.name)):
+        return f"{item.name} ({names[item.expr.name]})"
     return f"{item.name} = {show_expr(item.expr)}"
+
+
+def _as_what(name: str) -> dict[str, str]:
+    """What a column of ours is to the user's column of this name."""
+    return {f"#id.{name}": "as an id", f"#start.{name}": "where its values start",
+            f"#count.{name}": "how many they are"}
 
 
 def _keeps_name(item: Named) -> bool:
@@ -164,19 +198,26 @@ def _state(table: Table) -> Iterator[str]:
     ring = f", {table.ring} slices of {layout.ring_step}" if table.ring else ""
     yield _line("gives", ", ".join(f"{o.name} = {_output(o, table)}" for o in table.outputs) or "its keys")
     yield _line("state", f"{layout.size} bytes a group{ring}: {', '.join(map(_acc, table.accs))}")
+    beside = [f"{bag.layout.size} bytes for each value of {_args(table.accs[k])}" for k, bag in table.bags]
+    beside += [f"{log_layout(acc).size} bytes for each row of {_args(acc)}" for _, acc in table.logs]
+    if beside:
+        yield _line("beside", ", ".join(beside))
 
 
 def _output(output: Output, table: Table) -> str:
     """The aggregate as the user wrote it, from the accumulator it is finished from."""
     first = table.accs[output.accs[0]]
-    args = "" if first.arg is None else ", ".join(show_expr(e) for e in (first.arg, first.by) if e is not None)
+    args = ", ".join(filter(None, [_args(first), *map(repr, first.params)]))
     return f"{'count' if output.fn == 'count_valid' else output.fn}({args})"
 
 
 def _acc(acc: Acc) -> str:
     name = _ACCS.get(acc.kind, acc.kind.value)
-    args = ", ".join(show_expr(e) for e in (acc.arg, acc.by) if e is not None)
-    return f"{name}({args})" if args else name
+    return f"{name}({_args(acc)})" if acc.arg is not None else name
+
+
+def _args(acc: Acc) -> str:
+    return ", ".join(show_expr(e) for e in (acc.arg, acc.by) if e is not None)
 
 
 def dump_stage(stage: Stage) -> str:
@@ -214,6 +255,12 @@ def _sink(stage: Stage) -> Iterator[str]:
         case Merge(table, mode, slide):
             what = "slices into windows" if slide else "groups"
             yield _line("merge", f"{what} {_by(table)}, {_MODES[mode]}")
+        case MergeBag(table, bag):
+            yield _line("merge", f"the values of {_args(table.accs[table.bags[bag][0]])}, group by group")
+        case Spread(table, acc):
+            yield _line("append", f"16 bytes to the group's values of {_args(table.accs[acc])}")
+        case Rank(table, acc, fold):
+            yield _line("fold" if fold else "rank", f"each group's values of {_args(table.accs[acc])}")
         case Partition() as sink:
             row_number = ", row number" if sink.ordinal else ""
             yield _line("append", f"{sink.stride} bytes to a partition: {_items(sink.items)}{row_number}")

@@ -15,6 +15,7 @@ from enum import Enum
 from scalein.dtypes import I64, DType
 from scalein.ir.exprs import Expr, Named, type_of
 from scalein.ir.tables import Table
+from scalein.layout import size_of
 
 # --- what a stage reads
 
@@ -23,7 +24,7 @@ from scalein.ir.tables import Table
 class Read:
     """One column of a stage's input, as its bytes are.
 
-    form: fixed | bits | str32 | str64 | view | dict (codes into strings) | lut (a table over the
+    form: fixed | bits | bytes (of one width) | str32 | str64 | view | dict (codes into strings) | lut (a table over the
     codes of column `via`) | field (of a record, at `offset`; its null bit is `null_bit` of the
     record's null word).
     """
@@ -111,7 +112,18 @@ class Probe:
     build: Table | None = None
 
 
-Step = Where | Let | Probe
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """Keep the first row of each key; the table remembers, in its one accumulator, which row that was.
+
+    A kernel has at most one: see `llvm_backend/fresh.py` and `passes/fuse.py`.
+    """
+
+    table: Table
+    keys: tuple[Expr, ...]
+
+
+Step = Where | Let | Probe | Fresh
 
 # --- sinks
 
@@ -153,6 +165,37 @@ class Merge:
     slide: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class MergeBag:
+    """Move the records of another table's bag into this one's, after the table itself was merged."""
+
+    table: Table
+    bag: int
+    mode: GroupMode = GroupMode.HASH
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Write a pair (key, payload) for each entry of a log, one group's behind the other.
+
+    It is (value in an order-preserving form, rows) where values are ranked, (number of the row, number of the entry)
+    where they are listed.
+    """
+
+    table: Table
+    acc: int
+    mode: GroupMode
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """Rank each group's pairs: sort them, or compute its quantiles; `fold` writes the log anew, equal values as one."""
+
+    table: Table
+    acc: int
+    fold: bool = False
+
+
 @dataclass(frozen=True)
 class Partition:
     """Append each row (keys, time, arguments) to the chunk of its key group: 8-byte aligned fields,
@@ -168,13 +211,12 @@ class Partition:
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        sizes = [16 if type_of(item.expr).is_string else 8 for item in self.items]
+        sizes = [max(8, size_of(type_of(item.expr))) for item in self.items]
         return tuple(sum(sizes[:k]) for k in range(len(sizes)))
 
     @property
     def null_offset(self) -> int:
-        last = 16 if type_of(self.items[-1].expr).is_string else 8
-        return self.offsets[-1] + last
+        return self.offsets[-1] + max(8, size_of(type_of(self.items[-1].expr)))
 
     @property
     def ordinal_offset(self) -> int:
@@ -194,7 +236,7 @@ class Partition:
         return FromRows(tuple(reads), self.stride, self.null_offset)
 
 
-Sink = Collect | Group | Merge | Partition
+Sink = Collect | Group | Merge | MergeBag | Spread | Rank | Partition
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from enum import Enum
 from scalein.dtypes import F64, I64, DType, Field, Kind, Schema
 from scalein.ir import ops
 from scalein.ir.exprs import Expr, type_of
-from scalein.layout import RecordLayout, Slot, size_of
+from scalein.layout import SKETCH_REGISTERS, RecordLayout, Slot, size_of
 
 
 class AccKind(Enum):
@@ -31,6 +31,12 @@ class AccKind(Enum):
     ARG_MIN = "arg_min"
     ARG_MAX = "arg_max"
     CHAIN = "chain"
+    DISTINCT = "distinct"
+    SKETCH = "sketch"
+    VALUES = "values"
+    QUANTILE = "quantile"
+    LIST = "list"
+    TOP = "top"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +46,32 @@ class Acc:
     kind: AccKind
     arg: Expr | None = None
     by: Expr | None = None
+    params: tuple[object, ...] = ()
 
     @property
     def dtype(self) -> DType:
         return I64 if self.arg is None else type_of(self.arg)
+
+    @property
+    def has_heap(self) -> bool:
+        """Whether it keeps bytes of any length: those live in the heap of the table's owner."""
+        given = [type_of(e) for e in (self.arg, self.by) if e is not None]
+        return self.kind in _KEEPS_VALUES and any(dtype.is_bytes for dtype in given)
+
+    @property
+    def has_side(self) -> bool:
+        """Whether rows are counted in outside of the record: in a bag or a log."""
+        return self.kind in (AccKind.DISTINCT, AccKind.VALUES, AccKind.LIST, AccKind.TOP)
+
+    @property
+    def needs_order(self) -> bool:
+        """Whether rows are told apart by their number in the source."""
+        return self.kind in _ORDERED
+
+
+_KEEPS_VALUES = (AccKind.MIN, AccKind.MAX, AccKind.FIRST, AccKind.LAST, AccKind.ARG_MIN, AccKind.ARG_MAX,
+                 AccKind.LIST, AccKind.TOP)
+_ORDERED = (AccKind.FIRST, AccKind.LAST, AccKind.ARG_MIN, AccKind.ARG_MAX, AccKind.LIST, AccKind.TOP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +83,11 @@ class Output:
     dtype: DType
     nullable: bool
     accs: tuple[int, ...]
+
+    @property
+    def is_list(self) -> bool:
+        """Whether its values are in a log, to which the record only points."""
+        return self.fn in ("collect", "top_k")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +129,51 @@ class Table:
         return any(key.nullable for key in self.keys)
 
     @property
+    def bags(self) -> tuple[tuple[int, Table], ...]:
+        """Side tables, each with the number of its accumulator: (record of a group, value) -> number of rows."""
+        return tuple((k, _bag(acc)) for k, acc in enumerate(self.accs) if acc.kind is AccKind.DISTINCT)
+
+    @property
+    def logs(self) -> tuple[tuple[int, Acc], ...]:
+        """Accumulators whose values go to a log, one entry a row: see `log_layout`."""
+        logged = (AccKind.VALUES, AccKind.LIST, AccKind.TOP)
+        return tuple((k, acc) for k, acc in enumerate(self.accs) if acc.kind in logged)
+
+    @property
+    def has_lists(self) -> bool:
+        """Whether groups give lists, whose values are not in their records when they are emitted."""
+        return any(output.is_list for output in self.outputs)
+
+    @property
+    def has_sides(self) -> bool:
+        """Whether something outside of the records belongs to them."""
+        return bool(self.bags or self.logs)
+
+    @property
+    def has_heap(self) -> bool:
+        return any(acc.has_heap for acc in self.accs)
+
+    @property
+    def heap_cells(self) -> tuple[str, ...]:
+        """Fields of a record that hold bytes, other than keys."""
+        kept = [(k, acc) for k, acc in enumerate(self.accs) if acc.has_heap and not acc.has_side]
+        parts = [(f"acc{k}.{part}", e) for k, acc in kept for part, e in (("value", acc.arg), ("by", acc.by))]
+        return tuple(name for name, e in parts if e is not None and type_of(e).is_bytes)
+
+    def quantiles_of(self, values: Acc) -> tuple[tuple[int, float], ...]:
+        """Accumulators computed from ranked values, each with its share."""
+        if values.kind is not AccKind.VALUES:
+            return ()
+        return tuple((k, float(str(acc.params[0]))) for k, acc in enumerate(self.accs)
+                     if acc.kind is AccKind.QUANTILE and (acc.arg, acc.params[1:]) == (values.arg, values.params))
+
+    @property
     def layout(self) -> RecordLayout:
         fixed = [Slot("hash", 8)] if self.keys or self.window else []
         if self.has_nulls:
             fixed.append(Slot("nulls", 8))
+        if self.has_sides:
+            fixed.append(Slot("moved", 8, _MINUS))  # when merged: the record's new place
         fixed += [Slot(f"key{k}", size_of(key.stored)) for k, key in enumerate(self.keys)]
         if self.slicing is Slicing.KEY:
             fixed.append(Slot("slice", 8))
@@ -117,31 +191,74 @@ class Table:
         return Schema(tuple(fields + [Field(o.name, o.dtype, o.nullable) for o in self.outputs]))
 
 
+_MINUS = (-1).to_bytes(8, "little", signed=True)
+
+
+def _bag(acc: Acc) -> Table:
+    keys = (Key("owner", I64, False), Key("value", acc.dtype, False))
+    return Table(keys, (Acc(AccKind.ROWS),), ())
+
+
+def log_layout(acc: Acc) -> RecordLayout:
+    """An entry of a log: the record of its group, its row's number, its value, and what it is ordered by.
+
+    Of values that are only ranked, an entry has one in an order-preserving form, and the number of its rows.
+    """
+    if acc.kind is AccKind.VALUES:
+        return RecordLayout((Slot("owner", 8), Slot("key", 8), Slot("rows", 8)))
+    by = [Slot("by", 8)] if acc.kind is AccKind.TOP else []
+    return RecordLayout((Slot("owner", 8), Slot("row", 8), *by, Slot("value", size_of(acc.dtype))))
+
+
+def _cell(name: str, dtype: DType) -> list[Slot]:
+    """A value that is replaced now and then; bytes have a piece of heap of their own, and its size."""
+    own = [Slot(f"{name}.heap", 8), Slot(f"{name}.room", 8)] if dtype.is_bytes else []
+    return [Slot(name, size_of(dtype)), *own]
+
+
+# A trillion values of so many digits have a sum of less than 2^127.
+_DIGITS_SUMMED = 26
+
+
+def sum_bytes(dtype: DType) -> int:
+    """Bytes in which values of a type are summed, such that no order of the rows can overflow them."""
+    return 24 if dtype.is_decimal and dtype.precision > _DIGITS_SUMMED else 16
+
+
 def acc_slots(number: int, acc: Acc) -> list[Slot]:
     """The fields of an accumulator, with the values that mean "no row yet"."""
     name = f"acc{number}"
-    value = Slot(f"{name}.value", size_of(acc.dtype))
+    value = _cell(f"{name}.value", acc.dtype)
+    ok = Slot(f"{name}.ok", 1)
     match acc.kind:
+        case AccKind.MIN | AccKind.MAX if acc.dtype.is_bytes:
+            return [*value, ok]
+        case AccKind.DISTINCT:
+            return [Slot(name, 8)]
+        case AccKind.SKETCH:
+            return [Slot(name, SKETCH_REGISTERS)]
+        case AccKind.QUANTILE:
+            return [Slot(name, 8)]
+        case AccKind.VALUES | AccKind.LIST | AccKind.TOP:
+            return [Slot(name, 8), Slot(f"{name}.start", 8)]
         case AccKind.ROWS | AccKind.VALID:
             return [Slot(name, 8)]
         case AccKind.ISUM:
-            return [Slot(name, 16)]
+            return [Slot(name, sum_bytes(acc.dtype))]
         case AccKind.FSUM:
             return [Slot(name, 8)]
         case AccKind.MIN | AccKind.MAX:
-            return [Slot(name, value.size, extreme(acc.dtype, least=acc.kind is AccKind.MAX))]
+            return [Slot(name, size_of(acc.dtype), extreme(acc.dtype, least=acc.kind is AccKind.MAX))]
         case AccKind.MOMENTS:
             return [Slot(f"{name}.n", 8), Slot(f"{name}.mean", 8), Slot(f"{name}.m2", 8)]
         case AccKind.FIRST | AccKind.LAST:
             worst = 2**63 - 1 if acc.kind is AccKind.FIRST else -1
-            return [Slot(f"{name}.row", 8, worst.to_bytes(8, "little", signed=True)), value, Slot(f"{name}.ok", 1)]
+            return [Slot(f"{name}.row", 8, worst.to_bytes(8, "little", signed=True)), *value, ok]
         case AccKind.ARG_MIN | AccKind.ARG_MAX:
             by = type_of(acc.by) if acc.by is not None else F64
-            return [Slot(f"{name}.row", 8, (-1).to_bytes(8, "little", signed=True)),
-                    Slot(f"{name}.by", size_of(by)), value, Slot(f"{name}.ok", 1)]
+            return [Slot(f"{name}.row", 8, _MINUS), *_cell(f"{name}.by", by), *value, ok]
         case AccKind.CHAIN:
-            minus = (-1).to_bytes(8, "little", signed=True)
-            return [Slot(f"{name}.head", 8, minus), Slot(f"{name}.tail", 8, minus)]
+            return [Slot(f"{name}.head", 8, _MINUS), Slot(f"{name}.tail", 8, _MINUS)]
 
 
 def extreme(dtype: DType, *, least: bool) -> bytes:

@@ -10,17 +10,17 @@ from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from typing import TypeVar
 
-from scalein.dtypes import BOOL, DType, Field, Kind, Schema
+from scalein.dtypes import BOOL, DType, Field, Kind, Schema, alike, element_of
 from scalein.errors import InternalError
 from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, type_of, walk
 from scalein.ir.functions import AGGREGATES, ANY, COMPARISONS, FUNCTIONS, has_host
-from scalein.ir.nodes import Chain, Grouped, Host, JoinTable, Node, Pipe, Take
-from scalein.ir.ops import Aggregate, Filter, Join, Limit, Op, Source, Union, Watermark
+from scalein.ir.nodes import Chain, Grouped, Host, JoinTable, Node, Ordered, Pipe, Take
+from scalein.ir.ops import Aggregate, Distinct, Explode, Filter, Join, Limit, Op, Sort, Source, Union, Watermark
 from scalein.ir.printer import dump, show_expr
 from scalein.ir.rewrite import exprs_of, walk_nodes, walk_ops
 from scalein.ir.stage_printer import dump_program
-from scalein.ir.stages import Let, Probe, Where
-from scalein.ir.tables import Acc, AccKind
+from scalein.ir.stages import Fresh, Let, Probe, Where
+from scalein.ir.tables import Acc, AccKind, Table
 
 Fields = dict[str, Field]
 Schemas = dict[int, Fields]  # by the id of the op; each is derived once, not again for every expression above
@@ -70,6 +70,18 @@ def _wrong_in_op(op: Op, schemas: Schemas) -> Iterator[str]:
             yield from _expect(lambda: "the predicate", op.predicate.dtype, BOOL)
         case Limit() if op.count < 0:
             yield f"count is {op.count}"
+        case Distinct():
+            known = set(schemas[id(op.input)])
+            yield from (f"no column {name!r} in its input" for name in op.keys if name not in known)
+            yield from ["no keys"] if not op.keys else []
+        case Sort():
+            yield from ["nothing to sort by"] if not op.by else []
+            yield from [f"count is {op.count}"] if op.count is not None and op.count < 0 else []
+        case Explode():
+            column = schemas[id(op.input)].get(op.column)
+            if column is None or element_of(column.dtype) is None:
+                yield f"no list {op.column!r} in its input"
+                return
         case Watermark() if op.column not in schemas[id(op.input)]:
             yield f"no column {op.column!r} in its input"
         case Union():
@@ -78,7 +90,7 @@ def _wrong_in_op(op: Op, schemas: Schemas) -> Iterator[str]:
             yield from _wrong_in_join(op, schemas)
         case Aggregate():
             yield from _wrong_in_aggregate(op)
-    if isinstance(op, Filter | Limit | Watermark):
+    if isinstance(op, Filter | Limit | Distinct | Sort | Watermark):
         schemas[id(op)] = schemas[id(op.input)]
         return
     fields = op.schema.fields
@@ -129,7 +141,7 @@ def _held_by(dtype: DType) -> type:
     """The Python type of the physical values of a literal."""
     if dtype.is_float:
         return float
-    return {Kind.BOOL: bool, Kind.STR: str}.get(dtype.kind, int)
+    return {Kind.BOOL: bool, Kind.STR: str, Kind.BIN: bytes}.get(dtype.kind, int)
 
 
 def _wrong_in_call(call: Call) -> Iterator[str]:
@@ -214,6 +226,8 @@ def _wrong_in_node(node: Node) -> Iterator[str]:
             yield from (wrong for item in node.items for wrong in _wrong_inside(item.expr, fields))
         case Take(count=count) if count < 0:
             yield f"count is {count}"
+        case Ordered():
+            yield from (f"no column {name!r} in its input" for name, _ in node.by if name not in node.schema.names)
         case Chain():
             for below in node.inputs:
                 yield from _wrong_in_part(below.schema, node.schema)
@@ -238,6 +252,8 @@ def _wrong_in_kernel(node: Pipe | Grouped) -> Generator[str, None, Fields]:
     probes = [step.table for step in node.steps if isinstance(step, Probe)]
     if len(tables) != len(node.joins) or len(set(probes)) != len(probes) or set(probes) != set(tables):
         yield f"it probes joins {probes} and has tables {[number for number, _ in node.joins]}"
+    if sum(isinstance(step, Fresh) for step in node.steps) > isinstance(node, Pipe):
+        yield "a distinct too many"
     fields = _fields(node.input.schema)
     for step in node.steps:
         match step:
@@ -251,6 +267,8 @@ def _wrong_in_kernel(node: Pipe | Grouped) -> Generator[str, None, Fields]:
             case Probe():
                 yield from _wrong_in_probe(step, tables[step.table], fields)
                 fields = {**fields, **_kept(step, tables[step.table])}
+            case Fresh():
+                yield from _wrong_keys_of(step.table, step.keys, fields)
     return fields
 
 
@@ -258,6 +276,8 @@ def _wrong_in_kernel_expr(expr: Expr, fields: Fields) -> Iterator[str]:
     yield from _wrong_inside(expr, fields)
     if has_host(expr):
         yield f"{show_expr(expr)} is pyarrow's to compute, and stands in a kernel"
+    if not isinstance(expr, Col) and any(type_of(node).is_nested for node in walk(expr)):
+        yield f"{show_expr(expr)} reads a nested column in a kernel"
 
 
 def _wrong_in_probe(probe: Probe, table: JoinTable, fields: Fields) -> Iterator[str]:
@@ -276,16 +296,21 @@ def _kept(probe: Probe, table: JoinTable) -> Fields:
             for name, column in probe.keep}
 
 
-def _wrong_in_table(node: Grouped, fields: Fields) -> Iterator[str]:
-    table = node.table
-    if len(table.keys) != len(node.keys):
-        yield f"{len(node.keys)} keys for a table of {len(table.keys)}"
+def _wrong_keys_of(table: Table, keys: tuple[Expr, ...], fields: Fields) -> Iterator[str]:
+    """What is wrong with the keys by which rows find their record."""
+    if len(table.keys) != len(keys):
+        yield f"{len(keys)} keys for a table of {len(table.keys)}"
         return
-    for key, expr in zip(table.keys, node.keys, strict=True):
+    for key, expr in zip(table.keys, keys, strict=True):
         yield from _wrong_in_kernel_expr(expr, fields)
         yield from _expect(partial("key {!r}".format, key.name), expr.dtype, key.dtype)
         if expr.nullable and not key.nullable:
             yield f"key {key.name!r} can be null and is kept as if it could not"
+
+
+def _wrong_in_table(node: Grouped, fields: Fields) -> Iterator[str]:
+    table = node.table
+    yield from _wrong_keys_of(table, node.keys, fields)
     given = [e for acc in table.accs for e in (acc.arg, acc.by) if e is not None]
     for expr in given if table.window is None else [*given, table.window.time]:
         yield from _wrong_in_kernel_expr(expr, fields)
@@ -300,6 +325,6 @@ def _wrong_in_table(node: Grouped, fields: Fields) -> Iterator[str]:
 
 def _expect(what: Callable[[], str], found: DType | None, expected: DType | None) -> Iterator[str]:
     """Complain if types differ; the Arrow form of a string is no difference to an expression."""
-    if found == expected is not None or (found and expected and found.is_string and expected.is_string):
+    if found is not None and expected is not None and alike(found, expected):
         return
     yield f"{what()} is {found!r}, not {expected!r}"

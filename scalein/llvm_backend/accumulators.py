@@ -14,14 +14,14 @@ from llvmlite import ir
 from scalein.dtypes import F64 as DOUBLE
 from scalein.dtypes import DType
 from scalein.ir.exprs import type_of
-from scalein.ir.tables import Acc, AccKind, Output, Table
+from scalein.ir.tables import Acc, AccKind, Output, Table, sum_bytes
+from scalein.llvm_backend import decimals
+from scalein.llvm_backend.cells import Data, Place, ordering, read_cell, write_cell
 from scalein.llvm_backend.code import Code
-from scalein.llvm_backend.compare import compare_floats
 from scalein.llvm_backend.exprs import lower_expr
-from scalein.llvm_backend.fn import F64, I8, I64, I128, Fn, const
-from scalein.llvm_backend.values import Env, Row, Value, from_memory, memory_type, to_memory
-
-Place = Callable[[str], ir.Value]
+from scalein.llvm_backend.fn import F64, I1, I8, I64, I128, Fn, const
+from scalein.llvm_backend.sketch import estimate, merge_sketch, update_sketch
+from scalein.llvm_backend.values import Env, Row, Str, Value, from_memory, memory_type, to_memory
 
 
 def update(code: Code, number: int, acc: Acc, place: Place, row: Row, env: Env,
@@ -42,16 +42,18 @@ def update(code: Code, number: int, acc: Acc, place: Place, row: Row, env: Env,
         case AccKind.VALID:
             _bump(f, place(name), const(1) if valid is None else b.zext(valid, I64))
         case AccKind.ISUM:
-            wide = (b.sext if dtype.is_signed else b.zext)(data, I128)
+            wide = widened(f, value.number, dtype)
             if valid is not None:
-                wide = b.select(valid, wide, const(0, I128))
-            total = b.load(place(name), typ=I128, align=8)
+                wide = b.select(valid, wide, const(0, wide.type))
+            total = b.load(place(name), typ=wide.type, align=8)
             f.store(b.add(total, wide), place(name), align=8)
         case AccKind.FSUM:
             wide = data if value.number.type == F64 else b.fpext(data, F64)
             if valid is not None:
                 wide = b.select(valid, wide, const(-0.0, F64))
             f.store(b.fadd(b.load(place(name), typ=F64), wide), place(name))
+        case AccKind.MIN | AccKind.MAX if dtype.is_bytes:
+            _improve(code, acc, name, place, data, valid)
         case AccKind.MIN | AccKind.MAX:
             old = from_memory(f, b.load(place(name), typ=memory_type(dtype)), dtype)
             new = better(f, acc.kind, old, data, dtype)
@@ -65,29 +67,45 @@ def update(code: Code, number: int, acc: Acc, place: Place, row: Row, env: Env,
             merge_moments(f, name, place, one, data, const(0.0, F64))
         case AccKind.FIRST | AccKind.LAST:
             this = ordinal()
-            _take(f, name, place, dtype, _is_before(f, acc.kind, name, place, this), this, data, valid)
+            _take(code, name, place, _is_before(f, acc.kind, name, place, this), this, data, valid)
         case AccKind.ARG_MIN | AccKind.ARG_MAX:
             assert acc.by is not None
             by = lower_expr(code, acc.by, env, row)
             this = ordinal()
-            wins = _wins(f, acc, name, place, by.data, this)
-            wins = f.all_of(wins, by.valid)
-            _take(f, name, place, dtype, wins, this, data, valid)
-            _store_if(f, wins, place(f"{name}.by"), to_memory(f, by.data))
+            wins = f.all_of(_wins(code, acc, name, place, by.data, this), by.valid)
+            assert wins is not None
+            _take(code, name, place, wins, this, data, valid)
+            _write_if(code, wins, place, f"{name}.by", by.data)
+        case AccKind.SKETCH:
+            update_sketch(f, place(name), value.number, valid)
+        case AccKind.QUANTILE:  # computed from the log of its values when the group is finished
+            pass
+        case _:
+            raise AssertionError(f"{acc.kind} is counted in by `sides`")
 
 
-def merge(f: Fn, number: int, acc: Acc, place: Place, other: Place) -> None:
+def merge(code: Code, number: int, acc: Acc, place: Place, other: Place) -> None:
     """Count another group's rows in."""
-    b, name = f.b, f"acc{number}"
+    f, b, name = code.f, code.f.b, f"acc{number}"
     dtype = acc.dtype
     match acc.kind:
         case AccKind.ROWS | AccKind.VALID:
             _bump(f, place(name), b.load(other(name), typ=I64))
         case AccKind.ISUM:
-            total = b.add(b.load(place(name), typ=I128, align=8), b.load(other(name), typ=I128, align=8))
+            typ = sum_type(dtype)
+            total = b.add(b.load(place(name), typ=typ, align=8), b.load(other(name), typ=typ, align=8))
             f.store(total, place(name), align=8)
         case AccKind.FSUM:
             f.store(b.fadd(b.load(place(name), typ=F64), b.load(other(name), typ=F64)), place(name))
+        case AccKind.VALUES | AccKind.LIST | AccKind.TOP:  # the entries follow: see `sides`
+            _bump(f, place(name), b.load(other(name), typ=I64))
+        case AccKind.SKETCH:
+            merge_sketch(f, place(name), other(name))
+        case AccKind.DISTINCT | AccKind.QUANTILE:
+            pass
+        case AccKind.MIN | AccKind.MAX if dtype.is_bytes:
+            ok = b.icmp_unsigned("!=", b.load(other(f"{name}.ok"), typ=I8), const(0, I8))
+            _improve(code, acc, name, place, read_cell(f, other(f"{name}.value"), dtype), ok)
         case AccKind.MIN | AccKind.MAX:
             typ = memory_type(dtype)
             old, new = (from_memory(f, b.load(p(name), typ=typ), dtype) for p in (place, other))
@@ -100,13 +118,12 @@ def merge(f: Fn, number: int, acc: Acc, place: Place, other: Place) -> None:
                 wins = _is_before(f, acc.kind, name, place, this)
             else:
                 assert acc.by is not None
-                by_type = type_of(acc.by)
-                by = from_memory(f, b.load(other(f"{name}.by"), typ=memory_type(by_type)), by_type)
-                wins = b.and_(_wins(f, acc, name, place, by, this), b.icmp_signed(">=", this, const(0)))
-                _store_if(f, wins, place(f"{name}.by"), to_memory(f, by))
-            data = from_memory(f, b.load(other(f"{name}.value"), typ=memory_type(dtype)), dtype)
+                by = read_cell(f, other(f"{name}.by"), type_of(acc.by))
+                wins = b.and_(_wins(code, acc, name, place, by, this), b.icmp_signed(">=", this, const(0)))
+                _write_if(code, wins, place, f"{name}.by", by)
+            data = read_cell(f, other(f"{name}.value"), dtype)
             ok = b.icmp_unsigned("!=", b.load(other(f"{name}.ok"), typ=I8), const(0, I8))
-            _take(f, name, place, dtype, wins, this, data, ok)
+            _take(code, name, place, wins, this, data, ok)
         case AccKind.CHAIN:
             raise AssertionError("chains are never merged")
 
@@ -125,24 +142,35 @@ def finish(code: Code, table: Table, output: Output, place: Place) -> Value:
         return None if len(output.accs) < 2 else b.icmp_signed(">", count(1), const(0))
 
     match output.fn:
-        case "count" | "count_valid":
+        case "count" | "count_valid" | "n_unique":
             return Value(b.load(place(name), typ=I64))
+        case "approx_n_unique":
+            return Value(estimate(f, place(name)))
+        case "quantile" | "approx_quantile":
+            return Value(b.load(place(name), typ=F64), seen() if output.nullable else None)
+        case "sum" if acc.dtype.is_decimal:
+            total = b.load(place(name), typ=sum_type(acc.dtype), align=8)
+            wrong = decimals.outside(f, total, output.dtype.precision)
+            code.fail(f"decimal overflow in the sum `{output.name}`", wrong)
+            return Value(total if total.type == I128 else b.trunc(total, I128), seen())
         case "sum" if acc.kind is AccKind.ISUM:
-            total = b.load(place(name), typ=I128, align=8)
-            low = b.trunc(total, I64)
-            back = (b.sext if output.dtype.is_signed else b.zext)(low, I128)
-            code.fail(f"integer overflow in the sum `{output.name}`", b.icmp_unsigned("!=", back, total))
+            low, high = _halves(f, place(name))
+            sign = b.ashr(low, const(63)) if output.dtype.is_signed else const(0)
+            code.fail(f"integer overflow in the sum `{output.name}`", b.icmp_unsigned("!=", high, sign))
             return Value(low, seen())
         case "sum":
             return Value(b.load(place(name), typ=F64), seen())
         case "mean":
-            if acc.kind is AccKind.ISUM:
-                real = _as_float(f, b.load(place(name), typ=I128, align=8), acc.dtype.is_signed)
+            if acc.dtype.is_decimal:
+                total = b.load(place(name), typ=sum_type(acc.dtype), align=8)
+                real = decimals.over_power(f, decimals.to_float(f, total), acc.dtype.scale)
+            elif acc.kind is AccKind.ISUM:
+                real = _as_float(f, *_halves(f, place(name)), acc.dtype.is_signed)
             else:
                 real = b.load(place(name), typ=F64)
             n = count(1)
             return Value(b.fdiv(real, b.sitofp(n, F64)), b.icmp_signed(">", n, const(0)) if output.nullable else None)
-        case "min" | "max":
+        case "min" | "max" if not acc.dtype.is_bytes:
             return Value(from_memory(f, b.load(place(name), typ=memory_type(acc.dtype)), acc.dtype), seen())
         case "var" | "std":
             n, m2 = (b.load(place(f"{name}.{part}"), typ=F64) for part in ("n", "m2"))
@@ -150,17 +178,32 @@ def finish(code: Code, table: Table, output: Output, place: Place) -> Value:
             if output.fn == "std":
                 variance = f.call("llvm.sqrt.f64", F64, [variance])
             return Value(variance, b.fcmp_ordered(">=", n, const(2.0, F64)))
-        case _:  # first, last, arg_min, arg_max
-            data = from_memory(f, b.load(place(f"{name}.value"), typ=memory_type(acc.dtype)), acc.dtype)
+        case _:  # first, last, arg_min, arg_max, and bytes of any kind
+            data = read_cell(f, place(f"{name}.value"), acc.dtype)
             return Value(data, b.icmp_unsigned("!=", b.load(place(f"{name}.ok"), typ=I8), const(0, I8)))
 
 
-def _as_float(f: Fn, total: ir.Value, signed: bool) -> ir.Value:
+def sum_type(dtype: DType) -> ir.IntType:
+    """The integer in which values of a type are summed."""
+    return ir.IntType(8 * sum_bytes(dtype))
+
+
+def widened(f: Fn, data: ir.Value, dtype: DType) -> ir.Value:
+    """A value as its sum's integer."""
+    typ = sum_type(dtype)
+    return data if data.type == typ else (f.b.sext if dtype.is_signed else f.b.zext)(data, typ)
+
+
+def _halves(f: Fn, place: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """The low and high word of a sum."""
+    return f.b.load(place, typ=I64), f.b.load(f.byte_at(place, 8), typ=I64)
+
+
+def _as_float(f: Fn, low: ir.Value, high: ir.Value, signed: bool) -> ir.Value:
     """A 128-bit sum as a float. One that fits 64 bits is rounded once; beyond that, parts are added."""
     b = f.b
-    low, high = b.trunc(total, I64), b.trunc(b.ashr(total, const(64, I128)), I64)
     to_float = b.sitofp if signed else b.uitofp
-    fits = b.icmp_unsigned("==", (b.sext if signed else b.zext)(low, I128), total)
+    fits = b.icmp_unsigned("==", high, b.ashr(low, const(63)) if signed else const(0))
     parts = b.fadd(b.fmul(to_float(high, F64), const(2.0**64, F64)), b.uitofp(low, F64))
     return b.select(fits, to_float(low, F64), parts)
 
@@ -216,31 +259,46 @@ def _is_before(f: Fn, kind: AccKind, name: str, place: Place, this: ir.Value) ->
     return f.b.icmp_signed(sign, this, f.b.load(place(f"{name}.row"), typ=I64))
 
 
-def _wins(f: Fn, acc: Acc, name: str, place: Place, by: ir.Value, this: ir.Value) -> ir.Value:
+def _wins(code: Code, acc: Acc, name: str, place: Place, by: Data, this: ir.Value) -> ir.Value:
     """Whether `by` beats the best so far; equal ones go to the earlier row."""
     assert acc.by is not None
-    b, dtype = f.b, type_of(acc.by)
-    best = from_memory(f, b.load(place(f"{name}.by"), typ=memory_type(dtype)), dtype)
+    b = code.f.b
     row = b.load(place(f"{name}.row"), typ=I64)
-    least = acc.kind is AccKind.ARG_MIN
-    if dtype.is_float:
-        less = compare_floats(f, "lt" if least else "gt", by, best)
-        tie = compare_floats(f, "eq", by, best)
-    else:
-        compare = b.icmp_signed if dtype.is_signed else b.icmp_unsigned
-        less, tie = compare("<" if least else ">", by, best), compare("==", by, best)
+    less, tie = ordering(code, by, place(f"{name}.by"), type_of(acc.by))
+    if acc.kind is AccKind.ARG_MAX:
+        less = b.not_(b.or_(less, tie))
     earlier = b.and_(tie, b.icmp_signed("<", this, row))
     return b.or_(b.icmp_signed("<", row, const(0)), b.or_(less, earlier))
 
 
-def _take(f: Fn, name: str, place: Place, dtype: DType, wins: ir.Value | None, this: ir.Value, data: ir.Value,
+def _improve(code: Code, acc: Acc, name: str, place: Place, new: Data, valid: ir.Value | None) -> None:
+    """The lesser or greater of two texts; the first comes as it is."""
+    f, b = code.f, code.f.b
+    wins = f.var(I1, const(1, I1) if valid is None else valid)
+    has_one = b.icmp_unsigned("!=", b.load(place(f"{name}.ok"), typ=I8), const(0, I8))
+    with f.when(b.and_(wins.get(), has_one)):
+        less, tie = ordering(code, new, place(f"{name}.value"), acc.dtype)
+        wins.set(less if acc.kind is AccKind.MIN else b.not_(b.or_(less, tie)))
+    with f.when(wins.get()):
+        write_cell(code, place, f"{name}.value", new)
+        f.store(const(1, I8), place(f"{name}.ok"))
+
+
+def _take(code: Code, name: str, place: Place, wins: ir.Value, this: ir.Value, data: Data,
           valid: ir.Value | None) -> None:
+    f = code.f
     _store_if(f, wins, place(f"{name}.row"), this)
-    _store_if(f, wins, place(f"{name}.value"), to_memory(f, data))
+    _write_if(code, wins, place, f"{name}.value", data)
     _store_if(f, wins, place(f"{name}.ok"), const(1, I8) if valid is None else f.b.zext(valid, I8))
 
 
-def _store_if(f: Fn, condition: ir.Value | None, ptr: ir.Value, value: ir.Value) -> None:
-    if condition is not None:
-        value = f.b.select(condition, value, f.b.load(ptr, typ=value.type))
-    f.store(value, ptr)
+def _write_if(code: Code, condition: ir.Value, place: Place, name: str, data: Data) -> None:
+    if isinstance(data, Str):
+        with code.f.when(condition):
+            write_cell(code, place, name, data)
+    else:
+        _store_if(code.f, condition, place(name), to_memory(code.f, data))
+
+
+def _store_if(f: Fn, condition: ir.Value, ptr: ir.Value, value: ir.Value) -> None:
+    f.store(f.b.select(condition, value, f.b.load(ptr, typ=value.type)), ptr)

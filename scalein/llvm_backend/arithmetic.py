@@ -10,19 +10,22 @@ min/max pass or second loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from llvmlite import ir
 
 from scalein.dtypes import DType
+from scalein.llvm_backend import decimals
 from scalein.llvm_backend.fn import F64, Fn, const
 
-Fail = Callable[[str, ir.Value], None]
+Fail = decimals.Fail
 
 
-def lower(f: Fn, fn: str, args: Sequence[ir.Value], dtype: DType, fail: Fail) -> ir.Value:
+def lower(f: Fn, fn: str, args: Sequence[ir.Value], given: Sequence[DType], dtype: DType, fail: Fail) -> ir.Value:
     if dtype.is_float:
         return lower_float(f, fn, args)
+    if dtype.is_decimal:
+        return decimals.lower(f, fn, args, given, dtype, fail)
     match fn:
         case "add":
             return _add(f, args[0], args[1], dtype, fail)
@@ -162,8 +165,11 @@ def lower_float(f: Fn, fn: str, args: Sequence[ir.Value]) -> ir.Value:
             return b.fsub(args[0], b.fmul(whole, args[1]))
 
 
-def lower_math(f: Fn, fn: str, args: Sequence[ir.Value], dtype: DType, params: tuple[object, ...]) -> ir.Value:
+def lower_math(f: Fn, fn: str, args: Sequence[ir.Value], dtype: DType, params: tuple[object, ...],
+               fail: Fail) -> ir.Value:
     if fn == "round":
+        if dtype.is_decimal:
+            return decimals.round_(f, args[0], dtype, int(str(params[0])), fail)
         if not dtype.is_float:
             return args[0]
         return _round(f, args[0], int(str(params[0])))

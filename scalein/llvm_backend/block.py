@@ -76,7 +76,9 @@ def keep(code: Code, block: Block, test: Callable[[Row], ir.Value]) -> Block:
 
 def _all_rows(code: Code) -> ir.Value:
     """The vector 0, 1, 2, ... that stands for a dense block."""
-    return code.f.constant_array("all_rows", ir.ArrayType(I32, BLOCK_ROWS), list(range(BLOCK_ROWS)), align=64)
+    # As bytes: llvmlite writes them as one string, and 1,024 numbers one by one.
+    numbers = bytearray(b"".join(k.to_bytes(4, "little") for k in range(BLOCK_ROWS)))
+    return code.f.constant_array("all_rows", ir.ArrayType(I8, len(numbers)), numbers, align=64)
 
 
 def _compact(code: Code, mask: ir.Value, old: ir.Value | None, new: ir.Value | None, count: ir.Value) -> None:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from scalein.dtypes import UNITS_PER_SECOND, DType, Kind
+from scalein.dtypes import I64 as I64_TYPE
+from scalein.dtypes import TIMES, DType, Kind, ticks_per_day
+from scalein.llvm_backend import decimals
 from scalein.llvm_backend.arithmetic import Fail, floor_divide
 from scalein.llvm_backend.fn import F64, I32, I64, Fn, const
 from scalein.llvm_backend.values import Str, register_type
 
-DAY_S = 86_400
-
 
 def lower_cast(f: Fn, data: ir.Value | Str, have: DType, want: DType, fail: Fail) -> ir.Value | Str:
     if isinstance(data, Str):
+        if want.form == "fixed":
+            fail("impossible cast", f.b.icmp_unsigned("!=", data.size, const(want.width)))
         return data
-    if {have.kind, want.kind} <= {Kind.TS, Kind.DATE, Kind.DUR}:
+    if have.is_decimal or want.is_decimal:
+        return decimals.cast(f, data, have, want, fail)
+    if want.kind is Kind.TIME:
+        return _cast_clock(f, data, have, want, fail)
+    if have.kind in TIMES and want.kind in TIMES:
         return _cast_time(f, data, have, want, fail)
     if want.kind is Kind.BOOL:
         if have.is_float:
@@ -72,17 +78,33 @@ def _int_to_int(f: Fn, data: ir.Value, have: DType, want: DType, fail: Fail) -> 
     return (f.b.sext if have.is_signed else f.b.zext)(data, typ)
 
 
+def _cast_clock(f: Fn, data: ir.Value, have: DType, want: DType, fail: Fail) -> ir.Value:
+    """A time of the day: in another unit, of a timestamp, or of an integer that must lie within a day."""
+    day, typ = ticks_per_day(want), register_type(want)
+    if have.kind not in TIMES:
+        found = _int_to_int(f, data, have, I64_TYPE, fail)
+        fail("impossible cast", f.b.icmp_unsigned(">=", found, const(day)))
+    else:
+        found = f.b.sext(data, I64) if data.type == I32 else data
+        one = ticks_per_day(have)
+        if have.kind is Kind.TS:
+            found = f.b.sub(found, f.b.mul(floor_divide(f, found, one), const(one)))
+        found = f.b.mul(found, const(day // one)) if day >= one else floor_divide(f, found, one // day)
+    return found if typ == I64 else f.b.trunc(found, typ)
+
+
 def _cast_time(f: Fn, data: ir.Value, have: DType, want: DType, fail: Fail) -> ir.Value:
-    if have.kind is Kind.DATE and want.kind is Kind.DATE:
+    if have.kind is want.kind and not have.unit:
         return data
-    if want.kind is Kind.DATE:
-        days = floor_divide(f, data, DAY_S * UNITS_PER_SECOND[have.unit])
+    data = f.b.sext(data, I64) if data.type == I32 else data
+    one, other = ticks_per_day(have), ticks_per_day(want)
+    if want.kind in (Kind.DATE, Kind.DATE64):
+        days = floor_divide(f, data, one)
+        if want.kind is Kind.DATE64:
+            return _scale(f, days, other, want, fail)
         narrow = f.b.trunc(days, I32)
         fail("impossible cast", f.b.icmp_signed("!=", f.b.sext(narrow, I64), days))
         return narrow
-    if have.kind is Kind.DATE:
-        return _scale(f, f.b.sext(data, I64), DAY_S * UNITS_PER_SECOND[want.unit], want, fail)
-    one, other = UNITS_PER_SECOND[have.unit], UNITS_PER_SECOND[want.unit]
     if other >= one:
         return _scale(f, data, other // one, want, fail)
     return floor_divide(f, data, one // other)

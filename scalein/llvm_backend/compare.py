@@ -9,6 +9,7 @@ from llvmlite import ir
 from scalein.dtypes import DType
 from scalein.llvm_backend import strings
 from scalein.llvm_backend.code import Code
+from scalein.llvm_backend.decimals import is_small, narrowed
 from scalein.llvm_backend.fn import Fn
 from scalein.llvm_backend.values import Str
 
@@ -19,6 +20,8 @@ def compare(code: Code, fn: str, a: ir.Value | Str, b: ir.Value | Str, dtype: DT
             literals: list[object]) -> ir.Value:
     if isinstance(a, Str) and isinstance(b, Str):
         return strings.compare(code, fn, a, b, literals)
+    if is_small(dtype):
+        a, b = narrowed(code.f, a), narrowed(code.f, b)
     if dtype.is_float:
         return compare_floats(code.f, fn, a, b, *(_not_nan(x) for x in literals))
     if dtype.is_signed:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from scalein.dtypes import UNITS_PER_SECOND, DType, Kind
+from scalein.dtypes import UNITS_PER_SECOND, DType, Kind, ticks_per_day
 from scalein.llvm_backend.arithmetic import Fail, floor_divide
 from scalein.llvm_backend.fn import I32, I64, Fn, const
 
@@ -31,8 +31,9 @@ def lower(f: Fn, fn: str, data: ir.Value, dtype: DType, params: tuple[object, ..
         too_great, too_small = f.b.icmp_signed(">", data, const(limit)), f.b.icmp_signed("<", data, const(-limit))
         fail("integer overflow", f.b.or_(too_great, too_small))
         return f.b.mul(data, const(by))
-    if dtype.kind is Kind.DATE:
-        return f.b.trunc(_calendar(f, fn, f.b.sext(data, I64)), I32)
+    data = f.b.sext(data, I64) if data.type == I32 else data
+    if dtype.kind in (Kind.DATE, Kind.DATE64):
+        return f.b.trunc(_calendar(f, fn, floor_divide(f, data, ticks_per_day(dtype))), I32)
     unit = UNITS_PER_SECOND[dtype.unit]
     if fn in ("dt_hour", "dt_minute", "dt_second"):
         return f.b.trunc(_clock(f, fn, data, unit), I32)

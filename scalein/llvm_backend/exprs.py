@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from llvmlite import ir
 
-from scalein.dtypes import DType, Kind
+from scalein.dtypes import DType
 from scalein.errors import InternalError
 from scalein.ir.exprs import Call, Col, Expr, Lit, type_of
 from scalein.ir.printer import show_expr
@@ -20,7 +20,9 @@ from scalein.llvm_backend.casts import lower_cast
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.compare import compare
 from scalein.llvm_backend.fn import I1, const
+from scalein.llvm_backend.hashing import lower_hash
 from scalein.llvm_backend.membership import is_in
+from scalein.llvm_backend.strings import as_bytes
 from scalein.llvm_backend.udf import lower_udf
 from scalein.llvm_backend.values import Env, Row, Str, Value, register_type
 
@@ -41,8 +43,8 @@ def lower_expr(code: Code, expr: Expr, env: Env, row: Row, live: ir.Value | None
 
 
 def lower_literal(code: Code, value: object, dtype: DType) -> Value:
-    if dtype.kind is Kind.STR:
-        content = b"" if value is None else str(value).encode()
+    if dtype.is_bytes:
+        content = as_bytes(value)
         data: ir.Value | Str = Str(code.text(content), const(len(content)))
     elif value is None:
         data = const(0.0 if dtype.is_float else 0, register_type(dtype))
@@ -52,26 +54,37 @@ def lower_literal(code: Code, value: object, dtype: DType) -> Value:
     return Value(data, const(0, I1) if value is None else None)
 
 
-def lower_call(code: Code, call: Call, args: list[Value], live: ir.Value | None) -> Value:
-    """A function that needs all its arguments; null in, null out unless it says otherwise."""
+def lower_call(code: Code, call: Call, args: list[Value], live: ir.Value | None,
+               failed: list[ir.Value] | None = None) -> Value:
+    """A function that needs all its arguments; null in, null out unless it says otherwise.
+
+    A row that fails is an error, unless `failed` is there to take the conditions under which it does.
+    """
     f = code.f
     dtype = type_of(call)
     valid = f.all_of(*(a.valid for a in args))
     given = [type_of(arg) for arg in call.args]
 
     def fail(what: str, condition: ir.Value) -> None:
+        if failed is not None:
+            failed.append(condition)
+            return
         counted = f.all_of(condition, valid, live)
         assert counted is not None
         code.fail(f"{what} in `{show_expr(call)}`", counted)
 
     match call.fn:
         case "add" | "sub" | "mul" | "div" | "floordiv" | "mod" | "neg" | "abs":
-            data = arithmetic.lower(f, call.fn, [a.data for a in args], dtype, fail)
+            data = arithmetic.lower(f, call.fn, [a.data for a in args], given, dtype, fail)
         case "floor" | "ceil" | "sqrt" | "exp" | "log" | "pow" | "round":
-            data = arithmetic.lower_math(f, call.fn, [a.data for a in args], dtype, call.params)
+            data = arithmetic.lower_math(f, call.fn, [a.data for a in args], dtype, call.params, fail)
         case "eq" | "ne" | "lt" | "le" | "gt" | "ge":
             data = compare(code, call.fn, args[0].data, args[1].data, given[0],
                            [_literal(arg) for arg in call.args])
+        case "try_divide":
+            data = arithmetic.lower_float(f, "div", [a.number for a in args])
+            zero = const(0.0, args[1].number.type)
+            valid = f.all_of(valid, f.b.fcmp_unordered("!=", args[1].number, zero))
         case "divisible":
             data = arithmetic.divisible(f, args[0].data, given[0], int(str(call.params[0])))
         case "not":
@@ -80,6 +93,8 @@ def lower_call(code: Code, call: Call, args: list[Value], live: ir.Value | None)
             return Value(const(0, I1) if args[0].valid is None else f.b.not_(args[0].valid))
         case "is_not_null":
             return Value(const(1, I1) if args[0].valid is None else args[0].valid)
+        case "hash":
+            return lower_hash(code, args[0], given[0])
         case "is_nan":
             data = f.b.fcmp_unordered("uno", args[0].data, args[0].data)
         case "is_in":
@@ -173,8 +188,18 @@ def _fill_null(code: Code, call: Call, env: Env, row: Row, live: ir.Value | None
     return choose(code, first.valid, Value(first.data), second)
 
 
+def _try(code: Code, call: Call, env: Env, row: Row, live: ir.Value | None) -> Value:
+    """The value of a call, null where that call fails; its arguments fail as ever."""
+    (tried,) = call.args
+    assert isinstance(tried, Call)
+    failed: list[ir.Value] = []
+    args = [lower_expr(code, arg, env, row, live) for arg in tried.args]
+    value = lower_call(code, tried, args, live, failed)
+    return Value(value.data, code.f.all_of(value.valid, *map(code.f.b.not_, failed)))
+
+
 _LAZY: dict[str, Callable[[Code, Call, Env, Row, ir.Value | None], Value]] = {
-    "and": _and, "or": _or, "if_else": _if_else, "fill_null": _fill_null,
+    "and": _and, "or": _or, "if_else": _if_else, "fill_null": _fill_null, "try": _try,
 }  # fmt: skip
 
 LOWERED = frozenset(_LAZY) | frozenset(
@@ -183,6 +208,6 @@ LOWERED = frozenset(_LAZY) | frozenset(
         "round", "eq", "ne", "lt", "le", "gt", "ge", "divisible", "not", "is_null", "is_not_null", "is_nan", "is_in",
         "cast", "str_len", "starts_with", "ends_with", "contains", "str_slice", "dt_year", "dt_quarter", "dt_month",
         "dt_day", "dt_weekday", "dt_ordinal_day", "dt_hour", "dt_minute", "dt_second", "dt_millisecond",
-        "dt_microsecond", "dt_nanosecond", "dt_truncate", "dt_epoch", "udf",
+        "dt_microsecond", "dt_nanosecond", "dt_truncate", "dt_epoch", "udf", "try_divide", "hash",
     )
 )

@@ -31,6 +31,27 @@ def const(value: int | float, typ: ir.Type = I64) -> ir.Constant:
     return ir.Constant(typ, value)
 
 
+class _Builder(ir.IRBuilder):  # type: ignore[misc]  # llvmlite has no types
+    """Integers of more than 64 bits are aligned to 8 bytes, as in records and in Arrow's buffers; LLVM assumes 16."""
+
+    def load(self, ptr: ir.Value, name: str = "", align: int | None = None, typ: ir.Type | None = None) -> ir.Value:
+        return super().load(ptr, name, align or _align(typ), typ)
+
+    def store(self, value: ir.Value, ptr: ir.Value, align: int | None = None) -> ir.Value:
+        return super().store(value, ptr, align or _align(value.type))
+
+
+def _is_wide(instruction: ir.Instruction) -> bool:
+    """Whether it computes with integers of more than 64 bits; extending and cutting one alone leaves no trace."""
+    if isinstance(instruction, ir.CastInstr):
+        return False
+    return any(_align(value.type) is not None for value in (instruction, *instruction.operands))
+
+
+def _align(typ: ir.Type | None) -> int | None:
+    return 8 if isinstance(typ, ir.IntType) and typ.width > 64 else None
+
+
 class Var:
     """A mutable local."""
 
@@ -55,8 +76,8 @@ class Fn:
         self.safe = safe
         self.features = features
         self._entry = self.fn.append_basic_block("entry")
-        self._head = ir.IRBuilder(self._entry)
-        self.b = ir.IRBuilder(self.fn.append_basic_block("body"))
+        self._head = _Builder(self._entry)
+        self.b = _Builder(self.fn.append_basic_block("body"))
         self._slots: list[str] = []
         self._loaded: dict[str, ir.Value] = {}
         domain = self.module.add_metadata([ir.MetaDataString(self.module, "scalein")])
@@ -158,7 +179,8 @@ class Fn:
              rare: bool = False) -> Iterator[ir.Value]:
         """`for i in range(start, count, step)`, as a rotated loop the vectorizer understands.
 
-        A `rare` one is left as it is: making it fast would take longer than it will ever run.
+        A `rare` one is left as it is: making it fast would take longer than it will ever run. So is one that computes
+        with more than 64 bits: no CPU has vectors of such, and LLVM 22 mixes up their lanes on AVX-512.
         """
         b = self.b
         start = const(0) if start is None else start
@@ -172,7 +194,8 @@ class Fn:
         following = b.add(i, const(step), flags=["nsw"])
         i.add_incoming(following, b.block)
         back = b.cbranch(b.icmp_signed("<", following, count), body, after)
-        if rare:
+        inside = [body, *self.fn.basic_blocks[self.fn.basic_blocks.index(after) + 1 :]]
+        if rare or any(_is_wide(instruction) for block in inside for instruction in block.instructions):
             back.set_metadata("llvm.loop", self.module.add_metadata([ir.MetaDataString(self.module, _RARE)]))
         b.position_at_end(after)
 
@@ -205,8 +228,8 @@ class Fn:
         self.fn.linkage = "internal"
         self.fn.attributes.add("nounwind")
         self._entry = self.fn.append_basic_block("entry")
-        self._head = ir.IRBuilder(self._entry)
-        self.b = ir.IRBuilder(self.fn.append_basic_block("body"))
+        self._head = _Builder(self._entry)
+        self.b = _Builder(self.fn.append_basic_block("body"))
         made = self.fn
         yield made
         self._head.branch(made.basic_blocks[1])

@@ -41,6 +41,10 @@ def table_env(code: Code, reader: FromTable, start: ir.Value) -> Env:
         env["window_start"] = Binding(partial(_window, code, reader, record, False))
         env["window_end"] = Binding(partial(_window, code, reader, record, True))
     for output in table.outputs:
+        if output.is_list:
+            for part, name in (("start", f"acc{output.accs[0]}.start"), ("count", f"acc{output.accs[0]}")):
+                env[f"#{part}.{output.name}"] = Binding(partial(_word, code, reader, record, name))
+            continue
         env[output.name] = Binding(partial(_output, code, reader, record, output))
     env["?live"] = Binding(partial(_live, code, reader, record))
     return env
@@ -83,12 +87,17 @@ def _place(code: Code, reader: FromTable, record: ir.Value, accs: tuple[int, ...
     for k in range(reader.window_slices):
         other = place_in(f, table, record, f.slot(f"window.slice{k}"))
         for number in accs:
-            accumulators.merge(f, number, table.accs[number], into, other)
+            accumulators.merge(code, number, table.accs[number], into, other)
     return into
 
 
 def _output(code: Code, reader: FromTable, record: Callable[[Row], ir.Value], output: Output, row: Row) -> Value:
     return accumulators.finish(code, reader.table, output, _place(code, reader, record(row), output.accs))
+
+
+def _word(code: Code, reader: FromTable, record: Callable[[Row], ir.Value], name: str, row: Row) -> Value:
+    """A field of the record as it is."""
+    return Value(code.f.b.load(place_in(code.f, reader.table, record(row))(name), typ=I64))
 
 
 def _live(code: Code, reader: FromTable, record: Callable[[Row], ir.Value], row: Row) -> Value:

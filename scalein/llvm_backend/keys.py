@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from scalein.dtypes import DType, Kind
+from scalein.dtypes import DType
 from scalein.ir.exprs import Expr, type_of
-from scalein.layout import INLINE_BYTES
+from scalein.layout import INLINE_BYTES, NULL_BITS
 from scalein.llvm_backend.block import PADDED, Block, rows
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.exprs import lower_expr
-from scalein.llvm_backend.fn import I1, I8, I16, I32, I64, PTR, Fn, const
+from scalein.llvm_backend.fn import I1, I8, I16, I32, I64, I128, PTR, Fn, const
 from scalein.llvm_backend.values import Env, Row, Str, Value, canonical
 
 # Odd constants with well mixed bits; changing one changes which group a key belongs to.
@@ -50,6 +50,13 @@ def _widened(f: Fn, data: ir.Value) -> ir.Value:
     return data if data.type == I64 else f.b.zext(data, I64)
 
 
+def halves(f: Fn, data: ir.Value) -> list[ir.Value]:
+    """The words of a canonical key that are hashed: a decimal has two."""
+    if data.type != I128:
+        return [data]
+    return [f.b.trunc(data, I64), f.b.trunc(f.b.lshr(data, const(64, I128)), I64)]
+
+
 def hash_words(f: Fn, words: Sequence[ir.Value], nulls: ir.Value | None) -> ir.Value:
     """The hash of canonical words; a null word of zero does not count."""
     h: ir.Value = const(MIX[2])
@@ -64,7 +71,7 @@ def null_word(f: Fn, values: Sequence[Value]) -> ir.Value:
     word: ir.Value = const(0)
     for k, value in enumerate(values):
         if value.valid is not None:
-            word = f.b.or_(word, f.b.select(value.valid, const(0), const(1 << k)))
+            word = f.b.or_(word, f.b.select(value.valid, const(0), const(1 << min(k, NULL_BITS - 1))))
     return word
 
 
@@ -73,7 +80,7 @@ def key_block(code: Code, block: Block, env: Env, keys: Sequence[Expr], has_null
     """Compute, canonicalise and hash the keys of a block's live rows (with its slice, if it is a key)."""
     f = code.f
     types = tuple(type_of(key) for key in keys)
-    arrays = tuple(f.scratch(array_type(t), PADDED * (2 if t.is_string else 1), f"key{k}") for k, t in enumerate(types))
+    arrays = tuple(key_array(f, k, t) for k, t in enumerate(types))
     nulls = f.scratch(I64, PADDED, "nulls") if has_nulls else None
     hashes = f.scratch(I64, PADDED, "hashes")
     with rows(code, block) as row:
@@ -107,21 +114,26 @@ def row_key(code: Code, row: Row, env: Env, keys: Sequence[Expr], has_nulls: boo
             plain = canonical(f, value, type_of(key)).data
             if arrays:
                 f.store(plain, arrays[k], row.k)
-            words.append(plain)
+            words += halves(f, plain)
     word = null_word(f, values)
     return word, hash_words(f, words, word if has_nulls else None)
 
 
 def array_type(dtype: DType) -> ir.Type:
-    if dtype.kind is Kind.STR:
+    if dtype.is_bytes:
         return I64
-    return {1: I8, 8: I8, 16: I16, 32: I32, 64: I64}[dtype.bits]
+    return {1: I8, 8: I8, 16: I16, 32: I32, 64: I64, 128: I128}[dtype.bits]
+
+
+def key_array(f: Fn, number: int, dtype: DType) -> ir.Value:
+    """Scratch for a key of a block's rows: a string takes two words."""
+    return f.scratch(array_type(dtype), PADDED * (2 if dtype.is_bytes else 1), f"key{number}")
 
 
 def key_at(f: Fn, block: KeyBlock, number: int, k: ir.Value) -> ir.Value | tuple[ir.Value, ir.Value]:
     """Canonical key of row k: an integer, or the two words of a string."""
     array, dtype = block.data[number], block.types[number]
-    if dtype.kind is Kind.STR:
+    if dtype.is_bytes:
         twice = f.b.shl(k, const(1))
         return f.load(array, twice, I64), f.load(array, f.b.add(twice, const(1)), I64)
     return f.load(array, k, array_type(dtype))

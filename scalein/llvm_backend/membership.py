@@ -11,11 +11,11 @@ from itertools import accumulate
 
 from llvmlite import ir
 
-from scalein.dtypes import DType, Kind
+from scalein.dtypes import DType
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.compare import compare
-from scalein.llvm_backend.fn import I1, I8, I64, const
-from scalein.llvm_backend.strings import equals, order
+from scalein.llvm_backend.fn import I1, I8, I64, I128, const
+from scalein.llvm_backend.strings import as_bytes, equals, order
 from scalein.llvm_backend.values import Str, Value, canonical, register_type
 
 FEW = 16
@@ -34,7 +34,7 @@ def is_in(code: Code, value: Value, dtype: DType, params: tuple[object, ...]) ->
 
 def _same(code: Code, value: Value, dtype: DType, item: object) -> ir.Value:
     if isinstance(value.data, Str):
-        return equals(code, value.data, str(item).encode())
+        return equals(code, value.data, as_bytes(item))
     literal = const(item, register_type(dtype))  # type: ignore[arg-type]
     return compare(code, "eq", value.data, literal, dtype, [None, item])
 
@@ -42,30 +42,31 @@ def _same(code: Code, value: Value, dtype: DType, item: object) -> ir.Value:
 def _searched(code: Code, value: Value, dtype: DType, values: tuple[object, ...]) -> ir.Value:
     """Binary search for the last constant that is not greater; then one test for equality."""
     f, b = code.f, code.f.b
-    if dtype.kind is Kind.STR:
-        table = _Texts(code, sorted({str(v).encode() for v in values}))
+    if dtype.is_bytes:
+        table = _Texts(code, sorted({as_bytes(v) for v in values}))
         count = table.count
     else:
         words = sorted({_word(v, dtype) for v in values})
         count = len(words)
         name = f"members{len(f.module.globals)}"
-        numbers = f.constant_array(name, ir.ArrayType(I64, count), [const(w) for w in words])
+        word = I128 if dtype.is_decimal else I64
+        numbers = f.constant_array(name, ir.ArrayType(word, count), [const(w, word) for w in words])
         plain = canonical(f, Value(value.data), dtype).number
-        wanted = plain if plain.type == I64 else b.zext(plain, I64)
+        wanted = plain if plain.type == word else b.zext(plain, word)
     low, size = f.var(I64, const(0)), f.var(I64, const(count))
     with f.forever() as search:
         search.stop_if(b.icmp_signed("<=", size.get(), const(1)))
         half = b.lshr(size.get(), const(1))
         middle = b.add(low.get(), half)
-        if dtype.kind is Kind.STR:
+        if dtype.is_bytes:
             not_greater = b.icmp_signed(">=", order(code, value.string, table.at(middle)), const(0))
         else:
-            not_greater = b.icmp_unsigned(">=", wanted, f.load(numbers, middle, I64))
+            not_greater = b.icmp_unsigned(">=", wanted, f.load(numbers, middle, word))
         low.set(b.select(not_greater, middle, low.get()))
         size.set(b.sub(size.get(), half))
-    if dtype.kind is Kind.STR:
+    if dtype.is_bytes:
         return b.icmp_signed("==", order(code, value.string, table.at(low.get())), const(0))
-    return b.icmp_unsigned("==", wanted, f.load(numbers, low.get(), I64))
+    return b.icmp_unsigned("==", wanted, f.load(numbers, low.get(), word))
 
 
 def _word(value: object, dtype: DType) -> int:

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from llvmlite import ir
 
-from scalein.dtypes import Kind
 from scalein.ir.stages import Read
-from scalein.layout import COLUMN, INLINE_BYTES
+from scalein.layout import COLUMN, INLINE_BYTES, size_of
 from scalein.llvm_backend.block import PADDED, unpack_bits
 from scalein.llvm_backend.code import Code
-from scalein.llvm_backend.fn import I8, I16, I32, I64, PTR, Fn, const
+from scalein.llvm_backend.decimals import is_small
+from scalein.llvm_backend.fn import I8, I16, I32, I64, I128, PTR, Fn, const
 from scalein.llvm_backend.values import Binding, Row, Str, Value, from_memory, memory_type
 
 SlotOf = Callable[..., ir.Value]  # a slot of a column, by the slot's part and its type (an address)
@@ -66,9 +66,10 @@ def load_column(code: Code, read: Read, index: ir.Value, valid: ir.Value | None,
     f = code.f
     match read.form:
         case "fixed":
-            typ = memory_type(read.dtype)
-            loaded = f.load_input(f.at(slot("data"), index, typ), typ)
-            return Value(from_memory(f, loaded, read.dtype), valid)
+            return Value(_fixed(f, read, f.at(slot("data"), index, memory_type(read.dtype))), valid)
+        case "bytes":
+            place = f.byte_at(slot("data"), f.b.mul(index, const(read.dtype.width)))
+            return _no_bytes_if_null(f, Str(place, const(read.dtype.width)), valid)
         case "str32" | "str64":
             return _no_bytes_if_null(f, _plain_string(code, read, index, slot), valid)
         case "view":
@@ -95,7 +96,15 @@ def _code_at(code: Code, read: Read, index: ir.Value, valid: ir.Value | None, sl
 def _looked_up(code: Code, read: Read, index: ir.Value, valid: ir.Value | None, slot: SlotOf) -> Value:
     f, typ = code.f, memory_type(read.dtype)
     codes = _code_at(code, read, index, valid, slot)
-    return Value(from_memory(f, f.load_input(f.at(slot("data"), codes, typ), typ), read.dtype), valid)
+    return Value(_fixed(f, read, f.at(slot("data"), codes, typ)), valid)
+
+
+def _fixed(f: Fn, read: Read, place: ir.Value) -> ir.Value:
+    """A value of fixed width from an input buffer; of a decimal of few digits the low half says it all."""
+    if is_small(read.dtype):
+        return f.b.sext(f.load_input(place, I64, align=8), I128)
+    typ = memory_type(read.dtype)
+    return from_memory(f, f.load_input(place, typ), read.dtype)
 
 
 def _plain_string(code: Code, read: Read, index: ir.Value, slot: SlotOf) -> Str:
@@ -154,8 +163,8 @@ def field_value(code: Code, place: ir.Value, read: Read, nulls: ir.Value | None)
     if read.nulls and nulls is not None:
         bit = f.b.and_(nulls, const(1 << read.null_bit))
         valid = f.b.icmp_unsigned("==", bit, const(0))
-    if read.dtype.kind is Kind.STR:
+    if read.dtype.is_bytes:
         return Value(stored_string(f, place), valid)
     typ = memory_type(read.dtype)
-    size = 1 if typ == I8 else read.dtype.bits // 8
+    size = min(8, size_of(read.dtype))
     return Value(from_memory(f, f.b.load(place, typ=typ, align=size), read.dtype), valid)

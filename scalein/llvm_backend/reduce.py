@@ -17,31 +17,42 @@ from scalein.ir.tables import Acc, AccKind, Table
 from scalein.layout import ERROR
 from scalein.llvm_backend import accumulators
 from scalein.llvm_backend.block import Block, rows
+from scalein.llvm_backend.cells import Place
 from scalein.llvm_backend.code import Code
+from scalein.llvm_backend.decimals import is_small, narrowed
 from scalein.llvm_backend.exprs import lower_expr
 from scalein.llvm_backend.fn import F64, I64, I128, Var, const
+from scalein.llvm_backend.sides import find_sides
 from scalein.llvm_backend.table import place_in
 from scalein.llvm_backend.values import Env, Row, from_memory, memory_type, to_memory
 
-_ROW_BY_ROW = (AccKind.FIRST, AccKind.LAST, AccKind.ARG_MIN, AccKind.ARG_MAX, AccKind.CHAIN)
+_ROW_BY_ROW = (AccKind.FIRST, AccKind.LAST, AccKind.ARG_MIN, AccKind.ARG_MAX, AccKind.CHAIN, AccKind.SKETCH)
+
+
+def _is_slow(acc: Acc) -> bool:
+    return acc.kind in _ROW_BY_ROW or acc.has_side or acc.has_heap
 
 
 def lower_reduce(code: Code, table: Table, block: Block, env: Env, ordinal: Callable[[Row], ir.Value],
                  record: ir.Value) -> None:
     f = code.f
     place = place_in(f, table, record)
-    plain = [(k, acc) for k, acc in enumerate(table.accs) if acc.kind not in _ROW_BY_ROW]
-    for k, acc in plain:
-        _reduce(code, k, acc, block, env, place)
-    slow = [(k, acc) for k, acc in enumerate(table.accs) if acc.kind in _ROW_BY_ROW]
+    sides = find_sides(code, table, block, env, lambda row: const(0))
+    for k, acc in enumerate(table.accs):
+        if not _is_slow(acc) and acc.kind is not AccKind.QUANTILE:
+            _reduce(code, k, acc, block, env, place)
+    slow = [(k, acc) for k, acc in enumerate(table.accs) if _is_slow(acc)]
     if slow:
         with rows(code, block) as row:
             for k, acc in slow:
-                accumulators.update(code, k, acc, place, row, env, lambda: ordinal(row))
+                if acc.has_side:
+                    sides.count_in(k, acc, place, row, lambda: const(0), lambda: ordinal(row))
+                else:
+                    accumulators.update(code, k, acc, place, row, env, lambda: ordinal(row))
     code.check_errors(ERROR)
 
 
-def _reduce(code: Code, k: int, acc: Acc, block: Block, env: Env, place: accumulators.Place) -> None:
+def _reduce(code: Code, k: int, acc: Acc, block: Block, env: Env, place: Place) -> None:
     f, b, name = code.f, code.f.b, f"acc{k}"
     if acc.kind is AccKind.ROWS:
         f.store(b.add(b.load(place(name), typ=I64), block.count), place(name))
@@ -55,6 +66,15 @@ def _reduce(code: Code, k: int, acc: Acc, block: Block, env: Env, place: accumul
                 valid = lower_expr(code, acc.arg, env, row).valid
                 total.set(b.add(total.get(), const(1) if valid is None else b.zext(valid, I64)))
             f.store(b.add(b.load(place(name), typ=I64), total.get()), place(name))
+        case AccKind.ISUM if dtype.is_decimal and not is_small(dtype):
+            wide = f.var(accumulators.sum_type(dtype), b.load(place(name), typ=accumulators.sum_type(dtype)))
+            with rows(code, block) as row:
+                value = lower_expr(code, acc.arg, env, row)
+                data = accumulators.widened(f, value.number, dtype)
+                if value.valid is not None:
+                    data = b.select(value.valid, data, const(0, data.type))
+                wide.set(b.add(wide.get(), data))
+            f.store(wide.get(), place(name))
         case AccKind.ISUM:
             low, high = f.var(I64, const(0)), f.var(I64, const(0))
             with rows(code, block) as row:
@@ -71,16 +91,18 @@ def _reduce(code: Code, k: int, acc: Acc, block: Block, env: Env, place: accumul
                 sum_.set(b.fadd(sum_.get(), data, flags=["reassoc"]))
             f.store(b.fadd(b.load(place(name), typ=F64), sum_.get()), place(name))
         case AccKind.MIN | AccKind.MAX:
-            typ = memory_type(dtype)
+            small = is_small(dtype)
+            typ = I64 if small else memory_type(dtype)
             best = f.var(typ, b.load(place(name), typ=typ))
             with rows(code, block) as row:
                 value = lower_expr(code, acc.arg, env, row)
                 old = from_memory(f, best.get(), dtype)
-                new = accumulators.better(f, acc.kind, old, value.data, dtype)
+                data = narrowed(f, value.data) if small else value.data
+                new = accumulators.better(f, acc.kind, old, data, dtype)
                 if value.valid is not None:
                     new = b.select(value.valid, new, old)
                 best.set(to_memory(f, new))
-            f.store(best.get(), place(name))
+            f.store(b.sext(best.get(), I128) if small else best.get(), place(name))
         case _:
             _reduce_moments(code, k, acc, block, env, place)
 
@@ -90,7 +112,9 @@ def _add_halves(code: Code, acc: Acc, env: Env, row: Row, low: Var, high: Var) -
     assert acc.arg is not None
     value, dtype = lower_expr(code, acc.arg, env, row), type_of(acc.arg)
     wide = value.number
-    if wide.type != I64:
+    if wide.type == I128:  # a decimal of few digits
+        wide = narrowed(code.f, wide)
+    elif wide.type != I64:
         wide = (b.sext if dtype.is_signed else b.zext)(wide, I64)
     if value.valid is not None:
         wide = b.select(value.valid, wide, const(0))
@@ -99,7 +123,7 @@ def _add_halves(code: Code, acc: Acc, env: Env, row: Row, low: Var, high: Var) -
     high.set(b.add(high.get(), shift(wide, const(32))))
 
 
-def _reduce_moments(code: Code, k: int, acc: Acc, block: Block, env: Env, place: accumulators.Place) -> None:
+def _reduce_moments(code: Code, k: int, acc: Acc, block: Block, env: Env, place: Place) -> None:
     f, b = code.f, code.f.b
     assert acc.arg is not None
     n, total = f.var(F64, const(0.0, F64)), f.var(F64, const(0.0, F64))

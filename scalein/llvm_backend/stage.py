@@ -17,8 +17,10 @@ from llvmlite import ir
 
 from scalein.errors import InternalError
 from scalein.ir.exprs import Expr, columns
+from scalein.ir.handed_on import ROW
 from scalein.ir.stages import (
     Collect,
+    Fresh,
     FromBatches,
     FromRecords,
     FromRows,
@@ -26,18 +28,22 @@ from scalein.ir.stages import (
     Group,
     Let,
     Merge,
+    MergeBag,
     Partition,
     Probe,
+    Rank,
     Read,
+    Spread,
     Stage,
     Step,
     Where,
 )
-from scalein.layout import BLOCK_ROWS, COLUMN, DONE, ERROR, PROBING_BLOCK_ROWS, Frame
+from scalein.layout import BLOCK_ROWS, COLUMN, DONE, ERROR, PROBING_BLOCK_ROWS, Frame, size_of
 from scalein.llvm_backend.block import Block, keep
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.exprs import lower_expr
 from scalein.llvm_backend.fn import I64, PTR, Fn, const
+from scalein.llvm_backend.fresh import lower_fresh
 from scalein.llvm_backend.groups import table_env
 from scalein.llvm_backend.probe import lower_probe
 from scalein.llvm_backend.readers import ArrowColumn, field_value
@@ -45,6 +51,7 @@ from scalein.llvm_backend.sinks.collect import lower_collect
 from scalein.llvm_backend.sinks.group import Rows, lower_group
 from scalein.llvm_backend.sinks.merge import lower_merge
 from scalein.llvm_backend.sinks.partition import lower_partition
+from scalein.llvm_backend.sinks.sides import lower_merge_bag, lower_rank, lower_spread
 from scalein.llvm_backend.target import Target
 from scalein.llvm_backend.values import Binding, Env, Row, Value
 
@@ -67,7 +74,7 @@ def lower_stage(stage: Stage, target: Target, safe: bool = False) -> Lowered:
     code = Code(f)
     code.failed, code.rounds = f.var(I64, const(0)), f.var(I64, const(0))
     columns = [ArrowColumn(code, read) for read in stage.reader.reads] if isinstance(stage.reader, FromBatches) else []
-    is_plain = isinstance(stage.sink, Collect) and not any(isinstance(s, Probe) for s in stage.steps)
+    is_plain = isinstance(stage.sink, Collect) and not any(isinstance(s, Probe | Fresh) for s in stage.steps)
     step = BLOCK_ROWS if is_plain else PROBING_BLOCK_ROWS
 
     def lower_block(source: ir.Value | None, start: ir.Value, count: ir.Value, end: ir.Value) -> None:
@@ -119,7 +126,9 @@ def _blocks(f: Fn, end: ir.Value, step: int) -> Iterator[tuple[ir.Value, ir.Valu
 def _read(code: Code, stage: Stage, columns: list[ArrowColumn], source: ir.Value | None, start: ir.Value) -> Env:
     match stage.reader:
         case FromBatches(reads):
-            return {read.name: column.binding(start) for read, column in zip(reads, columns, strict=True)}
+            number = Binding(lambda row: Value(code.f.b.add(start, row.offset("in"))))
+            bindings = {read.name: column.binding(start) for read, column in zip(reads, columns, strict=True)}
+            return {ROW: number, **bindings}
         case FromRows(reads) as reader:
             return {read.name: Binding(partial(_row_field, code, reader, read, source, start)) for read in reads}
         case FromTable():
@@ -171,6 +180,8 @@ def _steps(low: _Lowering, steps: tuple[Step, ...], block: Block, env: Env) -> N
             go_on(block, {**ours, **{i.name: Binding(partial(_bound, code, i.expr, env)) for i in items}})
         case Probe():
             lower_probe(code, step, block, env, go_on)
+        case Fresh():
+            lower_fresh(code, step, block, env, go_on)
 
 
 FETCH_SHARE = 8  # of a block's rows; with fewer live ones most lines would be fetched for nothing
@@ -191,7 +202,7 @@ def _fetch_ahead(low: _Lowering, block: Block, seen: set[str]) -> None:
     rows = f.min(b.sub(low.end, following), const(low.step))
     with f.when(b.icmp_signed(">", b.mul(block.count, const(FETCH_SHARE)), low.count)):
         for read in picked:
-            size = read.dtype.bits // 8
+            size = size_of(read.dtype)
             first = f.byte_at(f.slot(f"{COLUMN}{read.name}.data", PTR), b.mul(following, const(size)))
             with f.loop(b.mul(rows, const(size)), step=64) as offset:
                 f.prefetch(f.byte_at(first, offset), write=False)
@@ -225,6 +236,12 @@ def _sink(low: _Lowering, block: Block, env: Env) -> None:
             code.check_errors(ERROR)
         case Merge():
             lower_merge(code, stage.sink, block, start)
+        case MergeBag():
+            lower_merge_bag(code, stage.sink, block, start)
+        case Spread():
+            lower_spread(code, stage.sink, block, start)
+        case Rank():
+            lower_rank(code, stage.sink, block, start)
         case Partition():
             lower_partition(code, stage.sink, block, env, ordinal)
         case _:

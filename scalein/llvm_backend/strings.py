@@ -23,10 +23,17 @@ def compare(code: Code, fn: str, a: Str, b: Str, literals: list[object]) -> ir.V
     if fn == "eq":
         for text, literal in ((a, literals[1]), (b, literals[0])):
             if literal is not None:
-                return equals(code, text, str(literal).encode())
+                return equals(code, text, as_bytes(literal))
         return equal(code, a, b)
     sign = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}[fn]
     return code.f.b.icmp_signed(sign, order(code, a, b), const(0))
+
+
+def as_bytes(constant: object) -> bytes:
+    """The bytes of a constant of text or binary; null has none."""
+    if constant is None:
+        return b""
+    return constant if isinstance(constant, bytes) else str(constant).encode()
 
 
 def equals(code: Code, text: Str, content: bytes) -> ir.Value:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from scalein.dtypes import Kind
 from scalein.ir.tables import Table
 from scalein.layout import (
     ADDRESS_BITS,
@@ -45,6 +44,7 @@ class Index:
     code: Code
     table: Table
     prefix: str
+    number: int = 0  # what slot `full` says when this table wants room
 
     def slot(self, name: str, typ: ir.Type = PTR) -> ir.Value:
         return self.code.f.slot(f"{self.prefix}.{name}", typ)
@@ -193,8 +193,8 @@ class Index:
         room = f.at(header, const(3), I64)
         free = b.load(room, typ=I64)
         with f.when(b.icmp_signed("<=", free, const(0)), likely=False):
-            f.leave(INDEX_FULL)
-        if any(dtype.kind is Kind.STR for dtype in keys.types):
+            self._leave(INDEX_FULL)
+        if any(dtype.is_bytes for dtype in keys.types):
             self._ensure_heap(keys, k)
         used = f.get_slot(f"{self.prefix}.used")
         record = f.byte_at(self.slot("arena"), used)
@@ -229,7 +229,7 @@ class Index:
                 need = b.add(need, b.select(is_long, size, const(0)))
         with f.when(b.icmp_signed("<", f.get_slot(f"{self.prefix}.heap_left"), need), likely=False):
             f.set_slot(f"{self.prefix}.heap_need", need)
-            f.leave(ARENA_FULL)
+            self._leave(ARENA_FULL)
 
     def _store_string(self, place: ir.Value, first: ir.Value, second: ir.Value) -> None:
         """A short string as it is; a long one is copied to the heap first."""
@@ -250,7 +250,12 @@ class Index:
         f = self.code.f
         used = f.get_slot(f"{self.prefix}.used")
         end = f.b.add(used, const(rows * self.table.layout.size))
-        f.leave_if(f.b.icmp_signed(">", end, self.slot("arena_size", I64)), ARENA_FULL)
+        with f.when(f.b.icmp_signed(">", end, self.slot("arena_size", I64)), likely=False):
+            self._leave(ARENA_FULL)
+
+    def _leave(self, status: int) -> None:
+        self.code.f.set_slot("full", const(self.number))
+        self.code.f.leave(status)
 
 
 def place_in(f: Fn, table: Table, record: ir.Value, ring: ir.Value | None = None) -> Callable[[str], ir.Value]:

@@ -164,7 +164,7 @@ def _int(f: Fn, part: Apply, args: list[ir.Value], fail: Fail) -> ir.Value:
             fail("integer overflow", b.icmp_signed("==", args[0], const(INT.int_range()[0])))
             return b.select(b.icmp_signed("<", args[0], const(0)), b.sub(const(0), args[0]), args[0])
         case "floordiv" | "mod":
-            return arithmetic.lower(f, fn, args, INT, fail)
+            return arithmetic.lower(f, fn, args, [INT] * len(args), INT, fail)
         case "pow":
             exponent = part.args[1]
             if isinstance(exponent, Lit) and isinstance(exponent.value, int) and exponent.value <= _LONG_POWER:

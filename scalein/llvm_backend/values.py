@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from llvmlite import ir
 
 from scalein.dtypes import DType, Kind
-from scalein.llvm_backend.fn import F32, F64, I1, I8, I16, I32, I64, Fn, const
+from scalein.llvm_backend.fn import F32, F64, I1, I8, I16, I32, I64, I128, Fn, const
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +84,20 @@ class Row:
 _TYPES = {
     Kind.BOOL: I1, Kind.I8: I8, Kind.U8: I8, Kind.I16: I16, Kind.U16: I16, Kind.I32: I32, Kind.U32: I32,
     Kind.I64: I64, Kind.U64: I64, Kind.F32: F32, Kind.F64: F64, Kind.DATE: I32, Kind.TS: I64, Kind.DUR: I64,
+    Kind.DATE64: I64, Kind.DEC: I128,
 }  # fmt: skip
 
 
 def register_type(dtype: DType) -> ir.Type:
     """The LLVM type of a value in a register; a bool is one bit."""
+    if dtype.kind is Kind.TIME:
+        return I32 if dtype.bits == 32 else I64
     return _TYPES[dtype.kind]
 
 
 def memory_type(dtype: DType) -> ir.Type:
     """The LLVM type of a value in records and output buffers; a bool is a byte."""
-    return I8 if dtype.kind is Kind.BOOL else _TYPES[dtype.kind]
+    return I8 if dtype.kind is Kind.BOOL else register_type(dtype)
 
 
 def to_memory(f: Fn, data: ir.Value) -> ir.Value:

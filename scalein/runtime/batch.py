@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scalein.ir.stages import Read
-from scalein.layout import COLUMN, FrameData
+from scalein.layout import COLUMN, FrameData, size_of
 
 _EMPTY = np.zeros(64, np.uint8)  # where a missing buffer leads
 _EMPTY_ADDRESS = int(_EMPTY.ctypes.data)
@@ -21,12 +21,14 @@ def form_of(arrow: pa.DataType) -> str:
     """How a column of this type is read."""
     if pa.types.is_boolean(arrow):
         return "bits"
-    if pa.types.is_string(arrow):
+    if pa.types.is_string(arrow) or pa.types.is_binary(arrow):
         return "str32"
-    if pa.types.is_large_string(arrow):
+    if pa.types.is_large_string(arrow) or pa.types.is_large_binary(arrow):
         return "str64"
-    if pa.types.is_string_view(arrow):
+    if pa.types.is_string_view(arrow) or pa.types.is_binary_view(arrow):
         return "view"
+    if pa.types.is_fixed_size_binary(arrow):
+        return "bytes"
     return "dict" if pa.types.is_dictionary(arrow) else "fixed"
 
 
@@ -87,8 +89,10 @@ def bind(frame: FrameData, array: pa.Array, read: Read, prefix: str = COLUMN) ->
         frame.point(f"{name}.buffers", np.array([*others, _EMPTY_ADDRESS], np.uint64))
         frame.point(f"{name}.sizes", np.array([*(b.size if b is not None else 0 for b in buffers[2:]), 0], np.int64))
         frame[f"{name}.buffer_count"] = len(buffers) - 1
+    elif read.form == "bytes":
+        frame[f"{name}.data"] = start + array.offset * read.dtype.width
     else:
-        frame[f"{name}.data"] = start + array.offset * read.dtype.bits // 8
+        frame[f"{name}.data"] = start + array.offset * size_of(read.dtype)
 
 
 def bind_validity(frame: FrameData, array: pa.Array, name: str, read: Read) -> None:
@@ -125,3 +129,9 @@ def bind_codes(frame: FrameData, indices: pa.Array, read: Read) -> None:
     bind_validity(frame, indices, name, read)
     frame[f"{name}.codes"] = _start(indices.buffers()[1]) + indices.offset * read.code_bits // 8
     frame.keep[f"{name}.codes"] = indices
+
+
+def conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch with exactly these types: a dictionary that was only handed on comes out as strings."""
+    columns = [c if c.type == f.type else c.cast(f.type) for c, f in zip(batch.columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

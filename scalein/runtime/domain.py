@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scalein.dtypes import DType, Kind
+from scalein.dtypes import TIMES, DType, Kind
 from scalein.ir.exprs import Col, Expr, type_of
 from scalein.ir.stages import Let, Probe, Step
 from scalein.ir.tables import Table
@@ -66,7 +66,7 @@ def _key_range(prepared: Prepared, key: Expr, batches: Iterable[pa.RecordBatch],
     dtype = type_of(key)
     if dtype.kind is Kind.BOOL:
         return 0, 1
-    if dtype.is_float or dtype.is_string:
+    if dtype.is_float or dtype.is_bytes or dtype.is_decimal:
         return None
     if isinstance(key, Col) and key.name.startswith("#ids."):
         interner = prepared.interners.get(key.name[5:])
@@ -125,7 +125,7 @@ def _sampled(column: pa.Array, dtype: DType, whole: bool) -> tuple[int, int] | N
 
 
 def _bounds(column: pa.Array, dtype: DType) -> tuple[int, int] | None:
-    if dtype.kind in (Kind.TS, Kind.DUR, Kind.DATE):
+    if dtype.kind in TIMES:
         column = column.view(pa.int64() if dtype.bits == 64 else pa.int32())
     found = pc.min_max(column)
     low, high = found["min"].as_py(), found["max"].as_py()

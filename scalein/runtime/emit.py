@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 
-from scalein.dtypes import I32
+from scalein.dtypes import I32, I64
 from scalein.ir.exprs import Col, Named
 from scalein.ir.nodes import Grouped, Pipe
 from scalein.ir.passes.split import identity
@@ -18,11 +19,12 @@ from scalein.options import Options
 from scalein.runtime.call import kernel
 from scalein.runtime.joins import Built
 from scalein.runtime.pipe import collected, run_pipe
+from scalein.runtime.settle import settle
 from scalein.runtime.stages import Prepared
 from scalein.runtime.tables import OneRecord
 
 if TYPE_CHECKING:
-    from scalein.runtime.merge import State
+    from scalein.runtime.tables import State
 
 
 BRIEF_ROWS = 1 << 16  # compiling a fast loop over fewer groups takes longer than it saves
@@ -47,10 +49,11 @@ class Emitter:
         if not one:
             return iter(())
         table = self._node.table
-        return self.after(self._groups(None, table, OneRecord(table)), table)
+        return self.after(self._groups(None, table, OneRecord(table, self._options)), table)
 
     def is_fused(self, table: Table) -> bool:
-        return self._then is not None and not self._joins and not any(key.coded for key in table.keys)
+        is_plain = not table.has_lists and not any(key.coded for key in table.keys)
+        return self._then is not None and not self._joins and is_plain
 
     def kernel(self, table: Table, window_slices: int = 0, brief: bool = False) -> tuple[Compiled, tuple[Named, ...]]:
         """The kernel over the table's records, and the columns it writes."""
@@ -64,12 +67,15 @@ class Emitter:
         return kernel(Stage("emit", reader, steps, Collect(items), brief), self._options), items
 
     def _raw(self, table: Table) -> tuple[Named, ...]:
-        """The table's columns; a dictionary key as its id."""
+        """The table's columns; a dictionary key as its id, a list as where its values start and how many there are."""
         items = []
         coded = {key.name: key for key in table.keys if key.coded}
+        lists = {output.name for output in table.outputs if output.is_list}
         for item in identity(table.schema):
             if item.name in coded:
                 items.append(Named(item.name, Col(f"#id.{item.name}", I32, coded[item.name].nullable)))
+            elif item.name in lists:
+                items += [Named(item.name, Col(f"#{part}.{item.name}", I64, False)) for part in ("start", "count")]
             else:
                 items.append(item)
         return tuple(items)
@@ -80,8 +86,9 @@ class Emitter:
         frame["source"] = state.first
         frame.keep["source"] = state
         frame["row"], frame["end"] = 0, state.count
+        lists = settle(table, state, self._options).lists
         for arrays in collected(compiled, frame, items, state.count):
-            yield self.batch(arrays, prepared, table)
+            yield self.batch(_joined(arrays, table, lists) if lists else arrays, prepared, table)
 
     def batch(self, arrays: list[pa.Array], prepared: Prepared | None, table: Table) -> pa.RecordBatch:
         """Columns as a batch of the group's schema, or of the fused pipe's."""
@@ -105,3 +112,19 @@ class Emitter:
         if self._then is None or self.is_fused(table):
             return groups
         return run_pipe(self._then, groups, self._joins, self._options, None)
+
+
+def _joined(arrays: list[pa.Array], table: Table, lists: dict[int, pa.Array]) -> list[pa.Array]:
+    """Starts and numbers of values as lists. Groups come in the order of their records, as their values do."""
+    rest = iter(arrays)
+    columns = [next(rest) for _ in range(len(table.keys) + 2 * (table.window is not None))]
+    for output in table.outputs:
+        if not output.is_list:
+            columns.append(next(rest))
+            continue
+        starts, counts = np.asarray(next(rest)), np.asarray(next(rest))
+        first = int(starts[0]) if len(starts) else 0
+        offsets = np.concatenate((starts, starts[-1:] + counts[-1:])) - first if len(starts) else np.zeros(1, np.int64)
+        values = lists[output.accs[0]].slice(first, int(offsets[-1]))
+        columns.append(pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values))
+    return columns

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from scalein.compiler import compile_flow
 from scalein.connectors.memory import Batches
+from scalein.dtypes import from_arrow_type_or_none
 from scalein.errors import NOWHERE, ComputeError
 from scalein.ir import ops
 from scalein.ir.handed_on import split_items
@@ -26,7 +27,7 @@ from scalein.ir.passes import OP_PASSES
 from scalein.ir.printer import dump
 from scalein.ir.rewrite import rewrite, walk_nodes
 from scalein.ir.stage_printer import dump_program, dump_stage
-from scalein.ir.stages import Collect, FromTable, Partition, Stage
+from scalein.ir.stages import Collect, FromTable, Partition, Spread, Stage
 from scalein.llvm_backend.jit import assembly
 from scalein.llvm_backend.stage import lower_stage
 from scalein.llvm_backend.target import target_for
@@ -130,10 +131,16 @@ def _made_up(schema: pa.Schema) -> pa.Table:
 def _made_up_column(arrow: pa.DataType) -> pa.Array:
     if pa.types.is_dictionary(arrow):
         return pa.DictionaryArray.from_arrays(pa.array([0], arrow.index_type), pa.array([""], arrow.value_type))
-    if pa.types.is_string(arrow) or pa.types.is_large_string(arrow) or pa.types.is_string_view(arrow):
-        return pa.array([""], arrow)
+    dtype = from_arrow_type_or_none(arrow)
+    if dtype is not None and dtype.is_bytes and dtype.form != "fixed":
+        return pa.array([b""], arrow)
     if pa.types.is_boolean(arrow):
         return pa.array([False])
+    if pa.types.is_list(arrow) or pa.types.is_large_list(arrow):  # with an element, for who explodes it
+        kind = pa.ListArray if pa.types.is_list(arrow) else pa.LargeListArray
+        return kind.from_arrays([0, 1], _made_up_column(arrow.value_type), type=arrow)
+    if pa.types.is_nested(arrow) or pa.types.is_null(arrow):
+        return pa.nulls(1, arrow)
     return pa.Array.from_buffers(arrow, 1, [None, pa.py_buffer(bytes(arrow.bit_width // 8))])
 
 
@@ -187,6 +194,8 @@ def _copies(stage: Stage, node: Node) -> str:
             return f"{_count(len(items), 'column')} written{rest}"
         case Partition(stride=stride):
             return f"{stride} bytes a row, into partitions"
+        case Spread():
+            return "16 bytes a value"
         case _:
             return "none, rows go into the groups' records"
 

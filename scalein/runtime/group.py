@@ -17,25 +17,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 
 import pyarrow as pa
 
+from scalein.ir.handed_on import kernel_steps
 from scalein.ir.nodes import Grouped, Pipe
-from scalein.ir.stages import FromRecords, Group, GroupMode, Merge, Stage
-from scalein.ir.tables import Table
+from scalein.ir.stages import Group, GroupMode
 from scalein.layout import DONE, OUT_OF_DOMAIN, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
 from scalein.runtime import radix, ring
-from scalein.runtime.call import call, kernel
+from scalein.runtime.call import call
 from scalein.runtime.domain import DIRECT_BYTES, domain_of, widened
 from scalein.runtime.emit import Emitter
 from scalein.runtime.joins import Built
-from scalein.runtime.merge import State, merge_into
+from scalein.runtime.merge import Merging
+from scalein.runtime.settle import mode_of, shorten
 from scalein.runtime.specialise import Specialiser
 from scalein.runtime.stages import Prepared, specialised_table, table_exprs
-from scalein.runtime.tables import DirectTable, Domain, HashTable, OneRecord, grown
+from scalein.runtime.tables import DirectTable, Domain, HashTable, OneRecord, State, grown
 from scalein.runtime.units import Unit, units
 from scalein.runtime.workers import each_worker
 
@@ -43,6 +45,7 @@ from scalein.runtime.workers import each_worker
 def run_group(node: Grouped, batches: Iterator[pa.RecordBatch], joins: dict[int, Built], options: Options,
               table: pa.Table | None, then: Pipe | None, then_joins: dict[int, Built]) -> Iterator[pa.RecordBatch]:
     """The groups of a node, passed through the pipe that follows, if any."""
+    node = replace(node, steps=kernel_steps(node))
     return GroupRun(node, joins, options, table, Emitter(node, then, then_joins, options)).run(batches)
 
 
@@ -105,8 +108,8 @@ class GroupRun:
             first.states += other.states
         yield from self.emitter.emit(self.prepared, self.table, first.settled())
 
-    def merge_kernel(self, table: Table, mode: GroupMode, slide: bool = False) -> Compiled:
-        return kernel(Stage("merge", FromRecords(), (), Merge(table, mode, slide)), self.options)
+    def merging(self, mode: GroupMode, slide: bool = False) -> Merging:
+        return Merging(self.table, mode, self.options, slide)
 
 
 class Worker:
@@ -140,14 +143,15 @@ class Worker:
         frame["row"], frame["end"] = 0, unit.batch.num_rows
         while not self._step(compiled, frame, unit):
             pass
+        if self._state is not None:
+            shorten(self._run.table, self._state, replace(self._run.options, workers=1))
 
     def _step(self, compiled: Compiled, frame: FrameData, unit: Unit) -> bool:
         """One call; true when the unit is done."""
         state = self._new_state()
         state.attach(frame)
         status = call(compiled, frame)
-        if isinstance(state, HashTable):
-            state.detach(frame)
+        state.detach(frame)
         if status == DONE:
             return True
         if status == OUT_OF_DOMAIN:
@@ -163,10 +167,10 @@ class Worker:
             table = self._run.table
             match self.mode:
                 case GroupMode.ONE:
-                    self._state = OneRecord(table)
+                    self._state = OneRecord(table, self._run.options)
                 case GroupMode.DIRECT:
                     assert self._run.domain is not None
-                    self._state = DirectTable(table, self._run.domain)
+                    self._state = DirectTable(table, self._run.domain, self._run.options)
                 case GroupMode.HASH:
                     self._state = HashTable(table, self._run.options)
             self.states.append(self._state)
@@ -200,27 +204,24 @@ class Worker:
         slides = table.window is not None and not table.window.is_tumbling
         if not self.states:
             self._new_state()
-        if len(self.states) == 1 and not slides:
-            return self.states[0]
-        if run.node.table.window is None and not run.keys:
-            target: State = OneRecord(table)
-            kernel = run.merge_kernel(table, GroupMode.ONE)
-            for state in self.states:
-                merge_into(kernel, target, state)
-            return target
-        target = HashTable(table, run.options)
-        if slides and len(self.states) == 1:
-            joined: State = self.states[0]
-        else:
-            joined = target
-            kernel = run.merge_kernel(table, GroupMode.HASH)
-            for state in self.states:
-                merge_into(kernel, target, state)
+        joined, *others = self.states
+        if others:
+            mode = mode_of(joined)
+            if isinstance(joined, DirectTable) and not all(_is_alike(joined, other) for other in others):
+                joined, others, mode = HashTable(table, run.options), self.states, GroupMode.HASH
+            merging = run.merging(mode)
+            for state in others:
+                merging.into(joined, state)
         if not slides:
             return joined
         assert table.window is not None
         windows = HashTable(table, run.options)
-        kernel = run.merge_kernel(table, GroupMode.HASH, slide=True)
+        merging = run.merging(GroupMode.HASH, slide=True)
         for back in range(-(-table.window.size // table.window.every)):
-            merge_into(kernel, windows, joined, back)
+            merging.into(windows, joined, back)
         return windows
+
+
+def _is_alike(table: DirectTable, other: State) -> bool:
+    """Whether a key has the same place in both."""
+    return isinstance(other, DirectTable) and other.domain.is_same(table.domain)

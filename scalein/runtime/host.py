@@ -1,4 +1,4 @@
-"""Host steps: the user's map_batches, and expressions that pyarrow computes between kernels."""
+"""Host steps: the user's map_batches, explode, and expressions that pyarrow computes between kernels."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
+from scalein.dtypes import as_plain
 from scalein.errors import BadData, ScaleinError
 from scalein.interp import evaluate
 from scalein.ir import ops
 from scalein.ir.exprs import Col
 from scalein.ir.nodes import Host
+from scalein.runtime.batch import conformed
+from scalein.runtime.explode import explode
 
 
 def run_host(host: Host, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    if isinstance(host.op, ops.Explode):
+        return explode(host.op, batches)
     if host.op is not None:
         return _map_batches(host.op, batches)
     return _project(host, batches)
@@ -33,9 +38,10 @@ def _project(host: Host, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Recor
 def _map_batches(op: ops.MapBatches, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The user's function on each batch; what it gives back is checked, what it raises is named."""
     name = getattr(op.fn, "__name__", repr(op.fn))
+    schema = op.input.schema.arrow  # what the user's function is promised, however the source stores it
     for number, batch in enumerate(batches):
         try:
-            given = op.fn(batch)
+            given = op.fn(batch if batch.schema == schema else conformed(batch, schema))
         except ScaleinError:
             raise
         except Exception as error:
@@ -44,6 +50,7 @@ def _map_batches(op: ops.MapBatches, batches: Iterator[pa.RecordBatch]) -> Itera
         if not isinstance(given, pa.RecordBatch):
             raise BadData(f"the function {name!r} of map_batches gave no pyarrow.RecordBatch for batch {number}",
                           at=op.at, found=type(given).__name__)
+        given = as_plain(given)
         if given.schema.names != op.arrow.names or given.schema.types != op.arrow.types:
             raise BadData(f"the function {name!r} of map_batches gave batch {number} another schema than it declares",
                           at=op.at, found=", ".join(f"{f.name}: {f.type}" for f in given.schema),

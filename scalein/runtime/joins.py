@@ -15,9 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scalein.dtypes import DType, Kind
+from scalein.dtypes import I32, DType, Kind
 from scalein.interp import evaluate
+from scalein.interp.taking import taken
 from scalein.ir.exprs import Col, Expr, type_of
+from scalein.ir.handed_on import PLACE
 from scalein.ir.nodes import JoinTable
 from scalein.ir.stages import FromBatches, Group, Read, Stage
 from scalein.ir.tables import Acc, AccKind, Key, Table
@@ -51,6 +53,7 @@ class Built:
     flags: dict[tuple[str, str], np.ndarray] = field(default_factory=dict)
     words: tuple[pa.Array, np.ndarray] | None = None  # distinct text keys, and the first row of each
     chain: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int32))
+    nested: dict[str, pa.Array] = field(default_factory=dict)  # columns that kernels do not read, by row of the table
 
     def nulls(self, how: str) -> dict[str, bool]:
         """By column: whether the probe's output may be null."""
@@ -111,8 +114,12 @@ def _bytes(flags: pa.Array) -> np.ndarray:
 def build(table: JoinTable, batches: Iterator[pa.RecordBatch], options: Options) -> Built:
     """Read a join's table to the end and make it addressable."""
     schema = table.input.schema.arrow
-    parts = [_plain(batch) for batch in batches] or [_plain(pa.RecordBatch.from_pylist([], schema))]
-    whole = pa.Table.from_batches(parts).combine_chunks()
+    empty = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema.names)
+    parts = [_plain(batch) for batch in batches] or [_plain(empty)]
+    whole = pa.Table.from_batches(parts)
+    fields = table.input.schema
+    nested = {name: _one(whole[name]) for name in table.columns if fields[name].dtype.is_nested}
+    whole = whole.select([field.name for field in fields if not field.dtype.is_nested]).combine_chunks()
     keys = [addressable(_one(whole[key.name] if isinstance(key, Col) else evaluate(key, whole))) for key in table.keys]
     valid = None
     for key in keys:
@@ -122,16 +129,24 @@ def build(table: JoinTable, batches: Iterator[pa.RecordBatch], options: Options)
     if valid is not None:
         whole = whole.filter(valid).combine_chunks()
         keys = [key.filter(valid) for key in keys]
-    columns = {name: _encoded(_one(whole[name])) for name in table.columns}
-    payload = tuple(_payload_read(name, columns[name], table.input.schema[name].dtype) for name in table.columns)
+        nested = {name: taken(column, pc.indices_nonzero(valid)) for name, column in nested.items()}
+    columns = {name: _encoded(_one(whole[name])) for name in table.columns if name not in nested}
+    payload = [_payload_read(name, columns[name], fields[name].dtype) for name in columns]
+    if nested:  # what a probe finds of them is their row
+        columns[PLACE] = pa.array(np.arange(whole.num_rows, dtype=np.int32))
+        payload.append(Read(PLACE, I32, nulls=False))
     if len(keys) == 1 and (found := _direct(keys[0], type_of(table.keys[0]))) is not None:
-        return _build_direct(keys[0], type_of(table.keys[0]), found, columns, payload)
-    return _build_hash(table.keys, keys, columns, payload, options)
+        built = _build_direct(keys[0], type_of(table.keys[0]), found, columns, tuple(payload))
+    else:
+        built = _build_hash(table.keys, keys, columns, tuple(payload), options)
+    built.nested = nested
+    return built
 
 
 def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Views as plain strings: pyarrow can do little with them."""
-    columns = [c.cast(pa.string()) if pa.types.is_string_view(c.type) else c for c in batch.columns]
+    """Views as plain strings and binaries: pyarrow can do little with them."""
+    plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+    columns = [c.cast(plain[c.type]) if c.type in plain else c for c in batch.columns]
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
@@ -145,7 +160,7 @@ def _one(column: pa.ChunkedArray | pa.Array) -> pa.Array:
 
 def _encoded(array: pa.Array) -> pa.Array:
     """Strings as dictionary codes; nulls stay in the codes."""
-    if form_of(array.type) in ("str32", "str64"):
+    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
         array = array.cast(pa.string()).dictionary_encode()
     return addressable(array)
 
@@ -160,7 +175,7 @@ def _payload_read(name: str, array: pa.Array, dtype: DType) -> Read:
 
 def _direct(keys: pa.Array, dtype: DType) -> tuple[int, int] | None:
     """Least key and number of positions, if that many may be laid out."""
-    if dtype.is_float or dtype.is_string or dtype.kind is Kind.BOOL or not len(keys):
+    if dtype.is_float or dtype.is_bytes or dtype.is_decimal or dtype.kind is Kind.BOOL or not len(keys):
         return None
     numbers = _integers(keys, dtype)
     least, greatest = int(numbers.min()), int(numbers.max())

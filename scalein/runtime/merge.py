@@ -1,27 +1,69 @@
-"""Merging tables of one layout: workers' partial results, slices into windows."""
+"""Merging tables of one layout: workers' partial results, slices into windows; and what their records own with them."""
 
 from __future__ import annotations
 
-from scalein.layout import DONE
+import numpy as np
+
+from scalein.ir.stages import FromRecords, GroupMode, Merge, MergeBag, Sink, Stage
+from scalein.ir.tables import Table
+from scalein.layout import DONE, FrameData
 from scalein.llvm_backend.cache import Compiled
-from scalein.runtime.call import call
-from scalein.runtime.tables import DirectTable, HashTable, OneRecord, grown
+from scalein.options import Options
+from scalein.runtime.call import call, kernel
+from scalein.runtime.tables import State, grown
 
-State = OneRecord | DirectTable | HashTable
+
+class Merging:
+    """The kernels that merge states of one table."""
+
+    def __init__(self, table: Table, mode: GroupMode, options: Options, slide: bool = False) -> None:
+        self._table, self._options = table, options
+        self._records = self._kernel(Merge(table, mode, slide))
+        self._bags = [self._kernel(MergeBag(table, k, mode)) for k in range(len(table.bags))]
+
+    def _kernel(self, sink: Sink) -> Compiled:
+        return kernel(Stage("merge", FromRecords(), (), sink), self._options)
+
+    def into(self, target: State, source: State, back: int = 0) -> None:
+        """Merge all records of one state into another; the source is of no use afterwards, but for another `back`."""
+        moved = self._moved(source)
+        if moved is not None:
+            moved[:] = -1
+        frame = self._records.kernel.frame.new()
+        frame["slide.back"] = back
+        _run(self._records, frame, target, source.first, source.count, source)
+        if source.sides is None or target.sides is None:
+            return
+        for k, compiled in enumerate(self._bags):
+            bag = source.sides.bags[k]
+            frame = compiled.kernel.frame.new()
+            frame["owners"] = source.first - source.base
+            _run(compiled, frame, target, bag.first, bag.count, source)
+        if moved is not None:
+            for log, other in zip(target.sides.logs, source.sides.logs, strict=True):
+                places = moved[(other.column("owner") - source.base) // self._table.layout.size]
+                stay = places >= 0
+                entries = other.entries if stay.all() else other.entries[stay]
+                log.add(entries)
+                log.column("owner")[log.count - len(entries) :] = places[stay]
+        if source.sides.logs:
+            target.sides.kept += [source.sides.heap, *source.sides.kept]
+
+    def _moved(self, source: State) -> np.ndarray | None:
+        """Where each record of the source went, if anything outside of it must follow."""
+        if not self._table.has_sides:
+            return None
+        layout = self._table.layout
+        return source.words(layout.size // 8)[:, layout.offset("moved") // 8]
 
 
-def merge_into(compiled: Compiled, target: State, source: State, back: int = 0) -> None:
-    """Merge all records of one state into another."""
-    frame = compiled.kernel.frame.new()
-    frame["source"] = source.first
+def _run(compiled: Compiled, frame: FrameData, target: State, first: int, count: int, source: State) -> None:
+    frame["source"], frame["row"], frame["end"] = first, 0, count
     frame.keep["source"] = source
-    frame["row"], frame["end"] = 0, source.count
-    frame["slide.back"] = back
     while True:
         target.attach(frame)
         status = call(compiled, frame)
-        if isinstance(target, HashTable):
-            target.detach(frame)
+        target.detach(frame)
         if status == DONE:
             return
         grown(target, status, frame)

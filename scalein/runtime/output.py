@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from scalein.dtypes import Kind
 from scalein.ir.exprs import Named, type_of
-from scalein.layout import BLOCK_ROWS, FrameData
+from scalein.layout import BLOCK_ROWS, FrameData, size_of
 from scalein.runtime.memory import allocate
 
 CHUNK_ROWS = 1 << 20
@@ -26,8 +26,9 @@ class Chunk:
         self.text_bytes = text_bytes
         sizes: list[int] = []
         for dtype, is_sure in zip(self._types, never_null, strict=True):
-            is_text = dtype.kind is Kind.STR
-            sizes += [text_bytes if is_text else rows * max(1, dtype.bits // 8), 4 * (rows + 1) if is_text else 0,
+            is_text = dtype.is_loose
+            width = dtype.width if dtype.form == "fixed" else size_of(dtype)
+            sizes += [text_bytes if is_text else rows * width, 4 * (rows + 1) if is_text else 0,
                       0 if is_sure else rows]
         starts = [0]
         for size in sizes:
@@ -45,7 +46,7 @@ class Chunk:
         for k, dtype in enumerate(self._types):
             data, offsets, valid = self._starts[3 * k : 3 * k + 3]
             frame[f"out{k}.data"] = base + data
-            if dtype.kind is Kind.STR:
+            if dtype.is_loose:
                 self._memory[offsets : offsets + 4] = 0
                 frame[f"out{k}.offsets"] = base + offsets
                 frame[f"out{k}.used"] = 0
@@ -66,10 +67,10 @@ class Chunk:
             nulls = count - int(np.count_nonzero(flags))
             if nulls:
                 bitmap = pa.py_buffer(np.packbits(flags, bitorder="little"))
-        if dtype.kind is Kind.STR:
+        if dtype.is_loose:
             parts = [bitmap, self._buffer.slice(offsets, valid - offsets), self._buffer.slice(data, offsets - data)]
-            plain = pa.Array.from_buffers(pa.string(), count, parts, nulls)
-            return plain if dtype.arrow == pa.string() else plain.cast(dtype.arrow)
+            plain = pa.Array.from_buffers(pa.string() if dtype.is_string else pa.binary(), count, parts, nulls)
+            return plain if dtype.arrow == plain.type else plain.cast(dtype.arrow)
         if dtype.kind is Kind.BOOL:
             packed = pa.py_buffer(np.packbits(self._memory[data : data + count], bitorder="little"))
             return pa.Array.from_buffers(dtype.arrow, count, [bitmap, packed], nulls)

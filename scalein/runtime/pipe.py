@@ -1,7 +1,8 @@
 """Pipes: batches through a kernel that collects, or a table's groups through one.
 
 Columns that a pipe hands on untouched are not copied: they are the input's own. Rows keep their
-order whatever the number of workers: units of work are handed out and given back in order.
+order whatever the number of workers: units of work are handed out and given back in order. A pipe with a
+`distinct` runs in one thread: see `seen.py`.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from scalein.errors import ScaleinError
+from scalein.interp.taking import taken
 from scalein.ir.exprs import Named
-from scalein.ir.handed_on import split_items
+from scalein.ir.handed_on import Origin, kernel_steps, row_numbers, split_items, taken_items
 from scalein.ir.nodes import Pipe
-from scalein.ir.stages import Collect, Probe, Where
+from scalein.ir.stages import Collect, Fresh, Let, Probe, Where
 from scalein.layout import DONE, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
 from scalein.runtime.call import call
 from scalein.runtime.joins import Built
 from scalein.runtime.output import CHUNK_ROWS, MOST_TEXT_BYTES, TEXT_BYTES, TEXT_BYTES_A_ROW, Chunk
+from scalein.runtime.seen import Seen
 from scalein.runtime.specialise import Specialiser
 from scalein.runtime.stages import Prepared
 from scalein.runtime.workers import begin
@@ -39,11 +42,16 @@ def run_pipe(pipe: Pipe, batches: Iterator[pa.RecordBatch], joins: dict[int, Bui
     """The pipe's output for each input batch, in order."""
     passed, computed = split_items(pipe)
     schema = pipe.schema.arrow
-    prepared = Prepared(pipe.name, pipe.input.schema, pipe.steps, lambda special: _collect(computed, special),
-                        tuple(i.expr for i in computed), joins, options)
+    numbers = row_numbers(pipe)
+    written = (*computed, *numbers.values())
+    prepared = Prepared(pipe.name, pipe.input.schema, kernel_steps(pipe), lambda special: _collect(written, special),
+                        tuple(i.expr for i in written), joins, options)
     prepared.assume(table)
 
-    work = _Work(prepared, passed, computed, schema)
+    work = _Work(prepared, passed, written, schema, taken_items(pipe), tuple(numbers))
+    if pipe.fresh is not None:
+        yield from _run_alone(work, batches, options)
+        return
     if options.workers == 1:
         for batch in batches:
             if batch.num_rows:
@@ -63,6 +71,19 @@ def run_pipe(pipe: Pipe, batches: Iterator[pa.RecordBatch], joins: dict[int, Bui
             yield from under_way.popleft().result()
 
 
+def _run_alone(work: _Work, batches: Iterator[pa.RecordBatch], options: Options) -> Iterator[pa.RecordBatch]:
+    """Units one after the other, with what has been seen so far; few rows may be enough for who asks."""
+    seen: Seen | None = None
+    for batch in batches:
+        for start in range(0, batch.num_rows, UNIT_ROWS):
+            unit = batch.slice(start, UNIT_ROWS)
+            bound = work.bound(unit)
+            if seen is None:
+                assert work.prepared.stage is not None
+                seen = Seen(work.prepared.stage, options)
+            yield from work.run(unit, bound, seen)
+
+
 @contextmanager
 def _stopping(pool: ThreadPoolExecutor, stop: threading.Event) -> Iterator[None]:
     """Whatever ends the run early ends its threads."""
@@ -76,17 +97,22 @@ def _stopping(pool: ThreadPoolExecutor, stop: threading.Event) -> Iterator[None]
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What a pipe does to a batch: some columns are handed on, the others a kernel writes."""
+    """What a pipe does to a batch: some columns are handed on, nested ones taken, the others a kernel writes.
+
+    The last columns that the kernel writes are row numbers: of the batch (None) and of joined tables.
+    """
 
     prepared: Prepared
     passed: dict[int, str]
     computed: tuple[Named, ...]
     schema: pa.Schema
+    taken: dict[int, Origin]
+    numbered: tuple[int | None, ...]
 
     def bound(self, batch: pa.RecordBatch) -> tuple[Compiled, FrameData] | None:
         """The kernel and its frame over a batch; None if there is nothing to compute."""
         prepared = self.prepared
-        if not self.computed and not prepared.steps:
+        if not self.computed and all(isinstance(step, Let) for step in prepared.steps):
             return None
         compiled = prepared.compile() if prepared.learn(batch) else prepared.compiled
         assert compiled is not None
@@ -96,11 +122,14 @@ class _Work:
         frame["row"], frame["end"] = 0, batch.num_rows
         return compiled, frame
 
-    def run(self, batch: pa.RecordBatch, bound: tuple[Compiled, FrameData] | None) -> list[pa.RecordBatch]:
+    def run(self, batch: pa.RecordBatch, bound: tuple[Compiled, FrameData] | None,
+            seen: Seen | None = None) -> list[pa.RecordBatch]:
         if bound is None:
             return [_assemble(self.schema, batch, self.passed, [])]
-        is_thinned = any(isinstance(step, Where | Probe) for step in self.prepared.steps)
-        parts = collected(*bound, self.computed, batch.num_rows, FEW_ROWS if is_thinned else CHUNK_ROWS)
+        is_thinned = any(isinstance(step, Where | Probe | Fresh) for step in self.prepared.steps)
+        parts = collected(*bound, self.computed, batch.num_rows, FEW_ROWS if is_thinned else CHUNK_ROWS, seen)
+        if self.taken:
+            return [self._with_taken(batch, arrays) for arrays in parts if len(arrays[0])]
         if not self.passed:
             return [pa.RecordBatch.from_arrays(arrays, schema=self.schema) for arrays in parts if len(arrays[0])]
         result, start = [], 0
@@ -108,6 +137,20 @@ class _Work:
             result.append(_assemble(self.schema, batch.slice(start, len(arrays[0])), self.passed, arrays))
             start += len(arrays[0])
         return result
+
+
+    def _with_taken(self, batch: pa.RecordBatch, arrays: list[pa.Array]) -> pa.RecordBatch:
+        """The written columns, and between them the rows of nested ones that they belong to."""
+        rows = dict(zip(self.numbered, arrays[len(arrays) - len(self.numbered) :], strict=True))
+        rest = iter(arrays)
+        columns = [self._take(batch, self.taken[i], rows) if i in self.taken else next(rest)
+                   for i in range(len(self.schema))]  # fmt: skip
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _take(self, batch: pa.RecordBatch, origin: Origin, rows: dict[int | None, pa.Array]) -> pa.Array:
+        found = batch.column(origin.column) if origin.join is None else (
+            self.prepared.joins[origin.join].nested[origin.column])  # fmt: skip
+        return taken(found, rows[origin.join])
 
 
 def _collect(items: tuple[Named, ...], special: Specialiser) -> Collect:
@@ -123,12 +166,12 @@ def _assemble(schema: pa.Schema, batch: pa.RecordBatch, passed: dict[int, str],
 
 
 def collected(compiled: Compiled, frame: FrameData, items: tuple[Named, ...], rows: int,
-              first: int = CHUNK_ROWS) -> Iterator[list[pa.Array]]:
+              first: int = CHUNK_ROWS, seen: Seen | None = None) -> Iterator[list[pa.Array]]:
     """Run a collecting kernel to its end; chunks of columns as they fill up, the last even if it is empty.
 
     `rows` are expected at most; `first` limits the first chunk where far fewer may come.
     """
-    collector = Collector(compiled, frame, items, rows, first)
+    collector = Collector(compiled, frame, items, rows, first, seen)
     yield from collector.run()
     yield collector.finish()
 
@@ -137,8 +180,9 @@ class Collector:
     """A collecting kernel with its output chunk, over one or more calls' worth of input."""
 
     def __init__(self, compiled: Compiled, frame: FrameData, items: tuple[Named, ...], rows: int,
-                 first: int = CHUNK_ROWS) -> None:
+                 first: int = CHUNK_ROWS, seen: Seen | None = None) -> None:
         self._compiled, self.frame, self._items = compiled, frame, items
+        self._call = call if seen is None else seen.call
         self._most = min(max(rows, 1), CHUNK_ROWS)
         self._rows = min(self._most, first)
         self._text = min(TEXT_BYTES, TEXT_BYTES_A_ROW * self._rows)
@@ -150,7 +194,7 @@ class Collector:
 
     def run(self) -> Iterator[list[pa.Array]]:
         """Rows [row, end) of the frame's input; gives the chunks that became full."""
-        while call(self._compiled, self.frame) != DONE:
+        while self._call(self._compiled, self.frame) != DONE:
             count = self.frame["out.count"]
             if count:
                 yield self._chunk.take(count)

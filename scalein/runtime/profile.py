@@ -16,10 +16,15 @@ from scalein.ir.stages import (
     FromTable,
     Let,
     Merge,
+    MergeBag,
     Partition,
+    Rank,
     Read,
+    Sink,
+    Spread,
     Stage,
 )
+from scalein.ir.tables import log_layout
 from scalein.layout import size_of
 from scalein.llvm_backend.cache import Compiled
 
@@ -47,14 +52,14 @@ class Usage:
             case FromTable(table):
                 return self.rows * table.layout.size
             case FromRecords():
-                return self.rows * (self.stage.sink.table.layout.size if isinstance(self.stage.sink, Merge) else 0)
+                return self.rows * _record_bytes(self.stage.sink)
 
     @property
     def bytes_written(self) -> float:
         """What the columns and partitions take that the kernel has filled; records are counted where they are read."""
         match self.stage.sink:
             case Collect(items):
-                width = sum(4 if type_of(item.expr).is_string else size_of(type_of(item.expr)) for item in items)
+                width = sum(4 if type_of(item.expr).is_bytes else size_of(type_of(item.expr)) for item in items)
                 return self.rows_out * width
             case Partition(stride=stride) if all(isinstance(step, Let) for step in self.stage.steps):
                 return self.rows * stride  # behind a filter nobody counts the rows
@@ -62,11 +67,26 @@ class Usage:
                 return 0
 
 
+def _record_bytes(sink: Sink) -> int:
+    """Of the records that a kernel reads: a table's, or those of one of its sides."""
+    match sink:
+        case Merge(table) | Rank(table):
+            return table.layout.size
+        case MergeBag(table, bag):
+            return table.bags[bag][1].layout.size
+        case Spread(table, number):
+            return log_layout(table.accs[number]).size
+        case _:
+            return 0
+
+
 _WIDTHS = {"str32": 4, "str64": 8, "view": 16, "dict": 4, "lut": 4}
 
 
 def _width(read: Read) -> float:
     """Bytes a row of a column: a value, a dictionary code, or where a string's bytes are."""
+    if read.form == "bytes":
+        return read.dtype.width
     return _WIDTHS[read.form] if read.form in _WIDTHS else read.dtype.bits / 8
 
 

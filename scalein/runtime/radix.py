@@ -20,15 +20,15 @@ import pyarrow as pa
 
 from scalein.ir.exprs import Call, Col, Expr, Lit, Named, type_of
 from scalein.ir.stages import Group, GroupMode, Partition, Stage
-from scalein.ir.tables import AccKind, Table
+from scalein.ir.tables import Table
 from scalein.layout import CHUNKS_FULL, DONE, GROUPS, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.runtime.call import call, kernel
 from scalein.runtime.memory import address, allocate
-from scalein.runtime.merge import merge_into
 from scalein.runtime.pipe import Collector
+from scalein.runtime.settle import settle
 from scalein.runtime.specialise import Specialiser
-from scalein.runtime.stages import Prepared, table_exprs
+from scalein.runtime.stages import Prepared, table_args, table_exprs
 from scalein.runtime.tables import HashTable, grown
 from scalein.runtime.units import Unit
 from scalein.runtime.workers import each_worker, side_by_side
@@ -46,8 +46,9 @@ SLAB_CHUNKS = 1 << 9
 
 def fits(table: Table) -> bool:
     """Whether key groups can be emitted one by one: each key lies in one of them."""
-    fields = len(table.keys) + len(dict.fromkeys(table_exprs(table)))
-    return len(table.keys) > 0 and fields <= MOST_FIELDS and (table.window is None or table.window.is_tumbling)
+    fields = len(table.keys) + len(dict.fromkeys(table_args(table)))
+    whole = not table.has_lists and (table.window is None or table.window.is_tumbling)
+    return len(table.keys) > 0 and fields <= MOST_FIELDS and whole
 
 
 def try_some(worker: Worker, work: Iterator[Unit]) -> tuple[list[Unit], Iterator[Unit]]:
@@ -94,9 +95,9 @@ def _finish_together(run: GroupRun, finishers: list[_Finisher], group: int, piec
     """Aggregate a key group in parts, merge the parts, emit it."""
     jobs = [partial(f.aggregate, group, pieces[k :: len(finishers)]) for k, f in enumerate(finishers)]
     side_by_side(jobs)
-    kernel = run.merge_kernel(run.table, GroupMode.HASH)
+    merging = run.merging(GroupMode.HASH)
     for other in finishers[1:]:
-        merge_into(kernel, finishers[0].table, other.table)
+        merging.into(finishers[0].table, other.table)
     finishers[0].emit()
 
 
@@ -112,27 +113,28 @@ class _Plan:
         self.prepared.facts = dict(run.prepared.facts)
         self.prepared.interners = run.prepared.interners
         self.partition: Partition | None = None
-        self.keeps_strings = any(type_of(e).is_string for e in run.keys)
-        self.kept: list[dict[str, object]] = []  # what string keys of the rows point into
+        self.keeps_strings = any(type_of(e).is_bytes for e in (*run.keys, *table_exprs(run.table)))
+        self.kept: list[dict[str, object]] = []  # what strings of the rows point into
 
     def _sink(self, special: Specialiser) -> Partition:
         run = self.run
         keys = tuple(special.key(key) for key in run.node.keys)
-        args = [special.expr(e) for e in dict.fromkeys(table_exprs(run.node.table))]
+        given = dict.fromkeys(table_args(run.node.table))
+        args = [special.key(e) if by_code else special.expr(e) for e, by_code in given]
         # A row's layout must not depend on the batch, so nulls are what the table expects.
         items = [Named(f"key{k}", _with_nulls(e, key.nullable))
                  for k, (e, key) in enumerate(zip(keys, run.table.keys, strict=True))]
         items += [Named(f"arg{k}", _with_nulls(e, old.nullable))
                   for k, (e, old) in enumerate(zip(args, self._args(), strict=True))]
-        ordinal = any(a.kind in (AccKind.FIRST, AccKind.LAST, AccKind.ARG_MIN, AccKind.ARG_MAX) for a in run.table.accs)
+        ordinal = any(acc.needs_order for acc in run.table.accs)
         self.partition = Partition(keys, tuple(items), ordinal)
         return self.partition
 
     def _args(self) -> list[Expr]:
         """Arguments as the table has them: their nulls decide the row's layout."""
-        old = dict.fromkeys(table_exprs(self.run.node.table))
+        old = [e for e, _ in dict.fromkeys(table_args(self.run.node.table))]
         if self.run.source is None:
-            return list(old)
+            return old
         seen = {_plain(e): e for e in table_exprs(self.run.table)}
         return [seen.get(_plain(e), e) for e in old]
 
@@ -279,6 +281,7 @@ class _Finisher:
             grown(table, status, frame)
 
     def emit(self) -> None:
+        settle(self._run.table, self.table, self._run.options)
         out, table = self._out.frame, self.table
         out["source"], out["row"], out["end"] = table.first, 0, table.count
         self._full += self._out.run()

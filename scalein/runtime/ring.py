@@ -40,8 +40,10 @@ OPEN_SLICES = 4  # at least; how far out of order rows may come
 
 
 def fits(table: Table) -> bool:
-    """Whether a table's windows slide, over few enough slices."""
+    """Whether a table's windows slide, over few enough slices, and its records own nothing outside of them."""
     window = table.window
+    if table.has_sides or table.has_heap:
+        return False
     return window is not None and bool(table.keys) and not window.is_tumbling and (
         window.size // table.slice_size <= MAX_RING_SLICES)
 

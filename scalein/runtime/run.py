@@ -10,12 +10,14 @@ from scalein.compiler import program_of
 from scalein.connectors.memory import Batches
 from scalein.errors import ComputeError, InternalError
 from scalein.ir import ops
-from scalein.ir.nodes import Chain, Grouped, Host, JoinTable, Node, Pipe, Scan, Take
+from scalein.ir.nodes import Chain, Grouped, Host, JoinTable, Node, Ordered, Pipe, Scan, Take
 from scalein.options import Options
+from scalein.runtime.batch import conformed
 from scalein.runtime.blame import placed
 from scalein.runtime.group import run_group
 from scalein.runtime.host import run_host
 from scalein.runtime.joins import Built, build
+from scalein.runtime.order import run_ordered
 from scalein.runtime.pipe import run_pipe
 
 
@@ -29,15 +31,9 @@ def batches(op: ops.Op, options: Options) -> Iterator[pa.RecordBatch]:
     schema = op.schema.arrow
     try:
         for batch in _Run(options).rows(program_of(op)):
-            yield batch if batch.schema == schema else _conformed(batch, schema)
+            yield batch if batch.schema == schema else conformed(batch, schema)
     except ComputeError as error:
         raise placed(error, op) from None
-
-
-def _conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch with exactly these types: a dictionary that was only handed on comes out as strings."""
-    columns = [c if c.type == f.type else c.cast(f.type) for c, f in zip(batch.columns, schema, strict=True)]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 class _Run:
@@ -50,7 +46,7 @@ class _Run:
         match node:
             case Scan():
                 return self._scan(node)
-            case Pipe(input=Grouped() as group):
+            case Pipe(input=Grouped() as group) if node.fresh is None:
                 return run_group(group, self.rows(group.input), self._joins(group.joins), self._options,
                                  _table(group.input), node, self._joins(node.joins))
             case Pipe():
@@ -62,6 +58,8 @@ class _Run:
                 return run_host(node, self.rows(node.input))
             case Take():
                 return _take(self.rows(node.input), node.count)
+            case Ordered():
+                return run_ordered(node, self.rows(node.input))
             case Chain():
                 return self._chain(node)
 
@@ -77,7 +75,7 @@ class _Run:
         schema = node.schema.arrow
         for each in node.inputs:
             for batch in self.rows(each):
-                yield _conformed(batch, schema)
+                yield conformed(batch, schema)
 
     def _joins(self, joins: tuple[tuple[int, JoinTable], ...]) -> dict[int, Built]:
         return {number: build(table, self.rows(table.input), self._options) for number, table in joins}

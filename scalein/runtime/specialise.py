@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from scalein.dtypes import I32, DType, Kind
+from scalein.dtypes import I32, DType
 from scalein.ir.exprs import Call, Col, Expr, Lit, Named, columns, type_of
 from scalein.ir.functions import can_fail
-from scalein.ir.stages import Let, Probe, Read, Step, Where
+from scalein.ir.stages import Fresh, Let, Probe, Read, Step, Where
 from scalein.ir.udf import AnyUdf, can_be_null
 
-_NEVER_NULL = ("is_null", "is_not_null")
+_NEVER_NULL = ("is_null", "is_not_null", "hash")
 
 
 @dataclass(slots=True)
@@ -54,6 +54,8 @@ class Specialiser:
                     if self.is_coded(step.table, column):
                         self.joined[name] = code_name(step.table, column)
                 return probe
+            case Fresh():
+                return replace(step, keys=tuple(self.key(key) for key in step.keys))
 
     def _probe(self, probe: Probe) -> Probe:
         """Matches of a dictionary column are looked up once for each of its values."""
@@ -80,12 +82,18 @@ class Specialiser:
         found = self._looked_up(expr)
         if found is not None:
             return found
-        args = tuple(self.expr(arg) for arg in expr.args)
+        args = tuple(self._tried(arg) if expr.fn == "try" else self.expr(arg) for arg in expr.args)
+        return replace(expr, args=args, nullable=_nullable(expr, args))
+
+    def _tried(self, expr: Expr) -> Expr:
+        """A call under `try`, which must stay a call: only its arguments may be looked up."""
+        assert isinstance(expr, Call)
+        args = tuple(map(self.expr, expr.args))
         return replace(expr, args=args, nullable=_nullable(expr, args))
 
     def _looked_up(self, expr: Call) -> Expr | None:
         names = columns(expr)
-        if len(names) != 1 or type_of(expr).kind is Kind.STR or can_fail(expr) or not _is_strict(expr):
+        if len(names) != 1 or type_of(expr).is_bytes or can_fail(expr) or not _is_strict(expr):
             return None
         name = next(iter(names))
         if name not in self.coded:
@@ -148,6 +156,8 @@ def _nullable(call: Call, args: Sequence[Expr]) -> bool:
     if not call.nullable or call.fn in _NEVER_NULL:
         return False
     match call.fn:
+        case "try" | "try_divide":
+            return True
         case "if_else":
             return args[1].nullable or args[2].nullable
         case "fill_null":
@@ -175,5 +185,7 @@ def needed(steps: Sequence[Step], exprs: Iterable[Expr]) -> set[str]:
                 names = hidden.union(*(columns(given[n]) for n in names if n in given))
             case Probe():
                 names -= {name for name, _ in (*step.keep, *step.codes)}
+                names = names.union(*map(columns, step.keys))
+            case Fresh():
                 names = names.union(*map(columns, step.keys))
     return names

@@ -16,9 +16,10 @@ import pyarrow as pa
 from scalein.dtypes import Schema
 from scalein.interp import evaluate
 from scalein.ir.exprs import Call, Col, Expr, type_of
-from scalein.ir.stages import Collect, FromBatches, Group, Partition, Probe, Read, Sink, Stage, Step
+from scalein.ir.functions import can_fail
+from scalein.ir.stages import Collect, Fresh, FromBatches, Group, Partition, Probe, Read, Sink, Stage, Step
 from scalein.ir.tables import Acc, AccKind, Key, Output, Table
-from scalein.layout import COLUMN, FrameData
+from scalein.layout import COLUMN, FrameData, size_of
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
 from scalein.runtime.batch import addressable, bind, bind_codes, code_bits, form_of, has_nulls
@@ -79,6 +80,7 @@ class Prepared:
     names: tuple[str, ...] = ()
     key_exprs: tuple[Expr, ...] = ()
     few_rows: bool = False
+    knows_all: bool = False  # facts of the whole input, so that no batch will bring news
 
     def __post_init__(self) -> None:
         read = needed(self.steps, self.exprs)
@@ -99,7 +101,7 @@ class Prepared:
     def assume(self, table: pa.Table | None) -> None:
         """Take the facts of a whole table in, so that no batch of it brings news."""
         if table is not None:
-            self.few_rows = table.num_rows < FEW_ROWS
+            self.few_rows, self.knows_all = table.num_rows < FEW_ROWS, True
             for name in self.names:
                 column = table[name]
                 nulls = any(map(has_nulls, column.chunks))
@@ -130,6 +132,8 @@ class Prepared:
         return {name: by_column[column] for name, column in probe.keep}
 
     def _variant(self, step: Step) -> Step:
+        if isinstance(step, Fresh):
+            return replace(step, table=with_keys(step.table, step.keys, nullable=not self.knows_all))
         if not isinstance(step, Probe):
             return step
         built = self.joins[step.table]
@@ -208,7 +212,7 @@ def _evaluated(expr: Expr, read: Read, dictionary: pa.Array) -> np.ndarray:
     values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     if pa.types.is_boolean(values.type):
         return np.asarray(values.cast(pa.uint8()))
-    width = type_of(expr).bits // 8
+    width = size_of(type_of(expr))
     data = np.frombuffer(values.buffers()[1] or b"", np.uint8)
     return np.ascontiguousarray(data[values.offset * width : (values.offset + len(values)) * width])
 
@@ -227,8 +231,14 @@ def _sink_exprs(sink: Sink) -> Iterable[Expr]:
 
 def table_exprs(table: Table) -> list[Expr]:
     """Everything a table's updates compute from a row, but its keys."""
-    exprs = [e for acc in table.accs for e in (acc.arg, acc.by) if e is not None]
-    return [*exprs, table.window.time] if table.window is not None else exprs
+    return [e for e, _ in table_args(table)]
+
+
+def table_args(table: Table) -> list[tuple[Expr, bool]]:
+    """The same, and whether a dictionary's code does as well as its text: to tell values apart, it does."""
+    exprs = [(e, acc.kind is AccKind.DISTINCT and type_of(e).is_string)
+             for acc in table.accs for e in (acc.arg, acc.by) if e is not None]
+    return [*exprs, (table.window.time, False)] if table.window is not None else exprs
 
 
 def specialised_table(table: Table, keys: Iterable[Expr], special: Specialiser,
@@ -239,24 +249,36 @@ def specialised_table(table: Table, keys: Iterable[Expr], special: Specialiser,
     null bits for keys without nulls, and no count of values for columns whose every row has one.
     """
     new_keys = tuple(special.key(key) for key in keys)
-    stored = tuple(
-        Key(k.name, k.dtype, k.nullable if nullable else e.nullable,
-            coded=k.dtype.is_string and not type_of(e).is_string)
-        for k, e in zip(table.keys, new_keys, strict=True))
     window = None if table.window is None else replace(table.window, time=special.expr(table.window.time))
     accs: list[Acc] = []
     numbers: list[int] = []
     for acc in table.accs:
         arg, by = (None if e is None else special.expr(e) for e in (acc.arg, acc.by))
-        acc = Acc(acc.kind, arg, by)
-        if acc.kind is AccKind.VALID and acc.arg is not None and not acc.arg.nullable and not nullable:
+        if acc.kind is AccKind.DISTINCT and acc.arg is not None and type_of(acc.arg).is_string:
+            arg = special.key(acc.arg)
+        acc = replace(acc, arg=arg, by=by)
+        if acc.kind is AccKind.VALID and not nullable and acc.arg is not None and _is_counted_by_rows(acc.arg):
             acc = Acc(AccKind.ROWS)
         if acc not in accs:
             accs.append(acc)
         numbers.append(accs.index(acc))
     grouped = bool(new_keys) or window is not None
     outputs = tuple(_output(o, tuple(numbers[n] for n in o.accs), grouped) for o in table.outputs)
-    return replace(table, keys=stored, accs=tuple(accs), window=window, outputs=outputs), new_keys
+    keyed = with_keys(table, new_keys, nullable)
+    return replace(keyed, accs=tuple(accs), window=window, outputs=outputs), new_keys
+
+
+def with_keys(table: Table, keys: tuple[Expr, ...], nullable: bool) -> Table:
+    """The table over specialised keys: strings of a dictionary become ids, null bits go where they can."""
+    return replace(table, keys=tuple(
+        Key(k.name, k.dtype, k.nullable if nullable else e.nullable,
+            coded=k.dtype.is_string and not type_of(e).is_string)
+        for k, e in zip(table.keys, keys, strict=True)))
+
+
+def _is_counted_by_rows(arg: Expr) -> bool:
+    """Whether every row has a value, and need not be asked: what can fail must be tried."""
+    return not arg.nullable and not can_fail(arg)
 
 
 def _output(output: Output, accs: tuple[int, ...], grouped: bool) -> Output:

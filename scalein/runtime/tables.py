@@ -27,6 +27,7 @@ from scalein.layout import (
 from scalein.llvm_backend.grow import Grow, grow_kernel
 from scalein.options import Options
 from scalein.runtime.memory import address, allocate, reserve
+from scalein.runtime.sides import Sides
 
 ARENA_START = 64  # address 0 means "empty" in the index
 FIRST_BUCKETS = 8  # of a key group
@@ -37,9 +38,12 @@ HEAP_BYTES = 1 << 16
 class HashTable:
     """Index and arena of one table; owned by one worker at a time."""
 
+    base = ARENA_START  # of the first record's place
+
     def __init__(self, table: Table, options: Options) -> None:
         self._size = table.layout.size
         self._options = options
+        self.sides = _sides(table, options)
         self._arena = _arena()
         self.used = ARENA_START
         # buckets address, shift of the tag, mask of bucket numbers, room for new records
@@ -69,12 +73,16 @@ class HashTable:
         frame[f"{prefix}.heap"] = self._heap_at
         frame[f"{prefix}.heap_left"] = self._heap_left
         frame.keep[prefix] = self
+        if self.sides is not None:
+            self.sides.attach(frame)
 
     def detach(self, frame: FrameData, prefix: str = "table") -> None:
         """Take over what the kernel has changed."""
-        self.used = frame[f"{prefix}.used"]
+        self.used = frame.get(f"{prefix}.used", self.used)
         if f"{prefix}.heap" in frame:
             self._heap_at, self._heap_left = frame[f"{prefix}.heap"], frame[f"{prefix}.heap_left"]
+        if self.sides is not None:
+            self.sides.detach(frame)
 
     def grow(self) -> None:
         """Double every key group's table that is nearly full, splitting on the tags' next bit."""
@@ -109,12 +117,28 @@ class HashTable:
         """Forget every record of the one key group in use, and give its buckets to another."""
         buckets = int(self._groups[old, 2]) + 1
         self.used = ARENA_START
-        if self._heap:  # the largest piece of string heap is enough to begin with
-            self._heap = self._heap[-1:]
-            self._heap_at, self._heap_left = address(self._heap[0]), len(self._heap[0])
+        self._forget_heap()
         ctypes.memset(int(self._groups[old, 0]), 0, buckets * BUCKET_WORDS * 8)
         self._groups[[old, new]] = self._groups[[new, old]]
         self._groups[new, 3] = buckets * BUCKET_WORDS * LOAD_SIXTEENTHS // 16
+        if self.sides is not None:
+            self.sides.clear()
+
+    def clear(self) -> None:
+        """Forget every record, and keep the index as large as it has grown."""
+        self.used = ARENA_START
+        self._forget_heap()
+        buckets = self._groups[:, 2] + 1
+        if len(self._index) > 1 or len(self._index[0]) > 2 * int(buckets.sum()) * BUCKET_WORDS * 8:
+            self._index = self._new_index(buckets)
+        else:
+            self._index[0][:] = 0
+            self._groups[:, 3] = buckets * BUCKET_WORDS * LOAD_SIXTEENTHS // 16
+
+    def _forget_heap(self) -> None:
+        if self._heap:  # the largest piece of string heap is enough to begin with
+            self._heap = self._heap[-1:]
+            self._heap_at, self._heap_left = address(self._heap[0]), len(self._heap[0])
 
     def words(self, record_words: int) -> np.ndarray:
         """All records as rows of 8-byte words."""
@@ -129,19 +153,25 @@ class HashTable:
         return (self.used - ARENA_START) // self._size
 
 
-def grown(state: object, status: int, frame: FrameData) -> None:
+def grown(state: State, status: int, frame: FrameData, prefix: str = "table") -> None:
     """Give a table the room it asked for."""
+    if state.sides is not None and state.sides.make_room(status, frame):
+        return
     assert isinstance(state, HashTable), status
     if status == INDEX_FULL:
         state.grow()
     elif status == ARENA_FULL:
-        state.make_room(frame)
+        state.make_room(frame, prefix)
     else:
         raise AssertionError(f"status {status}")
 
 
 def _arena() -> np.ndarray:
     return reserve(ADDRESS_SPACE)
+
+
+def _sides(table: Table, options: Options) -> Sides | None:
+    return Sides(table, lambda side: HashTable(side, options)) if table.has_sides or table.has_heap else None
 
 
 @cache
@@ -152,14 +182,26 @@ def _grow(options: Options) -> Grow:
 class OneRecord:
     """The record of an aggregate without keys."""
 
-    def __init__(self, table: Table) -> None:
-        self._record = allocate(table.layout.size)
+    base = 0
+
+    def __init__(self, table: Table, options: Options) -> None:
+        self.sides = _sides(table, options)
+        self._record = allocate(table.layout.size)[: table.layout.size]
         self._record[:] = np.frombuffer(table.layout.template, np.uint8)
         self.count = 1
 
     def attach(self, frame: FrameData) -> None:
         frame["one"] = address(self._record)
         frame.keep["one"] = self
+        if self.sides is not None:
+            self.sides.attach(frame)
+
+    def detach(self, frame: FrameData) -> None:
+        if self.sides is not None:
+            self.sides.detach(frame)
+
+    def words(self, record_words: int) -> np.ndarray:
+        return self._record.view(np.int64).reshape(-1, record_words)
 
     @property
     def first(self) -> int:
@@ -182,12 +224,19 @@ class Domain:
         self.per_slice = size
         self.size = size * (slices[1] if slices else 1)
 
+    def is_same(self, other: Domain) -> bool:
+        """Whether every key has the same position in both."""
+        return (self.spans, self.nullable, self.slices) == (other.spans, other.nullable, other.slices)
+
 
 class DirectTable:
     """An arena with a record for every key of a small domain, keys already written."""
 
-    def __init__(self, table: Table, domain: Domain) -> None:
+    base = 0
+
+    def __init__(self, table: Table, domain: Domain, options: Options) -> None:
         layout = table.layout
+        self.sides = _sides(table, options)
         self._table, self.domain = table, domain
         size = domain.size * layout.size
         self.records = allocate(size)[:size].reshape(domain.size, layout.size)
@@ -221,10 +270,22 @@ class DirectTable:
             frame["direct.first_slice"], frame["direct.slices"] = self.domain.slices
             frame["direct.slice_stride"] = self.domain.per_slice
         frame.keep["direct"] = self
+        if self.sides is not None:
+            self.sides.attach(frame)
+
+    def detach(self, frame: FrameData) -> None:
+        if self.sides is not None:
+            self.sides.detach(frame)
+
+    def words(self, record_words: int) -> np.ndarray:
+        return self.records.view(np.int64).reshape(-1, record_words)
 
     @property
     def first(self) -> int:
         return address(self.records)
+
+
+State = OneRecord | DirectTable | HashTable
 
 
 def _numpy(key: Key) -> np.dtype:

@@ -13,5 +13,6 @@ from scalein.ir.passes.fold import fold
 from scalein.ir.passes.merge_filters import merge_filters
 from scalein.ir.passes.prune import prune
 from scalein.ir.passes.push_down import push_down
+from scalein.ir.passes.top_rows import top_rows
 
-OP_PASSES: tuple[Callable[[Op], Op], ...] = (fold, push_down, merge_filters, prune)
+OP_PASSES: tuple[Callable[[Op], Op], ...] = (fold, push_down, merge_filters, top_rows, prune)

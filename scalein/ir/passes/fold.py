@@ -12,6 +12,7 @@ from dataclasses import replace
 from scalein.dtypes import BOOL
 from scalein.ir.constants import STRICT, evaluate
 from scalein.ir.exprs import Call, Expr, Lit, type_of
+from scalein.ir.functions import fallible
 from scalein.ir.ops import Aggregate, Filter, Op, Project
 from scalein.ir.rewrite import map_exprs, rewrite, rewrite_expr
 
@@ -105,6 +106,8 @@ def _fold_choice(call: Call) -> Expr | None:
         case Call("if_else", (_, a, b)) if a == b:
             return a
         case Call("cast", (x,)) if x.dtype == call.dtype:
+            return x
+        case Call("try", (x,)) if not (isinstance(x, Call) and fallible(x)):
             return x
         case _:
             return None

@@ -2,6 +2,10 @@
 
 The columns that the first pipe gave become a `Let`: they are bound, not computed, until a later
 step needs them, and each is computed once a loop however often it is named.
+
+A `distinct` is a step like others, but its rows must not be run twice, as groups do that try a few rows first
+or read their input again: so a group starts anew behind it. So does a second distinct, which keeps it
+to one table a kernel.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scalein.ir.exprs import Col, Named
-from scalein.ir.nodes import Chain, Grouped, Host, JoinTable, Node, Pipe, Scan, Take
+from scalein.ir.nodes import Chain, Grouped, Host, JoinTable, Node, Ordered, Pipe, Scan, Take
 from scalein.ir.stages import Let, Step
 
 
@@ -23,7 +27,7 @@ def fuse(root: Node) -> Node:
         case Pipe() | Grouped():
             node = replace(root, input=fuse(root.input), joins=tuple((n, _fuse_table(t)) for n, t in root.joins))
             return _absorb(node)
-        case Host() | Take():
+        case Host() | Take() | Ordered():
             return replace(root, input=fuse(root.input))
 
 
@@ -34,6 +38,8 @@ def _fuse_table(table: JoinTable) -> JoinTable:
 def _absorb(node: Pipe | Grouped) -> Node:
     before = node.input
     if not isinstance(before, Pipe):
+        return node
+    if before.fresh is not None and (isinstance(node, Grouped) or node.fresh is not None):
         return node
     steps: tuple[Step, ...] = (*before.steps, *_let(before), *node.steps)
     return replace(node, input=before.input, steps=steps, joins=(*before.joins, *node.joins))

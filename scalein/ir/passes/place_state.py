@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import gcd
 
+from scalein.dtypes import BOOL, I64
 from scalein.ir import ops
-from scalein.ir.exprs import Agg, Expr, Named, NamedAgg, type_of
+from scalein.ir.exprs import Agg, Call, Expr, Lit, Named, NamedAgg, type_of
+from scalein.ir.functions import can_fail
 from scalein.ir.tables import Acc, AccKind, Key, Output, Slicing, Table
 
 MAX_RING_SLICES = 16  # more slices a window go through keys: a record would not fit a few cache lines
@@ -46,7 +48,8 @@ def _accs(agg: Agg, grouped: bool, number: Callable[[Acc], int]) -> tuple[int, .
     if agg.fn == "count":
         return (number(Acc(AccKind.ROWS)),)
     arg = agg.args[0]
-    values = Acc(AccKind.VALID, arg) if arg.nullable else Acc(AccKind.ROWS)
+    # What can fail is computed even where it cannot be null: whether it fails must not depend on how the data comes.
+    values = Acc(AccKind.VALID, arg) if arg.nullable or can_fail(arg) else Acc(AccKind.ROWS)
     match agg.fn:
         case "count_valid":
             return (number(values),)
@@ -60,8 +63,33 @@ def _accs(agg: Agg, grouped: bool, number: Callable[[Acc], int]) -> tuple[int, .
             return (number(Acc(AccKind.MOMENTS, arg)),)
         case "first" | "last":
             return (number(Acc(AccKind(agg.fn), arg)),)
+        case "n_unique":
+            return (number(Acc(AccKind.DISTINCT, arg)),)
+        case "approx_n_unique":
+            return (number(Acc(AccKind.SKETCH, _hashed(arg))),)
+        case "quantile" | "approx_quantile":
+            coarse = ("coarse",) if agg.fn == "approx_quantile" else ()
+            log = number(Acc(AccKind.VALUES, arg, params=coarse))
+            return (number(Acc(AccKind.QUANTILE, arg, params=(*agg.params, *coarse))), log)
+        case "collect":
+            return (number(Acc(AccKind.LIST, arg)),)
+        case "top_k":
+            return (number(Acc(AccKind.TOP, arg, agg.args[1], agg.params)),)
         case _:
             return (number(Acc(AccKind(agg.fn), arg, agg.args[1])),)
+
+
+def place_first_rows(keys: tuple[Named, ...]) -> Table:
+    """The table of a `distinct`: for each key the least number of its rows, which no row has had yet at first."""
+    return Table(tuple(Key(k.name, type_of(k.expr), k.expr.nullable) for k in keys), (Acc(AccKind.MIN),), ())
+
+
+def _hashed(arg: Expr) -> Expr:
+    """The stable hash of a value; null stays null, so that it is not counted."""
+    hashed = Call("hash", (arg,), (), I64, False)
+    if not arg.nullable:
+        return hashed
+    return Call("if_else", (Call("is_not_null", (arg,), (), BOOL, False), hashed, Lit(None, I64)), (), I64)
 
 
 def _sum_kind(arg: Expr) -> AccKind:

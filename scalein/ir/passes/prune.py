@@ -14,7 +14,7 @@ from dataclasses import replace
 from scalein.dtypes import Field, Schema
 from scalein.ir.exprs import Col, Expr, Lit, Named, columns, walk
 from scalein.ir.functions import can_fail
-from scalein.ir.ops import Aggregate, Join, MapBatches, Op, Project, Source, Union, Watermark
+from scalein.ir.ops import Aggregate, Distinct, Explode, Join, MapBatches, Op, Project, Source, Union, Watermark
 from scalein.ir.passes.fold import fold_expr, with_nullable
 from scalein.ir.rewrite import exprs_of, map_inputs, rewrite, substitute, walk_ops
 
@@ -48,9 +48,11 @@ def _cheapest(op: Op) -> set[str]:
 
 
 def _width(column: Field | Expr) -> int:
-    """Bits a row, more for text than for anything else."""
+    """Bits a row, more for text than for anything else, but for what is nested."""
     dtype = column.dtype
-    return 1 << 16 if dtype is None or dtype.is_string else dtype.bits
+    if dtype is None or dtype.is_nested:
+        return 1 << 17
+    return 1 << 16 if dtype.is_bytes else dtype.bits
 
 
 def _effort(item: Named) -> tuple[int, int]:
@@ -78,8 +80,10 @@ def _reads(op: Op, needed: set[str]) -> Iterator[tuple[Op, set[str]]]:
             yield op.right, {column for name, column in op.keep if name in needed}
         case Project() | Aggregate():
             yield op.input, set()  # only what its expressions read, see below
-        case Watermark():
+        case Watermark() | Explode():
             yield op.input, needed | {op.column}
+        case Distinct():
+            yield op.input, needed | set(op.keys)
         case _:
             yield op.input, needed
     for expr, below in exprs_of(_narrow(op, needed)):

@@ -5,7 +5,8 @@ meet a row that it did not meet before. So it never passes a filter that stays b
 rows, or a window (which drops rows without time); a predicate that cannot fail passes all of them. That
 rows are gone earlier can only remove errors of the ops in between.
 
-Never passed: Limit (it counts rows), MapBatches (its function sees them), Watermark (they move it).
+Never passed: Limit and the first rows of a Sort (they count rows), MapBatches (its function sees them),
+Watermark (they move it).
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from typing import NamedTuple
 from scalein.errors import SourceLoc
 from scalein.ir.exprs import Call, Col, Expr, Lit, columns, type_of, walk
 from scalein.ir.functions import COMPARISONS, can_fail, has_host
-from scalein.ir.ops import Aggregate, Filter, Join, Op, Project, Union
+from scalein.ir.ops import Aggregate, Distinct, Explode, Filter, Join, Op, Project, Sort, Union
 from scalein.ir.passes.fold import fold_expr
 from scalein.ir.rewrite import rewrite, substitute
 
 # Functions that cannot tell -0.0 from 0.0, nor one NaN from another: as little as grouping can.
-_BLIND_TO_SIGN = (*COMPARISONS, "is_null", "is_not_null", "is_nan", "is_in")
+_BLIND_TO_SIGN = (*COMPARISONS, "is_null", "is_not_null", "is_nan", "is_in", "hash")
 
 _SIZE_LIMIT = 100  # nodes
 
@@ -57,6 +58,15 @@ def _push(op: Op) -> Op | None:
             lowered: Op = replace(base, input=_filtered(base.input, moved))
         case Aggregate():
             moved, kept = _divide(parts, _below_aggregate(base))
+            lowered = replace(base, input=_filtered(base.input, moved))
+        case Distinct():
+            moved, kept = _divide(parts, _below_distinct(base))
+            lowered = replace(base, input=_filtered(base.input, moved))
+        case Sort(count=None):  # every row is there, below as above
+            moved, kept = parts, []
+            lowered = replace(base, input=_filtered(base.input, moved))
+        case Explode():
+            moved, kept = _divide(parts, _below_explode(base))
             lowered = replace(base, input=_filtered(base.input, moved))
         case Union():
             moved, kept = parts, []
@@ -131,6 +141,28 @@ def _below_aggregate(op: Aggregate) -> Lower:
         if not keys or not columns(predicate) <= keys.keys() or not _is_same_within_group(predicate):
             return None
         return None if op.window is not None and can_fail(predicate) else over(predicate)
+
+    return lower
+
+
+def _below_distinct(op: Distinct) -> Lower:
+    """A predicate on keys keeps or drops all rows of a key, so the first of them stays the first.
+
+    What pyarrow computes is left to the few rows behind.
+    """
+
+    def lower(predicate: Expr) -> Expr | None:
+        may_move = columns(predicate) <= set(op.keys) and _is_same_within_group(predicate) and not has_host(predicate)
+        return predicate if may_move else None
+
+    return lower
+
+
+def _below_explode(op: Explode) -> Lower:
+    """What the elements of a list share decides for all of them; a row without elements must not fail."""
+
+    def lower(predicate: Expr) -> Expr | None:
+        return None if op.column in columns(predicate) or can_fail(predicate) else predicate
 
     return lower
 

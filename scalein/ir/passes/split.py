@@ -9,13 +9,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from scalein.dtypes import Schema
+from scalein.dtypes import BOOL, Schema
 from scalein.ir import ops
 from scalein.ir.exprs import Agg, Call, Col, Expr, Named, NamedAgg
 from scalein.ir.functions import can_fail, has_host, is_host
-from scalein.ir.nodes import Chain, Grouped, Host, JoinTable, Node, Pipe, Scan, Take
-from scalein.ir.passes.place_state import place_state
-from scalein.ir.stages import Probe, Where
+from scalein.ir.nodes import Chain, Grouped, Host, JoinTable, Node, Ordered, Pipe, Scan, Take
+from scalein.ir.passes.place_state import place_first_rows, place_state
+from scalein.ir.stages import Fresh, Probe, Where
+from scalein.layout import NULL_BITS
 
 
 def split(root: ops.Op) -> Node:
@@ -57,9 +58,13 @@ class _Splitter:
                 return Pipe(before, (), items, name="project")
             case ops.Limit():
                 return Take(self.node(op.input), op.count)
+            case ops.Distinct():
+                return self._distinct(op)
+            case ops.Sort():
+                return self._sort(op)
             case ops.Union():
                 return Chain(tuple(self.node(i) for i in op.inputs), op.schema)
-            case ops.MapBatches():
+            case ops.MapBatches() | ops.Explode():
                 return Host(self.node(op.input), op)
             case ops.Join():
                 return self._join(op)
@@ -73,6 +78,28 @@ class _Splitter:
         table = JoinTable(right, tuple(right_keys), tuple(dict.fromkeys(column for _, column in op.keep)))
         probe = Probe(number, tuple(left_keys), op.how, op.keep)
         return Pipe(left, (probe,), identity(op.schema), joins=((number, table),), name="join")
+
+    def _distinct(self, op: ops.Distinct) -> Node:
+        fields = op.input.schema
+        keys = [Named(name, Col(name, fields[name].dtype, fields[name].nullable)) for name in op.keys]
+        # A record has one word of null bits, whose last is shared: keys that share it tell null from zero themselves.
+        keys += [Named(f"#null.{key.name}", Call("is_null", (key.expr,), dtype=BOOL, nullable=False))
+                 for key in keys[NULL_BITS - 1 :] if key.expr.nullable]
+        step = Fresh(place_first_rows(tuple(keys)), tuple(key.expr for key in keys))
+        return Pipe(self.node(op.input), (step,), identity(op.schema), name="distinct")
+
+    def _sort(self, op: ops.Sort) -> Node:
+        """Keys that are no columns are computed before, and dropped behind."""
+        before, keys = self._hosts(self.node(op.input), [by.expr for by in op.by])
+        added = {key: Named(f"#by{k}", key) for k, key in enumerate(keys) if not isinstance(key, Col)}
+        if added:
+            before = Pipe(before, (), (*identity(before.schema), *added.values()), name="project")
+        names = [key.name if isinstance(key, Col) else added[key].name for key in keys]
+        by = tuple((name, by.descending) for name, by in zip(names, op.by, strict=True))
+        node = Ordered(before, by, op.nulls_last, op.count)
+        if node.schema.names == op.schema.names:
+            return node
+        return Pipe(node, (), identity(op.schema), name="project")
 
     def _aggregate(self, op: ops.Aggregate) -> Node:
         exprs = [k.expr for k in op.keys] + [arg for a in op.aggs for arg in a.agg.args]
@@ -110,4 +137,4 @@ class _Splitter:
 
 
 def _with_args(agg: Agg, rest: Iterator[Expr]) -> Agg:
-    return Agg(agg.fn, tuple(next(rest) for _ in agg.args), agg.dtype, agg.nullable, agg.at)
+    return Agg(agg.fn, tuple(next(rest) for _ in agg.args), agg.dtype, agg.nullable, agg.params, agg.at)

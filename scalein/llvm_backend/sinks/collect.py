@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from scalein.dtypes import Kind
 from scalein.ir.exprs import Named, type_of
 from scalein.ir.stages import Collect
 from scalein.layout import ERROR, OUTPUT_FULL
@@ -25,13 +24,15 @@ def lower_collect(code: Code, sink: Collect, block: Block, env: Env) -> None:
     count = f.get_slot("out.count")
     end = b.add(count, block.count)
     f.leave_if(b.icmp_signed(">", end, f.slot("out.capacity")), OUTPUT_FULL)
-    texts = [k for k, item in enumerate(sink.items) if type_of(item.expr).kind is Kind.STR]
+    texts = [k for k, item in enumerate(sink.items) if type_of(item.expr).is_loose]
     sizes = [_measure(code, block, env, sink.items[k]) for k in texts]
     for k, size in zip(texts, sizes, strict=True):
         after = b.add(f.get_slot(f"out{k}.used"), size)
         f.leave_if(b.icmp_signed(">", after, f.slot(f"out{k}.room")), OUTPUT_FULL)
     for k, item in enumerate(sink.items):
-        (_write_strings if k in texts else _write_fixed)(code, k, item, block, env, count)
+        is_bytes = type_of(item.expr).is_bytes
+        write = _write_strings if k in texts else _write_bytes if is_bytes else _write_fixed
+        write(code, k, item, block, env, count)
     code.check_errors(ERROR)
     f.set_slot("out.count", end)
 
@@ -57,6 +58,21 @@ def _write_fixed(code: Code, k: int, item: Named, block: Block, env: Env, count:
         position = b.add(count, row.k)
         code.check_within(f"a row of the output {item.name!r}", position, lambda: f.slot("out.capacity"))
         f.store(to_memory(f, value.data), f.slot(f"out{k}.data", PTR), position)
+        if value.valid is not None:
+            f.store(b.zext(value.valid, I8), f.slot(f"out{k}.valid", PTR), position)
+
+
+def _write_bytes(code: Code, k: int, item: Named, block: Block, env: Env, count: ir.Value) -> None:
+    """Binaries of one width, each in its place; a null leaves its place as it is."""
+    f, b, width = code.f, code.f.b, const(type_of(item.expr).width)
+    with rows(code, block) as row:
+        value = lower_expr(code, item.expr, env, row)
+        code.never_null.append(value.valid is None)
+        position = b.add(count, row.k)
+        code.check_within(f"a row of the output {item.name!r}", position, lambda: f.slot("out.capacity"))
+        size = width if value.valid is None else b.select(value.valid, width, const(0))
+        target = f.byte_at(f.slot(f"out{k}.data", PTR), b.mul(position, width))
+        f.call("llvm.memcpy.p0.p0.i64", ir.VoidType(), [target, value.string.ptr, size, const(0, I1)])
         if value.valid is not None:
             f.store(b.zext(value.valid, I8), f.slot(f"out{k}.valid", PTR), position)
 

@@ -28,6 +28,7 @@ from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.exprs import lower_expr
 from scalein.llvm_backend.fn import I32, I64, I128, PTR, const
 from scalein.llvm_backend.keys import key_block, row_key
+from scalein.llvm_backend.sides import Sides, base_of, find_sides, owner_of
 from scalein.llvm_backend.table import Index, place_in
 from scalein.llvm_backend.values import Env, Row, Value, canonical
 
@@ -192,13 +193,16 @@ def _lower_hash(sink: Group, given: Rows) -> None:
         keys = key_block(code, given.block, given.env, sink.keys, table.has_nulls, as_key)
         code.check_errors(ERROR)
         records = index.find(keys, given.block.count, as_key, insert=True)
+        base = base_of(f, GroupMode.HASH)
+        sides = find_sides(code, table, given.block, given.env,
+                           lambda row: owner_of(f, base, f.load(records, row.k, PTR)))
         with rows(code, given.block) as row:
             record = f.load(records, row.k, PTR)
             ring = None
             if slices is not None and table.slicing is Slicing.RING:
                 slot = b.and_(f.load(slices.numbers, row.k, I64), const(table.ring - 1))
                 ring = b.mul(slot, const(table.layout.ring_step))
-            _count_in(given, table, row, record, ring)
+            _count_in(given, sides, row, record, ring, lambda: owner_of(f, base, record))
 
 
 def _check_ring(code: Code, slices: Slices) -> None:
@@ -212,10 +216,14 @@ def _check_ring(code: Code, slices: Slices) -> None:
         f.leave(RING_ADVANCE)
 
 
-def _count_in(given: Rows, table: Table, row: Row, record: ir.Value, ring: ir.Value | None) -> None:
-    place = place_in(given.code.f, table, record, ring)
-    for number, acc in enumerate(table.accs):
-        accumulators.update(given.code, number, acc, place, row, given.env, lambda: given.ordinal(row))
+def _count_in(given: Rows, sides: Sides, row: Row, record: ir.Value, ring: ir.Value | None,
+              owner: Callable[[], ir.Value]) -> None:
+    place = place_in(given.code.f, sides.table, record, ring)
+    for number, acc in enumerate(sides.table.accs):
+        if acc.has_side:
+            sides.count_in(number, acc, place, row, owner, lambda: given.ordinal(row))
+        else:
+            accumulators.update(given.code, number, acc, place, row, given.env, lambda: given.ordinal(row))
 
 
 # --- DIRECT
@@ -247,12 +255,17 @@ def _lower_direct(sink: Group, given: Rows) -> None:
             f.store(b.trunc(position, I32), positions, row.k)
         code.check_errors(ERROR)
         f.leave_if(b.icmp_unsigned("!=", bad.get(), const(0)), OUT_OF_DOMAIN)
-        arena = f.slot("direct.arena", PTR)
-        with rows(code, given.block) as row:
+        arena = base_of(f, GroupMode.DIRECT)
+
+        def owner(row: Row) -> ir.Value:
             position = b.zext(f.load(positions, row.k, I32), I64)
             code.check_within("a record of the direct table", position, lambda: f.slot("direct.size"))
-            record = f.byte_at(arena, b.mul(position, const(table.layout.size)))
-            _count_in(given, table, row, record, None)
+            return b.mul(position, const(table.layout.size))
+
+        sides = find_sides(code, table, given.block, given.env, owner)
+        with rows(code, given.block) as row:
+            place = owner(row)
+            _count_in(given, sides, row, f.byte_at(arena, place), None, lambda: place)
 
 
 def _key_code(given: Rows, number: int, key: Expr, row: Row) -> tuple[ir.Value, ir.Value]:

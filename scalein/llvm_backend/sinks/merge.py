@@ -15,10 +15,12 @@ from scalein.layout import BLOCK_ROWS
 from scalein.llvm_backend import accumulators
 from scalein.llvm_backend.arithmetic import floor_divide
 from scalein.llvm_backend.block import PADDED, Block, keep
+from scalein.llvm_backend.cells import leave_without_room, needed
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import I64, PTR, const
-from scalein.llvm_backend.keys import KeyBlock, array_type, first_bytes, hash_string, hash_words, mix
+from scalein.llvm_backend.keys import KeyBlock, array_type, first_bytes, halves, hash_string, hash_words, key_array, mix
 from scalein.llvm_backend.readers import stored_string
+from scalein.llvm_backend.sides import base_of, owner_of
 from scalein.llvm_backend.table import Index, place_in
 from scalein.llvm_backend.values import Row
 
@@ -27,18 +29,25 @@ def lower_merge(code: Code, sink: Merge, block: Block, start: ir.Value) -> None:
     f, table = code.f, sink.table
     source = f.slot("source", PTR)
     block = keep(code, block, lambda row: _is_live(code, sink, _record(code, table, source, start, row)))
-    if sink.mode is GroupMode.ONE:
-        with f.loop(block.count) as k:
-            record = _record(code, table, source, start, block.row(f, k))
-            _merge_into(code, table, f.slot("one", PTR), record)
-        return
-    index = Index(code, table, "table")
-    index.ensure_arena(BLOCK_ROWS)
-    keys, slices = _keys(code, sink, block, source, start)
-    records = index.find(keys, block.count, slices, insert=True)
+    base = base_of(f, sink.mode)
+    records = None
+    if sink.mode is GroupMode.HASH:
+        index = Index(code, table, "table")
+        index.ensure_arena(BLOCK_ROWS)
+        keys, slices = _keys(code, sink, block, source, start)
+        records = index.find(keys, block.count, slices, insert=True)
+    _ensure_heap(code, table, block, source, start)
     with f.loop(block.count) as k:
         record = _record(code, table, source, start, block.row(f, k))
-        _merge_into(code, table, f.load(records, k, PTR), record)
+        if records is not None:
+            target = f.load(records, k, PTR)
+        elif sink.mode is GroupMode.DIRECT:  # tables over one domain: a key has the same place in both
+            target = _record(code, table, base, start, block.row(f, k))
+        else:
+            target = base
+        if table.has_sides:
+            f.store(owner_of(f, base, target), f.byte_at(record, table.layout.offset("moved")))
+        _merge_into(code, table, target, record)
 
 
 def _record(code: Code, table: Table, source: ir.Value, start: ir.Value, row: Row) -> ir.Value:
@@ -50,7 +59,20 @@ def _record(code: Code, table: Table, source: ir.Value, start: ir.Value, row: Ro
 def _merge_into(code: Code, table: Table, target: ir.Value, record: ir.Value) -> None:
     into, other = place_in(code.f, table, target), place_in(code.f, table, record)
     for number, acc in enumerate(table.accs):
-        accumulators.merge(code.f, number, acc, into, other)
+        accumulators.merge(code, number, acc, into, other)
+
+
+def _ensure_heap(code: Code, table: Table, block: Block, source: ir.Value, start: ir.Value) -> None:
+    """Room for all bytes that this block's records may bring."""
+    if not table.heap_cells:
+        return
+    f = code.f
+    need = f.var(I64, const(0))
+    with f.loop(block.count) as k:
+        record = _record(code, table, source, start, block.row(f, k))
+        kept = [stored_string(f, f.byte_at(record, table.layout.offset(name))) for name in table.heap_cells]
+        need.set(f.b.add(need.get(), needed(f, kept)))
+    leave_without_room(f, need.get())
 
 
 def _is_live(code: Code, sink: Merge, record: ir.Value) -> ir.Value:
@@ -78,14 +100,14 @@ def _keys(code: Code, sink: Merge, block: Block, source: ir.Value, start: ir.Val
     """Canonical keys copied from the records, and their hashes (a direct table's records have none)."""
     f, b, table, layout = code.f, code.f.b, sink.table, sink.table.layout
     types = tuple(key.stored for key in table.keys)
-    arrays = tuple(f.scratch(array_type(t), PADDED * (2 if t.is_string else 1), f"key{k}") for k, t in enumerate(types))
+    arrays = tuple(key_array(f, k, t) for k, t in enumerate(types))
     nulls = f.scratch(I64, PADDED, "nulls") if table.has_nulls else None
     hashes = f.scratch(I64, PADDED, "hashes")
     slices = f.scratch(I64, PADDED, "slices") if table.slicing is Slicing.KEY else None
     with f.loop(block.count) as k:
         record = _record(code, table, source, start, block.row(f, k))
-        words = [_copy_key(code, f.byte_at(record, layout.offset(f"key{number}")), dtype, arrays[number], k)
-                 for number, dtype in enumerate(types)]
+        words = [word for number, dtype in enumerate(types)
+                 for word in copy_key(code, f.byte_at(record, layout.offset(f"key{number}")), dtype, arrays[number], k)]
         null_bits = None
         if nulls is not None:
             null_bits = b.load(f.byte_at(record, layout.offset("nulls")), typ=I64)
@@ -100,15 +122,15 @@ def _keys(code: Code, sink: Merge, block: Block, source: ir.Value, start: ir.Val
     return KeyBlock(types, arrays, nulls, hashes), slices
 
 
-def _copy_key(code: Code, place: ir.Value, dtype: DType, array: ir.Value, k: ir.Value) -> ir.Value:
-    """Copy a record's key into scratch; gives the word that is hashed for it."""
+def copy_key(code: Code, place: ir.Value, dtype: DType, array: ir.Value, k: ir.Value) -> list[ir.Value]:
+    """Copy a record's key into scratch; gives the words that are hashed for it."""
     f, b = code.f, code.f.b
-    if not dtype.is_string:
+    if not dtype.is_bytes:
         plain = b.load(place, typ=array_type(dtype))
         f.store(plain, array, k)
-        return plain
+        return halves(f, plain)
     twice = b.shl(k, const(1))
     f.store(b.load(place, typ=I64), array, twice)
     f.store(b.load(f.byte_at(place, 8), typ=I64), array, b.add(twice, const(1)))
     text = stored_string(f, place)
-    return hash_string(code, text, *first_bytes(code, text))
+    return [hash_string(code, text, *first_bytes(code, text))]

@@ -13,7 +13,7 @@ from llvmlite import ir
 
 from scalein.ir.exprs import type_of
 from scalein.ir.stages import Partition
-from scalein.layout import CHUNKS_FULL, ERROR, GROUPS
+from scalein.layout import CHUNKS_FULL, ERROR, GROUPS, size_of
 from scalein.llvm_backend.block import Block, rows
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.exprs import lower_expr
@@ -45,7 +45,7 @@ def lower_partition(code: Code, sink: Partition, block: Block, env: Env, ordinal
                 f.store(first, f.byte_at(target, offset), align=8)
                 f.store(second, f.byte_at(target, offset + 8), align=8)
             else:
-                size = max(1, type_of(item.expr).bits // 8)
+                size = min(8, size_of(type_of(item.expr)))
                 f.store(to_memory(f, value.data), f.byte_at(target, offset), align=size)
         if sink.has_nulls:
             f.store(null_word(f, values), f.byte_at(target, nulls_at), align=8)

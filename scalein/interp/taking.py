@@ -1,0 +1,45 @@
+"""Rows of an array by number, for every Arrow type: pyarrow's own `take` does not know views yet."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+
+def taken(array: pa.Array, rows: pa.Array) -> pa.Array:
+    """The rows of an array at these places, null where the place is; a slice where they are neighbours in order."""
+    if not rows.null_count and len(rows):
+        places = np.asarray(rows)
+        first = int(places[0])
+        if int(places[-1]) - first == len(places) - 1 and bool((np.diff(places) == 1).all()):
+            return array.slice(first, len(places))
+    plain = _without_views(array.type)
+    if plain != array.type:
+        return array.cast(plain).take(rows).cast(array.type)
+    try:
+        return array.take(rows)
+    except pa.ArrowNotImplementedError:
+        return _pieced(array, rows)
+
+
+def _without_views(arrow: pa.DataType) -> pa.DataType:
+    """The type with plain text and binary in the place of views, at any depth."""
+    if pa.types.is_string_view(arrow):
+        return pa.large_string()
+    if pa.types.is_binary_view(arrow):
+        return pa.large_binary()
+    if pa.types.is_struct(arrow):
+        return pa.struct([field.with_type(_without_views(field.type)) for field in arrow])
+    if pa.types.is_fixed_size_list(arrow):
+        return pa.list_(arrow.value_field.with_type(_without_views(arrow.value_type)), arrow.list_size)
+    for is_kind, kind in ((pa.types.is_list, pa.list_), (pa.types.is_large_list, pa.large_list)):
+        if is_kind(arrow):
+            return kind(arrow.value_field.with_type(_without_views(arrow.value_type)))
+    return arrow
+
+
+def _pieced(array: pa.Array, rows: pa.Array) -> pa.Array:
+    """Row by row, for types that pyarrow can join but not take from."""
+    missing = pa.nulls(1, array.type) if rows.null_count else None
+    parts = [missing if row is None else array.slice(row, 1) for row in rows.to_pylist()]
+    return pa.concat_arrays(parts) if parts else array.slice(0, 0)

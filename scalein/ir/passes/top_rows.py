@@ -1,0 +1,33 @@
+"""Limits into sorts: the first rows of an order are found without sorting the others, in one pass over them.
+
+A limit passes projections on its way: they keep rows and their order, so fewer of them are computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from scalein.ir.ops import Limit, Op, Project, Sort
+from scalein.ir.rewrite import rewrite
+
+
+def top_rows(root: Op) -> Op:
+    """Limit(Project(Sort(x, by), items), 3) -> Project(Sort(x, by, first 3), items)."""
+    return rewrite(root, _lower)
+
+
+def _lower(op: Op) -> Op | None:
+    match op:
+        case Limit(Sort() as sort, count):
+            return replace(sort, count=count if sort.count is None else min(count, sort.count))
+        case Limit(Project() as project, count) if _is_ordered(project):
+            return replace(project, input=replace(op, input=project.input))
+        case _:
+            return None
+
+
+def _is_ordered(op: Op) -> bool:
+    """Whether only projections stand between here and a sort."""
+    while isinstance(op, Project):
+        op = op.input
+    return isinstance(op, Sort)

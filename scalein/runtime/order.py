@@ -1,0 +1,156 @@
+"""Order: all rows sorted, or the first of them found in one pass.
+
+A sort holds its whole input. The first `count` rows are found with room for `count` rows and a piece of a batch: a
+row that cannot be among them, because as many better ones are known, is dropped by comparing its first key.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from scalein.interp.taking import taken
+from scalein.ir.nodes import Ordered
+from scalein.runtime.places import places
+
+RESULT_ROWS = 1 << 18  # of a batch that comes out
+PIECE_ROWS = 1 << 16  # looked at together, and held beside the best rows so far
+MOST_TEXT_BYTES = 1 << 30  # more than that in one column might not fit 32-bit offsets when its chunks are one
+
+
+def run_ordered(node: Ordered, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows of a node in their order."""
+    schema = node.schema.arrow
+    held = pa.schema([field.with_type(_held(field.type)) for field in schema])
+    rows = (batch for batch in batches if batch.num_rows)
+    found = _sorted(node, rows, held) if node.count is None else _first_rows(node, rows, held, node.count)
+    return (_conformed(batch, schema) for batch in found)
+
+
+def _held(kind: pa.DataType) -> pa.DataType:
+    """The type in which a column is held: pyarrow takes no rows of a view."""
+    if pa.types.is_string_view(kind):
+        return pa.large_string()
+    return pa.large_binary() if pa.types.is_binary_view(kind) else kind
+
+
+def _conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch with exactly these types: a dictionary becomes the strings it stands for."""
+    if batch.schema == schema:
+        return batch
+    columns = [c if c.type == f.type else c.cast(f.type) for c, f in zip(batch.columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _sorted(node: Ordered, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    table = pa.Table.from_batches([_conformed(batch, schema) for batch in batches], schema)
+    columns = [_one_array(column) for column in table.columns]
+    del table
+    order = _places(node, dict(zip(schema.names, columns, strict=True)))
+    for start in range(0, len(order), RESULT_ROWS):
+        part = order.slice(start, RESULT_ROWS)
+        yield pa.RecordBatch.from_arrays([taken(column, part) for column in columns], schema.names)
+
+
+def _one_array(column: pa.ChunkedArray) -> pa.Array:
+    """A column in one piece, so that rows are taken from it without a search for their chunk."""
+    kind = column.type
+    is_short = pa.types.is_string(kind) or pa.types.is_binary(kind)
+    if is_short and column.get_total_buffer_size() > MOST_TEXT_BYTES:
+        column = column.cast(pa.large_string() if pa.types.is_string(kind) else pa.large_binary())
+    whole = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    assert isinstance(whole, pa.Array)
+    return whole
+
+
+def _first_rows(node: Ordered, batches: Iterator[pa.RecordBatch], schema: pa.Schema,
+                count: int) -> Iterator[pa.RecordBatch]:
+    best = _Best(node, schema, count)
+    if count:
+        for batch in batches:
+            for start in range(0, batch.num_rows, PIECE_ROWS):
+                best.add(batch.slice(start, PIECE_ROWS))
+    rows = best.settled()
+    if rows is not None:
+        for start in range(0, rows.num_rows, RESULT_ROWS):
+            yield rows.slice(start, RESULT_ROWS)
+
+
+class _Best:
+    """The best rows so far, in order, and newer ones that may be among them."""
+
+    def __init__(self, node: Ordered, schema: pa.Schema, count: int) -> None:
+        self._node, self._schema, self._count = node, schema, count
+        self._parts: list[pa.RecordBatch] = []
+        self._rows = 0
+        self._worst: pa.Scalar | None = None  # first key of the last row that is still good enough
+
+    def add(self, piece: pa.RecordBatch) -> None:
+        if self._worst is not None:
+            piece = _at(piece, pc.indices_nonzero(self._may_enter(piece)))
+        if not piece.num_rows:
+            return
+        self._parts.append(_conformed(piece, self._schema))
+        self._rows += piece.num_rows
+        # Sorting again only when there are as many new rows as old ones keeps it at a few times their number.
+        if self._rows >= 2 * self._count + PIECE_ROWS or (self._worst is None and self._rows >= self._count):
+            self.settled()
+
+    def settled(self) -> pa.RecordBatch | None:
+        """The best rows in their order, and nothing else is kept."""
+        if not self._parts:
+            return None
+        whole = _joined(self._parts)
+        best = _at(whole, _places(self._node, _columns(whole)).slice(0, self._count))
+        self._parts, self._rows = [best], best.num_rows
+        if best.num_rows == self._count:
+            self._worst = _comparable(best.column(self._node.by[0][0]))[-1]
+        return best
+
+    def _may_enter(self, piece: pa.RecordBatch) -> pa.Array:
+        """Which rows have a first key as good as the worst one kept; better, where nothing else could decide."""
+        name, descending = self._node.by[0]
+        alone, nulls_last = len(self._node.by) == 1, self._node.nulls_last
+        key, worst = _comparable(piece.column(name).cast(self._schema.field(name).type)), self._worst
+        assert worst is not None
+        if not worst.is_valid:
+            good = key.is_valid() if nulls_last else pa.repeat(False, len(key))
+            return good if alone else pc.or_(good, key.is_null())
+        if pa.types.is_floating(key.type) and math.isnan(worst.as_py()):
+            good = pa.repeat(False, len(key)) if descending else pc.invert(pc.is_nan(key))
+            good = good if alone else pc.or_(good, pc.is_nan(key))
+        elif descending:  # no comparison holds for NaN, which is greater than all
+            good = pc.invert((pc.less_equal if alone else pc.less)(key, worst))
+        else:
+            good = (pc.less if alone else pc.less_equal)(key, worst)
+        if not key.null_count:
+            return good
+        return pc.if_else(key.is_null(), not nulls_last, good)
+
+
+def _joined(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+
+
+def _at(batch: pa.RecordBatch, places: pa.Array) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([taken(column, places) for column in batch.columns], schema=batch.schema)
+
+
+def _columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
+    return dict(zip(batch.schema.names, batch.columns, strict=True))
+
+
+def _places(node: Ordered, columns: dict[str, pa.Array]) -> pa.Array:
+    """The rows' places in the order of the node's keys."""
+    return pa.array(places([(_comparable(columns[name]), way) for name, way in node.by], node.nulls_last))
+
+
+def _comparable(column: pa.Array) -> pa.Array:
+    """The column as values that pyarrow compares."""
+    kind = column.type
+    if pa.types.is_boolean(kind):
+        return column.cast(pa.uint8())
+    return column.cast(pa.binary()) if pa.types.is_fixed_size_binary(kind) else column
