@@ -12,7 +12,7 @@ from scalein.dtypes import DType
 from scalein.errors import ComputeError
 from scalein.hashing import hash_value
 from scalein.interp.scalars import NoValue, in_range
-from scalein.interp.values import Values, order_key, to_arrow
+from scalein.interp.values import Values, has_plain_elements, order_key, to_arrow
 from scalein.ir.exprs import Agg, type_of
 from scalein.ir.printer import show_agg
 from scalein.layout import COARSE_BITS, SKETCH_BITS, SKETCH_REGISTERS
@@ -23,7 +23,9 @@ def aggregate(agg: Agg, args: list[Values]) -> Any:
     try:
         if agg.fn in _LISTS:
             found = _LISTS[agg.fn](*args, *agg.params)
-            return to_arrow(found, type_of(agg.args[0])).to_pylist()  # as Arrow's Python values, like any nested column
+            if has_plain_elements(type_of(agg).arrow):
+                return found
+            return to_arrow(found, type_of(agg.args[0])).to_pylist()  # as any nested value is held
         if agg.fn == "mean" and type_of(agg.args[0]).is_decimal:
             return _decimal_mean(args[0], type_of(agg.args[0]).scale)
         if agg.fn == "approx_n_unique":

@@ -12,7 +12,7 @@ from scalein.dtypes import Schema, as_plain
 from scalein.errors import BadData, ComputeError
 from scalein.interp.aggregates import aggregate
 from scalein.interp.exprs import compute
-from scalein.interp.values import Values, from_arrow, group_key, order_key, to_arrow
+from scalein.interp.values import Values, from_arrow, group_key, has_plain_elements, order_key, to_arrow
 from scalein.ir.exprs import Expr, type_of
 from scalein.ir.ops import (
     Aggregate,
@@ -93,7 +93,9 @@ def _rows(op: Op) -> Rows:
             lists = [values or [] for values in rows.columns[op.column]]
             repeated = rows.at([i for i, values in enumerate(lists) for _ in values])
             element = op.schema[op.column].dtype
-            elements = from_arrow(pa.array([value for values in lists for value in values], element.arrow))
+            elements = [value for values in lists for value in values]
+            if not has_plain_elements(op.input.schema[op.column].dtype.arrow):
+                elements = from_arrow(pa.array(elements, element.arrow))
             return Rows({**repeated.columns, op.column: elements}, repeated.count)
         case Join():
             return _join(op)

@@ -7,13 +7,14 @@ None for null. A float32 is held as the float that equals it.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from scalein.dtypes import TIMES, DType, Kind
+from scalein.dtypes import TIMES, DType, Kind, from_arrow_type
 
 Values = list[Any]
 
@@ -29,7 +30,20 @@ def from_arrow(array: pa.Array | pa.ChunkedArray) -> Values:
         return array.view(pa.int64() if array.type.bit_width == 64 else pa.int32()).to_pylist()  # type: ignore[no-any-return]
     if pa.types.is_decimal(array.type):
         return _digits(array)
+    if has_plain_elements(array.type):
+        offsets, inner = array.offsets.to_pylist(), from_arrow(array.values)
+        return [inner[start:end] if is_valid else None for start, end, is_valid
+                in zip(offsets[:-1], offsets[1:], array.is_valid().to_pylist(), strict=True)]
     return array.to_pylist()  # type: ignore[no-any-return]
+
+
+def has_plain_elements(arrow: pa.DataType) -> bool:
+    """Whether lists of this type hold their elements as columns of that type do: Python has no time so extreme.
+
+    Every other nested value is held as pyarrow gives it.
+    """
+    is_list = pa.types.is_list(arrow) or pa.types.is_large_list(arrow)
+    return bool(is_list and (pa.types.is_temporal(arrow.value_type) or pa.types.is_decimal128(arrow.value_type)))
 
 
 def to_arrow(values: Sequence[Any], dtype: DType) -> pa.Array:
@@ -41,6 +55,14 @@ def to_arrow(values: Sequence[Any], dtype: DType) -> pa.Array:
             digits = b"".join((value or 0).to_bytes(16, "little", signed=True) for value in values)
             valid = pa.array([value is not None for value in values], pa.bool_()).buffers()[1]
             return pa.Array.from_buffers(dtype.arrow, len(values), [valid, pa.py_buffer(digits)])
+        case Kind.NESTED if has_plain_elements(dtype.arrow):
+            element = from_arrow_type(dtype.arrow.value_type)
+            flat = to_arrow([each for value in values for each in value or []], element)
+            ends = itertools.accumulate((len(value or []) for value in values), initial=0)
+            starts = [None if value is None else end for value, end in zip(values, ends, strict=False)]
+            is_long = pa.types.is_large_list(dtype.arrow)
+            offsets = pa.array([*starts, len(flat)], pa.int64() if is_long else pa.int32())
+            return (pa.LargeListArray if is_long else pa.ListArray).from_arrays(offsets, flat, type=dtype.arrow)
         case _:
             return pa.array(values, dtype.arrow)
 
