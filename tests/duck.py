@@ -242,6 +242,9 @@ def _call(call: Call) -> str:
         return _try(call)
     args = [sql(arg) for arg in call.args]
     dtype = type_of(call)
+    if call.fn == "mul" and dtype.is_decimal:  # two narrow decimals: DuckDB cuts the product to 18 digits
+        left = type_of(call.args[0])
+        return f"(CAST({args[0]} AS DECIMAL({max(19, left.precision)}, {left.scale})) * {args[1]})"
     if call.fn in _OPERATORS:
         return f"({args[0]} {_OPERATORS[call.fn]} {args[1]})"
     if call.fn in _PLAIN:

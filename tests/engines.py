@@ -15,10 +15,10 @@ import duckdb
 import pyarrow as pa
 import pytest
 from _pytest.mark import ParameterSet
-from hypothesis import HealthCheck, currently_in_test_context, note, settings
+from hypothesis import HealthCheck, assume, currently_in_test_context, note, settings
 
 import scalein as si
-from scalein.errors import ComputeError
+from scalein.errors import ComputeError, ScaleinError
 from scalein.flow import Flow
 from tests import duck
 from tests.same import assert_same
@@ -138,3 +138,16 @@ def _assert_same_outcome(got: Outcome, want: Outcome, ordered: bool, tolerance: 
     else:
         assert isinstance(got, Exception), f"no error, but the interpreter says {want}"
         assert isinstance(want, Exception), f"an error, but the interpreter has none: {got}"
+
+
+def or_refused(build: Build) -> Build:
+    """The same flow, but an example that has no type, such as uint64 + int64, does not count."""
+
+    def attempt(flow: Flow) -> Flow:
+        try:
+            return build(flow)
+        except ScaleinError:
+            assume(False)
+            raise
+
+    return attempt

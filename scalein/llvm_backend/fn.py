@@ -32,7 +32,16 @@ def const(value: int | float, typ: ir.Type = I64) -> ir.Constant:
 
 
 class _Builder(ir.IRBuilder):  # type: ignore[misc]  # llvmlite has no types
-    """Integers of more than 64 bits are aligned to 8 bytes, as in records and in Arrow's buffers; LLVM assumes 16."""
+    """Integers of more than 64 bits are aligned to 8 bytes, as in records and in Arrow's buffers; LLVM assumes 16.
+
+    `wide` counts the instructions that compute with such: see `Fn.loop`.
+    """
+
+    wide = 0
+
+    def _insert(self, instruction: ir.Instruction) -> None:
+        super()._insert(instruction)
+        self.wide += _is_wide(instruction)
 
     def load(self, ptr: ir.Value, name: str = "", align: int | None = None, typ: ir.Type | None = None) -> ir.Value:
         return super().load(ptr, name, align or _align(typ), typ)
@@ -190,12 +199,12 @@ class Fn:
         b.position_at_end(body)
         i = b.phi(I64, "i")
         i.add_incoming(start, before)
+        wide = b.wide
         yield i
         following = b.add(i, const(step), flags=["nsw"])
         i.add_incoming(following, b.block)
         back = b.cbranch(b.icmp_signed("<", following, count), body, after)
-        inside = [body, *self.fn.basic_blocks[self.fn.basic_blocks.index(after) + 1 :]]
-        if rare or any(_is_wide(instruction) for block in inside for instruction in block.instructions):
+        if rare or b.wide > wide:
             back.set_metadata("llvm.loop", self.module.add_metadata([ir.MetaDataString(self.module, _RARE)]))
         b.position_at_end(after)
 

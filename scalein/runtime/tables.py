@@ -179,33 +179,47 @@ def _grow(options: Options) -> Grow:
     return grow_kernel(options)
 
 
-class OneRecord:
-    """The record of an aggregate without keys."""
+class _Placed:
+    """Records whose place is known without an index: what two kinds of table share."""
 
-    base = 0
+    base = 0  # of the first record's place
 
-    def __init__(self, table: Table, options: Options) -> None:
+    def __init__(self, table: Table, count: int, options: Options) -> None:
+        size = count * table.layout.size
+        self.records = allocate(size)[:size].reshape(count, table.layout.size)
+        self.records[:] = np.frombuffer(table.layout.template, np.uint8)
+        self.count = count
         self.sides = _sides(table, options)
-        self._record = allocate(table.layout.size)[: table.layout.size]
-        self._record[:] = np.frombuffer(table.layout.template, np.uint8)
-        self.count = 1
 
     def attach(self, frame: FrameData) -> None:
-        frame["one"] = address(self._record)
-        frame.keep["one"] = self
+        """Make a kernel work on these records."""
+        frame.keep["records"] = self
         if self.sides is not None:
             self.sides.attach(frame)
 
     def detach(self, frame: FrameData) -> None:
+        """Take over what the kernel has changed."""
         if self.sides is not None:
             self.sides.detach(frame)
 
     def words(self, record_words: int) -> np.ndarray:
-        return self._record.view(np.int64).reshape(-1, record_words)
+        """All records as rows of 8-byte words."""
+        return self.records.view(np.int64).reshape(-1, record_words)
 
     @property
     def first(self) -> int:
-        return address(self._record)
+        return address(self.records)
+
+
+class OneRecord(_Placed):
+    """The record of an aggregate without keys."""
+
+    def __init__(self, table: Table, options: Options) -> None:
+        super().__init__(table, 1, options)
+
+    def attach(self, frame: FrameData) -> None:
+        super().attach(frame)
+        frame["one"] = self.first
 
 
 class Domain:
@@ -229,19 +243,12 @@ class Domain:
         return (self.spans, self.nullable, self.slices) == (other.spans, other.nullable, other.slices)
 
 
-class DirectTable:
+class DirectTable(_Placed):
     """An arena with a record for every key of a small domain, keys already written."""
 
-    base = 0
-
     def __init__(self, table: Table, domain: Domain, options: Options) -> None:
-        layout = table.layout
-        self.sides = _sides(table, options)
+        super().__init__(table, domain.size, options)
         self._table, self.domain = table, domain
-        size = domain.size * layout.size
-        self.records = allocate(size)[:size].reshape(domain.size, layout.size)
-        self.records[:] = np.frombuffer(layout.template, np.uint8)
-        self.count = domain.size
         places = np.arange(domain.size)
         nulls = np.zeros(domain.size, np.int64)
         for k, (key, (least, span), null) in enumerate(zip(table.keys, domain.spans, domain.nullable, strict=True)):
@@ -261,6 +268,7 @@ class DirectTable:
         return self.records[:, start : start + dtype.itemsize].view(dtype)[:, 0]
 
     def attach(self, frame: FrameData) -> None:
+        super().attach(frame)
         frame["direct.arena"], frame["direct.size"] = address(self.records), self.domain.size
         for k, ((least, span), stride) in enumerate(zip(self.domain.spans, self.domain.strides, strict=True)):
             frame[f"direct.least{k}"] = least
@@ -269,20 +277,6 @@ class DirectTable:
         if self.domain.slices is not None:
             frame["direct.first_slice"], frame["direct.slices"] = self.domain.slices
             frame["direct.slice_stride"] = self.domain.per_slice
-        frame.keep["direct"] = self
-        if self.sides is not None:
-            self.sides.attach(frame)
-
-    def detach(self, frame: FrameData) -> None:
-        if self.sides is not None:
-            self.sides.detach(frame)
-
-    def words(self, record_words: int) -> np.ndarray:
-        return self.records.view(np.int64).reshape(-1, record_words)
-
-    @property
-    def first(self) -> int:
-        return address(self.records)
 
 
 State = OneRecord | DirectTable | HashTable

@@ -142,3 +142,15 @@ def test_duckdb_sees_the_same_windows() -> None:
     found = check(DUCKDB, table, build, ordered=False)
     assert found is not None
     assert found.num_rows == 7
+
+
+@each_engine
+def test_a_row_without_a_time_cannot_fail(engine: Engine) -> None:
+    """Not even where pyarrow computes its key: text to numbers."""
+    table = pa.table({"t": pa.array([None, 5], pa.int64()), "text": ["none", "7"], "x": [0, 1]})
+
+    def build(flow: Flow) -> Flow:
+        key = col("text").cast(pa.int64()) // col("x")
+        return flow.group_by(si.tumbling("t", 10), k=key).agg(n=si.count(), m=(1 // col("x")).max())
+
+    check(engine, table, build, ordered=False)

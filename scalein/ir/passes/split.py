@@ -103,13 +103,18 @@ class _Splitter:
 
     def _aggregate(self, op: ops.Aggregate) -> Node:
         exprs = [k.expr for k in op.keys] + [arg for a in op.aggs for arg in a.agg.args]
+        before, window = self.node(op.input), None
         if op.window is not None:
-            exprs.append(op.window.time)
-        before, exprs = self._hosts(self.node(op.input), exprs)
+            before, (time,) = self._hosts(before, [op.window.time])
+            window = ops.Window(time, op.window.size, op.window.every)
+            if time.nullable and any(has_host(e) and can_fail(e) for e in exprs):
+                # A row without a time is in no window: what pyarrow computes of it must not fail.
+                known = Call("is_not_null", (time,), dtype=BOOL, nullable=False)
+                before = Pipe(before, (Where(known),), identity(before.schema), name="filter")
+        before, exprs = self._hosts(before, exprs)
         rest = iter(exprs)
         keys = tuple(Named(k.name, next(rest)) for k in op.keys)
         aggs = tuple(NamedAgg(a.name, _with_args(a.agg, rest)) for a in op.aggs)
-        window = None if op.window is None else ops.Window(next(rest), op.window.size, op.window.every)
         table = place_state(keys, window, aggs)
         return Grouped(before, (), table, tuple(k.expr for k in keys))
 
