@@ -132,6 +132,8 @@ def _cast_bytes(x: str, source: DType, target: DType) -> str:
 def _cast_time(x: str, source: DType, target: DType) -> str:
     if source.kind not in TIMES and target.kind is Kind.TIME:
         return f"CASE WHEN {x} < 0 OR {x} >= {ticks_per_day(target)} THEN error('impossible cast') ELSE {x} END"
+    if source.kind not in TIMES and target.kind is Kind.DATE64:
+        return f"CASE WHEN {x} % {ticks_per_day(target)} <> 0 THEN error('impossible cast') ELSE {x} END"
     if source.kind not in TIMES or target.kind not in TIMES:
         return x
     have, want = ticks_per_day(source), ticks_per_day(target)

@@ -246,6 +246,8 @@ def _cast(source: DType, target: DType) -> Scalar:
     if target.kind is Kind.DATE64 and source.kind in TIMES:
         day = ticks_per_day(target)
         return lambda a: in_range(int(a) * num // den // day * day, target)
+    if target.kind is Kind.DATE64:
+        return lambda a: in_range(a, target) if a % ticks_per_day(target) == 0 else _raise("impossible cast")
     return lambda a: in_range(int(a) * num // den, target)
 
 

@@ -145,6 +145,8 @@ def _cast(value: Any, source: DType, target: DType) -> Any:
             raise _NoValue
         case _, Kind.DATE64 if source.kind in (Kind.TS, Kind.DATE) and is_utc(source):
             return value // ticks_per_day(source) * ticks_per_day(target)
+        case _, Kind.DATE64 if source.kind not in TIMES and value % ticks_per_day(target):
+            raise _NoValue
         case one, other if one in TIMES and other in TIMES:
             if one is not other and not (is_utc(source) and is_utc(target)):
                 raise _NoValue

@@ -157,7 +157,9 @@ def _cast_fails(call: Call) -> bool:
             return False
         case (Kind.TIME | Kind.TS), Kind.TIME:
             return False  # a day has few enough units
-        case _, Kind.TIME:
+        case Kind.DATE64, Kind.DATE64:
+            return False
+        case _, (Kind.TIME | Kind.DATE64):
             return True
     (least, greatest), (low, high) = source.int_range(), target.int_range()
     return least < low or greatest > high

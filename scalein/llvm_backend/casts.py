@@ -35,7 +35,11 @@ def lower_cast(f: Fn, data: ir.Value | Str, have: DType, want: DType, fail: Fail
         return _to_float(f, data, have, want)
     if have.is_float:
         return _float_to_int(f, data, want, fail)
-    return _int_to_int(f, data, have, want, fail)
+    found = _int_to_int(f, data, have, want, fail)
+    if want.kind is Kind.DATE64:  # Arrow has it in milliseconds, but only of whole days
+        day = ticks_per_day(want)
+        fail("impossible cast", f.b.icmp_signed("!=", f.b.mul(floor_divide(f, found, day), const(day)), found))
+    return found
 
 
 def _to_float(f: Fn, data: ir.Value, have: DType, want: DType) -> ir.Value:
