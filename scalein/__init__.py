@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from scalein import elsewhere
 from scalein.choices import when
 from scalein.column import Column, col, count, lit
 from scalein.errors import (
@@ -47,3 +50,8 @@ __all__ = [
     "udf",
     "when",
 ]
+
+if not TYPE_CHECKING:  # a type checker should go on reporting names that are not there
+
+    def __getattr__(name: str) -> object:
+        raise elsewhere.missing("scalein", name, elsewhere.MODULE)

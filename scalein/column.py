@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NoReturn
 
+from scalein import elsewhere
 from scalein.aggregates import Aggregates
 from scalein.attempts import Attempts
+from scalein.elsewhere import Hinted
 from scalein.errors import BadArgument, SourceLoc, here
 from scalein.ir.exprs import Agg, Call, Col, Expr
 from scalein.ir.literals import as_dtype, fit, literal, own_type
@@ -18,7 +20,7 @@ from scalein.ir.printer import show_agg, show_expr
 from scalein.namespaces import DtMethods, ListMethods, StrMethods, StructMethods
 
 
-class Column(Attempts, Aggregates):
+class Column(Attempts, Aggregates, Hinted):
     """An expression over columns, or an aggregate of one; made by `col`, `lit`, `when` and `count`.
 
     >>> from scalein import col
@@ -27,6 +29,7 @@ class Column(Attempts, Aggregates):
     """
 
     __slots__ = ("_alias", "_node")
+    _called, _elsewhere = "a Column", elsewhere.COLUMN
     __array_ufunc__ = None  # numpy scalars leave operators to us: np.int64(1) + col("x")
     __hash__ = None  # type: ignore[assignment]  # == gives a Column, so a Column cannot be a key
 

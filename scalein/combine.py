@@ -97,7 +97,8 @@ def alike(op: Op, first: Schema, number: int, at: SourceLoc) -> Op:
     if found.names != first.names:
         same = sorted(found.names) == sorted(first.names)
         raise BadName(f"input {number} of union has other columns than the first", at=at, found=shown(found),
-                      wanted=shown(first), hint="bring them into one order with select(...)" if same else None)
+                      wanted=shown(first), hint="bring them into one order with select(...)" if same else
+                      "select the columns that both have, or add the others: with_columns(x=lit(None, type))")
     for field, want in zip(found, first, strict=True):
         if not same_type(field.dtype, want.dtype):
             raise WrongType(f"column {field.name!r} is {field.dtype!r} in input {number} of union, "

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from scalein import elsewhere
 from scalein.binding import as_schema, bind, source, unbound
 from scalein.column import Column
 from scalein.combine import Keys, alike, join
 from scalein.connectors.memory import of_arrow, of_batches
 from scalein.dtypes import BOOL, Kind
 from scalein.durations import Duration, in_units, span
+from scalein.elsewhere import Hinted
 from scalein.errors import BadArgument, BadName, WrongType, here
 from scalein.groups import GroupBy, group
 from scalein.ir import ops
@@ -34,22 +36,10 @@ from scalein.windows import WindowSpec
 if TYPE_CHECKING:
     from scalein.graph import Graph
 
-# What users of PySpark, pandas and Polars write first, and what it is called here.
-_ELSEWHERE = {
-    "where": "use filter", "groupBy": "use group_by", "groupby": "use group_by", "withColumn": "use with_columns",
-    "withColumnRenamed": "use rename", "head": "use limit", "show": "use print(flow.collect())",
-    "toPandas": "use collect().to_pandas()", "to_pandas": "use collect().to_pandas()", "unionAll": "use union",
-    "merge": "use join", "agg": "use group_by().agg(...)", "mapInArrow": "use map_batches",
-    "orderBy": "use sort", "order_by": "use sort", "sort_values": "use sort", "sort_by": "use sort",
-    "sortWithinPartitions": "use sort", "dropDuplicates": "use distinct", "drop_duplicates": "use distinct",
-    "unique": "use distinct", "nlargest": "use top_k", "nsmallest": "use bottom_k",
-    "unionByName": "use union; bring the columns into one order with select", "concat": "use union",
-    "unnest": "use explode", "flatten": "use explode",
-}  # fmt: skip
 LEVELS = ("logical", "fused", "llvm", "asm")
 
 
-class Flow:
+class Flow(Hinted):
     """A dataflow: where rows come from, and what happens to them. Nothing runs before `collect` or `batches`.
 
     >>> import pyarrow as pa, scalein as si
@@ -59,13 +49,10 @@ class Flow:
     """
 
     __slots__ = ("op",)
+    _called, _elsewhere = "a Flow", elsewhere.FLOW
 
     def __init__(self, op: ops.Op) -> None:
         self.op = op
-
-    def __getattr__(self, name: str) -> NoReturn:
-        hint = f"; {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
-        raise AttributeError(f"a Flow has no {name!r}{hint}", name=name, obj=self)
 
     @property
     def schema(self) -> pa.Schema:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from scalein import elsewhere
 from scalein.column import Column
+from scalein.elsewhere import Hinted
 from scalein.errors import BadArgument, BadName, WrongType, here
 from scalein.ir.exprs import Agg, Named, NamedAgg, type_of
 from scalein.ir.ops import Aggregate, Op, Window
@@ -21,10 +23,11 @@ MOST_KEYS = 64  # a record has one word of null bits
 _WINDOW_COLUMNS = ["window_start", "window_end"]
 
 
-class GroupBy:
+class GroupBy(Hinted):
     """What `flow.group_by(...)` gives; `agg` makes a flow of it again."""
 
     __slots__ = ("_keys", "_op", "_window", "_wrap")
+    _called, _elsewhere = "a GroupBy", elsewhere.GROUP_BY
 
     def __init__(self, op: Op, keys: tuple[Named, ...], window: Window | None, wrap: type[Flow]) -> None:
         self._op = op
@@ -60,15 +63,28 @@ class GroupBy:
     @staticmethod
     def _named(name: str | None, item: object, scope: Scope, grouped: bool) -> NamedAgg:
         if not isinstance(item, Column) or not isinstance(item.node, Agg):
-            shown = repr(item)
-            example = f"col({item!r}).sum()" if isinstance(item, str) else "col(...).sum(), .first() or si.count()"
-            raise BadArgument("agg takes aggregates only", at=scope.at, found=shown, hint=f"for example {example}")
+            raise BadArgument("agg takes aggregates only", at=scope.at, found=repr(item), hint=_how_to_write(item))
         agg = resolve_agg(item.node, scope, grouped=grouped)
         name = item.name if name is None else name
         if name is None:
             raise BadName("an aggregate has no name", at=scope.at, found=repr(item),
                           hint="name it with .alias(...), or give it as name=...")
         return NamedAgg(name, agg)
+
+
+def _how_to_write(given: object) -> str:
+    """A hint for what is no aggregate."""
+    match given:
+        case str():
+            return f"for example col({given!r}).sum()"
+        case dict() if given and all(isinstance(fn, str) and hasattr(Column, fn) for fn in given.values()):
+            return f"write {', '.join(f'col({name!r}).{fn}()' for name, fn in given.items())}"
+        case dict():
+            return "unpack it: agg(**aggregates)"
+        case list() | tuple() | set():
+            return "unpack it: agg(*aggregates)"
+        case _:
+            return "for example col(...).sum(), .first() or si.count()"
 
 
 def group(op: Op, keys: Iterable[object], named: Mapping[str, object], wrap: type[Flow]) -> GroupBy:

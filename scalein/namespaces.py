@@ -6,18 +6,21 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from scalein import elsewhere
 from scalein.dtypes import UNITS_PER_SECOND
 from scalein.durations import Duration, span
+from scalein.elsewhere import Hinted
 from scalein.errors import BadArgument, here
 
 if TYPE_CHECKING:
     from scalein.column import Column
 
 
-class StrMethods:
+class StrMethods(Hinted):
     """Functions of text. Positions and lengths count code points."""
 
     __slots__ = ("_column",)
+    _called, _elsewhere = ".str", elsewhere.STR
 
     def __init__(self, column: Column) -> None:
         self._column = column
@@ -58,7 +61,6 @@ class StrMethods:
     def contains(self, text: str) -> Column:
         """True where `text` occurs, as it is: this is no regular expression."""
         return self._column._call("contains", params=(_text(text, "contains"),))
-
 
     def matches(self, pattern: str) -> Column:
         """True where a regular expression (RE2's syntax) matches somewhere in the text.
@@ -138,9 +140,10 @@ def _regex(pattern: object, method: str) -> str:
 
 def _try_regex(pattern: str, group: int, method: str) -> None:
     """Raise if RE2 refuses the pattern, or if it has no such group."""
-    from scalein.interp.texts import extract  # pyarrow.compute: only who uses it should wait for it
+    from scalein.interp.texts import extract, matches  # pyarrow.compute: only who uses it should wait for it
 
     try:
+        matches(pa.array([""], pa.large_string()), pattern)  # alone first: `extract` puts more around it
         extract(pa.array([""], pa.large_string()), pattern, group)
     except pa.ArrowInvalid as error:
         why = str(error).splitlines()[0]
@@ -158,10 +161,11 @@ def _text(value: object, method: str) -> str:
     return value
 
 
-class ListMethods:
+class ListMethods(Hinted):
     """Functions of lists; `flow.explode(name)` makes rows of their elements."""
 
     __slots__ = ("_column",)
+    _called, _elsewhere = ".list", elsewhere.LIST
 
     def __init__(self, column: Column) -> None:
         self._column = column
@@ -184,10 +188,11 @@ class ListMethods:
         return self._column._call("list_get", params=(number,))
 
 
-class StructMethods:
+class StructMethods(Hinted):
     """Functions of structs."""
 
     __slots__ = ("_column",)
+    _called, _elsewhere = ".struct", elsewhere.STRUCT
 
     def __init__(self, column: Column) -> None:
         self._column = column
@@ -206,10 +211,11 @@ class StructMethods:
         return self._column._call("struct_field", params=(name,))
 
 
-class DtMethods:
+class DtMethods(Hinted):
     """Functions of timestamps; those down to `ordinal_day` take dates as well. A zone means its local time."""
 
     __slots__ = ("_column",)
+    _called, _elsewhere = ".dt", elsewhere.DT
 
     def __init__(self, column: Column) -> None:
         self._column = column

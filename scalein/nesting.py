@@ -7,6 +7,7 @@ from scalein.errors import BadArgument, WrongType
 from scalein.ir.exprs import type_of
 from scalein.ir.ops import Explode, Op
 from scalein.ir.resolve import Scope, column
+from scalein.ir.unify import nested_hint
 
 
 def explode(op: Op, name: object, scope: Scope) -> Explode:
@@ -18,6 +19,13 @@ def explode(op: Op, name: object, scope: Scope) -> Explode:
     element = element_of(dtype)
     if element is None:
         raise WrongType(f"explode takes a list, but {name!r} is {dtype!r}", at=scope.at, step=scope.step,
-                        hint=".struct.field(name) gives a field of a struct" if dtype.is_nested else None)
+                        hint=nested_hint(dtype) if dtype.is_nested else _lists(scope))
     from_arrow_type(element.type, name)  # refused here, where the user called, if nothing can be done with it
     return Explode(op, name, at=scope.at)
+
+
+def _lists(scope: Scope) -> str:
+    names = [field.name for field in scope.schema if element_of(field.dtype) is not None]
+    if names:
+        return f"the lists here are {', '.join(map(repr, names))}"
+    return "no column here is a list; .collect() in agg(...) makes them"

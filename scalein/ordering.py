@@ -9,6 +9,7 @@ from scalein.errors import BadArgument, WrongType
 from scalein.ir.exprs import type_of
 from scalein.ir.ops import By, Distinct, Op, Sort
 from scalein.ir.resolve import Scope, column, shown
+from scalein.ir.unify import nested_hint
 from scalein.naming import as_item, row_expr
 
 Order = str | Column | Sequence[str | Column]
@@ -24,7 +25,7 @@ def distinct(op: Op, names: Sequence[object], scope: Scope) -> Distinct:
     keys = [column(str(name), scope) for name in names] or [column(name, scope) for name in op.schema.names]
     for key in keys:
         if type_of(key).is_nested:
-            hint = "name the columns to tell rows apart by" if not names else "compare a part of it: .struct, .list"
+            hint = "name the columns to tell rows apart by" if not names else nested_hint(type_of(key))
             raise WrongType(f"rows cannot be told apart by {key.name!r}, which is {type_of(key)!r}", at=scope.at,
                             step=scope.step, hint=hint)
     return Distinct(op, tuple(dict.fromkeys(key.name for key in keys)), at=scope.at)
@@ -67,5 +68,5 @@ def _by(given: object, descending: bool, scope: Scope) -> By:
     expr = row_expr(as_item(given, scope), scope)
     if type_of(expr).is_nested:
         raise WrongType(f"{type_of(expr)!r} has no order", at=scope.at, step=scope.step, found=repr(given),
-                        hint="sort by a part of it: .struct.field(...), .list.len()")
+                        hint=nested_hint(type_of(expr)))
     return By(expr, descending)

@@ -86,6 +86,7 @@ CASES: dict[str, list[tuple[str, Callable[[], object]]]] = {
         ('flow.filter("kind")', lambda: flow.filter("kind")),
         ('flow.with_columns(x=col("kind") * 2)', lambda: flow.with_columns(x=col("kind") * 2)),
         ('flow.select(x=col("kind") + col("kind"))', lambda: flow.select(x=col("kind") + col("kind"))),
+        ('flow.select(x=col("kind") + "s")', lambda: flow.select(x=col("kind") + "s")),
         ('flow.select(x=col("ok") + 1)', lambda: flow.select(x=col("ok") + 1)),
         ('flow.filter(col("price") == "9.5")', lambda: flow.filter(col("price") == "9.5")),
         ('flow.filter(col("event_time") > "2024-05-01")', lambda: flow.filter(col("event_time") > "2024-05-01")),
@@ -178,6 +179,12 @@ CASES: dict[str, list[tuple[str, Callable[[], object]]]] = {
         ("flow.group_by().agg()", lambda: flow.group_by().agg()),
         ('flow.group_by("kind").agg(col("price"))', lambda: flow.group_by("kind").agg(col("price"))),
         ('flow.group_by("kind").agg("price")', lambda: flow.group_by("kind").agg("price")),  # type: ignore[arg-type]
+        ('flow.group_by("kind").agg([si.count()])',
+         lambda: flow.group_by("kind").agg([si.count()])),  # type: ignore[arg-type]
+        ('flow.group_by("kind").agg({"price": "sum"})',
+         lambda: flow.group_by("kind").agg({"price": "sum"})),  # type: ignore[arg-type]
+        ('flow.group_by("kind").agg({"total": col("price").sum()})',
+         lambda: flow.group_by("kind").agg({"total": col("price").sum()})),  # type: ignore[arg-type]
         ('flow.group_by("kind").agg(n=1)', lambda: flow.group_by("kind").agg(n=1)),  # type: ignore[arg-type]
         ('flow.group_by("kind").agg(col("price").min(), col("price").max())',
          lambda: flow.group_by("kind").agg(col("price").min(), col("price").max())),
@@ -311,6 +318,7 @@ CASES: dict[str, list[tuple[str, Callable[[], object]]]] = {
     ],
     "text, lists and structs": [
         ('col("kind").str.matches("a(")', lambda: col("kind").str.matches("a(")),
+        ('col("kind").str.extract("[")', lambda: col("kind").str.extract("[")),
         ('col("kind").str.extract("(?<=a)b")', lambda: col("kind").str.extract("(?<=a)b")),
         ('col("kind").str.extract("a+")', lambda: col("kind").str.extract("a+")),
         ('col("kind").str.split_part("-", 0)', lambda: col("kind").str.split_part("-", 0)),
@@ -328,7 +336,16 @@ CASES: dict[str, list[tuple[str, Callable[[], object]]]] = {
         ('nested.select(col("nothing") + 1)', lambda: NESTED.select(col("nothing") + 1)),
         ('nested.explode("x")', lambda: NESTED.explode("x")),
         ('nested.explode("at")', lambda: NESTED.explode("at")),
+        ('flow.explode("kind")', lambda: flow.explode("kind")),
         ('nested.explode("tag")', lambda: NESTED.explode("tag")),
+        ('nested.select(col("at.lat"))', lambda: NESTED.select(col("at.lat"))),
+        ('nested.select(x=when(col("x") > 1).then(col("tags")).otherwise(col("tags")))',
+         lambda: NESTED.select(x=when(col("x") > 1).then(col("tags")).otherwise(col("tags")))),
+        ('nested.sort("nothing")', lambda: NESTED.sort("nothing")),
+        ('nested.sort("at")', lambda: NESTED.sort("at")),
+        ('nested.group_by("x").agg(col("nothing").max())', lambda: NESTED.group_by("x").agg(col("nothing").max())),
+        ('nested.group_by("x").agg(col("nothing").sum())', lambda: NESTED.group_by("x").agg(col("nothing").sum())),
+        ('nested.distinct("nothing")', lambda: NESTED.distinct("nothing")),
         ('flow.select(col("kind").try_mul(2))', lambda: flow.select(col("kind").try_mul(2))),
         ('rows.select((col("x") * (2**63 - 1)).try_add(1))',
          lambda: ROWS.select(x=(col("x") * (2**63 - 1)).try_add(1)).collect()),

@@ -113,3 +113,27 @@ def test_nothing_to_compile() -> None:
 
 def test_a_sample_with_a_row_that_fails_is_explained() -> None:
     assert "define i64" in si.from_arrow(EVENTS).select(x=col("qty") // (col("qty") - 1)).explain("llvm")
+
+
+def test_aggregates_read_as_they_were_written() -> None:
+    price = col("price")
+    text = si.from_arrow(EVENTS).group_by("qty").agg(
+        n=price.approx_n_unique(), q=price.approx_quantile(0.5), m=(price * 2).hash().approx_n_unique(),
+    ).explain("fused")  # fmt: skip
+    assert "n = approx_n_unique(price), q = approx_quantile(price, 0.5)" in text
+    assert "m = approx_n_unique((price * 2.0).hash())" in text
+    assert "coarse" not in text
+
+
+def test_who_computes_what_no_kernel_does() -> None:
+    @si.udf(compile=False)
+    def grossed(x: float) -> float:
+        return x * 1.2
+
+    text = si.from_arrow(EVENTS).select(g=grossed(col("price")), u=col("user").str.split_part("n", 1)).explain("fused")
+    who = re.findall(r"(\w+) computes #host\d = ([\w.]+)", text)
+    assert who == [("pyarrow", "user.str.split_part"), ("Python", "grossed")]
+
+
+def test_an_order_does_not_say_who_makes_it() -> None:
+    assert si.from_arrow(EVENTS).sort("qty").explain("fused").startswith("sort by qty\n")

@@ -52,7 +52,7 @@ def test_evaluate_gives_an_array_of_the_expressions_type(column: Column, want: p
 
 def test_parsing_fails_only_in_the_branch_taken() -> None:
     number = col("s").cast(pa.int64())
-    with pytest.raises(ComputeError, match="impossible cast in s"):
+    with pytest.raises(ComputeError, match="impossible cast in `s"):
         interp.evaluate(typed(number), BATCH)
     safe = when(col("x") == 4).then(1).otherwise(number)
     with pytest.raises(ComputeError):

@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "__init__": ANYTHING,
 }
 # What the user meets: may import one another, and the engine only inside of functions that run it.
-FACE = ("ir", "connectors", "column", "attempts", "namespaces", "aggregates", "windows", "binding", "flow",
+FACE = ("ir", "connectors", "elsewhere", "column", "attempts", "namespaces", "aggregates", "windows", "binding", "flow",
         "groups", "choices", "combine", "ordering", "naming", "nesting", "graph", "udf", "sql")  # fmt: skip
 ENGINE = ("compiler", "interp", "runtime", "spark", "model")
 MAY_IMPORT |= {name: FACE for name in FACE if name not in ("ir", "connectors")}

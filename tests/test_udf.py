@@ -374,7 +374,7 @@ def test_plain_python() -> None:
     guarded = flow.select(r=when(col("n") < 4).then(roman(col("n"))).otherwise(lit("?")))
     assert guarded.collect()["r"].to_pylist() == ["I", "?", "II"]
     for engine in ("llvm", "interp"):
-        with pytest.raises(ComputeError, match=r"KeyError \(9\) in roman\(n\)"):
+        with pytest.raises(ComputeError, match=r"KeyError \(9\) in `roman\(n\)`"):
             flow.select(r=roman(col("n"))).collect(engine=engine)
 
 

@@ -33,7 +33,7 @@ def aggregate(agg: Agg, args: list[Values]) -> Any:
             args = [[hash_value(value, own) for value in _valid(args[0])]]
         return _AGGREGATES[agg.fn](type_of(agg), *args, *agg.params)
     except NoValue as error:
-        raise ComputeError(f"{error} in {show_agg(agg)}", at=agg.at, type=type_of(agg)) from None
+        raise ComputeError(f"{error} in `{show_agg(agg)}`", at=agg.at, type=type_of(agg)) from None
 
 
 def _valid(values: Values) -> Values:
@@ -112,7 +112,8 @@ def _quantile(dtype: DType, values: Values, q: float) -> float | None:
     place = q * (len(valid) - 1)
     below = math.floor(place)
     low, high = valid[below], valid[math.ceil(place)]
-    return float(low if low == high else low + (high - low) * (place - below))
+    share = place - below
+    return float(low if low == high else low * (1 - share) + high * share)
 
 
 def _approx_quantile(dtype: DType, values: Values, q: float) -> float | None:

@@ -139,7 +139,7 @@ def _apply(call: Call, args: Sequence[pa.Array]) -> pa.Array:
 
 def _failure(error: NoValue, call: Call) -> ComputeError:
     cause = error.__cause__
-    return ComputeError(f"{error} in {show_expr(call)}", at=call.at, type=type_of(call), found=cause)
+    return ComputeError(f"{error} in `{show_expr(call)}`", at=call.at, type=type_of(call), found=cause)
 
 
 def _dictionary(call: Call, batch: pa.RecordBatch | pa.Table) -> pa.DictionaryArray | None:

@@ -229,5 +229,5 @@ def _windows(window: Window, time: int | None) -> list[tuple[int, int]]:
     low, high = type_of(window.time).int_range()
     if any(start < low or end > high for start, end in found):
         text = show_expr(window.time)
-        raise ComputeError(f"overflow in the windows of {text}", type=type_of(window.time), found=time)
+        raise ComputeError(f"overflow in the windows of `{text}`", type=type_of(window.time), found=time)
     return found

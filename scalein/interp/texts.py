@@ -30,7 +30,7 @@ def text_function(call: Call) -> Callable[[pa.Array], pa.Array]:
         case "str_replace", (old, new):
             return lambda text: pc.replace_substring(text, old, new)
         case "str_matches", (pattern,):
-            return lambda text: pc.match_substring_regex(text, pattern)
+            return lambda text: matches(text, str(pattern))
         case "str_extract", (str() as pattern, int() as group):
             return lambda text: extract(text, pattern, group)
         case "str_split_part", (str() as by, int() as number):
@@ -49,6 +49,11 @@ def _part(text: pa.Array, by: str, number: int) -> pa.Array:
     return pc.if_else(text.is_valid(), found.fill_null(""), None)
 
 
+def matches(text: pa.Array, pattern: str) -> pa.Array:
+    """Whether a regular expression matches somewhere in each text."""
+    return pc.match_substring_regex(text, pattern)
+
+
 def extract(text: pa.Array, pattern: str, group: int) -> pa.Array:
     """What a group of the first match holds (0 is all of it), null where nothing matches.
 
@@ -57,4 +62,4 @@ def extract(text: pa.Array, pattern: str, group: int) -> pa.Array:
     """
     whole = rf"(?s:\A.*?)({pattern})(?s:.*\z)"
     found = pc.replace_substring_regex(text, whole, rf"\{group + 1}")
-    return pc.if_else(pc.match_substring_regex(text, pattern), found, None)
+    return pc.if_else(matches(text, pattern), found, None)

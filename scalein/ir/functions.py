@@ -68,6 +68,11 @@ def has_host(expr: Expr) -> bool:
     return any(isinstance(node, Call) and is_host(node) for node in walk(expr))
 
 
+def has_udf(expr: Expr) -> bool:
+    """Whether a typed expression calls a compiled Python function, which may cost anything."""
+    return any(isinstance(node, Call) and node.fn == "udf" for node in walk(expr))
+
+
 def is_utc(dtype: DType) -> bool:
     """Whether local time of a timestamp is its UTC time, so that the calendar needs no zone rules."""
     return dtype.tz in UTC_ZONES

@@ -29,7 +29,7 @@ def _list(call: Call, args: tuple[Expr, ...]) -> tuple[Expr, DType]:
     arg = settle(args[0])
     element = element_of(type_of(arg))
     if element is None:
-        hint = ".struct.field(name) gives a field of a struct" if _is_struct(type_of(arg)) else None
+        hint = ".struct.field(name) gives a field of a struct" if is_struct(type_of(arg)) else None
         raise Refused(f"{call.fn.replace('_', '.', 1)} takes a list, not {type_of(arg)!r}", hint)
     return arg, _known(element.type)
 
@@ -37,7 +37,7 @@ def _list(call: Call, args: tuple[Expr, ...]) -> tuple[Expr, DType]:
 def _struct_field(call: Call, args: tuple[Expr, ...]) -> Expr:
     arg, name = settle(args[0]), str(call.params[0])
     dtype = type_of(arg)
-    if not _is_struct(dtype):
+    if not is_struct(dtype):
         hint = "explode the list, or take an element of it: .list.get(0)" if element_of(dtype) is not None else None
         raise Refused(f"struct.field takes a struct, not {dtype!r}", hint)
     assert dtype.nested is not None
@@ -49,7 +49,8 @@ def _struct_field(call: Call, args: tuple[Expr, ...]) -> Expr:
     return typed(call, [arg], _known(field.type), nullable=arg.nullable or field.nullable)
 
 
-def _is_struct(dtype: DType) -> bool:
+def is_struct(dtype: DType) -> bool:
+    """Whether values of a type have named fields."""
     return dtype.nested is not None and bool(pa.types.is_struct(dtype.nested))
 
 

@@ -17,9 +17,10 @@ import pyarrow as pa
 from scalein.dtypes import BOOL, F64, I64, MAX_PRECISION, U64, UNSIGNED, DType, Kind, Schema
 from scalein.errors import BadArgument, SourceLoc, UnknownColumn, WrongType, guess
 from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, type_of
+from scalein.ir.nested import is_struct
 from scalein.ir.printer import show_agg, show_expr
 from scalein.ir.rules import RULES, attempt, choose
-from scalein.ir.unify import Refused, cast_to, settle
+from scalein.ir.unify import Refused, cast_to, nested_hint, settle
 
 _MOST_SHOWN = 24
 
@@ -55,8 +56,19 @@ def column(name: str, scope: Scope) -> Col:
     field = scope.schema.get(name)
     if field is None:
         raise UnknownColumn(f"no column {name!r} in the input of {scope.step}", at=scope.at, has=shown(scope.schema),
-                            hint=guess(name, scope.schema.names) or _as_expression(name))
+                            hint=_as_field(name, scope.schema) or guess(name, scope.schema.names)
+                            or _as_expression(name))
     return Col(name, field.dtype, field.nullable)
+
+
+def _as_field(name: str, schema: Schema) -> str | None:
+    """A hint for a field of a struct, written with points as in SQL."""
+    whole, *parts = name.split(".")
+    field = schema.get(whole)
+    if not parts or field is None or not is_struct(field.dtype):
+        return None
+    fields = "".join(f".struct.field({part!r})" for part in parts)
+    return f"a field of a struct is written col({whole!r}){fields}"
 
 
 def _as_expression(name: str) -> str | None:
@@ -144,12 +156,14 @@ def _agg_rule(agg: Agg, args: tuple[Expr, ...], grouped: bool) -> Agg:
         case "collect" | "top_k":
             dtype, nullable = DType(Kind.NESTED, nested=pa.list_(own.arrow)), False
             if agg.fn == "top_k" and (type_of(args[1]).is_bytes or type_of(args[1]).is_decimal):
-                raise Refused(f"top_k takes a number or a time to order by, not {type_of(args[1])!r}",
-                              "cast it, or sort the flow and limit it")
+                raise Refused(f"top_k takes an integer, float, bool or time to order by, not {type_of(args[1])!r}",
+                              "cast it, or use arg_max for a single value")
         case _:
             dtype = own
-    if any(type_of(arg).is_nested for arg in args):
-        raise Refused(f"{agg.fn} does not take a nested column: {own!r}", "take a field or an element out of it first")
+    nested = next((dtype for dtype in map(type_of, args) if dtype.is_nested), None)
+    if nested is not None:
+        what = "a column of type null" if nested.nested == pa.null() else f"a nested column: {nested!r}"
+        raise Refused(f"{agg.fn} does not take {what}", nested_hint(nested))
     return Agg(agg.fn, args, dtype, nullable, agg.params, agg.at)
 
 
@@ -169,4 +183,6 @@ def _sum_type(own: DType) -> DType:
 
 
 def _number_hint(own: DType) -> str | None:
+    if own.is_nested:
+        return nested_hint(own)
     return "cast it to a number: .cast(pa.float64())" if own.is_string else None

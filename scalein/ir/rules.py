@@ -43,6 +43,8 @@ def _numbers(call: Call, args: Args) -> list[Expr]:
     dtype = type_of(left)
     if not dtype.is_number:
         hint = NOT_A_NUMBER if dtype.kind is Kind.BOOL else None
+        if dtype.is_string and call.fn == "add":
+            hint = "text cannot be concatenated yet, neither by + nor by a function; map_batches with pyarrow can"
         raise Refused(f"{_refusal(call.fn)} {dtype!r} and {type_of(right)!r}", hint)
     return [left, right]
 
@@ -219,6 +221,9 @@ def _is_in(call: Call, args: Args) -> Expr:
 
 def choose(call: Call, conditions: Sequence[Expr], values: Sequence[Expr]) -> Expr:
     """`when(c0).then(v0).when(c1).then(v1).otherwise(v2)`: all values in one type, nested from the last."""
+    nested = next((own for own in map(own_type_of, values) if own is not None and own.is_nested), None)
+    if nested is not None:
+        raise Refused(f"a choice cannot give values of type {nested!r}", nested_hint(nested))
     *taken, last = unify(values, "a choice cannot give both")
     for condition, value in zip(reversed(conditions), reversed(taken), strict=True):
         both = value.nullable or last.nullable

@@ -13,7 +13,7 @@ last step first, as everything here flows upwards; below it stand the tables it 
       scan arrow  -> ad: i64?, kind: str?, time: timestamp[us]
 
 A stage is told in the order in which its kernel works: what it reads, step by step, into which sink.
-Names that begin with `#` are ours: columns that pyarrow computes (`#host0`), tables over the codes of a
+Names that begin with `#` are ours: columns that no kernel computes (`#host0`), tables over the codes of a
 dictionary (`#lookup0`), ids of strings (`#ids.name`, `#code.0.name`), and the row numbers by which nested columns are
 taken, of the batch (`#row`) and of a joined table (`#at.0`).
 """
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from scalein.ir.exprs import Col, Named
+from scalein.ir.exprs import Call, Col, Expr, Named, walk
 from scalein.ir.handed_on import Origin, is_copy_free, split_items, taken_items
 from scalein.ir.nodes import Chain, Grouped, Host, Node, Ordered, Pipe, Scan, Take
 from scalein.ir.ops import Explode
@@ -49,6 +49,7 @@ from scalein.ir.stages import (
     Where,
 )
 from scalein.ir.tables import Acc, AccKind, Output, Table, log_layout
+from scalein.ir.udf import PythonUdf
 
 _ACCS = {AccKind.VALID: "count", AccKind.ISUM: "sum", AccKind.FSUM: "sum"}
 _MODES = {GroupMode.ONE: "in one record", GroupMode.DIRECT: "in a direct table", GroupMode.HASH: "in a hash table"}
@@ -122,13 +123,19 @@ def _host(node: Host) -> str:
     if node.op is not None:
         return f"map_batches {getattr(node.op.fn, '__name__', type(node.op.fn).__name__)}, in Python"
     made = [item for item in node.items if not isinstance(item.expr, Col)]
-    return f"pyarrow computes {_items(tuple(made))}"
+    by_whom = {"pyarrow": [item for item in made if not _is_python(item)], "Python": list(filter(_is_python, made))}
+    return ", ".join(f"{who} computes {_items(tuple(items))}" for who, items in by_whom.items() if items)
+
+
+def _is_python(item: Named) -> bool:
+    """Whether a function of the user's that stays Python is called in it."""
+    return any(isinstance(e, Call) and e.fn == "udf" and isinstance(e.params[0], PythonUdf) for e in walk(item.expr))
 
 
 def _ordered(node: Ordered) -> str:
     by = ", ".join(f"{name}{' descending' if descending else ''}" for name, descending in node.by)
     what = "sort" if node.count is None else f"first {node.count}"
-    return f"{what} by {by}{', nulls last' if node.nulls_last else ''}, in pyarrow"
+    return f"{what} by {by}{', nulls last' if node.nulls_last else ''}"
 
 
 def _steps(steps: tuple[Step, ...]) -> Iterator[str]:
@@ -207,7 +214,8 @@ def _state(table: Table) -> Iterator[str]:
 def _output(output: Output, table: Table) -> str:
     """The aggregate as the user wrote it, from the accumulator it is finished from."""
     first = table.accs[output.accs[0]]
-    args = ", ".join(filter(None, [_args(first), *map(repr, first.params)]))
+    params = first.params[:1]  # what follows the user's own is for kernels
+    args = ", ".join(filter(None, [_args(first), *map(repr, params)]))
     return f"{'count' if output.fn == 'count_valid' else output.fn}({args})"
 
 
@@ -217,7 +225,16 @@ def _acc(acc: Acc) -> str:
 
 
 def _args(acc: Acc) -> str:
-    return ", ".join(show_expr(e) for e in (acc.arg, acc.by) if e is not None)
+    arg = _hashed(acc.arg) if acc.kind is AccKind.SKETCH and acc.arg is not None else acc.arg
+    return ", ".join(show_expr(e) for e in (arg, acc.by) if e is not None)
+
+
+def _hashed(arg: Expr) -> Expr:
+    """The user's expression in what a sketch takes: its hash, null where it is (see `place_state`)."""
+    match arg:
+        case Call("hash", (value,)) | Call("if_else", (_, Call("hash", (value,)), _)):
+            return value
+    return arg
 
 
 def dump_stage(stage: Stage) -> str:

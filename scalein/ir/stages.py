@@ -179,7 +179,7 @@ class Spread:
     """Write a pair (key, payload) for each entry of a log, one group's behind the other.
 
     It is (value in an order-preserving form, rows) where values are ranked, (number of the row, number of the entry)
-    where they are listed.
+    where they are listed, and what orders them instead of the row where only the best are.
     """
 
     table: Table

@@ -239,8 +239,11 @@ def acc_slots(number: int, acc: Acc) -> list[Slot]:
             return [Slot(name, SKETCH_REGISTERS)]
         case AccKind.QUANTILE:
             return [Slot(name, 8)]
-        case AccKind.VALUES | AccKind.LIST | AccKind.TOP:
+        case AccKind.VALUES | AccKind.LIST:
             return [Slot(name, 8), Slot(f"{name}.start", 8)]
+        case AccKind.TOP:  # what is not above the limit is not among the best
+            least = (-(2**63)).to_bytes(8, "little", signed=True)
+            return [Slot(name, 8), Slot(f"{name}.start", 8), Slot(f"{name}.limit", 8, least)]
         case AccKind.ROWS | AccKind.VALID:
             return [Slot(name, 8)]
         case AccKind.ISUM:

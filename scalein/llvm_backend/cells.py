@@ -25,6 +25,8 @@ from scalein.llvm_backend.readers import stored_string
 from scalein.llvm_backend.strings import order
 from scalein.llvm_backend.values import Str, from_memory, memory_type, to_memory
 
+CELLS = "heap"  # the heap of cells, by the prefix of its slots; every log has one as well
+
 Place = Callable[[str], ir.Value]
 Data: TypeAlias = ir.Value | Str
 
@@ -56,8 +58,8 @@ def write_cell(code: Code, place: Place, name: str, data: Data) -> None:
         f.store(target, f.byte_at(place(name), 8), align=8)
 
 
-def append_cell(code: Code, place: ir.Value, data: Data) -> None:
-    """Write a value that nothing will replace: its bytes take just the heap they need."""
+def append_cell(code: Code, place: ir.Value, data: Data, heap: str) -> None:
+    """Write a value that nothing will replace: its bytes take just the room they need, in a heap of its own."""
     f, b = code.f, code.f.b
     if not isinstance(data, Str):
         _store_plain(f, data, place)
@@ -66,16 +68,16 @@ def append_cell(code: Code, place: ir.Value, data: Data) -> None:
     f.store(first, place, align=8)
     f.store(second, f.byte_at(place, 8), align=8)
     with f.when(b.icmp_unsigned(">", data.size, const(INLINE_BYTES))):
-        target = _taken(f, data.size)
+        target = _taken(f, data.size, heap)
         f.call("llvm.memcpy.p0.p0.i64", ir.VoidType(), [target, data.ptr, data.size, const(0, I1)])
         f.store(target, f.byte_at(place, 8), align=8)
 
 
-def _taken(f: Fn, size: ir.Value) -> ir.Value:
-    """The next free bytes of the heap."""
-    at = f.get_slot("heap.at", PTR)
-    f.set_slot("heap.at", f.byte_at(at, size))
-    f.set_slot("heap.left", f.b.sub(f.get_slot("heap.left"), size))
+def _taken(f: Fn, size: ir.Value, heap: str = CELLS) -> ir.Value:
+    """The next free bytes of a heap."""
+    at = f.get_slot(f"{heap}.at", PTR)
+    f.set_slot(f"{heap}.at", f.byte_at(at, size))
+    f.set_slot(f"{heap}.left", f.b.sub(f.get_slot(f"{heap}.left"), size))
     return at
 
 
@@ -90,9 +92,9 @@ def needed(f: Fn, given: Iterable[Data]) -> ir.Value:
     return total
 
 
-def leave_without_room(f: Fn, need: ir.Value) -> None:
-    with f.when(f.b.icmp_signed("<", f.get_slot("heap.left"), need), likely=False):
-        f.set_slot("heap.need", need)
+def leave_without_room(f: Fn, need: ir.Value, heap: str = CELLS) -> None:
+    with f.when(f.b.icmp_signed("<", f.get_slot(f"{heap}.left"), need), likely=False):
+        f.set_slot(f"{heap}.need", need)
         f.leave(HEAP_FULL)
 
 

@@ -34,8 +34,8 @@ def lower_expr(code: Code, expr: Expr, env: Env, row: Row, live: ir.Value | None
             return row.get(env[name])
         case Lit():
             return lower_literal(code, expr.value, type_of(expr))
-        case Call(fn, args) if fn in _LAZY:
-            return _LAZY[fn](code, expr, env, row, live)
+        case Call(fn, args) if fn in LAZY:
+            return LAZY[fn](code, expr, env, row, live)
         case Call(fn, args):
             values = [lower_expr(code, arg, env, row, live) for arg in args]
             return lower_call(code, expr, values, code.f.all_of(row.live, live))
@@ -198,11 +198,11 @@ def _try(code: Code, call: Call, env: Env, row: Row, live: ir.Value | None) -> V
     return Value(value.data, code.f.all_of(value.valid, *map(code.f.b.not_, failed)))
 
 
-_LAZY: dict[str, Callable[[Code, Call, Env, Row, ir.Value | None], Value]] = {
+LAZY: dict[str, Callable[[Code, Call, Env, Row, ir.Value | None], Value]] = {
     "and": _and, "or": _or, "if_else": _if_else, "fill_null": _fill_null, "try": _try,
 }  # fmt: skip
 
-LOWERED = frozenset(_LAZY) | frozenset(
+LOWERED = frozenset(LAZY) | frozenset(
     (
         "add", "sub", "mul", "div", "floordiv", "mod", "neg", "abs", "floor", "ceil", "sqrt", "exp", "log", "pow",
         "round", "eq", "ne", "lt", "le", "gt", "ge", "divisible", "not", "is_null", "is_not_null", "is_nan", "is_in",

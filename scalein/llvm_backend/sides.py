@@ -23,7 +23,7 @@ from scalein.ir.stages import GroupMode
 from scalein.ir.tables import Acc, AccKind, Table, log_layout
 from scalein.layout import ARENA_FULL, BLOCK_ROWS, COARSE_BITS
 from scalein.llvm_backend.block import PADDED, Block, rows
-from scalein.llvm_backend.cells import Data, Place, append_cell, leave_without_room, needed
+from scalein.llvm_backend.cells import CELLS, Place, append_cell, leave_without_room, needed
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.exprs import lower_expr
 from scalein.llvm_backend.fn import I64, PTR, Fn, const
@@ -84,6 +84,10 @@ class Sides:
         value = lower_expr(code, acc.arg, self.env, row)
         by = lower_expr(code, acc.by, self.env, row) if acc.by is not None else None
         counted = f.all_of(value.valid, by.valid if by is not None else None)
+        word = None
+        if by is not None and acc.by is not None:
+            word = orderable(f, canonical(f, by, type_of(acc.by)).number, type_of(acc.by))
+            counted = f.all_of(counted, b.icmp_signed(">", word, b.load(place(f"acc{number}.limit"), typ=I64)))
         prefix = log_prefix(self.table, number)
         layout = log_layout(acc)
         used = f.get_slot(f"{prefix}.used")
@@ -91,28 +95,28 @@ class Sides:
         # Written always, and kept only by moving the end: no branch unless there are bytes to copy.
         f.store(owner, f.byte_at(entry, layout.offset("owner")))
         if acc.kind is AccKind.VALUES:
-            word = canonical(f, value, acc.dtype).number
-            key = orderable(f, coarse(f, word) if acc.params else word, acc.dtype)
+            plain = canonical(f, value, acc.dtype).number
+            key = orderable(f, coarse(f, plain) if acc.params else plain, acc.dtype)
             f.store(key, f.byte_at(entry, layout.offset("key")))
             f.store(const(1), f.byte_at(entry, layout.offset("rows")))
         else:
-            self._write_value(acc, entry, value, by, counted, ordinal())
+            self._write_value(number, entry, value, word, counted, ordinal())
         one = const(1) if counted is None else b.zext(counted, I64)
         f.set_slot(f"{prefix}.used", b.add(used, b.mul(one, const(layout.size))))
         f.store(b.add(b.load(place(f"acc{number}"), typ=I64), one), place(f"acc{number}"))
 
-    def _write_value(self, acc: Acc, entry: ir.Value, value: Value, by: Value | None, counted: ir.Value | None,
+    def _write_value(self, number: int, entry: ir.Value, value: Value, by: ir.Value | None, counted: ir.Value | None,
                      ordinal: ir.Value) -> None:
-        code, f, layout = self.code, self.code.f, log_layout(acc)
+        code, f, acc = self.code, self.code.f, self.table.accs[number]
+        layout, heap = log_layout(acc), f"{log_prefix(self.table, number)}.heap"
         f.store(ordinal, f.byte_at(entry, layout.offset("row")))
-        if by is not None and acc.by is not None:
-            word = orderable(f, canonical(f, by, type_of(acc.by)).number, type_of(acc.by))
-            f.store(word, f.byte_at(entry, layout.offset("by")))
+        if by is not None:
+            f.store(by, f.byte_at(entry, layout.offset("by")))
         if acc.dtype.is_bytes and counted is not None:
             with f.when(counted):
-                append_cell(code, f.byte_at(entry, layout.offset("value")), value.data)
+                append_cell(code, f.byte_at(entry, layout.offset("value")), value.data, heap)
         else:
-            append_cell(code, f.byte_at(entry, layout.offset("value")), value.data)
+            append_cell(code, f.byte_at(entry, layout.offset("value")), value.data, heap)
 
 
 def log_prefix(table: Table, number: int) -> str:
@@ -148,27 +152,24 @@ def find_sides(code: Code, table: Table, block: Block, env: Env, owner: Callable
         with f.when(b.icmp_signed(">", b.add(used, size), f.slot(f"log{position}.arena_size")), likely=False):
             f.set_slot("full", const(1 + len(table.bags) + position))
             f.leave(ARENA_FULL)
-    _ensure_heap(code, table, block, env)
+    kept = [e for acc in table.accs if acc.has_heap and not acc.has_side for e in (acc.arg, acc.by)]
+    _ensure_heap(code, block, env, kept, CELLS)
+    for position, (_, acc) in enumerate(table.logs):
+        if acc.kind is not AccKind.VALUES:
+            _ensure_heap(code, block, env, [acc.arg], f"log{position}.heap")
     return Sides(code, table, env, found)
 
 
-def _ensure_heap(code: Code, table: Table, block: Block, env: Env) -> None:
-    kept = [e for acc in table.accs if acc.has_heap for e in (acc.arg, acc.by) if e is not None and _is_bytes(e)]
+def _ensure_heap(code: Code, block: Block, env: Env, exprs: Iterable[Expr | None], heap: str) -> None:
+    """Room in a heap for the bytes that a block's rows may leave there."""
+    kept = [e for e in exprs if e is not None and type_of(e).is_bytes]
     if not kept:
         return
-
-    def sizes(row: Row) -> Iterable[Data]:
-        return [lower_expr(code, expr, env, row).data for expr in kept]
-
     f = code.f
     need = f.var(I64, const(0))
     with rows(code, block) as row:
-        need.set(f.b.add(need.get(), needed(f, sizes(row))))
-    leave_without_room(f, need.get())
-
-
-def _is_bytes(expr: Expr) -> bool:
-    return type_of(expr).is_bytes
+        need.set(f.b.add(need.get(), needed(f, [lower_expr(code, expr, env, row).data for expr in kept])))
+    leave_without_room(f, need.get(), heap)
 
 
 def add_to_bag(f: Fn, record: ir.Value, at: int, by: ir.Value, known: ir.Value | None, distinct: ir.Value) -> None:

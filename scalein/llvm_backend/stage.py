@@ -16,7 +16,7 @@ from functools import partial
 from llvmlite import ir
 
 from scalein.errors import InternalError
-from scalein.ir.exprs import Expr, columns
+from scalein.ir.exprs import Col, Expr, columns
 from scalein.ir.handed_on import ROW
 from scalein.ir.stages import (
     Collect,
@@ -45,6 +45,7 @@ from scalein.llvm_backend.exprs import lower_expr
 from scalein.llvm_backend.fn import I64, PTR, Fn, const
 from scalein.llvm_backend.fresh import lower_fresh
 from scalein.llvm_backend.groups import table_env
+from scalein.llvm_backend.kept import bind, compute_kept, find_kept, multiplies, name_costly, sink_exprs
 from scalein.llvm_backend.probe import lower_probe
 from scalein.llvm_backend.readers import ArrowColumn, field_value
 from scalein.llvm_backend.sinks.collect import lower_collect
@@ -70,6 +71,7 @@ class Lowered:
 
 def lower_stage(stage: Stage, target: Target, safe: bool = False) -> Lowered:
     """The kernel of a specialised stage."""
+    stage = name_costly(stage)
     f = Fn(stage.name, safe=safe, features="compress" if target.has_compress else "")
     code = Code(f)
     code.failed, code.rounds = f.var(I64, const(0)), f.var(I64, const(0))
@@ -84,7 +86,7 @@ def lower_stage(stage: Stage, target: Target, safe: bool = False) -> Lowered:
         env = _read(code, stage, columns, source, start)
         if isinstance(stage.reader, FromTable) and stage.reader.sparse:
             block = keep(code, block, lambda row: row.get(env["?live"]).data)
-        _steps(_Lowering(code, stage, start, count, end, step), stage.steps, block, env)
+        _steps(_Lowering(code, stage, start, count, end, step, find_kept(stage)), stage.steps, block, env)
 
     if isinstance(stage.reader, FromRows):
         with _pieces(f) as (source, end), _blocks(f, end, step) as (start, count):
@@ -155,11 +157,13 @@ class _Lowering:
     count: ir.Value
     end: ir.Value
     step: int
+    kept: frozenset[tuple[int, str]]  # columns: position of the `Let` among the steps, name
 
 
 def _steps(low: _Lowering, steps: tuple[Step, ...], block: Block, env: Env) -> None:
     """The rest of the stage for a block; a join that multiplies rows runs it once a round."""
     if not steps:
+        compute_kept(block, env, sink_exprs(low.stage.sink))
         _sink(low, block, env)
         return
     step, rest, code = steps[0], steps[1:], low.code
@@ -169,6 +173,7 @@ def _steps(low: _Lowering, steps: tuple[Step, ...], block: Block, env: Env) -> N
 
     match step:
         case Where(predicate):
+            compute_kept(block, env, [predicate])
             block = keep(code, block, partial(_is_true, code, predicate, env))
             code.check_errors(ERROR)
             if steps == low.stage.steps:
@@ -177,10 +182,15 @@ def _steps(low: _Lowering, steps: tuple[Step, ...], block: Block, env: Env) -> N
         case Let(items):
             # Bound lazily: a column is computed in the loop that needs it, under the rows live there.
             ours = {name: binding for name, binding in env.items() if name[:1] in ("#", "?")}
-            go_on(block, {**ours, **{i.name: Binding(partial(_bound, code, i.expr, env)) for i in items}})
+            at = len(low.stage.steps) - len(steps)
+            go_on(block, {**ours, **{i.name: bind(code, i.expr, env, (at, i.name) in low.kept) for i in items}})
         case Probe():
+            compute_kept(block, env, step.keys)
+            if multiplies(step):  # behind it, a row's columns would be computed for each of its matches
+                compute_kept(block, env, [Col(name) for name in env])
             lower_probe(code, step, block, env, go_on)
         case Fresh():
+            compute_kept(block, env, step.keys)
             lower_fresh(code, step, block, env, go_on)
 
 
@@ -213,10 +223,6 @@ def _is_true(code: Code, predicate: Expr, env: Env, row: Row) -> ir.Value:
     holds = code.f.all_of(value.data, value.valid)
     assert holds is not None
     return holds
-
-
-def _bound(code: Code, expr: Expr, env: Env, row: Row) -> Value:
-    return lower_expr(code, expr, env, row)
 
 
 def _sink(low: _Lowering, block: Block, env: Env) -> None:

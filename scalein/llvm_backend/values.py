@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from llvmlite import ir
 
 from scalein.dtypes import DType, Kind
 from scalein.llvm_backend.fn import F32, F64, I1, I8, I16, I32, I64, I128, Fn, const
+
+if TYPE_CHECKING:
+    from scalein.llvm_backend.kept import Kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,7 @@ class Binding:
     """How to compute a column for a row; compared by identity."""
 
     make: Callable[[Row], Value]
+    needs: tuple[Kept, ...] = ()  # costly columns behind it, computed before the loop that reads it
 
 
 Env = Mapping[str, Binding]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scalein.errors import ComputeError
+from scalein.errors import ComputeError, SourceLoc
 from scalein.ir import ops
 from scalein.ir.exprs import Call, walk
 from scalein.ir.printer import show_expr
@@ -17,9 +17,14 @@ def placed(error: ComputeError, root: ops.Op) -> ComputeError:
         for expr, _ in exprs_of(op):
             for node in walk(expr):
                 if isinstance(node, Call) and node.at.line and f"`{show_expr(node)}`" in error.what:
-                    return ComputeError(error.what, at=node.at, hint=error.hint)
+                    return _at(error, node.at)
         if isinstance(op, ops.Aggregate):
             for named in op.aggs:
                 if named.agg.at.line and error.what.endswith(f"the sum `{named.name}`"):
-                    return ComputeError(error.what, at=named.agg.at, hint=error.hint)
+                    return _at(error, named.agg.at)
     return error
+
+
+def _at(error: ComputeError, at: SourceLoc) -> ComputeError:
+    others = {name: fact for name, fact in error.facts.items() if name != "hint"}
+    return ComputeError(error.what, at=at, hint=error.hint, **others)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from scalein.dtypes import I32, I64
+from scalein.errors import ScaleinError
 from scalein.ir.exprs import Col, Named
 from scalein.ir.nodes import Grouped, Pipe
 from scalein.ir.passes.split import identity
@@ -18,8 +19,9 @@ from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
 from scalein.runtime.call import kernel
 from scalein.runtime.joins import Built
+from scalein.runtime.output import MOST_TEXT_BYTES
 from scalein.runtime.pipe import collected, run_pipe
-from scalein.runtime.settle import settle
+from scalein.runtime.settle import Listed, settle
 from scalein.runtime.stages import Prepared
 from scalein.runtime.tables import OneRecord
 
@@ -40,9 +42,9 @@ class Emitter:
     def __init__(self, node: Grouped, then: Pipe | None, joins: dict[int, Built], options: Options) -> None:
         self._node, self._then, self._joins, self._options = node, then, joins, options
 
-    def emit(self, prepared: Prepared, table: Table, state: State) -> Iterator[pa.RecordBatch]:
-        """All groups of a state."""
-        return self.after(self._groups(prepared, table, state), table)
+    def emit(self, prepared: Prepared, table: Table, states: Iterable[State]) -> Iterator[pa.RecordBatch]:
+        """All groups of some states."""
+        return self.after((batch for state in states for batch in self._groups(prepared, table, state)), table)
 
     def nothing(self, one: bool) -> Iterator[pa.RecordBatch]:
         """The result of no input: one row if there are no keys, else none."""
@@ -86,9 +88,10 @@ class Emitter:
         frame["source"] = state.first
         frame.keep["source"] = state
         frame["row"], frame["end"] = 0, state.count
-        lists = settle(table, state, self._options).lists
+        lists = settle(table, state, self._options)
         for arrays in collected(compiled, frame, items, state.count):
-            yield self.batch(_joined(arrays, table, lists) if lists else arrays, prepared, table)
+            for part in _joined(arrays, table, lists) if lists else [arrays]:
+                yield self.batch(part, prepared, table)
 
     def batch(self, arrays: list[pa.Array], prepared: Prepared | None, table: Table) -> pa.RecordBatch:
         """Columns as a batch of the group's schema, or of the fused pipe's."""
@@ -114,17 +117,34 @@ class Emitter:
         return run_pipe(self._then, groups, self._joins, self._options, None)
 
 
-def _joined(arrays: list[pa.Array], table: Table, lists: dict[int, pa.Array]) -> list[pa.Array]:
-    """Starts and numbers of values as lists. Groups come in the order of their records, as their values do."""
-    rest = iter(arrays)
-    columns = [next(rest) for _ in range(len(table.keys) + 2 * (table.window is not None))]
+def _joined(arrays: list[pa.Array], table: Table, lists: dict[int, Listed]) -> Iterator[list[pa.Array]]:
+    """Starts and numbers of values as lists, in as many pieces as it takes for each to fit Arrow's offsets.
+
+    Groups come in the order of their records, as their values do.
+    """
+    width = len(table.keys) + 2 * (table.window is not None)
+    columns, rest, rows = list(arrays[:width]), iter(arrays[width:]), len(arrays[0])
     for output in table.outputs:
         if not output.is_list:
             columns.append(next(rest))
             continue
         starts, counts = np.asarray(next(rest)), np.asarray(next(rest))
-        first = int(starts[0]) if len(starts) else 0
-        offsets = np.concatenate((starts, starts[-1:] + counts[-1:])) - first if len(starts) else np.zeros(1, np.int64)
-        values = lists[output.accs[0]].slice(first, int(offsets[-1]))
-        columns.append(pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values))
-    return columns
+        offsets = np.concatenate((starts, starts[-1:] + counts[-1:])) if rows else np.zeros(1, np.int64)
+        values, arrow = _piece(lists[output.accs[0]], int(offsets[0]), int(offsets[-1])), output.dtype.arrow
+        if values is None and rows <= 1:
+            raise ScaleinError(f"a list of {output.name!r} has more text or values than an Arrow list can hold",
+                               found="more than 2 GiB", hint="cast the column to pa.large_string(), or filter it")
+        if values is None:
+            half = rows // 2
+            for part in ([a.slice(0, half) for a in arrays], [a.slice(half) for a in arrays]):
+                yield from _joined(part, table, lists)
+            return
+        columns.append(pa.ListArray.from_arrays(pa.array(offsets - offsets[0], pa.int32()),
+                                                values.cast(arrow.value_type), type=arrow))
+    yield columns
+
+
+def _piece(listed: Listed, first: int, end: int) -> pa.Array | None:
+    """Some values of a list, or None if they are too many for one array."""
+    size = 0 if listed.bytes_before is None else int(listed.bytes_before[end] - listed.bytes_before[first])
+    return None if max(end - first, size) > MOST_TEXT_BYTES else listed.values.slice(first, end - first)

@@ -20,11 +20,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 
+import numpy as np
 import pyarrow as pa
 
 from scalein.ir.handed_on import kernel_steps
 from scalein.ir.nodes import Grouped, Pipe
 from scalein.ir.stages import Group, GroupMode
+from scalein.ir.tables import Table
 from scalein.layout import DONE, OUT_OF_DOMAIN, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
@@ -33,13 +35,15 @@ from scalein.runtime.call import call
 from scalein.runtime.domain import DIRECT_BYTES, domain_of, widened
 from scalein.runtime.emit import Emitter
 from scalein.runtime.joins import Built
-from scalein.runtime.merge import Merging
+from scalein.runtime.merge import EVERYTHING, Merging
 from scalein.runtime.settle import mode_of, shorten
 from scalein.runtime.specialise import Specialiser
 from scalein.runtime.stages import Prepared, specialised_table, table_exprs
 from scalein.runtime.tables import DirectTable, Domain, HashTable, OneRecord, State, grown
 from scalein.runtime.units import Unit, units
 from scalein.runtime.workers import each_worker
+
+PART_VALUES = 1 << 23  # of the bags and logs of windows that are made at once
 
 
 def run_group(node: Grouped, batches: Iterator[pa.RecordBatch], joins: dict[int, Built], options: Options,
@@ -197,8 +201,8 @@ class Worker:
         self._state = None
         self._compiled = None
 
-    def settled(self) -> State:
-        """One state with everything in it: windows, if the table's windows slide."""
+    def settled(self) -> Iterator[State]:
+        """States with everything in them: one, or, if the table's windows slide, some windows each."""
         run = self._run
         table = run.table
         slides = table.window is not None and not table.window.is_tumbling
@@ -213,15 +217,42 @@ class Worker:
             for state in others:
                 merging.into(joined, state)
         if not slides:
-            return joined
+            yield joined
+            return
         assert table.window is not None
-        windows = HashTable(table, run.options)
-        merging = run.merging(GroupMode.HASH, slide=True)
-        for back in range(-(-table.window.size // table.window.every)):
-            merging.into(windows, joined, back)
-        return windows
+        shorten(table, joined, replace(run.options, workers=1), at_once=True)
+        sliding = run.merging(GroupMode.HASH, slide=True)
+        ranges = _ranges(table, joined)
+        for first, last in ranges:
+            part = joined
+            if len(ranges) > 1:  # each range looks at its own slices often, and at the others once
+                part = HashTable(table, run.options)
+                end = min(last + table.window.size // table.slice_size, EVERYTHING[1])
+                run.merging(GroupMode.HASH).into(part, joined, within=(first, end))
+            windows = HashTable(table, run.options)
+            for back in range(-(-table.window.size // table.window.every)):
+                sliding.into(windows, part, back, within=(first, last))
+            yield windows
 
 
 def _is_alike(table: DirectTable, other: State) -> bool:
     """Whether a key has the same place in both."""
     return isinstance(other, DirectTable) and other.domain.is_same(table.domain)
+
+
+def _ranges(table: Table, state: State) -> list[tuple[int, int]]:
+    """Ranges of windows that are made and emitted one after the other.
+
+    Values in bags and logs are copied into every window that holds them: of all windows at once, that may be more than
+    there is room for.
+    """
+    assert table.window is not None
+    if not table.has_sides or state.sides is None:
+        return [EVERYTHING]
+    values = sum(bag.count for bag in state.sides.bags) + sum(log.count for log in state.sides.logs)
+    parts = -(-values * -(-table.window.size // table.window.every) // PART_VALUES)
+    layout = table.layout
+    words = state.words(layout.size // 8)
+    slices = np.sort(words[words[:, layout.offset("acc0") // 8] > 0, layout.offset("slice") // 8])
+    borders = np.unique(slices[np.arange(1, parts) * len(slices) // parts]).tolist() if len(slices) else []
+    return list(zip([EVERYTHING[0], *borders], [*(border - 1 for border in borders), EVERYTHING[1]], strict=True))

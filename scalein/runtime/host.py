@@ -12,8 +12,10 @@ from scalein.interp import evaluate
 from scalein.ir import ops
 from scalein.ir.exprs import Col
 from scalein.ir.nodes import Host
+from scalein.ir.printer import show_expr
 from scalein.runtime.batch import conformed
 from scalein.runtime.explode import explode
+from scalein.runtime.limits import too_long
 
 
 def run_host(host: Host, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -27,12 +29,30 @@ def run_host(host: Host, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Recor
 def _project(host: Host, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     schema = host.schema.arrow
     for batch in batches:
-        columns = []
-        for item, field in zip(host.items, schema, strict=True):
+        waiting = [batch]
+        while waiting:
+            rows = waiting.pop()
+            columns = _columns(host, schema, rows)
+            if columns is not None:
+                yield pa.RecordBatch.from_arrays(columns, schema=schema)
+            else:
+                half = rows.num_rows // 2
+                waiting += [rows.slice(half), rows.slice(0, half)]
+
+
+def _columns(host: Host, schema: pa.Schema, batch: pa.RecordBatch) -> list[pa.Array] | None:
+    """The columns of some rows; None if one of them is too much for an array, and would be less for fewer rows."""
+    columns = []
+    for item, field in zip(host.items, schema, strict=True):
+        try:
             column = batch.column(item.expr.name) if isinstance(item.expr, Col) else evaluate(item.expr, batch)
             column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
             columns.append(column if column.type == field.type else column.cast(field.type))
-        yield pa.RecordBatch.from_arrays(columns, schema=schema)
+        except (pa.ArrowInvalid, pa.ArrowCapacityError) as error:
+            if batch.num_rows > 1:
+                return None
+            raise too_long(f"a value of `{show_expr(item.expr)}`", error) from error
+    return columns
 
 
 def _map_batches(op: ops.MapBatches, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

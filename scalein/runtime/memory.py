@@ -10,16 +10,23 @@ from __future__ import annotations
 import _thread
 import ctypes
 import mmap
+import resource
 import threading
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
+from scalein.errors import ScaleinError
+
 HUGE = 2 << 20
 SMALL = 2 * HUGE
 KEPT_BYTES = 1 << 30
+SHARES = 16  # one of so many of the address space that is left
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+
+# Limits of a process that address space counts for, and where its use is among the numbers of /proc/self/statm.
+_LIMITS = [(resource.RLIMIT_AS, 0), (resource.RLIMIT_DATA, 5)]
 
 _lock = threading.Lock()
 _free: dict[int, list[mmap.mmap]] = {}
@@ -29,23 +36,32 @@ _free_bytes = 0
 def allocate(size: int) -> np.ndarray:
     """Memory of at least this size, aligned to a cache line. Its content is anything."""
     if size < SMALL or not hasattr(mmap, "MAP_ANONYMOUS"):
-        raw = np.empty(size + 64, np.uint8)
+        try:
+            raw = np.empty(size + 64, np.uint8)
+        except MemoryError as error:
+            raise _too_much(size) from error
         start = -raw.ctypes.data % 64
         return raw[start : start + max(1, size)]
     rounded = _size_class(size)
-    return _view(_take(rounded) or _map(rounded), rounded)
+    return _view(_take(rounded) or _new(rounded), rounded)
 
 
 def reserve(size: int) -> np.ndarray:
-    """Address space that becomes zeroed memory as it is touched; less than asked for where a limit says so."""
+    """Address space that becomes zeroed memory as it is touched; less than asked for where a limit says so.
+
+    Under a limit of the process it is a small share of what is left: many ask, and all need memory besides.
+    """
+    left = _allowed()
+    if left is not None:
+        size = max(SMALL, min(size, left // SHARES // HUGE * HUGE))
     while True:
         try:
             # The first pages stay small, so that a table of a few records does not pay for 2 MiB.
             return np.frombuffer(_map(size, _NORESERVE, huge_from=HUGE), np.uint8)
-        except (OSError, ValueError, OverflowError):
-            size //= 2
-            if size < SMALL:
-                raise
+        except (OSError, ValueError, OverflowError) as error:
+            if size // 2 < SMALL and not _forget():
+                raise _too_much(size) from error
+            size = max(SMALL, size // 2)
 
 
 def address(array: np.ndarray) -> int:
@@ -56,6 +72,46 @@ def _size_class(size: int) -> int:
     """The size rounded up to an eighth of its power of two, so that maps can be used again."""
     step = max(HUGE, 1 << (size.bit_length() - 4))
     return -(-size // step) * step
+
+
+def _allowed() -> int | None:
+    """How much more address space the process may have; None if nothing limits it."""
+    left = []
+    for limit, field in _LIMITS:
+        most = resource.getrlimit(limit)[0]
+        if most != resource.RLIM_INFINITY:
+            with suppress(OSError), open("/proc/self/statm", "rb") as file:  # a system without it: the halving is left
+                left.append(max(0, most - int(file.read().split()[field]) * mmap.PAGESIZE))
+    return min(left, default=None)
+
+
+def _new(size: int) -> mmap.mmap:
+    try:
+        return _map(size)
+    except (OSError, ValueError, OverflowError):
+        _forget()
+    try:
+        return _map(size)
+    except (OSError, ValueError, OverflowError) as error:
+        raise _too_much(size) from error
+
+
+def _forget() -> bool:
+    """Let go of the maps that are kept for later; false if there were none."""
+    global _free_bytes
+    with _lock:
+        had_some = bool(_free_bytes)
+        gone = list(_free.values())
+        _free.clear()
+        _free_bytes = 0
+    del gone
+    return had_some
+
+
+def _too_much(size: int) -> ScaleinError:
+    return ScaleinError("the data of this flow needs more memory than this process may use",
+                        found=f"{max(1, size >> 20)} MiB more",
+                        hint="filter or aggregate earlier, or raise the limit (ulimit -v)")
 
 
 def _map(size: int, flags: int = 0, huge_from: int = 0) -> mmap.mmap:

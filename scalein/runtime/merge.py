@@ -12,6 +12,8 @@ from scalein.options import Options
 from scalein.runtime.call import call, kernel
 from scalein.runtime.tables import State, grown
 
+EVERYTHING = (-(2**63), 2**63 - 1)
+
 
 class Merging:
     """The kernels that merge states of one table."""
@@ -24,13 +26,14 @@ class Merging:
     def _kernel(self, sink: Sink) -> Compiled:
         return kernel(Stage("merge", FromRecords(), (), sink), self._options)
 
-    def into(self, target: State, source: State, back: int = 0) -> None:
-        """Merge all records of one state into another; the source is of no use afterwards, but for another `back`."""
+    def into(self, target: State, source: State, back: int = 0, within: tuple[int, int] = EVERYTHING) -> None:
+        """Merge the records of one state into another, of slices (or windows, when they slide) within a range."""
         moved = self._moved(source)
         if moved is not None:
             moved[:] = -1
         frame = self._records.kernel.frame.new()
         frame["slide.back"] = back
+        frame["range.first"], frame["range.last"] = within
         _run(self._records, frame, target, source.first, source.count, source)
         if source.sides is None or target.sides is None:
             return
@@ -46,8 +49,7 @@ class Merging:
                 entries = other.entries if stay.all() else other.entries[stay]
                 log.add(entries)
                 log.column("owner")[log.count - len(entries) :] = places[stay]
-        if source.sides.logs:
-            target.sides.kept += [source.sides.heap, *source.sides.kept]
+                log.kept += [heap for heap in (other.heap, *other.kept) if heap not in log.kept]
 
     def _moved(self, source: State) -> np.ndarray | None:
         """Where each record of the source went, if anything outside of it must follow."""

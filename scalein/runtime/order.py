@@ -14,18 +14,18 @@ import pyarrow.compute as pc
 
 from scalein.interp.taking import taken
 from scalein.ir.nodes import Ordered
-from scalein.runtime.places import places
+from scalein.runtime import limits
+from scalein.runtime.places import Rows, places
 
 RESULT_ROWS = 1 << 18  # of a batch that comes out
 PIECE_ROWS = 1 << 16  # looked at together, and held beside the best rows so far
-MOST_TEXT_BYTES = 1 << 30  # more than that in one column might not fit 32-bit offsets when its chunks are one
 
 
 def run_ordered(node: Ordered, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The rows of a node in their order."""
     schema = node.schema.arrow
     held = pa.schema([field.with_type(_held(field.type)) for field in schema])
-    rows = (batch for batch in batches if batch.num_rows)
+    rows = (part for batch in batches if batch.num_rows for part in limits.light(batch))
     found = _sorted(node, rows, held) if node.count is None else _first_rows(node, rows, held, node.count)
     return (_conformed(batch, schema) for batch in found)
 
@@ -46,24 +46,21 @@ def _conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _sorted(node: Ordered, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    table = pa.Table.from_batches([_conformed(batch, schema) for batch in batches], schema)
-    columns = [_one_array(column) for column in table.columns]
+    yield from _in_order(node, [_conformed(batch, schema) for batch in batches], schema, None)
+
+
+def _in_order(node: Ordered, parts: list[pa.RecordBatch], schema: pa.Schema,
+              count: int | None) -> Iterator[pa.RecordBatch]:
+    """The rows of some batches in order, or the first of them; text that was too much for one array is large."""
+    table = pa.Table.from_batches(parts, schema)
+    parts.clear()
+    columns = [limits.Held(column) for column in table.columns]
     del table
-    order = _places(node, dict(zip(schema.names, columns, strict=True)))
-    for start in range(0, len(order), RESULT_ROWS):
-        part = order.slice(start, RESULT_ROWS)
-        yield pa.RecordBatch.from_arrays([taken(column, part) for column in columns], schema.names)
-
-
-def _one_array(column: pa.ChunkedArray) -> pa.Array:
-    """A column in one piece, so that rows are taken from it without a search for their chunk."""
-    kind = column.type
-    is_short = pa.types.is_string(kind) or pa.types.is_binary(kind)
-    if is_short and column.get_total_buffer_size() > MOST_TEXT_BYTES:
-        column = column.cast(pa.large_string() if pa.types.is_string(kind) else pa.large_binary())
-    whole = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    assert isinstance(whole, pa.Array)
-    return whole
+    order = _places(node, {name: column.arrays[0] for name, column in zip(schema.names, columns, strict=True)})[:count]
+    heavy = [column.weights[order] for column in columns if column.weights is not None]
+    for start, stop in limits.cuts(len(order), RESULT_ROWS, limits.together(heavy)):
+        part = order[start:stop]
+        yield pa.RecordBatch.from_arrays([column.take(part) for column in columns], schema.names)
 
 
 def _first_rows(node: Ordered, batches: Iterator[pa.RecordBatch], schema: pa.Schema,
@@ -73,10 +70,7 @@ def _first_rows(node: Ordered, batches: Iterator[pa.RecordBatch], schema: pa.Sch
         for batch in batches:
             for start in range(0, batch.num_rows, PIECE_ROWS):
                 best.add(batch.slice(start, PIECE_ROWS))
-    rows = best.settled()
-    if rows is not None:
-        for start in range(0, rows.num_rows, RESULT_ROWS):
-            yield rows.slice(start, RESULT_ROWS)
+    yield from best.settled()
 
 
 class _Best:
@@ -99,16 +93,16 @@ class _Best:
         if self._rows >= 2 * self._count + PIECE_ROWS or (self._worst is None and self._rows >= self._count):
             self.settled()
 
-    def settled(self) -> pa.RecordBatch | None:
+    def settled(self) -> list[pa.RecordBatch]:
         """The best rows in their order, and nothing else is kept."""
         if not self._parts:
-            return None
-        whole = _joined(self._parts)
-        best = _at(whole, _places(self._node, _columns(whole)).slice(0, self._count))
-        self._parts, self._rows = [best], best.num_rows
-        if best.num_rows == self._count:
-            self._worst = _comparable(best.column(self._node.by[0][0]))[-1]
-        return best
+            return []
+        found = _in_order(self._node, self._parts, self._schema, self._count)
+        self._parts = [_conformed(batch, self._schema) for batch in found]
+        self._rows = sum(batch.num_rows for batch in self._parts)
+        if self._rows == self._count:
+            self._worst = _comparable(self._parts[-1].column(self._node.by[0][0]))[-1]
+        return self._parts
 
     def _may_enter(self, piece: pa.RecordBatch) -> pa.Array:
         """Which rows have a first key as good as the worst one kept; better, where nothing else could decide."""
@@ -131,21 +125,13 @@ class _Best:
         return pc.if_else(key.is_null(), not nulls_last, good)
 
 
-def _joined(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
-
-
 def _at(batch: pa.RecordBatch, places: pa.Array) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([taken(column, places) for column in batch.columns], schema=batch.schema)
 
 
-def _columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
-    return dict(zip(batch.schema.names, batch.columns, strict=True))
-
-
-def _places(node: Ordered, columns: dict[str, pa.Array]) -> pa.Array:
-    """The rows' places in the order of the node's keys."""
-    return pa.array(places([(_comparable(columns[name]), way) for name, way in node.by], node.nulls_last))
+def _places(node: Ordered, columns: dict[str, pa.Array]) -> Rows:
+    """The rows' places in the order of the node's keys; a key is one array, since no list is a key."""
+    return places([(_comparable(columns[name]), way) for name, way in node.by], node.nulls_last)
 
 
 def _comparable(column: pa.Array) -> pa.Array:
@@ -153,4 +139,4 @@ def _comparable(column: pa.Array) -> pa.Array:
     kind = column.type
     if pa.types.is_boolean(kind):
         return column.cast(pa.uint8())
-    return column.cast(pa.binary()) if pa.types.is_fixed_size_binary(kind) else column
+    return column.cast(pa.large_binary()) if pa.types.is_fixed_size_binary(kind) else column

@@ -129,7 +129,7 @@ class _Work:
         is_thinned = any(isinstance(step, Where | Probe | Fresh) for step in self.prepared.steps)
         parts = collected(*bound, self.computed, batch.num_rows, FEW_ROWS if is_thinned else CHUNK_ROWS, seen)
         if self.taken:
-            return [self._with_taken(batch, arrays) for arrays in parts if len(arrays[0])]
+            return [rows for arrays in parts if len(arrays[0]) for rows in self._with_taken(batch, arrays)]
         if not self.passed:
             return [pa.RecordBatch.from_arrays(arrays, schema=self.schema) for arrays in parts if len(arrays[0])]
         result, start = [], 0
@@ -138,9 +138,18 @@ class _Work:
             start += len(arrays[0])
         return result
 
+    def _with_taken(self, batch: pa.RecordBatch, arrays: list[pa.Array]) -> list[pa.RecordBatch]:
+        """The written columns, and between them the rows of nested ones; in parts if those are too long."""
+        try:
+            return [self._with_all_taken(batch, arrays)]
+        except (pa.ArrowInvalid, pa.ArrowCapacityError):
+            half = len(arrays[0]) // 2
+            if not half:
+                raise
+        halves = ([a[:half] for a in arrays], [a[half:] for a in arrays])
+        return [rows for each in halves for rows in self._with_taken(batch, each)]
 
-    def _with_taken(self, batch: pa.RecordBatch, arrays: list[pa.Array]) -> pa.RecordBatch:
-        """The written columns, and between them the rows of nested ones that they belong to."""
+    def _with_all_taken(self, batch: pa.RecordBatch, arrays: list[pa.Array]) -> pa.RecordBatch:
         rows = dict(zip(self.numbered, arrays[len(arrays) - len(self.numbered) :], strict=True))
         rest = iter(arrays)
         columns = [self._take(batch, self.taken[i], rows) if i in self.taken else next(rest)

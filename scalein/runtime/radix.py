@@ -281,7 +281,7 @@ class _Finisher:
             grown(table, status, frame)
 
     def emit(self) -> None:
-        settle(self._run.table, self.table, self._run.options)
+        settle(self._run.table, self.table, replace(self._run.options, workers=1))
         out, table = self._out.frame, self.table
         out["source"], out["row"], out["end"] = table.first, 0, table.count
         self._full += self._out.run()

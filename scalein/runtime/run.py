@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pyarrow as pa
 
@@ -10,8 +11,11 @@ from scalein.compiler import program_of
 from scalein.connectors.memory import Batches
 from scalein.errors import ComputeError, InternalError
 from scalein.ir import ops
+from scalein.ir.exprs import Col
 from scalein.ir.nodes import Chain, Grouped, Host, JoinTable, Node, Ordered, Pipe, Scan, Take
+from scalein.ir.printer import show_expr
 from scalein.options import Options
+from scalein.runtime import limits
 from scalein.runtime.batch import conformed
 from scalein.runtime.blame import placed
 from scalein.runtime.group import run_group
@@ -30,10 +34,17 @@ def batches(op: ops.Op, options: Options) -> Iterator[pa.RecordBatch]:
     """The result batch by batch."""
     schema = op.schema.arrow
     try:
-        for batch in _Run(options).rows(program_of(op)):
-            yield batch if batch.schema == schema else conformed(batch, schema)
+        yield from limits.guarded("this flow", _conformed(lambda: _Run(options).rows(program_of(op)), schema))
     except ComputeError as error:
         raise placed(error, op) from None
+
+
+def _conformed(rows: Callable[[], Iterator[pa.RecordBatch]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    for batch in rows():
+        if batch.schema == schema:
+            yield batch
+        else:
+            yield from (conformed(part, schema) for part in limits.light(batch))
 
 
 class _Run:
@@ -43,6 +54,10 @@ class _Run:
         self._options = options
 
     def rows(self, node: Node) -> Iterator[pa.RecordBatch]:
+        """The batches of a node; errors of pyarrow and the system say which step met them."""
+        return limits.guarded(_step(node), self._rows(node))
+
+    def _rows(self, node: Node) -> Iterator[pa.RecordBatch]:
         match node:
             case Scan():
                 return self._scan(node)
@@ -74,11 +89,27 @@ class _Run:
     def _chain(self, node: Chain) -> Iterator[pa.RecordBatch]:
         schema = node.schema.arrow
         for each in node.inputs:
-            for batch in self.rows(each):
-                yield conformed(batch, schema)
+            yield from _conformed(partial(self.rows, each), schema)
 
     def _joins(self, joins: tuple[tuple[int, JoinTable], ...]) -> dict[int, Built]:
         return {number: build(table, self.rows(table.input), self._options) for number, table in joins}
+
+
+def _step(node: Node) -> str:
+    """What the user calls a node."""
+    match node:
+        case Host(op=ops.Explode()):
+            return "explode"
+        case Host(op=ops.MapBatches()):
+            return "map_batches"
+        case Host():
+            return ", ".join(f"`{show_expr(i.expr)}`" for i in node.items if not isinstance(i.expr, Col))
+        case Ordered():
+            return "sort" if node.count is None else "top_k, or a sort with a limit"
+        case Grouped():
+            return "group_by"
+        case _:
+            return "this flow"
 
 
 def _table(node: Node) -> pa.Table | None:

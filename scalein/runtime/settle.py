@@ -13,59 +13,99 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from scalein.dtypes import DType, Kind
+from scalein.dtypes import Kind
 from scalein.ir.stages import FromRecords, GroupMode, Rank, Spread, Stage
 from scalein.ir.tables import AccKind, Table
-from scalein.layout import DONE, FrameData
+from scalein.layout import DONE, INLINE_BYTES, FrameData, size_of
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
 from scalein.runtime.call import call, kernel
 from scalein.runtime.memory import address, allocate
-from scalein.runtime.sides import Heap, Log
+from scalein.runtime.sides import HEAP_BYTES, Heap, Log
 from scalein.runtime.tables import DirectTable, HashTable, OneRecord, State
 from scalein.runtime.workers import side_by_side
 
-INLINE = 12
+VIEW_STEP = 1 << 30  # bytes
 SHARED = 1 << 18  # pairs from which on it pays to sort them on all workers
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
-    """The values of every list, by the accumulator's number: a group's lie where its record says."""
+class Listed:
+    """The values of a list's entries, group by group; text as views, with the number of bytes before each."""
 
-    lists: dict[int, pa.Array]
+    values: pa.Array
+    bytes_before: np.ndarray | None
 
 
-def settle(table: Table, state: State, options: Options) -> Settled:
-    """Finish the groups of a state."""
-    lists: dict[int, pa.Array] = {}
+def settle(table: Table, state: State, options: Options) -> dict[int, Listed]:
+    """Finish the groups of a state; gives the values of every list, by the accumulator's number."""
+    lists: dict[int, Listed] = {}
     for position, (number, acc) in enumerate(table.logs):
         assert state.sides is not None
         log = state.sides.logs[position]
         if acc.kind is AccKind.TOP:
-            best = log.best(int(str(acc.params[0])))
-            _place(table, state, number, np.bincount(_numbers(log, table, state)[best], minlength=state.count))
-            lists[number] = _values(log, best, state)
+            _cut(table, state, number, log, options)
+            _place(table, state, number, np.bincount(_numbers(log, table, state), minlength=state.count))
+            lists[number] = _listed(log, np.arange(log.count))
             continue
         pairs = _ranked(table, state, number, log, options)
         if acc.kind is AccKind.LIST:
-            lists[number] = _values(log, pairs[:, 1], state)
-    return Settled(lists)
+            lists[number] = _listed(log, pairs[:, 1])
+    return lists
 
 
-def shorten(table: Table, state: State, options: Options) -> None:
+def shorten(table: Table, state: State, options: Options, *, at_once: bool = False) -> None:
     """Cut long logs: to the best of each group, or to one entry for equal values of it."""
     for position, (number, acc) in enumerate(table.logs):
         assert state.sides is not None
         log = state.sides.logs[position]
-        if not log.is_long:
+        if not log.is_long(at_once=at_once):
             continue
         if acc.kind is AccKind.TOP:
-            log.keep(log.entries[np.sort(log.best(int(str(acc.params[0]))))])
-            _place(table, state, number, np.bincount(_numbers(log, table, state), minlength=state.count))
+            _cut(table, state, number, log, options)
+            log.keep(log.entries[np.argsort(log.column("row"), kind="stable")])
         else:
+            before = log.count
             _ranked(table, state, number, log, options, fold=True)
-            log.shortened()
+            log.folded(before)
+
+
+def _cut(table: Table, state: State, number: int, log: Log, options: Options) -> None:
+    """Keep the best entries of each group, the best first, and the bytes of those only.
+
+    A group that is full has a limit from now on: whoever comes later must be better than its last.
+    """
+    rows = log.column("row")
+    if np.any(rows[1:] < rows[:-1]):  # merged from several: equal ones must be in the order of their rows
+        log.keep(log.entries[np.argsort(rows, kind="stable")])
+    most = int(str(log.acc.params[0]))
+    counts = _column(table, state, f"acc{number}").copy()
+    pairs = _ranked(table, state, number, log, options)
+    starts = np.cumsum(counts) - counts
+    rank = np.arange(len(pairs)) - np.repeat(starts, counts)
+    log.keep(log.entries[pairs[rank < most, 1]])
+    _column(table, state, f"acc{number}")[:] = np.minimum(counts, most)
+    last = log.column("by")[np.cumsum(np.minimum(counts, most))[counts >= most] - 1]
+    _column(table, state, f"acc{number}.limit")[counts >= most] = last
+    if log.acc.dtype.is_bytes:
+        _move_bytes(log)
+
+
+def _move_bytes(log: Log) -> None:
+    """Copy the bytes that entries still point to into one new piece, and let the others go."""
+    start = log.layout.offset("value") // 8
+    cells = log.entries[:, start : start + 2]
+    is_long = cells[:, 0] & 0xFFFFFFFF > INLINE_BYTES
+    views = _views(np.ascontiguousarray(cells[is_long]).view(np.uint8), [log.heap, *log.kept])
+    text = views.cast(pa.large_binary())
+    offsets = np.frombuffer(text.buffers()[1], np.int64)[: len(text)]
+    used = text.buffers()[2].size if text.buffers()[2] is not None else 0
+    piece = allocate(max(HEAP_BYTES, 2 * used))
+    if used:
+        piece[:used] = np.frombuffer(text.buffers()[2], np.uint8)
+    cells[is_long, 1] = address(piece) + offsets
+    log.kept, log.heap.pieces = [], []
+    log.heap.take(piece, used)
 
 
 def _column(table: Table, state: State, name: str) -> np.ndarray:
@@ -127,29 +167,32 @@ def _run(compiled: Compiled, state: State, log: Log, source: int, first: int, la
     log.used = frame.get("log.used", log.used)
 
 
-def _values(log: Log, order: np.ndarray, state: State) -> pa.Array:
-    """The values of a log's entries in this order, as an Arrow array."""
-    dtype, start = log.acc.dtype, log.layout.offset("value")
-    size = 16 if dtype.is_bytes or dtype.is_decimal else 1 if dtype.kind is Kind.BOOL else dtype.bits // 8
-    cells = np.ascontiguousarray(log.entries.view(np.uint8)[:, start : start + size][order])
+def _listed(log: Log, order: np.ndarray) -> Listed:
+    """The values of a log's entries in this order."""
+    dtype = log.acc.dtype
+    # One element a value, whatever its type: numpy gathers those far faster than rows of bytes.
+    plain = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}[size_of(dtype)]
+    values = np.ndarray(log.count, plain, log.memory, log.layout.offset("value"), (log.layout.size,))
+    cells = values[order].view(np.uint8).reshape(len(order), size_of(dtype))
     if dtype.is_bytes:
-        assert state.sides is not None
-        return _texts(cells, dtype, [state.sides.heap, *state.sides.kept])
+        sizes = cells.view(np.int32).reshape(-1, 4)[:, 0].astype(np.int64)
+        return Listed(_views(cells, [log.heap, *log.kept]), np.concatenate(([0], np.cumsum(sizes))))
     if dtype.kind is Kind.BOOL:
-        return pa.array(cells[:, 0].astype(bool))
-    return pa.Array.from_buffers(dtype.arrow, len(cells), [None, pa.py_buffer(cells)])
+        return Listed(pa.array(cells[:, 0].astype(bool)), None)
+    return Listed(pa.Array.from_buffers(dtype.arrow, len(cells), [None, pa.py_buffer(cells)]), None)
 
 
-def _texts(cells: np.ndarray, dtype: DType, heaps: list[Heap]) -> pa.Array:
-    """Cells as Arrow's views: the same 16 bytes, but for the pointer, which becomes a piece and an offset."""
-    pieces = sorted((piece for heap in heaps for piece in heap.pieces), key=address)
+def _views(cells: np.ndarray, heaps: list[Heap]) -> pa.Array:
+    """Cells as Arrow's views: the same 16 bytes, but for the pointer, which becomes a buffer and an offset."""
+    # An offset has 31 bits, so a large piece is several buffers, each to the piece's end.
+    parts = [piece[at:] for heap in heaps for piece in heap.pieces for at in range(0, len(piece), VIEW_STEP)]
+    parts.sort(key=address)
     words = cells.view(np.int32).reshape(-1, 4)
-    is_long = words[:, 0] > INLINE
+    is_long = words[:, 0] > INLINE_BYTES
     pointers = cells.view(np.int64).reshape(-1, 2)[is_long, 1]
-    starts = np.array([address(piece) for piece in pieces], np.int64)
+    starts = np.array([address(part) for part in parts], np.int64)
     numbers = np.searchsorted(starts, pointers, side="right") - 1
     words[is_long, 2] = numbers
     words[is_long, 3] = pointers - starts[numbers] if len(pointers) else 0
-    view = pa.string_view() if dtype.is_string else pa.binary_view()
-    buffers = [None, pa.py_buffer(cells), *map(pa.py_buffer, pieces)]
-    return pa.Array.from_buffers(view, len(cells), buffers).cast(dtype.arrow)
+    buffers = [None, pa.py_buffer(cells), *map(pa.py_buffer, parts)]
+    return pa.Array.from_buffers(pa.binary_view(), len(words), buffers)

@@ -79,8 +79,15 @@ def side_by_side(jobs: Sequence[Callable[[], None]], stop: threading.Event | Non
 
     threads = [threading.Thread(target=guarded, args=(job,), name=f"scalein-{k}", daemon=True)
                for k, job in enumerate(jobs)]
-    for thread in threads:
-        thread.start()
+    try:
+        for thread in threads:
+            thread.start()
+    except RuntimeError:  # a limit of the process
+        stop.set()
+        for thread in threads:
+            if thread.ident is not None:  # started
+                thread.join()
+        raise
     try:
         all_ended.wait()  # not `join`: interrupted once, it takes the thread for ended
     except BaseException:

@@ -35,6 +35,15 @@ def test_through_project_by_substitution(golden: Golden) -> None:
     assert before_and_after(flow, push_down) == golden
 
 
+def test_what_a_udf_computes_is_not_computed_twice(golden: Golden) -> None:
+    @si.udf
+    def costly(n: int) -> int:
+        return n * n
+
+    flow = events().select("user", x=costly(col("qty"))).filter((col("user") == "ann") & (col("x") > 10))
+    assert before_and_after(flow, push_down) == golden
+
+
 def test_through_everything_to_the_source(golden: Golden) -> None:
     flow = (
         events()

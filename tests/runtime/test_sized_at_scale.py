@@ -8,7 +8,8 @@ import pytest
 
 import scalein as si
 from scalein import col
-from scalein.runtime import sides
+from scalein.runtime import emit, group, sides
+from tests.same import assert_same
 from tests.scale import assert_same_rows, by_duckdb, every_way, source_of
 
 ROWS = 300_000
@@ -98,3 +99,47 @@ def test_quantiles_of_a_long_run_are_selected_by_radix() -> None:
     expected = by_duckdb(f"SELECT {', '.join(f'quantile_cont(x, {q}) AS q{k}' for k, q in enumerate(shares))} FROM t",
                          t=table)
     assert_same_rows(result.collect(), expected)
+
+
+def test_lists_of_more_text_than_an_array_holds_come_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emit, "MOST_TEXT_BYTES", 1000)
+    table = pa.table({"k": [n % 50 for n in range(1000)], "s": [f"some longer text {n}" for n in range(1000)]})
+    flow = si.from_arrow(table).group_by("k").agg(all=col("s").collect())
+    batches = list(flow.batches())
+    assert len(batches) > 10
+    assert pa.Table.from_batches(batches).sort_by("k")["all"].to_pylist() == [
+        [f"some longer text {n}" for n in range(k, 1000, 50)] for k in range(50)]
+    monkeypatch.setattr(emit, "MOST_TEXT_BYTES", 100)
+    with pytest.raises(si.ScaleinError, match="a list of 'all' has more text"):
+        flow.collect()
+
+
+def test_the_best_do_not_keep_the_bytes_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sides, "SHORTEN_FROM", 1000)
+    taken: list[int] = []
+    take = sides.Heap.take
+    monkeypatch.setattr(sides.Heap, "take", lambda heap, piece, used: (taken.append(used), take(heap, piece, used)))
+    table = pa.table({"s": [f"a text that is too long for a record: {n * 7919 % 10_007}" for n in range(10_000)],
+                      "x": [n * 7919 % 10_007 for n in range(10_000)]})
+    batches = table.to_batches(max_chunksize=500)
+    flow = si.from_batches(lambda: iter(batches), table.schema).group_by().agg(best=col("s").top_k(2, by="x"))
+    best = sorted(table["x"].to_pylist())[::-1][:2]
+    (found,) = flow.collect(workers=1).to_pylist()
+    assert found["best"] == [f"a text that is too long for a record: {n}" for n in best]
+    assert max(taken) < 200  # behind a cut there are two texts
+
+
+@every_way
+def test_windows_that_slide_are_made_in_parts(source: str, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group, "PART_VALUES", 500)
+    rng = np.random.default_rng(5)
+    table = pa.table({"t": np.sort(rng.integers(-100, 900, 3000)), "k": rng.integers(0, 3, 3000),
+                      "x": rng.integers(0, 40, 3000), "s": [f"text number {n}" for n in rng.integers(0, 30, 3000)]})
+
+    def build(flow: si.Flow) -> si.Flow:
+        groups = flow.group_by("k", si.sliding("t", 50, every=7)).agg(
+            n=col("x").n_unique(), q=col("x").median(), all=col("s").collect(), best=col("s").top_k(2, by="x"))
+        return groups.filter(col("n") > 3).distinct("k", "window_start")
+
+    expected = build(si.from_arrow(table)).collect(engine="interp")
+    assert_same(build(source_of(table, source)).collect(workers=workers), expected, ordered=False)

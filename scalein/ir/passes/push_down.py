@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from scalein.errors import SourceLoc
 from scalein.ir.exprs import Call, Col, Expr, Lit, columns, type_of, walk
-from scalein.ir.functions import COMPARISONS, can_fail, has_host
+from scalein.ir.functions import COMPARISONS, can_fail, has_host, has_udf
 from scalein.ir.ops import Aggregate, Distinct, Explode, Filter, Join, Op, Project, Sort, Union
 from scalein.ir.passes.fold import fold_expr
 from scalein.ir.rewrite import rewrite, substitute
@@ -114,13 +114,13 @@ def _divide(parts: list[Part], lower: Lower) -> tuple[list[Part], list[Part]]:
 def _over(items: dict[str, Expr]) -> Lower:
     """Substitution of columns by the expressions that make them.
 
-    They are then computed for the filter and again for the rows it keeps. Fusion names them once within
-    a kernel; what pyarrow computes it would compute twice, so that stays. So does what would outgrow
-    `_SIZE_LIMIT`: twenty steps of x = x * x are a million nodes when written as one expression.
+    They are then computed for the filter and again for the rows it keeps. That is cheap, but for what pyarrow
+    or a udf computes: so that stays. So does what would outgrow `_SIZE_LIMIT`: twenty steps of x = x * x are a
+    million nodes when written as one expression.
     """
 
     def lower(predicate: Expr) -> Expr | None:
-        if any(has_host(items[name]) for name in columns(predicate)):
+        if any(has_host(items[name]) or has_udf(items[name]) for name in columns(predicate)):
             return None
         below = substitute(predicate, items)
         return fold_expr(below) if _size(below) <= max(_SIZE_LIMIT, _size(predicate)) else None

@@ -76,15 +76,22 @@ def _ensure_heap(code: Code, table: Table, block: Block, source: ir.Value, start
 
 
 def _is_live(code: Code, sink: Merge, record: ir.Value) -> ir.Value:
-    """A record that some row reached, and whose window (when sliding) covers its slice."""
+    """A record that some row reached, and whose window (when sliding) covers its slice.
+
+    Its slice, or window, lies between the slots `range.first` and `range.last`.
+    """
     f, b, table = code.f, code.f.b, sink.table
     live = b.icmp_signed(">", b.load(f.byte_at(record, table.layout.offset("acc0")), typ=I64), const(0))
-    if not sink.slide:
+    if table.slicing is not Slicing.KEY:
         return live
     assert table.window is not None
-    slice_ = b.load(f.byte_at(record, table.layout.offset("slice")), typ=I64)
-    covered = b.add(_window_of(code, table, slice_), const(table.window.size // table.slice_size))
-    return b.and_(live, b.icmp_signed(">", covered, slice_))
+    slice_ = start = b.load(f.byte_at(record, table.layout.offset("slice")), typ=I64)
+    if sink.slide:
+        start = _window_of(code, table, slice_)
+        covered = b.add(start, const(table.window.size // table.slice_size))
+        live = b.and_(live, b.icmp_signed(">", covered, slice_))
+    inside = b.and_(b.icmp_signed(">=", start, f.slot("range.first")), b.icmp_signed("<=", start, f.slot("range.last")))
+    return b.and_(live, inside)
 
 
 def _window_of(code: Code, table: Table, slice_: ir.Value) -> ir.Value:

@@ -81,9 +81,15 @@ def lower_spread(code: Code, sink: Spread, block: Block, start: ir.Value) -> Non
         code.check_within("the pairs of a group", place, lambda: f.slot("pairs.count"))
         f.store(b.add(place, const(1)), next_)
         pair = f.at(f.slot("pairs", PTR), b.shl(place, const(1)), I64)
-        is_ranked = acc.kind is AccKind.VALUES
-        f.store(field("key" if is_ranked else "row"), pair)
-        f.store(field("rows") if is_ranked else b.add(start, row.offset("in")), pair, const(1))
+        match acc.kind:
+            case AccKind.VALUES:
+                key, payload = field("key"), field("rows")
+            case AccKind.LIST:
+                key, payload = field("row"), b.add(start, row.offset("in"))
+            case _:  # the best first; equal ones stay in the order of the log
+                key, payload = b.not_(field("by")), b.add(start, row.offset("in"))
+        f.store(key, pair)
+        f.store(payload, pair, const(1))
 
 
 def _field(f: Fn, layout: RecordLayout, entry: ir.Value, name: str) -> ir.Value:
@@ -104,7 +110,7 @@ def lower_rank(code: Code, sink: Rank, block: Block, start: ir.Value) -> None:
             sort_run(f, pairs, f.slot("spare", PTR), count)
             owner = b.add(b.sub(b.ptrtoint(record, I64), b.ptrtoint(f.slot("source", PTR), I64)), f.slot("base"))
             f.store(_fold(f, table.accs[sink.acc], pairs, count, owner), place(f"acc{sink.acc}"))
-        elif table.accs[sink.acc].kind is AccKind.LIST:
+        elif table.accs[sink.acc].kind is not AccKind.VALUES:
             sort_run(f, pairs, f.slot("spare", PTR), count)
         else:
             _quantiles(f, table, sink.acc, pairs, count, place)
@@ -153,8 +159,9 @@ def _quantiles(f: Fn, table: Table, number: int, pairs: ir.Value, count: ir.Valu
 
 
 def _between(f: Fn, low: ir.Value, high: ir.Value, share: ir.Value) -> ir.Value:
+    """Weighted, and not `low + (high - low) * share`: the difference may be more than a float holds, or infinite."""
     b = f.b
-    between = b.fadd(low, b.fmul(b.fsub(high, low), share))
+    between = b.fadd(b.fmul(low, b.fsub(const(1.0, F64), share)), b.fmul(high, share))
     return b.select(b.fcmp_ordered("==", low, high), low, between)
 
 

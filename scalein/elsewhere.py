@@ -1,0 +1,156 @@
+"""What users of PySpark, pandas and Polars write first, and what it is called here: hints for names that are missing.
+
+A name that is missing is an `AttributeError`, as Python's protocols (`hasattr`, pickle, copy, notebooks) expect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+_NO_CONCAT = "text cannot be concatenated yet; map_batches with pyarrow can"
+_ALONE = "a row does not see the others; group_by(...).agg(...) does"
+_CHOICE = "begin with when(...).then(...)"
+
+
+def missing(what: str, name: str, table: Mapping[str, str], obj: object = None) -> AttributeError:
+    """The error for a name that is not there, with a hint if another library has it."""
+    hint = f"; {table[name]}" if name in table else ""
+    return AttributeError(f"{what} has no {name!r}{hint}", name=name, obj=obj)
+
+
+class Hinted:
+    """The base of what users meet: names from elsewhere are answered with the name here."""
+
+    __slots__ = ()
+    _called: ClassVar[str]
+    _elsewhere: ClassVar[Mapping[str, str]]
+
+    if not TYPE_CHECKING:  # a type checker should go on reporting names that are not there
+
+        def __getattr__(self, name: str) -> object:
+            raise missing(self._called, name, self._elsewhere, self)
+
+
+FLOW = {
+    "where": "use filter", "query": "use filter", "groupBy": "use group_by", "groupby": "use group_by",
+    "withColumn": "use with_columns", "with_column": "use with_columns", "withColumns": "use with_columns",
+    "assign": "use with_columns", "withColumnRenamed": "use rename", "selectExpr": "use select with expressions",
+    "head": "use limit", "take": "use limit", "first": "use limit(1)", "tail": "use collect() and slice its table",
+    "show": "use print(flow.collect())", "toPandas": "use collect().to_pandas()", "to_arrow": "use collect()",
+    "to_pandas": "use collect().to_pandas()", "toArrow": "use collect()", "to_batches": "use batches",
+    "merge": "use join", "agg": "use group_by().agg(...)", "count": "use group_by().agg(si.count())",
+    "mapInArrow": "use map_batches", "mapInPandas": "use map_batches", "apply": "use map_batches, or si.udf",
+    "orderBy": "use sort", "order_by": "use sort", "sort_values": "use sort", "sort_by": "use sort",
+    "sortWithinPartitions": "use sort", "dropDuplicates": "use distinct", "drop_duplicates": "use distinct",
+    "unique": "use distinct", "nlargest": "use top_k", "nsmallest": "use bottom_k", "unionAll": "use union",
+    "unionByName": "use union; bring the columns into one order with select", "concat": "use union",
+    "unnest": "use explode", "flatten": "use explode", "drop_nulls": 'use filter(col("x").is_not_null())',
+    "dropna": 'use filter(col("x").is_not_null())', "fillna": 'use with_columns(col("x").fill_null(...))',
+    "fill_null": 'use with_columns(col("x").fill_null(...))', "printSchema": "use schema", "dtypes": "use schema",
+    "subtract": 'use join(..., how="anti")', "intersect": 'use join(..., how="semi")',
+    "withWatermark": "use with_watermark", "lazy": "a flow is lazy already",
+    **dict.fromkeys(("cache", "persist"), "collect() it once, and go on with from_arrow"),
+    **{name: f'use group_by().agg(col("x").{name}())' for name in (
+        "sum", "mean", "min", "max", "median", "std", "var")},
+}  # fmt: skip
+
+COLUMN = {
+    "isin": "use is_in", "isNull": "use is_null", "isnull": "use is_null", "isna": "use is_null",
+    "isNotNull": "use is_not_null", "notnull": "use is_not_null", "notna": "use is_not_null", "isNaN": "use is_nan",
+    "isnan": "use is_nan", "is_not_nan": "use ~column.is_nan()", "fillna": "use fill_null", "coalesce": "use fill_null",
+    "is_between": "use between", "astype": "use cast", "avg": "use mean", "average": "use mean", "stddev": "use std",
+    "stddev_samp": "use std", "variance": "use var", "var_samp": "use var", "nunique": "use n_unique",
+    "count_distinct": "use n_unique", "countDistinct": "use n_unique", "approx_count_distinct": "use approx_n_unique",
+    "percentile": "use quantile, which takes a share: 0.95", "approx_percentile": "use approx_quantile",
+    "percentile_approx": "use approx_quantile", "collect_list": "use collect", "implode": "use collect",
+    "collect_set": "use collect, behind a distinct() of the flow", "max_by": "use arg_max", "min_by": "use arg_min",
+    "bottom_k": "use top_k(k, by=-column)", "len": "use count(), or si.count() for rows", "size": "use .list.len()",
+    "desc": "use flow.sort(column, descending=True)", "asc": "use flow.sort(column)",
+    **dict.fromkeys(("desc_nulls_last", "asc_nulls_last"), "use flow.sort(column, descending=..., nulls_last=True)"),
+    **dict.fromkeys(("desc_nulls_first", "asc_nulls_first"), "use flow.sort(column, descending=...)"),
+    "getField": "use .struct.field(name)", "getItem": "use .list.get(i), or .struct.field(name)", "arr": "use .list",
+    "clip": "use when(column > high).then(high).otherwise(column)",
+    "replace": "use when(column == old).then(new).otherwise(column), or .str.replace", "when": _CHOICE,
+    "otherwise": _CHOICE, "over": "aggregate with group_by, and join the result", "explode": "use flow.explode(name)",
+    "unique": "use flow.distinct(name)", "drop_nulls": "use flow.filter(column.is_not_null())",
+    "value_counts": "use flow.group_by(name).agg(si.count())", "dtype": "flow.schema has the types",
+    "like": "use .str.contains, .str.starts_with or .str.matches", "rlike": "use .str.matches",
+    "contains": "use .str.contains", "startswith": "use .str.starts_with", "endswith": "use .str.ends_with",
+    "substr": "use .str.slice, which counts from 0", "concat": _NO_CONCAT, "try_div": "use try_divide",
+    "log10": "use log() / math.log(10)", "log2": "use log() / math.log(2)", "xxhash64": "use hash", "eq": "use ==",
+    "ne": "use !=", "and_": "use &", "or_": "use |", "not_": "use ~",
+    **dict.fromkeys(("map", "apply", "map_elements"), "call a function under @si.udf with the column"),
+    **dict.fromkeys(("shift", "diff", "lag", "lead", "rank", "cum_sum", "cumsum", "rolling_mean"), _ALONE),
+}  # fmt: skip
+
+STR = {
+    "strip_chars": "use strip", "strip_chars_start": "use lstrip", "strip_chars_end": "use rstrip",
+    "trim": "use strip", "ltrim": "use lstrip", "rtrim": "use rstrip", "len_chars": "use len", "length": "use len",
+    "to_lowercase": "use lower", "to_uppercase": "use upper", "replace_all": "use replace, which replaces all",
+    "regexp_replace": "there is only replace, of plain text", "split": "use split_part, which gives one part",
+    "startswith": "use starts_with", "endswith": "use ends_with", "substr": "use slice, which counts from 0",
+    "substring": "use slice, which counts from 0", "head": "use slice(0, n)", "tail": "use slice(-n)",
+    "get": "use slice(i, 1)", "match": "use matches", "rlike": "use matches", "regexp_like": "use matches",
+    "regexp_extract": "use extract", "extract_all": "extract gives the first match",
+    "find": "contains says whether it is there", "to_integer": "use .cast(pa.int64()) of the column",
+    "to_date": "use .cast(pa.date32()) of the column",
+    **dict.fromkeys(("to_datetime", "strptime"), 'use .cast(pa.timestamp("us")) of the column'),
+    **dict.fromkeys(("concat", "cat", "join"), _NO_CONCAT),
+}  # fmt: skip
+
+DT = {
+    **dict.fromkeys(("dayofweek", "day_of_week"), "use weekday: Monday is 1"),
+    **dict.fromkeys(("dayofyear", "day_of_year"), "use ordinal_day"),
+    **dict.fromkeys(("floor", "trunc", "date_trunc"), "use truncate"), "dayofmonth": "use day",
+    "timestamp": "use epoch", "date": "use .cast(pa.date32()) of the column",
+    "time": 'use .cast(pa.time64("us")) of the column', "offset_by": "add a timedelta to the column",
+    **dict.fromkeys(("strftime", "to_string", "format"), "use .cast(pa.string()) of the column"),
+    **dict.fromkeys(("convert_time_zone", "tz_convert"), 'use .cast(pa.timestamp("us", zone)) of the column'),
+    "total_seconds": "use .cast(pa.int64()) of the column, which counts its unit",
+}  # fmt: skip
+
+LIST = {
+    **dict.fromkeys(("length", "lengths", "size"), "use len"), "first": "use get(0)", "last": "use get(-1)",
+    **dict.fromkeys(("element_at", "item", "getItem"), "use get, which counts from 0"),
+    "explode": "use flow.explode(name)",
+    **dict.fromkeys(("sum", "mean", "min", "max", "contains", "join", "sort", "unique", "n_unique", "eval"),
+                    "make rows of it with flow.explode(name)"),
+}  # fmt: skip
+
+STRUCT = {
+    **dict.fromkeys(("getField", "get_field", "get", "getItem"), "use field"),
+    **dict.fromkeys(("unnest", "fields"), "use field(name) for each, in a select"),
+}  # fmt: skip
+
+GROUP_BY = {
+    **dict.fromkeys(("count", "len", "size"), "use .agg(si.count())"),
+    **{name: f'use .agg(col("x").{name}())' for name in (
+        "sum", "mean", "min", "max", "first", "last", "median", "std", "var", "n_unique")},
+    "avg": 'use .agg(col("x").mean())', "nunique": 'use .agg(col("x").n_unique())',
+    "quantile": 'use .agg(col("x").quantile(q))', "aggregate": "use agg", "all": 'use .agg(col("x").collect())',
+    **dict.fromkeys(("head", "tail", "nlargest"), 'use .agg(col("x").top_k(k, by=...))'),
+    **dict.fromkeys(("filter", "having"), "use it behind .agg(...)"),
+    **dict.fromkeys(("collect", "select", "sort", "limit", "explain"), "call .agg(...) first"),
+    **dict.fromkeys(("apply", "map_groups", "applyInPandas", "pivot"), "there is only .agg(...)"),
+}  # fmt: skip
+
+MODULE = {
+    "coalesce": 'use col("x").fill_null(...)', "concat": "use flow.union(other)", "union": "use flow.union(other)",
+    **dict.fromkeys(("concat_str", "concat_ws", "format"), _NO_CONCAT),
+    **{name: f'use col("x").{name}()' for name in (
+        "sum", "mean", "min", "max", "first", "last", "median", "std", "var", "n_unique", "collect", "abs", "round",
+        "floor", "ceil", "sqrt", "exp", "log", "hash")},
+    **{name: f'use col("x").str.{name}()' for name in ("lower", "upper")}, "avg": 'use col("x").mean()',
+    **dict.fromkeys(("count_distinct", "countDistinct"), 'use col("x").n_unique()'),
+    "approx_count_distinct": 'use col("x").approx_n_unique()', "collect_list": 'use col("x").collect()',
+    "quantile": 'use col("x").quantile(q)', "max_by": 'use col("x").arg_max(by)', "min_by": 'use col("x").arg_min(by)',
+    "len": "use count()", "date_trunc": 'use col("x").dt.truncate(every)', "xxhash64": 'use col("x").hash()',
+    "explode": "use flow.explode(name)", "desc": "use flow.sort(column, descending=True)",
+    "window": "use tumbling or sliding", "session_window": "there are tumbling and sliding windows",
+    **dict.fromkeys(("read_parquet", "scan_parquet"), "use from_arrow(pyarrow.parquet.read_table(path))"),
+    **dict.fromkeys(("read_csv", "scan_csv"), "use from_arrow(pyarrow.csv.read_csv(path))"),
+    **dict.fromkeys(("DataFrame", "LazyFrame", "createDataFrame", "from_pandas", "from_polars"), "use from_arrow"),
+    **dict.fromkeys(("from_dict", "from_pydict"), "use from_arrow(pa.table(data))"),
+    **dict.fromkeys(("from_dicts", "from_pylist"), "use from_arrow(pa.Table.from_pylist(rows))"),
+}  # fmt: skip

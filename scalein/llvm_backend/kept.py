@@ -1,0 +1,201 @@
+"""Kept columns: costly ones that several loops read are computed once a block.
+
+A `Let` only names columns, and each loop that reads one computes it: for a few instructions that is cheaper than a
+trip through memory. A udf may cost anything. So where more than one loop reads a column with a udf in it, a loop of its
+own computes it right before the first of them, for the rows live there, and the others load it.
+
+Scratch has a place for each row of the block as it was read. So a kept column must be a function of that row: a
+join that multiplies rows must not come before it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+
+from llvmlite import ir
+
+from scalein.ir.exprs import Call, Col, Expr, Named, columns, type_of, walk
+from scalein.ir.functions import has_udf
+from scalein.ir.rewrite import map_args
+from scalein.ir.stages import Collect, Fresh, Group, GroupMode, Let, Partition, Probe, Sink, Stage, Where
+from scalein.ir.tables import AccKind
+from scalein.layout import BLOCK_ROWS, ERROR
+from scalein.llvm_backend.block import PADDED, Block, rows
+from scalein.llvm_backend.code import Code
+from scalein.llvm_backend.exprs import LAZY, lower_expr
+from scalein.llvm_backend.fn import I8, I64, PTR, const
+from scalein.llvm_backend.values import Binding, Env, Row, Str, Value, from_memory, memory_type, to_memory
+
+MOST_KEPT = 64  # in a kernel: scratch is on the stack, 16 KB for a column of strings
+
+
+@dataclass(eq=False, slots=True)
+class Kept:
+    """A column on its way to scratch; until it is there, it is computed where it is read."""
+
+    code: Code
+    expr: Expr
+    env: Env
+    arrays: list[ir.Value] = field(default_factory=list)  # the data, of a string the addresses and sizes
+    valid: ir.Value | None = None
+
+    def compute(self, block: Block) -> None:
+        """Fill scratch for the live rows."""
+        code, f = self.code, self.code.f
+        with rows(code, block) as row:
+            value = lower_expr(code, self.expr, self.env, row)
+            place = self._place(row)
+            parts = [value.data.ptr, value.data.size] if isinstance(value.data, Str) else [to_memory(f, value.data)]
+            arrays = [f.scratch(part.type, PADDED, "kept") for part in parts]
+            for part, array in zip(parts, arrays, strict=True):
+                f.store(part, array, place)
+            if value.valid is not None:
+                self.valid = f.scratch(I8, PADDED, "kept.valid")
+                f.store(f.b.zext(value.valid, I8), self.valid, place)
+        self.arrays = arrays
+        code.check_errors(ERROR)
+
+    def value(self, row: Row) -> Value:
+        if not self.arrays:
+            return lower_expr(self.code, self.expr, self.env, row)
+        f, dtype, place = self.code.f, type_of(self.expr), self._place(row)
+        data: ir.Value | Str
+        if dtype.is_bytes:
+            data = Str(f.load(self.arrays[0], place, PTR), f.load(self.arrays[1], place, I64))
+        else:
+            data = from_memory(f, f.load(self.arrays[0], place, memory_type(dtype)), dtype)
+        if self.valid is None:
+            return Value(data)
+        return Value(data, f.b.icmp_unsigned("!=", f.load(self.valid, place, I8), const(0, I8)))
+
+    def _place(self, row: Row) -> ir.Value:
+        place = row.offset("in")
+        self.code.check_within("a row of a kept column", place, lambda: const(BLOCK_ROWS))
+        return place
+
+
+def bind(code: Code, expr: Expr, env: Env, keep: bool) -> Binding:
+    """A column of a `Let`."""
+    below = _needs(env, [expr])
+    if keep:
+        kept = Kept(code, expr, env)
+        return Binding(kept.value, (*below, kept))
+    return Binding(lambda row: lower_expr(code, expr, env, row), below)
+
+
+def compute_kept(block: Block, env: Env, exprs: Iterable[Expr]) -> None:
+    """Compute the kept columns that these expressions are the first to read."""
+    for kept in _needs(env, exprs):
+        if not kept.arrays:
+            kept.compute(block)
+
+
+def _needs(env: Env, exprs: Iterable[Expr]) -> tuple[Kept, ...]:
+    """The kept columns behind expressions, each behind those that it reads itself."""
+    names = sorted(set().union(*map(columns, exprs)) & env.keys())  # an accumulator's may be used up already
+    return tuple(dict.fromkeys(kept for name in names for kept in env[name].needs))
+
+
+def multiplies(step: object) -> bool:
+    """Whether several rows may come out of a step for one row that goes in."""
+    return isinstance(step, Probe) and not step.unique and step.how in ("inner", "left")
+
+
+def find_kept(stage: Stage) -> frozenset[tuple[int, str]]:
+    """The columns to keep: position of the `Let`, name. Those that are costly and that more than one loop reads."""
+    found: list[tuple[int, str]] = []
+    loops: dict[str, set[object]] = {}  # by column: the loops that read it
+
+    def read(exprs: Iterable[Expr], loop: object) -> None:
+        for name in set().union(*map(columns, exprs)):
+            loops.setdefault(name, set()).add(loop)
+
+    for number, exprs in enumerate(_loops(stage.sink)):
+        read(exprs, ("sink", number))
+    many = next((at for at, step in enumerate(stage.steps) if multiplies(step)), len(stage.steps))
+    for at, step in reversed(list(enumerate(stage.steps))):
+        match step:
+            case Where(predicate):
+                read([predicate], at)
+            case Probe() | Fresh():
+                read(step.keys, at)
+                if isinstance(step, Probe) and step.build is not None:  # hashed first, then asked for nulls
+                    read(step.keys, (at, "nulls"))
+            case Let(items):
+                behind, loops = loops, {}
+                for item in items:
+                    readers = behind.get(item.name, set())
+                    if len(readers) > 1 and at < many and has_udf(item.expr) and len(found) < MOST_KEPT:
+                        found.append((at, item.name))
+                        readers = {(at, item.name)}
+                    for name in columns(item.expr):
+                        loops[name] = loops.get(name, set()) | readers
+    return frozenset(found)
+
+
+def name_costly(stage: Stage) -> Stage:
+    """The stage with a `Let` before its sink for the calls of udfs that several loops of the sink make."""
+    count = Counter(call for exprs in _loops(stage.sink) for call in dict.fromkeys(chain(*map(_sure_calls, exprs))))
+    names = {call: Col(f"#kept{k}", call.dtype, call.nullable)
+             for k, call in enumerate(call for call, n in count.items() if n > 1)}
+    if not names:
+        return stage
+    below = {node.name: node for expr in sink_exprs(stage.sink) for node in walk(expr) if isinstance(node, Col)}
+    items = [Named(name, column) for name, column in below.items()]
+    let = Let((*items, *(Named(column.name, call) for call, column in names.items())))
+    return replace(stage, steps=(*stage.steps, let), sink=_renamed(stage.sink, names))
+
+
+def _sure_calls(expr: Expr) -> Iterator[Call]:
+    """The udf calls that are made for every row, whatever else is in it: not those that a condition guards."""
+    if isinstance(expr, Call) and expr.fn == "udf":
+        yield expr
+    elif isinstance(expr, Call) and expr.fn not in LAZY:
+        yield from chain(*map(_sure_calls, expr.args))
+
+
+def _renamed(sink: Sink, names: Mapping[Call, Col]) -> Sink:
+    """The sink with columns in the place of calls."""
+
+    def new(expr: Expr) -> Expr:
+        if isinstance(expr, Call):
+            return names[expr] if expr in names else map_args(expr, new)
+        return expr
+
+    match sink:
+        case Collect(items):
+            return Collect(tuple(Named(item.name, new(item.expr)) for item in items))
+        case Group(table, keys):
+            accs = tuple(replace(acc, arg=acc.arg and new(acc.arg), by=acc.by and new(acc.by)) for acc in table.accs)
+            return replace(sink, table=replace(table, accs=accs), keys=tuple(map(new, keys)))
+        case _:
+            return sink
+
+
+def sink_exprs(sink: Sink) -> list[Expr]:
+    """Everything that a sink computes for its rows."""
+    return [expr for exprs in _loops(sink) for expr in exprs]
+
+
+def _loops(sink: Sink) -> list[Sequence[Expr]]:
+    """What a sink computes, loop by loop over a block."""
+    match sink:
+        case Collect(items):
+            # What has no fixed size is measured first.
+            return [[item.expr] for item in items for _ in range(2 if type_of(item.expr).is_loose else 1)]
+        case Partition():
+            return [[*sink.keys, *(item.expr for item in sink.items)]]
+        case Group(table, keys):
+            given = [(acc, [expr for expr in (acc.arg, acc.by) if expr is not None]) for acc in table.accs]
+            early = [exprs for acc, exprs in given
+                     if acc.has_side or acc.has_heap or (acc.kind is AccKind.MOMENTS and sink.mode is GroupMode.ONE)]
+            late = [exprs for _, exprs in given]
+            if sink.mode is not GroupMode.ONE:
+                late = [[expr for exprs in late for expr in exprs]]
+            times = [] if table.window is None else [[table.window.time]] * 2
+            return [*times, *([keys] * (2 if sink.owned else 1)), *early, *late]
+        case _:
+            return []

@@ -1,0 +1,74 @@
+"""Names from PySpark, pandas and Polars: each is answered with the name here, and Python's protocols still work."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+from collections.abc import Mapping
+
+import pyarrow as pa
+import pytest
+
+import scalein as si
+from scalein import col, elsewhere
+
+FLOW = si.from_arrow(pa.table({"x": [1, 2], "s": ["a", "b"]}))
+GROUPS = FLOW.group_by("s")
+MET: list[tuple[object, Mapping[str, str]]] = [
+    (FLOW, elsewhere.FLOW), (col("x"), elsewhere.COLUMN), (col("s").str, elsewhere.STR), (col("x").dt, elsewhere.DT),
+    (col("x").list, elsewhere.LIST), (col("x").struct, elsewhere.STRUCT), (GROUPS, elsewhere.GROUP_BY),
+    (si, elsewhere.MODULE),
+]  # fmt: skip
+IDS = ["flow", "column", "str", "dt", "list", "struct", "group_by", "module"]
+
+
+@pytest.mark.parametrize(("met", "name", "hint"), [
+    (FLOW, "with_column", "a Flow has no 'with_column'; use with_columns"),
+    (col("x"), "isin", "a Column has no 'isin'; use is_in"),
+    (col("x"), "desc", "a Column has no 'desc'; use flow.sort(column, descending=True)"),
+    (col("s").str, "to_lowercase", ".str has no 'to_lowercase'; use lower"),
+    (col("x").dt, "dayofyear", ".dt has no 'dayofyear'; use ordinal_day"),
+    (col("x").list, "last", ".list has no 'last'; use get(-1)"),
+    (col("x").struct, "getField", ".struct has no 'getField'; use field"),
+    (GROUPS, "count", "a GroupBy has no 'count'; use .agg(si.count())"),
+    (si, "coalesce", 'scalein has no \'coalesce\'; use col("x").fill_null(...)'),
+    (col("x"), "nothing_like_it", "a Column has no 'nothing_like_it'"),
+])  # fmt: skip
+def test_a_name_from_elsewhere_is_answered(met: object, name: str, hint: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(met, name)
+    assert (str(caught.value), caught.value.name) == (hint, name)
+
+
+@pytest.mark.parametrize(("met", "table"), MET, ids=IDS)
+def test_hints_are_about_names_that_are_missing_and_lead_to_some_that_are_not(
+    met: object, table: Mapping[str, str]
+) -> None:
+    assert [name for name in table if hasattr(met, name)] == []
+    homes = {"flow": FLOW, "si": si, ".str": col("x").str, ".list": col("x").list, ".struct": col("x").struct,
+             'col("x")': col("x"), 'col("x").str': col("x").str, 'col("x").dt': col("x").dt}  # fmt: skip
+    for hint in table.values():
+        if found := re.match(r"use (\w+)\b(?!\.)", hint):
+            assert hasattr(met, found[1]) or found[1] in ("it", "print", "when"), hint
+        if found := re.match(r'use (flow|si|\.str|\.list|\.struct|col\("x"\)(?:\.str|\.dt)?)\.(\w+)', hint):
+            assert hasattr(homes[found[1]], found[2]) or found[2] in ("str", "dt"), hint
+
+
+@pytest.mark.parametrize(("met", "table"), MET[:-1], ids=IDS[:-1])
+def test_protocols_find_what_they_look_for_missing(met: object, table: Mapping[str, str]) -> None:
+    for name in ("_repr_png_", "_ipython_display_", "__array__", "__arrow_c_stream__", "__deepcopy__"):
+        assert not hasattr(met, name)
+    assert repr(copy.copy(met)).partition(" at ")[0] == repr(met).partition(" at ")[0]
+
+
+def test_columns_can_be_copied_and_pickled() -> None:
+    written = (col("x") + 1).alias("y")
+    for again in (copy.deepcopy(written), pickle.loads(pickle.dumps(written))):
+        assert repr(again) == repr(written)
+
+
+def test_modules_of_the_package_are_still_found() -> None:
+    from scalein import interp
+
+    assert interp.run(FLOW.op).num_rows == 2
