@@ -53,5 +53,6 @@ def bench_aggregates(race: Race, rows: int, workers: int, key: str, query: str) 
     flow = si.from_arrow(table).group_by(key).agg(*aggs)
     in_duckdb = duck(f"select {key}, {sql} from sales group by {key}", workers, sales=table)
     assert_same(flow.collect(workers=workers), in_duckdb(), by=(key,))
-    race(lambda: flow.collect(workers=workers), duckdb=in_duckdb, rounds=3, goals={"duckdb": goal},
+    race(lambda: flow.collect(workers=workers), duckdb=in_duckdb, rounds=3,
+         goals={"duckdb": goal} if key == "many" else None,
          row_count=rows, size_bytes=16 * rows, bound=BOUND)

@@ -312,7 +312,7 @@ def _try(call: Call) -> str:
         case "floordiv" | "mod":
             whole = floordiv(args[0], f"nullif({args[1]}, 0)")
             found = whole if tried.fn == "floordiv" else f"({args[0]}::HUGEINT - {whole} * {args[1]}::HUGEINT)"
-        case "cast" if dtype.kind is Kind.TIME or dtype.form == "fixed":
+        case "cast" if dtype.kind in (Kind.TIME, Kind.DATE64) or dtype.form == "fixed":
             raise Untranslatable("a range of values that DuckDB's type does not have")
         case "cast":
             found = cast(args[0], type_of(tried.args[0]), dtype)

@@ -200,9 +200,9 @@ def _by_name(module: str, name: str) -> object:
 AnyUdf = Udf | PythonUdf
 
 
-def walk(udf: Udf) -> Iterator[tuple[object, int]]:
-    """The udf, every statement and part below it and the udfs that it calls, each with its depth."""
-    waiting: list[tuple[object, int]] = [(udf, 0)]
+def walk(root: object) -> Iterator[tuple[object, int]]:
+    """A udf or its statements, every statement and part below and the udfs that it calls, each with its depth."""
+    waiting: list[tuple[object, int]] = [(root, 0)]
     while waiting:
         node, depth = waiting.pop()
         if isinstance(node, tuple):
@@ -212,9 +212,24 @@ def walk(udf: Udf) -> Iterator[tuple[object, int]]:
             waiting += [(getattr(node, part.name), depth + 1) for part in fields(node)]
 
 
-def has_loops(udf: Udf) -> bool:
-    """Whether it, or a udf that it calls, loops."""
-    return any(isinstance(node, ForRange | While) for node, _ in walk(udf))
+SHORT_ROUNDS = 256
+
+
+def is_short(statement: ForRange) -> bool:
+    """Whether a loop ends soon whatever the data, so that nobody need ask in between whether to stop.
+
+    Without that question LLVM can unroll it, and compute several rows at once.
+    """
+    bounds = [part.value for part in (statement.start, statement.stop, statement.step) if isinstance(part, Lit)]
+    if len(bounds) < 3 or bounds[2] == 0 or has_loops(statement.body):
+        return False
+    start, stop, step = (int(str(bound)) for bound in bounds)
+    return len(range(start, stop, step)) <= SHORT_ROUNDS
+
+
+def has_loops(root: object) -> bool:
+    """Whether a udf or its statements, or a udf that they call, loop."""
+    return any(isinstance(node, ForRange | While) for node, _ in walk(root))
 
 
 def can_be_null(udf: AnyUdf, args: Sequence[Expr]) -> bool:

@@ -36,6 +36,7 @@ from scalein.ir.udf import (
     Variable,
     While,
     has_loops,
+    is_short,
 )
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import I1, I64, PTR, Fn, Loop, const
@@ -226,7 +227,8 @@ class _Body:
         following = f.var(I64, start)
         with f.forever() as loop:
             loop.stop_if(b.icmp_unsigned("==", left.get(), const(0)))
-            self.heed_stop()
+            if not is_short(statement):
+                self.heed_stop()
             left.set(b.sub(left.get(), const(1)))
             number = following.get()
             self.locals[statement.name].set(Value(number))
