@@ -32,6 +32,7 @@ from scalein.llvm_backend.table import Index
 from scalein.llvm_backend.values import Env, Row, Value, canonical
 
 NOBODY = -1
+NO_LIMIT = -(2**63)
 
 
 def base_of(f: Fn, mode: GroupMode) -> ir.Value:
@@ -87,7 +88,9 @@ class Sides:
         word = None
         if by is not None and acc.by is not None:
             word = orderable(f, canonical(f, by, type_of(acc.by)).number, type_of(acc.by))
-            counted = f.all_of(counted, b.icmp_signed(">", word, b.load(place(f"acc{number}.limit"), typ=I64)))
+            limit = b.load(place(f"acc{number}.limit"), typ=I64)
+            no_limit = b.icmp_signed("==", limit, const(NO_LIMIT))
+            counted = f.all_of(counted, b.or_(no_limit, b.icmp_signed(">", word, limit)))
         prefix = log_prefix(self.table, number)
         layout = log_layout(acc)
         used = f.get_slot(f"{prefix}.used")

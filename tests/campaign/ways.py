@@ -89,8 +89,7 @@ def _reordered(batch: pa.RecordBatch) -> pa.RecordBatch:
 def _other_dictionary(array: pa.Array) -> pa.Array:
     words = array.dictionary
     order = list(range(len(words) - 1, -1, -1))
-    unused = [words[0].as_py()] if len(words) else []
-    shuffled = pa.concat_arrays([words.take(pa.array(order, pa.int64())), pa.array(unused, words.type)])
+    shuffled = pa.concat_arrays([words.take(pa.array(order, pa.int64())), words.slice(0, 1)])
     codes = pa.array([None if code is None else order[code] for code in array.indices.to_pylist()],
                      array.type.index_type)
     return pa.DictionaryArray.from_arrays(codes, shuffled)

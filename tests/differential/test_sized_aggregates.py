@@ -85,6 +85,16 @@ def test_top_k(engine: Engine, data: st.DataObject) -> None:
     check(engine, table, lambda flow: flow.group_by(*keys).agg(best=col("x").top_k(k, by="y")), ordered=False)
 
 
+@each_engine
+def test_top_k_by_the_least_value_there_is(engine: Engine) -> None:
+    table = pa.table({"x": [1, 2, 3], "u": pa.array([0, 0, 5], pa.uint64()), "i": [-(2**63), None, -(2**63)]})
+
+    def build(flow: si.Flow) -> si.Flow:
+        return flow.group_by().agg(a=col("x").top_k(2, by="u"), b=col("x").top_k(2, by="i"))
+
+    check(engine, table, build, ordered=True)
+
+
 @every_engine
 @examples(25)
 @given(st.data())
