@@ -248,9 +248,10 @@ def merge_moments(f: Fn, name: str, place: Place, n: ir.Value, mean: ir.Value, m
     fresh = b.fcmp_ordered("==", old_n, const(0.0, F64))
     none = b.fcmp_ordered("==", n, const(0.0, F64))
     new_mean = b.select(fresh, mean, b.fadd(old_mean, step))
+    undefined = b.fsub(new_mean, new_mean)  # inf - inf: an infinite value has no spread; 0 otherwise
     f.store(b.select(none, old_mean, new_mean), place(f"{name}.mean"))
     spread = b.fadd(b.fadd(old_m2, m2), b.fmul(b.fmul(delta, step), old_n))
-    spread = b.select(fresh, b.fadd(m2, b.fsub(mean, mean)), spread)  # inf - inf: an infinite value has no spread
+    spread = b.fadd(b.select(fresh, m2, spread), undefined)
     f.store(b.select(none, old_m2, spread), place(f"{name}.m2"))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 import scalein as si
 from scalein import col
 from scalein.column import Column
-from tests.engines import Engine, check, each_engine, every_engine, examples
+from tests.engines import COMPILED, Engine, check, each_engine, every_engine, examples
 from tests.programs import aggregates
 from tests.strategies import ALL, FIXED, NUMBERS, of_types, schemas, tables
 
@@ -132,3 +134,11 @@ def test_zeros_and_nans_are_one_group_each(engine: Engine) -> None:
         found = check(engine, table, lambda flow: flow.group_by("k").agg(n=si.count()), ordered=False)
         assert found is not None
         assert found["n"].to_pylist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("engine", COMPILED[:3], ids=str)  # DuckDB raises an error for it
+@pytest.mark.parametrize("values", [[0.25, math.inf], [math.inf, 0.25], [-math.inf, math.inf], [math.nan, 1]], ids=str)
+def test_an_infinite_value_has_no_spread(engine: Engine, values: list[float]) -> None:
+    table = pa.table({"k": [1] * len(values), "x": values})
+    for keys in ((), ("k",)):
+        check(engine, table, lambda flow, keys=keys: flow.group_by(*keys).agg(v=col("x").var()), ordered=False)
