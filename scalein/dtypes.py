@@ -243,7 +243,9 @@ def ticks_per_day(dtype: DType) -> int:
 
 
 def plain_arrow(arrow: pa.DataType) -> pa.DataType:
-    """The Arrow type that columns of this type are read as: of dictionaries only those of text stay what they are."""
+    """The Arrow type that columns of this type are read as: of encodings only dictionaries of text stay."""
+    if pa.types.is_run_end_encoded(arrow):
+        return plain_arrow(arrow.value_type)
     if pa.types.is_dictionary(arrow):
         text = from_arrow_type_or_none(arrow.value_type)
         return arrow if text is not None and text.is_string else plain_arrow(arrow.value_type)
@@ -264,6 +266,10 @@ def as_plain(data: Data) -> Data:
 def _decoded(column: pa.Array | pa.ChunkedArray, arrow: pa.DataType) -> pa.Array | pa.ChunkedArray:
     if isinstance(column, pa.ChunkedArray):
         return pa.chunked_array([_decoded(chunk, arrow) for chunk in column.chunks], arrow)
+    if pa.types.is_run_end_encoded(column.type):
+        from pyarrow.compute import run_end_decode  # a tenth of the time that `import scalein` may take
+
+        return _decoded(run_end_decode(column), arrow)
     column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
     return column if column.type == arrow else column.cast(arrow)
 

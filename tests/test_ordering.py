@@ -13,7 +13,7 @@ from scalein import col
 from scalein.compiler import compile_flow
 from scalein.errors import InternalError
 from scalein.flow import Flow
-from scalein.ir.nodes import Ordered, Pipe
+from scalein.ir.nodes import Ordered, Pipe, walk_nodes
 from scalein.ir.ops import By, Distinct, Filter, Sort
 from scalein.ir.passes.fuse import fuse
 from scalein.ir.passes.prune import prune
@@ -21,7 +21,6 @@ from scalein.ir.passes.push_down import push_down
 from scalein.ir.passes.split import split
 from scalein.ir.passes.top_rows import top_rows
 from scalein.ir.printer import dump, show_expr
-from scalein.ir.rewrite import walk_nodes
 from scalein.ir.stage_printer import dump_program
 from scalein.ir.verify import verify_ops, verify_program
 from tests.conftest import Golden

@@ -1,4 +1,4 @@
-"""Rows of an array by number, for every Arrow type: pyarrow's own `take` does not know views yet."""
+"""Rows of an array by number, for every Arrow type: pyarrow's own `take` does not know all of them yet."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ def _without_views(arrow: pa.DataType) -> pa.DataType:
         return pa.struct([field.with_type(_without_views(field.type)) for field in arrow])
     if pa.types.is_fixed_size_list(arrow):
         return pa.list_(arrow.value_field.with_type(_without_views(arrow.value_type)), arrow.list_size)
+    if pa.types.is_map(arrow):
+        return pa.map_(_without_views(arrow.key_type), _without_views(arrow.item_type), arrow.keys_sorted)
     for is_kind, kind in ((pa.types.is_list, pa.list_), (pa.types.is_large_list, pa.large_list)):
         if is_kind(arrow):
             return kind(arrow.value_field.with_type(_without_views(arrow.value_type)))
@@ -39,7 +41,10 @@ def _without_views(arrow: pa.DataType) -> pa.DataType:
 
 
 def _pieced(array: pa.Array, rows: pa.Array) -> pa.Array:
-    """Row by row, for types that pyarrow can join but not take from."""
-    missing = pa.nulls(1, array.type) if rows.null_count else None
-    parts = [missing if row is None else array.slice(row, 1) for row in rows.to_pylist()]
+    """Slices of neighbouring rows, joined: for run-ends inside of other values, which pyarrow can join but not take."""
+    places = np.asarray(rows.fill_null(-2))
+    starts = np.flatnonzero(np.diff(places, prepend=-9) != 1)
+    sizes = np.diff(np.append(starts, len(places)))
+    parts = [pa.nulls(1, array.type) if first < 0 else array.slice(first, size)
+             for first, size in zip(places[starts].tolist(), sizes.tolist(), strict=True)]
     return pa.concat_arrays(parts) if parts else array.slice(0, 0)

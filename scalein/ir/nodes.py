@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from scalein.dtypes import Field, Schema
@@ -117,3 +118,18 @@ class Chain:
 
 
 Node = Scan | Pipe | Grouped | Host | Take | Ordered | Chain
+
+
+def walk_nodes(root: Node) -> Iterator[Node]:
+    """Every node of a program, the tables of its joins included, inputs before what they feed."""
+    match root:
+        case Pipe() | Grouped():
+            for _, table in root.joins:
+                yield from walk_nodes(table.input)
+            yield from walk_nodes(root.input)
+        case Host() | Take() | Ordered():
+            yield from walk_nodes(root.input)
+        case Chain():
+            for below in root.inputs:
+                yield from walk_nodes(below)
+    yield root

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import TypeVar
 
 from scalein.ir.exprs import Agg, Call, Col, Expr, Named, NamedAgg
-from scalein.ir.nodes import Chain, Grouped, Host, Node, Ordered, Pipe, Take
 from scalein.ir.ops import Aggregate, Filter, Join, Op, Project, Sort, Source, Union, inputs
 
 Tree = TypeVar("Tree")
@@ -31,21 +30,6 @@ def walk_ops(root: Op) -> Iterator[Op]:
             yield op
 
     return visit(root)
-
-
-def walk_nodes(root: Node) -> Iterator[Node]:
-    """Every node of a program, the tables of its joins included, inputs before what they feed."""
-    match root:
-        case Pipe() | Grouped():
-            for _, table in root.joins:
-                yield from walk_nodes(table.input)
-            yield from walk_nodes(root.input)
-        case Host() | Take() | Ordered():
-            yield from walk_nodes(root.input)
-        case Chain():
-            for below in root.inputs:
-                yield from walk_nodes(below)
-    yield root
 
 
 def map_inputs(op: Op, fn: Callable[[Op], Op]) -> Op:

@@ -22,10 +22,10 @@ from scalein.dtypes import from_arrow_type_or_none
 from scalein.errors import NOWHERE, ComputeError
 from scalein.ir import ops
 from scalein.ir.handed_on import split_items
-from scalein.ir.nodes import Node, Pipe
+from scalein.ir.nodes import Node, Pipe, walk_nodes
 from scalein.ir.passes import OP_PASSES
 from scalein.ir.printer import dump
-from scalein.ir.rewrite import rewrite, walk_nodes
+from scalein.ir.rewrite import rewrite
 from scalein.ir.stage_printer import dump_program, dump_stage
 from scalein.ir.stages import Collect, FromTable, Partition, Spread, Stage
 from scalein.llvm_backend.jit import assembly

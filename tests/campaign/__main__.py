@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from pathlib import Path
 
 from tests.campaign import udf_check
@@ -21,13 +22,14 @@ def main() -> int:
     parser.add_argument("--udf", type=int, default=0, help="how many Python functions")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--only", type=int, help="the number of one flow, or with --udf 1 of one function")
-    parser.add_argument("--findings", type=Path, default=Path("/tmp/scalein-campaign/findings.jsonl"),
-                        help="JSON lines, appended to")
+    parser.add_argument("--findings", type=Path, help="JSON lines, appended to (a new temporary file)")
     parser.add_argument("--no-shrink", action="store_true", help="show a flow as it was generated")
     given = parser.parse_args()
     if given.only is not None:
         return _only(given.seed, given.only, bool(given.udf), 0.0 if given.no_shrink else 40.0)
-    made = campaign(given.seed, given.flows, given.udf, given.processes, given.findings,
+    findings = given.findings or Path(tempfile.mkdtemp(prefix="scalein-campaign-")) / "findings.jsonl"
+    print(f"findings go to {findings}")
+    made = campaign(given.seed, given.flows, given.udf, given.processes, findings,
                     shrink_s=0.0 if given.no_shrink else 40.0)
     print(made.summary())
     return 1 if made.findings else 0

@@ -8,9 +8,8 @@ import pytest
 import scalein as si
 from scalein import col
 from scalein.flow import Flow
-from scalein.ir.nodes import Chain, Grouped, Host, Node, Pipe, Scan, Take
+from scalein.ir.nodes import Chain, Grouped, Host, Node, Pipe, Scan, Take, walk_nodes
 from scalein.ir.passes.split import split
-from scalein.ir.rewrite import walk_nodes
 from scalein.ir.stage_printer import dump_program
 from scalein.ir.verify import verify_program
 from tests.conftest import Golden
