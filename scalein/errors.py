@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Self, TypeVar
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
@@ -42,6 +43,9 @@ def here() -> SourceLoc:
     return SourceLoc(frame.f_code.co_filename, frame.f_lineno) if frame is not None else NOWHERE
 
 
+Kind = TypeVar("Kind", bound="ScaleinError")
+
+
 class ScaleinError(Exception):
     """The base of every error that scalein raises on purpose.
 
@@ -59,12 +63,16 @@ class ScaleinError(Exception):
             self.facts["hint"] = hint
         super().__init__("\n".join([what, *(f"  {name:<6} {fact}" for name, fact in self.facts.items())]))
 
+    def saying(self, what: str) -> Self:
+        """The same error with another sentence."""
+        return _rebuild(type(self), what + str(self).removeprefix(self.what), what, self.hint, self.facts)
+
     def __reduce__(self) -> tuple[object, ...]:
         # Errors cross process borders (Spark); rebuild from the finished text.
         return (_rebuild, (type(self), self.args[0], self.what, self.hint, self.facts))
 
 
-def _rebuild(kind: type[ScaleinError], text: str, what: str, hint: str | None, facts: dict[str, str]) -> ScaleinError:
+def _rebuild(kind: type[Kind], text: str, what: str, hint: str | None, facts: dict[str, str]) -> Kind:
     error = kind.__new__(kind, text)
     error.args, error.what, error.hint, error.facts = (text,), what, hint, facts
     return error
@@ -106,6 +114,18 @@ class CannotCompile(ScaleinError):
 
 class ComputeError(ScaleinError):
     """A live row for which an expression has no value: overflow, division by zero, impossible cast."""
+
+
+class StoreFailed(ScaleinError):
+    """A store's directory or one of its files could not be opened, read, written or locked."""
+
+
+class Damaged(ScaleinError):
+    """A file of a store does not hold what was written to it."""
+
+
+class NewerFormat(ScaleinError):
+    """A file of a store is whole, but of a format that only a newer scalein reads."""
 
 
 class InternalError(ScaleinError):

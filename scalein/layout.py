@@ -36,6 +36,8 @@ CHUNKS_FULL = 7  # the partitioner has too few free chunks for one more block
 OUT_OF_BOUNDS = 8  # safe mode only: slot `unsafe` is the number of the check that failed
 PAUSED = 9  # nothing is wanted: a kernel that multiplies rows gives its caller a chance to stop
 HEAP_FULL = 10  # the heap that accumulators keep bytes in has less room than slot `heap.need`
+# Of a stored table, slot `full.group` says whose chunk or index wants room, and `full.need` how much text.
+UNDO_FULL = 11  # the undo log of segment `full.segment` has no room for one more record
 
 BLOCK_ROWS = 1024  # rows a kernel works on at once, at most: selection vectors and scratch stay in L1
 # Behind a join or into groups, columns are picked row by row and fetched ahead a block at a time: smaller bursts
@@ -99,6 +101,23 @@ class FrameData:
         self.keep[name] = array
         self[name] = int(array.ctypes.data)
 
+
+# --- stored tables (see `scalein/state`)
+
+# Words of a key group's header: bucket array, shift, mask, room (as of any index); then where its next record and
+# its next text go, the ends of their chunks, and the flags of a record that is inserted.
+GROUP_WORDS = 16
+(BUCKETS, SHIFT, MASK, ROOM, RECORD_AT, RECORD_END, TEXT_AT, TEXT_END, NEW_FLAGS) = range(9)
+# The first word of a stored record:
+#   | nulls of keys 16 | nulls of values 32 | hits 8 | flags 8 |
+TOMB = 1  # deleted; hides whatever older record there is
+PARTIAL = 2  # of rows since the group left memory: older records of the key count as well
+FRESH = 4  # just inserted by a kernel that merges records, and empty
+HITS_SHIFT, VALUE_NULLS, KEY_NULLS = 8, 16, 48
+MOST_HITS = 255
+MOST_VALUES, MOST_KEYS = 32, 16
+UNDO_BATCH_SHIFT = 40  # of the number of the call, above a record's offset, in an entry of an undo log
+PAGE_BYTES = 4096  # what files and their checksums are made of
 
 # --- records
 

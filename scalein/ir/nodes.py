@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from scalein.dtypes import Field, Schema
 from scalein.ir import ops
-from scalein.ir.exprs import Expr, Named, type_of
+from scalein.ir.exprs import Col, Expr, Named, type_of
 from scalein.ir.stages import Fresh, Step
 from scalein.ir.tables import Table
 
@@ -64,17 +64,25 @@ class JoinTable:
     """A static table to probe: read whole, keyed by `keys`."""
 
     input: Node
-    keys: tuple[Expr, ...]
+    keys: tuple[Col, ...]
     columns: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A step in Python or pyarrow between kernels: map_batches, explode, or expressions LLVM cannot do well."""
+    """A step in Python or pyarrow between kernels: map_batches, explode, or expressions LLVM cannot do well.
+
+    `origins` gives, for columns of ours in `items` and around, what the user wrote.
+    """
 
     input: Node
     op: ops.MapBatches | ops.Explode | None
     items: tuple[Named, ...] = ()
+    origins: tuple[Named, ...] = field(default=(), compare=False)
+
+    def origin(self, item: Named) -> Expr:
+        """What the user wrote for a column of this step."""
+        return next((named.expr for named in self.origins if named.name == item.name), item.expr)
 
     @property
     def schema(self) -> Schema:
@@ -118,6 +126,11 @@ class Chain:
 
 
 Node = Scan | Pipe | Grouped | Host | Take | Ordered | Chain
+
+
+def identity(schema: Schema) -> tuple[Named, ...]:
+    """Every column as it is."""
+    return tuple(Named(f.name, Col(f.name, f.dtype, f.nullable)) for f in schema)
 
 
 def walk_nodes(root: Node) -> Iterator[Node]:

@@ -62,6 +62,11 @@ def show_expr(expr: Expr) -> str:
     return _show(expr)[0]
 
 
+def show_operand(expr: Expr) -> str:
+    """Text of an expression that means the same inside of any other: `(x + 1)`, `x.abs()`."""
+    return _within(expr, _METHOD)
+
+
 def show_agg(agg: Agg) -> str:
     """Text of an aggregate: `price.sum()`, `price.arg_max(time)`, `count()`."""
     method = _AGG_METHOD.get(agg.fn, agg.fn)

@@ -13,7 +13,7 @@ last step first, as everything here flows upwards; below it stand the tables it 
       scan arrow  -> ad: i64?, kind: str?, time: timestamp[us]
 
 A stage is told in the order in which its kernel works: what it reads, step by step, into which sink.
-Names that begin with `#` are ours: columns that no kernel computes (`#host0`), tables over the codes of a
+Names that begin with `#` are ours: columns that pyarrow computes or is given (`#host0`), tables over the codes of a
 dictionary (`#lookup0`), ids of strings (`#ids.name`, `#code.0.name`), and the row numbers by which nested columns are
 taken, of the batch (`#row`) and of a joined table (`#at.0`).
 """

@@ -14,6 +14,7 @@ from enum import Enum
 
 from scalein.dtypes import I64, DType
 from scalein.ir.exprs import Expr, Named, type_of
+from scalein.ir.stored import StoredTable
 from scalein.ir.tables import Table
 from scalein.layout import size_of
 
@@ -73,7 +74,14 @@ class FromRecords:
     """The raw records of a table with the sink's layout, to be merged."""
 
 
-Reader = FromBatches | FromRows | FromTable | FromRecords
+@dataclass(frozen=True, slots=True)
+class FromPointers:
+    """Stored records, wherever the pointers of slot `pointers` lead; their columns by name."""
+
+    table: StoredTable
+
+
+Reader = FromBatches | FromRows | FromTable | FromRecords | FromPointers
 
 # --- steps
 
@@ -236,7 +244,53 @@ class Partition:
         return FromRows(tuple(reads), self.stride, self.null_offset)
 
 
-Sink = Collect | Group | Merge | MergeBag | Spread | Rank | Partition
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Merge each row into the stored record of its key: one function a value, over the row's `items`.
+
+    `delete` marks the record as deleted instead. `owned`: only key groups of this worker.
+    """
+
+    table: StoredTable
+    keys: tuple[Expr, ...]
+    functions: tuple[str, ...] = ()
+    items: tuple[Expr | None, ...] = ()
+    delete: bool = False
+    owned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Find:
+    """Write the address of each row's stored record (0: none in memory), and the hash of its key."""
+
+    table: StoredTable
+    keys: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Absorb:
+    """Merge stored records into a table: newer ones than its own, or `older` ones under its own."""
+
+    table: StoredTable
+    functions: tuple[str, ...]
+    older: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Hashes:
+    """Write the hash of each stored record's key."""
+
+    table: StoredTable
+
+
+@dataclass(frozen=True, slots=True)
+class Bulk:
+    """Work on bytes of stored tables: copy | checksum | gather | restore (see sinks/bulk.py)."""
+
+    what: str
+
+
+Sink = Collect | Group | Merge | MergeBag | Spread | Rank | Partition | Keep | Find | Absorb | Hashes | Bulk
 
 
 @dataclass(frozen=True, slots=True)

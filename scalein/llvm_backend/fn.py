@@ -177,6 +177,10 @@ class Fn:
         """A word that another thread may change at any time."""
         return self.b.load_atomic(ptr, "monotonic", 8, typ=I64)
 
+    def store_now(self, value: ir.Value, ptr: ir.Value) -> None:
+        """A word that another thread may read at any time; it sees everything stored before as well."""
+        self.b._insert(ir.instructions.StoreAtomicInstr(self.b.block, value, ptr, "release", 8))
+
     def store(self, value: ir.Value, base: ir.Value, index: ir.Value | None = None, align: int | None = None) -> None:
         ptr = base if index is None else self.at(base, index, value.type)
         self.b.store(value, ptr, align=align).set_metadata("noalias", self._input_scope)

@@ -20,7 +20,7 @@ from llvmlite import ir
 from scalein.ir.exprs import Call, Col, Expr, Named, columns, type_of, walk
 from scalein.ir.functions import has_udf
 from scalein.ir.rewrite import map_args
-from scalein.ir.stages import Collect, Fresh, Group, GroupMode, Let, Partition, Probe, Sink, Stage, Where
+from scalein.ir.stages import Collect, Find, Fresh, Group, GroupMode, Keep, Let, Partition, Probe, Sink, Stage, Where
 from scalein.ir.tables import AccKind
 from scalein.layout import BLOCK_ROWS, ERROR
 from scalein.llvm_backend.block import PADDED, Block, rows
@@ -197,5 +197,9 @@ def _loops(sink: Sink) -> list[Sequence[Expr]]:
                 late = [[expr for exprs in late for expr in exprs]]
             times = [] if table.window is None else [[table.window.time]] * 2
             return [*times, *([keys] * (2 if sink.owned else 1)), *early, *late]
+        case Keep():
+            return [sink.keys, [item for item in sink.items if item is not None]]
+        case Find():
+            return [sink.keys]
         case _:
             return []

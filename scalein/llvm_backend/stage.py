@@ -19,13 +19,19 @@ from scalein.errors import InternalError
 from scalein.ir.exprs import Col, Expr, columns
 from scalein.ir.handed_on import ROW
 from scalein.ir.stages import (
+    Absorb,
+    Bulk,
     Collect,
+    Find,
     Fresh,
     FromBatches,
+    FromPointers,
     FromRecords,
     FromRows,
     FromTable,
     Group,
+    Hashes,
+    Keep,
     Let,
     Merge,
     MergeBag,
@@ -48,11 +54,14 @@ from scalein.llvm_backend.groups import table_env
 from scalein.llvm_backend.kept import bind, compute_kept, find_kept, multiplies, name_costly, sink_exprs
 from scalein.llvm_backend.probe import lower_probe
 from scalein.llvm_backend.readers import ArrowColumn, field_value
+from scalein.llvm_backend.sinks.bulk import lower_bulk
 from scalein.llvm_backend.sinks.collect import lower_collect
 from scalein.llvm_backend.sinks.group import Rows, lower_group
 from scalein.llvm_backend.sinks.merge import lower_merge
 from scalein.llvm_backend.sinks.partition import lower_partition
 from scalein.llvm_backend.sinks.sides import lower_merge_bag, lower_rank, lower_spread
+from scalein.llvm_backend.sinks.stored import lower_absorb, lower_find, lower_hashes, lower_keep
+from scalein.llvm_backend.stored import stored_env
 from scalein.llvm_backend.target import Target
 from scalein.llvm_backend.values import Binding, Env, Row, Value
 
@@ -137,6 +146,8 @@ def _read(code: Code, stage: Stage, columns: list[ArrowColumn], source: ir.Value
             return table_env(code, stage.reader, start)
         case FromRecords():
             return {}
+        case FromPointers(table):
+            return stored_env(code, table, start)
 
 
 def _row_field(code: Code, reader: FromRows, read: Read, source: ir.Value, start: ir.Value, row: Row) -> Value:
@@ -248,6 +259,16 @@ def _sink(low: _Lowering, block: Block, env: Env) -> None:
             lower_spread(code, stage.sink, block, start)
         case Rank():
             lower_rank(code, stage.sink, block, start)
+        case Keep():
+            lower_keep(code, stage.sink, block, env, start)
+        case Find():
+            lower_find(code, stage.sink, block, env, start)
+        case Absorb():
+            lower_absorb(code, stage.sink, block, start)
+        case Bulk():
+            lower_bulk(code, stage.sink, block, start)
+        case Hashes():
+            lower_hashes(code, stage.sink, block, start)
         case Partition():
             lower_partition(code, stage.sink, block, env, ordinal)
         case _:

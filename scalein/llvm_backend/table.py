@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from llvmlite import ir
 
+from scalein.ir.stored import StoredTable
 from scalein.ir.tables import Table
 from scalein.layout import (
     ADDRESS_BITS,
@@ -32,7 +34,6 @@ from scalein.llvm_backend.fn import I1, I8, I64, PTR, Fn, const
 from scalein.llvm_backend.keys import KeyBlock, key_at, same_string
 
 RUN = 64  # rows whose misses overlap; 32 to 128 are alike, 1,024 a quarter slower
-GROUP_WORDS = 4  # of the header of a key group: buckets, shift, mask, room
 WORDS = ir.VectorType(I64, BUCKET_WORDS)
 NULL = ir.Constant(PTR, None)
 
@@ -42,9 +43,10 @@ class Index:
     """Frame slots of one table, by prefix, so that a kernel may probe several."""
 
     code: Code
-    table: Table
+    table: Table | StoredTable
     prefix: str
     number: int = 0  # what slot `full` says when this table wants room
+    header_words: ClassVar[int] = 4  # of a key group: buckets, shift, mask, room
 
     def slot(self, name: str, typ: ir.Type = PTR) -> ir.Value:
         return self.code.f.slot(f"{self.prefix}.{name}", typ)
@@ -54,7 +56,7 @@ class Index:
     def _header(self, h: ir.Value) -> ir.Value:
         f = self.code.f
         group = f.b.lshr(h, const(56))
-        return f.at(self.slot("groups"), f.b.mul(group, const(GROUP_WORDS)), I64)
+        return f.at(self.slot("groups"), f.b.mul(group, const(self.header_words)), I64)
 
     def _tag(self, h: ir.Value) -> ir.Value:
         b = self.code.f.b
@@ -115,8 +117,11 @@ class Index:
         position = b.and_(b.zext(b.cttz(hits, const(0, I1)), I64), const(BUCKET_WORDS - 1))
         record = self._record(f.load(bucket, position, I64))
         none = b.icmp_unsigned("==", hits, const(0, I8))
-        f.prefetch(record)  # of an empty bucket: the arena's start, which costs nothing
+        self._prefetch(record)  # of an empty bucket: the arena's start, which costs nothing
         f.store(b.select(none, NULL, record), records, k)
+
+    def _prefetch(self, record: ir.Value) -> None:
+        self.code.f.prefetch(record)
 
     def _check_record(self, record: ir.Value) -> None:
         """Safe mode: the record lies in the arena."""
@@ -140,10 +145,7 @@ class Index:
 
     def _same_key(self, record: ir.Value, keys: KeyBlock, k: ir.Value, slices: ir.Value | None) -> ir.Value:
         f, b, layout = self.code.f, self.code.f.b, self.table.layout
-        tests: list[ir.Value | None] = []
-        if keys.nulls is not None:
-            stored = b.load(f.byte_at(record, layout.offset("nulls")), typ=I64)
-            tests.append(b.icmp_unsigned("==", stored, f.load(keys.nulls, k, I64)))
+        tests: list[ir.Value | None] = [self._same_nulls(record, keys, k)]
         if slices is not None:
             stored = b.load(f.byte_at(record, layout.offset("slice")), typ=I64)
             tests.append(b.icmp_unsigned("==", stored, f.load(slices, k, I64)))
@@ -155,6 +157,13 @@ class Index:
             else:
                 tests.append(b.icmp_unsigned("==", b.load(place, typ=key.type), key))
         return f.all_of(*tests) or const(1, I1)
+
+    def _same_nulls(self, record: ir.Value, keys: KeyBlock, k: ir.Value) -> ir.Value | None:
+        f, b = self.code.f, self.code.f.b
+        if keys.nulls is None:
+            return None
+        stored = b.load(f.byte_at(record, self.table.layout.offset("nulls")), typ=I64)
+        return b.icmp_unsigned("==", stored, f.load(keys.nulls, k, I64))
 
     def _search(self, keys: KeyBlock, k: ir.Value, slices: ir.Value | None, insert: bool) -> ir.Value:
         """Walk the buckets from the key's home until its record or an empty word."""

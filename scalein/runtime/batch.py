@@ -133,5 +133,7 @@ def bind_codes(frame: FrameData, indices: pa.Array, read: Read) -> None:
 
 def conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """The batch with exactly these types: a dictionary that was only handed on comes out as strings."""
+    if batch.schema == schema:
+        return batch
     columns = [c if c.type == f.type else c.cast(f.type) for c, f in zip(batch.columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -11,8 +11,7 @@ import pyarrow as pa
 from scalein.dtypes import I32, I64
 from scalein.errors import ScaleinError
 from scalein.ir.exprs import Col, Named
-from scalein.ir.nodes import Grouped, Pipe
-from scalein.ir.passes.split import identity
+from scalein.ir.nodes import Grouped, Pipe, identity
 from scalein.ir.stages import Collect, FromTable, Stage
 from scalein.ir.tables import Table
 from scalein.llvm_backend.cache import Compiled

@@ -15,7 +15,7 @@ from scalein.ir.nodes import Host
 from scalein.ir.printer import show_expr
 from scalein.runtime.batch import conformed
 from scalein.runtime.explode import explode
-from scalein.runtime.limits import too_long
+from scalein.runtime.limits import is_too_long, too_long
 
 
 def run_host(host: Host, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -49,9 +49,11 @@ def _columns(host: Host, schema: pa.Schema, batch: pa.RecordBatch) -> list[pa.Ar
             column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
             columns.append(column if column.type == field.type else column.cast(field.type))
         except (pa.ArrowInvalid, pa.ArrowCapacityError) as error:
+            if not is_too_long(error):
+                raise
             if batch.num_rows > 1:
                 return None
-            raise too_long(f"a value of `{show_expr(item.expr)}`", error) from error
+            raise too_long(f"a value of `{show_expr(host.origin(item))}`", error) from error
     return columns
 
 
@@ -61,7 +63,7 @@ def _map_batches(op: ops.MapBatches, batches: Iterator[pa.RecordBatch]) -> Itera
     schema = op.input.schema.arrow  # what the user's function is promised, however the source stores it
     for number, batch in enumerate(batches):
         try:
-            given = op.fn(batch if batch.schema == schema else conformed(batch, schema))
+            given = op.fn(conformed(batch, schema))
         except ScaleinError:
             raise
         except Exception as error:

@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scalein.dtypes import I32, DType, Kind
-from scalein.interp import evaluate
 from scalein.interp.taking import taken
 from scalein.ir.exprs import Col, Expr, type_of
 from scalein.ir.handed_on import PLACE
@@ -120,7 +119,7 @@ def build(table: JoinTable, batches: Iterator[pa.RecordBatch], options: Options)
     fields = table.input.schema
     nested = {name: _one(whole[name]) for name in table.columns if fields[name].dtype.is_nested}
     whole = whole.select([field.name for field in fields if not field.dtype.is_nested]).combine_chunks()
-    keys = [addressable(_one(whole[key.name] if isinstance(key, Col) else evaluate(key, whole))) for key in table.keys]
+    keys = [addressable(_one(whole[key.name])) for key in table.keys]
     valid = None
     for key in keys:
         if key.null_count:

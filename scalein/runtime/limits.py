@@ -137,6 +137,11 @@ def too_long(what: str, error: BaseException | None = None) -> ScaleinError:
                         hint="make it `.cast(pa.large_string())` before this step, or give smaller batches")
 
 
+def is_too_long(error: BaseException) -> bool:
+    """Whether an error of pyarrow's says that an array cannot hold so much; of fewer rows it may."""
+    return isinstance(error, pa.ArrowCapacityError) or any(sign in str(error).lower() for sign in _SIGNS)
+
+
 def guarded(step: str, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The batches of a step; where it meets a limit of Arrow or of memory, the error is ours and names the step."""
     try:
@@ -158,6 +163,6 @@ def beyond(step: str, error: BaseException) -> ScaleinError | None:
                             hint="give it fewer workers, as in .collect(workers=1), or raise the limit (ulimit -v, -u)")
     if isinstance(error, OSError | RuntimeError):
         return None
-    if isinstance(error, pa.ArrowCapacityError) or any(sign in str(error).lower() for sign in _SIGNS):
+    if is_too_long(error):
         return too_long(f"a column of {step}", error)
     return ScaleinError(f"pyarrow cannot do what {step} needs", found=error)

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from scalein.interp.taking import taken
 from scalein.ir.nodes import Ordered
 from scalein.runtime import limits
+from scalein.runtime.batch import conformed
 from scalein.runtime.places import Rows, places
 
 RESULT_ROWS = 1 << 18  # of a batch that comes out
@@ -27,7 +28,7 @@ def run_ordered(node: Ordered, batches: Iterator[pa.RecordBatch]) -> Iterator[pa
     held = pa.schema([field.with_type(_held(field.type)) for field in schema])
     rows = (part for batch in batches if batch.num_rows for part in limits.light(batch))
     found = _sorted(node, rows, held) if node.count is None else _first_rows(node, rows, held, node.count)
-    return (_conformed(batch, schema) for batch in found)
+    return (conformed(batch, schema) for batch in found)
 
 
 def _held(kind: pa.DataType) -> pa.DataType:
@@ -37,16 +38,8 @@ def _held(kind: pa.DataType) -> pa.DataType:
     return pa.large_binary() if pa.types.is_binary_view(kind) else kind
 
 
-def _conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch with exactly these types: a dictionary becomes the strings it stands for."""
-    if batch.schema == schema:
-        return batch
-    columns = [c if c.type == f.type else c.cast(f.type) for c, f in zip(batch.columns, schema, strict=True)]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
 def _sorted(node: Ordered, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    yield from _in_order(node, [_conformed(batch, schema) for batch in batches], schema, None)
+    yield from _in_order(node, [conformed(batch, schema) for batch in batches], schema, None)
 
 
 def _in_order(node: Ordered, parts: list[pa.RecordBatch], schema: pa.Schema,
@@ -87,7 +80,7 @@ class _Best:
             piece = _at(piece, pc.indices_nonzero(self._may_enter(piece)))
         if not piece.num_rows:
             return
-        self._parts.append(_conformed(piece, self._schema))
+        self._parts.append(conformed(piece, self._schema))
         self._rows += piece.num_rows
         # Sorting again only when there are as many new rows as old ones keeps it at a few times their number.
         if self._rows >= 2 * self._count + PIECE_ROWS or (self._worst is None and self._rows >= self._count):
@@ -98,7 +91,7 @@ class _Best:
         if not self._parts:
             return []
         found = _in_order(self._node, self._parts, self._schema, self._count)
-        self._parts = [_conformed(batch, self._schema) for batch in found]
+        self._parts = [conformed(batch, self._schema) for batch in found]
         self._rows = sum(batch.num_rows for batch in self._parts)
         if self._rows == self._count:
             self._worst = _comparable(self._parts[-1].column(self._node.by[0][0]))[-1]

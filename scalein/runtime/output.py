@@ -8,7 +8,7 @@ import pyarrow as pa
 from scalein.dtypes import Kind
 from scalein.ir.exprs import Named, type_of
 from scalein.layout import BLOCK_ROWS, FrameData, size_of
-from scalein.runtime.memory import allocate
+from scalein.memory import allocate
 
 CHUNK_ROWS = 1 << 20
 # String bytes of a chunk: 32-bit offsets must reach them, with room for a block of long ones.

@@ -53,6 +53,8 @@ class Usage:
                 return self.rows * table.layout.size
             case FromRecords():
                 return self.rows * _record_bytes(self.stage.sink)
+            case FromPointers(table):
+                return self.rows * table.layout.size
 
     @property
     def bytes_written(self) -> float:

@@ -23,8 +23,8 @@ from scalein.ir.stages import Group, GroupMode, Partition, Stage
 from scalein.ir.tables import Table
 from scalein.layout import CHUNKS_FULL, DONE, GROUPS, FrameData
 from scalein.llvm_backend.cache import Compiled
+from scalein.memory import address, allocate
 from scalein.runtime.call import call, kernel
-from scalein.runtime.memory import address, allocate
 from scalein.runtime.pipe import Collector
 from scalein.runtime.settle import settle
 from scalein.runtime.specialise import Specialiser

@@ -36,7 +36,7 @@ def batches(op: ops.Op, options: Options) -> Iterator[pa.RecordBatch]:
     try:
         yield from limits.guarded("this flow", _conformed(lambda: _Run(options).rows(program_of(op)), schema))
     except ComputeError as error:
-        raise placed(error, op) from None
+        raise placed(error, op, program_of(op)) from None
 
 
 def _conformed(rows: Callable[[], Iterator[pa.RecordBatch]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -103,7 +103,7 @@ def _step(node: Node) -> str:
         case Host(op=ops.MapBatches()):
             return "map_batches"
         case Host():
-            return ", ".join(f"`{show_expr(i.expr)}`" for i in node.items if not isinstance(i.expr, Col))
+            return ", ".join(f"`{show_expr(node.origin(i))}`" for i in node.items if not isinstance(i.expr, Col))
         case Ordered():
             return "sort" if node.count is None else "top_k, or a sort with a limit"
         case Grouped():

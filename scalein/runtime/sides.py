@@ -14,7 +14,7 @@ import numpy as np
 from scalein.errors import ScaleinError
 from scalein.ir.tables import Acc, AccKind, Table, log_layout
 from scalein.layout import ARENA_FULL, HEAP_FULL, INDEX_FULL, FrameData
-from scalein.runtime.memory import address, allocate, reserve
+from scalein.memory import address, allocate, reserve
 
 if TYPE_CHECKING:
     from scalein.runtime.tables import HashTable

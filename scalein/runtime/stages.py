@@ -17,7 +17,20 @@ from scalein.dtypes import Schema
 from scalein.interp import evaluate
 from scalein.ir.exprs import Call, Col, Expr, type_of
 from scalein.ir.functions import can_fail
-from scalein.ir.stages import Collect, Fresh, FromBatches, Group, Partition, Probe, Read, Sink, Stage, Step
+from scalein.ir.stages import (
+    Collect,
+    Find,
+    Fresh,
+    FromBatches,
+    Group,
+    Keep,
+    Partition,
+    Probe,
+    Read,
+    Sink,
+    Stage,
+    Step,
+)
 from scalein.ir.tables import Acc, AccKind, Key, Output, Table
 from scalein.layout import COLUMN, FrameData, size_of
 from scalein.llvm_backend.cache import Compiled
@@ -225,6 +238,10 @@ def _sink_exprs(sink: Sink) -> Iterable[Expr]:
             return [*keys, *table_exprs(table)]
         case Partition():
             return [*sink.keys, *(item.expr for item in sink.items)]
+        case Keep():
+            return [*sink.keys, *(item for item in sink.items if item is not None)]
+        case Find():
+            return sink.keys
         case _:
             return []
 

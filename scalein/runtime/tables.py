@@ -25,8 +25,8 @@ from scalein.layout import (
     FrameData,
 )
 from scalein.llvm_backend.grow import Grow, grow_kernel
+from scalein.memory import address, allocate, reserve
 from scalein.options import Options
-from scalein.runtime.memory import address, allocate, reserve
 from scalein.runtime.sides import Sides
 
 ARENA_START = 64  # address 0 means "empty" in the index

@@ -8,7 +8,7 @@ import pytest
 import scalein as si
 from scalein import col
 from scalein.flow import Flow
-from scalein.ir.nodes import Chain, Grouped, Host, Node, Pipe, Scan, Take, walk_nodes
+from scalein.ir.nodes import Chain, Grouped, Host, Node, Ordered, Pipe, Scan, Take, walk_nodes
 from scalein.ir.passes.split import split
 from scalein.ir.stage_printer import dump_program
 from scalein.ir.verify import verify_program
@@ -42,6 +42,9 @@ def unchanged(batch: pa.RecordBatch) -> pa.RecordBatch:
     (events().join(users(), on="user"), [Scan, Scan, Pipe]),
     (events().group_by("user").agg(n=si.count()), [Scan, Grouped]),
     (events().filter(col("user").str.upper() == "A"), [Scan, Host, Pipe]),
+    (events().filter(col("user").cast(int) > 5), [Scan, Host, Pipe]),
+    (events().group_by().agg(n=col("user").cast(int).sum()), [Scan, Host, Grouped]),
+    (events().sort((col("qty") + 1).cast(pa.string())), [Scan, Pipe, Host, Ordered, Pipe]),
     (events().group_by(u=col("user").str.lower()).agg(n=si.count()), [Scan, Host, Grouped]),
     (events().join(users(), left_on=col("user").str.lower(), right_on="user"), [Scan, Scan, Host, Pipe]),
 ])  # fmt: skip
@@ -55,9 +58,15 @@ def test_pyarrow_computes_a_part_once_and_the_kernel_the_rest(golden: Golden) ->
     assert dump_program(split_of(flow)) == golden
 
 
-def test_a_part_that_can_fail_goes_with_its_whole_expression(golden: Golden) -> None:
-    """Only the whole knows that the cast is not asked for where `flag` is false."""
-    flow = events().filter(col("flag") & (col("user").cast(pa.int64()) > 3))
+def test_a_part_that_can_fail_is_given_null_where_nobody_asks_for_it(golden: Golden) -> None:
+    number = col("user").cast(pa.int64())
+    flow = events().filter(col("flag") & (number > 3) & (number < 9))
+    assert dump_program(split_of(flow)) == golden
+
+
+def test_kernels_compute_what_pyarrow_is_given(golden: Golden) -> None:
+    text = (col("qty") + 1).cast(pa.string())
+    flow = events().select(u=text.str.upper() == text, n=(text.str.len() + 1).cast(pa.string()).str.len())
     assert dump_program(split_of(flow)) == golden
 
 

@@ -147,6 +147,20 @@ def test_one_text_that_no_array_can_hold(monkeypatch: pytest.MonkeyPatch) -> Non
     assert isinstance(caught.value.__cause__, pa.ArrowInvalid)
 
 
+def test_another_error_of_pyarrow_is_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def broken(call: object, args: list[pa.Array]) -> pa.Array:
+        calls.append(len(args[0]))
+        raise pa.ArrowInvalid("something else")
+
+    monkeypatch.setattr(hosts, "apply", broken)
+    flow = si.from_arrow(pa.table({"n": range(1000)})).select(s=(col("n") + 1).cast(pa.string()))
+    with pytest.raises(ScaleinError, match=r"pyarrow cannot do what `\(n \+ 1\)\.cast\(str\)` needs"):
+        flow.collect(workers=1)
+    assert calls == [1000]
+
+
 def test_joined_lists_that_are_too_much_for_an_array(monkeypatch: pytest.MonkeyPatch) -> None:
     def limited(array: pa.Array, rows: pa.Array) -> pa.Array:
         if len(rows) > 100:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from scalein.dtypes import BOOL, Schema
+from scalein.dtypes import BOOL
 from scalein.ir import ops
 from scalein.ir.exprs import Agg, Call, Col, Expr, Named, NamedAgg
-from scalein.ir.functions import can_fail, has_host, is_host
-from scalein.ir.nodes import Chain, Grouped, Host, JoinTable, Node, Ordered, Pipe, Scan, Take
+from scalein.ir.functions import can_fail, has_host
+from scalein.ir.nodes import Chain, Grouped, Host, JoinTable, Node, Ordered, Pipe, Scan, Take, identity
+from scalein.ir.passes.host_steps import HostSteps
 from scalein.ir.passes.place_state import place_first_rows, place_state
 from scalein.ir.stages import Fresh, Probe, Where
 from scalein.layout import NULL_BITS
@@ -22,11 +23,6 @@ from scalein.layout import NULL_BITS
 def split(root: ops.Op) -> Node:
     """Filter(Source) -> Pipe(Scan, [where]); one node for every op that computes."""
     return _Splitter().node(root)
-
-
-def identity(schema: Schema) -> tuple[Named, ...]:
-    """Every column as it is."""
-    return tuple(Named(f.name, Col(f.name, f.dtype, f.nullable)) for f in schema)
 
 
 class _Splitter:
@@ -73,7 +69,7 @@ class _Splitter:
 
     def _join(self, op: ops.Join) -> Node:
         left, left_keys = self._hosts(self.node(op.left), op.left_keys)
-        right, right_keys = self._hosts(self.node(op.right), op.right_keys)
+        right, right_keys = self._columns(self.node(op.right), op.right_keys)
         number = next(self._joins)
         table = JoinTable(right, tuple(right_keys), tuple(dict.fromkeys(column for _, column in op.keep)))
         probe = Probe(number, tuple(left_keys), op.how, op.keep)
@@ -90,12 +86,8 @@ class _Splitter:
 
     def _sort(self, op: ops.Sort) -> Node:
         """Keys that are no columns are computed before, and dropped behind."""
-        before, keys = self._hosts(self.node(op.input), [by.expr for by in op.by])
-        added = {key: Named(f"#by{k}", key) for k, key in enumerate(keys) if not isinstance(key, Col)}
-        if added:
-            before = Pipe(before, (), (*identity(before.schema), *added.values()), name="project")
-        names = [key.name if isinstance(key, Col) else added[key].name for key in keys]
-        by = tuple((name, by.descending) for name, by in zip(names, op.by, strict=True))
+        before, keys = self._columns(self.node(op.input), [by.expr for by in op.by])
+        by = tuple((key.name, by.descending) for key, by in zip(keys, op.by, strict=True))
         node = Ordered(before, by, op.nulls_last, op.count)
         if node.schema.names == op.schema.names:
             return node
@@ -118,27 +110,21 @@ class _Splitter:
         table = place_state(keys, window, aggs)
         return Grouped(before, (), table, tuple(k.expr for k in keys))
 
+    def _columns(self, node: Node, exprs: Sequence[Expr]) -> tuple[Node, list[Col]]:
+        """The input with a column for each expression that is none yet, and the columns that they all are."""
+        node, exprs = self._hosts(node, exprs)
+        added = {e: Named(f"#by{k}", e) for k, e in enumerate(exprs) if not isinstance(e, Col)}
+        if added:
+            node = Pipe(node, (), (*identity(node.schema), *added.values()), name="project")
+        return node, [e if isinstance(e, Col) else Col(added[e].name, e.dtype, e.nullable) for e in exprs]
+
     def _hosts(self, node: Node, exprs: Sequence[Expr]) -> tuple[Node, list[Expr]]:
-        """The input with a column for each part that pyarrow computes, and expressions that read it.
-
-        A part that can fail is computed with its whole expression: only that knows which rows ask for it.
-        """
-        parts: dict[Expr, Named] = {}
-
-        def replaced(expr: Expr, whole: bool) -> Expr:
-            if isinstance(expr, Call) and (whole or is_host(expr)):
-                if expr not in parts:
-                    parts[expr] = Named(f"#host{next(self._hosted)}", expr)
-                return Col(parts[expr].name, expr.dtype, expr.nullable)
-            if not isinstance(expr, Call):
-                return expr
-            args = tuple(replaced(arg, False) for arg in expr.args)
-            return Call(expr.fn, args, expr.params, expr.dtype, expr.nullable, expr.at)
-
-        new = [replaced(e, can_fail(e)) if has_host(e) else e for e in exprs]
-        if not parts:
+        """The input with a column for each part that pyarrow computes, and expressions that read it."""
+        if not any(map(has_host, exprs)):
             return node, list(exprs)
-        return Host(node, None, (*identity(node.schema), *parts.values())), new
+        steps = HostSteps(self._hosted)
+        left = [steps.left(e) if has_host(e) else e for e in exprs]
+        return steps.over(node), left
 
 
 def _with_args(agg: Agg, rest: Iterator[Expr]) -> Agg:

@@ -1,0 +1,227 @@
+"""Sinks of the state store: rows into stored records, stored records into others, and where a key's record is.
+
+A block is found, then protected (`StoreIndex.protect`), then changed. A kernel that leaves before it has changed
+anything runs the block again; one that runs out of room for text half-way goes on with the row at which it left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from llvmlite import ir
+
+from scalein.ir.stages import Absorb, Find, Hashes, Keep, Read
+from scalein.ir.stored import KEPT, StoredTable
+from scalein.layout import ERROR, FRESH, HITS_SHIFT, KEY_NULLS, MOST_HITS, PARTIAL, TOMB, VALUE_NULLS
+from scalein.llvm_backend.block import PADDED, Block, keep, rows
+from scalein.llvm_backend.code import Code
+from scalein.llvm_backend.exprs import lower_expr
+from scalein.llvm_backend.fn import I1, I64, PTR, const
+from scalein.llvm_backend.keys import KeyBlock, hash_words, key_array, key_block, row_key
+from scalein.llvm_backend.readers import field_value
+from scalein.llvm_backend.sinks.merge import copy_key
+from scalein.llvm_backend.stored import StoreIndex, ValuePlace, count, is_set, long_bytes, update
+from scalein.llvm_backend.table import NULL
+from scalein.llvm_backend.values import Env, Row, Str, Value
+
+_FLAGS = (1 << HITS_SHIFT) - 1
+_KEYS = ~((1 << KEY_NULLS) - 1) & (1 << 64) - 1  # bits of a record's head that belong to its key
+
+# What a newer record does to an older one's value, and an older one to a newer one's, by what rows did to the newer.
+_NEWER = {"count": "sum"}
+_OLDER = {"count": "sum", "first": "last", "last": "first", "replace": KEPT, KEPT: "replace"}
+
+
+def lower_keep(code: Code, sink: Keep, block: Block, env: Env, start: ir.Value) -> None:
+    f = code.f
+    if sink.owned:
+        block = keep(code, block, lambda row: _is_mine(code, sink, env, row))
+    index = StoreIndex(code, sink.table, "table", only_hidden=sink.delete)
+    keys = key_block(code, block, env, sink.keys, any(key.nullable for key in sink.keys))
+    code.check_errors(ERROR)
+    records = index.find(keys, block.count, None, insert=True)
+    index.protect(records, block.count)
+    with rows(code, block) as row:
+        record = f.load(records, row.k, PTR)
+        if sink.delete:
+            with f.when(f.b.icmp_unsigned("!=", record, NULL)):
+                head = f.b.and_(f.b.load(record, typ=I64), const(_KEYS))
+                f.store(f.b.or_(head, const(_all_null(sink.table) | TOMB)), record)
+        else:
+            here = f.b.add(start, row.offset("in"))
+            _merge_row(code, sink, index, row, env, record, f.load(keys.hashes, row.k, I64),
+                       partial(f.set_slot, "row", here))
+    code.check_errors(ERROR)
+    _report_progress(code, start)
+
+
+def _report_progress(code: Code, start: ir.Value) -> None:
+    """Tell who copies segments that a block which began before their copy has ended."""
+    code.f.store_now(code.f.b.add(start, const(1)), code.f.slot_ptr("progress"))
+
+
+def _is_mine(code: Code, sink: Keep, env: Env, row: Row) -> ir.Value:
+    """Whether this worker serves the key group of a row: group * workers // 256 == worker."""
+    f = code.f
+    _, h = row_key(code, row, env, sink.keys, any(key.nullable for key in sink.keys))
+    share = f.b.lshr(f.b.mul(f.b.lshr(h, const(56)), f.slot("owner.workers")), const(8))
+    return f.b.icmp_unsigned("==", share, f.slot("owner.worker"))
+
+
+def _all_null(table: StoredTable) -> int:
+    return ((1 << len(table.values)) - 1) << VALUE_NULLS
+
+
+def _merge_row(code: Code, sink: Keep, index: StoreIndex, row: Row, env: Env, record: ir.Value, h: ir.Value,
+               stay: Callable[[], None]) -> None:
+    f, b, table = code.f, code.f.b, sink.table
+    given = [None if item is None else lower_expr(code, item, env, row) for item in sink.items]
+    header = index.header_of(h)
+    index.ensure_text(header, h, _text_bytes(code, given), stay)
+    head = b.load(record, typ=I64)
+    gone = is_set(f, head, TOMB)
+    head = b.select(gone, b.or_(b.and_(head, const(_KEYS)), const(_all_null(table))), head)
+    for k, (function, value) in enumerate(zip(sink.functions, given, strict=True)):
+        if function == KEPT:
+            continue
+        place = _value_place(code, table, k, record, header)
+        bit = table.null_bit(k)
+        is_null = is_set(f, head, bit)
+        if function == "count":
+            after = count(place, is_null, None if value is None else value.valid)
+        else:
+            assert value is not None
+            after = update(function, place, is_null, value)
+        head = b.or_(b.and_(head, const(~bit)), b.select(after, const(bit), const(0)))
+    if all(function == "replace" for function in sink.functions):  # nothing older counts any more
+        head = b.and_(head, const(~PARTIAL))
+    hits = b.and_(b.lshr(head, const(HITS_SHIFT)), const(MOST_HITS))
+    more = b.select(b.icmp_unsigned("<", hits, const(MOST_HITS)), const(1 << HITS_SHIFT), const(0))
+    f.store(b.add(head, more), record)
+
+
+def _text_bytes(code: Code, given: list[Value | None]) -> ir.Value:
+    """Bytes that values may take outside of their record, at most."""
+    f = code.f
+    total: ir.Value = const(0)
+    for value in given:
+        if value is not None and isinstance(value.data, Str):
+            total = f.b.add(total, long_bytes(f, value.data.size))
+    return total
+
+
+def lower_find(code: Code, sink: Find, block: Block, env: Env, start: ir.Value) -> None:
+    f = code.f
+    index = StoreIndex(code, sink.table, "table")
+    keys = key_block(code, block, env, sink.keys, any(key.nullable for key in sink.keys))
+    code.check_errors(ERROR)
+    records = index.find(keys, block.count, None, insert=False)
+    with rows(code, block) as row:
+        at = f.b.add(start, row.offset("in"))
+        f.store(f.load(records, row.k, PTR), f.slot("found.records", PTR), at)
+        f.store(f.load(keys.hashes, row.k, I64), f.slot("found.hashes", PTR), at)
+
+
+# --- records
+
+
+def _pointer(code: Code, start: ir.Value, k: ir.Value) -> ir.Value:
+    return code.f.load(code.f.slot("pointers", PTR), code.f.b.add(start, k), PTR)
+
+
+def _keys_of(code: Code, table: StoredTable, block: Block, start: ir.Value) -> KeyBlock:
+    """Canonical keys of the records that pointers lead to, and their hashes."""
+    f, b, layout = code.f, code.f.b, table.layout
+    types = tuple(key.dtype for key in table.keys)
+    arrays = tuple(key_array(f, k, t) for k, t in enumerate(types))
+    nulls = f.scratch(I64, PADDED, "nulls") if any(key.nullable for key in table.keys) else None
+    hashes = f.scratch(I64, PADDED, "hashes")
+    with f.loop(block.count) as k:
+        f.prefetch(_pointer(code, start, k), write=False)
+    with f.loop(block.count) as k:
+        record = _pointer(code, start, k)
+        words = [word for number, dtype in enumerate(types)
+                 for word in copy_key(code, f.byte_at(record, layout.offset(f"key{number}")), dtype, arrays[number], k)]
+        null_bits = None
+        if nulls is not None:
+            null_bits = b.lshr(b.load(record, typ=I64), const(KEY_NULLS))
+            f.store(null_bits, nulls, k)
+        f.store(hash_words(f, words, null_bits), hashes, k)
+    return KeyBlock(types, arrays, nulls, hashes)
+
+
+def lower_hashes(code: Code, sink: Hashes, block: Block, start: ir.Value) -> None:
+    f = code.f
+    keys = _keys_of(code, sink.table, block, start)
+    with f.loop(block.count) as k:
+        f.store(f.load(keys.hashes, k, I64), f.slot("found.hashes", PTR), f.b.add(start, k))
+
+
+def lower_absorb(code: Code, sink: Absorb, block: Block, start: ir.Value) -> None:
+    f = code.f
+    index = StoreIndex(code, sink.table, "table", flags=FRESH)
+    keys = _keys_of(code, sink.table, block, start)
+    records = index.find(keys, block.count, None, insert=True)
+    index.protect(records, block.count)
+    with f.loop(block.count) as k:
+        here = f.b.add(start, k)
+        _absorb(code, sink, index, f.load(records, k, PTR), _pointer(code, start, k), f.load(keys.hashes, k, I64),
+                partial(f.set_slot, "row", here))
+    code.check_errors(ERROR)
+    _report_progress(code, start)
+
+
+def _absorb(code: Code, sink: Absorb, index: StoreIndex, record: ir.Value, other: ir.Value, h: ir.Value,
+            stay: Callable[[], None]) -> None:
+    f, b, table = code.f, code.f.b, sink.table
+    theirs = b.load(other, typ=I64)
+    values = [_stored_value(code, table, k, other, theirs) for k in range(len(table.values))]
+    header = index.header_of(h)
+    index.ensure_text(header, h, _text_bytes(code, list(values)), stay)
+    ours = b.load(record, typ=I64)
+    fresh, gone = is_set(f, ours, FRESH), is_set(f, ours, TOMB)
+    flags = const(_FLAGS & ~FRESH)
+    if sink.older:
+        takes = fresh
+        goes_on = b.and_(is_set(f, ours, PARTIAL), b.not_(fresh))
+    else:
+        takes = b.or_(fresh, b.or_(gone, b.not_(is_set(f, theirs, PARTIAL))))
+        goes_on = b.not_(takes)
+    with f.when(takes):
+        for k, value in enumerate(values):
+            _value_place(code, table, k, record, header).write(value.data)
+        # Over a deleted record, what is newer is all there is.
+        final = b.and_(theirs, b.select(b.and_(gone, b.not_(fresh)), const(~PARTIAL), const(-1)))
+        f.store(b.or_(b.and_(ours, const(_KEYS)), b.and_(final, const(~(_KEYS | FRESH)))), record)
+    with f.when(goes_on):
+        head = f.var(I64, ours)
+        combined = f.var(I1, const(1, I1))
+        if sink.older:  # under a partial: a deleted record makes it whole
+            combined.set(b.not_(is_set(f, theirs, TOMB)))
+            head.set(b.or_(b.and_(ours, b.not_(flags)), b.and_(theirs, const(PARTIAL))))
+        with f.when(combined.get()):
+            for k, value in enumerate(values):
+                function = (_OLDER if sink.older else _NEWER).get(sink.functions[k], sink.functions[k])
+                if function == KEPT:
+                    continue
+                bit = table.null_bit(k)
+                place = _value_place(code, table, k, record, header)
+                after = update(function, place, is_set(f, head.get(), bit), value)
+                head.set(b.or_(b.and_(head.get(), const(~bit)), b.select(after, const(bit), const(0))))
+        f.store(head.get(), record)
+
+
+def _value_place(code: Code, table: StoredTable, k: int, record: ir.Value, header: ir.Value) -> ValuePlace:
+    value = table.values[k]
+    return ValuePlace(code, value.name, code.f.byte_at(record, table.layout.offset(f"value{k}")), value.dtype, header)
+
+
+def _stored_value(code: Code, table: StoredTable, k: int, record: ir.Value, head: ir.Value) -> Value:
+    f, dtype = code.f, table.values[k].dtype
+    place = f.byte_at(record, table.layout.offset(f"value{k}"))
+    value = field_value(code, place, Read(f"value{k}", dtype, "field", nulls=False), None)
+    valid = f.b.not_(is_set(f, head, table.null_bit(k)))
+    if isinstance(value.data, Str):  # of a null, the cell holds anything
+        return Value(Str(value.data.ptr, f.b.select(valid, value.data.size, const(0))), valid)
+    return Value(value.data, valid)

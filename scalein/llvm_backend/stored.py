@@ -1,0 +1,342 @@
+"""Stored tables: the index over records that key groups keep in chunks of their own, and what happens to a value.
+
+A key group's header says where its next record and its next text go (`layout.py`); groups share nothing, so workers
+that own different groups run side by side. Records and texts are only appended; a record is changed in place, a text
+never: a new one goes behind the last. What is changed while a snapshot copies its segment goes to the undo log first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+from llvmlite import ir
+
+from scalein.dtypes import DType
+from scalein.ir.stages import Read
+from scalein.ir.stored import StoredTable
+from scalein.ir.tables import AccKind
+from scalein.layout import (
+    ADDRESS_BITS,
+    ARENA_FULL,
+    GROUP_WORDS,
+    HEAP_FULL,
+    INDEX_FULL,
+    INLINE_BYTES,
+    KEY_NULLS,
+    NEW_FLAGS,
+    PARTIAL,
+    RECORD_AT,
+    RECORD_END,
+    ROOM,
+    TEXT_AT,
+    TEXT_END,
+    TOMB,
+    UNDO_FULL,
+)
+from scalein.llvm_backend import accumulators, arithmetic, decimals
+from scalein.llvm_backend.cells import ordering, read_cell
+from scalein.llvm_backend.code import Code
+from scalein.llvm_backend.fn import I1, I64, PTR, Fn, const
+from scalein.llvm_backend.keys import KeyBlock, first_bytes, key_at, string_words
+from scalein.llvm_backend.readers import field_value
+from scalein.llvm_backend.table import NULL, Index
+from scalein.llvm_backend.values import Binding, Env, Row, Str, Value, to_memory
+
+LINE = 64  # bytes of a cache line
+
+
+@dataclass(frozen=True, slots=True)
+class StoreIndex(Index):
+    """The index of a stored table. Slots: groups, arena, arena_size, and those of `protect`."""
+
+    header_words: ClassVar[int] = GROUP_WORDS
+    flags: int | None = None  # of an inserted record; None: as the group's header says
+    only_hidden: bool = False  # insert only where older records may lie outside of memory
+
+    @property
+    def stored(self) -> StoredTable:
+        assert isinstance(self.table, StoredTable)
+        return self.table
+
+    def _prefetch(self, record: ir.Value) -> None:
+        f, size = self.code.f, self.table.layout.size
+        f.prefetch(record)
+        if size > 8:  # records lie at multiples of 8 bytes: most have a part in the next line
+            f.prefetch(f.byte_at(record, min(size, LINE) - 8))
+
+    def _check_record(self, record: ir.Value) -> None:
+        f, b = self.code.f, self.code.f.b
+        if f.safe:
+            offset = b.sub(b.ptrtoint(record, I64), b.ptrtoint(self.slot("arena"), I64))
+            end = b.add(offset, const(self.table.layout.size))
+            self.code.check(f"a record of {self.prefix}", b.icmp_signed(">=", offset, const(0)),
+                            b.icmp_signed("<=", end, self.slot("arena_size", I64)))
+
+    def _same_nulls(self, record: ir.Value, keys: KeyBlock, k: ir.Value) -> ir.Value | None:
+        """Layouts do not follow the data: a batch without nulls must not find the record of a null."""
+        f, b = self.code.f, self.code.f.b
+        if not any(key.nullable for key in self.stored.keys):
+            return None
+        stored = b.lshr(b.load(record, typ=I64), const(KEY_NULLS))
+        return b.icmp_unsigned("==", stored, const(0) if keys.nulls is None else f.load(keys.nulls, k, I64))
+
+    def _insert(self, header: ir.Value, word: ir.Value, tag: ir.Value, keys: KeyBlock, k: ir.Value,
+                slices: ir.Value | None) -> ir.Value:
+        """Append a record that means "no row yet"; leaves the kernel if the group has no room."""
+        f, b = self.code.f, self.code.f.b
+        if not self.only_hidden:
+            return self._appended(header, word, tag, keys, k)
+        record = f.var(PTR, NULL)
+        flags = f.load(header, const(NEW_FLAGS), I64)
+        with f.when(b.icmp_unsigned("!=", b.and_(flags, const(PARTIAL)), const(0))):
+            record.set(self._appended(header, word, tag, keys, k))
+        return record.get()
+
+    def _appended(self, header: ir.Value, word: ir.Value, tag: ir.Value, keys: KeyBlock, k: ir.Value) -> ir.Value:
+        f, b, layout = self.code.f, self.code.f.b, self.table.layout
+        h = f.load(keys.hashes, k, I64)
+        room = f.at(header, const(ROOM), I64)
+        free = b.load(room, typ=I64)
+        with f.when(b.icmp_signed("<=", free, const(0)), likely=False):
+            self._leave_for(h, INDEX_FULL)
+        at = f.at(header, const(RECORD_AT), I64)
+        record = b.load(at, typ=PTR)
+        end = b.ptrtoint(f.byte_at(record, layout.size), I64)
+        with f.when(b.icmp_unsigned(">", end, f.load(header, const(RECORD_END), I64)), likely=False):
+            self._leave_for(h, ARENA_FULL)
+        self._ensure_text(header, h, keys, k)
+        template = self.code.text(layout.template)
+        f.call("llvm.memcpy.p0.p0.i64", ir.VoidType(), [record, template, const(layout.size), const(0, I1)])
+        flags = f.load(header, const(NEW_FLAGS), I64) if self.flags is None else const(self.flags)
+        head = b.or_(b.load(record, typ=I64), flags)
+        if keys.nulls is not None:
+            head = b.or_(head, b.shl(f.load(keys.nulls, k, I64), const(KEY_NULLS)))
+        f.store(head, record)
+        for number in range(len(keys.types)):
+            place = f.byte_at(record, layout.offset(f"key{number}"))
+            key = key_at(f, keys, number, k)
+            if isinstance(key, tuple):
+                store_text(f, header, place, *key)
+            else:
+                f.store(key, place)
+        f.store(b.sub(free, const(1)), room)
+        offset = b.sub(b.ptrtoint(record, I64), b.ptrtoint(self.slot("arena"), I64))
+        f.store(b.or_(b.shl(tag, const(ADDRESS_BITS)), b.lshr(offset, const(3))), word)
+        f.store(f.byte_at(record, layout.size), at)
+        return record
+
+    def _ensure_text(self, header: ir.Value, h: ir.Value, keys: KeyBlock, k: ir.Value) -> None:
+        """Leave the kernel unless the group has room for all long strings of a row's key."""
+        f, b = self.code.f, self.code.f.b
+        need: ir.Value = const(0)
+        for number in range(len(keys.types)):
+            key = key_at(f, keys, number, k)
+            if isinstance(key, tuple):
+                need = b.add(need, long_bytes(f, b.and_(key[0], const(0xFFFFFFFF))))
+        self.ensure_text(header, h, need)
+
+    def ensure_text(self, header: ir.Value, h: ir.Value, need: ir.Value,
+                    before: Callable[[], None] | None = None) -> None:
+        """Leave the kernel unless the group of hash `h` has room for so many bytes of text."""
+        f, b = self.code.f, self.code.f.b
+        if isinstance(need, ir.Constant):
+            return
+        left = b.sub(f.load(header, const(TEXT_END), I64), f.load(header, const(TEXT_AT), I64))
+        with f.when(b.icmp_signed("<", left, need), likely=False):
+            if before is not None:
+                before()
+            f.set_slot("full.need", need)
+            self._leave_for(h, HEAP_FULL)
+
+    def header_of(self, h: ir.Value) -> ir.Value:
+        return self._header(h)
+
+    def _leave_for(self, h: ir.Value, status: int) -> None:
+        self.code.f.set_slot("full.group", self.code.f.b.lshr(h, const(56)))
+        self.code.f.leave(status)
+
+    def protect(self, records: ir.Value, count: ir.Value) -> None:
+        """Before records are changed: keep what segments under copy held, and mark all their segments as changed.
+
+        Slots: `segment.shift`; `segment.dirty` and `segment.copying`, a word a segment; `copying`, whether any is;
+        `undo.at` and `undo.end`, the rest of each segment's undo log; `undo.batch`. An entry is the number of the call and
+        the record's place, then its bytes.
+        """
+        f, b, size = self.code.f, self.code.f.b, self.table.layout.size
+        arena = b.ptrtoint(self.slot("arena"), I64)
+
+        def place_of(record: ir.Value) -> tuple[ir.Value, ir.Value]:
+            offset = b.sub(b.ptrtoint(record, I64), arena)
+            return offset, b.lshr(offset, f.slot("segment.shift"))
+
+        with f.when(b.icmp_unsigned("!=", f.load_now(f.slot("copying", PTR)), const(0)), likely=False):
+            with f.loop(count, rare=True) as k:
+                record = f.load(records, k, PTR)
+                with f.when(b.icmp_unsigned("!=", record, NULL)):
+                    offset, segment = place_of(record)
+                    copying = f.load_now(f.at(f.slot("segment.copying", PTR), segment, I64))
+                    with f.when(b.icmp_unsigned("!=", copying, const(0))):
+                        self._log(record, offset, segment, size)
+            f.b.fence("release")
+        with f.loop(count, rare=True) as k:
+            record = f.load(records, k, PTR)
+            with f.when(b.icmp_unsigned("!=", record, NULL)):
+                f.store(const(1), f.slot("segment.dirty", PTR), place_of(record)[1])
+
+    def _log(self, record: ir.Value, offset: ir.Value, segment: ir.Value, size: int) -> None:
+        f, b = self.code.f, self.code.f.b
+        tail = f.at(f.slot("undo.at", PTR), segment, I64)
+        at = b.load(tail, typ=PTR)
+        after = f.byte_at(at, 8 + size)
+        with f.when(b.icmp_unsigned(">", b.ptrtoint(after, I64), f.load(f.slot("undo.end", PTR), segment, I64)),
+                    likely=False):
+            f.set_slot("full.segment", segment)
+            f.leave(UNDO_FULL)
+        f.store(b.or_(offset, f.slot("undo.batch")), at)
+        f.call("llvm.memcpy.p0.p0.i64", ir.VoidType(), [f.byte_at(at, 8), record, const(size), const(0, I1)])
+        f.store(after, tail)
+
+
+# --- texts
+
+
+def long_bytes(f: Fn, size: ir.Value) -> ir.Value:
+    """Bytes that a string takes outside of its record."""
+    return f.b.select(f.b.icmp_unsigned(">", size, const(INLINE_BYTES)), size, const(0))
+
+
+def store_text(f: Fn, header: ir.Value, place: ir.Value, first: ir.Value, second: ir.Value) -> None:
+    """A string's 16 bytes; a long one is copied behind the group's last text."""
+    b = f.b
+    f.store(first, place, align=8)
+    f.store(second, f.byte_at(place, 8), align=8)
+    size = b.and_(first, const(0xFFFFFFFF))
+    with f.when(b.icmp_unsigned(">", size, const(INLINE_BYTES))):
+        at = f.at(header, const(TEXT_AT), I64)
+        target = b.load(at, typ=PTR)
+        source = b.load(f.byte_at(place, 8), typ=PTR, align=8)
+        f.call("llvm.memcpy.p0.p0.i64", ir.VoidType(), [target, source, size, const(0, I1)])
+        f.store(target, f.byte_at(place, 8), align=8)
+        f.store(f.byte_at(target, size), at)
+
+
+# --- values
+
+
+@dataclass(frozen=True, slots=True)
+class ValuePlace:
+    """A value in a record: where it is, of which type, and the header of the group that keeps its text."""
+
+    code: Code
+    name: str
+    place: ir.Value
+    dtype: DType
+    header: ir.Value
+
+    def read(self) -> ir.Value | Str:
+        return read_cell(self.code.f, self.place, self.dtype)
+
+    def write(self, data: ir.Value | Str) -> None:
+        f = self.code.f
+        if isinstance(data, Str):
+            store_text(f, self.header, self.place, *string_words(f, data, *first_bytes(self.code, data)))
+        else:
+            f.store(to_memory(f, data), self.place)
+
+    def write_if(self, condition: ir.Value, data: ir.Value | Str) -> None:
+        f = self.code.f
+        if isinstance(data, Str):
+            with f.when(condition):
+                self.write(data)
+        else:
+            new = to_memory(f, data)
+            f.store(f.b.select(condition, new, f.b.load(self.place, typ=new.type)), self.place)
+
+
+def update(function: str, into: ValuePlace, is_null: ir.Value, given: Value) -> ir.Value:
+    """Let a newer value into a record's; `is_null` says whether that has one. Gives whether it is null afterwards.
+
+    A null changes nothing, except that `replace` takes it like any other value.
+    """
+    f, b = into.code.f, into.code.f.b
+    valid = const(1, I1) if given.valid is None else given.valid
+    match function:
+        case "replace":
+            into.write_if(valid, given.data)
+            return b.not_(valid)
+        case "first":
+            into.write_if(b.and_(valid, is_null), given.data)
+        case "last":
+            into.write_if(valid, given.data)
+        case "sum":
+            counts = b.and_(valid, b.not_(is_null))
+            total = _add(into, into.read(), given.number, counts)
+            into.write_if(valid, b.select(is_null, given.number, total))
+        case "min" | "max" if into.dtype.is_bytes:
+            wins = f.var(I1, valid)
+            with f.when(b.and_(valid, b.not_(is_null))):
+                less, tie = ordering(into.code, given.data, into.place, into.dtype)
+                wins.set(less if function == "min" else b.not_(b.or_(less, tie)))
+            into.write_if(wins.get(), given.data)
+        case "min" | "max":
+            best = accumulators.better(f, AccKind(function), into.read(), given.number, into.dtype)
+            into.write_if(valid, b.select(is_null, given.number, best))
+        case _:
+            raise AssertionError(function)
+    return b.and_(is_null, b.not_(valid))
+
+
+def _add(into: ValuePlace, old: ir.Value, new: ir.Value, counts: ir.Value) -> ir.Value:
+    """The sum of two values; fails, where it counts, if the column's type cannot hold it."""
+    code, f, b, dtype = into.code, into.code.f, into.code.f.b, into.dtype
+    if dtype.is_decimal:
+        total = b.add(old, new)
+        code.fail(f"overflow in the sum of {into.name!r}", b.and_(counts, decimals.outside(f, total, dtype.precision)))
+        return total
+
+    def fail(what: str, wrong: ir.Value) -> None:
+        code.fail(f"{what} in the sum of {into.name!r}", b.and_(counts, wrong))
+
+    return arithmetic.lower(f, "add", [old, new], [dtype, dtype], dtype, fail)
+
+
+def count(into: ValuePlace, is_null: ir.Value, valid: ir.Value | None) -> ir.Value:
+    """Count a row in; without one there are none yet, which is not null."""
+    b = into.code.f.b
+    old = into.read()
+    assert not isinstance(old, Str)
+    one = const(1, old.type) if valid is None else b.zext(valid, old.type)
+    into.write(b.add(b.select(is_null, const(0, old.type), old), one))
+    return const(0, I1)
+
+
+# --- reading
+
+
+def stored_env(code: Code, table: StoredTable, start: ir.Value) -> Env:
+    """The columns of stored records, by the pointers of slot `pointers`; of a deleted one all values are null."""
+    f, b, layout = code.f, code.f.b, table.layout
+
+    def record(row: Row) -> ir.Value:
+        return f.load(f.slot("pointers", PTR), b.add(start, row.offset("in")), PTR)
+
+    def column(name: str, dtype: DType, bit: int, hidden: bool, row: Row) -> Value:
+        base = record(row)
+        head = b.load(base, typ=I64)
+        value = field_value(code, f.byte_at(base, layout.offset(name)), Read(name, dtype, "field", nulls=False), None)
+        return Value(value.data, b.icmp_unsigned("==", b.and_(head, const(bit | hidden)), const(0)))
+
+    env: dict[str, Binding] = {}
+    for k, key in enumerate(table.keys):
+        env[key.name] = Binding(partial(column, f"key{k}", key.dtype, table.key_null_bit(k), False))
+    for k, value in enumerate(table.values):
+        env[value.name] = Binding(partial(column, f"value{k}", value.dtype, table.null_bit(k), bool(TOMB)))
+    return env
+
+
+def is_set(f: Fn, word: ir.Value, bits: int) -> ir.Value:
+    return f.b.icmp_unsigned("!=", f.b.and_(word, const(bits)), const(0))
+

@@ -1,0 +1,180 @@
+"""Kernels of stored tables: what `scalein.state` asks for through its protocol, made by this engine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+
+from scalein.dtypes import Field, from_arrow_type
+from scalein.ir.exprs import Col, Expr, Named
+from scalein.ir.stages import Absorb, Bulk, Collect, Find, FromPointers, FromRecords, Hashes, Keep, Sink, Stage
+from scalein.ir.stored import KEPT, StoredTable
+from scalein.layout import DONE, PAGE_BYTES, FrameData
+from scalein.llvm_backend.cache import Compiled
+from scalein.llvm_backend.grow import Grow, grow_kernel
+from scalein.memory import address
+from scalein.options import Options
+from scalein.runtime.call import call, kernel
+from scalein.runtime.pipe import collected
+from scalein.runtime.specialise import Specialiser
+from scalein.runtime.stages import Prepared
+from scalein.runtime.workers import side_by_side
+from scalein.state.kernels import Functions, Target
+
+
+class StoredKernels:
+    """The loops of one stored table. Any thread may call; a table is changed by one caller at a time."""
+
+    def __init__(self, key: pa.Schema, value: pa.Schema, options: Options) -> None:
+        self._options = options
+        self._table = table = StoredTable(_fields(key), _fields(value))
+        self.record_bytes = table.layout.size
+        self.template = table.layout.template
+        self.text_cells = table.text_cells
+        self._keys = tuple(_column(field) for field in table.keys)
+        self._prepared: dict[tuple[object, ...], Prepared] = {}
+        self._compiled: dict[Stage, Compiled] = {}
+        self._grow: Grow | None = None
+        self._lock = threading.Lock()
+
+    # --- rows
+
+    def keep(self, target: Target, batch: pa.RecordBatch, functions: Functions, workers: int) -> None:
+        items = tuple(_column(value) if function != KEPT and value.name in batch.schema.names else None
+                      for value, function in zip(self._table.values, functions, strict=True))
+
+        def sink(special: Specialiser) -> Keep:
+            given = tuple(None if item is None else special.expr(item) for item in items)
+            return Keep(self._table, self._special_keys(special), functions, given, owned=workers > 1)
+
+        self._run_rows(("keep", functions, items, workers > 1), sink, items, target, batch, workers)
+
+    def delete(self, target: Target, batch: pa.RecordBatch, workers: int) -> None:
+        def sink(special: Specialiser) -> Keep:
+            return Keep(self._table, self._special_keys(special), delete=True, owned=workers > 1)
+
+        self._run_rows(("delete", workers > 1), sink, (), target, batch, workers)
+
+    def find(self, target: Target, batch: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray]:
+        records, hashes = np.zeros(batch.num_rows, np.uint64), np.zeros(batch.num_rows, np.uint64)
+        out = {"found.records": records, "found.hashes": hashes}
+        self._run_rows(("find",), lambda special: Find(self._table, self._special_keys(special)), (), target, batch, 1,
+                       out)
+        return records, hashes
+
+    def _special_keys(self, special: Specialiser) -> tuple[Expr, ...]:
+        return tuple(special.expr(key) for key in self._keys)
+
+    def _run_rows(self, name: tuple[object, ...], sink: Callable[[Specialiser], Sink], items: Sequence[Expr | None], target: Target,
+                  batch: pa.RecordBatch, workers: int, out: dict[str, np.ndarray] | None = None) -> None:
+        if not batch.num_rows:
+            return
+        with self._lock:
+            prepared = self._prepared.get(name)
+            if prepared is None:
+                exprs = (*self._keys, *(item for item in items if item is not None))
+                prepared = self._prepared[name] = Prepared(
+                    str(name[0]), self._table.schema, (), sink, exprs, {}, self._options)
+            if prepared.learn(batch) or prepared.compiled is None:
+                prepared.compile()
+            compiled = prepared.compiled
+            assert compiled is not None
+            frames = [compiled.kernel.frame.new() for _ in range(workers)]
+            for worker, frame in enumerate(frames):
+                prepared.bind(frame, batch)
+                frame["row"], frame["end"] = 0, batch.num_rows
+                frame["owner.worker"], frame["owner.workers"] = worker, workers
+                for slot, array in (out or {}).items():
+                    frame.point(slot, array)
+        side_by_side([partial(_run, compiled, frame, target, k) for k, frame in enumerate(frames)])
+
+    # --- records
+
+    def absorb(self, target: Target, pointers: np.ndarray, functions: Functions, older: bool) -> None:
+        if len(pointers):
+            compiled, frame = self._ready(Stage("absorb", FromRecords(), (), Absorb(self._table, functions, older)))
+            frame.point("pointers", pointers)
+            frame["end"] = len(pointers)
+            _run(compiled, frame, target, 0)
+
+    def hashes(self, pointers: np.ndarray) -> np.ndarray:
+        found = np.empty(len(pointers), np.uint64)
+        compiled, frame = self._ready(Stage("hashes", FromRecords(), (), Hashes(self._table)))
+        frame.point("pointers", pointers)
+        frame.point("found.hashes", found)
+        frame["end"] = len(pointers)
+        call(compiled, frame)
+        return found
+
+    def rows(self, pointers: np.ndarray, names: Sequence[str]) -> list[pa.RecordBatch]:
+        columns = {field.name: field for field in self._table.schema}
+        items = tuple(Named(name, _column(columns[name])) for name in names)
+        compiled, frame = self._ready(Stage("rows", FromPointers(self._table), (), Collect(items)))
+        frame.point("pointers", pointers)
+        frame["end"] = len(pointers)
+        parts = collected(compiled, frame, items, len(pointers))
+        return [pa.RecordBatch.from_arrays(arrays, names=list(names)) for arrays in parts if len(arrays[0])]
+
+    def gather(self, pointers: np.ndarray) -> np.ndarray:
+        records = np.empty((len(pointers), self.record_bytes), np.uint8)
+        self._bulk("gather", len(pointers), target=address(records), size=self.record_bytes,
+                   pointers=address(pointers))
+        return records
+
+    # --- bytes
+
+    def copy(self, target: int, source: int, size: int) -> None:
+        self._bulk("copy", size // PAGE_BYTES, target=target, source=source)
+
+    def restore(self, image: int, first: int, log: int, count: int) -> None:
+        self._bulk("restore", count, target=image, source=log, first=first, size=self.record_bytes + 8)
+
+    def checksums(self, blocks: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+        found = np.empty(len(blocks), np.uint64)
+        self._bulk("checksum", len(blocks), target=address(found), source=address(blocks), seeds=address(seeds),
+                   size=blocks.shape[1] if len(blocks) else 0)
+        return found
+
+    def split(self, old: int, old_buckets: int, new: int, shift: int, mask: int) -> None:
+        if self._grow is None:
+            self._grow = grow_kernel(self._options)
+        self._grow.split(old, old_buckets, new, shift, mask)
+
+    def _bulk(self, what: str, rows: int, **slots: int) -> None:
+        """The caller keeps alive what the slots lead to."""
+        compiled, frame = self._ready(Stage(what, FromRecords(), (), Bulk(what)))
+        frame["end"] = rows
+        for name, value in slots.items():
+            frame[name] = value
+        call(compiled, frame)
+
+    def _ready(self, stage: Stage) -> tuple[Compiled, FrameData]:
+        compiled = self._compiled.get(stage)
+        if compiled is None:
+            compiled = self._compiled[stage] = kernel(stage, self._options)
+        return compiled, compiled.kernel.frame.new()
+
+
+def _run(compiled: Compiled, frame: FrameData, target: Target, worker: int) -> None:
+    while True:
+        target.attach(frame, worker)
+        try:
+            status = call(compiled, frame)
+        finally:
+            target.detach(worker)
+        if status == DONE:
+            return
+        target.serve(status, frame, worker)
+
+
+def _fields(schema: pa.Schema) -> tuple[Field, ...]:
+    return tuple(Field(f.name, from_arrow_type(f.type, f.name), f.nullable) for f in schema)
+
+
+def _column(field: Field) -> Col:
+    return Col(field.name, field.dtype, field.nullable)
+

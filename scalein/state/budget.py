@@ -1,0 +1,48 @@
+"""Budget: what part of the memory that a store may have goes where. Decisions only.
+
+Records and index get three quarters; the rest is for what is under way: the copy of a segment, a scratch table, the
+buffers of a run. Sizes of segments and chunks follow, so that a small budget is not spent on room that nobody uses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scalein.layout import GROUPS
+from scalein.state.arena import LEAST_CHUNK, MOST_CHUNK, SEGMENT_BYTES
+
+HOT_SHARE = 0.6
+SEGMENT_SHARE = 32
+LEAST_SEGMENT = 64 << 10
+SLICE_ROWS = 1 << 20
+SLICE_SHARE = 16
+LEAST_ROWS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Bytes for everything (None: no limit), and what follows from it."""
+
+    total: int | None
+    segment_bytes: int = SEGMENT_BYTES
+    most_chunk: int = MOST_CHUNK
+
+    @staticmethod
+    def of(total: int | None) -> Budget:
+        if total is None:
+            return Budget(None)
+        segment = _power_of_two(total // SEGMENT_SHARE, LEAST_SEGMENT, SEGMENT_BYTES)
+        return Budget(total, segment, _power_of_two(total // GROUPS // 16, LEAST_CHUNK, MOST_CHUNK))
+
+    def is_over(self, in_use: int) -> bool:
+        return self.total is not None and in_use > self.total * HOT_SHARE
+
+    def rows(self, record_bytes: int) -> int:
+        """Rows that may come in before memory is looked at again."""
+        if self.total is None:
+            return SLICE_ROWS
+        return max(LEAST_ROWS, min(SLICE_ROWS, self.total // SLICE_SHARE // (record_bytes + 16)))
+
+
+def _power_of_two(size: int, least: int, most: int) -> int:
+    return max(least, min(most, 1 << max(0, size.bit_length() - 1)))

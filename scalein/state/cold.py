@@ -1,0 +1,198 @@
+"""The cold tier: runs of records that left memory, by bundles of key groups, and everything that reads several of them.
+
+A bundle is a sixteenth of the hashes. Its runs lie from the oldest to the newest; a record of a newer run hides or continues
+(`PARTIAL`) those of older ones. Whoever needs the truth about some keys absorbs their records, oldest first, into a scratch
+table: reads, scans and compaction are the same loop.
+
+Invariant: the list of a bundle's runs is replaced, never changed, so a reader keeps what it began with; files stay
+readable after they were removed.
+
+Threads: readers and one compactor; lists are swapped under the store's lock.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from scalein.layout import GROUPS, HITS_SHIFT, MOST_HITS, PARTIAL, TOMB
+from scalein.memory import address
+from scalein.state.arena import Arena
+from scalein.state.files import Files
+from scalein.state.hot import HotTable
+from scalein.state.kernels import Functions, Kernels
+from scalein.state.runs import Run, RunWriter
+
+BUNDLES = 16
+BUNDLE_GROUPS = GROUPS // BUNDLES
+SCRATCH_RECORDS = 1 << 16  # that are brought together at once
+
+
+@dataclass(frozen=True, eq=False)
+class ColdRun:
+    """A run, and what the rows behind its partials did to each value."""
+
+    run: Run
+    functions: Functions
+
+    @property
+    def id(self) -> int:
+        return self.run.id
+
+    @property
+    def record_count(self) -> int:
+        return int(self.run.record_count)
+
+
+def groups_of(bundle: int) -> range:
+    return range(bundle * BUNDLE_GROUPS, (bundle + 1) * BUNDLE_GROUPS)
+
+
+def bundle_range(bundle: int) -> tuple[int, int]:
+    """The least and the greatest hash of a bundle."""
+    return bundle << 60, (bundle + 1 << 60) - 1
+
+
+def pointers_to(records: np.ndarray) -> np.ndarray:
+    """Addresses of records that lie one behind the other."""
+    start, size = address(records), records.shape[1]
+    return np.arange(start, start + len(records) * size, size, dtype=np.uint64)
+
+
+class Scratch:
+    """A table in which records of several ages are brought together."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        self.table = HotTable(kernels, Arena(1 << 22, 1 << 34), most_chunk=1 << 16)
+
+    def absorb(self, pointers: np.ndarray, functions: Functions) -> None:
+        """Records newer than all before."""
+        self._kernels.absorb(self.table, pointers, functions, older=False)
+
+    def pointers(self) -> np.ndarray:
+        parts = [self.table.pointers(group) for group in range(GROUPS)]
+        return np.concatenate(parts)
+
+    def clear(self) -> None:
+        self.table.clear(range(GROUPS))
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.table.arena.touched + self.table.buckets.touched
+
+
+class Cold:
+    """Opens, writes and reads runs."""
+
+    def __init__(self, files: Files, kernels: Kernels) -> None:
+        self._files, self._kernels = files, kernels
+        self.runs: list[tuple[ColdRun, ...]] = [() for _ in range(BUNDLES)]
+
+    def open(self, id: int) -> ColdRun:
+        run = Run(self._files, id, self._kernels.record_bytes, self._kernels.text_cells, self._kernels.checksums)
+        return ColdRun(run, tuple(json.loads(run.spec)))
+
+    def writer(self, id: int, functions: Functions, expected_bytes: int) -> RunWriter:
+        return RunWriter(self._files, id, self._kernels.record_bytes, json.dumps(functions), self._kernels.text_cells,
+                         expected_bytes, self._kernels.checksums)
+
+    def sorted_records(self, pointers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Records as a run wants them: copies in the order of their hashes, and these."""
+        hashes = self._kernels.hashes(pointers)
+        order = np.argsort(hashes)
+        return self._kernels.gather(np.ascontiguousarray(pointers[order])), hashes[order]
+
+    def find(self, bundle: int, hashes: np.ndarray, scratch: Scratch) -> None:
+        """Bring everything that a bundle's runs have of some sorted hashes together."""
+        for cold in self.runs[bundle]:
+            found = cold.run.read_blocks(cold.run.blocks_for(hashes))
+            mine = pointers_to(found.records)
+            place = np.searchsorted(hashes, theirs := self._kernels.hashes(mine))
+            wanted = hashes[np.minimum(place, len(hashes) - 1)] == theirs
+            scratch.absorb(np.ascontiguousarray(mine[wanted]), cold.functions)
+
+    def ranges(self, bundle: int, runs: tuple[ColdRun, ...], scratch: Scratch,
+               newest: tuple[np.ndarray, np.ndarray, Functions] | None = None) -> Iterator[np.ndarray]:
+        """Everything in some runs, and in records newer than these, brought together range by range of hashes.
+
+        Gives pointers into scratch, which the next range overwrites. `newest`: pointers, their hashes, functions.
+        """
+        for least, greatest in _cut(bundle, runs):
+            scratch.clear()
+            for cold in runs:
+                first, last = cold.run.blocks_between(least, greatest)
+                if first == last:
+                    continue
+                found = cold.run.read_range(first, last)
+                mine = pointers_to(found.records)
+                hashes = self._kernels.hashes(mine)
+                inside = (hashes >= np.uint64(least)) & (hashes <= np.uint64(greatest))
+                scratch.absorb(np.ascontiguousarray(mine[inside]), cold.functions)
+            if newest is not None:
+                pointers, hashes, functions = newest
+                inside = (hashes >= np.uint64(least)) & (hashes <= np.uint64(greatest))
+                scratch.absorb(np.ascontiguousarray(pointers[inside]), functions)
+            yield scratch.pointers()
+
+    def merged(self, bundle: int, runs: tuple[ColdRun, ...], id: int, scratch: Scratch, is_bottom: bool) -> ColdRun | None:
+        """One run in the place of several; at the bottom, nothing older is left to hide or to continue."""
+        functions = runs[-1].functions
+        writer = self.writer(id, functions, sum(cold.run.size_bytes for cold in runs))
+        count = 0
+        try:
+            for pointers in self.ranges(bundle, runs, scratch):
+                records, hashes = self.sorted_records(pointers)
+                if is_bottom:
+                    heads = records[:, :8].view(np.uint64)
+                    alive = (heads[:, 0] & np.uint64(TOMB)) == 0
+                    heads &= ~np.uint64(PARTIAL)
+                    records, hashes = records[alive], hashes[alive]
+                writer.add(records, hashes)
+                count += len(records)
+            writer.finish()
+        except BaseException:
+            writer.abandon()
+            raise
+        if count:
+            return self.open(id)
+        writer.abandon()
+        return None
+
+
+def _cut(bundle: int, runs: tuple[ColdRun, ...]) -> list[tuple[int, int]]:
+    """Ranges of a bundle's hashes with about SCRATCH_RECORDS records each; hashes are evenly spread."""
+    least, greatest = bundle_range(bundle)
+    parts = -(-sum(cold.record_count for cold in runs) // SCRATCH_RECORDS) or 1
+    step = (greatest - least + 1) // parts
+    borders = [least + k * step for k in range(parts)] + [greatest + 1]
+    return [(low, high - 1) for low, high in pairwise(borders)]
+
+
+# --- decisions
+
+
+def cold_enough(heads: np.ndarray, share_kept: float) -> np.ndarray:
+    """Which records leave memory: those hit least, and more than `1 - share_kept` of all."""
+    hits = (heads >> np.uint64(HITS_SHIFT)) & np.uint64(MOST_HITS)
+    counts = np.bincount(hits.astype(np.int64), minlength=MOST_HITS + 1)
+    hotter = np.cumsum(counts[::-1])[::-1]  # records with at least so many hits
+    least_kept = int(np.argmax(hotter <= share_kept * len(heads))) if (hotter <= share_kept * len(heads)).any() else 256
+    return hits < np.uint64(max(2, least_kept))
+
+
+def to_merge(sizes: list[int]) -> int:
+    """The first of the runs, oldest first, that should be merged with all newer ones; their number if none.
+
+    A run is merged when the newer ones together are at least half of it: a record is written again at most about
+    log(state / budget) / log(1.5) times, and a bundle has few runs.
+    """
+    for first in range(len(sizes)):
+        newer = sum(sizes[first + 1 :])
+        if len(sizes) - first >= 3 and 2 * newer >= sizes[first]:
+            return first
+    return len(sizes)

@@ -1,0 +1,130 @@
+"""What users hand to a store: schemas and tables, checked against the store's columns and brought into their types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from scalein.dtypes import DType, as_plain, from_arrow_type
+from scalein.errors import BadArgument, BadData, BadName, UnknownColumn, WrongType, guess, here
+from scalein.layout import MOST_KEYS, MOST_VALUES
+from scalein.state.kernels import Functions
+
+FUNCTIONS = ("sum", "count", "min", "max", "first", "last", "replace")
+KEPT = ""
+Given: TypeAlias = pa.Table | pa.RecordBatch | pa.RecordBatchReader
+SchemaLike: TypeAlias = pa.Schema | Mapping[str, pa.DataType]
+
+
+def schema_of(given: SchemaLike, what: str, most: int) -> pa.Schema:
+    """The columns of a store as users declare them."""
+    try:
+        schema = given if isinstance(given, pa.Schema) else pa.schema(list(given.items()))
+    except (TypeError, AttributeError, ValueError) as error:
+        raise BadArgument(f"the {what} columns of a store are no schema", at=here(), found=repr(given),
+                          hint='write {"user": pa.string(), "day": pa.date32()}') from error
+    if not len(schema) and what == "key":
+        raise BadArgument("a store needs at least one key column", at=here())
+    if len(schema) > most:
+        raise BadArgument(f"a store has too many {what} columns", at=here(), found=len(schema), wanted=f"at most {most}")
+    for field in schema:
+        dtype = from_arrow_type(field.type, field.name)
+        if dtype.is_nested or pa.types.is_dictionary(field.type):
+            raise WrongType(f"{what} column {field.name!r} of a store has a type that is not stored", at=here(),
+                            found=field.type, hint="numbers, times, decimals, text and binary are")
+    return pa.schema([pa.field(f.name, from_arrow_type(f.type, f.name).arrow, f.nullable) for f in schema])
+
+
+def check_names(key: pa.Schema, value: pa.Schema) -> None:
+    names = [*key.names, *value.names]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise BadName(f"two columns of the store have the name {twice!r}", at=here())
+
+
+def key_schema(given: SchemaLike) -> pa.Schema:
+    return schema_of(given, "key", MOST_KEYS)
+
+
+def value_schema(given: SchemaLike) -> pa.Schema:
+    return schema_of(given, "value", MOST_VALUES)
+
+
+def batches_of(given: Given, key: pa.Schema, value: Iterable[pa.Field], what: str) -> list[pa.RecordBatch]:
+    """The rows as batches of the store's key columns and these value columns, in the store's types."""
+    if isinstance(given, pa.RecordBatchReader):
+        given = given.read_all()
+    if not isinstance(given, pa.Table | pa.RecordBatch):
+        raise BadData(f"{what} takes a pyarrow table, record batch or reader", at=here(), found=type(given).__name__)
+    fields = [*key, *value]
+    for field in fields:
+        if field.name not in given.schema.names:
+            raise UnknownColumn(f"no column {field.name!r} in the rows given to {what}", at=here(),
+                                has=", ".join(given.schema.names), hint=guess(field.name, given.schema.names))
+    given = as_plain(given.select([field.name for field in fields]))
+    columns = [_cast(given.column(k), field, what) for k, field in enumerate(fields)]
+    schema = pa.schema(fields)
+    if isinstance(given, pa.RecordBatch):
+        return [pa.RecordBatch.from_arrays(columns, schema=schema)] if given.num_rows else []
+    return [batch for batch in pa.Table.from_arrays(columns, schema=schema).to_batches() if batch.num_rows]
+
+
+def _cast(column: pa.Array | pa.ChunkedArray, field: pa.Field, what: str) -> pa.Array | pa.ChunkedArray:
+    if column.type != field.type:
+        try:
+            column = column.cast(field.type)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+            raise WrongType(f"column {field.name!r} of the rows given to {what} does not fit the store", at=here(),
+                            found=f"{column.type}: {error}", wanted=field.type) from error
+    if not field.nullable and column.null_count:
+        raise BadData(f"column {field.name!r} of the rows given to {what} has nulls", at=here(),
+                      found=f"{column.null_count} of {len(column)}", wanted="none: it was declared not nullable")
+    return column
+
+
+def keys_of(given: Given | pa.Array | pa.ChunkedArray, key: pa.Schema, what: str) -> list[pa.RecordBatch]:
+    """Keys as batches; of a single key column an array will do."""
+    if isinstance(given, pa.Array | pa.ChunkedArray):
+        if len(key) != 1:
+            raise BadData(f"{what} takes a table with the key columns", at=here(), found="one array",
+                          wanted=", ".join(key.names))
+        given = pa.table({key.names[0]: given})
+    return batches_of(given, key, (), what)
+
+
+def functions_of(value: pa.Schema, given: Mapping[str, str], columns: Iterable[str], key: pa.Schema) -> Functions:
+    """What is done to each value column, in order; refuses what a type cannot do."""
+    for name, function in given.items():
+        if name not in value.names:
+            raise UnknownColumn(f"merge names {name!r}, which is no value column of the store", at=here(),
+                                has=", ".join(value.names), hint=guess(name, value.names))
+        if function not in FUNCTIONS:
+            raise BadArgument(f"no merge function {function!r} for column {name!r}", at=here(),
+                              has=", ".join(FUNCTIONS), hint=guess(str(function), FUNCTIONS))
+        _check_function(name, function, from_arrow_type(value.field(name).type, name))
+    if not given:
+        raise BadArgument("merge needs a function for at least one value column", at=here(),
+                          hint=f'write merge(table, {value.names[0] if len(value) else "n"}="sum")')
+    for name in columns:
+        if name in value.names and name not in given:
+            raise BadArgument(f"merge does not say what to do with column {name!r}", at=here(),
+                              hint=f'write {name}="sum", "max", "replace", ..., or leave the column away')
+        if name not in value.names and name not in key.names:
+            raise UnknownColumn(f"the rows given to merge have a column {name!r} that the store does not have",
+                                at=here(), has=", ".join([*key.names, *value.names]),
+                                hint=guess(name, value.names))
+    return tuple(given.get(name, KEPT) for name in value.names)
+
+
+def _check_function(name: str, function: str, dtype: DType) -> None:
+    fits = {
+        "sum": dtype.is_number or dtype.is_decimal or dtype.kind.value == "duration",
+        "count": dtype.is_int,
+    }.get(function, True)
+    if not fits:
+        raise WrongType(f"merge cannot {function} column {name!r}", at=here(), found=dtype,
+                        wanted="an integer column" if function == "count" else "a number, decimal or duration")
+
+

@@ -1,0 +1,225 @@
+"""HotTable: the records in memory. 256 key groups, each with an index, record chunks and text chunks of its own.
+
+Invariant: every record of a group is reached from its index and lies in one of its chunks; a record's long strings lie in
+the text chunks of its group. Headers, shared with kernels, say where a group's next record and text go (`layout.py`).
+
+Threads: kernels of several workers may run at once on different groups; `serve` makes room under a lock. Everything else
+happens between kernels, by the store's caller.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+
+from scalein.errors import InternalError, ScaleinError
+from scalein.layout import (
+    ARENA_FULL,
+    BUCKET_WORDS,
+    BUCKETS,
+    GROUP_WORDS,
+    GROUPS,
+    HEAP_FULL,
+    INDEX_FULL,
+    LOAD_SIXTEENTHS,
+    MASK,
+    NEW_FLAGS,
+    RECORD_AT,
+    RECORD_END,
+    ROOM,
+    SHIFT,
+    TAG_BITS,
+    TEXT_AT,
+    TEXT_END,
+    UNDO_BATCH_SHIFT,
+    UNDO_FULL,
+    FrameData,
+)
+from scalein.memory import address
+from scalein.state.arena import LEAST_CHUNK, MOST_CHUNK, Arena, Buckets
+from scalein.state.kernels import Kernels
+
+FIRST_BUCKETS = 8
+RECORDS, TEXTS = 0, 1  # kinds of chunks
+
+
+class ChunkList:
+    """Chunks in use: columns that a snapshot can copy at once, whatever their number."""
+
+    def __init__(self) -> None:
+        self.rows = np.zeros((64, 4), np.int64)  # group, kind, offset, size; free rows have group -1
+        self.rows[:, 0] = -1
+        self.count = 0
+        self._free: list[int] = []
+
+    def add(self, group: int, kind: int, offset: int, size: int) -> int:
+        if self._free:
+            row = self._free.pop()
+        else:
+            if self.count == len(self.rows):
+                more = np.zeros_like(self.rows)
+                more[:, 0] = -1
+                self.rows = np.concatenate((self.rows, more))
+            row, self.count = self.count, self.count + 1
+        self.rows[row] = group, kind, offset, size
+        return row
+
+    def drop(self, row: int) -> None:
+        self.rows[row, 0] = -1
+        self._free.append(row)
+
+
+class HotTable:
+    """Key groups in memory. `on_undo_full(segment)` copies a segment whose undo log is full."""
+
+    def __init__(self, kernels: Kernels, arena: Arena, most_chunk: int = MOST_CHUNK) -> None:
+        self.kernels, self.arena = kernels, arena
+        self.on_undo_full: Callable[[int], None] | None = None
+        self.headers = np.zeros((GROUPS, GROUP_WORDS), np.int64)
+        self.chunks = ChunkList()
+        self.buckets = Buckets(len(arena.memory) >> 2)
+        self._own: list[tuple[list[int], list[int]]] = [([], []) for _ in range(GROUPS)]  # rows of `chunks`, by kind
+        self._lock = threading.Lock()
+        self._most_chunk = most_chunk
+        nothing = np.zeros(len(arena.dirty), np.int64)
+        self.undo_at: list[np.ndarray] = [nothing]  # by worker
+        self.undo_end: list[np.ndarray] = [nothing]
+        self.batch = 0  # the number of the call, for the undo logs of several workers
+        self.running: dict[int, FrameData] = {}  # frames of kernels under way, by worker
+        for group in range(GROUPS):
+            self._new_index(group)
+
+    # --- kernels
+
+    def attach(self, frame: FrameData, worker: int) -> None:
+        arena = self.arena
+        frame["table.groups"] = address(self.headers)
+        frame["table.arena"], frame["table.arena_size"] = arena.base, len(arena.memory)
+        frame["segment.shift"] = arena.shift
+        frame["segment.dirty"], frame["segment.copying"] = address(arena.dirty), address(arena.copying)
+        frame["copying"] = address(arena.any_copying)
+        frame["undo.at"], frame["undo.end"] = address(self.undo_at[worker]), address(self.undo_end[worker])
+        frame["undo.batch"] = self.batch << UNDO_BATCH_SHIFT
+        frame.keep["table"] = self
+        self.running[worker] = frame
+
+    def detach(self, worker: int) -> None:
+        del self.running[worker]
+
+    def serve(self, status: int, frame: FrameData, worker: int) -> None:
+        if status == UNDO_FULL:
+            assert self.on_undo_full is not None
+            self.on_undo_full(frame["full.segment"])
+            return
+        group = frame["full.group"]
+        with self._lock:
+            match status:
+                case _ if status == INDEX_FULL:
+                    self._grow(group)
+                case _ if status == ARENA_FULL:
+                    self._add_chunk(group, RECORDS, self.kernels.record_bytes)
+                case _ if status == HEAP_FULL:
+                    self._add_chunk(group, TEXTS, frame["full.need"])
+                case _:
+                    raise InternalError(f"a kernel of the store left with status {status}")
+
+    # --- room
+
+    def _add_chunk(self, group: int, kind: int, need: int) -> None:
+        """A chunk as large as all before it, within limits, and large enough."""
+        own = self._own[group][kind]
+        so_far = int(self.chunks.rows[own, 3].sum())
+        size = max(LEAST_CHUNK, min(self._most_chunk, 1 << max(0, so_far.bit_length() - 1)), 1 << (need - 1).bit_length())
+        if size > self.arena.segment_bytes:
+            raise ScaleinError("a value is longer than the store keeps", found=f"{need} bytes",
+                               wanted=f"at most {self.arena.segment_bytes}")
+        offset = self.arena.take(size)
+        own.append(self.chunks.add(group, kind, offset, size))
+        at, end = (RECORD_AT, RECORD_END) if kind == RECORDS else (TEXT_AT, TEXT_END)
+        self.headers[group, at] = self.arena.base + offset
+        self.headers[group, end] = self.arena.base + offset + size
+        segment = offset >> self.arena.shift
+        self.arena.dirty[segment] = 1
+
+    def _new_index(self, group: int, buckets: int = FIRST_BUCKETS) -> None:
+        header = self.headers[group]
+        header[BUCKETS] = self.buckets.take(buckets * BUCKET_WORDS * 8)
+        header[SHIFT], header[MASK] = TAG_BITS - (buckets.bit_length() - 1), buckets - 1
+        header[ROOM] = buckets * BUCKET_WORDS * LOAD_SIXTEENTHS // 16
+
+    def _grow(self, group: int) -> None:
+        """Double a group's index."""
+        header = self.headers[group]
+        place, shift, buckets, room = int(header[BUCKETS]), int(header[SHIFT]), int(header[MASK]) + 1, int(header[ROOM])
+        if shift <= 0:
+            raise ScaleinError("a key group has more keys than its index can tell apart")
+        size = buckets * BUCKET_WORDS * 8
+        new = self.buckets.take(2 * size)
+        self.kernels.split(place, buckets, new, shift - 1, 2 * buckets - 1)
+        header[BUCKETS], header[SHIFT], header[MASK] = new, shift - 1, 2 * buckets - 1
+        header[ROOM] = room + buckets * BUCKET_WORDS * LOAD_SIXTEENTHS // 16
+        self.buckets.give_back(place, size)
+
+    # --- groups
+
+    def set_flags(self, group: int, flags: int) -> None:
+        """Flags of records that will be inserted."""
+        self.headers[group, NEW_FLAGS] = flags
+
+    def pointers(self, group: int) -> np.ndarray:
+        """All records of a group."""
+        size = self.kernels.record_bytes
+        parts = [np.arange(start, end - size + 1, size, dtype=np.int64) for start, end in self._extents(group, RECORDS)]
+        return np.concatenate(parts).view(np.uint64) if parts else np.zeros(0, np.uint64)
+
+    def _extents(self, group: int, kind: int) -> list[tuple[int, int]]:
+        rows = self.chunks.rows[self._own[group][kind]]
+        starts = self.arena.base + rows[:, 2]
+        ends = starts + rows[:, 3]
+        if len(ends):
+            ends[-1] = self.headers[group, RECORD_AT if kind == RECORDS else TEXT_AT]
+        return list(zip(starts.tolist(), ends.tolist(), strict=True))
+
+    def heads(self, group: int) -> np.ndarray:
+        """The first words of all records of a group."""
+        words = self.kernels.record_bytes // 8
+        parts = []
+        for start, end in self._extents(group, RECORDS):
+            first = start - self.arena.base
+            count = (end - start) // self.kernels.record_bytes
+            area = self.arena.memory[first : first + count * self.kernels.record_bytes]
+            parts.append(area.view(np.uint64).reshape(count, words)[:, 0])
+        return np.concatenate(parts) if parts else np.zeros(0, np.uint64)
+
+    def bytes_of(self, group: int) -> int:
+        """Chunks and index of a group."""
+        rows = [row for own in self._own[group] for row in own]
+        return int(self.chunks.rows[rows, 3].sum()) + (int(self.headers[group, MASK]) + 1) * BUCKET_WORDS * 8
+
+    def release(self, group: int) -> list[tuple[int, int, int]]:
+        """Forget a group's records; gives its chunks, which stay as they are until they are given back."""
+        header = self.headers[group]
+        self.buckets.give_back(int(header[BUCKETS]), (int(header[MASK]) + 1) * BUCKET_WORDS * 8)
+        chunks = []
+        for own in self._own[group]:
+            chunks += [(row, *self.chunks.rows[row, 2:].tolist()) for row in own]
+            own.clear()
+        header[[RECORD_AT, RECORD_END, TEXT_AT, TEXT_END]] = 0
+        self._new_index(group)
+        return chunks
+
+    def give_back(self, chunks: list[tuple[int, int, int]]) -> None:
+        for row, offset, size in chunks:
+            self.chunks.drop(row)
+            self.arena.give_back(offset, size)
+
+    def clear(self, groups: range) -> None:
+        for group in groups:
+            if self._own[group][RECORDS]:
+                self.give_back(self.release(group))
+
+    @property
+    def in_use(self) -> int:
+        return self.arena.in_use + self.buckets.in_use
