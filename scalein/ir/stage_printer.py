@@ -31,6 +31,7 @@ from scalein.ir.stages import (
     Collect,
     Fresh,
     FromBatches,
+    FromPointers,
     FromRecords,
     FromRows,
     FromTable,
@@ -254,6 +255,8 @@ def _reader(stage: Stage) -> str:
             return _line("read", f"groups {_by(table)}{merged}")
         case FromRecords():
             return _line("read", "records of another table")
+        case FromPointers():
+            return _line("read", "stored records")
 
 
 def _read(read: Read) -> str:

@@ -162,8 +162,8 @@ class StoreIndex(Index):
         """Before records are changed: keep what segments under copy held, and mark all their segments as changed.
 
         Slots: `segment.shift`; `segment.dirty` and `segment.copying`, a word a segment; `copying`, whether any is;
-        `undo.at` and `undo.end`, the rest of each segment's undo log; `undo.batch`. An entry is the number of the call and
-        the record's place, then its bytes.
+        `undo.at` and `undo.end`, the rest of each segment's undo log; `undo.batch`. An entry is the number of the call
+        and the record's place, then its bytes.
         """
         f, b, size = self.code.f, self.code.f.b, self.table.layout.size
         arena = b.ptrtoint(self.slot("arena"), I64)

@@ -11,6 +11,7 @@ from scalein.ir.exprs import type_of
 from scalein.ir.stages import (
     Collect,
     FromBatches,
+    FromPointers,
     FromRecords,
     FromRows,
     FromTable,

@@ -69,8 +69,9 @@ class StoredKernels:
     def _special_keys(self, special: Specialiser) -> tuple[Expr, ...]:
         return tuple(special.expr(key) for key in self._keys)
 
-    def _run_rows(self, name: tuple[object, ...], sink: Callable[[Specialiser], Sink], items: Sequence[Expr | None], target: Target,
-                  batch: pa.RecordBatch, workers: int, out: dict[str, np.ndarray] | None = None) -> None:
+    def _run_rows(self, name: tuple[object, ...], sink: Callable[[Specialiser], Sink], items: Sequence[Expr | None],
+                  target: Target, batch: pa.RecordBatch, workers: int,
+                  out: dict[str, np.ndarray] | None = None) -> None:
         if not batch.num_rows:
             return
         with self._lock:

@@ -1,7 +1,8 @@
 """Arena: one reserved address range, cut into segments; key groups take chunks of it and give them back.
 
-Invariant: an address is an offset from the range's start, for as long as the store is open. A chunk lies in one segment
-and has one owner. A chunk that was given back while a snapshot copies its segment is not used again before that is done.
+Invariant: an address is an offset from the range's start, for as long as the store is open. A chunk lies in one
+segment and has one owner. A chunk that was given back while a snapshot copies its segment is not used again before
+that is done.
 
 Threads: chunks are taken and given back under the lock of the table; the copier only clears `copying`.
 """

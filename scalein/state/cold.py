@@ -1,8 +1,8 @@
 """The cold tier: runs of records that left memory, by bundles of key groups, and everything that reads several of them.
 
-A bundle is a sixteenth of the hashes. Its runs lie from the oldest to the newest; a record of a newer run hides or continues
-(`PARTIAL`) those of older ones. Whoever needs the truth about some keys absorbs their records, oldest first, into a scratch
-table: reads, scans and compaction are the same loop.
+A bundle is a sixteenth of the hashes. Its runs lie from the oldest to the newest; a record of a newer run hides or
+continues (`PARTIAL`) those of older ones. Whoever needs the truth about some keys absorbs their records, oldest first,
+into a scratch table: reads, scans and compaction are the same loop.
 
 Invariant: the list of a bundle's runs is replaced, never changed, so a reader keeps what it began with; files stay
 readable after they were removed.
@@ -139,7 +139,8 @@ class Cold:
                 scratch.absorb(np.ascontiguousarray(pointers[inside]), functions)
             yield scratch.pointers()
 
-    def merged(self, bundle: int, runs: tuple[ColdRun, ...], id: int, scratch: Scratch, is_bottom: bool) -> ColdRun | None:
+    def merged(self, bundle: int, runs: tuple[ColdRun, ...], id: int, scratch: Scratch,
+               is_bottom: bool) -> ColdRun | None:
         """One run in the place of several; at the bottom, nothing older is left to hide or to continue."""
         functions = runs[-1].functions
         writer = self.writer(id, functions, sum(cold.run.size_bytes for cold in runs))

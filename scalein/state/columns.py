@@ -28,7 +28,8 @@ def schema_of(given: SchemaLike, what: str, most: int) -> pa.Schema:
     if not len(schema) and what == "key":
         raise BadArgument("a store needs at least one key column", at=here())
     if len(schema) > most:
-        raise BadArgument(f"a store has too many {what} columns", at=here(), found=len(schema), wanted=f"at most {most}")
+        raise BadArgument(f"a store has too many {what} columns", at=here(), found=len(schema),
+                          wanted=f"at most {most}")
     for field in schema:
         dtype = from_arrow_type(field.type, field.name)
         if dtype.is_nested or pa.types.is_dictionary(field.type):

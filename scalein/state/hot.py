@@ -1,10 +1,10 @@
 """HotTable: the records in memory. 256 key groups, each with an index, record chunks and text chunks of its own.
 
-Invariant: every record of a group is reached from its index and lies in one of its chunks; a record's long strings lie in
-the text chunks of its group. Headers, shared with kernels, say where a group's next record and text go (`layout.py`).
+Invariant: every record of a group is reached from its index and lies in one of its chunks; a record's long strings lie
+in the text chunks of its group. Headers, shared with kernels, say where its next record and text go (`layout.py`).
 
-Threads: kernels of several workers may run at once on different groups; `serve` makes room under a lock. Everything else
-happens between kernels, by the store's caller.
+Threads: kernels of several workers may run at once on different groups; `serve` makes room under a lock. Everything
+else happens between kernels, by the store's caller.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ class HotTable:
         """A chunk as large as all before it, within limits, and large enough."""
         own = self._own[group][kind]
         so_far = int(self.chunks.rows[own, 3].sum())
-        size = max(LEAST_CHUNK, min(self._most_chunk, 1 << max(0, so_far.bit_length() - 1)), 1 << (need - 1).bit_length())
+        usual = min(self._most_chunk, 1 << max(0, so_far.bit_length() - 1))
+        size = max(LEAST_CHUNK, usual, 1 << (need - 1).bit_length())
         if size > self.arena.segment_bytes:
             raise ScaleinError("a value is longer than the store keeps", found=f"{need} bytes",
                                wanted=f"at most {self.arena.segment_bytes}")

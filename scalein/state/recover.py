@@ -1,9 +1,11 @@
 """What a snapshot left on disk of the records in memory: pieces, whose key groups are read when they are touched.
 
-A piece is the memory of one process at one freeze: chunks of records and texts, in images of segments. Strings in it lead
-to addresses of that process; they are translated, and held against the chunks of their group, before anything follows them.
+A piece is the memory of one process at one freeze: chunks of records and texts, in images of segments. Strings in it
+lead to addresses of that process; they are translated, and held against the chunks of their group, before anything
+follows them.
 
-Invariant: a group of a piece is older than whatever memory holds of it, and newer than its runs. It is loaded whole, once.
+Invariant: a group of a piece is older than whatever memory holds of it, and newer than its runs. It is loaded whole,
+once.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Snapshots: fuzzy copy and undo. The caller stops for microseconds; a thread copies, mends, writes and publishes.
 
-`freeze` notes what is in the store (headers, the list of chunks, the runs) and marks the segments that changed since their
-last copy as *copying*. From then on a kernel logs a record of such a segment before it changes it. The thread copies a
-segment, clears its mark, waits until every kernel has ended the block it was in, and then undoes what the log has, the
-newest entry first: the image is the segment as it was at the freeze. Why that is a point in time: see FORMAT.md.
+A freeze notes what is in the store (headers, the list of chunks, the runs) and marks the segments that changed since
+their last copy as *copying*. From then on a kernel logs a record of such a segment before it changes it. The thread
+copies a segment, clears its mark, waits until every kernel has ended the block it was in, and then undoes what the log
+has, the newest entry first: the image is the segment as it was at the freeze. Why that is a point in time: FORMAT.md.
 
-Invariant: one snapshot is copied at a time; a second `freeze` waits for the first one's copy. Snapshots are written in
+Invariant: one snapshot is copied at a time; a second freeze waits for the first one's copy. Snapshots are written in
 order. If one fails, the segments that it should have written count as changed again, and the last whole one stays.
 
-Threads: `freeze` and `copy_now` are called by the store's caller (between kernels, or by a kernel's thread that has left
-it); `run` by the store's snapshot thread.
+Threads: `mark` is called by the store's caller between kernels, `copy_now` by a kernel's thread that has left it,
+everything else by the store's snapshot thread.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class Copier:
         return [(address(self._joined), len(entries))]
 
     def _wait_for_blocks(self) -> None:
-        """Until every kernel has ended the block that it is in: it may have seen a segment's mark before it was cleared."""
+        """Until every kernel has ended the block that it is in: it may have seen a mark before it was cleared."""
         for worker, frame in list(self._hot.running.items()):
             seen = _progress(frame)
             while self._hot.running.get(worker) is frame and _progress(frame) == seen:

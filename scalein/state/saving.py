@@ -1,0 +1,192 @@
+"""Saving: from a freeze to a manifest on disk, and what may be removed afterwards.
+
+Invariant: a file is removed only after no kept snapshot names it, no snapshot under way will, and the store itself does
+not read it. An old manifest is gone from the directory, synced, before any of its files is removed.
+
+Threads: one thread writes snapshots, in order; everything else is called under the store's lock.
+"""
+
+from __future__ import annotations
+
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from threading import RLock
+
+import numpy as np
+import pyarrow as pa
+
+from scalein.errors import Damaged, ScaleinError, StoreFailed, here
+from scalein.state import format, manifest
+from scalein.state.files import Files
+from scalein.state.kernels import Kernels
+from scalein.state.manifest import Json, Manifest
+from scalein.state.recover import Images, Piece
+from scalein.state.snapshot import Copier, Frozen, ImageFiles, Snapshot
+from scalein.state.tiers import Tiers
+
+
+class Saver:
+    """The snapshots of a store: those that are kept, and those under way."""
+
+    def __init__(self, files: Files, kernels: Kernels, tiers: Tiers, lock: RLock, workers: int, keep: int) -> None:
+        self._files, self._kernels, self._tiers, self._lock, self._keep = files, kernels, tiers, lock, keep
+        self.copier = Copier(tiers.hot, workers)
+        self._images = ImageFiles(files, tiers.hot, self.copier)
+        self._kept: dict[int, frozenset[str]] = {}  # snapshots -> the files that they name
+        self._under_way: list[Frozen] = []
+        self._writer = ThreadPoolExecutor(1, "scalein-snapshot")
+        self.is_behind = False  # a snapshot failed since the last whole one
+
+    @property
+    def ids(self) -> list[int]:
+        return sorted(self._kept)
+
+    def begin(self, newest: Manifest) -> None:
+        """Go on from a snapshot: newer ones are left behind, and what no other names is removed."""
+        for id in format.ids(self._files.names(), "snapshot"):
+            if id > newest.id:
+                self._files.remove(format.manifest_name(id))
+            else:
+                try:
+                    self._kept[id] = _named(manifest.read(self._files, id))
+                except (Damaged, KeyError):  # a damaged one is no reason to keep anything
+                    self._files.remove(format.manifest_name(id))
+        self._files.sync_directory()
+        self.remove_garbage()
+
+    # --- writing
+
+    def save(self, id: int, meta: dict[str, Json]) -> Snapshot:
+        """Freeze the store as it is, and write it in the background."""
+        tiers, hot = self._tiers, self._tiers.hot
+        changed, used = self.copier.mark()
+        facts: list[Json] = []
+        tables: dict[str, np.ndarray] = {}
+        for number, piece in enumerate(tiers.pieces):
+            about, columns = piece.to_tables(number)
+            facts.append(about)
+            tables |= columns
+        runs: list[Json] = [[run.id for run in runs] for runs in tiers.cold.runs]
+        frozen = Frozen(id, {**meta, "runs": runs, "pieces": facts, "functions": list(tiers.functions)},
+                        hot.headers.copy(), hot.chunks.rows[: hot.chunks.count].copy(), changed, used,
+                        frozenset(tiers.files()), tables)
+        self._under_way.append(frozen)
+        self._writer.submit(self._write, frozen)
+        return Snapshot(frozen)
+
+    def _write(self, frozen: Frozen) -> None:
+        try:
+            self._images.write(frozen)
+            self._publish(frozen)
+        except BaseException as error:
+            frozen.error = error
+        with self._lock:
+            self._under_way.remove(frozen)
+            self.is_behind = frozen.error is not None
+        frozen.done.set()
+        if frozen.error is None:
+            try:
+                with self._lock:
+                    self._forget_old()
+            except ScaleinError as error:
+                warnings.warn(f"old files of a store could not be removed: {error}", RuntimeWarning, stacklevel=2)
+
+    def _publish(self, frozen: Frozen) -> None:
+        arena = self._tiers.hot.arena
+        chunks = frozen.chunk_tables(arena.base)
+        needed = np.unique(chunks["offset"] >> np.uint64(arena.shift)).tolist()
+        if any(segment not in self._images.known for segment in needed):
+            raise StoreFailed("a snapshot before this one failed, and this one needs what that should have written")
+        piece = Piece(arena.base, arena.shift, chunks["group"], chunks["kind"], chunks["offset"], chunks["used"],
+                      {segment: self._images.known[segment] for segment in needed})
+        pieces = frozen.meta["pieces"]
+        assert isinstance(pieces, list)
+        about, columns = piece.to_tables(len(pieces))
+        files = frozen.files | {format.image_name(id) for id in piece.image_ids}
+        names: list[Json] = [*sorted(files)]
+        meta: dict[str, Json] = {**frozen.meta, "pieces": [*pieces, about], "files": names}
+        manifest.publish(self._files, Manifest(frozen.id, meta, {**frozen.tables, **columns}), self._kernels.checksums)
+        with self._lock:
+            self._kept[frozen.id] = files
+
+    # --- removing
+
+    def _forget_old(self) -> None:
+        for id in self.ids[: -self._keep]:
+            self._files.remove(format.manifest_name(id))
+            del self._kept[id]
+        self._files.sync_directory()  # a manifest must not come back without its files
+        self.remove_garbage()
+
+    def remove_garbage(self) -> None:
+        """Remove what neither a kept snapshot nor this store needs."""
+        needed = set().union(*self._kept.values(), *(frozen.files for frozen in self._under_way))
+        needed |= self._tiers.files() | self._tiers.being_written()
+        needed |= {format.image_name(id) for id, _ in self._images.known.values()}
+        needed |= {format.image_name(frozen.id) for frozen in self._under_way}
+        for name in self._files.names():
+            if name.startswith(("_image-", "_run-", "image-", "run-")) and name not in needed:
+                self._files.remove(name)
+
+    def verify(self) -> None:
+        """Read the images of what is in memory; `Damaged` names the file that is not what was written."""
+        images = Images(self._files, self._kernels)
+        try:
+            for id, extent in list(self._images.known.values()):
+                images.get(id).verify(extent)
+        finally:
+            images.close()
+
+    def settle(self) -> None:
+        """Wait for the snapshots under way. Not under the lock."""
+        for frozen in list(self._under_way):
+            frozen.done.wait()
+
+    def close(self) -> None:
+        """Wait for the snapshots under way, and take no more. Not under the lock."""
+        self._writer.shutdown(wait=True)
+
+
+# --- manifests
+
+
+def find_manifest(files: Files, snapshot: int | None) -> Manifest | None:
+    """The newest whole manifest, or the one asked for; a damaged newest one is said and passed over."""
+    if snapshot is not None:
+        known = format.ids(files.names(), "snapshot")
+        if snapshot not in known:
+            raise StoreFailed(f"the store has no snapshot {snapshot}", at=here(), file=files.name_of(""),
+                              has=", ".join(map(str, known)))
+        return manifest.read(files, snapshot)
+    damaged: Damaged | None = None
+    for found in manifest.newest(files):
+        if isinstance(found, Manifest):
+            if damaged is not None:
+                warnings.warn(f"the newest snapshot is damaged, going back to {found.id}: {damaged}", RuntimeWarning,
+                              stacklevel=4)
+            return found
+        damaged = damaged or found
+    if damaged is not None:
+        raise damaged
+    return None
+
+
+def _named(found: Manifest) -> frozenset[str]:
+    names = found.meta["files"]
+    assert isinstance(names, list)
+    return frozenset(str(name) for name in names)
+
+
+def schema_text(schema: pa.Schema) -> str:
+    return bytes(schema.serialize()).hex()
+
+
+def schemas_of(found: Manifest, files: Files) -> tuple[pa.Schema, pa.Schema]:
+    """The key and value columns that a manifest names."""
+    try:
+        key, value = (pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(str(found.meta[name]))))
+                      for name in ("key", "value"))
+    except (KeyError, ValueError, pa.ArrowException) as error:
+        raise Damaged("a snapshot's manifest has no columns", file=files.name_of(format.manifest_name(found.id)),
+                      found=repr(error)) from error
+    return key, value

@@ -1,0 +1,273 @@
+"""Tiers: where a key's truth is. Records in memory, pieces that a reopened store has not read yet, runs on disk.
+
+Invariant: what a key's value is follows from, oldest first: its bundle's runs, the pieces, the record in memory. A
+record that does not know all that is older is PARTIAL; new records of a group are, while anything older lies outside
+of memory (`NEW_FLAGS`). All partials in memory and in pieces were made by the same functions.
+
+Threads: everything but `_compact_runs`, which a thread of its own runs, is called under the store's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import RLock
+
+import numpy as np
+import pyarrow as pa
+
+from scalein.layout import GROUPS, PARTIAL, TOMB
+from scalein.memory import address
+from scalein.state import format
+from scalein.state.arena import Arena
+from scalein.state.budget import Budget
+from scalein.state.cold import BUNDLE_GROUPS, BUNDLES, Cold, ColdRun, Scratch, cold_enough, groups_of, to_merge
+from scalein.state.files import Files
+from scalein.state.hot import HotTable
+from scalein.state.kernels import Functions, Kernels
+from scalein.state.recover import Images, Piece, load
+
+KEPT_SHARE = 0.25  # of a bundle's records, those hit most, that stay in memory when it is evicted
+
+
+class Tiers:
+    """The records of a store, wherever they are. `new_id` numbers files, `clean` removes those that nobody needs."""
+
+    def __init__(self, files: Files, kernels: Kernels, budget: Budget, lock: RLock, new_id: Callable[[], int],
+                 clean: Callable[[], None]) -> None:
+        self._kernels, self._budget, self._lock, self._new_id, self._clean = kernels, budget, lock, new_id, clean
+        self.hot = HotTable(kernels, Arena(budget.segment_bytes), budget.most_chunk)
+        self.cold = Cold(files, kernels)
+        self.pieces: list[Piece] = []  # oldest first
+        self.images = Images(files, kernels)
+        self.functions: Functions = ()  # of the partials
+        self._clock = 0  # the bundle that is evicted next
+        self._scratch: Scratch | None = None
+        self._compactor = ThreadPoolExecutor(1, "scalein-compact")
+        self._compacting: dict[int, Future[None]] = {}  # by the id of the run that is written
+        self.compact_error: BaseException | None = None
+
+    def flag_groups(self) -> None:
+        """Say of each group whether its new records are partial."""
+        waiting = self.waiting()
+        for group in range(GROUPS):
+            is_partial = group in waiting or bool(self.cold.runs[group // BUNDLE_GROUPS])
+            self.hot.set_flags(group, PARTIAL if is_partial else 0)
+
+    def waiting(self) -> set[int]:
+        """Groups that pieces have something of."""
+        return {group for piece in self.pieces for group in piece.groups}
+
+    def files(self) -> set[str]:
+        """The files that records are in, apart from images of what is in memory."""
+        return {format.run_name(run.id) for runs in self.cold.runs for run in runs} | {
+            format.image_name(id) for piece in self.pieces for id in piece.image_ids}  # fmt: skip
+
+    def being_written(self) -> set[str]:
+        return {format.run_name(id) for id in self._compacting}
+
+    # --- rows
+
+    def use_functions(self, functions: Functions) -> None:
+        """Partials in memory are all made by the same functions: those of others leave it before."""
+        if functions != self.functions:
+            if self.pieces or any(self.cold.runs):
+                self.load_all()
+                for bundle in range(BUNDLES):
+                    self._evict(bundle, 0.0)
+            self.functions = functions
+
+    def find(self, batch: pa.RecordBatch) -> np.ndarray:
+        """Pointers to whole records of the batch's keys; to a deleted one where there is none."""
+        pointers, hashes = self._kernels.find(self.hot, batch)
+        groups = (hashes >> np.uint64(56)).astype(np.int64)
+        touched = self.waiting() & set(np.unique(groups).tolist()) if self.pieces else set()
+        for group in sorted(touched):
+            self._load(group)
+        if touched:
+            pointers, hashes = self._kernels.find(self.hot, batch)
+        has_runs = np.array([bool(runs) for runs in self.cold.runs])[groups // BUNDLE_GROUPS]
+        asked = np.flatnonzero(has_runs & (pointers == 0))
+        found = np.flatnonzero(has_runs & (pointers != 0))
+        if len(found):
+            partial = (self._heads(pointers[found]) & np.uint64(PARTIAL)) != 0
+            asked = np.sort(np.concatenate((asked, found[partial])))
+        if len(asked):
+            self._find_cold(batch.take(pa.array(asked)), asked, pointers, hashes)
+        self._nothing = np.frombuffer(bytearray(self._kernels.template), np.uint8)
+        self._nothing[0] |= TOMB
+        return np.where(pointers == 0, np.uint64(address(self._nothing)), pointers)
+
+    def _find_cold(self, batch: pa.RecordBatch, asked: np.ndarray, pointers: np.ndarray, hashes: np.ndarray) -> None:
+        """Bring together what runs and memory have of some rows' keys, and let their pointers lead there."""
+        scratch = self._scratch_table()
+        wanted = np.unique(hashes[asked])
+        for bundle in np.unique(wanted >> np.uint64(60)).tolist():
+            inside = wanted[(wanted >> np.uint64(60)) == np.uint64(bundle)]
+            self.cold.find(int(bundle), inside, scratch)
+        partial = np.unique(pointers[asked])
+        scratch.absorb(np.ascontiguousarray(partial[partial != 0]), self.functions)
+        pointers[asked] = self._kernels.find(scratch.table, batch)[0]
+
+    def alive(self, bundle: int) -> Iterator[np.ndarray]:
+        """Pointers to all records of a bundle that were not deleted; the next step may overwrite them."""
+        self.load_bundle(bundle)
+        runs = self.cold.runs[bundle]
+        pointers = np.concatenate([self.hot.pointers(group) for group in groups_of(bundle)])
+        if not runs:
+            heads = np.concatenate([self.hot.heads(group) for group in groups_of(bundle)])
+            yield np.ascontiguousarray(pointers[(heads & np.uint64(TOMB)) == 0])
+            return
+        newest = (pointers, self._kernels.hashes(pointers), self.functions)
+        for found in self.cold.ranges(bundle, runs, self._scratch_table(), newest):
+            yield np.ascontiguousarray(found[(self._heads(found) & np.uint64(TOMB)) == 0])
+
+    def _heads(self, pointers: np.ndarray) -> np.ndarray:
+        """The first words of records."""
+        return self._kernels.gather(np.ascontiguousarray(pointers))[:, :8].copy().view(np.uint64)[:, 0]
+
+    # --- memory
+
+    @property
+    def memory_bytes(self) -> int:
+        scratch = self._scratch.memory_bytes if self._scratch else 0
+        return self.hot.arena.touched + self.hot.buckets.touched + scratch
+
+    def _scratch_table(self) -> Scratch:
+        if self._scratch is None:
+            self._scratch = Scratch(self._kernels)
+        self._scratch.clear()
+        return self._scratch
+
+    def make_room(self, text_bytes: int = 0) -> None:
+        """Let bundles leave memory, one after the other, until what comes has room."""
+        for _ in range(2 * BUNDLES):
+            if not self._budget.is_over(self.hot.in_use + text_bytes):
+                return
+            self._evict(self._clock, KEPT_SHARE)
+            self._clock = (self._clock + 1) % BUNDLES
+
+    def _evict(self, bundle: int, share_kept: float) -> None:
+        """Write the records of a bundle that are hit least to a run, and forget them."""
+        hot, groups = self.hot, groups_of(bundle)
+        self.load_bundle(bundle, make_room=False)
+        pointers = np.concatenate([hot.pointers(group) for group in groups])
+        if not len(pointers):
+            return
+        heads = np.concatenate([hot.heads(group) for group in groups])
+        leaving = cold_enough(heads, share_kept) if share_kept else np.ones(len(heads), bool)
+        run = self._write_run(bundle, pointers[leaving], heads[leaving])
+        staying = np.ascontiguousarray(pointers[~leaving])
+        chunks = [chunk for group in groups for chunk in hot.release(group)]
+        if run is not None:
+            self.cold.runs[bundle] = (*self.cold.runs[bundle], run)
+        for group in groups:
+            hot.set_flags(group, PARTIAL if self.cold.runs[bundle] else 0)
+        self._kernels.absorb(hot, staying, self.functions, older=False)
+        hot.give_back(chunks)
+        self._compact_soon(bundle)
+
+    def _write_run(self, bundle: int, pointers: np.ndarray, heads: np.ndarray) -> ColdRun | None:
+        if not self.cold.runs[bundle]:  # nothing older: what was deleted needs no trace
+            pointers = pointers[(heads & np.uint64(TOMB)) == 0]
+        if not len(pointers):
+            return None
+        id = self._new_id()
+        writer = self.cold.writer(id, self.functions, len(pointers) * self._kernels.record_bytes)
+        try:
+            writer.add(*self.cold.sorted_records(np.ascontiguousarray(pointers)))
+            writer.finish()
+        except BaseException:
+            writer.abandon()
+            raise
+        return self.cold.open(id)
+
+    # --- pieces of the past
+
+    def _load(self, group: int) -> None:
+        """Bring a group's records back to memory, under those that are newer."""
+        for number in range(len(self.pieces) - 1, -1, -1):
+            piece = self.pieces[number]
+            if group in piece.groups:
+                found = load(piece, group, self.images, self._kernels)
+                self.hot.batch += 1
+                self._kernels.absorb(self.hot, found.pointers, self.functions, older=True)
+                self.pieces[number] = piece.without(group)
+        self.pieces = [piece for piece in self.pieces if len(piece.group)]
+        if not self.cold.runs[group // BUNDLE_GROUPS]:
+            self.hot.set_flags(group, 0)
+
+    def load_bundle(self, bundle: int, make_room: bool = True) -> None:
+        for group in sorted(self.waiting() & set(groups_of(bundle))) if self.pieces else ():
+            if make_room:
+                self.make_room()
+            self._load(group)
+
+    def load_all(self) -> None:
+        for bundle in range(BUNDLES):
+            self.load_bundle(bundle)
+
+    # --- compaction
+
+    def _compact_soon(self, bundle: int) -> None:
+        """Merge runs of a bundle in the background if there are too many."""
+        runs = self.cold.runs[bundle]
+        first = to_merge([run.record_count for run in runs])
+        if first == len(runs) or not all(future.done() for future in self._compacting.values()):
+            return
+        if len({run.functions for run in runs[first:]}) > 1:
+            first = 0
+        id = self._new_id()
+        self._compacting = {id: self._compactor.submit(self._compact_runs, bundle, runs[first:], first == 0, id)}
+
+    def _compact_runs(self, bundle: int, runs: tuple[ColdRun, ...], is_bottom: bool, id: int) -> None:
+        try:
+            merged = self.cold.merged(bundle, runs, id, Scratch(self._kernels), is_bottom)
+            with self._lock:
+                now = self.cold.runs[bundle]
+                at = now.index(runs[0])
+                self.cold.runs[bundle] = (*now[:at], *([merged] if merged else []), *now[at + len(runs) :])
+                self._compacting.pop(id, None)
+                self._clean()
+        except BaseException as error:
+            self.compact_error = error
+
+    def compact(self) -> bool:
+        """Merge all runs of each bundle into one; whether there was anything to merge."""
+        self._wait_for_compaction()
+        some = False
+        for bundle, runs in enumerate(self.cold.runs):
+            if len(runs) > 1:
+                merged = self.cold.merged(bundle, runs, self._new_id(), self._scratch_table(), is_bottom=True)
+                self.cold.runs[bundle] = (merged,) if merged else ()
+                some = True
+        self._clean()
+        return some
+
+    def _wait_for_compaction(self) -> None:
+        """Under the lock, which the compactor needs to finish."""
+        for future in list(self._compacting.values()):
+            while not future.done():
+                self._lock.release()
+                try:
+                    future.result()
+                finally:
+                    self._lock.acquire()
+        self._compacting = {}
+
+    def close(self) -> None:
+        """Stop compaction and close the files. Not under the lock."""
+        self._compactor.shutdown(wait=True, cancel_futures=True)
+        for runs in self.cold.runs:
+            for run in runs:
+                run.run.close()
+        self.images.close()
+
+    def verify(self) -> None:
+        """Read all runs and pieces; `Damaged` names the file that is not what was written."""
+        for runs in self.cold.runs:
+            for run in runs:
+                run.run.verify()
+        for piece in self.pieces:
+            for id, extent in piece.segments.values():
+                self.images.get(id).verify(extent)
