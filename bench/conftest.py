@@ -25,11 +25,19 @@ CORES = sorted(os.sched_getaffinity(0))
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--bench-rows", type=int, default=20_000_000, help="rows of the large inputs")
+    parser.addoption("--bench-seconds", type=float, default=30.0, help="how long state under snapshots or spill is run")
+    parser.addoption("--bench-cgroup", type=Path, help="a memory cgroup (v1 or v2) that may get children: state stores "
+                     "with a memory limit run in one each, and are measured by it")
 
 
 @pytest.fixture(scope="session")
 def rows(request: pytest.FixtureRequest) -> int:
     return int(request.config.getoption("--bench-rows"))
+
+
+@pytest.fixture(scope="session")
+def seconds(request: pytest.FixtureRequest) -> float:
+    return float(request.config.getoption("--bench-seconds"))
 
 
 @pytest.fixture
@@ -90,7 +98,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     terminalreporter.section("rates and ratios (rival's time / ours)")
     for bench in measured:
         info = bench.extra_info
-        facts = [f"{key.replace('_', ' ')} {info[key]}" for key in info if key.endswith(("_per_s", "_ms", "_us"))
+        facts = [f"{key.replace('_', ' ')} {info[key]}" for key in info if key.endswith(("_per_s", "_ms", "_us", "_mb"))
                  and not key.startswith("copy_")]
         for key in [key for key in info if key.startswith("ratio_to_")]:
             goal = info.get(key.replace("ratio_to_", "goal_to_"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
@@ -82,3 +83,53 @@ def trades(rows: int) -> pa.Table:
     """Quantities 0 to 99 and prices."""
     rng = np.random.default_rng(SEED + 4)
     return pa.table({"qty": rng.integers(0, 100, rows), "price": rng.integers(1, 1_000_000, rows)})
+
+
+# --- state: updates of keys 0 to keys - 1
+
+
+class Updates:
+    """Random updates of `keys` keys: windows at random places of a pool that is made before anything is timed.
+
+    So no two calls bring the same keys in the same order, and none waits for a random generator. Values are multiples
+    of 1/64: their sums are exact in any order.
+    """
+
+    def __init__(self, keys: int, kind: str, pool_rows: int, seed: int = SEED + 20) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.keys = keys
+        self.pool = self.rng.integers(0, keys, pool_rows) if kind == "uniform" else zipf(self.rng, keys, pool_rows)
+        self.values = self.rng.integers(0, 1 << 20, 1 << 20) / 64.0
+
+    def all_keys(self, step: int = 1 << 20) -> Iterator[pa.Table]:
+        """Every key once, in random order."""
+        keys = self.rng.permutation(self.keys)
+        for start in range(0, self.keys, step):
+            yield self.table(keys[start : start + step])
+
+    def take(self, rows: int) -> pa.Table:
+        start = int(self.rng.integers(0, len(self.pool) - rows + 1))
+        return self.table(self.pool[start : start + rows])
+
+    def table(self, keys: Ints) -> pa.Table:
+        """Keys with values; sum and max read the same column, as the C yardstick does."""
+        values = np.resize(self.values, len(keys)) if len(keys) > len(self.values) else self.values[: len(keys)]
+        return pa.table({"k": keys, "s": values, "m": values})
+
+
+def zipf(rng: np.random.Generator, keys: int, rows: int, theta: float = 0.99) -> Ints:
+    """Keys whose n-th most frequent one comes in proportion to n ** -theta, as YCSB draws them; which is which is random.
+
+    The first gets 5 % of all rows of 10 M keys.
+    """
+    names = rng.permutation(keys)
+    zeta = float((1.0 / np.arange(1, keys + 1) ** theta).sum())
+    eta = (1 - (2.0 / keys) ** (1 - theta)) / (1 - (1 + 0.5**theta) / zeta)
+    drawn = np.empty(rows, np.int64)
+    for start in range(0, rows, 1 << 20):
+        u = rng.random(min(1 << 20, rows - start))
+        rank = (keys * (eta * u - eta + 1) ** (1 / (1 - theta))).astype(np.int64)
+        rank[u * zeta < 1 + 0.5**theta] = 1
+        rank[u * zeta < 1] = 0
+        drawn[start : start + len(u)] = names[np.minimum(rank, keys - 1)]
+    return drawn

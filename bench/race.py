@@ -27,11 +27,14 @@ class Race:
 
     def __call__(self, ours: Callable[[], object], *, row_count: int, size_bytes: int, bound: str,
                  goals: Mapping[str, float] | None = None, rounds: int = 7,
-                 **rivals: Callable[[], object]) -> None:
-        """Run the race. `bound` says what limits it; `goals` are the ratios we want, by rival."""
+                 before: Callable[[], object] | None = None, **rivals: Callable[[], object]) -> None:
+        """Run the race. `bound` says what limits it; `goals` are the ratios we want, by rival; `before` opens a round,
+        untimed."""
         rival_s: dict[str, list[float]] = {name: [] for name in rivals}
 
         def run_rivals() -> None:
+            if before is not None:
+                before()
             for name, rival in rivals.items():
                 rival_s[name].append(time_s(rival))
 

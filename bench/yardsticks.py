@@ -34,6 +34,8 @@ def compile_yardsticks(folder: Path, compiler: str) -> ctypes.CDLL:
                     *sources], check=True)
     loaded = ctypes.CDLL(str(library))
     loaded.filter_project.restype = loaded.filter_sum.restype = ctypes.c_int64
+    loaded.state_rows.restype = loaded.cached_bytes.restype = ctypes.c_int64
+    loaded.state_new.restype = ctypes.c_void_p
     return loaded
 
 
@@ -144,6 +146,31 @@ def yahoo(c: ctypes.CDLL, events: pa.Table, campaigns: pa.Table, workers: int) -
         return columns
 
     return run
+
+
+class StateTable:
+    """Sum, count and max of values by key, in a table made for `keys` keys that lives on from call to call."""
+
+    def __init__(self, c: ctypes.CDLL, keys: int, workers: int = 1) -> None:
+        self._c, self._keys = c, keys
+        self._table = ctypes.c_void_p(c.state_new(_i(keys), workers))
+
+    def merge(self, key: Array, value: Array) -> None:
+        self._c.state_merge(self._table, _p(key), _p(value), _i(len(key)))
+
+    def columns(self) -> Columns:
+        keys, counts = np.empty(self._keys, np.int64), np.empty(self._keys, np.int64)
+        sums, most = np.empty(self._keys, np.float64), np.empty(self._keys, np.float64)
+        n = self._c.state_rows(self._table, *map(_p, (keys, counts, sums, most)))
+        return {"k": keys[:n], "s": sums[:n], "n": counts[:n], "m": most[:n]}
+
+    def free(self) -> None:
+        self._c.state_free(self._table)
+
+
+def cached_bytes(c: ctypes.CDLL, folder: Path) -> int:
+    """Bytes of a folder's files that are in the page cache."""
+    return sum(c.cached_bytes(str(path).encode()) for path in folder.rglob("*") if path.is_file())
 
 
 def _windows(time: Array) -> tuple[int, int]:

@@ -13,6 +13,8 @@ from scalein.state.arena import LEAST_CHUNK, MOST_CHUNK, SEGMENT_BYTES
 
 HOT_SHARE = 0.6
 SEGMENT_SHARE = 32
+COPIED_SHARE = 0.1
+COPIES = 8
 LEAST_SEGMENT = 64 << 10
 SLICE_ROWS = 1 << 20
 SLICE_SHARE = 16
@@ -33,6 +35,11 @@ class Budget:
             return Budget(None)
         segment = _power_of_two(total // SEGMENT_SHARE, LEAST_SEGMENT, SEGMENT_BYTES)
         return Budget(total, segment, _power_of_two(total // GROUPS // 16, LEAST_CHUNK, MOST_CHUNK))
+
+    @property
+    def copies(self) -> int:
+        """Copies of segments that may wait to be written."""
+        return COPIES if self.total is None else max(1, int(self.total * COPIED_SHARE) // self.segment_bytes)
 
     def is_over(self, in_use: int) -> bool:
         return self.total is not None and in_use > self.total * HOT_SHARE

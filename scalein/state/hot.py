@@ -94,15 +94,16 @@ class HotTable:
     # --- kernels
 
     def attach(self, frame: FrameData, worker: int) -> None:
-        arena = self.arena
-        frame["table.groups"] = address(self.headers)
-        frame["table.arena"], frame["table.arena_size"] = arena.base, len(arena.memory)
-        frame["segment.shift"] = arena.shift
-        frame["segment.dirty"], frame["segment.copying"] = address(arena.dirty), address(arena.copying)
-        frame["copying"] = address(arena.any_copying)
-        frame["undo.at"], frame["undo.end"] = address(self.undo_at[worker]), address(self.undo_end[worker])
-        frame["undo.batch"] = self.batch << UNDO_BATCH_SHIFT
-        frame.keep["table"] = self
+        if frame.keep.get("table") is not self:
+            arena = self.arena
+            frame.keep["table"] = self
+            frame["table.groups"] = address(self.headers)
+            frame["table.arena"], frame["table.arena_size"] = arena.base, len(arena.memory)
+            frame["segment.shift"] = arena.shift
+            frame["segment.dirty"], frame["segment.copying"] = address(arena.dirty), address(arena.copying)
+            frame["copying"] = address(arena.any_copying)
+            frame["undo.at"], frame["undo.end"] = address(self.undo_at[worker]), address(self.undo_end[worker])
+            frame["undo.batch"] = self.batch << UNDO_BATCH_SHIFT
         self.running[worker] = frame
 
     def detach(self, worker: int) -> None:

@@ -3,20 +3,22 @@
 Invariant: a file is removed only after no kept snapshot names it, no snapshot under way will, and the store itself does
 not read it. An old manifest is gone from the directory, synced, before any of its files is removed.
 
-Threads: one thread writes snapshots, in order; everything else is called under the store's lock.
+Threads: one thread copies, one writes snapshots, in order; `save` and `begin` are called under the store's lock.
+Neither thread takes that lock: a freeze may wait for them while it is held.
 """
 
 from __future__ import annotations
 
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from threading import RLock
+from threading import Lock
 
 import numpy as np
 import pyarrow as pa
 
 from scalein.errors import Damaged, ScaleinError, StoreFailed, here
 from scalein.state import format, manifest
+from scalein.state.budget import Budget
 from scalein.state.files import Files
 from scalein.state.kernels import Kernels
 from scalein.state.manifest import Json, Manifest
@@ -28,13 +30,15 @@ from scalein.state.tiers import Tiers
 class Saver:
     """The snapshots of a store: those that are kept, and those under way."""
 
-    def __init__(self, files: Files, kernels: Kernels, tiers: Tiers, lock: RLock, workers: int, keep: int) -> None:
-        self._files, self._kernels, self._tiers, self._lock, self._keep = files, kernels, tiers, lock, keep
-        self.copier = Copier(tiers.hot, workers)
+    def __init__(self, files: Files, kernels: Kernels, tiers: Tiers, budget: Budget, workers: int, keep: int) -> None:
+        self._files, self._kernels, self._tiers, self._keep = files, kernels, tiers, keep
+        self.copier = Copier(tiers.hot, workers, budget.copies)
         self._images = ImageFiles(files, tiers.hot, self.copier)
         self._kept: dict[int, frozenset[str]] = {}  # snapshots -> the files that they name
         self._under_way: list[Frozen] = []
         self._writer = ThreadPoolExecutor(1, "scalein-snapshot")
+        self._books = Lock()  # over the snapshots that are kept and under way
+        self._removing = Lock()
         self.is_behind = False  # a snapshot failed since the last whole one
 
     @property
@@ -52,14 +56,14 @@ class Saver:
                 except (Damaged, KeyError):  # a damaged one is no reason to keep anything
                     self._files.remove(format.manifest_name(id))
         self._files.sync_directory()
-        self.remove_garbage()
+        self.remove_garbage(is_start=True)
 
     # --- writing
 
     def save(self, id: int, meta: dict[str, Json]) -> Snapshot:
         """Freeze the store as it is, and write it in the background."""
         tiers, hot = self._tiers, self._tiers.hot
-        changed, used = self.copier.mark()
+        copy = self.copier.mark()
         facts: list[Json] = []
         tables: dict[str, np.ndarray] = {}
         for number, piece in enumerate(tiers.pieces):
@@ -68,9 +72,10 @@ class Saver:
             tables |= columns
         runs: list[Json] = [[run.id for run in runs] for runs in tiers.cold.runs]
         frozen = Frozen(id, {**meta, "runs": runs, "pieces": facts, "functions": list(tiers.functions)},
-                        hot.headers.copy(), hot.chunks.rows[: hot.chunks.count].copy(), changed, used,
+                        hot.headers.copy(), hot.chunks.rows[: hot.chunks.count].copy(), copy,
                         frozenset(tiers.files()), tables)
-        self._under_way.append(frozen)
+        with self._books:
+            self._under_way.append(frozen)
         self._writer.submit(self._write, frozen)
         return Snapshot(frozen)
 
@@ -80,14 +85,13 @@ class Saver:
             self._publish(frozen)
         except BaseException as error:
             frozen.error = error
-        with self._lock:
+        with self._books:
             self._under_way.remove(frozen)
             self.is_behind = frozen.error is not None
         frozen.done.set()
         if frozen.error is None:
             try:
-                with self._lock:
-                    self._forget_old()
+                self._forget_old()
             except ScaleinError as error:
                 warnings.warn(f"old files of a store could not be removed: {error}", RuntimeWarning, stacklevel=2)
 
@@ -106,27 +110,45 @@ class Saver:
         names: list[Json] = [*sorted(files)]
         meta: dict[str, Json] = {**frozen.meta, "pieces": [*pieces, about], "files": names}
         manifest.publish(self._files, Manifest(frozen.id, meta, {**frozen.tables, **columns}), self._kernels.checksums)
-        with self._lock:
+        with self._books:
             self._kept[frozen.id] = files
 
     # --- removing
 
     def _forget_old(self) -> None:
-        for id in self.ids[: -self._keep]:
+        with self._books:
+            old = self.ids[: -self._keep]
+        for id in old:
             self._files.remove(format.manifest_name(id))
-            del self._kept[id]
         self._files.sync_directory()  # a manifest must not come back without its files
+        with self._books:
+            for id in old:
+                del self._kept[id]
         self.remove_garbage()
 
-    def remove_garbage(self) -> None:
-        """Remove what neither a kept snapshot nor this store needs."""
-        needed = set().union(*self._kept.values(), *(frozen.files for frozen in self._under_way))
-        needed |= self._tiers.files() | self._tiers.being_written()
-        needed |= {format.image_name(id) for id, _ in self._images.known.values()}
-        needed |= {format.image_name(frozen.id) for frozen in self._under_way}
-        for name in self._files.names():
-            if name.startswith(("_image-", "_run-", "image-", "run-")) and name not in needed:
-                self._files.remove(name)
+    def remove_garbage(self, is_start: bool = False) -> None:
+        """Remove what neither a kept snapshot nor this store needs.
+
+        A file that is newer than the newest snapshot may be on its way to be needed. Older ones are not: ids are never
+        used twice, so what is garbage stays garbage, and nobody waits while a large file is removed (0.1 s).
+        """
+        with self._removing:
+            names = self._files.names()
+            with self._books:
+                newest = max(self._kept, default=0)
+                needed = set().union(*self._kept.values(), *(frozen.files for frozen in self._under_way))
+                needed |= {format.image_name(frozen.id) for frozen in self._under_way}
+            needed |= self._tiers.files() | self._tiers.being_written()
+            needed |= {format.image_name(id) for id, _ in list(self._images.known.values())}
+            found = [(id, format.run_name(id)) for id in format.ids(names, "run")]
+            found += [(id, format.image_name(id)) for id in format.ids(names, "image")]
+            for id, name in found:
+                if name not in needed and (is_start or id < newest):
+                    self._files.remove(name)
+            if is_start:
+                for name in names:
+                    if name.startswith(format.TEMPORARY):
+                        self._files.remove(name)
 
     def verify(self) -> None:
         """Read the images of what is in memory; `Damaged` names the file that is not what was written."""
@@ -145,6 +167,7 @@ class Saver:
     def close(self) -> None:
         """Wait for the snapshots under way, and take no more. Not under the lock."""
         self._writer.shutdown(wait=True)
+        self._images.close()
 
 
 # --- manifests

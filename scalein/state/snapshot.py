@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -40,8 +42,7 @@ class Frozen:
     meta: dict[str, Json]
     headers: np.ndarray
     chunks: np.ndarray
-    changed: list[int]  # segments to be copied
-    used: dict[int, int]  # bytes of them
+    copy: Copy  # of the segments that changed
     files: frozenset[str]  # that it will name, besides images
     tables: dict[str, np.ndarray] = field(default_factory=dict)  # of pieces that were not loaded
     done: threading.Event = field(default_factory=threading.Event)
@@ -88,92 +89,109 @@ class Snapshot:
         return f"Snapshot({self.id}, {state})"
 
 
-class Copier:
-    """Marks, copies and mends segments."""
+class Copy:
+    """The segments of one freeze on their way to a file: what is left to copy, and the copies that wait."""
 
-    def __init__(self, hot: HotTable, workers: int) -> None:
-        self._hot, self._arena = hot, hot.arena
+    def __init__(self, used: dict[int, int]) -> None:
+        self.used = used  # bytes of each segment
+        self.left = set(used)
+        self.images: dict[int, np.ndarray] = {}
+        self.logs: dict[int, list[int]] = {}  # segment -> where each worker's undo log begins
+        self.is_copied = threading.Event()
+
+
+class Copier:
+    """Marks, copies and mends segments. At most `at_once` copies of a freeze wait to be written."""
+
+    def __init__(self, hot: HotTable, workers: int, at_once: int) -> None:
+        self._hot, self._arena, self.at_once = hot, hot.arena, at_once
         count = len(self._arena.dirty)
         hot.undo_at = [np.zeros(count, np.int64) for _ in range(workers)]
         hot.undo_end = [np.zeros(count, np.int64) for _ in range(workers)]
-        self._starts = [np.zeros(count, np.int64) for _ in range(workers)]
         hot.on_undo_full = self.copy_now
         self._entry = hot.kernels.record_bytes + 8
-        self._log_bytes = max(self._arena.segment_bytes // 2, 64 * self._entry) // PAGE_BYTES * PAGE_BYTES
-        self._logs = reserve(len(self._arena.memory) // 2 * workers)
+        self._log_bytes = padded(max(self._arena.segment_bytes // 2, 64 * self._entry))
+        self._log_memory = reserve(len(self._arena.memory) // 2 * workers)
         self._logs_begun = 0
         self._free_logs: list[int] = []
-        self._lock = threading.Lock()  # over the state of segments under copy
-        self._images: dict[int, np.ndarray] = {}  # of segments that were copied and not yet written
         self._spare: list[np.ndarray] = []
-        self._copied = threading.Event()
-        self._copied.set()
-        self._left: set[int] = set()
-        self._used: dict[int, int] = {}
+        self._lock = threading.Lock()  # over the current copy, free logs and spare memory
+        self._current = Copy({})
+        self._current.is_copied.set()
 
     @property
     def memory_bytes(self) -> int:
         """Undo logs and copies, at most."""
-        return self._logs_begun * self._log_bytes + (len(self._images) + len(self._spare)) * self._arena.segment_bytes
+        images = len(self._current.images) + len(self._spare)
+        return self._logs_begun * self._log_bytes + images * self._arena.segment_bytes
 
-    def mark(self) -> tuple[list[int], dict[int, int]]:
-        """Begin a copy of all segments that changed: their numbers and sizes."""
-        self._copied.wait()
+    def mark(self) -> Copy:
+        """Begin a copy of all segments that changed; waits until the one before has copied all of its own."""
+        self._current.is_copied.wait()
         arena, hot = self._arena, self._hot
         changed = np.flatnonzero(arena.dirty[: arena.segments]).tolist()
-        self._used = {segment: padded(arena.used(segment)) for segment in changed}
-        self._left = set(changed)
-        for segment in changed:
-            for at, end, start in zip(hot.undo_at, hot.undo_end, self._starts, strict=True):
-                at[segment] = start[segment] = self._take_log()
-                end[segment] = at[segment] + self._log_bytes
+        copy = Copy({segment: padded(arena.used(segment)) for segment in changed})
+        with self._lock:
+            for segment in changed:
+                copy.logs[segment] = [self._take_log() for _ in hot.undo_at]
+                for at, end, log in zip(hot.undo_at, hot.undo_end, copy.logs[segment], strict=True):
+                    at[segment], end[segment] = log, log + self._log_bytes
+            self._current = copy
         arena.dirty[changed] = 0
         arena.copying[changed] = 1
-        if changed:
-            self._copied.clear()
-            arena.any_copying[0] = 1
-        return changed, dict(self._used)
+        arena.any_copying[0] = bool(changed)
+        if not changed:
+            copy.is_copied.set()
+        return copy
 
     def _take_log(self) -> int:
         if self._free_logs:
             return self._free_logs.pop()
         start = self._logs_begun * self._log_bytes
-        if start + self._log_bytes > len(self._logs):
+        if start + self._log_bytes > len(self._log_memory):
             raise ScaleinError("the undo logs of a snapshot need more address space than this process may have")
         self._logs_begun += 1
-        return address(self._logs) + start
+        return address(self._log_memory) + start
 
     def copy_now(self, segment: int) -> None:
         """Copy a segment whose undo log is full; a kernel waits for it."""
         with self._lock:
-            self._copy(segment)
+            self._copy(self._current, segment)
 
-    def _copy(self, segment: int) -> None:
-        if segment not in self._left:
+    def _copy(self, copy: Copy, segment: int) -> None:
+        if segment not in copy.left:
             return
         image = self._spare.pop() if self._spare else aligned(self._arena.segment_bytes)
         start = self._arena.base + (segment << self._arena.shift)
-        self._hot.kernels.copy(address(image), start, self._used[segment])
-        self._images[segment] = image
-        self._arena.copying[segment] = 0
-        self._left.discard(segment)
-        if not self._left:
-            self._arena.any_copying[0] = 0
-            self._copied.set()
+        self._hot.kernels.copy(address(image), start, copy.used[segment])
+        copy.images[segment] = image
+        self._clear(copy, [segment])
 
-    def image(self, segment: int) -> np.ndarray:
-        """The segment as it was when it was marked."""
-        with self._lock:
-            self._copy(segment)
+    def _clear(self, copy: Copy, segments: list[int]) -> None:
+        self._arena.copying[segments] = 0
+        copy.left -= set(segments)
+        if not copy.left:
+            self._arena.any_copying[0] = 0
+
+    def copy(self, copy: Copy, segments: list[int]) -> list[np.ndarray]:
+        """Segments as they were when they were marked."""
+        for segment in segments:
+            with self._lock:
+                self._copy(copy, segment)
         self._wait_for_blocks()
-        image = self._images[segment][: self._used[segment]]
-        logs = []
-        for at, starts in zip(self._hot.undo_at, self._starts, strict=True):
-            start = int(starts[segment])
-            logs.append((start, (int(at[segment]) - start) // self._entry))
+        ends = [[int(at[segment]) for at in self._hot.undo_at] for segment in segments]
+        if not copy.left:
+            copy.is_copied.set()  # from here on the next freeze may have the marks and ends of logs
+        return [self._mended(copy, segment, end) for segment, end in zip(segments, ends, strict=True)]
+
+    def _mended(self, copy: Copy, segment: int, ends: list[int]) -> np.ndarray:
+        image = copy.images[segment][: copy.used[segment]]
+        logs = [(start, (end - start) // self._entry) for start, end in zip(copy.logs[segment], ends, strict=True)]
         first = segment << self._arena.shift
         for start, count in self._in_one(logs):
             self._hot.kernels.restore(address(image), first, start, count)
+        with self._lock:
+            self._free_logs += copy.logs.pop(segment)
         return image
 
     def _in_one(self, logs: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -181,8 +199,8 @@ class Copier:
         logs = [(start, count) for start, count in logs if count]
         if len(logs) < 2:
             return logs
-        base = address(self._logs)
-        entries = np.concatenate([self._logs[s - base : s - base + n * self._entry].reshape(n, self._entry)
+        base = address(self._log_memory)
+        entries = np.concatenate([self._log_memory[s - base : s - base + n * self._entry].reshape(n, self._entry)
                                   for s, n in logs])
         batches = np.ascontiguousarray(entries[:, :8]).view(np.uint64)[:, 0] >> np.uint64(UNDO_BATCH_SHIFT)
         self._joined = np.ascontiguousarray(entries[np.argsort(batches, kind="stable")])
@@ -195,23 +213,27 @@ class Copier:
             while self._hot.running.get(worker) is frame and _progress(frame) == seen:
                 time.sleep(_LOOK_S)
 
-    def forget(self, segment: int) -> None:
-        """The image of a segment has been written, or never will be."""
+    def forget(self, copy: Copy, segment: int) -> None:
+        """The copy of a segment has been written."""
         with self._lock:
-            image = self._images.pop(segment, None)
-            if image is not None and len(self._spare) < 2:
+            image = copy.images.pop(segment)
+            if len(self._spare) < self.at_once:
                 self._spare.append(image)
-            self._free_logs += [int(starts[segment]) for starts in self._starts]
 
-    def give_up(self, segments: list[int]) -> None:
-        """Nothing of these will be written: they count as changed."""
+    def give_up(self, copy: Copy) -> None:
+        """Nothing of a freeze will be written: its segments count as changed."""
+        segments = list(copy.used)
         with self._lock:
             self._arena.dirty[segments] = 1
-            self._arena.copying[segments] = 0
-            self._left -= set(segments)
-            if not self._left:
-                self._arena.any_copying[0] = 0
-                self._copied.set()
+            left = list(copy.left)
+            self._arena.copying[left] = 0
+        self._wait_for_blocks()  # they may still write to the logs
+        with self._lock:
+            self._free_logs += [log for logs in copy.logs.values() for log in logs]
+            copy.logs.clear()
+            copy.images.clear()
+            self._clear(copy, left)
+        copy.is_copied.set()
 
 
 def _progress(frame: FrameData) -> int:
@@ -224,28 +246,44 @@ class ImageFiles:
     def __init__(self, files: Files, hot: HotTable, copier: Copier) -> None:
         self._files, self._hot, self._copier = files, hot, copier
         self.known: dict[int, tuple[int, Extent]] = {}  # segment -> image file, extent
+        self._ahead = ThreadPoolExecutor(1, "scalein-copy")
 
     def write(self, frozen: Frozen) -> None:
         """Write the images of a frozen state's changed segments."""
-        left = list(frozen.changed)
-        if not left:
+        copy = frozen.copy
+        if not copy.used:
             return
-        writer = ImageWriter(self._files, frozen.id, sum(frozen.used.values()) + PAGE_BYTES,
-                             checksums=self._hot.kernels.checksums)
+        placed: dict[int, tuple[int, Extent]] = {}
         try:
-            placed = {}
-            while left:
-                segment = left[0]
-                placed[segment] = writer.add(segment, self._copier.image(segment))
-                self._copier.forget(segment)
-                left.pop(0)
-            writer.finish()
+            writer = ImageWriter(self._files, frozen.id, sum(copy.used.values()) + PAGE_BYTES,
+                                 checksums=self._hot.kernels.checksums)
+            try:
+                for some, images in self._copies(frozen):
+                    for segment, image in zip(some, images, strict=True):
+                        placed[segment] = frozen.id, writer.add(segment, image)
+                        self._copier.forget(copy, segment)
+                writer.finish()
+            except BaseException:
+                writer.abandon()
+                raise
         except BaseException:
-            writer.abandon()
-            for segment in frozen.changed:
+            self._ahead.submit(lambda: None).result()  # a copy may be under way
+            for segment in copy.used:
                 self.known.pop(segment, None)
-            self._copier.give_up(frozen.changed)
-            for segment in left:
-                self._copier.forget(segment)
+            self._copier.give_up(copy)
             raise
-        self.known.update({segment: (frozen.id, extent) for segment, extent in placed.items()})
+        self.known.update(placed)
+
+    def _copies(self, frozen: Frozen) -> Iterator[tuple[list[int], list[np.ndarray]]]:
+        """Some segments after others, and their copies; the next ones are copied while these are written."""
+        segments, step = list(frozen.copy.used), max(1, self._copier.at_once // 2)
+        parts = [segments[start : start + step] for start in range(0, len(segments), step)]
+        following = self._ahead.submit(self._copier.copy, frozen.copy, parts[0])
+        for part, after in zip(parts, [*parts[1:], None], strict=True):
+            images = following.result()
+            if after is not None:
+                following = self._ahead.submit(self._copier.copy, frozen.copy, after)
+            yield part, images
+
+    def close(self) -> None:
+        self._ahead.shutdown(wait=True)

@@ -63,7 +63,7 @@ class LogStore:
         self._lock = threading.RLock()
         self._tiers = Tiers(files, kernels, budget, self._lock, self._new_id, self._clean)
         self._tiers.functions = ("",) * len(value)
-        self._saver = Saver(files, kernels, self._tiers, self._lock, workers, keep)
+        self._saver = Saver(files, kernels, self._tiers, budget, workers, keep)
         self._sums = SumBounds(value)
         self._next_id = 1
         self._has_changed = False

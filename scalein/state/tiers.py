@@ -228,7 +228,7 @@ class Tiers:
                 at = now.index(runs[0])
                 self.cold.runs[bundle] = (*now[:at], *([merged] if merged else []), *now[at + len(runs) :])
                 self._compacting.pop(id, None)
-                self._clean()
+            self._clean()
         except BaseException as error:
             self.compact_error = error
 

@@ -1,0 +1,211 @@
+"""A LogStore and its model side by side: operations made of a name, a seed and a size are done to both and compared."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from random import Random
+
+import pyarrow as pa
+import pytest
+
+from scalein.errors import ComputeError
+from scalein.options import Options
+from scalein.state import LogStore, Snapshot, format
+from scalein.state.budget import Budget
+from scalein.state.cold import Cold
+from scalein.state.files import Files
+from scalein.state.hot import HotTable
+from scalein.state.snapshot import Copier
+from scalein.state.tiers import Tiers
+from tests.state.store_model import Content, Kind, Model, Overflow, content_of, rows_of
+
+Op = tuple[str, int, int]  # name, seed, size
+
+
+class Pair:
+    """A store that must always hold what its model holds."""
+
+    def __init__(self, kind: Kind, files: Callable[[], Files], budget: Budget, workers: int, keep: int = 3) -> None:
+        self.kind, self.files, self.budget, self.keep = kind, files, budget, keep
+        self.options = Options.make(workers=workers)
+        self.model = Model(kind.key, kind.value)
+        self.frozen: dict[int, Content] = {}  # what was true at each snapshot that was begun
+        self.waiting: list[Snapshot] = []
+        self.done: Counter[str] = Counter()
+        self.gate = threading.Event()  # closed: nothing is copied for a snapshot unless a kernel has to
+        self.gate.set()
+        self.store = self.opened()
+
+    def opened(self, snapshot: int | None = None, readonly: bool = False) -> LogStore:
+        store = LogStore.open_files(self.files(), key=self.kind.key, value=self.kind.value, budget=self.budget,
+                                    snapshot=snapshot, readonly=readonly, keep=self.keep, options=self.options)
+        copier = store._saver.copier
+        copy = copier.copy
+
+        def waits(*args: object) -> object:
+            self.gate.wait()
+            return copy(*args)  # type: ignore[arg-type]
+
+        copier.copy = waits  # type: ignore[method-assign,assignment]
+        return store
+
+    def do(self, op: Op) -> None:
+        name, seed, size = op
+        self.done[name] += 1
+        getattr(self, f"op_{name}")(Random(seed), size)
+
+    # --- operations
+
+    def op_merge(self, random: Random, size: int) -> None:
+        functions = random.choice(self.kind.merges)
+        names = [name for name in functions if functions[name] != "count" or random.random() < 0.5]
+        self._merge(self.kind.table(random, size, names), functions)
+
+    def op_more(self, random: Random, size: int) -> None:
+        """Always the same functions, so that partials pile up."""
+        functions = self.kind.merges[0]
+        self._merge(self.kind.table(random, size, list(functions)), functions)
+
+    def _merge(self, table: pa.Table, functions: dict[str, str]) -> None:
+        try:
+            self.model.merge(table, functions)
+        except Overflow:
+            assert self.kind.overflows
+            self.done["overflow"] += 1
+            with pytest.raises(ComputeError, match="overflow"):
+                self.store.merge(table, **functions)
+        else:
+            self.store.merge(table, **functions)
+
+    def op_upsert(self, random: Random, size: int) -> None:
+        table = self.kind.table(random, size, self.kind.value.names)
+        self.model.upsert(table)
+        self.store.upsert(table)
+
+    def op_delete(self, random: Random, size: int) -> None:
+        keys = self.kind.key_table(random, size)
+        self.model.delete(keys)
+        self.store.delete(keys)
+
+    def op_get(self, random: Random, size: int) -> None:
+        keys = self.kind.key_table(random, size)
+        found = self.store.get(keys)
+        assert found.schema.names == self.kind.value.names
+        assert list(rows_of(found)) == self.model.get(keys)
+
+    def op_scan(self, random: Random, size: int) -> None:
+        self.check(self.store, self.model.content)
+
+    def op_len(self, random: Random, size: int) -> None:
+        assert len(self.store) == len(self.model.content)
+
+    def op_snapshot(self, random: Random, size: int) -> None:
+        self.gate.set()  # a freeze waits for the copy before it
+        snapshot = self.store.snapshot()
+        self.frozen[snapshot.id] = dict(self.model.content)
+        self.waiting.append(snapshot)
+        if random.random() < 0.5:
+            snapshot.wait()
+            assert snapshot.is_done
+
+    def op_slow_snapshot(self, random: Random, size: int) -> None:
+        """One that is not copied before a later operation lets it."""
+        self.wait()
+        self.gate.clear()
+        snapshot = self.store.snapshot()
+        self.frozen[snapshot.id] = dict(self.model.content)
+        self.waiting.append(snapshot)
+
+    def op_wait(self, random: Random, size: int) -> None:
+        self.wait()
+
+    def op_compact(self, random: Random, size: int) -> None:
+        self.store.compact()
+
+    def op_verify(self, random: Random, size: int) -> None:
+        self.store.verify()
+
+    def op_reopen(self, random: Random, size: int) -> None:
+        self.wait()
+        self.store.close()
+        self.store = self.opened()
+
+    def op_look_back(self, random: Random, size: int) -> None:
+        """Open the kept snapshots to read them."""
+        self.wait()
+        for id in self.store.stats()["snapshots"]:  # type: ignore[attr-defined]
+            if id in self.frozen:
+                with self.opened(id, readonly=True) as old:
+                    self.check(old, self.frozen[id])
+
+    def op_go_back(self, random: Random, size: int) -> None:
+        """Go on from a kept snapshot."""
+        self.wait()
+        self.store.close()
+        known = [id for id in format.ids(self.files().names(), "snapshot") if id in self.frozen]
+        id = random.choice(known) if known else None
+        self.store = self.opened(id)
+        if id is not None:
+            self.model.content = dict(self.frozen[id])
+            self.frozen = {k: v for k, v in self.frozen.items() if k <= id}
+
+    # --- checks
+
+    def wait(self) -> None:
+        self.gate.set()
+        for snapshot in self.waiting:
+            snapshot.wait(60)
+        self.waiting.clear()
+        self.store._saver._writer.submit(lambda: None).result()  # old ones have been removed
+
+    def check(self, store: LogStore, wanted: Content) -> None:
+        found = content_of(store.scan().read_all(), self.kind.key)
+        assert_same(found, wanted)
+
+    def close(self) -> None:
+        self.gate.set()
+        self.store.close()
+
+
+def assert_same(found: Content, wanted: Content) -> None:
+    if found != wanted:
+        missing, extra = wanted.keys() - found.keys(), found.keys() - wanted.keys()
+        other = [(key, found[key], wanted[key]) for key in found.keys() & wanted.keys() if found[key] != wanted[key]]
+        raise AssertionError(f"{len(missing)} missing {list(missing)[:3]}, {len(extra)} too many {list(extra)[:3]}, "
+                             f"{len(other)} others (key, found, wanted): {other[:3]}")
+
+
+@contextmanager
+def probes() -> Iterator[Counter[str]]:
+    """Counts how often the paths that tests are about really ran."""
+    seen: Counter[str] = Counter()
+    with pytest.MonkeyPatch.context() as patch:
+
+        def count(owner: type, method: str, name: str) -> None:
+            original = getattr(owner, method)
+
+            def counted(*args: object, **kwargs: object) -> object:
+                seen[name] += 1
+                return original(*args, **kwargs)
+
+            patch.setattr(owner, method, counted)
+
+        count(Tiers, "_write_run", "evicted")
+        count(Tiers, "_compact_runs", "compacted behind")
+        count(Tiers, "_load", "loaded")
+        count(Tiers, "_find_cold", "read cold")
+        count(Cold, "merged", "merged runs")
+        count(Copier, "copy_now", "undo full")
+        count(Copier, "_in_one", "undone")
+        count(HotTable, "_grow", "index grew")
+        add_chunk = HotTable._add_chunk
+
+        def added(self: HotTable, group: int, kind: int, need: int) -> None:
+            seen[("record chunk", "text chunk")[kind]] += 1
+            add_chunk(self, group, kind, need)
+
+        patch.setattr(HotTable, "_add_chunk", added)
+        yield seen
