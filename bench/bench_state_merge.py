@@ -46,7 +46,8 @@ class Feed:
 def assert_as_in(store: Ours, table: StateTable) -> None:
     wanted = table.columns()
     found = store.get(wanted["k"])
-    assert_same(pa.table({name: found[name] for name in ("s", "n", "m")}), {name: wanted[name] for name in "snm"}, by=())
+    names = ("s", "n", "m")
+    assert_same(pa.table({name: found[name] for name in names}), {name: wanted[name] for name in names}, by=())
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -134,7 +135,8 @@ def bench_merge_against(race: Race, rows: int, tmp_path: Path, rival: str) -> No
             some = pa.table({"k": feed.keys[:few], "s": feed.values[:few]})
             theirs_s.append(time_s(lambda: other.merge(some)))
 
-        race(lambda: feed.into(store), before=before, rounds=3, row_count=rows, size_bytes=ROW_BYTES * rows, bound=BOUND)
+        race(lambda: feed.into(store), before=before, rounds=3, row_count=rows, size_bytes=ROW_BYTES * rows,
+             bound=BOUND)
     info = race.benchmark.extra_info
     if race.benchmark.stats is not None:
         ratios = [(rows / ours) / (few / theirs) for ours, theirs in

@@ -100,12 +100,12 @@ class Updates:
         self.keys = keys
         self.pool = self.rng.integers(0, keys, pool_rows) if kind == "uniform" else zipf(self.rng, keys, pool_rows)
         self.values = self.rng.integers(0, 1 << 20, 1 << 20) / 64.0
+        self._order = self.rng.permutation(keys)
 
     def all_keys(self, step: int = 1 << 20) -> Iterator[pa.Table]:
         """Every key once, in random order."""
-        keys = self.rng.permutation(self.keys)
         for start in range(0, self.keys, step):
-            yield self.table(keys[start : start + step])
+            yield self.table(self._order[start : start + step])
 
     def take(self, rows: int) -> pa.Table:
         start = int(self.rng.integers(0, len(self.pool) - rows + 1))
@@ -118,9 +118,9 @@ class Updates:
 
 
 def zipf(rng: np.random.Generator, keys: int, rows: int, theta: float = 0.99) -> Ints:
-    """Keys whose n-th most frequent one comes in proportion to n ** -theta, as YCSB draws them; which is which is random.
+    """Keys whose n-th most frequent one comes in proportion to n ** -theta, drawn as YCSB does.
 
-    The first gets 5 % of all rows of 10 M keys.
+    Which key is the n-th is random. The first gets 5 % of all rows of 10 M keys.
     """
     names = rng.permutation(keys)
     zeta = float((1.0 / np.arange(1, keys + 1) ** theta).sum())

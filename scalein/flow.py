@@ -295,9 +295,11 @@ class Flow(Hinted):
 
     # --- running and looking ---
 
-    def collect(self, data: object = None, *, workers: int | None = None, engine: str = "llvm",
-                cpu: str | None = None) -> pa.Table:
+    def collect(self, data: object = None, *, workers: int | None = None, memory: str | int | None = None,
+                engine: str = "llvm", cpu: str | None = None) -> pa.Table:
         """The whole result as a table. `data` is for flows that begin with `si.flow(schema)`.
+
+        `memory="1GB"` limits what an aggregation of many groups holds; what is more goes to disk meanwhile.
 
         >>> import pyarrow as pa, scalein as si
         >>> from scalein import col
@@ -305,7 +307,7 @@ class Flow(Hinted):
         >>> q.collect(pa.table({"x": [1, 2]})).to_pydict()
         {'x': [2]}
         """
-        op, options = self._prepare(data, workers, engine, cpu)
+        op, options = self._prepare(data, workers, memory, engine, cpu)
         if options.engine == "interp":
             from scalein import interp
 
@@ -314,10 +316,10 @@ class Flow(Hinted):
 
         return run.collect(op, options)
 
-    def batches(self, data: object = None, *, workers: int | None = None, engine: str = "llvm",
-                cpu: str | None = None) -> Iterator[pa.RecordBatch]:
+    def batches(self, data: object = None, *, workers: int | None = None, memory: str | int | None = None,
+                engine: str = "llvm", cpu: str | None = None) -> Iterator[pa.RecordBatch]:
         """The result batch by batch, as it is computed."""
-        op, options = self._prepare(data, workers, engine, cpu)
+        op, options = self._prepare(data, workers, memory, engine, cpu)
         if options.engine == "interp":
             from scalein import interp
 
@@ -326,9 +328,10 @@ class Flow(Hinted):
 
         return run.batches(op, options)
 
-    def _prepare(self, data: object, workers: int | None, engine: str, cpu: str | None) -> tuple[ops.Op, Options]:
+    def _prepare(self, data: object, workers: int | None, memory: str | int | None, engine: str,
+                 cpu: str | None) -> tuple[ops.Op, Options]:
         at = here()
-        return bind(self.op, data, at), Options.make(workers=workers, engine=engine, cpu=cpu, at=at)
+        return bind(self.op, data, at), Options.make(workers=workers, memory=memory, engine=engine, cpu=cpu, at=at)
 
     def explain(self, level: str = "logical", *, verbose: bool = False, analyze: bool = False) -> str:
         """The plan as text: "logical", "fused" (stages and kernels), "llvm" or "asm".

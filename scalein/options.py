@@ -14,6 +14,7 @@ import os
 from dataclasses import dataclass
 
 from scalein.errors import NOWHERE, BadArgument, SourceLoc
+from scalein.sizes import parse_size
 
 # The CPUs this process had when scalein was imported; see `runtime.workers.begin`.
 STARTUP_CPUS: frozenset[int] = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
@@ -46,10 +47,12 @@ class Options:
     safe: bool = False
     cache: str = ""
     engine: str = "llvm"  # "interp" runs the oracle instead of compiled code
+    memory: int | None = None  # bytes that aggregation may use before it goes to disk
 
     @staticmethod
     def make(*, workers: int | None = None, cpu: str | None = None, safe: bool | None = None,
-             cache: str | None = None, engine: str = "llvm", at: SourceLoc = NOWHERE) -> Options:
+             cache: str | None = None, engine: str = "llvm", memory: str | int | None = None,
+             at: SourceLoc = NOWHERE) -> Options:
         """Options given by the call, else by the environment, else the defaults."""
         env = os.environ
         if workers is None:
@@ -67,4 +70,5 @@ class Options:
             safe=env.get("SCALEIN_SAFE", "0") not in ("", "0") if safe is None else safe,
             cache=env.get("SCALEIN_CACHE_DIR", default_cache_dir()) if cache is None else cache,
             engine=engine,
+            memory=None if memory is None else parse_size(memory, at=at),
         )

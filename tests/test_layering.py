@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parent.parent / "scalein"
 
 # durations: plain values that ir types literals by; hashing: what a value's hash is, for all engines
-BASE = ("errors", "dtypes", "layout", "options", "durations", "hashing", "memory")
+BASE = ("errors", "dtypes", "layout", "options", "durations", "hashing", "memory", "sizes")
 ANYTHING = ("",)
 
 # Package or module -> what it may import besides itself and BASE. The longest matching name decides.

@@ -103,7 +103,7 @@ class GroupRun:
         workers = [Worker(self) for _ in range(self.options.workers)]
         if self.mode is GroupMode.HASH and radix.fits(self.table):
             tried, work = radix.try_some(workers[0], work)
-            if radix.has_many_groups(workers[0], tried):
+            if radix.has_many_groups(workers[0], tried, self.options.memory is not None):
                 yield from radix.run_radix(self, chain(tried, work))
                 return
         each_worker(workers, work)

@@ -28,6 +28,7 @@ from scalein.runtime.call import call, kernel
 from scalein.runtime.pipe import Collector
 from scalein.runtime.settle import settle
 from scalein.runtime.specialise import Specialiser
+from scalein.runtime.spill import SpillFile, pieces_in
 from scalein.runtime.stages import Prepared, table_args, table_exprs
 from scalein.runtime.tables import HashTable, grown
 from scalein.runtime.units import Unit
@@ -38,10 +39,14 @@ if TYPE_CHECKING:
 
 TRIAL_ROWS = 1 << 18
 MANY_SHARE = 3 / 8  # of the trial's rows begin a group of their own
+FEW_SHARE = 1 / 64
 MOST_FIELDS = 64  # a partition row has one word of null bits
 CHUNK_BYTES = 1 << 16
 HEAVY_SHARE = 2  # a key group is heavy from half of a worker's fair share on
 SLAB_CHUNKS = 1 << 9
+SLAB_BYTES = SLAB_CHUNKS * CHUNK_BYTES
+PARTITION_SHARE = 0.6  # of a limit on memory, for rows; the rest is for tables and results
+ROUND_GROUPS = 16
 
 
 def fits(table: Table) -> bool:
@@ -66,9 +71,10 @@ def try_some(worker: Worker, work: Iterator[Unit]) -> tuple[list[Unit], Iterator
     return tried, iter(())
 
 
-def has_many_groups(worker: Worker, tried: list[Unit]) -> bool:
+def has_many_groups(worker: Worker, tried: list[Unit], is_limited: bool) -> bool:
+    """Whether there are enough groups for partitioning to pay, or, under a limit on memory, to fear more."""
     rows = sum(unit.batch.num_rows for unit in tried)
-    return rows >= TRIAL_ROWS and bool(worker.states[0].count > MANY_SHARE * rows)
+    return rows >= TRIAL_ROWS and bool(worker.states[0].count > (FEW_SHARE if is_limited else MANY_SHARE) * rows)
 
 
 def run_radix(run: GroupRun, work: Iterator[Unit]) -> Iterator[pa.RecordBatch]:
@@ -76,18 +82,26 @@ def run_radix(run: GroupRun, work: Iterator[Unit]) -> Iterator[pa.RecordBatch]:
     plan = _Plan(run)
     partitioners = [_Partitioner(plan) for _ in range(run.options.workers)]
     each_worker(partitioners, work)
-    pieces = [[piece for p in partitioners for piece in p.pieces(group)] for group in range(GROUPS)]
-    rows = [sum(rows for _, rows in each) for each in pieces]
+    rows = [sum(p.rows(group) for p in partitioners) for group in range(GROUPS)]
     order = sorted((g for g in range(GROUPS) if rows[g]), key=lambda g: -rows[g])
     update = plan.update_kernel()
-    finishers = [_Finisher(plan, update, pieces) for _ in partitioners]
+    finishers = [_Finisher(plan, update, partitioners, sum(rows)) for _ in partitioners]
     # A key group with a large share of all rows, because of a heavy key, is aggregated by all workers.
     heavy = [g for g in order if len(finishers) > 1 and rows[g] * len(finishers) * HEAVY_SHARE > sum(rows)]
     for group in heavy:
-        _finish_together(run, finishers, group, pieces[group])
-    each_worker(finishers, iter([g for g in order if g not in heavy]))
+        _finish_together(run, finishers, group, [piece for p in partitioners for piece in p.pieces(group)])
+    light = [g for g in order if g not in heavy]
+    # Under a limit, results are handed on as they come; else all at once, which costs fewer starts of threads.
+    step = len(light) if run.options.memory is None else ROUND_GROUPS
+    for start in range(0, len(light), max(1, step)):
+        each_worker(finishers, iter(light[start : start + step]))
+        yield from _emitted(run, finishers, is_last=False)
+    yield from _emitted(run, finishers, is_last=True)
+
+
+def _emitted(run: GroupRun, finishers: list[_Finisher], is_last: bool) -> Iterator[pa.RecordBatch]:
     for finisher in finishers:
-        for arrays in finisher.finish():
+        for arrays in finisher.finish() if is_last else finisher.full():
             yield from run.emitter.after(iter([run.emitter.batch(arrays, run.prepared, run.table)]), run.table)
 
 
@@ -115,6 +129,10 @@ class _Plan:
         self.partition: Partition | None = None
         self.keeps_strings = any(type_of(e).is_bytes for e in (*run.keys, *table_exprs(run.table)))
         self.kept: list[dict[str, object]] = []  # what strings of the rows point into
+        limit = run.options.memory
+        self.spill = None if limit is None else SpillFile()
+        share = int((limit or 0) * PARTITION_SHARE) // run.options.workers
+        self.most_slabs = None if limit is None else max(1, share // SLAB_BYTES)
 
     def _sink(self, special: Specialiser) -> Partition:
         run = self.run
@@ -186,7 +204,8 @@ class _Partitioner:
         self._free = np.zeros(0, np.int64)
         self._log = np.zeros(0, np.int64)
         self._left = self._taken = 0
-        self._compiled: Compiled | None = None
+        self._spilled: list[list[int]] = [[] for _ in range(GROUPS)]  # offsets of full chunks that went to disk
+        self._read: dict[int, np.ndarray] = {}  # those that came back, by key group
 
     def do(self, unit: Unit) -> None:
         plan = self._plan
@@ -225,6 +244,11 @@ class _Partitioner:
             frame["part.free"], frame["part.log"] = address(self._free), address(self._log)
 
     def _more_chunks(self) -> None:
+        most = self._plan.most_slabs
+        if most is not None and len(self._slabs) >= most:
+            self._spill_full()
+            if self._left > GROUPS:
+                return
         slab = allocate(SLAB_CHUNKS * self._chunk_bytes)
         self._slabs.append(slab)
         new = address(slab) + np.arange(SLAB_CHUNKS, dtype=np.int64)[::-1] * self._chunk_bytes
@@ -234,33 +258,69 @@ class _Partitioner:
         log[: 2 * self._taken] = self._log[: 2 * self._taken]
         self._log = log
 
+    def _spill_full(self) -> None:
+        """Write all chunks to disk but the one that each key group is filling, and use them again."""
+        assert self._plan.spill is not None
+        taken = self._log[: 2 * self._taken].reshape(-1, 2)
+        is_open = np.isin(taken[:, 1] + self._chunk_bytes, self._heads[:, 1])
+        full = taken[~is_open]
+        offsets = self._plan.spill.write(full[:, 1].tolist(), self._chunk_bytes)
+        for group, offset in zip(full[:, 0].tolist(), offsets, strict=True):
+            self._spilled[group].append(offset)
+        self._free = np.concatenate((self._free[: self._left], full[:, 1]))
+        self._left += len(full)
+        stay = taken[is_open].ravel().copy()
+        self._log[: len(stay)] = stay
+        self._taken = len(stay) // 2
+
+    def rows(self, group: int) -> int:
+        spilled = len(self._spilled[group]) * (self._chunk_bytes // self._stride)
+        return spilled + sum(rows for _, rows in self._in_memory(group))
+
     def pieces(self, group: int) -> list[tuple[int, int]]:
         """Address and row count of a group's chunks, in order."""
+        offsets = self._spilled[group]
+        if not offsets:
+            return self._in_memory(group)
+        assert self._plan.spill is not None
+        self._read[group] = found = self._plan.spill.read(offsets, self._chunk_bytes)
+        rows = self._chunk_bytes // self._stride
+        return [*pieces_in(found, len(offsets), rows), *self._in_memory(group)]
+
+    def forget(self, group: int) -> None:
+        """The group's rows are counted in."""
+        self._read.pop(group, None)
+
+    @property
+    def _stride(self) -> int:
+        assert self._plan.partition is not None
+        return self._plan.partition.stride
+
+    def _in_memory(self, group: int) -> list[tuple[int, int]]:
         taken = self._log[: 2 * self._taken].reshape(-1, 2)
         chunks = taken[taken[:, 0] == group, 1]
         if not len(chunks):
             return []
-        assert self._plan.partition is not None
-        stride = self._plan.partition.stride
-        full = [(int(c), self._chunk_bytes // stride) for c in chunks[:-1]]
-        return [*full, (int(chunks[-1]), (int(self._heads[group, 0]) - int(chunks[-1])) // stride)]
+        full = [(int(c), self._chunk_bytes // self._stride) for c in chunks[:-1]]
+        return [*full, (int(chunks[-1]), (int(self._heads[group, 0]) - int(chunks[-1])) // self._stride)]
 
 
 class _Finisher:
     """A worker that aggregates and emits whole key groups."""
 
-    def __init__(self, plan: _Plan, update: Compiled, pieces: list[list[tuple[int, int]]]) -> None:
-        self._run, self._update, self._pieces = plan.run, update, pieces
+    def __init__(self, plan: _Plan, update: Compiled, partitioners: list[_Partitioner], rows: int) -> None:
+        self._run, self._update, self._partitioners = plan.run, update, partitioners
         self.table = HashTable(plan.run.table, plan.run.options)
         self._frame = update.kernel.frame.new()
         compiled, items = plan.run.emitter.kernel(plan.run.table)
-        rows = sum(rows for group in pieces for _, rows in group)
         self._out = Collector(compiled, compiled.kernel.frame.new(), items, rows)
         self._full: list[list[pa.Array]] = []
         self._group = 0  # the one key group that the table holds
 
     def do(self, group: int) -> None:
-        self.aggregate(group, self._pieces[group])
+        self.aggregate(group, [piece for p in self._partitioners for piece in p.pieces(group)])
+        for partitioner in self._partitioners:
+            partitioner.forget(group)
         self.emit()
 
     def aggregate(self, group: int, given: list[tuple[int, int]]) -> None:
@@ -285,6 +345,11 @@ class _Finisher:
         out, table = self._out.frame, self.table
         out["source"], out["row"], out["end"] = table.first, 0, table.count
         self._full += self._out.run()
+
+    def full(self) -> list[list[pa.Array]]:
+        """What was emitted since the last time, in whole chunks."""
+        full, self._full = self._full, []
+        return full
 
     def finish(self) -> list[list[pa.Array]]:
         return [*self._full, self._out.finish()]

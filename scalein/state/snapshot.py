@@ -97,6 +97,7 @@ class Copy:
         self.left = set(used)
         self.images: dict[int, np.ndarray] = {}
         self.logs: dict[int, list[int]] = {}  # segment -> where each worker's undo log begins
+        self.unread = set(used)  # segments whose logs' ends have not been read
         self.is_copied = threading.Event()
 
 
@@ -118,6 +119,7 @@ class Copier:
         self._lock = threading.Lock()  # over the current copy, free logs and spare memory
         self._current = Copy({})
         self._current.is_copied.set()
+        self._text_ends = hot.headers[:, TEXT_AT].copy()  # of each group, at the last freeze
 
     @property
     def memory_bytes(self) -> int:
@@ -129,6 +131,7 @@ class Copier:
         """Begin a copy of all segments that changed; waits until the one before has copied all of its own."""
         self._current.is_copied.wait()
         arena, hot = self._arena, self._hot
+        self._note_texts()
         changed = np.flatnonzero(arena.dirty[: arena.segments]).tolist()
         copy = Copy({segment: padded(arena.used(segment)) for segment in changed})
         with self._lock:
@@ -143,6 +146,17 @@ class Copier:
         if not changed:
             copy.is_copied.set()
         return copy
+
+    def _note_texts(self) -> None:
+        """Mark the segments that texts went to: kernels mark those of records, and a text may lie in another one.
+
+        New chunks are marked when they are made, so what is left is the chunk that was open at the last freeze.
+        """
+        ends = self._hot.headers[:, TEXT_AT].copy()
+        places = self._text_ends[(ends != self._text_ends) & (self._text_ends != 0)]
+        segments = places - self._arena.base >> self._arena.shift
+        self._arena.dirty[segments[segments < len(self._arena.dirty)]] = 1
+        self._text_ends = ends
 
     def _take_log(self) -> int:
         if self._free_logs:
@@ -180,7 +194,8 @@ class Copier:
                 self._copy(copy, segment)
         self._wait_for_blocks()
         ends = [[int(at[segment]) for at in self._hot.undo_at] for segment in segments]
-        if not copy.left:
+        copy.unread -= set(segments)
+        if not copy.unread:
             copy.is_copied.set()  # from here on the next freeze may have the marks and ends of logs
         return [self._mended(copy, segment, end) for segment, end in zip(segments, ends, strict=True)]
 
@@ -232,7 +247,8 @@ class Copier:
             self._free_logs += [log for logs in copy.logs.values() for log in logs]
             copy.logs.clear()
             copy.images.clear()
-            self._clear(copy, left)
+            if left:  # else a later freeze may have the marks
+                self._clear(copy, left)
         copy.is_copied.set()
 
 

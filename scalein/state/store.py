@@ -134,6 +134,7 @@ class LogStore:
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise Damaged("a snapshot's manifest does not say what a snapshot has",
                           file=self._files.name_of(format.manifest_name(found.id)), found=repr(error)) from error
+        tiers.read_again = list(tiers.pieces) if self._readonly else None
         for id in {id for piece in tiers.pieces for id in piece.image_ids}:
             tiers.images.get(id)
         tiers.flag_groups()

@@ -39,6 +39,7 @@ class Tiers:
         self.hot = HotTable(kernels, Arena(budget.segment_bytes), budget.most_chunk)
         self.cold = Cold(files, kernels)
         self.pieces: list[Piece] = []  # oldest first
+        self.read_again: list[Piece] | None = None  # of a store that is only read: pieces that memory may forget
         self.images = Images(files, kernels)
         self.functions: Functions = ()  # of the partials
         self._clock = 0  # the bundle that is evicted next
@@ -79,6 +80,8 @@ class Tiers:
 
     def find(self, batch: pa.RecordBatch) -> np.ndarray:
         """Pointers to whole records of the batch's keys; to a deleted one where there is none."""
+        if self.pieces:
+            self.make_room()
         pointers, hashes = self._kernels.find(self.hot, batch)
         groups = (hashes >> np.uint64(56)).astype(np.int64)
         touched = self.waiting() & set(np.unique(groups).tolist()) if self.pieces else set()
@@ -141,6 +144,12 @@ class Tiers:
 
     def make_room(self, text_bytes: int = 0) -> None:
         """Let bundles leave memory, one after the other, until what comes has room."""
+        if self.read_again is not None:  # nothing may be written, and nothing in memory is newer than its piece
+            if self._budget.is_over(self.hot.in_use):
+                self.hot.clear(range(GROUPS))
+                self.pieces = list(self.read_again)
+                self.flag_groups()
+            return
         for _ in range(2 * BUNDLES):
             if not self._budget.is_over(self.hot.in_use + text_bytes):
                 return
@@ -198,8 +207,10 @@ class Tiers:
             self.hot.set_flags(group, 0)
 
     def load_bundle(self, bundle: int, make_room: bool = True) -> None:
+        if self.pieces and make_room:
+            self.make_room()
         for group in sorted(self.waiting() & set(groups_of(bundle))) if self.pieces else ():
-            if make_room:
+            if make_room and self.read_again is None:  # else it could forget what was just loaded
                 self.make_room()
             self._load(group)
 

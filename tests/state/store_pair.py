@@ -28,7 +28,7 @@ Op = tuple[str, int, int]  # name, seed, size
 class Pair:
     """A store that must always hold what its model holds."""
 
-    def __init__(self, kind: Kind, files: Callable[[], Files], budget: Budget, workers: int, keep: int = 3) -> None:
+    def __init__(self, kind: Kind, files: Callable[[bool], Files], budget: Budget, workers: int, keep: int = 3) -> None:
         self.kind, self.files, self.budget, self.keep = kind, files, budget, keep
         self.options = Options.make(workers=workers)
         self.model = Model(kind.key, kind.value)
@@ -40,7 +40,7 @@ class Pair:
         self.store = self.opened()
 
     def opened(self, snapshot: int | None = None, readonly: bool = False) -> LogStore:
-        store = LogStore.open_files(self.files(), key=self.kind.key, value=self.kind.value, budget=self.budget,
+        store = LogStore.open_files(self.files(readonly), key=self.kind.key, value=self.kind.value, budget=self.budget,
                                     snapshot=snapshot, readonly=readonly, keep=self.keep, options=self.options)
         copier = store._saver.copier
         copy = copier.copy
@@ -136,7 +136,7 @@ class Pair:
     def op_look_back(self, random: Random, size: int) -> None:
         """Open the kept snapshots to read them."""
         self.wait()
-        for id in self.store.stats()["snapshots"]:  # type: ignore[attr-defined]
+        for id in format.ids(self.files(True).names(), "snapshot"):
             if id in self.frozen:
                 with self.opened(id, readonly=True) as old:
                     self.check(old, self.frozen[id])
@@ -145,7 +145,7 @@ class Pair:
         """Go on from a kept snapshot."""
         self.wait()
         self.store.close()
-        known = [id for id in format.ids(self.files().names(), "snapshot") if id in self.frozen]
+        known = [id for id in format.ids(self.files(True).names(), "snapshot") if id in self.frozen]
         id = random.choice(known) if known else None
         self.store = self.opened(id)
         if id is not None:

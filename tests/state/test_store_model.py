@@ -30,7 +30,7 @@ _seen: dict[str, Counter[str]] = {}
 
 def run(ops: list[Op], kind: str, budget: str, workers: int) -> Counter[str]:
     with tempfile.TemporaryDirectory() as folder, probes() as seen:
-        pair = Pair(KINDS[kind], lambda: RealFiles(folder), BUDGETS[budget], workers)
+        pair = Pair(KINDS[kind], lambda readonly: RealFiles(folder, readonly), BUDGETS[budget], workers)
         try:
             for op in ops:
                 pair.do(op)

@@ -1,0 +1,96 @@
+"""Spilled bytes: chunks of partition rows that memory has no room for, in a file that nobody else can see.
+
+The file has no name and is gone with the process. What was written leaves the page cache as well: a limit on memory
+counts it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import tempfile
+import threading
+
+import numpy as np
+
+from scalein.errors import ScaleinError
+from scalein.memory import address
+
+_MOST_PARTS = 512  # of one system call
+_UNSYNCED_BYTES = 64 << 20
+
+
+class SpillFile:
+    """Bytes by offset. Any number of threads may write and read."""
+
+    def __init__(self) -> None:
+        try:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the run
+        except OSError as error:
+            raise _failed(error) from error
+        self._end = 0
+        self._synced = 0
+        self._lock = threading.Lock()
+
+    def write(self, places: list[int], size: int) -> list[int]:
+        """Write pieces of one size, given by address; gives the offset of each."""
+        with self._lock:
+            first, self._end = self._end, self._end + size * len(places)
+        try:
+            for start in range(0, len(places), _MOST_PARTS):
+                part = places[start : start + _MOST_PARTS]
+                self._write_all([_bytes_at(place, size) for place in part], first + start * size)
+            self._leave_cache()
+        except OSError as error:
+            raise _failed(error) from error
+        return [first + k * size for k in range(len(places))]
+
+    def _write_all(self, parts: list[memoryview], offset: int) -> None:
+        while parts:
+            written = os.pwritev(self._file.fileno(), parts, offset)
+            offset += written
+            while parts and written >= len(parts[0]):
+                written -= len(parts.pop(0))
+            if written:
+                parts[0] = parts[0][written:]
+
+    def _leave_cache(self) -> None:
+        with self._lock:
+            if self._end - self._synced < _UNSYNCED_BYTES:
+                return
+            self._synced = self._end
+        os.fdatasync(self._file.fileno())
+        os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def read(self, offsets: list[int], size: int) -> np.ndarray:
+        """The pieces at some offsets, one behind the other."""
+        found = np.empty(size * len(offsets), np.uint8)
+        try:
+            for k, offset in enumerate(offsets):
+                left = found.data[k * size : (k + 1) * size]
+                while left:
+                    step = os.preadv(self._file.fileno(), [left], offset + size - len(left))
+                    if not step:
+                        raise OSError("the file is shorter than what was written")
+                    left = left[step:]
+        except OSError as error:
+            raise _failed(error) from error
+        return found
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _bytes_at(place: int, size: int) -> memoryview:
+    return memoryview((ctypes.c_char * size).from_address(place)).cast("B")
+
+
+def _failed(error: OSError) -> ScaleinError:
+    return ScaleinError("what memory has no room for could not be put on disk", file=tempfile.gettempdir(),
+                        found=error.strerror or error, hint="free some room there, set TMPDIR, or give memory= more")
+
+
+def pieces_in(found: np.ndarray, count: int, rows: int) -> list[tuple[int, int]]:
+    """Address and row count of equal pieces, one behind the other."""
+    start, size = address(found), len(found) // max(1, count)
+    return [(start + k * size, rows) for k in range(count)]

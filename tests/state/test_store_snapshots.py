@@ -1,0 +1,159 @@
+"""Snapshots of a store whose calls go on meanwhile: undo logs that fill up, several under way, texts, failures."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from random import Random
+
+import pyarrow as pa
+import pytest
+
+from scalein.errors import ScaleinError, StoreFailed
+from scalein.state import LogStore
+from scalein.state.budget import Budget
+from scalein.state.files import RealFiles
+from tests.state.power_cut import PowerCutFiles
+from tests.state.store_model import KINDS
+from tests.state.store_pair import Pair, probes
+
+SMALL = Budget(None, 1 << 14, 1 << 12)
+
+
+def pair_of(kind: str, path: Path, workers: int = 1, budget: Budget = SMALL) -> Pair:
+    return Pair(KINDS[kind], lambda readonly: RealFiles(path, readonly), budget, workers)
+
+
+@pytest.mark.parametrize("kind", ["int", "text"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_full_undo_log_makes_the_kernel_copy(tmp_path: Path, kind: str, workers: int) -> None:
+    with probes() as seen:
+        pair = pair_of(kind, tmp_path, workers)
+        for seed in range(3):
+            pair.op_more(Random(seed), 1500)
+            pair.op_slow_snapshot(Random(seed), 0)
+            for again in range(5):
+                pair.op_more(Random(again), 1500)
+                pair.op_upsert(Random(again), 300)
+                pair.op_delete(Random(again), 300)
+            pair.op_look_back(Random(seed), 0)
+        pair.op_reopen(Random(0), 0)
+        pair.op_scan(Random(0), 0)
+        pair.close()
+    assert seen["undo full"], seen
+
+
+@pytest.mark.parametrize("at_once", [1, 1000])
+def test_a_freeze_does_not_disturb_the_copy_before(tmp_path: Path, at_once: int) -> None:
+    """All segments were copied by kernels: the next freeze has the marks, while nothing of the first was mended yet."""
+    pair = pair_of("int", tmp_path, 2)
+    pair.store._saver.copier.at_once = at_once
+    pair.op_more(Random(1), 1500)
+    pair.op_slow_snapshot(Random(1), 0)
+    copier = pair.store._saver.copier
+    for seed in range(3):
+        pair.op_more(Random(seed), 1500)
+    for segment in list(copier._current.left):
+        copier.copy_now(segment)
+    pair.op_snapshot(Random(3), 0)
+    for seed in range(3):
+        pair.op_more(Random(seed), 1500)
+    pair.op_look_back(Random(1), 0)
+    pair.close()
+
+
+def test_texts_written_since_the_last_snapshot_are_in_the_next(tmp_path: Path) -> None:
+    """A new text may lie in a segment none of whose records changed."""
+    value = {"t": pa.string()}
+    store = LogStore.open_files(RealFiles(tmp_path), key={"k": pa.int64()}, value=value, budget=SMALL)
+
+    def rows(keys: range, what: str) -> pa.Table:
+        return pa.table({"k": pa.array(keys, pa.int64()), "t": [f"{what} of the key number {k}" for k in keys]})
+
+    store.upsert(rows(range(3000), "first"))
+    store.snapshot().wait()
+    for step in range(5):
+        store.upsert(rows(range(step, 3000, 97), f"text {step}"))
+        store.snapshot().wait()
+    wanted = store.scan().read_all().sort_by("k")["t"].to_pylist()
+    store.close()
+    with LogStore.open(tmp_path) as again:
+        assert again.scan().read_all().sort_by("k")["t"].to_pylist() == wanted
+
+
+@pytest.mark.parametrize("kind", ["create", "write", "sync", "rename", "sync_directory"])
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("call", [0, 1])
+def test_a_failed_snapshot_is_said_and_the_next_holds_everything(kind: str, number: int, call: int) -> None:
+    disk = PowerCutFiles()
+    pair = Pair(KINDS["int"], lambda readonly: disk, SMALL, 1)
+    pair.op_more(Random(1), 300)
+    pair.store.snapshot().wait()
+    pair.op_more(Random(2), 300)
+    disk.fail(kind, call, number)
+    snapshot = pair.store.snapshot()
+    pair.op_more(Random(3), 300)
+    try:
+        snapshot.wait(20)
+    except StoreFailed as error:
+        assert "disk/" in str(error) and f"snapshot {snapshot.id}" in str(error), error
+    else:
+        assert call == 1 and kind in ("rename",)
+    disk._faults.clear()
+    pair.op_snapshot(Random(3), 0)
+    pair.wait()
+    pair.op_scan(Random(0), 0)
+    pair.store._shut()
+    pair.store = pair.opened()
+    pair.op_scan(Random(0), 0)
+    pair.close()
+
+
+def test_close_says_that_the_snapshot_under_way_failed() -> None:
+    disk = PowerCutFiles()
+    pair = Pair(KINDS["int"], lambda readonly: disk, SMALL, 1)
+    pair.op_more(Random(1), 300)
+    pair.gate.clear()
+    pair.store.snapshot()
+    for kind in ("create", "write", "sync"):
+        for call in range(20):
+            disk.fail(kind, call)
+    pair.gate.set()
+    with pytest.raises(StoreFailed):
+        pair.store.close()
+    disk._faults.clear()
+    pair.store = pair.opened()  # the lock was given back
+    pair.model.content = {}
+    pair.op_scan(Random(0), 0)
+    pair.close()
+
+
+def test_a_failing_snapshot_does_not_disturb_the_one_behind() -> None:
+    disk = PowerCutFiles()
+    pair = Pair(KINDS["int"], lambda readonly: disk, SMALL, 2)
+    pair.op_more(Random(1), 1500)
+    pair.op_snapshot(Random(0), 0)
+    pair.wait()
+    for seed in range(4):
+        pair.op_more(Random(seed), 1500)
+        disk.fail("sync", 0)
+        first = pair.store.snapshot()
+        pair.op_more(Random(seed + 10), 1500)
+        second = pair.store.snapshot()
+        content = dict(pair.model.content)
+        pair.op_more(Random(seed + 20), 1500)
+        results = []
+        for snapshot in (first, second):
+            try:
+                snapshot.wait(20)
+                results.append(True)
+            except ScaleinError:
+                results.append(False)
+        assert results[0] is False
+        if results[1]:
+            pair.frozen = {second.id: content}
+            pair.op_look_back(Random(0), 0)
+        disk._faults.clear()
+    pair.op_reopen(Random(0), 0)
+    pair.op_scan(Random(0), 0)
+    pair.close()
