@@ -88,7 +88,7 @@ def bench_reopen(benchmark: Any, machine: Mapping[str, object], c: ctypes.CDLL, 
         reopen("large")
         reported.now_s += runs["large"][-1]["first_get"]
 
-    benchmark.pedantic(both, rounds=5)
+    benchmark.pedantic(both, rounds=3)
     info = benchmark.extra_info
     info.update(machine, goal_below_ms=200, asked=asked)
     for name in sizes:

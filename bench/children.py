@@ -38,7 +38,7 @@ class Outcome:
     cgroup_peak_bytes: int | None = None
 
     def memory(self) -> dict[str, object]:
-        facts: dict[str, object] = {"peak_mb": self.peak_bytes >> 20, "peak_phase": self.peak_phase,
+        facts: dict[str, object] = {f"peak_in_{self.peak_phase}_mb": self.peak_bytes >> 20,
                                     "own_peak_mb": self.peak_own_bytes >> 20,
                                     "page_cache_peak_mb": self.peak_cached_bytes >> 20}  # fmt: skip
         return facts if self.cgroup_peak_bytes is None else {**facts, "cgroup_peak_mb": self.cgroup_peak_bytes >> 20}

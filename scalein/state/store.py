@@ -169,19 +169,24 @@ class LogStore:
             self._keep(batches_of(rows, self._key, self._value, "upsert"), ("replace",) * len(self._value))
 
     def _keep(self, batches: list[pa.RecordBatch], functions: Functions) -> None:
+        may_overflow = self._sums.check(batches, functions, partial(self._try, batches, functions))
         for batch in self._slices(batches):
             if any(function != "replace" for function in functions):  # rows that replace all make no partials
                 self._tiers.use_functions(functions)
-            self._sums.check(batch, functions, partial(self._try, batch, functions))
+            if may_overflow:  # a partial sum may not fit where the whole one does
+                self._tiers.make_whole(batch)
             self._tiers.hot.batch += 1
             self._kernels.keep(self._tiers.hot, batch, functions, self._workers)
 
-    def _try(self, batch: pa.RecordBatch, functions: Functions) -> None:
+    def _try(self, batches: list[pa.RecordBatch], functions: Functions) -> None:
         """Merge rows into copies of their records: what fails here leaves the store as it is."""
         scratch = Scratch(self._kernels)
-        pointers, _ = self._kernels.find(self._tiers.hot, batch)
-        scratch.absorb(np.unique(pointers[pointers != 0]), self._tiers.functions)
-        self._kernels.keep(scratch.table, batch, functions, 1)
+        for batch in self._slices(batches):
+            self._tiers.make_whole(batch)
+            pointers, _ = self._kernels.find(self._tiers.hot, batch)
+            is_new = self._kernels.find(scratch.table, batch)[0] == 0
+            scratch.absorb(np.unique(pointers[is_new & (pointers != 0)]), self._tiers.functions)
+            self._kernels.keep(scratch.table, batch, functions, 1)
 
     def delete(self, keys: Given | pa.Array | pa.ChunkedArray) -> None:
         """Forget keys; those that are not there are no error."""

@@ -7,6 +7,7 @@ overflow, and nothing has to be tried before it is done.
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Context
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,18 +25,19 @@ class SumBounds:
         self._limits = [_limit(field.type) for field in value]
         self._bounds = [0] * len(value)
 
-    def check(self, batch: pa.RecordBatch, functions: Functions, attempt: Callable[[], None]) -> None:
-        """Take rows into account; calls `attempt` first if a sum may overflow."""
+    def check(self, batches: list[pa.RecordBatch], functions: Functions, attempt: Callable[[], None]) -> bool:
+        """Take rows into account; whether a sum may overflow, in which case `attempt` was called and did not."""
         bounds = list(self._bounds)
         for k, (function, limit) in enumerate(zip(functions, self._limits, strict=True)):
-            if limit is None or not function:
-                continue
-            if function == "count":
-                bounds[k] += batch.num_rows
-            else:
-                most = _farthest(batch.column(self._names[k]))
-                bounds[k] = bounds[k] + most * batch.num_rows if function == "sum" else max(bounds[k], most)
-        if any(limit is not None and bound > limit for bound, limit in zip(bounds, self._limits, strict=True)):
+            for batch in batches if limit is not None and function else ():
+                if function == "count":
+                    bounds[k] += batch.num_rows
+                else:
+                    most = _farthest(batch.column(self._names[k]))
+                    bounds[k] = bounds[k] + most * batch.num_rows if function == "sum" else max(bounds[k], most)
+        may_overflow = any(limit is not None and bound > limit
+                           for bound, limit in zip(bounds, self._limits, strict=True))
+        if may_overflow:
             try:
                 attempt()
             except ComputeError as error:
@@ -44,6 +46,7 @@ class SumBounds:
             bounds = [bound if limit is None else min(bound, limit)
                       for bound, limit in zip(bounds, self._limits, strict=True)]
         self._bounds = bounds
+        return may_overflow
 
     def to_json(self) -> Json:
         return [str(bound) for bound in self._bounds]
@@ -72,5 +75,6 @@ def _farthest(column: pa.Array) -> int:
         return 0
     if pa.types.is_decimal(column.type):
         scale = column.type.scale
-        return max(abs(int(found[end].scaleb(scale))) for end in ("min", "max"))
+        exact = Context(prec=100)
+        return max(abs(int(found[end].scaleb(scale, exact))) for end in ("min", "max"))
     return int(max(abs(found["min"]), abs(found["max"])))

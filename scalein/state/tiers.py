@@ -112,6 +112,18 @@ class Tiers:
         scratch.absorb(np.ascontiguousarray(partial[partial != 0]), self.functions)
         pointers[asked] = self._kernels.find(scratch.table, batch)[0]
 
+    def make_whole(self, batch: pa.RecordBatch) -> None:
+        """Let the records of the batch's keys in memory know all that is older: sums that go on are the keys' own."""
+        whole = self.find(batch)
+        pointers, _ = self._kernels.find(self.hot, batch)
+        others = np.unique(whole[(whole != pointers) & (whole != np.uint64(address(self._nothing)))])
+        if len(others):
+            arena = self._scratch_table(clear=False).table.arena
+            words = arena.memory.view(np.uint64)
+            words[(others - np.uint64(arena.base)) >> np.uint64(3)] &= ~np.uint64(PARTIAL)
+            self.hot.batch += 1
+            self._kernels.absorb(self.hot, others, self.functions, older=False)
+
     def alive(self, bundle: int) -> Iterator[np.ndarray]:
         """Pointers to all records of a bundle that were not deleted; the next step may overwrite them."""
         self.load_bundle(bundle)
@@ -136,10 +148,11 @@ class Tiers:
         scratch = self._scratch.memory_bytes if self._scratch else 0
         return self.hot.arena.touched + self.hot.buckets.touched + scratch
 
-    def _scratch_table(self) -> Scratch:
+    def _scratch_table(self, clear: bool = True) -> Scratch:
         if self._scratch is None:
             self._scratch = Scratch(self._kernels)
-        self._scratch.clear()
+        if clear:
+            self._scratch.clear()
         return self._scratch
 
     def make_room(self, text_bytes: int = 0) -> None:

@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from random import Random
 
 import pyarrow as pa
@@ -18,11 +19,18 @@ from scalein.state.budget import Budget
 from scalein.state.cold import Cold
 from scalein.state.files import Files
 from scalein.state.hot import HotTable
+from scalein.state.kernels import Kernels, find_kernels
 from scalein.state.snapshot import Copier
 from scalein.state.tiers import Tiers
-from tests.state.store_model import Content, Kind, Model, Overflow, content_of, rows_of
+from tests.state.store_model import KINDS, Content, Kind, Model, Overflow, content_of, rows_of
 
 Op = tuple[str, int, int]  # name, seed, size
+
+
+@cache
+def kernels_of(kind: str, workers: int) -> Kernels:
+    """Kernels that many stores share, so that each need not be compiled again."""
+    return find_kernels(KINDS[kind].key, KINDS[kind].value, Options.make(workers=workers))
 
 
 class Pair:
@@ -41,7 +49,8 @@ class Pair:
 
     def opened(self, snapshot: int | None = None, readonly: bool = False) -> LogStore:
         store = LogStore.open_files(self.files(readonly), key=self.kind.key, value=self.kind.value, budget=self.budget,
-                                    snapshot=snapshot, readonly=readonly, keep=self.keep, options=self.options)
+                                    snapshot=snapshot, readonly=readonly, keep=self.keep, options=self.options,
+                                    kernels=kernels_of(self.kind.name, self.options.workers))
         copier = store._saver.copier
         copy = copier.copy
 

@@ -1,0 +1,148 @@
+"""A store on a disk that loses power, fills up or fails, at every operation in turn."""
+
+from __future__ import annotations
+
+import errno
+import os
+import warnings
+from contextlib import suppress
+from random import Random
+
+import pytest
+
+from scalein.errors import ScaleinError
+from scalein.state import format
+from scalein.state.budget import Budget
+from tests.state.power_cut import PowerCut, PowerCutFiles
+from tests.state.store_model import KINDS
+from tests.state.store_pair import Op, Pair
+
+TINY = Budget(300_000, 1 << 14, 1 << 12)
+STEP = int(os.environ.get("SCALEIN_STORE_CUT_STEP", "5"))  # 1: cut at every operation
+OPS: list[Op] = [
+    ("more", 1, 40), ("snapshot", 2, 0), ("more", 3, 300), ("more", 4, 300), ("snapshot", 5, 0), ("delete", 6, 300),
+    ("merge", 7, 40), ("more", 8, 300), ("snapshot", 9, 0), ("wait", 0, 0), ("compact", 0, 0), ("upsert", 10, 40),
+    ("snapshot", 11, 0), ("reopen", 0, 0), ("more", 12, 300), ("more", 13, 300), ("snapshot", 14, 0), ("wait", 0, 0),
+    ("more", 15, 40), ("snapshot", 16, 0), ("snapshot", 17, 0), ("reopen", 0, 0),
+]  # fmt: skip
+
+
+class Run:
+    """The operations on a disk until it fails, and what is known then."""
+
+    def __init__(self, kind: str, disk: PowerCutFiles, ops: list[Op] = OPS) -> None:
+        self.disk = disk
+        self.pair: Pair | None = None
+        self.error: BaseException | None = None
+        self.acknowledged: set[int] = set()
+        self.open_ids: set[int] = set()  # of snapshots that opening and closing took by themselves
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            try:
+                self.pair = Pair(KINDS[kind], lambda readonly: disk, TINY, 1, keep=2)
+                for op in ops:
+                    if op[0] == "reopen":
+                        self.reopen()
+                    else:
+                        self.pair.do(op)
+                    self.note()
+            except (PowerCut, ScaleinError) as error:
+                self.error = error
+            if self.pair is not None:
+                for snapshot in self.pair.waiting:
+                    snapshot._frozen.done.wait(20)
+                self.note()
+                with suppress(PowerCut, ScaleinError):
+                    self.pair.store._shut()
+
+    def note(self) -> None:
+        assert self.pair is not None
+        self.acknowledged |= {s.id for s in self.pair.waiting if s.is_done and s._frozen.error is None}
+
+    def reopen(self) -> None:
+        """Close and open; the last snapshot is taken here, so that its id is known."""
+        assert self.pair is not None
+        self.pair.op_snapshot(Random(1), 0)
+        for snapshot in self.pair.waiting:
+            snapshot.wait(20)
+            self.acknowledged.add(snapshot.id)
+        self.pair.waiting.clear()
+        self.pair.store.close()
+        self.pair.store = self.pair.opened()
+
+    def check(self, disk: PowerCutFiles, kind: str) -> None:
+        """What is found on the disk is an acknowledged snapshot or a later one, and the store goes on from it."""
+        pair = Pair(KINDS[kind], lambda readonly: disk, TINY, 1, keep=2)
+        try:
+            names = format.ids(disk.names(), "snapshot")
+            frozen = {} if self.pair is None else self.pair.frozen
+            newest = max((id for id in names if id in frozen), default=None)
+            last = max(self.acknowledged, default=None)
+            if last is not None:
+                assert newest is not None and newest >= last, f"{names}, though {last} was acknowledged"
+            pair.model.content = dict(frozen[newest]) if newest is not None else {}
+            pair.op_scan(Random(0), 0)
+            pair.store.verify()
+            pair.op_more(Random(1), 40)
+            pair.op_merge(Random(2), 40)
+            pair.op_reopen(Random(0), 0)
+            pair.op_scan(Random(0), 0)
+        finally:
+            pair.close()
+
+
+@pytest.mark.parametrize("kind", ["int", "text"])
+def test_a_power_cut_at_every_operation(kind: str) -> None:
+    whole = PowerCutFiles()
+    run = Run(kind, whole)
+    assert run.error is None, run.error
+    assert sum("run-" in line for line in whole.log) > 10, "nothing was evicted"
+    seed = Random(1)
+    first = seed.randrange(STEP)
+    for cut in range(first, whole.operations, STEP):
+        disk = PowerCutFiles()
+        disk.fail_at(cut)
+        run = Run(kind, disk)
+        for _ in range(2):
+            number = seed.randrange(1 << 30)
+            try:
+                run.check(disk.after_cut(Random(number)), kind)
+            except BaseException as error:
+                error.add_note(f"cut at {cut}, after it {number}: {disk.log[-5:]}")
+                raise
+
+
+@pytest.mark.parametrize("kind", ["create", "write", "sync", "rename", "remove", "sync_directory", "read"])
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_a_failing_disk(kind: str, number: int) -> None:
+    """Each call in turn fails once: the error names the file, and nothing that was acknowledged is lost."""
+    whole = PowerCutFiles()
+    Run("int", whole)
+    calls = whole._calls.get(kind, 0)
+    assert calls > 10 or kind in ("rename", "remove")
+    for call in range(Random(number).randrange(STEP), calls, max(1, calls // (200 // STEP))):
+        disk = PowerCutFiles()
+        disk.fail(kind, call, number)
+        run = Run("int", disk)
+        if run.error is not None:
+            assert isinstance(run.error, ScaleinError), run.error
+            assert "disk/" in str(run.error), run.error
+        disk._faults.clear()
+        try:
+            run.check(disk, "int")
+            run.check(disk.after_cut(Random(call)), "int")
+        except BaseException as error:
+            error.add_note(f"{kind} number {call} failed: {run.error!r}")
+            raise
+
+
+def test_a_full_disk() -> None:
+    whole = PowerCutFiles()
+    Run("text", whole)
+    for room in range(3000, whole.written_bytes, whole.written_bytes // (200 // STEP)):
+        disk = PowerCutFiles()
+        disk.full_after(room)
+        run = Run("text", disk)
+        assert run.error is not None and "disk/" in str(run.error), run.error
+        disk.full_after(None)
+        run.check(disk, "text")
