@@ -53,8 +53,8 @@ def bench_spill(benchmark: Any, machine: Mapping[str, object], c: ctypes.CDLL, r
         info.update({f"{name}_{phase}_thousand_rows_per_s": round(figures[phase] / 1e3, 1)
                      for phase in ("fill", "zipf", "uniform", "get") if phase in figures})
         info.update({f"{name}_{fact}": value for fact, value in outcomes[name].memory().items()})
-    info.update(ours_disk_mb=round(rates["ours"]["disk_bytes"] / 1e6), ours_runs=rates["ours"]["runs"],
-                ours_resident_mb=round(rates["ours"]["resident_bytes"] / 1e6),
+    info.update(ours_disk_mb=int(rates["ours"]["disk_bytes"]) >> 20, ours_runs=rates["ours"]["runs"],
+                ours_resident_mb=int(rates["ours"]["resident_bytes"]) >> 20,
                 peak_goal_below_mb=budget + OVER_BYTES >> 20)
     for rival, phase, goal in (("memory", "zipf", 0.5), ("rocksdb", "uniform", 20), ("rocksdb", "get", 5)):
         info[f"ratio_to_{rival}_{phase}"] = round(rates["ours"][phase] / rates[rival][phase], 3)

@@ -59,9 +59,9 @@ class Code:
         if self.f.safe:
             self.check(what, self.f.b.icmp_unsigned("<", index, count()))
 
-    def check_errors(self, status: int) -> None:
-        """Leave the kernel if any row has failed so far."""
-        if self.failed is None or not self.errors:
+    def check_errors(self, status: int, later: bool = False) -> None:
+        """Leave the kernel if any row has failed so far; `later`: what can fail may not have been lowered yet."""
+        if self.failed is None or not (self.errors or later):
             return
         bits = self.failed.get()
         with self.f.when(self.f.b.icmp_unsigned("!=", bits, const(0)), likely=False):

@@ -86,7 +86,7 @@ def lower_stage(stage: Stage, target: Target, safe: bool = False) -> Lowered:
     code.failed, code.rounds = f.var(I64, const(0)), f.var(I64, const(0))
     columns = [ArrowColumn(code, read) for read in stage.reader.reads] if isinstance(stage.reader, FromBatches) else []
     is_plain = isinstance(stage.sink, Collect) and not any(isinstance(s, Probe | Fresh) for s in stage.steps)
-    step = BLOCK_ROWS if is_plain else PROBING_BLOCK_ROWS
+    step = BLOCK_ROWS if is_plain or isinstance(stage.sink, Keep | Absorb) else PROBING_BLOCK_ROWS
 
     def lower_block(source: ir.Value | None, start: ir.Value, count: ir.Value, end: ir.Value) -> None:
         for column in columns:

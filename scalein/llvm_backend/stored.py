@@ -7,8 +7,9 @@ never: a new one goes behind the last. What is changed while a snapshot copies i
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
 
@@ -21,6 +22,7 @@ from scalein.ir.tables import AccKind
 from scalein.layout import (
     ADDRESS_BITS,
     ARENA_FULL,
+    ERROR,
     GROUP_WORDS,
     HEAP_FULL,
     INDEX_FULL,
@@ -37,6 +39,7 @@ from scalein.layout import (
     UNDO_FULL,
 )
 from scalein.llvm_backend import accumulators, arithmetic, decimals
+from scalein.llvm_backend.block import PADDED
 from scalein.llvm_backend.cells import ordering, read_cell
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import I1, I64, PTR, Fn, const
@@ -46,6 +49,16 @@ from scalein.llvm_backend.table import NULL, Index
 from scalein.llvm_backend.values import Binding, Env, Row, Str, Value, to_memory
 
 LINE = 64  # bytes of a cache line
+RUN = 32  # rows between the steps of a row's way: its bucket is fetched two runs ahead, its record one
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Rows [start, end) of a block and the scratch with their records; null where there is none."""
+
+    records: ir.Value
+    start: ir.Value
+    end: ir.Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +68,48 @@ class StoreIndex(Index):
     header_words: ClassVar[int] = GROUP_WORDS
     flags: int | None = None  # of an inserted record; None: as the group's header says
     only_hidden: bool = False  # insert only where older records may lie outside of memory
+    first: list[ir.Value] = field(default_factory=list)  # the row that a kernel goes on with if it leaves here
 
     @property
     def stored(self) -> StoredTable:
         assert isinstance(self.table, StoredTable)
         return self.table
+
+    @contextmanager
+    def runs(self, keys: KeyBlock, count: ir.Value, number: Callable[[ir.Value], ir.Value]) -> Iterator[Run]:
+        """The rows of a block, a run after the other, with their records found or made.
+
+        While a run's records are changed, those of the next are on their way from memory, and the buckets of the one
+        behind it: neither does memory wait for the CPU, nor the other way round. `number` gives the number of a row in
+        the batch; what was done of the runs before a kernel leaves stays.
+        """
+        f, b = self.code.f, self.code.f.b
+        records, buckets = f.scratch(PTR, PADDED, "records"), f.scratch(PTR, PADDED, "buckets")
+
+        def fetch_buckets(start: ir.Value) -> None:
+            with f.loop(f.min(b.add(start, const(RUN)), count), start=start) as k:
+                h = f.load(keys.hashes, k, I64)
+                header = self._header(h)
+                bucket = self._bucket(header, self._home(header, self._tag(h)))
+                f.prefetch(bucket, write=False)
+                f.store(bucket, buckets, k)
+
+        def fetch_records(start: ir.Value) -> None:
+            with f.loop(f.min(b.add(start, const(RUN)), count), start=start) as k:
+                self._first_candidate(f.load(buckets, k, PTR), f.load(keys.hashes, k, I64), records, k)
+
+        fetch_buckets(const(0))
+        fetch_buckets(const(RUN))
+        fetch_records(const(0))
+        with f.loop(count, step=RUN) as start:
+            fetch_buckets(b.add(start, const(2 * RUN)))
+            fetch_records(b.add(start, const(RUN)))
+            end = f.min(b.add(start, const(RUN)), count)
+            self.first[:] = [number(start)]
+            with f.loop(end, start=start) as k:
+                self._settle(keys, k, None, records, insert=True)
+            yield Run(records, start, end)
+            self.first.clear()
 
     def _prefetch(self, record: ir.Value) -> None:
         f, size = self.code.f, self.table.layout.size
@@ -138,27 +188,38 @@ class StoreIndex(Index):
                 need = b.add(need, long_bytes(f, b.and_(key[0], const(0xFFFFFFFF))))
         self.ensure_text(header, h, need)
 
-    def ensure_text(self, header: ir.Value, h: ir.Value, need: ir.Value,
-                    before: Callable[[], None] | None = None) -> None:
-        """Leave the kernel unless the group of hash `h` has room for so many bytes of text."""
+    def ensure_text(self, header: ir.Value, h: ir.Value, need: ir.Value, at: ir.Value | None = None) -> None:
+        """Leave the kernel unless the group of hash `h` has room for so many bytes of text; row `at` comes next."""
         f, b = self.code.f, self.code.f.b
         if isinstance(need, ir.Constant):
             return
         left = b.sub(f.load(header, const(TEXT_END), I64), f.load(header, const(TEXT_AT), I64))
         with f.when(b.icmp_signed("<", left, need), likely=False):
-            if before is not None:
-                before()
             f.set_slot("full.need", need)
-            self._leave_for(h, HEAP_FULL)
+            f.set_slot("full.group", b.lshr(h, const(56)))
+            if at is None:
+                self._leave_before_run(HEAP_FULL)
+            else:
+                self._leave_at(at, HEAP_FULL)
 
     def header_of(self, h: ir.Value) -> ir.Value:
         return self._header(h)
 
     def _leave_for(self, h: ir.Value, status: int) -> None:
         self.code.f.set_slot("full.group", self.code.f.b.lshr(h, const(56)))
+        self._leave_before_run(status)
+
+    def _leave_before_run(self, status: int) -> None:
+        self._leave_at(self.first[0] if self.first else None, status)
+
+    def _leave_at(self, row: ir.Value | None, status: int) -> None:
+        """Leave, to go on with a row; unless one before it failed, which no other call would find."""
+        self.code.check_errors(ERROR, later=True)
+        if row is not None:
+            self.code.f.set_slot("row", row)
         self.code.f.leave(status)
 
-    def protect(self, records: ir.Value, count: ir.Value) -> None:
+    def protect(self, run: Run) -> None:
         """Before records are changed: keep what segments under copy held, and mark all their segments as changed.
 
         Slots: `segment.shift`; `segment.dirty` and `segment.copying`, a word a segment; `copying`, whether any is;
@@ -173,16 +234,16 @@ class StoreIndex(Index):
             return offset, b.lshr(offset, f.slot("segment.shift"))
 
         with f.when(b.icmp_unsigned("!=", f.load_now(f.slot("copying", PTR)), const(0)), likely=False):
-            with f.loop(count, rare=True) as k:
-                record = f.load(records, k, PTR)
+            with f.loop(run.end, start=run.start, rare=True) as k:
+                record = f.load(run.records, k, PTR)
                 with f.when(b.icmp_unsigned("!=", record, NULL)):
                     offset, segment = place_of(record)
                     copying = f.load_now(f.at(f.slot("segment.copying", PTR), segment, I64))
                     with f.when(b.icmp_unsigned("!=", copying, const(0))):
                         self._log(record, offset, segment, size)
             f.b.fence("release")
-        with f.loop(count, rare=True) as k:
-            record = f.load(records, k, PTR)
+        with f.loop(run.end, start=run.start, rare=True) as k:
+            record = f.load(run.records, k, PTR)
             with f.when(b.icmp_unsigned("!=", record, NULL)):
                 f.store(const(1), f.slot("segment.dirty", PTR), place_of(record)[1])
 
@@ -194,7 +255,7 @@ class StoreIndex(Index):
         with f.when(b.icmp_unsigned(">", b.ptrtoint(after, I64), f.load(f.slot("undo.end", PTR), segment, I64)),
                     likely=False):
             f.set_slot("full.segment", segment)
-            f.leave(UNDO_FULL)
+            self._leave_before_run(UNDO_FULL)
         f.store(b.or_(offset, f.slot("undo.batch")), at)
         f.call("llvm.memcpy.p0.p0.i64", ir.VoidType(), [f.byte_at(at, 8), record, const(size), const(0, I1)])
         f.store(after, tail)
@@ -309,7 +370,7 @@ def count(into: ValuePlace, is_null: ir.Value, valid: ir.Value | None) -> ir.Val
     old = into.read()
     assert not isinstance(old, Str)
     one = const(1, old.type) if valid is None else b.zext(valid, old.type)
-    into.write(b.add(b.select(is_null, const(0, old.type), old), one))
+    into.write(_add(into, b.select(is_null, const(0, old.type), old), one, const(1, I1)))
     return const(0, I1)
 
 

@@ -30,6 +30,7 @@ from scalein.state.runs import Run, RunWriter
 BUNDLES = 16
 BUNDLE_GROUPS = GROUPS // BUNDLES
 SCRATCH_RECORDS = 1 << 16  # that are brought together at once
+SCRATCH_SEGMENT = 1 << 22  # bytes; no row may have longer texts
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +69,7 @@ class Scratch:
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
-        self.table = HotTable(kernels, Arena(1 << 22, 1 << 34), most_chunk=1 << 16)
+        self.table = HotTable(kernels, Arena(SCRATCH_SEGMENT, 1 << 34), most_chunk=1 << 16)
 
     def absorb(self, pointers: np.ndarray, functions: Functions) -> None:
         """Records newer than all before."""

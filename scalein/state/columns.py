@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from scalein.dtypes import DType, as_plain, from_arrow_type
 from scalein.errors import BadArgument, BadData, BadName, UnknownColumn, WrongType, guess, here
@@ -64,6 +65,8 @@ def batches_of(given: Given, key: pa.Schema, value: Iterable[pa.Field], what: st
         if field.name not in given.schema.names:
             raise UnknownColumn(f"no column {field.name!r} in the rows given to {what}", at=here(),
                                 has=", ".join(given.schema.names), hint=guess(field.name, given.schema.names))
+        if given.schema.names.count(field.name) > 1:
+            raise BadName(f"two columns {field.name!r} in the rows given to {what}", at=here())
     given = as_plain(given.select([field.name for field in fields]))
     columns = [_cast(given.column(k), field, what) for k, field in enumerate(fields)]
     schema = pa.schema(fields)
@@ -83,6 +86,21 @@ def _cast(column: pa.Array | pa.ChunkedArray, field: pa.Field, what: str) -> pa.
         raise BadData(f"column {field.name!r} of the rows given to {what} has nulls", at=here(),
                       found=f"{column.null_count} of {len(column)}", wanted="none: it was declared not nullable")
     return column
+
+
+def check_texts(batches: list[pa.RecordBatch], most: int) -> None:
+    """Refuse rows whose texts no chunk could hold, before any of them is stored."""
+    for batch in batches:
+        if batch.nbytes <= most:
+            continue
+        longest, total = 0, pa.scalar(0, pa.int64())
+        for column in batch.columns:
+            if from_arrow_type(column.type).is_bytes:
+                total = pc.add(total, pc.coalesce(pc.binary_length(column.cast(pa.large_binary())), 0))
+                longest = pc.max(total).as_py()
+        if longest > most:
+            raise BadData("the texts of a row are longer than the store keeps", at=here(), found=f"{longest} bytes",
+                          wanted=f"at most {most} with this memory= budget")
 
 
 def keys_of(given: Given | pa.Array | pa.ChunkedArray, key: pa.Schema, what: str) -> list[pa.RecordBatch]:
@@ -117,6 +135,20 @@ def functions_of(value: pa.Schema, given: Mapping[str, str], columns: Iterable[s
                                 at=here(), has=", ".join([*key.names, *value.names]),
                                 hint=guess(name, value.names))
     return tuple(given.get(name, KEPT) for name in value.names)
+
+
+def known_functions(given: object, value: pa.Schema) -> Functions:
+    """Merge functions as a file names them; `ValueError` unless they fit the columns."""
+    if not isinstance(given, list) or len(given) != len(value):
+        raise ValueError(f"merge functions: {given!r}")
+    for function, field in zip(given, value, strict=True):
+        if function not in (*FUNCTIONS, KEPT):
+            raise ValueError(f"merge function {function!r}")
+        try:
+            _check_function(field.name, function, from_arrow_type(field.type, field.name))
+        except WrongType as error:
+            raise ValueError(error.what) from error
+    return tuple(given)
 
 
 def _check_function(name: str, function: str, dtype: DType) -> None:

@@ -103,7 +103,7 @@ class HotTable:
             frame["segment.dirty"], frame["segment.copying"] = address(arena.dirty), address(arena.copying)
             frame["copying"] = address(arena.any_copying)
             frame["undo.at"], frame["undo.end"] = address(self.undo_at[worker]), address(self.undo_end[worker])
-            frame["undo.batch"] = self.batch << UNDO_BATCH_SHIFT
+            frame["undo.batch"] = (self.batch << UNDO_BATCH_SHIFT) & ((1 << 64) - 1)
         self.running[worker] = frame
 
     def detach(self, worker: int) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scalein.errors import Damaged
-from scalein.layout import INLINE_BYTES
+from scalein.layout import GROUPS, INLINE_BYTES
 from scalein.memory import address
 from scalein.state.files import Files, aligned
 from scalein.state.hot import RECORDS, TEXTS
@@ -71,8 +71,24 @@ class Piece:
         segments = {int(segment): (int(id), Extent(int(segment), int(at), int(size)))
                     for segment, id, at, size in zip(column("segment"), column("image"), column("at"), column("size"),
                                                      strict=True)}
-        return Piece(facts["base"], facts["shift"], column("group"), column("kind"), column("offset").astype(np.uint64),
-                     column("used").astype(np.uint64), segments)
+        piece = Piece(facts["base"], facts["shift"], column("group"), column("kind"), column("offset").astype(np.uint64),
+                      column("used").astype(np.uint64), segments)
+        piece.check()
+        return piece
+
+    def check(self) -> None:
+        """Raise `ValueError` unless it says something about groups and segments that there are."""
+        base, shift = self.base, self.shift
+        if not isinstance(base, int) or not 0 <= base < 1 << 62 or not isinstance(shift, int) or not 12 <= shift < 40:
+            raise ValueError(f"segments of 2^{shift} bytes at {base}")
+        if len({len(self.group), len(self.kind), len(self.offset), len(self.used)}) > 1:
+            raise ValueError("chunks without all of their columns")
+        if len(self.group) and not 0 <= int(self.group.min()) <= int(self.group.max()) < GROUPS:
+            raise ValueError(f"key group {self.group.max()}")
+        if int(self.offset.max(initial=0)) >= 1 << 62:
+            raise ValueError(f"offset {self.offset.max()}")
+        if missing := set(np.unique(self.offset >> np.uint64(shift)).tolist()) - self.segments.keys():
+            raise ValueError(f"no image of segment {min(missing)}")
 
 
 class Images:

@@ -16,9 +16,10 @@ from threading import Lock
 import numpy as np
 import pyarrow as pa
 
-from scalein.errors import Damaged, ScaleinError, StoreFailed, here
+from scalein.errors import BadArgument, BadName, Damaged, ScaleinError, StoreFailed, WrongType, here
 from scalein.state import format, manifest
 from scalein.state.budget import Budget
+from scalein.state.columns import check_names, key_schema, value_schema
 from scalein.state.files import Files
 from scalein.state.kernels import Kernels
 from scalein.state.manifest import Json, Manifest
@@ -52,8 +53,8 @@ class Saver:
                 self._files.remove(format.manifest_name(id))
             else:
                 try:
-                    self._kept[id] = _named(manifest.read(self._files, id))
-                except (Damaged, KeyError):  # a damaged one is no reason to keep anything
+                    self._kept[id] = names_in(manifest.read(self._files, id))
+                except (Damaged, KeyError, ValueError):  # a damaged one is no reason to keep anything
                     self._files.remove(format.manifest_name(id))
         self._files.sync_directory()
         self.remove_garbage(is_start=True)
@@ -116,14 +117,16 @@ class Saver:
     # --- removing
 
     def _forget_old(self) -> None:
+        on_disk = format.ids(self._files.names(), "snapshot")
         with self._books:
-            old = self.ids[: -self._keep]
+            staying = self.ids[-self._keep :]
+        old = [id for id in on_disk if id < staying[-1] and id not in staying]  # also one that failed after its rename
         for id in old:
             self._files.remove(format.manifest_name(id))
         self._files.sync_directory()  # a manifest must not come back without its files
         with self._books:
             for id in old:
-                del self._kept[id]
+                self._kept.pop(id, None)
         self.remove_garbage()
 
     def remove_garbage(self, is_start: bool = False) -> None:
@@ -147,7 +150,8 @@ class Saver:
                     self._files.remove(name)
             if is_start:
                 for name in names:
-                    if name.startswith(format.TEMPORARY):
+                    plain = name.removeprefix(format.TEMPORARY)
+                    if plain != name and any(format.ids([plain], kind) for kind in ("snapshot", "image", "run")):
                         self._files.remove(name)
 
     def verify(self) -> None:
@@ -194,10 +198,19 @@ def find_manifest(files: Files, snapshot: int | None) -> Manifest | None:
     return None
 
 
-def _named(found: Manifest) -> frozenset[str]:
+def names_in(found: Manifest) -> frozenset[str]:
+    """The files that a snapshot consists of."""
     names = found.meta["files"]
-    assert isinstance(names, list)
+    if not isinstance(names, list):
+        raise ValueError(f"files: {names!r}")
     return frozenset(str(name) for name in names)
+
+
+def file_id(given: Json) -> int:
+    """The id of a file as a manifest names it."""
+    if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given < 1 << 62:
+        raise ValueError(f"no id of a file: {given!r}")
+    return given
 
 
 def schema_text(schema: pa.Schema) -> str:
@@ -209,7 +222,10 @@ def schemas_of(found: Manifest, files: Files) -> tuple[pa.Schema, pa.Schema]:
     try:
         key, value = (pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(str(found.meta[name]))))
                       for name in ("key", "value"))
-    except (KeyError, ValueError, pa.ArrowException) as error:
+        if not (key_schema(key).equals(key) and value_schema(value).equals(value)):
+            raise ValueError(f"columns that a store does not have: {[*key.names, *value.names]}")
+        check_names(key, value)
+    except (KeyError, ValueError, pa.ArrowException, BadArgument, BadName, WrongType) as error:
         raise Damaged("a snapshot's manifest has no columns", file=files.name_of(format.manifest_name(found.id)),
                       found=repr(error)) from error
     return key, value

@@ -132,6 +132,7 @@ class Copier:
         self._current.is_copied.wait()
         arena, hot = self._arena, self._hot
         self._note_texts()
+        hot.batch = 0  # numbers are compared within the logs of one freeze, and have 24 bits
         changed = np.flatnonzero(arena.dirty[: arena.segments]).tolist()
         copy = Copy({segment: padded(arena.used(segment)) for segment in changed})
         with self._lock:

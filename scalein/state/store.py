@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
 
@@ -21,22 +21,24 @@ from scalein.options import Options
 from scalein.sizes import parse_size
 from scalein.state import format
 from scalein.state.budget import Budget
-from scalein.state.cold import BUNDLES, Scratch
+from scalein.state.cold import BUNDLES, SCRATCH_SEGMENT, Scratch
 from scalein.state.columns import (
     Given,
     SchemaLike,
     batches_of,
     check_names,
+    check_texts,
     functions_of,
     key_schema,
     keys_of,
+    known_functions,
     value_schema,
 )
 from scalein.state.files import Files, Held, RealFiles
 from scalein.state.kernels import Functions, Kernels, find_kernels
 from scalein.state.manifest import Json, Manifest
 from scalein.state.recover import Piece
-from scalein.state.saving import Saver, find_manifest, schema_text, schemas_of
+from scalein.state.saving import Saver, file_id, find_manifest, names_in, schema_text, schemas_of
 from scalein.state.snapshot import Snapshot
 from scalein.state.sums import SumBounds
 from scalein.state.tiers import Tiers
@@ -124,14 +126,19 @@ class LogStore:
     def _restore(self, found: Manifest) -> None:
         meta, tiers = found.meta, self._tiers
         try:
-            self._next_id = max(int(meta["next"]), found.id + 1)  # type: ignore[arg-type]
-            tiers.functions = tuple(str(name) for name in meta["functions"])  # type: ignore[union-attr]
+            self._next_id = max(file_id(meta["next"]), found.id + 1)
+            tiers.functions = known_functions(meta["functions"], self._value)
             self._sums.restore(meta["bounds"])
             tiers.pieces = [Piece.from_tables(found, k, facts)  # type: ignore[arg-type]
                             for k, facts in enumerate(meta["pieces"])]  # type: ignore[arg-type]
-            tiers.cold.runs = [tuple(tiers.cold.open(int(id)) for id in ids)  # type: ignore[arg-type,union-attr]
+            tiers.cold.runs = [tuple(tiers.cold.open(file_id(id)) for id in ids)  # type: ignore[union-attr]
                                for ids in meta["runs"]]  # type: ignore[union-attr]
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+            if len(tiers.cold.runs) != BUNDLES:
+                raise ValueError(f"runs of {len(tiers.cold.runs)} bundles")
+            for run in (run for runs in tiers.cold.runs for run in runs):
+                known_functions(list(run.functions), self._value)
+            names_in(found)
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError) as error:
             raise Damaged("a snapshot's manifest does not say what a snapshot has",
                           file=self._files.name_of(format.manifest_name(found.id)), found=repr(error)) from error
         tiers.read_again = list(tiers.pieces) if self._readonly else None
@@ -169,6 +176,7 @@ class LogStore:
             self._keep(batches_of(rows, self._key, self._value, "upsert"), ("replace",) * len(self._value))
 
     def _keep(self, batches: list[pa.RecordBatch], functions: Functions) -> None:
+        check_texts(batches, min(self._budget.segment_bytes, SCRATCH_SEGMENT))
         may_overflow = self._sums.check(batches, functions, partial(self._try, batches, functions))
         for batch in self._slices(batches):
             if any(function != "replace" for function in functions):  # rows that replace all make no partials
@@ -191,7 +199,9 @@ class LogStore:
     def delete(self, keys: Given | pa.Array | pa.ChunkedArray) -> None:
         """Forget keys; those that are not there are no error."""
         with self._entered(writes=True):
-            for batch in self._slices(keys_of(keys, self._key, "delete")):
+            batches = keys_of(keys, self._key, "delete")
+            check_texts(batches, min(self._budget.segment_bytes, SCRATCH_SEGMENT))
+            for batch in self._slices(batches):
                 self._tiers.hot.batch += 1
                 self._kernels.delete(self._tiers.hot, batch, self._workers)
 
@@ -208,6 +218,8 @@ class LogStore:
     def get(self, keys: Given | pa.Array | pa.ChunkedArray) -> pa.Table:
         """The values of keys, row by row; null where a key is not there."""
         with self._entered():
+            if not len(self._value):
+                return pa.table({})
             step = self._budget.rows(self._kernels.record_bytes)
             parts = [rows for batch in keys_of(keys, self._key, "get") for start in range(0, batch.num_rows, step)
                      for rows in self._kernels.rows(self._tiers.find(batch.slice(start, step)), self._value.names)]
@@ -216,7 +228,8 @@ class LogStore:
 
     def scan(self) -> pa.RecordBatchReader:
         """All keys with their values, in no order; a part of them is read as it is when the reader comes to it."""
-        schema = pa.schema([*self._key, *self._value])
+        # Rows that leave a value alone may leave it null, whatever its column says.
+        schema = pa.schema([*self._key, *(field.with_nullable(True) for field in self._value)])
 
         def batches() -> Iterator[pa.RecordBatch]:
             for bundle in range(BUNDLES):
@@ -310,16 +323,17 @@ class LogStore:
         if not self._is_closed:
             self._saver.remove_garbage()
 
-    @contextmanager
-    def _entered(self, writes: bool = False) -> Iterator[None]:
+    def _entered(self, writes: bool = False) -> ExitStack:
         """A call of the user's: alone, on an open store."""
-        with self._lock:
+        with ExitStack() as entered:
+            self._lock.acquire()
+            entered.callback(self._lock.release)
             if self._is_closed:
                 raise ScaleinError("the store is closed", at=here())
             if writes and self._readonly:
                 raise ScaleinError("the store was opened to be read only", at=here(),
                                    hint="open it without readonly=True")
-            yield
+            return entered.pop_all()
 
 
 def _no_store(directory: str) -> StoreFailed:

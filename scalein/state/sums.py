@@ -52,7 +52,8 @@ class SumBounds:
         return [str(bound) for bound in self._bounds]
 
     def restore(self, given: Json) -> None:
-        assert isinstance(given, list)
+        if not isinstance(given, list) or len(given) != len(self._bounds):
+            raise ValueError(f"bounds of sums: {given!r}")
         self._bounds = [int(str(bound)) for bound in given]
 
 

@@ -252,6 +252,8 @@ class Tiers:
                 at = now.index(runs[0])
                 self.cold.runs[bundle] = (*now[:at], *([merged] if merged else []), *now[at + len(runs) :])
                 self._compacting.pop(id, None)
+                for run in runs:  # everybody else reads under the lock
+                    run.run.close()
             self._clean()
         except BaseException as error:
             self.compact_error = error
@@ -264,6 +266,8 @@ class Tiers:
             if len(runs) > 1:
                 merged = self.cold.merged(bundle, runs, self._new_id(), self._scratch_table(), is_bottom=True)
                 self.cold.runs[bundle] = (merged,) if merged else ()
+                for run in runs:
+                    run.run.close()
                 some = True
         self._clean()
         return some

@@ -189,7 +189,7 @@ def _text_key(number: int) -> Key:
 
 
 def _nullable_key(number: int) -> Key:
-    return (None if number % 5 == 0 else number // 7, None if number % 3 == 0 else f"name of {number // 9}",
+    return (None if number % 5 == 0 else number // 7, None if number % 3 == 0 else f"the long name of {number // 9}",
             [None, True, False][number % 3])  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from tests.state.store_model import KINDS
 from tests.state.store_pair import Op, Pair
 
 TINY = Budget(300_000, 1 << 14, 1 << 12)
-STEP = int(os.environ.get("SCALEIN_STORE_CUT_STEP", "5"))  # 1: cut at every operation
+CUTS = int(os.environ.get("SCALEIN_STORE_CUTS", "10"))  # places in a run at which a disk fails; 0: all
 OPS: list[Op] = [
     ("more", 1, 40), ("snapshot", 2, 0), ("more", 3, 300), ("more", 4, 300), ("snapshot", 5, 0), ("delete", 6, 300),
     ("merge", 7, 40), ("more", 8, 300), ("snapshot", 9, 0), ("wait", 0, 0), ("compact", 0, 0), ("upsert", 10, 40),
@@ -91,6 +91,11 @@ class Run:
             pair.close()
 
 
+def places(count: int, random: Random, most: int = CUTS) -> list[int]:
+    """Numbers below `count`, in order."""
+    return list(range(count)) if not most or most >= count else sorted(random.sample(range(count), most))
+
+
 @pytest.mark.parametrize("kind", ["int", "text"])
 def test_a_power_cut_at_every_operation(kind: str) -> None:
     whole = PowerCutFiles()
@@ -98,8 +103,7 @@ def test_a_power_cut_at_every_operation(kind: str) -> None:
     assert run.error is None, run.error
     assert sum("run-" in line for line in whole.log) > 10, "nothing was evicted"
     seed = Random(1)
-    first = seed.randrange(STEP)
-    for cut in range(first, whole.operations, STEP):
+    for cut in places(whole.operations, seed):
         disk = PowerCutFiles()
         disk.fail_at(cut)
         run = Run(kind, disk)
@@ -120,7 +124,7 @@ def test_a_failing_disk(kind: str, number: int) -> None:
     Run("int", whole)
     calls = whole._calls.get(kind, 0)
     assert calls > 10 or kind in ("rename", "remove")
-    for call in range(Random(number).randrange(STEP), calls, max(1, calls // (200 // STEP))):
+    for call in places(calls, Random(number), CUTS // 3):
         disk = PowerCutFiles()
         disk.fail(kind, call, number)
         run = Run("int", disk)
@@ -129,8 +133,8 @@ def test_a_failing_disk(kind: str, number: int) -> None:
             assert "disk/" in str(run.error), run.error
         disk._faults.clear()
         try:
-            run.check(disk, "int")
             run.check(disk.after_cut(Random(call)), "int")
+            run.check(disk, "int")
         except BaseException as error:
             error.add_note(f"{kind} number {call} failed: {run.error!r}")
             raise
@@ -139,10 +143,36 @@ def test_a_failing_disk(kind: str, number: int) -> None:
 def test_a_full_disk() -> None:
     whole = PowerCutFiles()
     Run("text", whole)
-    for room in range(3000, whole.written_bytes, whole.written_bytes // (200 // STEP)):
+    for room in places(whole.written_bytes, Random(3), CUTS // 2 or 100):
         disk = PowerCutFiles()
         disk.full_after(room)
         run = Run("text", disk)
         assert run.error is not None and "disk/" in str(run.error), run.error
         disk.full_after(None)
         run.check(disk, "text")
+
+
+def test_a_manifest_that_failed_after_its_rename_keeps_its_files() -> None:
+    """The snapshot was never acknowledged, but the next start may find it: what it names must be there."""
+    disk = PowerCutFiles()
+    pair = Pair(KINDS["int"], lambda readonly: disk, TINY, 1)
+    for seed in range(6):
+        pair.op_more(Random(seed), 300)
+    pair.op_snapshot(Random(1), 0)
+    pair.wait()
+    for seed in range(6):
+        pair.op_more(Random(seed), 300)
+    disk.fail("sync_directory", 1)
+    failed = pair.store.snapshot()
+    content = dict(pair.model.content)
+    with pytest.raises(ScaleinError):
+        failed.wait(20)
+    assert format.manifest_name(failed.id) in disk.names(), "the fault came too early"
+    for seed in range(6):
+        pair.op_more(Random(seed), 300)
+    pair.store.compact()
+    pair.store._shut()  # the process ends without another snapshot
+    pair.store = pair.opened()
+    pair.model.content = content
+    pair.op_scan(Random(0), 0)
+    pair.close()

@@ -1,13 +1,10 @@
 """Sinks of the state store: rows into stored records, stored records into others, and where a key's record is.
 
-A block is found, then protected (`StoreIndex.protect`), then changed. A kernel that leaves before it has changed
-anything runs the block again; one that runs out of room for text half-way goes on with the row at which it left.
+A run of rows is found, then protected (`StoreIndex.protect`), then changed. A kernel that leaves before it has changed
+anything of a run does that run again; one that runs out of room for text half-way goes on with the row where it left.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from functools import partial
 
 from llvmlite import ir
 
@@ -40,18 +37,20 @@ def lower_keep(code: Code, sink: Keep, block: Block, env: Env, start: ir.Value) 
     index = StoreIndex(code, sink.table, "table", only_hidden=sink.delete)
     keys = key_block(code, block, env, sink.keys, any(key.nullable for key in sink.keys))
     code.check_errors(ERROR)
-    records = index.find(keys, block.count, None, insert=True)
-    index.protect(records, block.count)
-    with rows(code, block) as row:
-        record = f.load(records, row.k, PTR)
-        if sink.delete:
-            with f.when(f.b.icmp_unsigned("!=", record, NULL)):
-                head = f.b.and_(f.b.load(record, typ=I64), const(_KEYS))
-                f.store(f.b.or_(head, const(_all_null(sink.table) | TOMB)), record)
-        else:
-            here = f.b.add(start, row.offset("in"))
-            _merge_row(code, sink, index, row, env, record, f.load(keys.hashes, row.k, I64),
-                       partial(f.set_slot, "row", here))
+
+    def number(k: ir.Value) -> ir.Value:
+        return f.b.add(start, block.row(f, k).offset("in"))
+
+    with index.runs(keys, block.count, number) as run:
+        index.protect(run)
+        with f.loop(run.end, start=run.start) as k:
+            record = f.load(run.records, k, PTR)
+            if sink.delete:
+                with f.when(f.b.icmp_unsigned("!=", record, NULL)):
+                    head = f.b.and_(f.b.load(record, typ=I64), const(_KEYS))
+                    f.store(f.b.or_(head, const(_all_null(sink.table) | TOMB)), record)
+            else:
+                _merge_row(code, sink, index, block.row(f, k), env, record, f.load(keys.hashes, k, I64), number(k))
     code.check_errors(ERROR)
     _report_progress(code, start)
 
@@ -74,11 +73,11 @@ def _all_null(table: StoredTable) -> int:
 
 
 def _merge_row(code: Code, sink: Keep, index: StoreIndex, row: Row, env: Env, record: ir.Value, h: ir.Value,
-               stay: Callable[[], None]) -> None:
+               number: ir.Value) -> None:
     f, b, table = code.f, code.f.b, sink.table
     given = [None if item is None else lower_expr(code, item, env, row) for item in sink.items]
     header = index.header_of(h)
-    index.ensure_text(header, h, _text_bytes(code, given), stay)
+    index.ensure_text(header, h, _text_bytes(code, given), number)
     head = b.load(record, typ=I64)
     gone = is_set(f, head, TOMB)
     head = b.select(gone, b.or_(b.and_(head, const(_KEYS)), const(_all_null(table))), head)
@@ -162,23 +161,22 @@ def lower_absorb(code: Code, sink: Absorb, block: Block, start: ir.Value) -> Non
     f = code.f
     index = StoreIndex(code, sink.table, "table", flags=FRESH)
     keys = _keys_of(code, sink.table, block, start)
-    records = index.find(keys, block.count, None, insert=True)
-    index.protect(records, block.count)
-    with f.loop(block.count) as k:
-        here = f.b.add(start, k)
-        _absorb(code, sink, index, f.load(records, k, PTR), _pointer(code, start, k), f.load(keys.hashes, k, I64),
-                partial(f.set_slot, "row", here))
+    with index.runs(keys, block.count, lambda k: f.b.add(start, k)) as run:
+        index.protect(run)
+        with f.loop(run.end, start=run.start) as k:
+            _absorb(code, sink, index, f.load(run.records, k, PTR), _pointer(code, start, k),
+                    f.load(keys.hashes, k, I64), f.b.add(start, k))
     code.check_errors(ERROR)
     _report_progress(code, start)
 
 
 def _absorb(code: Code, sink: Absorb, index: StoreIndex, record: ir.Value, other: ir.Value, h: ir.Value,
-            stay: Callable[[], None]) -> None:
+            number: ir.Value) -> None:
     f, b, table = code.f, code.f.b, sink.table
     theirs = b.load(other, typ=I64)
     values = [_stored_value(code, table, k, other, theirs) for k in range(len(table.values))]
     header = index.header_of(h)
-    index.ensure_text(header, h, _text_bytes(code, list(values)), stay)
+    index.ensure_text(header, h, _text_bytes(code, list(values)), number)
     ours = b.load(record, typ=I64)
     fresh, gone = is_set(f, ours, FRESH), is_set(f, ours, TOMB)
     flags = const(_FLAGS & ~FRESH)

@@ -1,0 +1,436 @@
+"""Files of a store with other bytes than were written, other stores, other directories: errors that name the file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from scalein.errors import BadArgument, Damaged, NewerFormat, ScaleinError, StoreFailed
+from scalein.state import LogStore, format, manifest
+from scalein.state.budget import Budget
+from scalein.state.files import RealFiles
+from scalein.state.manifest import Manifest
+from tests.state.store_model import KINDS, Content, content_of
+from tests.state.store_pair import Pair, kernels_of
+
+FLIPS = int(os.environ.get("SCALEIN_STORE_FLIPS", "6"))  # of each kind of file
+KIND = KINDS["text"]
+BUDGET = Budget(800_000, 1 << 16, 1 << 12)
+
+
+class Built:
+    """A store with runs, images and two snapshots, and what each of these holds."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        pair = Pair(KIND, lambda readonly: RealFiles(path, readonly), BUDGET, 1)
+        for seed in range(4):
+            pair.op_more(Random(seed), 400)
+        pair.op_snapshot(Random(1), 0)
+        pair.op_more(Random(9), 300)
+        pair.op_snapshot(Random(1), 0)
+        pair.wait()
+        pair.close()
+        self.contents: list[Content] = [{}, *pair.frozen.values()]
+        self.ids = list(pair.frozen)
+        self.names = sorted(name for name in os.listdir(path) if name != "LOCK")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    found = Built(tmp_path_factory.mktemp("built") / "store")
+    assert {name.split("-")[0] for name in found.names} == {"snapshot", "image", "run"}
+    return found
+
+
+def opened(path: Path, readonly: bool = False, budget: Budget = BUDGET) -> LogStore:
+    return LogStore.open_files(RealFiles(path, readonly), key=None, value=None, budget=budget, readonly=readonly,
+                               kernels=kernels_of("text", 1))  # fmt: skip
+
+
+def copied(built: Built, path: Path) -> Path:
+    shutil.copytree(built.path, path)
+    return path
+
+
+def look(path: Path, how: str) -> Content | None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        with opened(path, readonly=True) as store:
+            if how == "verify":
+                store.verify()
+                return None
+            if how == "get":
+                found = store.scan()
+                keys = found.read_all().select(KIND.key.names)
+                values = store.get(keys)
+                columns = {**dict(zip(keys.column_names, keys.columns, strict=True)),
+                           **dict(zip(values.column_names, values.columns, strict=True))}  # fmt: skip
+                return content_of(pa.table(columns), KIND.key)
+            return content_of(store.scan().read_all(), KIND.key)
+
+
+@pytest.mark.parametrize("kind", ["snapshot", "image", "run"])
+def test_a_flipped_byte_is_found(built: Built, tmp_path: Path, kind: str) -> None:
+    """An error that names the file, or what an older snapshot holds; never anything else."""
+    random = Random(kind)
+    path = copied(built, tmp_path / "s")
+    found = 0
+    for number in range(FLIPS):
+        name = random.choice([name for name in built.names if name.startswith(kind)])
+        file = path / name
+        raw = bytearray(file.read_bytes())
+        at = random.choice([random.randrange(len(raw)), random.randrange(64), len(raw) - 1 - random.randrange(64)])
+        raw[at] ^= 1 << random.randrange(8)
+        file.write_bytes(raw)
+        for how in ("scan", "verify", "get")[: 2 + (number % 4 == 0)]:
+            try:
+                content = look(path, how)
+                assert content is None or content in built.contents, f"{name} at {at}: wrong content"
+            except ScaleinError as error:
+                assert name in str(error), error
+                found += 1
+        shutil.copyfile(built.path / name, file)
+    assert found or kind == "snapshot"
+
+
+@pytest.mark.parametrize("kind", ["snapshot", "image", "run"])
+@pytest.mark.parametrize("what", ["empty", "cut", "gone", "another", "longer", "zeros"])
+def test_a_file_that_is_not_the_one(built: Built, tmp_path: Path, kind: str, what: str) -> None:
+    path = copied(built, tmp_path / "s")
+    names = [name for name in built.names if name.startswith(kind)]
+    file = path / names[-1]
+    size = file.stat().st_size
+    if what == "empty":
+        os.truncate(file, 0)
+    elif what == "cut":
+        os.truncate(file, size - 4096 if size > 4096 else 100)
+    elif what == "gone":
+        file.unlink()
+    elif what == "another":
+        shutil.copyfile(path / names[0], file)
+    elif what == "longer":
+        os.truncate(file, size + 4096)
+    else:
+        file.write_bytes(bytes(size))
+    for how in ("scan", "verify"):
+        try:
+            content = look(path, how)
+            assert content is None or content in built.contents
+        except ScaleinError as error:
+            assert names[-1] in str(error), error
+
+
+def test_a_damaged_newest_snapshot_falls_back_with_a_warning(built: Built, tmp_path: Path) -> None:
+    path = copied(built, tmp_path / "s")
+    name = format.manifest_name(built.ids[-1])
+    (path / name).write_bytes(b"\x01" * 4096)
+    with pytest.warns(RuntimeWarning, match=name), opened(path) as store:
+        assert content_of(store.scan().read_all(), KIND.key) == built.contents[-2]
+        assert len(store) == len(built.contents[-2])
+    with opened(path) as store:
+        assert content_of(store.scan().read_all(), KIND.key) == built.contents[-2]
+
+
+def test_all_snapshots_damaged(built: Built, tmp_path: Path) -> None:
+    path = copied(built, tmp_path / "s")
+    for name in built.names:
+        if name.startswith("snapshot"):
+            (path / name).write_bytes(b"\x01" * 4096)
+    with pytest.raises(Damaged, match=format.manifest_name(built.ids[-1])):
+        opened(path)
+    with pytest.raises(Damaged):  # nothing is created over it
+        LogStore.open(path, key=KIND.key, value=KIND.value)
+
+
+# --- whole files with a content that nobody wrote
+
+
+def _changed(meta: Callable[[dict[str, object]], object] | None = None,
+             tables: Callable[[dict[str, np.ndarray]], object] | None = None) -> Callable[[Manifest], None]:  # fmt: skip
+    def change(found: Manifest) -> None:
+        if meta is not None:
+            meta(found.meta)  # type: ignore[arg-type]
+        if tables is not None:
+            tables(found.tables)
+
+    return change
+
+
+def _set(name: str, value: object) -> Callable[[Manifest], None]:
+    return _changed(meta=lambda meta: meta.__setitem__(name, value))
+
+
+def _fill(name: str, value: int) -> Callable[[Manifest], None]:
+    return _changed(tables=lambda tables: tables[name].fill(value))
+
+
+def _schema(**fields: pa.DataType) -> str:
+    return bytes(pa.schema(fields).serialize()).hex()
+
+
+HOSTILE: dict[str, Callable[[Manifest], None]] = {
+    "no runs": _changed(meta=lambda meta: meta.pop("runs")),
+    "few runs": _set("runs", [[]]),
+    "runs of text": _set("runs", [["x"]] * 16),
+    "runs of lists": _set("runs", [[[1]]] * 16),
+    "runs that are a number": _set("runs", 7),
+    "negative runs": _set("runs", [[-1]] * 16),
+    "no pieces": _changed(meta=lambda meta: meta.pop("pieces")),
+    "pieces of nothing": _set("pieces", [None]),
+    "more pieces": _changed(meta=lambda meta: meta["pieces"].append({"base": 0, "shift": 16})),  # type: ignore[attr-defined]
+    "negative shift": _set("pieces", [{"base": 4096, "shift": -1}]),
+    "huge shift": _set("pieces", [{"base": 4096, "shift": 70}]),
+    "small shift": _set("pieces", [{"base": 4096, "shift": 3}]),
+    "text shift": _set("pieces", [{"base": 4096, "shift": "16"}]),
+    "huge base": _set("pieces", [{"base": 1 << 70, "shift": 16}]),
+    "negative base": _set("pieces", [{"base": -5, "shift": 16}]),
+    "other base": _set("pieces", [{"base": 4096, "shift": 16}]),
+    "text base": _set("pieces", [{"base": "here", "shift": 16}]),
+    "few functions": _set("functions", ["sum"]),
+    "unknown functions": _set("functions", ["evil"] * 3),
+    "functions that do not fit": _set("functions", ["sum"] * 3),
+    "no functions": _set("functions", None),
+    "few bounds": _set("bounds", ["0"]),
+    "bounds of text": _set("bounds", ["x"] * 3),
+    "bounds of nothing": _set("bounds", None),
+    "huge next": _set("next", 1 << 80),
+    "text next": _set("next", "a"),
+    "no files": _changed(meta=lambda meta: meta.pop("files")),
+    "files of numbers": _set("files", 3),
+    "bad key": _set("key", "zz"),
+    "no key": _changed(meta=lambda meta: meta.pop("key")),
+    "key of garbage": _set("key", "00" * 100),
+    "nested key": _set("key", _schema(a=pa.list_(pa.int64()))),
+    "null key": _set("key", _schema(a=pa.null())),
+    "empty key": _set("key", _schema()),
+    "other key": _set("key", _schema(user=pa.int64())),
+    "many values": _set("value", _schema(**{f"v{k}": pa.int64() for k in range(60)})),
+    "other value": _set("value", _schema(n=pa.int64())),
+    "value like a key": _set("value", _schema(user=pa.int64(), seen=pa.string(), raw=pa.binary())),
+    "group 999": _fill("0.group", 999),
+    "group 0": _fill("0.group", 0),
+    "all texts": _fill("0.kind", 1),
+    "all records": _fill("0.kind", 0),
+    "kind 7": _fill("0.kind", 7),
+    "offset 0": _fill("0.offset", 0),
+    "offset 8": _fill("0.offset", 8),
+    "huge offset": _fill("0.offset", (1 << 63) + 4096),
+    "used 0": _fill("0.used", 0),
+    "used 1": _fill("0.used", 1),
+    "huge used": _fill("0.used", (1 << 62)),
+    "segment 0": _fill("0.segment", 0),
+    "image 0": _fill("0.image", 0),
+    "image 10^12": _fill("0.image", 10**12),
+    "at 0": _fill("0.at", 0),
+    "odd at": _fill("0.at", 4097),
+    "huge at": _fill("0.at", (1 << 63)),
+    "size 0": _fill("0.size", 0),
+    "huge size": _fill("0.size", (1 << 63)),
+    "size 2^40": _fill("0.size", (1 << 40)),
+    "no table": _changed(tables=lambda tables: tables.pop("0.group")),
+    "short table": _changed(tables=lambda tables: tables.__setitem__("0.used", tables["0.used"][:3])),
+    "short segments": _changed(tables=lambda tables: tables.__setitem__("0.segment", tables["0.segment"][:1])),
+    "signed table": _changed(tables=lambda tables: tables.__setitem__("0.group", -tables["0.group"].astype(np.int64) - 1)),
+    "float table": _changed(tables=lambda tables: tables.__setitem__("0.offset", tables["0.offset"] * 1.5)),
+}  # fmt: skip
+# Everything is tried in one process, which says what it is doing: where it ends, it crashed.
+PROGRAM = """
+import sys, warnings
+from pathlib import Path
+warnings.simplefilter("ignore")
+from tests.state.test_store_damage import attempt
+for line in sys.stdin:
+    name, path = line.rstrip().split(chr(9))
+    print(name + chr(9) + attempt(Path(path)), flush=True)
+"""
+
+
+def attempt(path: Path) -> str:
+    """What happens to a store with a hostile file: "" if it opens, else the kind of error and its first line."""
+    try:
+        with LogStore.open_files(RealFiles(path), key=None, value=None, budget=BUDGET) as store:
+            try:
+                store.verify()
+            except ScaleinError:
+                pass
+            keys = store.scan().read_all().select(store._key.names)
+            store.get(keys)
+            len(store)
+            store.delete(keys.slice(0, 10))
+    except ScaleinError as error:
+        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    except UnicodeDecodeError as error:
+        return f"fine: {error}"
+    except BaseException as error:
+        return f"!{type(error).__name__}: {' '.join(str(error).split())} {error.__traceback__ and _where(error)}"
+    return "fine: it opens"
+
+
+def _where(error: BaseException) -> str:
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return f"{Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}" if at is not None else ""
+
+
+def tried(places: dict[str, Path]) -> dict[str, str]:
+    given = "".join(f"{name}\t{path}\n" for name, path in places.items())
+    done = subprocess.run([sys.executable, "-X", "faulthandler", "-c", PROGRAM], input=given, capture_output=True, text=True,
+                          cwd=Path(__file__).parents[2], timeout=300, check=False)  # fmt: skip
+    found = dict(line.split("\t", 1) for line in done.stdout.splitlines())
+    if len(found) < len(places):
+        culprit = next(name for name in places if name not in found)
+        raise AssertionError(f"{culprit!r} ended the process ({done.returncode}): {done.stderr[-3000:]}")
+    return found
+
+
+def test_hostile_manifests_do_no_harm(built: Built, tmp_path: Path) -> None:
+    places = {}
+    for number, (name, change) in enumerate(HOSTILE.items()):
+        path = tmp_path / str(number)
+        path.mkdir()
+        for file in built.names:
+            if not file.startswith("snapshot"):
+                os.link(built.path / file, path / file)
+        found = manifest.read(RealFiles(built.path, readonly=True), built.ids[-1])
+        change(found)
+        (path / format.manifest_name(found.id)).write_bytes(manifest.encode(found).tobytes())
+        places[name] = path
+    found_errors = tried(places)
+    wrong = {name: text for name, text in found_errors.items() if text.startswith("!")}
+    assert not wrong, "\n".join(f"{name}: {text}" for name, text in wrong.items())
+    for name, text in found_errors.items():
+        assert text.startswith("fine") or ".manifest" in text or ".seg" in text or ".run" in text, (name, text)
+
+
+def test_hostile_records_do_no_harm(built: Built, tmp_path: Path) -> None:
+    """Images and runs whose checksums are right and whose records are noise: heads, lengths, places of texts."""
+    random = np.random.default_rng(3)
+    kernels = kernels_of("text", 1)
+    places = {}
+    for number in range(4):
+        path = copied(built, tmp_path / str(number))
+        found = manifest.read(RealFiles(path, readonly=True), built.ids[-1])
+        for segment, id, at, size in zip(*(found.tables[f"0.{name}"].tolist() for name in ("segment", "image", "at", "size")),
+                                         strict=True):
+            file = path / format.image_name(id)
+            raw = np.frombuffer(bytearray(file.read_bytes()), np.uint8)
+            area = raw[at : at + size]
+            if number % 4 == 0:
+                area[:] = random.integers(0, 256, size, dtype=np.uint8)
+            elif number % 4 == 1:
+                area[random.integers(0, size, size // 50)] = 255
+            elif number % 4 == 2:
+                words = area.view("<u4")
+                words[random.integers(0, len(words), size // 100)] = random.integers(13, 1 << 31)
+            else:
+                area[random.integers(0, size, 3)] ^= 64
+            sums = raw[at + size :][: size // 4096 * 8].view("<u8")
+            seeds = np.uint64(id) ^ (np.uint64(at) + np.arange(len(sums), dtype=np.uint64) * np.uint64(4096))
+            sums[:] = kernels.checksums(np.ascontiguousarray(area.reshape(-1, 4096)), seeds)
+            file.write_bytes(raw.tobytes())
+            assert segment >= 0
+        places[str(number)] = path
+    wrong = {name: text for name, text in tried(places).items() if text.startswith("!")}
+    assert not wrong, "\n".join(f"{name}: {text}" for name, text in wrong.items())
+
+
+# --- other directories, other processes
+
+
+def test_a_format_from_the_future(built: Built, tmp_path: Path) -> None:
+    path = copied(built, tmp_path / "s")
+    name = format.manifest_name(built.ids[-1])
+    raw = np.frombuffer(bytearray((path / name).read_bytes()), np.uint8)
+    raw[8:12].view("<u4")[0] = 99
+    format.seal(raw, built.ids[-1])
+    (path / name).write_bytes(raw.tobytes())
+    with pytest.raises(NewerFormat, match=name):
+        opened(path)
+    with pytest.raises(NewerFormat, match=name):
+        opened(path, readonly=True)
+    assert (path / name).read_bytes() == raw.tobytes()
+
+
+def test_a_second_opener_is_refused_and_readers_are_not(built: Built, tmp_path: Path) -> None:
+    path = copied(built, tmp_path / "s")
+    with opened(path):
+        with pytest.raises(StoreFailed, match=path.name):
+            opened(path)
+        code = f"from scalein.state import LogStore\nLogStore.open({str(path)!r})"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False,
+                              cwd=Path(__file__).parents[2])  # fmt: skip
+        assert done.returncode and "StoreFailed" in done.stderr and str(path) in done.stderr
+        with opened(path, readonly=True) as reader:
+            assert content_of(reader.scan().read_all(), KIND.key) == built.contents[-1]
+    opened(path).close()
+
+
+def test_readonly_changes_nothing(built: Built, tmp_path: Path) -> None:
+    path = copied(built, tmp_path / "s")
+    before = {name: (path / name).read_bytes() for name in sorted(os.listdir(path))}
+    with opened(path, readonly=True, budget=Budget(250_000, 1 << 14, 1 << 12)) as store:
+        for _ in range(2):
+            assert content_of(store.scan().read_all(), KIND.key) == built.contents[-1]
+            assert len(store) == len(built.contents[-1])
+        for call in (lambda: store.delete(pa.table({"user": ["a"], "day": pa.array([1], pa.date32())})), store.snapshot,
+                     store.compact):  # fmt: skip
+            with pytest.raises(ScaleinError, match="read only"):
+                call()
+    assert {name: (path / name).read_bytes() for name in sorted(os.listdir(path))} == before
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_directory(built: Built, tmp_path: Path) -> None:
+    path = copied(built, tmp_path / "s")
+    os.chmod(path, 0o500)
+    try:
+        with pytest.raises(StoreFailed, match=str(path)):
+            opened(path)
+        with opened(path, readonly=True) as store:
+            assert len(store) == len(built.contents[-1])
+    finally:
+        os.chmod(path, 0o700)
+
+
+def test_a_directory_that_is_no_store(tmp_path: Path) -> None:
+    for name in ("_notes.txt", "run-me.sh", "image-of-a-cat.png", "snapshot-plan.txt", "_run-1", "run-1.run", "README"):
+        (tmp_path / name).write_text("mine")
+    mine = sorted(os.listdir(tmp_path))
+    for readonly in (True, False):
+        with pytest.raises(StoreFailed, match="no store"):
+            LogStore.open(tmp_path, readonly=readonly)
+    with pytest.raises(StoreFailed, match="no store"):
+        LogStore.open(tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+    with LogStore.open(tmp_path, key={"k": pa.int64()}, value={"n": pa.int64()}) as store:
+        for _ in range(5):
+            store.merge(pa.table({"k": [1], "n": [1]}), n="sum")
+            store.snapshot().wait()
+    with LogStore.open(tmp_path) as store:
+        assert len(store) == 1
+    assert [name for name in mine if (tmp_path / name).exists() and (tmp_path / name).read_text() == "mine"] == mine
+    file = tmp_path / "README"
+    with pytest.raises(ScaleinError, match="README"):
+        LogStore.open(file, key={"k": pa.int64()}, value={"n": pa.int64()})
+
+
+def test_other_columns_than_the_store_has(built: Built) -> None:
+    with pytest.raises(BadArgument, match="user"):
+        LogStore.open(built.path, key={"k": pa.int64()}, value=KIND.value)
+    with pytest.raises(BadArgument, match="seen"):
+        LogStore.open(built.path, key=KIND.key, value={"n": pa.int64()})
+    with pytest.raises(StoreFailed, match="no snapshot 999"):
+        LogStore.open(built.path, snapshot=999)
+    LogStore.open(built.path, key=KIND.key, value=KIND.value, readonly=True).close()
