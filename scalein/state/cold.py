@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -35,18 +36,17 @@ SCRATCH_SEGMENT = 1 << 22  # bytes; no row may have longer texts
 
 @dataclass(frozen=True, eq=False)
 class ColdRun:
-    """A run, and what the rows behind its partials did to each value."""
+    """A run, perhaps still being written, and what the rows behind its partials did to each value."""
 
-    run: Run
+    id: int
+    record_count: int
     functions: Functions
+    made: Future[Run]
 
     @property
-    def id(self) -> int:
-        return self.run.id
-
-    @property
-    def record_count(self) -> int:
-        return int(self.run.record_count)
+    def run(self) -> Run:
+        """Waits until it is written."""
+        return self.made.result()
 
 
 def groups_of(bundle: int) -> range:
@@ -95,12 +95,18 @@ class Cold:
         self.runs: list[tuple[ColdRun, ...]] = [() for _ in range(BUNDLES)]
 
     def open(self, id: int) -> ColdRun:
-        run = Run(self._files, id, self._kernels.record_bytes, self._kernels.text_cells, self._kernels.checksums)
-        return ColdRun(run, tuple(json.loads(run.spec)))
+        run = self.reader(id)
+        made: Future[Run] = Future()
+        made.set_result(run)
+        return ColdRun(id, int(run.record_count), tuple(json.loads(run.spec)), made)
 
-    def writer(self, id: int, functions: Functions, expected_bytes: int) -> RunWriter:
+    def reader(self, id: int) -> Run:
+        return Run(self._files, id, self._kernels.record_bytes, self._kernels.text_cells, self._kernels.checksums)
+
+    def writer(self, id: int, functions: Functions, expected_bytes: int, has_filter: bool) -> RunWriter:
+        """A new run. A filter is for those that most keys are not in: the oldest has nearly all."""
         return RunWriter(self._files, id, self._kernels.record_bytes, json.dumps(functions), self._kernels.text_cells,
-                         expected_bytes, self._kernels.checksums)
+                         expected_bytes, self._kernels.checksums, has_filter)
 
     def sorted_records(self, pointers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Records as a run wants them: copies in the order of their hashes, and these."""
@@ -111,7 +117,11 @@ class Cold:
     def find(self, bundle: int, hashes: np.ndarray, scratch: Scratch) -> None:
         """Bring everything that a bundle's runs have of some sorted hashes together."""
         for cold in self.runs[bundle]:
-            found = cold.run.read_blocks(cold.run.blocks_for(hashes))
+            likely = hashes[cold.run.may_have(hashes)]
+            if not len(likely):
+                continue
+            found = cold.run.read_blocks(cold.run.blocks_for(likely))
+            cold.run.forget()
             mine = pointers_to(found.records)
             place = np.searchsorted(hashes, theirs := self._kernels.hashes(mine))
             wanted = hashes[np.minimum(place, len(hashes) - 1)] == theirs
@@ -144,7 +154,7 @@ class Cold:
                is_bottom: bool) -> ColdRun | None:
         """One run in the place of several; at the bottom, nothing older is left to hide or to continue."""
         functions = runs[-1].functions
-        writer = self.writer(id, functions, sum(cold.run.size_bytes for cold in runs))
+        writer = self.writer(id, functions, sum(cold.run.size_bytes for cold in runs), has_filter=not is_bottom)
         count = 0
         try:
             for pointers in self.ranges(bundle, runs, scratch):

@@ -9,6 +9,7 @@ else happens between kernels, by the store's caller.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable
 
@@ -83,6 +84,7 @@ class HotTable:
         self._own: list[tuple[list[int], list[int]]] = [([], []) for _ in range(GROUPS)]  # rows of `chunks`, by kind
         self._lock = threading.Lock()
         self._most_chunk = most_chunk
+        self._usual = np.full((GROUPS, 2), LEAST_CHUNK, np.int64)  # sizes of the chunks that come next, by kind
         nothing = np.zeros(len(arena.dirty), np.int64)
         self.undo_at: list[np.ndarray] = [nothing]  # by worker
         self.undo_end: list[np.ndarray] = [nothing]
@@ -129,11 +131,11 @@ class HotTable:
     # --- room
 
     def _add_chunk(self, group: int, kind: int, need: int) -> None:
-        """A chunk as large as all before it, within limits, and large enough."""
+        """A chunk that is large enough, and the larger the more the group has."""
         own = self._own[group][kind]
-        so_far = int(self.chunks.rows[own, 3].sum())
-        usual = min(self._most_chunk, 1 << max(0, so_far.bit_length() - 1))
-        size = max(LEAST_CHUNK, usual, 1 << (need - 1).bit_length())
+        size = max(int(self._usual[group, kind]), 1 << (need - 1).bit_length())
+        if len(own) > 1:  # two of a size are followed by a larger one; a group that was evicted begins where it was
+            self._usual[group, kind] = min(self._most_chunk, 2 * self._usual[group, kind])
         if size > self.arena.segment_bytes:
             raise ScaleinError("a value is longer than the store keeps", found=f"{need} bytes",
                                wanted=f"at most {self.arena.segment_bytes}")
@@ -201,26 +203,45 @@ class HotTable:
         return int(self.chunks.rows[rows, 3].sum()) + (int(self.headers[group, MASK]) + 1) * BUCKET_WORDS * 8
 
     def release(self, group: int) -> list[tuple[int, int, int]]:
-        """Forget a group's records; gives its chunks, which stay as they are until they are given back."""
+        """Forget a group's records; gives its chunks, which stay as they are until they are given back.
+
+        Its index stays as large as it is: what left memory once is followed by as much again.
+        """
         header = self.headers[group]
-        self.buckets.give_back(int(header[BUCKETS]), (int(header[MASK]) + 1) * BUCKET_WORDS * 8)
+        buckets = int(header[MASK]) + 1
+        ctypes.memset(int(header[BUCKETS]), 0, buckets * BUCKET_WORDS * 8)
+        header[ROOM] = buckets * BUCKET_WORDS * LOAD_SIXTEENTHS // 16
         chunks = []
         for own in self._own[group]:
             chunks += [(row, *self.chunks.rows[row, 2:].tolist()) for row in own]
             own.clear()
         header[[RECORD_AT, RECORD_END, TEXT_AT, TEXT_END]] = 0
-        self._new_index(group)
+        for row, _, _ in chunks:
+            self.chunks.drop(row)
         return chunks
 
     def give_back(self, chunks: list[tuple[int, int, int]]) -> None:
-        for row, offset, size in chunks:
-            self.chunks.drop(row)
-            self.arena.give_back(offset, size)
+        """Chunks of released groups may be used again. Any thread may say so."""
+        with self._lock:
+            for _, offset, size in chunks:
+                self.arena.give_back(offset, size)
+
+    def expect(self, group: int, records: int) -> None:
+        """Make the index of a group without records large enough for so many."""
+        header = self.headers[group]
+        least = -(-records * 16 // LOAD_SIXTEENTHS // BUCKET_WORDS) + 1
+        buckets = 1 << (least - 1).bit_length()
+        if buckets > int(header[MASK]) + 1 and not self._own[group][RECORDS]:
+            self.buckets.give_back(int(header[BUCKETS]), (int(header[MASK]) + 1) * BUCKET_WORDS * 8)
+            self._new_index(group, buckets)
 
     def clear(self, groups: range) -> None:
         for group in groups:
             if self._own[group][RECORDS]:
                 self.give_back(self.release(group))
+                header = self.headers[group]
+                self.buckets.give_back(int(header[BUCKETS]), (int(header[MASK]) + 1) * BUCKET_WORDS * 8)
+                self._new_index(group)
 
     @property
     def in_use(self) -> int:

@@ -10,7 +10,8 @@ once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -35,27 +36,40 @@ class Piece:
     offset: np.ndarray
     used: np.ndarray
     segments: dict[int, tuple[int, Extent]]  # -> image file, extent
+    loaded: frozenset[int] = frozenset()  # groups that are in memory again
 
-    @property
-    def groups(self) -> list[int]:
-        return [int(group) for group in np.unique(self.group)]
+    @cached_property
+    def rows(self) -> dict[int, np.ndarray]:
+        """The chunks of each group, loaded or not."""
+        order = np.argsort(self.group, kind="stable")
+        groups, starts = np.unique(self.group[order], return_index=True)
+        return dict(zip(groups.tolist(), np.split(order, starts[1:]), strict=True)) if len(order) else {}
+
+    @cached_property
+    def groups(self) -> frozenset[int]:
+        """Those that were not loaded yet."""
+        return frozenset(self.rows) - self.loaded
 
     @property
     def image_ids(self) -> set[int]:
-        return {id for id, _ in self.segments.values()}
+        return {id for id, _ in self.segments.values()} if self.groups else set()
 
     def without(self, group: int) -> Piece:
-        stay = self.group != group
-        offset = self.offset[stay]
-        needed = set(np.unique(offset >> np.uint64(self.shift)).tolist())
-        segments = {number: place for number, place in self.segments.items() if number in needed}
-        return Piece(self.base, self.shift, self.group[stay], self.kind[stay], offset, self.used[stay], segments)
+        piece = replace(self, loaded=self.loaded | {group})
+        piece.__dict__["rows"] = self.rows
+        return piece
+
+    def record_count(self, group: int, record_bytes: int) -> int:
+        rows = self.rows[group]
+        return int((self.used[rows[self.kind[rows] == RECORDS]] // np.uint64(record_bytes)).sum())
 
     def to_tables(self, number: int) -> tuple[Json, dict[str, np.ndarray]]:
         """The piece for a manifest: facts, and tables whose names begin with its number."""
-        places = sorted(self.segments.items())
+        stay = np.sort(np.concatenate([self.rows[group] for group in self.groups]) if self.groups else np.zeros(0, int))
+        needed = set(np.unique(self.offset[stay] >> np.uint64(self.shift)).tolist())
+        places = sorted((segment, place) for segment, place in self.segments.items() if segment in needed)
         columns = {
-            "group": self.group, "kind": self.kind, "offset": self.offset, "used": self.used,
+            "group": self.group[stay], "kind": self.kind[stay], "offset": self.offset[stay], "used": self.used[stay],
             "segment": np.array([segment for segment, _ in places], np.uint64),
             "image": np.array([id for _, (id, _) in places], np.uint64),
             "at": np.array([extent.offset for _, (_, extent) in places], np.uint64),
@@ -71,8 +85,8 @@ class Piece:
         segments = {int(segment): (int(id), Extent(int(segment), int(at), int(size)))
                     for segment, id, at, size in zip(column("segment"), column("image"), column("at"), column("size"),
                                                      strict=True)}
-        piece = Piece(facts["base"], facts["shift"], column("group"), column("kind"), column("offset").astype(np.uint64),
-                      column("used").astype(np.uint64), segments)
+        piece = Piece(facts["base"], facts["shift"], column("group"), column("kind"),
+                      column("offset").astype(np.uint64), column("used").astype(np.uint64), segments)
         piece.check()
         return piece
 
@@ -118,7 +132,7 @@ class Loaded:
 
 def load(piece: Piece, group: int, images: Images, kernels: Kernels) -> Loaded:
     """A group's records, with addresses of this process; `Damaged` if a string leads out of the group's texts."""
-    rows = np.flatnonzero(piece.group == group)
+    rows = piece.rows[group]
     chunks = {TEXTS: [], RECORDS: []}  # type: dict[int, list[tuple[int, np.ndarray, str]]]
     for row in rows.tolist():
         offset, used = int(piece.offset[row]), int(piece.used[row])

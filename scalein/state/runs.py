@@ -4,7 +4,8 @@ Invariant: a run never changes after `finish`. Records of one hash lie together,
 need. Nothing that was read is handed out before checksums, counts and places were verified (see blocks.py), and no size
 that a file states is believed before it was held against the file's own.
 
-A run knows the first hash of each block: 12 bytes in memory for 4 KiB on disk, read when it is first asked.
+A run knows the first hash of each block: 12 bytes in memory for 4 KiB on disk, and perhaps a filter, read when it is
+first asked.
 
 Threads: a writer belongs to one thread. A `Run` may be read by any number at once.
 """
@@ -25,12 +26,13 @@ from scalein.state import format
 from scalein.state.blocks import Pulled, Shape, cut, pack, pull, unpack
 from scalein.state.checksum import Checksums, block_checksums
 from scalein.state.files import Files, aligned
+from scalein.state.filters import make_filter, passes
 
 WRITE_BYTES = 4 << 20  # of records that are collected for one write
 READ_BYTES = 4 << 20  # of a step of a scan
 
-# record count, block count, directory offset, directory bytes, least hash, greatest hash, spec bytes
-_HEADER = struct.Struct("<QQQQQQI")
+# record count, block count, directory offset, directory bytes, least hash, greatest hash, filter bytes, spec bytes
+_HEADER = struct.Struct("<QQQQQQQI")
 _SPEC_AT = format.START.size + _HEADER.size
 MOST_SPEC_BYTES = format.BLOCK - format.SEAL - _SPEC_AT
 
@@ -54,16 +56,18 @@ class Records(NamedTuple):
     texts: np.ndarray | None
 
 
-def _directory_bytes(block_count: int) -> int:
-    return format.padded(12 * block_count + 4 + format.SEAL)
+def _directory_bytes(block_count: int, filter_bytes: int) -> int:
+    return format.padded(12 * block_count + 4 + filter_bytes + format.SEAL)
 
 
 class RunWriter:
     """A new run file. It is on the disk once `finish` returned."""
 
     def __init__(self, files: Files, id: int, stride: int, spec: str, text_cells: tuple[int, ...] = (),
-                 expected_bytes: int = 0, checksums: Checksums = block_checksums) -> None:  # fmt: skip
+                 expected_bytes: int = 0, checksums: Checksums = block_checksums,
+                 has_filter: bool = False) -> None:  # fmt: skip
         self.id = id
+        self._all_hashes: list[np.ndarray] | None = [] if has_filter else None
         self._shape = Shape(stride, text_cells)
         self._spec = spec.encode()
         if len(self._spec) > MOST_SPEC_BYTES:
@@ -85,6 +89,8 @@ class RunWriter:
 
         Long cells end in the address of their bytes in this process. All is copied before this returns.
         """
+        if self._all_hashes is not None:
+            self._all_hashes.append(np.array(hashes, np.uint64))
         if len(hashes) and (int(hashes[0]) < self._greatest or (hashes[1:] < hashes[:-1]).any()):
             raise InternalError("the records of a run are not sorted by hash", file=format.run_name(self.id))
         # Text comes on top, and is gathered by arrays of eight times its size.
@@ -126,17 +132,21 @@ class RunWriter:
             self._write(is_last=True)
         firsts = np.concatenate([*self._first_hashes, np.zeros(0, np.uint64)])
         sizes = np.concatenate([np.array([format.BLOCK]), *self._sizes])
-        directory = aligned(_directory_bytes(len(firsts)))
+        filter = np.zeros(0, np.uint8)
+        if self._all_hashes is not None:
+            filter = make_filter(np.concatenate([*self._all_hashes, np.zeros(0, np.uint64)]))
+        directory = aligned(_directory_bytes(len(firsts), len(filter)))
         directory[:] = 0
         directory[: 8 * len(firsts)].view("<u8")[:] = firsts
         directory[8 * len(firsts) :][: 4 * len(sizes)].view("<u4")[:] = sizes.cumsum() // format.BLOCK
+        directory[8 * len(firsts) + 4 * len(sizes) :][: len(filter)] = filter
         format.seal(directory, self.id, self._checksums)
         least = int(firsts[0]) if len(firsts) else 0
         header = aligned(format.BLOCK)
         header[:] = 0
         format.START.pack_into(header.data, 0, format.RUN_MAGIC, format.VERSION, self._shape.stride, self.id)
         _HEADER.pack_into(header.data, format.START.size, self._count, len(firsts), self._end, len(directory), least,
-                          self._greatest, len(self._spec))  # fmt: skip
+                          self._greatest, len(filter), len(self._spec))  # fmt: skip
         header[_SPEC_AT : _SPEC_AT + len(self._spec)] = np.frombuffer(self._spec, np.uint8)
         format.seal(header, self.id, self._checksums)
         self._output.write(self._end, directory)
@@ -194,10 +204,12 @@ class Run:
         header = self._input.read(0, format.BLOCK)
         found_stride = format.check_start(header, format.RUN_MAGIC, self.id, self.name, "a run", self._checksums)
         (self.record_count, self.block_count, self._directory_at, size, self.least_hash, self.greatest_hash,
-         spec_bytes) = _HEADER.unpack_from(header.data, format.START.size)  # fmt: skip
+         self._filter_bytes, spec_bytes) = _HEADER.unpack_from(header.data, format.START.size)  # fmt: skip
         if found_stride != stride:
             raise self._damaged(12, f"records of {found_stride} bytes", f"records of {stride} bytes")
-        expected = _directory_bytes(self.block_count)
+        if self._filter_bytes & (self._filter_bytes - 1) or self._filter_bytes > self._input.size:
+            raise self._damaged(72, f"a filter of {self._filter_bytes} bytes", "a power of two")
+        expected = _directory_bytes(self.block_count, self._filter_bytes)
         if self._directory_at % format.BLOCK or size != expected or self._directory_at + size != self._input.size:
             raise self._damaged(format.START.size, f"{self.block_count} blocks, {size} bytes of directory at "
                                 f"{self._directory_at}", f"a file of {self._input.size} bytes")  # fmt: skip
@@ -212,9 +224,13 @@ class Run:
     def size_bytes(self) -> int:
         return self._input.size
 
-    @cached_property
+    @property
     def _directory(self) -> tuple[np.ndarray, np.ndarray]:
-        """The first hash of each block, and the offset of each block and of the end."""
+        return self._index[:2]
+
+    @cached_property
+    def _index(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The first hash of each block; the offset of each block and of the end; the filter."""
         data = self._input.read(self._directory_at, self._input.size - self._directory_at)
         self._input.forget(self._directory_at)
         format.check_seal(data, self.id, self.name, "a run's directory", self._directory_at, self._checksums)
@@ -225,7 +241,12 @@ class Run:
             raise self._damaged(self._directory_at, "blocks in no order", "blocks one after the other")
         if count and (firsts[0] != self.least_hash or (firsts[1:] < firsts[:-1]).any()):
             raise self._damaged(self._directory_at, "hashes in no order", "sorted hashes")
-        return firsts, starts
+        return firsts, starts, data[12 * count + 4 :][: self._filter_bytes].copy()
+
+    def may_have(self, hashes: np.ndarray) -> np.ndarray:
+        """Which of some hashes a record may have; without a filter, all."""
+        filter = self._index[2]
+        return passes(filter, hashes) if len(filter) else np.ones(len(hashes), bool)
 
     def blocks_for(self, hashes: np.ndarray) -> np.ndarray:
         """The numbers of the blocks that may hold a record of one of these sorted hashes; sorted, each once."""

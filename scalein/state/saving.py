@@ -75,6 +75,7 @@ class Saver:
         frozen = Frozen(id, {**meta, "runs": runs, "pieces": facts, "functions": list(tiers.functions)},
                         hot.headers.copy(), hot.chunks.rows[: hot.chunks.count].copy(), copy,
                         frozenset(tiers.files()), tables)
+        frozen.waits = [run.made for runs in tiers.cold.runs for run in runs if not run.made.done()]
         with self._books:
             self._under_way.append(frozen)
         self._writer.submit(self._write, frozen)
@@ -83,6 +84,8 @@ class Saver:
     def _write(self, frozen: Frozen) -> None:
         try:
             self._images.write(frozen)
+            for run in frozen.waits:
+                run.result()
             self._publish(frozen)
         except BaseException as error:
             frozen.error = error

@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,6 +30,7 @@ from scalein.state.format import padded
 from scalein.state.hot import RECORDS, HotTable
 from scalein.state.images import Extent, ImageWriter
 from scalein.state.manifest import Json
+from scalein.state.runs import Run
 
 _LOOK_S = 5e-5  # between looks at a kernel that is in a block
 
@@ -45,6 +46,7 @@ class Frozen:
     copy: Copy  # of the segments that changed
     files: frozenset[str]  # that it will name, besides images
     tables: dict[str, np.ndarray] = field(default_factory=dict)  # of pieces that were not loaded
+    waits: list[Future[Run]] = field(default_factory=list)  # for runs that were being written
     done: threading.Event = field(default_factory=threading.Event)
     error: BaseException | None = None
 

@@ -41,7 +41,7 @@ from scalein.state.recover import Piece
 from scalein.state.saving import Saver, file_id, find_manifest, names_in, schema_text, schemas_of
 from scalein.state.snapshot import Snapshot
 from scalein.state.sums import SumBounds
-from scalein.state.tiers import Tiers
+from scalein.state.tiers import LEAVING_AT_ONCE, Tiers
 
 KEPT_SNAPSHOTS = 3
 
@@ -250,6 +250,7 @@ class LogStore:
     def snapshot(self) -> Snapshot:
         """Freeze the store as it is now and write it in the background. Calls go on meanwhile."""
         with self._entered(writes=True):
+            self._tiers.settle(LEAVING_AT_ONCE)
             id = self._new_id()
             meta: dict[str, Json] = {"key": schema_text(self._key), "value": schema_text(self._value),
                                      "bounds": self._sums.to_json(), "next": self._next_id}  # fmt: skip

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from threading import RLock
 
 import numpy as np
@@ -26,8 +27,20 @@ from scalein.state.files import Files
 from scalein.state.hot import HotTable
 from scalein.state.kernels import Functions, Kernels
 from scalein.state.recover import Images, Piece, load
+from scalein.state.runs import Run
 
-KEPT_SHARE = 0.25  # of a bundle's records, those hit most, that stay in memory when it is evicted
+KEPT_SHARE = 0.5  # of a bundle's records, those hit most, that stay in memory when it is evicted
+LEAVING_AT_ONCE = 2  # bundles on their way to disk
+
+
+@dataclass(frozen=True, eq=False)
+class Leaving:
+    """Records on their way to a run, and the chunks that they are still in."""
+
+    bundle: int
+    run: ColdRun
+    pointers: np.ndarray
+    chunks: list[tuple[int, int, int]]
 
 
 class Tiers:
@@ -45,7 +58,9 @@ class Tiers:
         self._clock = 0  # the bundle that is evicted next
         self._scratch: Scratch | None = None
         self._compactor = ThreadPoolExecutor(1, "scalein-compact")
-        self._compacting: dict[int, Future[None]] = {}  # by the id of the run that is written
+        self._compacting: dict[int, tuple[int, Future[None]]] = {}  # bundle -> id of the run that is written
+        self._spiller = ThreadPoolExecutor(1, "scalein-spill")
+        self._leaving: list[Leaving] = []
         self.compact_error: BaseException | None = None
 
     def flag_groups(self) -> None:
@@ -65,7 +80,7 @@ class Tiers:
             format.image_name(id) for piece in self.pieces for id in piece.image_ids}  # fmt: skip
 
     def being_written(self) -> set[str]:
-        return {format.run_name(id) for id in self._compacting}
+        return {format.run_name(id) for id, _ in list(self._compacting.values())}
 
     # --- rows
 
@@ -76,10 +91,12 @@ class Tiers:
                 self.load_all()
                 for bundle in range(BUNDLES):
                     self._evict(bundle, 0.0)
+                self.settle()
             self.functions = functions
 
     def find(self, batch: pa.RecordBatch) -> np.ndarray:
         """Pointers to whole records of the batch's keys; to a deleted one where there is none."""
+        self.settle()
         if self.pieces:
             self.make_room()
         pointers, hashes = self._kernels.find(self.hot, batch)
@@ -126,6 +143,7 @@ class Tiers:
 
     def alive(self, bundle: int) -> Iterator[np.ndarray]:
         """Pointers to all records of a bundle that were not deleted; the next step may overwrite them."""
+        self.settle()
         self.load_bundle(bundle)
         runs = self.cold.runs[bundle]
         pointers = np.concatenate([self.hot.pointers(group) for group in groups_of(bundle)])
@@ -164,45 +182,66 @@ class Tiers:
                 self.flag_groups()
             return
         for _ in range(2 * BUNDLES):
-            if not self._budget.is_over(self.hot.in_use + text_bytes):
+            going = sum(size for one in self._leaving for _, _, size in one.chunks)
+            if not self._budget.is_over(self.hot.in_use - going + text_bytes):
                 return
             self._evict(self._clock, KEPT_SHARE)
             self._clock = (self._clock + 1) % BUNDLES
 
     def _evict(self, bundle: int, share_kept: float) -> None:
-        """Write the records of a bundle that are hit least to a run, and forget them."""
+        """Forget the records of a bundle that are hit least; a thread writes them to a run.
+
+        Their chunks stay as they are until that is done: then they may be used again.
+        """
         hot, groups = self.hot, groups_of(bundle)
+        self.settle(LEAVING_AT_ONCE - 1)
         self.load_bundle(bundle, make_room=False)
         pointers = np.concatenate([hot.pointers(group) for group in groups])
         if not len(pointers):
             return
         heads = np.concatenate([hot.heads(group) for group in groups])
-        leaving = cold_enough(heads, share_kept) if share_kept else np.ones(len(heads), bool)
-        run = self._write_run(bundle, pointers[leaving], heads[leaving])
-        staying = np.ascontiguousarray(pointers[~leaving])
+        goes = cold_enough(heads, share_kept) if share_kept else np.ones(len(heads), bool)
+        staying = np.ascontiguousarray(pointers[~goes])
+        if not self.cold.runs[bundle]:  # nothing older: what was deleted needs no trace
+            goes &= (heads & np.uint64(TOMB)) == 0
+        pointers = np.ascontiguousarray(pointers[goes])
         chunks = [chunk for group in groups for chunk in hot.release(group)]
-        if run is not None:
+        if len(pointers):
+            id = self._new_id()
+            has_filter = bool(self.cold.runs[bundle])
+            made = self._spiller.submit(self._write_run, id, pointers, self.functions, has_filter)
+            run = ColdRun(id, len(pointers), self.functions, made)
+            self._leaving.append(Leaving(bundle, run, pointers, chunks))
             self.cold.runs[bundle] = (*self.cold.runs[bundle], run)
         for group in groups:
             hot.set_flags(group, PARTIAL if self.cold.runs[bundle] else 0)
         self._kernels.absorb(hot, staying, self.functions, older=False)
-        hot.give_back(chunks)
-        self._compact_soon(bundle)
-
-    def _write_run(self, bundle: int, pointers: np.ndarray, heads: np.ndarray) -> ColdRun | None:
-        if not self.cold.runs[bundle]:  # nothing older: what was deleted needs no trace
-            pointers = pointers[(heads & np.uint64(TOMB)) == 0]
         if not len(pointers):
-            return None
-        id = self._new_id()
-        writer = self.cold.writer(id, self.functions, len(pointers) * self._kernels.record_bytes)
+            hot.give_back(chunks)
+
+    def _write_run(self, id: int, pointers: np.ndarray, functions: Functions, has_filter: bool) -> Run:
+        writer = self.cold.writer(id, functions, len(pointers) * self._kernels.record_bytes, has_filter)
         try:
-            writer.add(*self.cold.sorted_records(np.ascontiguousarray(pointers)))
+            writer.add(*self.cold.sorted_records(pointers))
             writer.finish()
         except BaseException:
             writer.abandon()
             raise
-        return self.cold.open(id)
+        return self.cold.reader(id)
+
+    def settle(self, most: int = 0) -> None:
+        """Let records leave until at most so many bundles are on their way; what could not comes back."""
+        while len(self._leaving) > most or (self._leaving and self._leaving[0].run.made.done()):
+            one = self._leaving.pop(0)
+            error = one.run.made.exception()
+            if error is not None:
+                self.cold.runs[one.bundle] = tuple(run for run in self.cold.runs[one.bundle] if run is not one.run)
+                self.hot.batch += 1
+                self._kernels.absorb(self.hot, one.pointers, self.functions, older=True)
+            self.hot.give_back(one.chunks)
+            if error is not None:
+                raise error
+            self._compact_soon(one.bundle)
 
     # --- pieces of the past
 
@@ -211,11 +250,12 @@ class Tiers:
         for number in range(len(self.pieces) - 1, -1, -1):
             piece = self.pieces[number]
             if group in piece.groups:
+                self.hot.expect(group, piece.record_count(group, self._kernels.record_bytes))
                 found = load(piece, group, self.images, self._kernels)
                 self.hot.batch += 1
                 self._kernels.absorb(self.hot, found.pointers, self.functions, older=True)
                 self.pieces[number] = piece.without(group)
-        self.pieces = [piece for piece in self.pieces if len(piece.group)]
+        self.pieces = [piece for piece in self.pieces if piece.groups]
         if not self.cold.runs[group // BUNDLE_GROUPS]:
             self.hot.set_flags(group, 0)
 
@@ -235,14 +275,15 @@ class Tiers:
 
     def _compact_soon(self, bundle: int) -> None:
         """Merge runs of a bundle in the background if there are too many."""
-        runs = self.cold.runs[bundle]
+        runs = tuple(run for run in self.cold.runs[bundle] if run.made.done())
         first = to_merge([run.record_count for run in runs])
-        if first == len(runs) or not all(future.done() for future in self._compacting.values()):
+        if first == len(runs) or bundle in self._compacting:
             return
         if len({run.functions for run in runs[first:]}) > 1:
             first = 0
         id = self._new_id()
-        self._compacting = {id: self._compactor.submit(self._compact_runs, bundle, runs[first:], first == 0, id)}
+        job = self._compactor.submit(self._compact_runs, bundle, runs[first:], first == 0, id)
+        self._compacting[bundle] = id, job
 
     def _compact_runs(self, bundle: int, runs: tuple[ColdRun, ...], is_bottom: bool, id: int) -> None:
         try:
@@ -251,7 +292,7 @@ class Tiers:
                 now = self.cold.runs[bundle]
                 at = now.index(runs[0])
                 self.cold.runs[bundle] = (*now[:at], *([merged] if merged else []), *now[at + len(runs) :])
-                self._compacting.pop(id, None)
+                self._compacting.pop(bundle, None)
                 for run in runs:  # everybody else reads under the lock
                     run.run.close()
             self._clean()
@@ -260,6 +301,7 @@ class Tiers:
 
     def compact(self) -> bool:
         """Merge all runs of each bundle into one; whether there was anything to merge."""
+        self.settle()
         self._wait_for_compaction()
         some = False
         for bundle, runs in enumerate(self.cold.runs):
@@ -274,7 +316,7 @@ class Tiers:
 
     def _wait_for_compaction(self) -> None:
         """Under the lock, which the compactor needs to finish."""
-        for future in list(self._compacting.values()):
+        for _, future in list(self._compacting.values()):
             while not future.done():
                 self._lock.release()
                 try:
@@ -285,10 +327,12 @@ class Tiers:
 
     def close(self) -> None:
         """Stop compaction and close the files. Not under the lock."""
+        self._spiller.shutdown(wait=True)
         self._compactor.shutdown(wait=True, cancel_futures=True)
         for runs in self.cold.runs:
             for run in runs:
-                run.run.close()
+                if run.made.exception() is None:
+                    run.run.close()
         self.images.close()
 
     def verify(self) -> None:

@@ -169,14 +169,37 @@ def _or_null(make: Maker, share: float = 0.15) -> Maker:
     return lambda random: None if random.random() < share else make(random)
 
 
-_TEXTS = ["", "a", "twelve bytes", "thirteen byte", "Zürich an der Limmat", "日本", "\x00", "long " * 30, "long " * 30 + "x",
-          "𝔘" * 5]  # fmt: skip
-_text: Maker = lambda random: random.choice(_TEXTS) + (str(random.randrange(50)) if random.random() < 0.5 else "")  # noqa: E731
-_bytes: Maker = lambda random: random.choice([b"", b"\xff" * 13, b"\x00\x01", b"q" * 12, random.randbytes(random.randrange(40))])  # noqa: E731
-_exact: Maker = lambda random: random.choice([0.0, -0.0, 0.5, -1.5, 3.0, 1024.25, math.nan, math.inf, random.randrange(99) / 4])  # noqa: E731
-_small: Maker = lambda random: random.randrange(-1000, 1000)  # noqa: E731
-_extreme: Maker = lambda random: random.choice([0, 1, -1, (1 << 63) - 1, -(1 << 63), 1 << 62, random.randrange(99)])  # noqa: E731
-_cents: Maker = lambda random: Decimal(random.randrange(-99999, 99999)).scaleb(-2)  # noqa: E731
+_TEXTS = ["", "a", "twelve bytes", "thirteen byte", "Zürich an der Limmat", "日本", "\x00", "long " * 30,
+          "long " * 30 + "x", "\U0001d518" * 5]  # fmt: skip
+
+
+def _text(random: Random) -> str:
+    return random.choice(_TEXTS) + (str(random.randrange(50)) if random.random() < 0.5 else "")
+
+
+def _bytes(random: Random) -> bytes:
+    return random.choice([b"", b"\xff" * 13, b"\x00\x01", b"q" * 12, random.randbytes(random.randrange(40))])
+
+
+def _exact(random: Random) -> float:
+    """Floats whose sums do not depend on the order of the rows."""
+    return random.choice([0.0, -0.0, 0.5, -1.5, 3.0, 1024.25, math.nan, math.inf, random.randrange(99) / 4])
+
+
+def _small(random: Random) -> int:
+    return random.randrange(-1000, 1000)
+
+
+def _extreme(random: Random) -> int:
+    return random.choice([0, 1, -1, (1 << 63) - 1, -(1 << 63), 1 << 62, random.randrange(99)])
+
+
+def _cents(random: Random) -> Decimal:
+    return Decimal(random.randrange(-99999, 99999)).scaleb(-2)
+
+
+def _much(random: Random) -> Decimal:
+    return random.choice([Decimal(10**38 - 1), Decimal(-5 * 10**37 - 3), Decimal(7)])
 
 
 def _float_key(number: int) -> Key:
@@ -222,7 +245,7 @@ KINDS = {
              pa.schema({"n": pa.int8(), "much": pa.decimal128(38, 0)}),
              lambda number: (Decimal(number - 1500).scaleb(30) / 1000, None if number % 11 == 0 else number % 4),
              {"n": _or_null(lambda random: random.randrange(-128, 128)),
-              "much": _or_null(lambda random: random.choice([Decimal(10**38 - 1), Decimal(-5 * 10**37 - 3), Decimal(7)]))},
+              "much": _or_null(_much)},
              [{"n": "sum", "much": "sum"}, {"n": "max", "much": "min"}, {"much": "sum"}], overflows=True),
     ]
 }  # fmt: skip

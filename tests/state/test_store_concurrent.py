@@ -25,17 +25,22 @@ VALUE = {"n": pa.int64(), "same": pa.int64(), "x": pa.float64(), "step": pa.stri
 
 def rows(step: int, order: np.ndarray) -> pa.Table:
     ones = np.ones(KEYS, np.int64)
-    return pa.table({"k": order, "n": ones, "same": ones, "x": ones * 0.5, "step": [f"the step number {step:6}"] * KEYS})
+    steps = [f"the step number {step:6}"] * KEYS
+    return pa.table({"k": order, "n": ones, "same": ones, "x": ones * 0.5, "step": steps})
 
 
 def check(store: LogStore, wanted: int) -> None:
     found = store.scan().read_all()
     assert len(found) == (KEYS if wanted else 0)
     for name, value in (("n", wanted), ("same", wanted), ("x", wanted / 2), ("step", f"the step number {wanted:6}")):
-        assert set(found[name].to_pylist()) <= {value}, f"{name} of snapshot at {wanted}: {set(found[name].to_pylist())}"
+        values = set(found[name].to_pylist())
+        assert values <= {value}, f"{name} of the snapshot at {wanted}: {values}"
 
 
-@pytest.mark.parametrize("budget", [Budget(None, 1 << 16, 1 << 12), Budget(2_000_000, 1 << 15, 1 << 12)], ids=["memory", "spills"])
+BUDGETS = {"memory": Budget(None, 1 << 16, 1 << 12), "spills": Budget(2_000_000, 1 << 15, 1 << 12)}
+
+
+@pytest.mark.parametrize("budget", BUDGETS.values(), ids=BUDGETS.keys())
 def test_every_snapshot_is_a_point_in_time(tmp_path: Path, budget: Budget) -> None:
     options = Options.make(workers=2)
     copies, tmp_path = tmp_path, tmp_path / "store"

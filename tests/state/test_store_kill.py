@@ -70,7 +70,8 @@ def test_kill(tmp_path: Path) -> None:
 
 def kill_once(server: subprocess.Popen[str], random: Random, path: Path, before: int, number: int) -> int:
     """Start a process, kill it, and look; the step that the store is at."""
-    assert server.stdin is not None and server.stdout is not None
+    assert server.stdin is not None
+    assert server.stdout is not None
     server.stdin.write("go\n")
     server.stdin.flush()
     pid = int(server.stdout.readline().split()[1])

@@ -1,0 +1,146 @@
+"""What users get wrong, and values at the edges: errors that say where, what was found and what would be right."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from scalein.errors import BadArgument, BadData, BadName, ScaleinError, UnknownColumn, WrongType
+from scalein.state import LogStore
+from scalein.state.budget import Budget
+from scalein.state.files import RealFiles
+
+KEY, VALUE = {"k": pa.int64()}, {"n": pa.int64(), "t": pa.string()}
+ROWS = pa.table({"k": [1], "n": [1]})
+TWICE = pa.table([pa.array([1])] * 3, names=["k", "n", "n"])
+TEXT = pa.table({"k": [1], "t": ["a"]})
+CALLS: list[tuple[Callable[[LogStore], object], type[ScaleinError], str]] = [
+    (lambda s: s.merge([1], n="sum"), BadData, "list"),  # type: ignore[arg-type]
+    (lambda s: s.merge(ROWS), BadArgument, 'n="sum"'),
+    (lambda s: s.merge(ROWS, n="summ"), BadArgument, "did you mean 'sum'"),
+    (lambda s: s.merge(ROWS, n=3), BadArgument, "no merge function 3"),  # type: ignore[arg-type]
+    (lambda s: s.merge(ROWS, nn="sum"), UnknownColumn, "did you mean 'n'"),
+    (lambda s: s.merge(ROWS, n="sum", t="max"), UnknownColumn, "no column 't'"),
+    (lambda s: s.merge(TEXT, t="sum"), WrongType, "cannot sum column 't'"),
+    (lambda s: s.merge(TEXT, t="count"), WrongType, "integer"),
+    (lambda s: s.merge(pa.table({"n": [1]}), n="sum"), UnknownColumn, "no column 'k'"),
+    (lambda s: s.merge(pa.table({"k": [1.5], "n": [1]}), n="sum"), WrongType, "int64"),
+    (lambda s: s.merge(ROWS.append_column("z", [[1]]), n="sum"), UnknownColumn, "'z'"),
+    (lambda s: s.merge(TWICE, n="sum"), BadName, "two columns 'n'"),
+    (lambda s: s.upsert(ROWS), UnknownColumn, "no column 't'"),
+    (lambda s: s.get([1]), BadData, "list"),  # type: ignore[arg-type]
+    (lambda s: s.get(pa.array(["x"])), WrongType, "int64"),
+    (lambda s: s.delete(None), BadData, "NoneType"),  # type: ignore[arg-type]
+    (lambda s: s.upsert(pa.table({"k": [1], "n": [1], "t": ["x" * 5_000_000]})), BadData, "5000000 bytes"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> LogStore:
+    return LogStore.open(tmp_path_factory.mktemp("store") / "s", key=KEY, value=VALUE)
+
+
+@pytest.mark.parametrize(("call", "kind", "says"), CALLS)
+def test_a_wrong_call_says_what_is_wrong_and_where(store: LogStore, call: Callable[[LogStore], object],
+                                                   kind: type[ScaleinError], says: str) -> None:  # fmt: skip
+    with pytest.raises(kind) as caught:
+        call(store)
+    assert says in str(caught.value) and Path(__file__).name in str(caught.value), caught.value
+    assert len(store) == 0
+
+
+@pytest.mark.parametrize(("given", "says"), [
+    ({"key": KEY, "keep": 0}, "keep"), ({"key": KEY, "keep": True}, "keep"), ({"key": KEY, "workers": 0}, "workers"),
+    ({"key": KEY, "memory": "lots"}, "64MB"), ({"key": ["k"]}, "no schema"), ({"key": {}}, "at least one key"),
+    ({"key": {"k": pa.list_(pa.int64())}}, "not stored"), ({"key": KEY, "value": KEY}, "two columns"),
+    ({"key": KEY, "value": {f"v{k}": pa.int64() for k in range(40)}}, "at most 32"),
+    ({"key": {"k": pa.decimal256(50, 1)}}, "38 digits"),
+])  # fmt: skip
+def test_a_store_that_cannot_be_made(tmp_path: Path, given: dict[str, object], says: str) -> None:
+    with pytest.raises(ScaleinError) as caught:
+        LogStore.open(tmp_path / "s", **given)  # type: ignore[arg-type]
+    assert says in str(caught.value)
+    LogStore.open(tmp_path / "s", key=KEY, value=VALUE).close()
+
+
+def test_a_closed_store_says_so(tmp_path: Path) -> None:
+    store = LogStore.open(tmp_path, key=KEY, value=VALUE)
+    reader = store.scan()
+    store.close()
+    store.close()
+    calls: list[Callable[[], object]] = [lambda: store.get(pa.array([1])), lambda: store.merge(ROWS, n="sum"),
+                                         store.snapshot, store.stats, store.verify, lambda: len(store), store.scan]
+    for call in calls:
+        with pytest.raises(ScaleinError, match="closed") as caught:
+            call()
+        assert Path(__file__).name in str(caught.value)
+    with pytest.raises((ScaleinError, pa.ArrowException), match="closed"):
+        reader.read_all()
+
+
+def test_an_exception_in_the_block_takes_no_snapshot(tmp_path: Path) -> None:
+    def fails() -> None:
+        with LogStore.open(tmp_path, key=KEY, value=VALUE) as store:
+            store.merge(ROWS, n="sum")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    with LogStore.open(tmp_path) as again:
+        assert len(again) == 0
+
+
+def test_keys_alone(tmp_path: Path) -> None:
+    with LogStore.open(tmp_path, key={"a": pa.int64(), "b": pa.string()}, value={}) as store:
+        store.upsert(pa.table({"a": [1, 1, 2], "b": ["x", "x", None]}))
+        assert len(store) == 2
+        assert store.get(pa.table({"a": [1], "b": ["x"]})).num_columns == 0
+        store.delete(pa.table({"a": [1], "b": ["x"]}))
+        assert store.scan().read_all().to_pylist() == [{"a": 2, "b": None}]
+
+
+def test_columns_that_are_not_nullable(tmp_path: Path) -> None:
+    key = pa.schema([pa.field("k", pa.int64(), False)])
+    value = pa.schema([pa.field("n", pa.int64(), False), pa.field("m", pa.int64())])
+    with LogStore.open(tmp_path, key=key, value=value) as store:
+        with pytest.raises(BadData, match="not nullable"):
+            store.upsert(pa.table({"k": [1], "n": pa.array([None], pa.int64()), "m": [1]}))
+        store.merge(pa.table({"k": [5], "m": [1]}), m="sum")
+        assert store.scan().read_all().to_pylist() == [{"k": 5, "n": None, "m": 1}]
+
+
+def test_as_many_columns_as_there_may_be(tmp_path: Path) -> None:
+    key, value = {f"k{k}": pa.int64() for k in range(16)}, {f"v{k}": pa.int64() for k in range(32)}
+    rows = pa.table({**{name: [1, None] for name in key}, **{name: [k, None] for k, name in enumerate(value)}},
+                    schema=pa.schema({**key, **value}))  # fmt: skip
+    with LogStore.open(tmp_path, key=key, value=value) as store:
+        store.upsert(rows)
+    with LogStore.open(tmp_path) as store:
+        assert store.get(rows.select(list(key))).to_pylist() == rows.select(list(value)).to_pylist()
+
+
+def test_long_texts_that_left_memory_come_back(tmp_path: Path) -> None:
+    size = 3 << 20
+    with LogStore.open(tmp_path, key={"k": pa.string()}, value={"t": pa.string_view()}) as store:
+        store.upsert(pa.table({"k": ["a", "b" * size], "t": pa.array(["x" * size, "y"], pa.string_view())}))
+        for bundle in range(16):
+            store._tiers._evict(bundle, 0.0)
+        assert store.get(pa.array(["a", "b" * size]))["t"].to_pylist() == ["x" * size, "y"]
+        assert len(store) == 2
+
+
+def test_files_that_were_merged_are_closed(tmp_path: Path) -> None:
+    budget = Budget(600_000, 1 << 14, 4096)
+    with LogStore.open_files(RealFiles(tmp_path), key=KEY, value={"n": pa.int64()}, budget=budget) as store:
+        before = len(os.listdir("/proc/self/fd"))
+        for step in range(8):
+            store.merge(pa.table({"k": np.arange(step * 100, step * 100 + 500), "n": np.ones(500, np.int64)}), n="sum")
+        assert store.stats()["runs"] > 30  # type: ignore[operator]
+        store.compact()
+        assert store.stats()["runs"] <= 16  # type: ignore[operator]
+        assert len(os.listdir("/proc/self/fd")) <= before + 16 + 2
