@@ -30,7 +30,7 @@ from scalein.state.runs import Run, RunWriter
 
 BUNDLES = 16
 BUNDLE_GROUPS = GROUPS // BUNDLES
-SCRATCH_RECORDS = 1 << 16  # that are brought together at once
+SCRATCH_RECORDS = 1 << 15  # that are brought together at once
 SCRATCH_SEGMENT = 1 << 22  # bytes; no row may have longer texts
 
 

@@ -245,4 +245,5 @@ class HotTable:
 
     @property
     def in_use(self) -> int:
-        return self.arena.in_use + self.buckets.in_use
+        """Bytes of memory; an index that doubles leaves its smaller self behind, which only such another can use."""
+        return self.arena.in_use + 2 * self.buckets.in_use

@@ -99,8 +99,8 @@ class Piece:
             raise ValueError("chunks without all of their columns")
         if len(self.group) and not 0 <= int(self.group.min()) <= int(self.group.max()) < GROUPS:
             raise ValueError(f"key group {self.group.max()}")
-        if int(self.offset.max(initial=0)) >= 1 << 62:
-            raise ValueError(f"offset {self.offset.max()}")
+        if int(self.offset.max(initial=0)) >= 1 << 62 or int(self.used.max(initial=0)) > 1 << shift:
+            raise ValueError(f"{self.used.max()} bytes, offsets up to {self.offset.max()}")
         if missing := set(np.unique(self.offset >> np.uint64(shift)).tolist()) - self.segments.keys():
             raise ValueError(f"no image of segment {min(missing)}")
 

@@ -170,8 +170,10 @@ HOSTILE_RUNS = {
     "a directory elsewhere": put("<Q", 40, BLOCK),
     "a directory behind the end": put("<Q", 40, M64 - BLOCK + 1),
     "a large directory": put("<Q", 48, 1 << 60),
-    "a long spec": put("<I", 72, 4096),
-    "a spec that is no text": put("<B", 76, 0xFF),
+    "a filter of no size": put("<Q", 72, 3),
+    "a large filter": put("<Q", 72, 1 << 40),
+    "a long spec": put("<I", 80, 4096),
+    "a spec that is no text": put("<B", 84, 0xFF),
     "records of another size": put("<I", 12, 32),
     "other counts": put("<Q", 24, 4),
     "another least hash": put("<Q", 56, 4),
@@ -218,7 +220,7 @@ def test_the_bytes_of_a_run_are_those_of_the_format() -> None:
     write_run(disk, [(7, (b"short",)), (8, (b"longer than twelve",))], np.array([3, 9], np.uint64), 24, (8,))
     content = disk.content(format.run_name(5))
     spec = b'{"how": "sum"}'
-    header = struct.pack("<8sIIQQQQQQQI", b"SCRUN\0\0\0", 1, 24, 5, 2, 1, 2 * BLOCK, BLOCK, 3, 9, len(spec)) + spec
+    header = struct.pack("<8sIIQQQQQQQQI", b"SCRUN\0\0\0", 1, 24, 5, 2, 1, 2 * BLOCK, BLOCK, 3, 9, 0, len(spec)) + spec
     assert content[: len(header)] == header
     block = struct.pack("<QI12sQI4sQ", 7, 5, b"short", 8, 18, b"long", 16 + 48) + b"longer than twelve"
     assert content[BLOCK : BLOCK + 8] == struct.pack("<II", 2, 18)
@@ -231,3 +233,23 @@ def test_the_bytes_of_a_run_are_those_of_the_format() -> None:
         assert content[start + BLOCK - 8 : start + BLOCK] == obvious_checksum(area, seed).to_bytes(8, "little")
     whole = content[BLOCK : BLOCK + 8] + bytes(8) + content[BLOCK + 16 : 2 * BLOCK]
     assert content[BLOCK + 8 : BLOCK + 16] == obvious_checksum(whole, 5 ^ BLOCK).to_bytes(8, "little")
+
+
+def test_a_filter_denies_no_hash_that_a_run_has() -> None:
+    rng = np.random.default_rng(1)
+    hashes = np.unique(rng.integers(0, 2**60, 3_000).astype(np.uint64))
+    disk = PowerCutFiles()
+    writer = RunWriter(disk, 5, 24, "[]", has_filter=True)
+    writer.add(np.zeros((len(hashes), 24), np.uint8), hashes)
+    writer.finish()
+    run = Run(disk, 5, 24)
+    assert run.may_have(hashes).all()
+    others = np.setdiff1d(rng.integers(0, 2**60, 20_000).astype(np.uint64), hashes)
+    assert run.may_have(others).mean() < 0.05
+    run.verify()
+
+
+def test_a_run_without_a_filter_may_have_everything() -> None:
+    disk = PowerCutFiles()
+    write_run(disk, [(7, ())], np.array([3], np.uint64), 24, ())
+    assert Run(disk, 5, 24).may_have(np.array([1, 2, 3], np.uint64)).all()

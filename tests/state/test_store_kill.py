@@ -85,7 +85,7 @@ def kill_once(server: subprocess.Popen[str], random: Random, path: Path, before:
     with LogStore.open_files(RealFiles(path), key=None, value=None, budget=Budget(700_000, 1 << 14, 1 << 12)) as store:
         found = store.scan().read_all()
         counts, texts = set(found["n"].to_pylist()), set(found["t"].to_pylist())
-        assert len(found) == KEYS and len(counts) == len(texts) == 1, f"round {number}: {counts} {texts}"
+        assert (len(found), len(counts), len(texts)) == (KEYS, 1, 1), f"round {number}: {counts} {texts}"
         step = int(counts.pop())
         assert texts.pop() == f"a text that says {step}"
         assert acknowledged <= step <= acknowledged + 4, f"round {number}: {step}, acknowledged {acknowledged}"

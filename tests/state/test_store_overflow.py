@@ -117,6 +117,6 @@ def test_a_count_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 def test_decimal_bounds_are_exact(tmp_path: Path) -> None:
     """Python's decimals round to 28 digits unless told otherwise."""
     with opened(tmp_path, pa.decimal128(38, 0)) as store:
-        third = Decimal(3333333333333333333333333333599999999)
+        third = Decimal(33333333333333333333333333334999999999)
         store.merge(rows([1, 1], [third, third], pa.decimal128(38, 0)), n="sum", other="sum")
         refuses(store, rows([1], [third], pa.decimal128(38, 0)))
