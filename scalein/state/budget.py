@@ -15,6 +15,8 @@ HOT_SHARE = 0.6
 SEGMENT_SHARE = 32
 COPIED_SHARE = 0.1
 COPIES = 8
+SCRATCH_SHARE = 0.1
+MOST_SCRATCH = 1 << 18
 LEAST_SEGMENT = 64 << 10
 SLICE_ROWS = 1 << 20
 SLICE_SHARE = 16
@@ -34,12 +36,17 @@ class Budget:
         if total is None:
             return Budget(None)
         segment = _power_of_two(total // SEGMENT_SHARE, LEAST_SEGMENT, SEGMENT_BYTES)
-        return Budget(total, segment, _power_of_two(total // GROUPS // 16, LEAST_CHUNK, MOST_CHUNK))
+        return Budget(total, segment, _power_of_two(total // GROUPS // 8, LEAST_CHUNK, MOST_CHUNK))
 
     @property
     def copies(self) -> int:
         """Copies of segments that may wait to be written."""
         return COPIES if self.total is None else max(1, int(self.total * COPIED_SHARE) // self.segment_bytes)
+
+    def scratch_records(self, record_bytes: int) -> int:
+        """Records of several runs that may be brought together at once; reading them takes as much again."""
+        most = MOST_SCRATCH if self.total is None else int(self.total * SCRATCH_SHARE) // (2 * record_bytes + 32)
+        return max(LEAST_ROWS, min(MOST_SCRATCH, most))
 
     def is_over(self, in_use: int) -> bool:
         return self.total is not None and in_use > self.total * HOT_SHARE

@@ -30,7 +30,6 @@ from scalein.state.runs import Run, RunWriter
 
 BUNDLES = 16
 BUNDLE_GROUPS = GROUPS // BUNDLES
-SCRATCH_RECORDS = 1 << 15  # that are brought together at once
 SCRATCH_SEGMENT = 1 << 22  # bytes; no row may have longer texts
 
 
@@ -70,17 +69,23 @@ class Scratch:
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
         self.table = HotTable(kernels, Arena(SCRATCH_SEGMENT, 1 << 34), most_chunk=1 << 16)
+        self._groups = range(GROUPS)
 
     def absorb(self, pointers: np.ndarray, functions: Functions) -> None:
         """Records newer than all before."""
         self._kernels.absorb(self.table, pointers, functions, older=False)
 
-    def pointers(self) -> np.ndarray:
-        parts = [self.table.pointers(group) for group in range(GROUPS)]
-        return np.concatenate(parts)
+    def begin(self, least: int = 0, greatest: int = (1 << 64) - 1, records: int = 0) -> None:
+        """Forget everything; so many records of a range of hashes will come."""
+        self.table.clear(self._groups)
+        self._groups = range(least >> 56, (greatest >> 56) + 1)
+        if records:
+            for group in self._groups:  # hashes are evenly spread
+                inside = min(greatest, (group + 1 << 56) - 1) - max(least, group << 56) + 1
+                self.table.expect(group, records * inside // (greatest - least + 1))
 
-    def clear(self) -> None:
-        self.table.clear(range(GROUPS))
+    def pointers(self) -> np.ndarray:
+        return np.concatenate([self.table.pointers(group) for group in self._groups])
 
     @property
     def memory_bytes(self) -> int:
@@ -88,10 +93,10 @@ class Scratch:
 
 
 class Cold:
-    """Opens, writes and reads runs."""
+    """Opens, writes and reads runs; brings about `at_once` records together at a time."""
 
-    def __init__(self, files: Files, kernels: Kernels) -> None:
-        self._files, self._kernels = files, kernels
+    def __init__(self, files: Files, kernels: Kernels, at_once: int) -> None:
+        self._files, self._kernels, self._at_once = files, kernels, at_once
         self.runs: list[tuple[ColdRun, ...]] = [() for _ in range(BUNDLES)]
 
     def open(self, id: int) -> ColdRun:
@@ -133,8 +138,10 @@ class Cold:
 
         Gives pointers into scratch, which the next range overwrites. `newest`: pointers, their hashes, functions.
         """
-        for least, greatest in _cut(bundle, runs):
-            scratch.clear()
+        count = sum(cold.record_count for cold in runs) + (0 if newest is None else len(newest[0]))
+        parts = -(-count // self._at_once) or 1
+        for least, greatest in _cut(bundle, parts):
+            scratch.begin(least, greatest, count // parts)
             for cold in runs:
                 first, last = cold.run.blocks_between(least, greatest)
                 if first == last:
@@ -176,10 +183,9 @@ class Cold:
         return None
 
 
-def _cut(bundle: int, runs: tuple[ColdRun, ...]) -> list[tuple[int, int]]:
-    """Ranges of a bundle's hashes with about SCRATCH_RECORDS records each; hashes are evenly spread."""
+def _cut(bundle: int, parts: int) -> list[tuple[int, int]]:
+    """Ranges of a bundle's hashes with about as many records each: hashes are evenly spread."""
     least, greatest = bundle_range(bundle)
-    parts = -(-sum(cold.record_count for cold in runs) // SCRATCH_RECORDS) or 1
     step = (greatest - least + 1) // parts
     borders = [least + k * step for k in range(parts)] + [greatest + 1]
     return [(low, high - 1) for low, high in pairwise(borders)]
@@ -200,11 +206,10 @@ def cold_enough(heads: np.ndarray, share_kept: float) -> np.ndarray:
 def to_merge(sizes: list[int]) -> int:
     """The first of the runs, oldest first, that should be merged with all newer ones; their number if none.
 
-    A run is merged when the newer ones together are at least half of it: a record is written again at most about
-    log(state / budget) / log(1.5) times, and a bundle has few runs.
+    A run is merged when the newer ones together are as large: a record is written again about log2(state / budget)
+    times, a bundle has few runs, and they take at most twice the room of one.
     """
     for first in range(len(sizes)):
-        newer = sum(sizes[first + 1 :])
-        if len(sizes) - first >= 3 and 2 * newer >= sizes[first]:
+        if len(sizes) - first >= 3 and sum(sizes[first + 1 :]) >= sizes[first]:
             return first
     return len(sizes)

@@ -36,6 +36,7 @@ class Saver:
         self.copier = Copier(tiers.hot, workers, budget.copies)
         self._images = ImageFiles(files, tiers.hot, self.copier)
         self._kept: dict[int, frozenset[str]] = {}  # snapshots -> the files that they name
+        self._doubtful: set[str] = set()  # files of snapshots that failed, but may be found at the next start
         self._under_way: list[Frozen] = []
         self._writer = ThreadPoolExecutor(1, "scalein-snapshot")
         self._books = Lock()  # over the snapshots that are kept and under way
@@ -113,9 +114,12 @@ class Saver:
         files = frozen.files | {format.image_name(id) for id in piece.image_ids}
         names: list[Json] = [*sorted(files)]
         meta: dict[str, Json] = {**frozen.meta, "pieces": [*pieces, about], "files": names}
+        with self._books:
+            self._doubtful |= files
         manifest.publish(self._files, Manifest(frozen.id, meta, {**frozen.tables, **columns}), self._kernels.checksums)
         with self._books:
             self._kept[frozen.id] = files
+            self._doubtful = set()  # there is a newer one now
 
     # --- removing
 
@@ -135,8 +139,8 @@ class Saver:
     def remove_garbage(self, is_start: bool = False) -> None:
         """Remove what neither a kept snapshot nor this store needs.
 
-        A file that is newer than the newest snapshot may be on its way to be needed. Older ones are not: ids are never
-        used twice, so what is garbage stays garbage, and nobody waits while a large file is removed (0.1 s).
+        A file that is newer than the newest snapshot may be on its way to be needed, unless it was replaced. Ids are
+        never used twice, so what is garbage stays garbage, and nobody waits while a large file is removed (0.1 s).
         """
         with self._removing:
             names = self._files.names()
@@ -144,13 +148,16 @@ class Saver:
                 newest = max(self._kept, default=0)
                 needed = set().union(*self._kept.values(), *(frozen.files for frozen in self._under_way))
                 needed |= {format.image_name(frozen.id) for frozen in self._under_way}
+                needed |= self._doubtful
             needed |= self._tiers.files() | self._tiers.being_written()
+            dropped = self._tiers.dropped
             needed |= {format.image_name(id) for id, _ in list(self._images.known.values())}
             found = [(id, format.run_name(id)) for id in format.ids(names, "run")]
             found += [(id, format.image_name(id)) for id in format.ids(names, "image")]
             for id, name in found:
-                if name not in needed and (is_start or id < newest):
+                if name not in needed and (is_start or id < newest or name in dropped):
                     self._files.remove(name)
+                    dropped.discard(name)
             if is_start:
                 for name in names:
                     plain = name.removeprefix(format.TEMPORARY)

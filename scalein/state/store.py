@@ -63,7 +63,7 @@ class LogStore:
         self._files, self._key, self._value, self._kernels = files, key, value, kernels
         self._budget, self._workers, self._readonly = budget, workers, readonly
         self._lock = threading.RLock()
-        self._tiers = Tiers(files, kernels, budget, self._lock, self._new_id, self._clean)
+        self._tiers = Tiers(files, kernels, budget, self._new_id, self._clean)
         self._tiers.functions = ("",) * len(value)
         self._saver = Saver(files, kernels, self._tiers, budget, workers, keep)
         self._sums = SumBounds(value)

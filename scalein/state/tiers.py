@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from threading import RLock
+from threading import Lock
 
 import numpy as np
 import pyarrow as pa
@@ -29,8 +29,9 @@ from scalein.state.kernels import Functions, Kernels
 from scalein.state.recover import Images, Piece, load
 from scalein.state.runs import Run
 
-KEPT_SHARE = 0.5  # of a bundle's records, those hit most, that stay in memory when it is evicted
+KEPT_SHARE = 0.25  # of a bundle's records, those hit most, that stay in memory when it is evicted
 LEAVING_AT_ONCE = 2  # bundles on their way to disk
+MOST_RUNS = 12  # of a bundle, before its next records wait for compaction
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,11 +47,11 @@ class Leaving:
 class Tiers:
     """The records of a store, wherever they are. `new_id` numbers files, `clean` removes those that nobody needs."""
 
-    def __init__(self, files: Files, kernels: Kernels, budget: Budget, lock: RLock, new_id: Callable[[], int],
+    def __init__(self, files: Files, kernels: Kernels, budget: Budget, new_id: Callable[[], int],
                  clean: Callable[[], None]) -> None:
-        self._kernels, self._budget, self._lock, self._new_id, self._clean = kernels, budget, lock, new_id, clean
+        self._kernels, self._budget, self._new_id, self._clean = kernels, budget, new_id, clean
         self.hot = HotTable(kernels, Arena(budget.segment_bytes), budget.most_chunk)
-        self.cold = Cold(files, kernels)
+        self.cold = Cold(files, kernels, budget.scratch_records(kernels.record_bytes))
         self.pieces: list[Piece] = []  # oldest first
         self.read_again: list[Piece] | None = None  # of a store that is only read: pieces that memory may forget
         self.images = Images(files, kernels)
@@ -61,6 +62,9 @@ class Tiers:
         self._compacting: dict[int, tuple[int, Future[None]]] = {}  # bundle -> id of the run that is written
         self._spiller = ThreadPoolExecutor(1, "scalein-spill")
         self._leaving: list[Leaving] = []
+        self._runs_lock = Lock()  # over the lists of runs, which are replaced as a whole
+        self._retired: list[ColdRun] = []
+        self.dropped: set[str] = set()  # files of runs that others replaced
         self.compact_error: BaseException | None = None
 
     def flag_groups(self) -> None:
@@ -170,7 +174,7 @@ class Tiers:
         if self._scratch is None:
             self._scratch = Scratch(self._kernels)
         if clear:
-            self._scratch.clear()
+            self._scratch.begin()
         return self._scratch
 
     def make_room(self, text_bytes: int = 0) -> None:
@@ -195,6 +199,7 @@ class Tiers:
         """
         hot, groups = self.hot, groups_of(bundle)
         self.settle(LEAVING_AT_ONCE - 1)
+        self._wait_for_compaction(bundle)
         self.load_bundle(bundle, make_room=False)
         pointers = np.concatenate([hot.pointers(group) for group in groups])
         if not len(pointers):
@@ -212,7 +217,7 @@ class Tiers:
             made = self._spiller.submit(self._write_run, id, pointers, self.functions, has_filter)
             run = ColdRun(id, len(pointers), self.functions, made)
             self._leaving.append(Leaving(bundle, run, pointers, chunks))
-            self.cold.runs[bundle] = (*self.cold.runs[bundle], run)
+            self._replace_runs(bundle, (), [run])
         for group in groups:
             hot.set_flags(group, PARTIAL if self.cold.runs[bundle] else 0)
         self._kernels.absorb(hot, staying, self.functions, older=False)
@@ -229,13 +234,27 @@ class Tiers:
             raise
         return self.cold.reader(id)
 
+    def _replace_runs(self, bundle: int, old: tuple[ColdRun, ...], new: list[ColdRun]) -> None:
+        """Runs that follow one another by others, or others behind all. The compactor does so beside everybody else."""
+        with self._runs_lock:
+            now = self.cold.runs[bundle]
+            at = now.index(old[0]) if old else len(now)
+            self.cold.runs[bundle] = (*now[:at], *new, *now[at + len(old) :])
+            self._retired += old
+            self.dropped |= {format.run_name(run.id) for run in old}
+
     def settle(self, most: int = 0) -> None:
         """Let records leave until at most so many bundles are on their way; what could not comes back."""
+        with self._runs_lock:
+            retired, self._retired = self._retired, []
+        for run in retired:  # nobody reads them any more: who does, does it under the store's lock
+            if run.made.exception() is None:
+                run.run.close()
         while len(self._leaving) > most or (self._leaving and self._leaving[0].run.made.done()):
             one = self._leaving.pop(0)
             error = one.run.made.exception()
             if error is not None:
-                self.cold.runs[one.bundle] = tuple(run for run in self.cold.runs[one.bundle] if run is not one.run)
+                self._replace_runs(one.bundle, (one.run,), [])
                 self.hot.batch += 1
                 self._kernels.absorb(self.hot, one.pointers, self.functions, older=True)
             self.hot.give_back(one.chunks)
@@ -288,16 +307,12 @@ class Tiers:
     def _compact_runs(self, bundle: int, runs: tuple[ColdRun, ...], is_bottom: bool, id: int) -> None:
         try:
             merged = self.cold.merged(bundle, runs, id, Scratch(self._kernels), is_bottom)
-            with self._lock:
-                now = self.cold.runs[bundle]
-                at = now.index(runs[0])
-                self.cold.runs[bundle] = (*now[:at], *([merged] if merged else []), *now[at + len(runs) :])
-                self._compacting.pop(bundle, None)
-                for run in runs:  # everybody else reads under the lock
-                    run.run.close()
+            self._replace_runs(bundle, runs, [merged] if merged else [])
             self._clean()
         except BaseException as error:
             self.compact_error = error
+        finally:
+            del self._compacting[bundle]
 
     def compact(self) -> bool:
         """Merge all runs of each bundle into one; whether there was anything to merge."""
@@ -307,23 +322,18 @@ class Tiers:
         for bundle, runs in enumerate(self.cold.runs):
             if len(runs) > 1:
                 merged = self.cold.merged(bundle, runs, self._new_id(), self._scratch_table(), is_bottom=True)
-                self.cold.runs[bundle] = (merged,) if merged else ()
-                for run in runs:
-                    run.run.close()
+                self._replace_runs(bundle, runs, [merged] if merged else [])
                 some = True
         self._clean()
         return some
 
-    def _wait_for_compaction(self) -> None:
-        """Under the lock, which the compactor needs to finish."""
-        for _, future in list(self._compacting.values()):
-            while not future.done():
-                self._lock.release()
-                try:
-                    future.result()
-                finally:
-                    self._lock.acquire()
-        self._compacting = {}
+    def _wait_for_compaction(self, bundle: int | None = None) -> None:
+        """Of one bundle only if it has too many runs."""
+        if bundle is not None and (len(self.cold.runs[bundle]) < MOST_RUNS or bundle not in self._compacting):
+            return
+        for number, (_, future) in list(self._compacting.items()):
+            if bundle in (None, number):
+                future.result()
 
     def close(self) -> None:
         """Stop compaction and close the files. Not under the lock."""

@@ -20,7 +20,7 @@ from scalein.state.files import RealFiles
 from tests.state.store_model import KINDS
 from tests.state.store_pair import Op, Pair, probes
 
-EXAMPLES = int(os.environ.get("SCALEIN_STORE_EXAMPLES", "2"))
+EXAMPLES = int(os.environ.get("SCALEIN_STORE_EXAMPLES", "1"))
 NAMES = ["merge", "merge", "more", "more", "more", "upsert", "delete", "get", "get", "scan", "len", "snapshot",
          "slow_snapshot", "wait", "compact", "verify", "reopen", "look_back", "go_back"]  # fmt: skip
 OPS = st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 1 << 30), st.sampled_from([0, 1, 3, 40, 300, 1500])),

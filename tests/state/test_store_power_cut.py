@@ -18,7 +18,7 @@ from tests.state.store_model import KINDS
 from tests.state.store_pair import Op, Pair
 
 TINY = Budget(300_000, 1 << 14, 1 << 12)
-CUTS = int(os.environ.get("SCALEIN_STORE_CUTS", "10"))  # places in a run at which a disk fails; 0: all
+CUTS = int(os.environ.get("SCALEIN_STORE_CUTS", "6"))  # places in a run at which a disk fails; 0: all
 OPS: list[Op] = [
     ("more", 1, 40), ("snapshot", 2, 0), ("more", 3, 300), ("more", 4, 300), ("snapshot", 5, 0), ("delete", 6, 300),
     ("merge", 7, 40), ("more", 8, 300), ("snapshot", 9, 0), ("wait", 0, 0), ("compact", 0, 0), ("upsert", 10, 40),
