@@ -144,18 +144,20 @@ class Saver:
         """
         with self._removing:
             names = self._files.names()
+            # In this order: a freeze that names a run which is gone from the tiers by now is in the books by then.
+            dropped = self._tiers.dropped
+            replaced = set(dropped)
+            needed = self._tiers.files() | self._tiers.being_written()
             with self._books:
                 newest = max(self._kept, default=0)
-                needed = set().union(*self._kept.values(), *(frozen.files for frozen in self._under_way))
+                needed = needed.union(*self._kept.values(), *(frozen.files for frozen in self._under_way))
                 needed |= {format.image_name(frozen.id) for frozen in self._under_way}
                 needed |= self._doubtful
-            needed |= self._tiers.files() | self._tiers.being_written()
-            dropped = self._tiers.dropped
             needed |= {format.image_name(id) for id, _ in list(self._images.known.values())}
             found = [(id, format.run_name(id)) for id in format.ids(names, "run")]
             found += [(id, format.image_name(id)) for id in format.ids(names, "image")]
             for id, name in found:
-                if name not in needed and (is_start or id < newest or name in dropped):
+                if name not in needed and (is_start or id < newest or name in replaced):
                     self._files.remove(name)
                     dropped.discard(name)
             if is_start:

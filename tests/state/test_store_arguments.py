@@ -20,7 +20,7 @@ ROWS = pa.table({"k": [1], "n": [1]})
 TWICE = pa.table([pa.array([1])] * 3, names=["k", "n", "n"])
 TEXT = pa.table({"k": [1], "t": ["a"]})
 CALLS: list[tuple[Callable[[LogStore], object], type[ScaleinError], str]] = [
-    (lambda s: s.merge([1], n="sum"), BadData, "list"),  # type: ignore[arg-type]
+    (lambda s: s.merge([1], n="sum"), BadData, "list"),
     (lambda s: s.merge(ROWS), BadArgument, 'n="sum"'),
     (lambda s: s.merge(ROWS, n="summ"), BadArgument, "did you mean 'sum'"),
     (lambda s: s.merge(ROWS, n=3), BadArgument, "no merge function 3"),  # type: ignore[arg-type]
@@ -33,9 +33,9 @@ CALLS: list[tuple[Callable[[LogStore], object], type[ScaleinError], str]] = [
     (lambda s: s.merge(ROWS.append_column("z", [[1]]), n="sum"), UnknownColumn, "'z'"),
     (lambda s: s.merge(TWICE, n="sum"), BadName, "two columns 'n'"),
     (lambda s: s.upsert(ROWS), UnknownColumn, "no column 't'"),
-    (lambda s: s.get([1]), BadData, "list"),  # type: ignore[arg-type]
+    (lambda s: s.get([1]), BadData, "list"),
     (lambda s: s.get(pa.array(["x"])), WrongType, "int64"),
-    (lambda s: s.delete(None), BadData, "NoneType"),  # type: ignore[arg-type]
+    (lambda s: s.delete(None), BadData, "NoneType"),
     (lambda s: s.upsert(pa.table({"k": [1], "n": [1], "t": ["x" * 5_000_000]})), BadData, "5000000 bytes"),
 ]  # fmt: skip
 

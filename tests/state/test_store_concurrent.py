@@ -112,6 +112,6 @@ def test_every_snapshot_is_a_point_in_time(tmp_path: Path, budget: Budget) -> No
         store.close()
         with LogStore.open(tmp_path, readonly=True) as again:
             check(again, step)
-    wanted = {"undone"} if budget.total is None else {"undone", "evicted", "compacted behind"}
-    assert wanted <= seen.keys(), seen
+    paths = {"undone"} if budget.total is None else {"undone", "evicted", "compacted behind"}
+    assert paths <= seen.keys(), seen
     assert checked > 1, (checked, step, seen)
