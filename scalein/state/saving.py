@@ -72,12 +72,13 @@ class Saver:
             about, columns = piece.to_tables(number)
             facts.append(about)
             tables |= columns
-        runs: list[Json] = [[run.id for run in runs] for runs in tiers.cold.runs]
-        frozen = Frozen(id, {**meta, "runs": runs, "pieces": facts, "functions": list(tiers.functions)},
-                        hot.headers.copy(), hot.chunks.rows[: hot.chunks.count].copy(), copy,
-                        frozenset(tiers.files()), tables)
-        frozen.waits = [run.made for runs in tiers.cold.runs for run in runs if not run.made.done()]
-        with self._books:
+        with self._books:  # which runs there are, and that this needs them, is one step to `remove_garbage`
+            runs = list(tiers.cold.runs)
+            ids: list[Json] = [[run.id for run in some] for some in runs]
+            frozen = Frozen(id, {**meta, "runs": ids, "pieces": facts, "functions": list(tiers.functions)},
+                            hot.headers.copy(), hot.chunks.rows[: hot.chunks.count].copy(), copy,
+                            frozenset(tiers.files(runs)), tables)
+            frozen.waits = [run.made for some in runs for run in some if not run.made.done()]
             self._under_way.append(frozen)
         self._writer.submit(self._write, frozen)
         return Snapshot(frozen)
@@ -147,7 +148,7 @@ class Saver:
             # In this order: a freeze that names a run which is gone from the tiers by now is in the books by then.
             dropped = self._tiers.dropped
             replaced = set(dropped)
-            needed = self._tiers.files() | self._tiers.being_written()
+            needed = self._tiers.files(self._tiers.cold.runs) | self._tiers.being_written()
             with self._books:
                 newest = max(self._kept, default=0)
                 needed = needed.union(*self._kept.values(), *(frozen.files for frozen in self._under_way))

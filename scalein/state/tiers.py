@@ -78,9 +78,9 @@ class Tiers:
         """Groups that pieces have something of."""
         return {group for piece in self.pieces for group in piece.groups}
 
-    def files(self) -> set[str]:
+    def files(self, runs: list[tuple[ColdRun, ...]]) -> set[str]:
         """The files that records are in, apart from images of what is in memory."""
-        return {format.run_name(run.id) for runs in self.cold.runs for run in runs} | {
+        return {format.run_name(run.id) for some in runs for run in some} | {
             format.image_name(id) for piece in self.pieces for id in piece.image_ids}  # fmt: skip
 
     def being_written(self) -> set[str]:
@@ -301,8 +301,9 @@ class Tiers:
         if len({run.functions for run in runs[first:]}) > 1:
             first = 0
         id = self._new_id()
-        job = self._compactor.submit(self._compact_runs, bundle, runs[first:], first == 0, id)
-        self._compacting[bundle] = id, job
+        with self._runs_lock:  # which the job needs to end
+            job = self._compactor.submit(self._compact_runs, bundle, runs[first:], first == 0, id)
+            self._compacting[bundle] = id, job
 
     def _compact_runs(self, bundle: int, runs: tuple[ColdRun, ...], is_bottom: bool, id: int) -> None:
         try:
@@ -312,7 +313,8 @@ class Tiers:
         except BaseException as error:
             self.compact_error = error
         finally:
-            del self._compacting[bundle]
+            with self._runs_lock:
+                del self._compacting[bundle]
 
     def compact(self) -> bool:
         """Merge all runs of each bundle into one; whether there was anything to merge."""
@@ -324,6 +326,7 @@ class Tiers:
                 merged = self.cold.merged(bundle, runs, self._new_id(), self._scratch_table(), is_bottom=True)
                 self._replace_runs(bundle, runs, [merged] if merged else [])
                 some = True
+        self.settle()  # closes those that were replaced
         self._clean()
         return some
 

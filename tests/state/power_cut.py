@@ -146,6 +146,10 @@ class PowerCutFiles:
         self._check_power()
         return sorted(self._current)
 
+    def size(self, name: str) -> int:
+        self._check_power()
+        return len(self._current[name].current) if name in self._current else 0
+
     def create(self, name: str, size_bytes: int = 0) -> _Output:
         with self._lock:
             self._fault("create", name)
