@@ -24,6 +24,7 @@ from scalein.layout import (
     GROUPS,
     HEAP_FULL,
     INDEX_FULL,
+    INLINE_BYTES,
     LOAD_SIXTEENTHS,
     MASK,
     NEW_FLAGS,
@@ -34,6 +35,7 @@ from scalein.layout import (
     TAG_BITS,
     TEXT_AT,
     TEXT_END,
+    TOMB,
     UNDO_BATCH_SHIFT,
     UNDO_FULL,
     FrameData,
@@ -43,6 +45,7 @@ from scalein.state.arena import LEAST_CHUNK, MOST_CHUNK, Arena, Buckets
 from scalein.state.kernels import Kernels
 
 FIRST_BUCKETS = 8
+CROWDED_BYTES = 16 << 10  # that a group may grow by before anybody looks for what is dead
 RECORDS, TEXTS = 0, 1  # kinds of chunks
 
 
@@ -88,6 +91,8 @@ class HotTable:
         nothing = np.zeros(len(arena.dirty), np.int64)
         self.undo_at: list[np.ndarray] = [nothing]  # by worker
         self.undo_end: list[np.ndarray] = [nothing]
+        self._settled = np.zeros(GROUPS, np.int64)  # bytes of each group when it was last looked at
+        self.crowded: set[int] = set()  # groups that have doubled since: they may hold much that is dead
         self.batch = 0  # the number of the call, for the undo logs of several workers
         self.running: dict[int, FrameData] = {}  # frames of kernels under way, by worker
         for group in range(GROUPS):
@@ -139,6 +144,8 @@ class HotTable:
         if size > self.arena.segment_bytes:
             raise ScaleinError("a value is longer than the store keeps", found=f"{need} bytes",
                                wanted=f"at most {self.arena.segment_bytes}")
+        if self.bytes_of(group) > 2 * self._settled[group] + CROWDED_BYTES:
+            self.crowded.add(group)
         offset = self.arena.take(size)
         own.append(self.chunks.add(group, kind, offset, size))
         at, end = (RECORD_AT, RECORD_END) if kind == RECORDS else (TEXT_AT, TEXT_END)
@@ -234,6 +241,29 @@ class HotTable:
         if buckets > int(header[MASK]) + 1 and not self._own[group][RECORDS]:
             self.buckets.give_back(int(header[BUCKETS]), (int(header[MASK]) + 1) * BUCKET_WORDS * 8)
             self._new_index(group, buckets)
+
+    def dead_share(self, group: int) -> float:
+        """The share of a group's bytes that deleted records and replaced texts take."""
+        self.crowded.discard(group)
+        self._settled[group] = total = self.bytes_of(group)
+        size = self.kernels.record_bytes
+        dead = int(((self.heads(group) & np.uint64(TOMB)) != 0).sum()) * size
+        if self.kernels.text_cells:
+            used = sum(end - start for start, end in self._extents(group, TEXTS))
+            records = self.kernels.gather(self.pointers(group))
+            for cell in self.kernels.text_cells:
+                lengths = records[:, cell : cell + 4].copy().view("<u4")[:, 0].astype(np.int64)
+                used -= int(lengths[lengths > INLINE_BYTES].sum())
+            dead += used
+        return dead / total
+
+    def begin_small(self, group: int) -> None:
+        """Let the chunks of a released group grow from the smallest again."""
+        self._usual[group] = LEAST_CHUNK
+
+    def settled(self, group: int) -> None:
+        """The group was written anew."""
+        self._settled[group] = self.bytes_of(group)
 
     def clear(self, groups: range) -> None:
         for group in groups:

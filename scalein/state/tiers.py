@@ -29,6 +29,7 @@ from scalein.state.kernels import Functions, Kernels
 from scalein.state.recover import Images, Piece, load
 from scalein.state.runs import Run
 
+DEAD_SHARE = 0.3  # of a group's bytes, from which on it is written anew
 KEPT_SHARE = 0.25  # of a bundle's records, those hit most, that stay in memory when it is evicted
 LEAVING_AT_ONCE = 2  # bundles on their way to disk
 MOST_RUNS = 12  # of a bundle, before its next records wait for compaction
@@ -179,6 +180,8 @@ class Tiers:
 
     def make_room(self, text_bytes: int = 0) -> None:
         """Let bundles leave memory, one after the other, until what comes has room."""
+        if self.hot.crowded and self.read_again is None:
+            self.tidy()
         if self.read_again is not None:  # nothing may be written, and nothing in memory is newer than its piece
             if self._budget.is_over(self.hot.in_use):
                 self.hot.clear(range(GROUPS))
@@ -191,6 +194,21 @@ class Tiers:
                 return
             self._evict(self._clock, KEPT_SHARE)
             self._clock = (self._clock + 1) % BUNDLES
+
+    def tidy(self) -> None:
+        """Write groups anew that deleted records and replaced texts fill."""
+        for group in sorted(self.hot.crowded):
+            if self.hot.dead_share(group) < DEAD_SHARE:
+                continue
+            pointers = self.hot.pointers(group)
+            if not self.cold.runs[group // BUNDLE_GROUPS] and group not in self.waiting():
+                pointers = pointers[(self.hot.heads(group) & np.uint64(TOMB)) == 0]
+            chunks = self.hot.release(group)
+            self.hot.begin_small(group)
+            self.hot.batch += 1
+            self._kernels.absorb(self.hot, np.ascontiguousarray(pointers), self.functions, older=False)
+            self.hot.give_back(chunks)
+            self.hot.settled(group)
 
     def _evict(self, bundle: int, share_kept: float) -> None:
         """Forget the records of a bundle that are hit least; a thread writes them to a run.

@@ -1,0 +1,61 @@
+"""What was deleted or replaced gives its memory and its disk back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from scalein.state import LogStore
+from scalein.state.tiers import Tiers
+
+KEYS = np.arange(20_000)
+
+
+def test_replaced_texts_give_their_memory_back(tmp_path: Path) -> None:
+    with LogStore.open(tmp_path, key={"k": pa.int64()}, value={"t": pa.string()}) as store:
+        sizes = []
+        for step in range(40):
+            text = pa.array([f"a text of the step {step} that is long, for key {k}" for k in KEYS.tolist()])
+            store.upsert(pa.table({"k": KEYS, "t": text}))
+            sizes.append(store._tiers.hot.arena.in_use)
+        assert max(sizes) < 16 << 20
+        assert store.get(pa.array([7]))["t"].to_pylist() == ["a text of the step 39 that is long, for key 7"]
+        assert len(store) == len(KEYS)
+
+
+def test_deleted_records_give_their_memory_back(tmp_path: Path) -> None:
+    with LogStore.open(tmp_path, key={"k": pa.int64()}, value={"n": pa.int64()}) as store:
+        for step in range(30):
+            keys = KEYS + step * len(KEYS)
+            store.merge(pa.table({"k": keys, "n": keys}), n="sum")
+            store.delete(pa.array(keys[:-10]))
+        assert len(store) == 300
+        assert store._tiers.hot.arena.in_use < 20 << 20
+        assert store.get(pa.array([len(KEYS) - 1]))["n"].to_pylist() == [len(KEYS) - 1]
+
+
+def test_a_snapshot_is_a_point_in_time_while_groups_are_written_anew(tmp_path: Path) -> None:
+    tidied = []
+    tidy = Tiers.tidy
+
+    def counted(self: Tiers) -> None:
+        tidied.append(len(self.hot.crowded))
+        tidy(self)
+
+    store = LogStore.open(tmp_path, key={"k": pa.int64()}, value={"t": pa.string()}, keep=40)
+    snapshots = {}
+    Tiers.tidy = counted  # type: ignore[method-assign]
+    try:
+        for step in range(30):
+            store.upsert(pa.table({"k": KEYS, "t": pa.array([f"step {step:04d} of key {k:06d}" for k in KEYS.tolist()])}))
+            snapshots[step] = store.snapshot()
+    finally:
+        Tiers.tidy = tidy  # type: ignore[method-assign]
+    store.close()
+    assert sum(tidied) > 100
+    for step in (0, 7, 15, 22, 29):
+        with LogStore.open(tmp_path, snapshot=snapshots[step].id, readonly=True) as old:
+            found = old.scan().read_all().sort_by("k")
+            assert found["t"].to_pylist() == [f"step {step:04d} of key {k:06d}" for k in KEYS.tolist()]
