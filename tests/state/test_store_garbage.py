@@ -49,7 +49,8 @@ def test_a_snapshot_is_a_point_in_time_while_groups_are_written_anew(tmp_path: P
     Tiers.tidy = counted  # type: ignore[method-assign]
     try:
         for step in range(30):
-            store.upsert(pa.table({"k": KEYS, "t": pa.array([f"step {step:04d} of key {k:06d}" for k in KEYS.tolist()])}))
+            text = pa.array([f"step {step:04d} of key {k:06d}" for k in KEYS.tolist()])
+            store.upsert(pa.table({"k": KEYS, "t": text}))
             snapshots[step] = store.snapshot()
     finally:
         Tiers.tidy = tidy  # type: ignore[method-assign]
