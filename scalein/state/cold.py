@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -41,6 +41,18 @@ class ColdRun:
     record_count: int
     functions: Functions
     made: Future[Run]
+    groups: frozenset[int] | None = None  # key groups whose records count; None: all
+
+    def only(self, groups: frozenset[int]) -> ColdRun:
+        bundle = self.run.least_hash >> 60
+        mine = (frozenset(groups_of(bundle)) if self.groups is None else self.groups) & groups
+        return replace(self, groups=mine)
+
+    def counting(self, hashes: np.ndarray) -> np.ndarray:
+        """Which records count, by their hashes."""
+        if self.groups is None:
+            return np.ones(len(hashes), bool)
+        return np.isin(hashes >> np.uint64(56), np.array(sorted(self.groups), np.uint64))
 
     @property
     def run(self) -> Run:
@@ -99,11 +111,11 @@ class Cold:
         self._files, self._kernels, self._at_once = files, kernels, at_once
         self.runs: list[tuple[ColdRun, ...]] = [() for _ in range(BUNDLES)]
 
-    def open(self, id: int) -> ColdRun:
+    def open(self, id: int, groups: frozenset[int] | None = None) -> ColdRun:
         run = self.reader(id)
         made: Future[Run] = Future()
         made.set_result(run)
-        return ColdRun(id, int(run.record_count), tuple(json.loads(run.spec)), made)
+        return ColdRun(id, int(run.record_count), tuple(json.loads(run.spec)), made, groups)
 
     def reader(self, id: int) -> Run:
         return Run(self._files, id, self._kernels.record_bytes, self._kernels.text_cells, self._kernels.checksums)
@@ -129,7 +141,7 @@ class Cold:
             cold.run.forget()
             mine = pointers_to(found.records)
             place = np.searchsorted(hashes, theirs := self._kernels.hashes(mine))
-            wanted = hashes[np.minimum(place, len(hashes) - 1)] == theirs
+            wanted = (hashes[np.minimum(place, len(hashes) - 1)] == theirs) & cold.counting(theirs)
             scratch.absorb(np.ascontiguousarray(mine[wanted]), cold.functions)
 
     def ranges(self, bundle: int, runs: tuple[ColdRun, ...], scratch: Scratch,
@@ -149,7 +161,7 @@ class Cold:
                 found = cold.run.read_range(first, last)
                 mine = pointers_to(found.records)
                 hashes = self._kernels.hashes(mine)
-                inside = (hashes >= np.uint64(least)) & (hashes <= np.uint64(greatest))
+                inside = (hashes >= np.uint64(least)) & (hashes <= np.uint64(greatest)) & cold.counting(hashes)
                 scratch.absorb(np.ascontiguousarray(mine[inside]), cold.functions)
             if newest is not None:
                 pointers, hashes, functions = newest

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -88,6 +89,9 @@ class Files(Protocol):
 
     def size(self, name: str) -> int:
         """Bytes of a file; 0 if there is none."""
+
+    def take_over(self, other: RealFiles, name: str) -> None:
+        """Have a file of another directory as well, under the same name, synced."""
 
     def create(self, name: str, size_bytes: int = 0) -> Output:
         """A new, empty file with room for that many bytes. An older one of the name is removed, not overwritten."""
@@ -179,6 +183,18 @@ class RealFiles:
             return os.stat(self.name_of(name)).st_size
         except OSError:
             return 0
+
+    def take_over(self, other: RealFiles, name: str) -> None:
+        source, target = other.name_of(name), self._writable(name)
+        with _told("cannot take over a file of another store", target), suppress(FileExistsError):
+            try:
+                os.link(source, target)
+            except OSError as error:
+                if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+                    raise
+                shutil.copyfile(source, target)
+                with open(target, "rb") as copied:
+                    os.fsync(copied.fileno())
 
     def create(self, name: str, size_bytes: int = 0) -> RealOutput:
         path = self._writable(name)

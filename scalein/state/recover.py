@@ -59,6 +59,11 @@ class Piece:
         piece.__dict__["rows"] = self.rows
         return piece
 
+    def only(self, groups: frozenset[int]) -> Piece:
+        piece = replace(self, loaded=self.loaded | (frozenset(self.rows) - groups))
+        piece.__dict__["rows"] = self.rows
+        return piece
+
     def record_count(self, group: int, record_bytes: int) -> int:
         rows = self.rows[group]
         return int((self.used[rows[self.kind[rows] == RECORDS]] // np.uint64(record_bytes)).sum())

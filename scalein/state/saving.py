@@ -10,6 +10,7 @@ Neither thread takes that lock: a freeze may wait for them while it is held.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 
@@ -31,8 +32,9 @@ from scalein.state.tiers import Tiers
 class Saver:
     """The snapshots of a store: those that are kept, and those under way."""
 
-    def __init__(self, files: Files, kernels: Kernels, tiers: Tiers, budget: Budget, workers: int, keep: int) -> None:
-        self._files, self._kernels, self._tiers, self._keep = files, kernels, tiers, keep
+    def __init__(self, files: Files, kernels: Kernels, tiers: Tiers, budget: Budget, workers: int, keep: int,
+                 number: Callable[[int], int]) -> None:
+        self._files, self._kernels, self._tiers, self._keep, self._number = files, kernels, tiers, keep, number
         self.copier = Copier(tiers.hot, workers, budget.copies)
         self._images = ImageFiles(files, tiers.hot, self.copier)
         self._kept: dict[int, frozenset[str]] = {}  # snapshots -> the files that they name
@@ -62,7 +64,7 @@ class Saver:
 
     # --- writing
 
-    def save(self, id: int, meta: dict[str, Json]) -> Snapshot:
+    def save(self, id: int, image_id: int, meta: dict[str, Json]) -> Snapshot:
         """Freeze the store as it is, and write it in the background."""
         tiers, hot = self._tiers, self._tiers.hot
         copy = self.copier.mark()
@@ -75,7 +77,10 @@ class Saver:
         with self._books:  # which runs there are, and that this needs them, is one step to `remove_garbage`
             runs = list(tiers.cold.runs)
             ids: list[Json] = [[run.id for run in some] for some in runs]
-            frozen = Frozen(id, {**meta, "runs": ids, "pieces": facts, "functions": list(tiers.functions)},
+            masks: dict[str, Json] = {str(run.id): [*sorted(run.groups)] for some in runs for run in some
+                                      if run.groups is not None}
+            meta = {**meta, "runs": ids, "masks": masks, "pieces": facts, "functions": list(tiers.functions)}
+            frozen = Frozen(id, image_id, meta,
                             hot.headers.copy(), hot.chunks.rows[: hot.chunks.count].copy(), copy,
                             frozenset(tiers.files(runs)), tables)
             frozen.waits = [run.made for some in runs for run in some if not run.made.done()]
@@ -152,13 +157,13 @@ class Saver:
             with self._books:
                 newest = max(self._kept, default=0)
                 needed = needed.union(*self._kept.values(), *(frozen.files for frozen in self._under_way))
-                needed |= {format.image_name(frozen.id) for frozen in self._under_way}
+                needed |= {format.image_name(frozen.image_id) for frozen in self._under_way}
                 needed |= self._doubtful
             needed |= {format.image_name(id) for id, _ in list(self._images.known.values())}
             found = [(id, format.run_name(id)) for id in format.ids(names, "run")]
             found += [(id, format.image_name(id)) for id in format.ids(names, "image")]
             for id, name in found:
-                if name not in needed and (is_start or id < newest or name in replaced):
+                if name not in needed and (is_start or self._number(id) < newest or name in replaced):
                     self._files.remove(name)
                     dropped.discard(name)
             if is_start:

@@ -40,6 +40,7 @@ class Frozen:
     """What the store was at a freeze."""
 
     id: int
+    image_id: int  # of the file that its images are in
     meta: dict[str, Json]
     headers: np.ndarray
     chunks: np.ndarray
@@ -274,12 +275,12 @@ class ImageFiles:
             return
         placed: dict[int, tuple[int, Extent]] = {}
         try:
-            writer = ImageWriter(self._files, frozen.id, sum(copy.used.values()) + PAGE_BYTES,
+            writer = ImageWriter(self._files, frozen.image_id, sum(copy.used.values()) + PAGE_BYTES,
                                  checksums=self._hot.kernels.checksums)
             try:
                 for some, images in self._copies(frozen):
                     for segment, image in zip(some, images, strict=True):
-                        placed[segment] = frozen.id, writer.add(segment, image)
+                        placed[segment] = frozen.image_id, writer.add(segment, image)
                         self._copier.forget(copy, segment)
                 writer.finish()
             except BaseException:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
@@ -16,7 +16,7 @@ from types import TracebackType
 import numpy as np
 import pyarrow as pa
 
-from scalein.errors import BadArgument, Damaged, ScaleinError, StoreFailed, here
+from scalein.errors import BadArgument, BadData, Damaged, ScaleinError, StoreFailed, here
 from scalein.options import Options
 from scalein.sizes import parse_size
 from scalein.state import format
@@ -31,14 +31,13 @@ from scalein.state.columns import (
     functions_of,
     key_schema,
     keys_of,
-    known_functions,
     value_schema,
 )
 from scalein.state.files import Files, Held, RealFiles
 from scalein.state.kernels import Functions, Kernels, find_kernels
 from scalein.state.manifest import Json, Manifest
-from scalein.state.recover import Piece
-from scalein.state.saving import Saver, file_id, find_manifest, names_in, schema_text, schemas_of
+from scalein.state.opening import Groups, Ids, Part, groups_given, mask_of, move_in, part_of, shown_groups, together
+from scalein.state.saving import Saver, file_id, find_manifest, schema_text, schemas_of
 from scalein.state.snapshot import Snapshot
 from scalein.state.sums import SumBounds
 from scalein.state.tiers import LEAVING_AT_ONCE, Tiers
@@ -58,16 +57,18 @@ class LogStore:
     [{'n': 2, 'best': 1.5}, {'n': None, 'best': None}]
     """
 
-    def __init__(self, files: Files, key: pa.Schema, value: pa.Schema, kernels: Kernels, *, budget: Budget,
+    def __init__(self, files: Files, key: pa.Schema, value: pa.Schema, kernels: Kernels, ids: Ids, *, budget: Budget,
                  workers: int, keep: int, readonly: bool) -> None:
         self._files, self._key, self._value, self._kernels = files, key, value, kernels
         self._budget, self._workers, self._readonly = budget, workers, readonly
         self._lock = threading.RLock()
-        self._tiers = Tiers(files, kernels, budget, self._new_id, self._clean)
+        self._ids = ids
+        self._tiers = Tiers(files, kernels, budget, ids.new_file, self._clean)
         self._tiers.functions = ("",) * len(value)
-        self._saver = Saver(files, kernels, self._tiers, budget, workers, keep)
+        self._saver = Saver(files, kernels, self._tiers, budget, workers, keep, ids.number)
         self._sums = SumBounds(value)
-        self._next_id = 1
+        self._groups: Groups | None = None  # key groups that this store has; None: all
+        self._owned: np.ndarray | None = None  # the same, by group
         self._has_changed = False
         self._held: Held | None = None
         self._is_closed = False
@@ -77,44 +78,60 @@ class LogStore:
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, key: SchemaLike | None = None, value: SchemaLike | None = None,
              memory: str | int | None = None, snapshot: int | None = None, readonly: bool = False, workers: int = 1,
-             keep: int = KEPT_SNAPSHOTS) -> LogStore:
+             keep: int = KEPT_SNAPSHOTS, key_groups: Iterable[int] | None = None,
+             old: Sequence[str | os.PathLike[str]] = ()) -> LogStore:
         """Open a store, or create it if there is none and `key` is given.
 
         `memory` is all that it may hold in memory ("64MB"); what is more goes to disk. `snapshot` opens an older one,
-        `readonly` takes no lock and changes nothing. `keep` is the number of snapshots that stay.
+        `readonly` takes no lock and changes nothing. `keep` is the number of snapshots that stay. `key_groups` (of 256,
+        by the keys' hashes) opens a part of the keys, for one of several owners; `old` begins a new store with what
+        other stores have of them: nothing is read or copied for that, records come when they are asked for.
         """
         options = Options.make(workers=workers, at=here())
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
             raise BadArgument("keep must be a number of snapshots, at least 1", at=here(), found=repr(keep))
         budget = Budget.of(None if memory is None else parse_size(memory, at=here()))
-        if key is None and not os.path.isdir(path):
+        if key is None and not old and not os.path.isdir(path):
             raise _no_store(os.fspath(path))
+        others = [RealFiles(other, readonly=True) for other in old]
         return cls.open_files(RealFiles(path, readonly), key=key, value=value, budget=budget, snapshot=snapshot,
-                              readonly=readonly, keep=keep, options=options)
+                              readonly=readonly, keep=keep, options=options, key_groups=key_groups, old=others)
 
     @classmethod
     def open_files(cls, files: Files, *, key: SchemaLike | None, value: SchemaLike | None, budget: Budget,
                    snapshot: int | None = None, readonly: bool = False, keep: int = KEPT_SNAPSHOTS,
-                   options: Options | None = None, kernels: Kernels | None = None) -> LogStore:
+                   options: Options | None = None, kernels: Kernels | None = None,
+                   key_groups: Iterable[int] | None = None, old: Sequence[RealFiles] = ()) -> LogStore:
         """Open a store behind the seam to the operating system; tests bring disks and kernels of their own."""
         options = options or Options.make(workers=1)
         given = None if key is None else (key_schema(key), value_schema(value or {}))
+        groups = groups_given(key_groups)
         held = None if readonly else files.lock()
         try:
             found = find_manifest(files, snapshot)
+            ids, sources = Ids(), []
             if found is not None:
                 columns = schemas_of(found, files)
                 _check_same(given, columns)
+                ids, sources = _ids_of(found, files), [(found, groups)]
+                if old:
+                    raise BadArgument("only a new store can begin with what old ones have", at=here(),
+                                      file=files.name_of(""))
+            elif old and not readonly:
+                columns, sources = move_in(files, old, given, groups)
             elif given is not None and not readonly:
                 columns = given
             else:
                 raise _no_store(files.name_of(""))
             check_names(*columns)
-            store = cls(files, *columns, kernels or find_kernels(*columns, options), budget=budget,
+            store = cls(files, *columns, kernels or find_kernels(*columns, options), ids, budget=budget,
                         workers=options.workers, keep=keep, readonly=readonly)
             store._held = held
-            if found is not None:
-                store._restore(found)
+            if sources:
+                cold = store._tiers.cold
+                store._restore([part_of(one, files, cold, columns[1], wanted) for one, wanted in sources])
+            else:
+                store._groups, store._owned = groups, mask_of(groups)
             if not readonly:
                 store._begin(found)
             return store
@@ -123,24 +140,15 @@ class LogStore:
                 held.release()
             raise
 
-    def _restore(self, found: Manifest) -> None:
-        meta, tiers = found.meta, self._tiers
+    def _restore(self, parts: list[Part]) -> None:
+        part, tiers = together(parts), self._tiers
+        tiers.functions, tiers.pieces, tiers.cold.runs = part.functions, part.pieces, part.runs
+        self._groups, self._owned = part.groups, mask_of(part.groups)
         try:
-            self._next_id = max(file_id(meta["next"]), found.id + 1)
-            tiers.functions = known_functions(meta["functions"], self._value)
-            self._sums.restore(meta["bounds"])
-            tiers.pieces = [Piece.from_tables(found, k, facts)  # type: ignore[arg-type]
-                            for k, facts in enumerate(meta["pieces"])]  # type: ignore[arg-type]
-            tiers.cold.runs = [tuple(tiers.cold.open(file_id(id)) for id in ids)  # type: ignore[union-attr]
-                               for ids in meta["runs"]]  # type: ignore[union-attr]
-            if len(tiers.cold.runs) != BUNDLES:
-                raise ValueError(f"runs of {len(tiers.cold.runs)} bundles")
-            for run in (run for runs in tiers.cold.runs for run in runs):
-                known_functions(list(run.functions), self._value)
-            names_in(found)
-        except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError) as error:
-            raise Damaged("a snapshot's manifest does not say what a snapshot has",
-                          file=self._files.name_of(format.manifest_name(found.id)), found=repr(error)) from error
+            self._sums.restore(part.bounds)
+        except (TypeError, ValueError) as error:
+            raise Damaged("a snapshot's manifest does not say what a snapshot has", file=self._files.name_of(""),
+                          found=repr(error)) from error
         tiers.read_again = list(tiers.pieces) if self._readonly else None
         for id in {id for piece in tiers.pieces for id in piece.image_ids}:
             tiers.images.get(id)
@@ -148,8 +156,7 @@ class LogStore:
 
     def _begin(self, found: Manifest | None) -> None:
         """Make a new store one on disk; remove what no snapshot names."""
-        used = [id for kind in ("snapshot", "image", "run") for id in format.ids(self._files.names(), kind)]
-        self._next_id = max([self._next_id, *(id + 1 for id in used)])
+        self._ids.pass_over(self._files.names())
         if found is None:
             self.snapshot().wait()
         else:
@@ -175,7 +182,20 @@ class LogStore:
         with self._entered(writes=True):
             self._keep(batches_of(rows, self._key, self._value, "upsert"), ("replace",) * len(self._value))
 
+    def _check_owned(self, batches: list[pa.RecordBatch], what: str) -> None:
+        """Refuse keys that belong to another owner: half of the truth would be none."""
+        if self._owned is None:
+            return
+        for batch in batches:
+            groups = self._kernels.find(self._tiers.hot, batch)[1] >> np.uint64(56)
+            others = np.flatnonzero(~self._owned[groups.astype(np.int64)])
+            if len(others):
+                raise BadData(f"{what} was given keys of key groups that this store does not have", at=here(),
+                              found=f"{len(others)} of {batch.num_rows} rows, the first of key group "
+                              f"{groups[others[0]]}", has=shown_groups(self._groups or frozenset()))
+
     def _keep(self, batches: list[pa.RecordBatch], functions: Functions) -> None:
+        self._check_owned(batches, "merge")
         check_texts(batches, min(self._budget.segment_bytes, SCRATCH_SEGMENT))
         may_overflow = self._sums.check(batches, functions, partial(self._try, batches, functions))
         for batch in self._slices(batches):
@@ -201,6 +221,7 @@ class LogStore:
         with self._entered(writes=True):
             batches = keys_of(keys, self._key, "delete")
             check_texts(batches, min(self._budget.segment_bytes, SCRATCH_SEGMENT))
+            self._check_owned(batches, "delete")
             for batch in self._slices(batches):
                 self._tiers.hot.batch += 1
                 self._kernels.delete(self._tiers.hot, batch, self._workers)
@@ -221,7 +242,9 @@ class LogStore:
             if not len(self._value):
                 return pa.table({})
             step = self._budget.rows(self._kernels.record_bytes)
-            parts = [rows for batch in keys_of(keys, self._key, "get") for start in range(0, batch.num_rows, step)
+            batches = keys_of(keys, self._key, "get")
+            self._check_owned(batches, "get")
+            parts = [rows for batch in batches for start in range(0, batch.num_rows, step)
                      for rows in self._kernels.rows(self._tiers.find(batch.slice(start, step)), self._value.names)]
             nullable = pa.schema([field.with_nullable(True) for field in self._value])
             return pa.Table.from_batches([part.cast(nullable) for part in parts], nullable)
@@ -251,10 +274,12 @@ class LogStore:
         """Freeze the store as it is now and write it in the background. Calls go on meanwhile."""
         with self._entered(writes=True):
             self._tiers.settle(LEAVING_AT_ONCE)
-            id = self._new_id()
+            id = self._ids.new()
             meta: dict[str, Json] = {"key": schema_text(self._key), "value": schema_text(self._value),
-                                     "bounds": self._sums.to_json(), "next": self._next_id}  # fmt: skip
-            saved = self._saver.save(id, meta)
+                                     "bounds": self._sums.to_json(), "store": self._ids.store,
+                                     "next": self._ids.following,
+                                     "groups": None if self._groups is None else [*sorted(self._groups)]}  # fmt: skip
+            saved = self._saver.save(id, self._ids.file(id), meta)
             self._has_changed = False
             return saved
 
@@ -316,10 +341,6 @@ class LogStore:
 
     # ---
 
-    def _new_id(self) -> int:
-        id, self._next_id = self._next_id, self._next_id + 1
-        return id
-
     def _clean(self) -> None:
         if not self._is_closed:
             self._saver.remove_garbage()
@@ -340,6 +361,14 @@ class LogStore:
 def _no_store(directory: str) -> StoreFailed:
     return StoreFailed("there is no store in this directory", at=here(), file=directory,
                        hint="give key= and value= to create one")
+
+
+def _ids_of(found: Manifest, files: Files) -> Ids:
+    try:
+        return Ids(file_id(found.meta["store"]), max(file_id(found.meta["next"]), found.id + 1))
+    except (KeyError, ValueError) as error:
+        raise Damaged("a snapshot's manifest does not say what a snapshot has",
+                      file=files.name_of(format.manifest_name(found.id)), found=repr(error)) from error
 
 
 def _check_same(given: tuple[pa.Schema, pa.Schema] | None, columns: tuple[pa.Schema, pa.Schema]) -> None:
