@@ -27,6 +27,7 @@ from scalein.state.kernels import Functions
 from scalein.state.manifest import Json, Manifest
 from scalein.state.recover import Piece
 from scalein.state.saving import file_id, find_manifest, names_in, schemas_of
+from scalein.state.sums import SumBounds
 
 _STORE_BITS = 30
 _NUMBER_BITS = 32
@@ -100,6 +101,7 @@ def part_of(found: Manifest, files: Files, cold: Cold, value: pa.Schema, wanted:
         for run in (run for some in runs for run in some):
             known_functions(list(run.functions), value)
         names_in(found)
+        SumBounds(value).restore(meta["bounds"])
         part = Part(known_functions(meta["functions"], value), meta["bounds"], pieces, runs, known)
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError) as error:
         raise Damaged("a snapshot's manifest does not say what a snapshot has",

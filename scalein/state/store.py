@@ -144,11 +144,7 @@ class LogStore:
         part, tiers = together(parts), self._tiers
         tiers.functions, tiers.pieces, tiers.cold.runs = part.functions, part.pieces, part.runs
         self._groups, self._owned = part.groups, mask_of(part.groups)
-        try:
-            self._sums.restore(part.bounds)
-        except (TypeError, ValueError) as error:
-            raise Damaged("a snapshot's manifest does not say what a snapshot has", file=self._files.name_of(""),
-                          found=repr(error)) from error
+        self._sums.restore(part.bounds)
         tiers.read_again = list(tiers.pieces) if self._readonly else None
         for id in {id for piece in tiers.pieces for id in piece.image_ids}:
             tiers.images.get(id)

@@ -109,7 +109,7 @@ def test_what_cannot_be_moved_in(tmp_path: Path) -> None:
 
 def test_owners_with_tiny_memory(tmp_path: Path) -> None:
     wanted = fill(tmp_path / "old", range(3))
-    with LogStore.open_files(RealFiles(tmp_path / "new"), key=None, value=None, budget=Budget(300_000, 1 << 14, 1 << 12),
-                             old=[RealFiles(tmp_path / "old", readonly=True)]) as store:  # fmt: skip
+    budget, old = Budget(300_000, 1 << 14, 1 << 12), RealFiles(tmp_path / "old", readonly=True)
+    with LogStore.open_files(RealFiles(tmp_path / "new"), key=None, value=None, budget=budget, old=[old]) as store:
         assert content(store) == wanted
         assert len(store) == len(wanted)
