@@ -29,6 +29,11 @@ class Specialiser:
     is_coded: Callable[[int, str], bool]  # whether a join's column is dictionary-encoded
     lookups: dict[Expr, Read] = field(default_factory=dict)  # expression over a dictionary column -> its table
     joined: dict[str, str] = field(default_factory=dict)  # visible name -> name of its join's codes
+    failing: set[str] = field(default_factory=set)  # visible names of columns that are computed, and may fail
+
+    def may_fail(self, expr: Expr) -> bool:
+        """Whether computing it can fail, with the columns it is computed from."""
+        return can_fail(expr) or bool(columns(expr) & self.failing)
 
     def step(self, step: Step, keep_nulls: Callable[[Probe], dict[str, bool]]) -> Step:
         """A step in terms of specialised expressions; afterwards names mean what they mean behind it."""
@@ -37,6 +42,7 @@ class Specialiser:
                 return Where(self.expr(predicate))
             case Let(items):
                 new = tuple(Named(i.name, self.expr(i.expr)) for i in items)
+                self.failing = {i.name for i in items if self.may_fail(i.expr)}
                 hidden = {n: v for n, v in self.nullable.items() if n.startswith("#")}
                 self.coded = {i.name: self.coded[i.expr.name] for i in items
                               if isinstance(i.expr, Col) and i.expr.name in self.coded}
@@ -49,6 +55,7 @@ class Specialiser:
                 nulls = keep_nulls(step)
                 for name, column in step.keep:
                     self.nullable[name] = nulls[name]
+                    self.failing.discard(name)
                     self.coded.pop(name, None)
                     self.joined.pop(name, None)
                     if self.is_coded(step.table, column):

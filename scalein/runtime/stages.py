@@ -16,7 +16,6 @@ import pyarrow as pa
 from scalein.dtypes import Schema
 from scalein.interp import evaluate
 from scalein.ir.exprs import Call, Col, Expr, type_of
-from scalein.ir.functions import can_fail
 from scalein.ir.stages import (
     Collect,
     Find,
@@ -273,9 +272,9 @@ def specialised_table(table: Table, keys: Iterable[Expr], special: Specialiser,
         arg, by = (None if e is None else special.expr(e) for e in (acc.arg, acc.by))
         if acc.kind is AccKind.DISTINCT and acc.arg is not None and type_of(acc.arg).is_string:
             arg = special.key(acc.arg)
-        acc = replace(acc, arg=arg, by=by)
-        if acc.kind is AccKind.VALID and not nullable and acc.arg is not None and _is_counted_by_rows(acc.arg):
-            acc = Acc(AccKind.ROWS)
+        every_row = arg is not None and not arg.nullable and not special.may_fail(arg)  # what can fail must be tried
+        is_by_rows = acc.kind is AccKind.VALID and every_row and not nullable
+        acc = Acc(AccKind.ROWS) if is_by_rows else replace(acc, arg=arg, by=by)
         if acc not in accs:
             accs.append(acc)
         numbers.append(accs.index(acc))
@@ -291,11 +290,6 @@ def with_keys(table: Table, keys: tuple[Expr, ...], nullable: bool) -> Table:
         Key(k.name, k.dtype, k.nullable if nullable else e.nullable,
             coded=k.dtype.is_string and not type_of(e).is_string)
         for k, e in zip(table.keys, keys, strict=True)))
-
-
-def _is_counted_by_rows(arg: Expr) -> bool:
-    """Whether every row has a value, and need not be asked: what can fail must be tried."""
-    return not arg.nullable and not can_fail(arg)
 
 
 def _output(output: Output, accs: tuple[int, ...], grouped: bool) -> Output:

@@ -86,3 +86,13 @@ def test_a_sum_that_overflows_says_so(engine: Engine) -> None:
     options = {"engine": "interp"} if engine is DUCKDB else {"workers": engine.workers, "cpu": engine.cpu}
     with pytest.raises(ComputeError, match="overflow"):
         flow.collect(**options)
+
+
+@pytest.mark.parametrize("keys", [(), ("b",)])
+def test_a_count_of_what_fails_fails_whatever_the_source(keys: tuple[str, ...]) -> None:
+    """A table is known to have no nulls, a reader is not: that must not decide whether a column is computed."""
+    table = pa.table({"b": pa.array([0], pa.int16())})
+    for source in (table, table.to_reader()):
+        flow = si.from_arrow(source).with_columns(n=col("b") // col("b")).with_columns(m=col("n"))
+        with pytest.raises(ComputeError, match="division by zero"):
+            flow.group_by(*keys).agg(count=col("m").count()).collect(workers=1)
