@@ -14,7 +14,7 @@ from scalein.state.arena import LEAST_CHUNK, MOST_CHUNK, SEGMENT_BYTES
 HOT_SHARE = 0.6
 SEGMENT_SHARE = 32
 COPIED_SHARE = 0.1
-COPIES = 8
+COPIES = 64  # without a limit: a copy that need not wait for the disk is over sooner, and fewer changes are logged
 SCRATCH_SHARE = 0.1
 MOST_SCRATCH = 1 << 18
 LEAST_SEGMENT = 64 << 10
