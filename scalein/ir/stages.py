@@ -277,6 +277,17 @@ class Absorb:
 
 
 @dataclass(frozen=True, slots=True)
+class Fold:
+    """Write stored records, given in the order of their hashes and ages, each key once: older ones take in newer ones.
+
+    Only for tables without text: see sinks/stored.py.
+    """
+
+    table: StoredTable
+    functions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Hashes:
     """Write the hash of each stored record's key."""
 
@@ -290,7 +301,7 @@ class Bulk:
     what: str
 
 
-Sink = Collect | Group | Merge | MergeBag | Spread | Rank | Partition | Keep | Find | Absorb | Hashes | Bulk
+Sink = Collect | Group | Merge | MergeBag | Spread | Rank | Partition | Keep | Find | Absorb | Fold | Hashes | Bulk
 
 
 @dataclass(frozen=True, slots=True)

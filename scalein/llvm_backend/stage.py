@@ -23,6 +23,7 @@ from scalein.ir.stages import (
     Bulk,
     Collect,
     Find,
+    Fold,
     Fresh,
     FromBatches,
     FromPointers,
@@ -60,7 +61,7 @@ from scalein.llvm_backend.sinks.group import Rows, lower_group
 from scalein.llvm_backend.sinks.merge import lower_merge
 from scalein.llvm_backend.sinks.partition import lower_partition
 from scalein.llvm_backend.sinks.sides import lower_merge_bag, lower_rank, lower_spread
-from scalein.llvm_backend.sinks.stored import lower_absorb, lower_find, lower_hashes, lower_keep
+from scalein.llvm_backend.sinks.stored import lower_absorb, lower_find, lower_fold, lower_hashes, lower_keep
 from scalein.llvm_backend.stored import stored_env
 from scalein.llvm_backend.target import Target
 from scalein.llvm_backend.values import Binding, Env, Row, Value
@@ -265,6 +266,8 @@ def _sink(low: _Lowering, block: Block, env: Env) -> None:
             lower_find(code, stage.sink, block, env, start)
         case Absorb():
             lower_absorb(code, stage.sink, block, start)
+        case Fold():
+            lower_fold(code, stage.sink, block, start)
         case Bulk():
             lower_bulk(code, stage.sink, block, start)
         case Hashes():

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from scalein.dtypes import Field, from_arrow_type
 from scalein.ir.exprs import Col, Expr, Named
-from scalein.ir.stages import Absorb, Bulk, Collect, Find, FromPointers, FromRecords, Hashes, Keep, Sink, Stage
+from scalein.ir.stages import Absorb, Bulk, Collect, Find, Fold, FromPointers, FromRecords, Hashes, Keep, Sink, Stage
 from scalein.ir.stored import KEPT, StoredTable
 from scalein.layout import DONE, PAGE_BYTES, FrameData
 from scalein.llvm_backend.cache import Compiled
@@ -101,6 +101,16 @@ class StoredKernels:
             frame.point("pointers", pointers)
             frame["end"] = len(pointers)
             _run(compiled, frame, target, 0)
+
+    def fold(self, pointers: np.ndarray, hashes: np.ndarray, functions: Functions) -> tuple[np.ndarray, np.ndarray]:
+        records = np.empty((len(pointers), self.record_bytes), np.uint8)
+        found = np.empty(len(pointers), np.uint64)
+        compiled, frame = self._ready(Stage("fold", FromRecords(), (), Fold(self._table, functions)))
+        for slot, array in (("pointers", pointers), ("hashes", hashes), ("out", records), ("out.hashes", found)):
+            frame.point(slot, array)
+        frame["end"] = len(pointers)
+        call(compiled, frame)
+        return records[: frame["out.count"]], found[: frame["out.count"]]
 
     def hashes(self, pointers: np.ndarray) -> np.ndarray:
         found = np.empty(len(pointers), np.uint64)

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -73,6 +74,17 @@ def pointers_to(records: np.ndarray) -> np.ndarray:
     """Addresses of records that lie one behind the other."""
     start, size = address(records), records.shape[1]
     return np.arange(start, start + len(records) * size, size, dtype=np.uint64)
+
+
+class Together(NamedTuple):
+    """Records of several ages, each key once, in the order of their hashes."""
+
+    records: np.ndarray
+    hashes: np.ndarray
+
+
+# Pointers, their hashes, what rows did to the values, and what keeps the records alive.
+Aged = tuple[np.ndarray, np.ndarray, Functions, object]
 
 
 class Scratch:
@@ -145,29 +157,47 @@ class Cold:
             scratch.absorb(np.ascontiguousarray(mine[wanted]), cold.functions)
 
     def ranges(self, bundle: int, runs: tuple[ColdRun, ...], scratch: Scratch,
-               newest: tuple[np.ndarray, np.ndarray, Functions] | None = None) -> Iterator[np.ndarray]:
+               newest: tuple[np.ndarray, np.ndarray, Functions] | None = None) -> Iterator[Together]:
         """Everything in some runs, and in records newer than these, brought together range by range of hashes.
 
-        Gives pointers into scratch, which the next range overwrites. `newest`: pointers, their hashes, functions.
+        Texts lie in scratch, which the next range overwrites. `newest`: pointers, their hashes, functions.
         """
         count = sum(cold.record_count for cold in runs) + (0 if newest is None else len(newest[0]))
         parts = -(-count // self._at_once) or 1
+        functions = {cold.functions for cold in runs} | ({newest[2]} if newest is not None else set())
+        can_fold = len(functions) == 1 and not self._kernels.text_cells
         for least, greatest in _cut(bundle, parts):
+            given = list(self._within(least, greatest, runs, newest))
+            if can_fold and given:
+                yield Together(*self._folded(given))
+                continue
             scratch.begin(least, greatest, count // parts)
-            for cold in runs:
-                first, last = cold.run.blocks_between(least, greatest)
-                if first == last:
-                    continue
+            for pointers, _, how, _ in given:
+                scratch.absorb(pointers, how)
+            yield Together(*self.sorted_records(scratch.pointers()))
+
+    def _within(self, least: int, greatest: int, runs: tuple[ColdRun, ...],
+                newest: tuple[np.ndarray, np.ndarray, Functions] | None) -> Iterator[Aged]:
+        """What runs, and newer records, have of a range of hashes; oldest first."""
+        for cold in runs:
+            first, last = cold.run.blocks_between(least, greatest)
+            if first < last:
                 found = cold.run.read_range(first, last)
-                mine = pointers_to(found.records)
-                hashes = self._kernels.hashes(mine)
+                pointers = pointers_to(found.records)
+                hashes = self._kernels.hashes(pointers)
                 inside = (hashes >= np.uint64(least)) & (hashes <= np.uint64(greatest)) & cold.counting(hashes)
-                scratch.absorb(np.ascontiguousarray(mine[inside]), cold.functions)
-            if newest is not None:
-                pointers, hashes, functions = newest
-                inside = (hashes >= np.uint64(least)) & (hashes <= np.uint64(greatest))
-                scratch.absorb(np.ascontiguousarray(pointers[inside]), functions)
-            yield scratch.pointers()
+                yield np.ascontiguousarray(pointers[inside]), hashes[inside], cold.functions, found
+        if newest is not None:
+            pointers, hashes, functions = newest
+            inside = (hashes >= np.uint64(least)) & (hashes <= np.uint64(greatest))
+            yield np.ascontiguousarray(pointers[inside]), hashes[inside], functions, None
+
+    def _folded(self, given: list[Aged]) -> tuple[np.ndarray, np.ndarray]:
+        """Records of several ages, each key once, in the order of their hashes. Sorted runs are merged, not sorted."""
+        hashes = np.concatenate([some for _, some, _, _ in given])
+        order = np.argsort(hashes, kind="stable")  # which keeps the ages in order
+        pointers = np.concatenate([some for some, _, _, _ in given])[order]
+        return self._kernels.fold(pointers, hashes[order], given[0][2])
 
     def merged(self, bundle: int, runs: tuple[ColdRun, ...], id: int, scratch: Scratch,
                is_bottom: bool) -> ColdRun | None:
@@ -176,8 +206,7 @@ class Cold:
         writer = self.writer(id, functions, sum(cold.run.size_bytes for cold in runs), has_filter=not is_bottom)
         count = 0
         try:
-            for pointers in self.ranges(bundle, runs, scratch):
-                records, hashes = self.sorted_records(pointers)
+            for records, hashes in self.ranges(bundle, runs, scratch):
                 if is_bottom:
                     heads = records[:, :8].view(np.uint64)
                     alive = (heads[:, 0] & np.uint64(TOMB)) == 0

@@ -50,6 +50,9 @@ class Kernels(Protocol):
     def absorb(self, target: Target, pointers: np.ndarray, functions: Functions, older: bool) -> None:
         """Merge records into a table, as newer than its own or as older."""
 
+    def fold(self, pointers: np.ndarray, hashes: np.ndarray, functions: Functions) -> tuple[np.ndarray, np.ndarray]:
+        """Records without text, sorted by hash and then by age, each key once; and their hashes."""
+
     def hashes(self, pointers: np.ndarray) -> np.ndarray:
         """The hashes of records' keys."""
 

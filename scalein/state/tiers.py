@@ -22,7 +22,17 @@ from scalein.memory import address
 from scalein.state import format
 from scalein.state.arena import Arena
 from scalein.state.budget import Budget
-from scalein.state.cold import BUNDLE_GROUPS, BUNDLES, Cold, ColdRun, Scratch, cold_enough, groups_of, to_merge
+from scalein.state.cold import (
+    BUNDLE_GROUPS,
+    BUNDLES,
+    Cold,
+    ColdRun,
+    Scratch,
+    cold_enough,
+    groups_of,
+    pointers_to,
+    to_merge,
+)
 from scalein.state.files import Files
 from scalein.state.hot import HotTable
 from scalein.state.kernels import Functions, Kernels
@@ -157,8 +167,10 @@ class Tiers:
             yield np.ascontiguousarray(pointers[(heads & np.uint64(TOMB)) == 0])
             return
         newest = (pointers, self._kernels.hashes(pointers), self.functions)
-        for found in self.cold.ranges(bundle, runs, self._scratch_table(), newest):
-            yield np.ascontiguousarray(found[(self._heads(found) & np.uint64(TOMB)) == 0])
+        for records, _ in self.cold.ranges(bundle, runs, self._scratch_table(), newest):
+            heads = records[:, :8].copy().view(np.uint64)[:, 0]
+            self._found = records  # lives as long as the pointers to it
+            yield np.ascontiguousarray(pointers_to(records)[(heads & np.uint64(TOMB)) == 0])
 
     def _heads(self, pointers: np.ndarray) -> np.ndarray:
         """The first words of records."""

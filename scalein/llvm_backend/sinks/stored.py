@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from scalein.ir.stages import Absorb, Find, Hashes, Keep, Read
+from scalein.ir.stages import Absorb, Find, Fold, Hashes, Keep, Read
 from scalein.ir.stored import KEPT, StoredTable
 from scalein.layout import ERROR, FRESH, HITS_SHIFT, KEY_NULLS, MOST_HITS, PARTIAL, TOMB, VALUE_NULLS
 from scalein.llvm_backend.block import PADDED, Block, keep, rows
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.exprs import lower_expr
 from scalein.llvm_backend.fn import I1, I64, PTR, const
-from scalein.llvm_backend.keys import KeyBlock, hash_words, key_array, key_block, row_key
+from scalein.llvm_backend.keys import KeyBlock, array_type, hash_words, key_array, key_block, row_key
 from scalein.llvm_backend.readers import field_value
 from scalein.llvm_backend.sinks.merge import copy_key
 from scalein.llvm_backend.stored import StoreIndex, ValuePlace, count, is_set, long_bytes, update
@@ -208,6 +208,53 @@ def _absorb(code: Code, sink: Absorb, index: StoreIndex, record: ir.Value, other
                 after = update(function, place, is_set(f, head.get(), bit), value)
                 head.set(b.or_(b.and_(head.get(), const(~bit)), b.select(after, const(bit), const(0))))
         f.store(head.get(), record)
+
+
+def lower_fold(code: Code, sink: Fold, block: Block, start: ir.Value) -> None:
+    """Frame: `pointers` and `hashes`, in order; `out` and `out.hashes`, with room for all; `out.count`.
+
+    Records of one key follow one another, but for others with the same hash between them: so the records written last
+    are looked through for as long as their hash is this one's.
+    """
+    f, b, table, size = code.f, code.f.b, sink.table, sink.table.layout.size
+    index = StoreIndex(code, table, "table")
+    out, written = f.slot("out", PTR), f.slot("out.hashes", PTR)
+    with f.loop(block.count) as k:
+        at = b.add(start, k)
+        record, h = _pointer(code, start, k), f.load(f.slot("hashes", PTR), at, I64)
+        found = f.var(PTR, NULL)
+        count = f.get_slot("out.count")
+        last = f.var(I64, b.sub(count, const(1)))
+        with f.forever() as back:
+            back.stop_if(b.icmp_signed("<", last.get(), const(0)))
+            back.stop_if(b.icmp_unsigned("!=", f.load(written, last.get(), I64), h))
+            other = f.byte_at(out, b.mul(last.get(), const(size)))
+            with f.when(_same_keys(code, table, other, record)):
+                found.set(other)
+                back.stop()
+            last.set(b.sub(last.get(), const(1)))
+        with f.when_else(b.icmp_unsigned("==", found.get(), NULL)) as (fresh, known):
+            with fresh:
+                place = f.byte_at(out, b.mul(count, const(size)))
+                f.call("llvm.memcpy.p0.p0.i64", ir.VoidType(), [place, record, const(size), const(0, I1)])
+                f.store(h, written, count)
+                f.set_slot("out.count", b.add(count, const(1)))
+            with known:
+                _absorb(code, Absorb(table, sink.functions), index, found.get(), record, h, at)
+    code.check_errors(ERROR)
+
+
+def _same_keys(code: Code, table: StoredTable, one: ir.Value, other: ir.Value) -> ir.Value:
+    f, b = code.f, code.f.b
+    heads = [b.lshr(b.load(record, typ=I64), const(KEY_NULLS)) for record in (one, other)]
+    tests = [b.icmp_unsigned("==", *heads)]
+    for k, key in enumerate(table.keys):
+        values = [b.load(f.byte_at(record, table.layout.offset(f"key{k}")), typ=array_type(key.dtype))
+                  for record in (one, other)]
+        tests.append(b.icmp_unsigned("==", *values))
+    same = f.all_of(*tests)
+    assert same is not None
+    return same
 
 
 def _value_place(code: Code, table: StoredTable, k: int, record: ir.Value, header: ir.Value) -> ValuePlace:
