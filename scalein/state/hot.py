@@ -91,7 +91,8 @@ class HotTable:
         nothing = np.zeros(len(arena.dirty), np.int64)
         self.undo_at: list[np.ndarray] = [nothing]  # by worker
         self.undo_end: list[np.ndarray] = [nothing]
-        self._settled = np.zeros(GROUPS, np.int64)  # bytes of each group when it was last looked at
+        self._bytes = [0] * GROUPS  # of each group's chunks
+        self._settled = [0] * GROUPS  # the same when it was last looked at
         self.crowded: set[int] = set()  # groups that have doubled since: they may hold much that is dead
         self.batch = 0  # the number of the call, for the undo logs of several workers
         self.running: dict[int, FrameData] = {}  # frames of kernels under way, by worker
@@ -144,7 +145,8 @@ class HotTable:
         if size > self.arena.segment_bytes:
             raise ScaleinError("a value is longer than the store keeps", found=f"{need} bytes",
                                wanted=f"at most {self.arena.segment_bytes}")
-        if self.bytes_of(group) > 2 * self._settled[group] + CROWDED_BYTES:
+        self._bytes[group] += size
+        if self._bytes[group] > 2 * self._settled[group] + CROWDED_BYTES:
             self.crowded.add(group)
         offset = self.arena.take(size)
         own.append(self.chunks.add(group, kind, offset, size))
@@ -204,11 +206,6 @@ class HotTable:
             parts.append(area.view(np.uint64).reshape(count, words)[:, 0])
         return np.concatenate(parts) if parts else np.zeros(0, np.uint64)
 
-    def bytes_of(self, group: int) -> int:
-        """Chunks and index of a group."""
-        rows = [row for own in self._own[group] for row in own]
-        return int(self.chunks.rows[rows, 3].sum()) + (int(self.headers[group, MASK]) + 1) * BUCKET_WORDS * 8
-
     def release(self, group: int) -> list[tuple[int, int, int]]:
         """Forget a group's records; gives its chunks, which stay as they are until they are given back.
 
@@ -223,6 +220,7 @@ class HotTable:
             chunks += [(row, *self.chunks.rows[row, 2:].tolist()) for row in own]
             own.clear()
         header[[RECORD_AT, RECORD_END, TEXT_AT, TEXT_END]] = 0
+        self._bytes[group] = 0
         for row, _, _ in chunks:
             self.chunks.drop(row)
         return chunks
@@ -245,7 +243,7 @@ class HotTable:
     def dead_share(self, group: int) -> float:
         """The share of a group's bytes that deleted records and replaced texts take."""
         self.crowded.discard(group)
-        self._settled[group] = total = self.bytes_of(group)
+        self._settled[group] = total = self._bytes[group]
         size = self.kernels.record_bytes
         dead = int(((self.heads(group) & np.uint64(TOMB)) != 0).sum()) * size
         if self.kernels.text_cells:
@@ -263,7 +261,7 @@ class HotTable:
 
     def settled(self, group: int) -> None:
         """The group was written anew."""
-        self._settled[group] = self.bytes_of(group)
+        self._settled[group] = self._bytes[group]
 
     def clear(self, groups: range) -> None:
         for group in groups:

@@ -41,7 +41,7 @@ from scalein.state.runs import Run
 
 DEAD_SHARE = 0.3  # of a group's bytes, from which on it is written anew
 KEPT_SHARE = 0.25  # of a bundle's records, those hit most, that stay in memory when it is evicted
-LEAVING_AT_ONCE = 2  # bundles on their way to disk
+LEAVING_AT_ONCE = 3  # bundles on their way to disk
 MOST_RUNS = 12  # of a bundle, before its next records wait for compaction
 
 
@@ -71,7 +71,7 @@ class Tiers:
         self._scratch: Scratch | None = None
         self._compactor = ThreadPoolExecutor(1, "scalein-compact")
         self._compacting: dict[int, tuple[int, Future[None]]] = {}  # bundle -> id of the run that is written
-        self._spiller = ThreadPoolExecutor(1, "scalein-spill")
+        self._spiller = ThreadPoolExecutor(LEAVING_AT_ONCE, "scalein-spill")  # they wait for the disk most of the time
         self._leaving: list[Leaving] = []
         self._runs_lock = Lock()  # over the lists of runs, which are replaced as a whole
         self._retired: list[ColdRun] = []
