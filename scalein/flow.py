@@ -299,7 +299,8 @@ class Flow(Hinted):
                 engine: str = "llvm", cpu: str | None = None) -> pa.Table:
         """The whole result as a table. `data` is for flows that begin with `si.flow(schema)`.
 
-        `memory="1GB"` limits what an aggregation of many groups holds; what is more goes to disk meanwhile.
+        `memory="1GB"` limits what an aggregation of many groups holds; what is more goes to disk meanwhile, but for the
+        input's own text.
 
         >>> import pyarrow as pa, scalein as si
         >>> from scalein import col

@@ -108,6 +108,10 @@ class FrameData:
 # its next text go, the ends of their chunks, and the flags of a record that is inserted.
 GROUP_WORDS = 16
 (BUCKETS, SHIFT, MASK, ROOM, RECORD_AT, RECORD_END, TEXT_AT, TEXT_END, NEW_FLAGS) = range(9)
+# What a row, or a newer record, may do to a value. All of them are associative, so records of rows that came later
+# (partials) can be merged into older ones at any time.
+FUNCTIONS = ("sum", "count", "min", "max", "first", "last", "replace")
+KEPT = ""  # the value stays as it is
 # The first word of a stored record:
 #   | nulls of keys 16 | nulls of values 32 | hits 8 | flags 8 |
 TOMB = 1  # deleted; hides whatever older record there is

@@ -12,11 +12,6 @@ from functools import cached_property
 from scalein.dtypes import Field, Schema
 from scalein.layout import KEY_NULLS, VALUE_NULLS, RecordLayout, Slot, size_of
 
-# What a row, or a newer record, may do to a value. All of them are associative, so records of rows that came later
-# (partials) can be merged into older ones at any time.
-FUNCTIONS = ("sum", "count", "min", "max", "first", "last", "replace")
-KEPT = ""  # the value stays as it is
-
 
 @dataclass(frozen=True)
 class StoredTable:

@@ -130,7 +130,11 @@ class Index:
             offset = b.sub(b.ptrtoint(record, I64), b.ptrtoint(self.slot("arena"), I64))
             end = b.add(offset, const(self.table.layout.size))
             self.code.check(f"a record of {self.prefix}", b.icmp_signed(">=", offset, const(0)),
-                            b.icmp_signed("<=", end, f.get_slot(f"{self.prefix}.used")))
+                            b.icmp_signed("<=", end, self._end()))
+
+    def _end(self) -> ir.Value:
+        """Where the arena's records end."""
+        return self.code.f.get_slot(f"{self.prefix}.used")
 
     def _settle(self, keys: KeyBlock, k: ir.Value, slices: ir.Value | None, records: ir.Value, insert: bool) -> None:
         """Keep the candidate if its key is the row's, else look on."""

@@ -80,6 +80,14 @@ def has_many_groups(worker: Worker, tried: list[Unit], is_limited: bool) -> bool
 def run_radix(run: GroupRun, work: Iterator[Unit]) -> Iterator[pa.RecordBatch]:
     """Partition all rows, then aggregate and emit each key group."""
     plan = _Plan(run)
+    try:
+        yield from _run_plan(run, plan, work)
+    finally:
+        if plan.spill is not None:
+            plan.spill.close()
+
+
+def _run_plan(run: GroupRun, plan: _Plan, work: Iterator[Unit]) -> Iterator[pa.RecordBatch]:
     partitioners = [_Partitioner(plan) for _ in range(run.options.workers)]
     each_worker(partitioners, work)
     rows = [sum(p.rows(group) for p in partitioners) for group in range(GROUPS)]

@@ -12,8 +12,8 @@ import pyarrow as pa
 from scalein.dtypes import Field, from_arrow_type
 from scalein.ir.exprs import Col, Expr, Named
 from scalein.ir.stages import Absorb, Bulk, Collect, Find, Fold, FromPointers, FromRecords, Hashes, Keep, Sink, Stage
-from scalein.ir.stored import KEPT, StoredTable
-from scalein.layout import DONE, PAGE_BYTES, FrameData
+from scalein.ir.stored import StoredTable
+from scalein.layout import DONE, KEPT, PAGE_BYTES, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.llvm_backend.grow import Grow, grow_kernel
 from scalein.memory import address

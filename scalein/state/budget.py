@@ -1,7 +1,7 @@
 """Budget: what part of the memory that a store may have goes where. Decisions only.
 
-Records and index get three quarters; the rest is for what is under way: the copy of a segment, a scratch table, the
-buffers of a run. Sizes of segments and chunks follow, so that a small budget is not spent on room that nobody uses.
+Records and index get 60 %; the rest is for what is under way: copies of segments, a scratch table, the buffers of
+runs. Sizes of segments and chunks follow, so that a small budget is not spent on room that nobody uses.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from scalein.layout import GROUPS
 from scalein.state.arena import LEAST_CHUNK, MOST_CHUNK, SEGMENT_BYTES
 
-HOT_SHARE = 0.6
-SEGMENT_SHARE = 32
-COPIED_SHARE = 0.1
+HOT_SHARE = 0.6  # of the budget, for records and index
+SEGMENT_SHARE = 32  # segments in a budget
+COPIED_SHARE = 0.1  # of the budget, for copies of segments
 COPIES = 64  # without a limit: a copy that need not wait for the disk is over sooner, and fewer changes are logged
-SCRATCH_SHARE = 0.1
+SCRATCH_SHARE = 0.1  # of the budget, for records of several runs
 MOST_SCRATCH = 1 << 18
 LEAST_SEGMENT = 64 << 10
 SLICE_ROWS = 1 << 20
-SLICE_SHARE = 16
+SLICE_SHARE = 16  # slices of rows in a budget
 LEAST_ROWS = 256
 
 

@@ -1,13 +1,14 @@
 """The cold tier: runs of records that left memory, by bundles of key groups, and everything that reads several of them.
 
 A bundle is a sixteenth of the hashes. Its runs lie from the oldest to the newest; a record of a newer run hides or
-continues (`PARTIAL`) those of older ones. Whoever needs the truth about some keys absorbs their records, oldest first,
-into a scratch table: reads, scans and compaction are the same loop.
+continues (`PARTIAL`) those of older ones. Whoever needs the truth about some keys brings their records together, oldest
+first: a read in a scratch table; a scan and compaction by folding sorted runs, range by range of hashes (in a scratch
+table as well where records have texts, or were made by different functions).
 
 Invariant: the list of a bundle's runs is replaced, never changed, so a reader keeps what it began with; files stay
 readable after they were removed.
 
-Threads: readers and one compactor; lists are swapped under the store's lock.
+Threads: readers and one compactor; whoever replaces a list holds the lock of `Tiers` over them.
 """
 
 from __future__ import annotations

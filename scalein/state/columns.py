@@ -10,11 +10,9 @@ import pyarrow.compute as pc
 
 from scalein.dtypes import DType, as_plain, from_arrow_type
 from scalein.errors import BadArgument, BadData, BadName, UnknownColumn, WrongType, guess, here
-from scalein.layout import MOST_KEYS, MOST_VALUES
+from scalein.layout import FUNCTIONS, KEPT, MOST_KEYS, MOST_VALUES
 from scalein.state.kernels import Functions
 
-FUNCTIONS = ("sum", "count", "min", "max", "first", "last", "replace")
-KEPT = ""
 Given: TypeAlias = pa.Table | pa.RecordBatch | pa.RecordBatchReader
 SchemaLike: TypeAlias = pa.Schema | Mapping[str, pa.DataType]
 

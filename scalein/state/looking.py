@@ -61,12 +61,13 @@ def open(path: str | os.PathLike[str]) -> StoreInfo:
     names = files.names()
     found: list[SnapshotInfo] = []
     columns: tuple[pa.Schema, pa.Schema] | None = None
-    for one in manifest.newest(files):
-        if isinstance(one, Damaged):
-            found.append(SnapshotInfo(-1, (), 0, 0, one.what))
-            continue
-        columns = columns or schemas_of(one, files)
-        found.append(_about(one, files))
+    for id in reversed(format.ids(names, "snapshot")):
+        try:
+            one = manifest.read(files, id)
+            columns = columns or schemas_of(one, files)
+            found.append(_about(one, files))
+        except Damaged as error:
+            found.append(SnapshotInfo(id, (), 0, 0, error.what))
     if columns is None:
         raise StoreFailed("there is no whole snapshot in this directory", at=here(), file=os.fspath(path))
     return StoreInfo(os.fspath(path), *columns, tuple(found), sum(map(files.size, names)))

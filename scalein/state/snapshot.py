@@ -1,4 +1,4 @@
-"""Snapshots: fuzzy copy and undo. The caller stops for microseconds; a thread copies, mends, writes and publishes.
+"""Snapshots: fuzzy copy and undo. The caller stops for a fraction of a millisecond; threads copy, mend and write.
 
 A freeze notes what is in the store (headers, the list of chunks, the runs) and marks the segments that changed since
 their last copy as *copying*. From then on a kernel logs a record of such a segment before it changes it. The thread
@@ -9,7 +9,7 @@ Invariant: one snapshot is copied at a time; a second freeze waits for the first
 order. If one fails, the segments that it should have written count as changed again, and the last whole one stays.
 
 Threads: `mark` is called by the store's caller between kernels, `copy_now` by a kernel's thread that has left it,
-everything else by the store's snapshot thread.
+`copy` by a thread that copies ahead, everything else by the store's snapshot thread.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from scalein.errors import ScaleinError, StoreFailed
-from scalein.layout import PAGE_BYTES, RECORD_AT, TEXT_AT, UNDO_BATCH_SHIFT, FrameData
+from scalein.layout import PAGE_BYTES, RECORD_AT, RECORD_END, TEXT_AT, TEXT_END, UNDO_BATCH_SHIFT, FrameData
 from scalein.memory import address, reserve
 from scalein.state.files import Files, aligned
 from scalein.state.format import padded
-from scalein.state.hot import RECORDS, HotTable
+from scalein.state.hot import RECORDS, TEXTS, HotTable
 from scalein.state.images import Extent, ImageWriter
 from scalein.state.manifest import Json
 from scalein.state.runs import Run
@@ -56,10 +56,10 @@ class Frozen:
         rows = self.chunks[self.chunks[:, 0] >= 0]
         group, kind, offset, size = rows.T
         used = size.copy()
-        for at, wanted in ((RECORD_AT, RECORDS), (TEXT_AT, 1 - RECORDS)):
-            tail = self.headers[group, at] - base - offset
-            is_open = (kind == wanted) & (tail >= 0) & (tail <= size)
-            used[is_open] = tail[is_open]
+        for at, end, wanted in ((RECORD_AT, RECORD_END, RECORDS), (TEXT_AT, TEXT_END, TEXTS)):
+            # Not by where the next record goes: behind a chunk that is just full, another one of the group may begin.
+            is_open = (kind == wanted) & (self.headers[group, end] == base + offset + size)
+            used[is_open] = (self.headers[group, at] - base - offset)[is_open]
         return {"group": group.astype(np.uint16), "kind": kind.astype(np.uint8), "offset": offset.astype(np.uint64),
                 "used": used.astype(np.uint64)}
 

@@ -4,7 +4,8 @@ Invariant: what a key's value is follows from, oldest first: its bundle's runs, 
 record that does not know all that is older is PARTIAL; new records of a group are, while anything older lies outside
 of memory (`NEW_FLAGS`). All partials in memory and in pieces were made by the same functions.
 
-Threads: everything but `_compact_runs`, which a thread of its own runs, is called under the store's lock.
+Threads: everything is called under the store's lock but `_write_run` and `_compact_runs`, which threads of their own
+run. They replace lists of runs under a lock of these lists, and take no other.
 """
 
 from __future__ import annotations
@@ -77,6 +78,9 @@ class Tiers:
         self._retired: list[ColdRun] = []
         self.dropped: set[str] = set()  # files of runs that others replaced
         self.compact_error: BaseException | None = None
+        self._nothing = np.frombuffer(bytearray(kernels.template), np.uint8)  # the record of a key that is not there
+        self._nothing[0] |= TOMB
+        self._found = np.zeros((0, kernels.record_bytes), np.uint8)  # what the pointers given last lead to
 
     def flag_groups(self) -> None:
         """Say of each group whether its new records are partial."""
@@ -129,8 +133,6 @@ class Tiers:
             asked = np.sort(np.concatenate((asked, found[partial])))
         if len(asked):
             self._find_cold(batch.take(pa.array(asked)), asked, pointers, hashes)
-        self._nothing = np.frombuffer(bytearray(self._kernels.template), np.uint8)
-        self._nothing[0] |= TOMB
         return np.where(pointers == 0, np.uint64(address(self._nothing)), pointers)
 
     def _find_cold(self, batch: pa.RecordBatch, asked: np.ndarray, pointers: np.ndarray, hashes: np.ndarray) -> None:
@@ -169,7 +171,7 @@ class Tiers:
         newest = (pointers, self._kernels.hashes(pointers), self.functions)
         for records, _ in self.cold.ranges(bundle, runs, self._scratch_table(), newest):
             heads = records[:, :8].copy().view(np.uint64)[:, 0]
-            self._found = records  # lives as long as the pointers to it
+            self._found = records
             yield np.ascontiguousarray(pointers_to(records)[(heads & np.uint64(TOMB)) == 0])
 
     def _heads(self, pointers: np.ndarray) -> np.ndarray:
@@ -228,7 +230,8 @@ class Tiers:
         Their chunks stay as they are until that is done: then they may be used again.
         """
         hot, groups = self.hot, groups_of(bundle)
-        self.settle(LEAVING_AT_ONCE - 1)
+        # One that is still leaving comes back if it cannot: then nothing newer of its bundle may be on disk.
+        self.settle(0 if any(one.bundle == bundle for one in self._leaving) else LEAVING_AT_ONCE - 1)
         self._wait_for_compaction(bundle)
         self.load_bundle(bundle, make_room=False)
         pointers = np.concatenate([hot.pointers(group) for group in groups])

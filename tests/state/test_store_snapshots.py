@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import errno
+import time
 from pathlib import Path
 from random import Random
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from scalein.errors import ScaleinError, StoreFailed
+from scalein.layout import RECORD_AT, RECORD_END
 from scalein.state import LogStore
 from scalein.state.budget import Budget
 from scalein.state.files import RealFiles
+from scalein.state.snapshot import Copy, Frozen
+from scalein.state.tiers import Tiers
 from tests.state.power_cut import PowerCutFiles
 from tests.state.store_model import KINDS
 from tests.state.store_pair import Pair, probes
@@ -157,3 +163,42 @@ def test_a_failing_snapshot_does_not_disturb_the_one_behind() -> None:
     pair.op_reopen(Random(0), 0)
     pair.op_scan(Random(0), 0)
     pair.close()
+
+
+def test_a_chunk_that_begins_where_a_full_one_ends_is_whole() -> None:
+    """Which chunk of a group is open must not be told by where its next record goes."""
+    headers = np.zeros((256, 16), np.int64)
+    base = 1 << 20
+    headers[3, RECORD_AT], headers[3, RECORD_END] = base + 8192, base + 8192  # the open one is just full
+    chunks = np.array([[3, 0, 8192, 4096], [3, 0, 4096, 4096], [3, 1, 12288, 4096], [-1, 0, 0, 0]])
+    frozen = Frozen(1, 1, {}, headers, chunks, Copy({}), frozenset())
+    tables = frozen.chunk_tables(base)
+    assert tables["offset"].tolist() == [8192, 4096, 12288]
+    assert tables["used"].tolist() == [4096, 4096, 4096]
+
+
+def test_records_that_cannot_leave_come_back_under_newer_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bundle is evicted again while its first records are still on their way, and those then fail."""
+    write = Tiers._write_run
+    calls = []
+
+    def first_fails(self: Tiers, *args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 1:
+            time.sleep(0.2)
+            raise StoreFailed("no room on the disk")
+        return write(self, *args)
+
+    monkeypatch.setattr(Tiers, "_write_run", first_fails)
+    keys = np.arange(500)
+    with LogStore.open(tmp_path, key={"k": pa.int64()}, value={"n": pa.int64()}) as store:
+        store.upsert(pa.table({"k": keys, "n": np.full(500, 1)}))
+        store._tiers._evict(0, 0.0)
+        store.upsert(pa.table({"k": keys, "n": np.full(500, 2)}))
+        with pytest.raises(StoreFailed, match="no room"):
+            store._tiers._evict(0, 0.0)
+        store._tiers._evict(0, 0.0)
+        store._tiers.settle()
+        assert len(calls) == 2
+        assert store.get(pa.array(keys))["n"].to_pylist() == [2] * 500
+        assert len(store) == 500

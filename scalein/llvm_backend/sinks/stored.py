@@ -9,8 +9,8 @@ from __future__ import annotations
 from llvmlite import ir
 
 from scalein.ir.stages import Absorb, Find, Fold, Hashes, Keep, Read
-from scalein.ir.stored import KEPT, StoredTable
-from scalein.layout import ERROR, FRESH, HITS_SHIFT, KEY_NULLS, MOST_HITS, PARTIAL, TOMB, VALUE_NULLS
+from scalein.ir.stored import StoredTable
+from scalein.layout import ERROR, FRESH, HITS_SHIFT, KEPT, KEY_NULLS, MOST_HITS, PARTIAL, TOMB, VALUE_NULLS
 from scalein.llvm_backend.block import PADDED, Block, keep, rows
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.exprs import lower_expr
