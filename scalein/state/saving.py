@@ -83,7 +83,7 @@ class Saver:
             frozen = Frozen(id, image_id, meta,
                             hot.headers.copy(), hot.chunks.rows[: hot.chunks.count].copy(), copy,
                             frozenset(tiers.files(runs)), tables)
-            frozen.waits = [run.made for some in runs for run in some if not run.made.done()]
+            frozen.waits = [run.made for some in runs for run in some]  # also those that failed by now
             self._under_way.append(frozen)
         self._writer.submit(self._write, frozen)
         return Snapshot(frozen)

@@ -176,3 +176,33 @@ def test_a_manifest_that_failed_after_its_rename_keeps_its_files() -> None:
     pair.model.content = content
     pair.op_scan(Random(0), 0)
     pair.close()
+
+
+def test_a_run_that_failed_just_before_a_freeze_fails_the_snapshot() -> None:
+    """Its records are in no image any more, so a manifest that named it would name a file that is not there."""
+    disk = PowerCutFiles()
+    pair = Pair(KINDS["int"], lambda readonly: disk, TINY, 1)
+    pair.op_more(Random(1), 300)
+    pair.op_snapshot(Random(1), 0)
+    pair.wait()
+    pair.op_more(Random(2), 300)
+    content, last = dict(pair.model.content), pair.store.stats()["snapshots"]
+    store, tiers = pair.store, pair.store._tiers
+    tiers.settle()
+    tiers._wait_for_compaction()
+    disk.fail("sync", 0)
+    tiers._evict(3, 0.0)
+    with pytest.raises(ScaleinError, match="disk/run-"):
+        tiers._leaving[-1].run.made.result()
+    tiers.settle, settle = lambda most=0: None, tiers.settle  # type: ignore[method-assign]  # it fails right behind it
+    with pytest.raises(ScaleinError, match="disk/run-"):
+        store.snapshot().wait(20)
+    tiers.settle = settle  # type: ignore[method-assign]
+    assert store.stats()["snapshots"] == last
+    with pytest.raises(ScaleinError, match="disk/run-"):
+        tiers.settle()
+    assert pair.model.content == content
+    pair.op_scan(Random(0), 0)
+    pair.op_reopen(Random(0), 0)
+    pair.op_scan(Random(0), 0)
+    pair.close()
