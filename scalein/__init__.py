@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from scalein import elsewhere
 from scalein.choices import when
 from scalein.column import Column, col, count, lit
+from scalein.connectors.base import Sink, Source
 from scalein.errors import (
     BadArgument,
     BadData,
@@ -17,11 +18,14 @@ from scalein.errors import (
     InternalError,
     ScaleinError,
     UnknownColumn,
+    WriteFailed,
     WrongType,
 )
 from scalein.flow import Flow, flow, from_arrow, from_batches
+from scalein.reading import from_source, generate, read_csv, read_flight, read_ipc, read_json, read_parquet
 from scalein.udf import udf
 from scalein.windows import sliding, tumbling
+from scalein.writing import to_callback, to_console, to_csv, to_ipc, to_json, to_memory, to_parquet
 
 __version__ = "0.1.0"
 
@@ -36,7 +40,10 @@ __all__ = [
     "Flow",
     "InternalError",
     "ScaleinError",
+    "Sink",
+    "Source",
     "UnknownColumn",
+    "WriteFailed",
     "WrongType",
     "__version__",
     "col",
@@ -44,8 +51,22 @@ __all__ = [
     "flow",
     "from_arrow",
     "from_batches",
+    "from_source",
+    "generate",
     "lit",
+    "read_csv",
+    "read_flight",
+    "read_ipc",
+    "read_json",
+    "read_parquet",
     "sliding",
+    "to_callback",
+    "to_console",
+    "to_csv",
+    "to_ipc",
+    "to_json",
+    "to_memory",
+    "to_parquet",
     "tumbling",
     "udf",
     "when",

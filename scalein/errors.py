@@ -108,6 +108,10 @@ class BadData(ScaleinError):
     """Input that is no Arrow, changes its schema midway, or raises while it is read."""
 
 
+class WriteFailed(ScaleinError):
+    """Output that could not be written or made visible: no room, no right, or a user's function that raised."""
+
+
 class CannotCompile(ScaleinError):
     """A part of a Python function that `@si.udf` has no machine code for."""
 
@@ -122,6 +126,10 @@ class StoreFailed(ScaleinError):
 
 class Damaged(ScaleinError):
     """A file of a store does not hold what was written to it."""
+
+
+class LateData(ScaleinError):
+    """A row came after all of its windows were closed, and the job was told to refuse that."""
 
 
 class NewerFormat(ScaleinError):

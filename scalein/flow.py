@@ -35,6 +35,7 @@ from scalein.windows import WindowSpec
 
 if TYPE_CHECKING:
     from scalein.graph import Graph
+    from scalein.jobs.job import Job
 
 LEVELS = ("logical", "fused", "llvm", "asm")
 
@@ -328,6 +329,35 @@ class Flow(Hinted):
         from scalein.runtime import run
 
         return run.batches(op, options)
+
+    def start(self, data: object = None, *, sink: object, checkpoint: object = None, every: Duration = "1s",
+              emit: str = "final", late: object = "drop", on_error: object = "raise", workers: int | None = None,
+              memory: str | int | None = None, max_rows_per_second: float | None = None, savepoint: object = None,
+              bootstrap: Flow | None = None) -> Job:
+        """Run the flow as a job, in the background: `wait()` for its end, `stop()` it, `scale(n)` it meanwhile.
+
+        With a `checkpoint` directory, everything is saved `every` so often; started again with the same one, after a
+        stop or a crash, the job goes on where it was, and no row is lost or written twice. `emit` is "final" (a window
+        when it closes, a running aggregate at the end) or "changes" (each group whenever it changed, with a column
+        `op`). `late` is "drop", "error", or a sink for rows that come after all their windows have closed; `on_error`
+        is "raise", or a sink for rows whose computation fails. A new job may begin from a `savepoint` of another one
+        (`job.snapshot("name")`), or with the rows of a bounded flow (`bootstrap`), which fill its state and give no
+        results.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> rows = si.to_memory()
+        >>> job = si.from_arrow(pa.table({"x": [1, 2, 3]})).filter(col("x") > 1).start(sink=rows)
+        >>> job.wait()
+        >>> rows.table().to_pydict()
+        {'x': [2, 3]}
+        """
+        at = here()
+        from scalein.starting import start
+
+        return start(self.op, data, sink, checkpoint, savepoint, None if bootstrap is None else _as_op(bootstrap),
+                     every, emit, late, on_error, max_rows_per_second,
+                     Options.make(workers=workers, memory=memory, at=at), at)
 
     def _prepare(self, data: object, workers: int | None, memory: str | int | None, engine: str,
                  cpu: str | None) -> tuple[ops.Op, Options]:

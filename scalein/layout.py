@@ -105,9 +105,10 @@ class FrameData:
 # --- stored tables (see `scalein/state`)
 
 # Words of a key group's header: bucket array, shift, mask, room (as of any index); then where its next record and
-# its next text go, the ends of their chunks, and the flags of a record that is inserted.
+# its next text go, the ends of their chunks, the flags of a record that is inserted, and whether the next chunk of
+# records may come from the pool (slots `pool.chunks`, `pool.groups`: who took each, `pool.left`, `pool.size`).
 GROUP_WORDS = 16
-(BUCKETS, SHIFT, MASK, ROOM, RECORD_AT, RECORD_END, TEXT_AT, TEXT_END, NEW_FLAGS) = range(9)
+(BUCKETS, SHIFT, MASK, ROOM, RECORD_AT, RECORD_END, TEXT_AT, TEXT_END, NEW_FLAGS, POOLED) = range(10)
 # What a row, or a newer record, may do to a value. All of them are associative, so records of rows that came later
 # (partials) can be merged into older ones at any time.
 FUNCTIONS = ("sum", "count", "min", "max", "first", "last", "replace")

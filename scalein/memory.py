@@ -11,6 +11,7 @@ import _thread
 import ctypes
 import mmap
 import resource
+import sys
 import threading
 from contextlib import suppress
 from typing import Any
@@ -23,6 +24,8 @@ HUGE = 2 << 20
 SMALL = 2 * HUGE
 KEPT_BYTES = 1 << 30
 SHARES = 16  # one of so many of the address space that is left
+_DONTNEED = getattr(mmap, "MADV_DONTNEED", 4)
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 # Limits of a process that address space counts for, and where its use is among the numbers of /proc/self/statm.
@@ -46,10 +49,11 @@ def allocate(size: int) -> np.ndarray:
     return _view(_take(rounded) or _new(rounded), rounded)
 
 
-def reserve(size: int) -> np.ndarray:
+def reserve(size: int, huge: bool = True) -> np.ndarray:
     """Address space that becomes zeroed memory as it is touched; less than asked for where a limit says so.
 
-    Under a limit of the process it is a small share of what is left: many ask, and all need memory besides.
+    Under a limit of the process it is a small share of what is left: many ask, and all need memory besides. A `huge`
+    page makes the first who touches it wait while 2 MiB are found and zeroed: up to 60 ms.
     """
     left = _allowed()
     if left is not None:
@@ -57,11 +61,18 @@ def reserve(size: int) -> np.ndarray:
     while True:
         try:
             # The first pages stay small, so that a table of a few records does not pay for 2 MiB.
-            return np.frombuffer(_map(size, _NORESERVE, huge_from=HUGE), np.uint8)
+            return np.frombuffer(_map(size, _NORESERVE, huge_from=HUGE if huge else size), np.uint8)
         except (OSError, ValueError, OverflowError) as error:
             if size // 2 < SMALL and not _forget():
                 raise _too_much(size) from error
             size = max(SMALL, size // 2)
+
+
+def forget(place: int, size: int) -> bool:
+    """Give pages of reserved memory to the system; they are zero when they are touched again. Whether it took them."""
+    if _libc is None:
+        return False
+    return bool(_libc.madvise(ctypes.c_void_p(place), ctypes.c_size_t(size), _DONTNEED) == 0)
 
 
 def address(array: np.ndarray) -> int:
@@ -116,7 +127,7 @@ def _too_much(size: int) -> ScaleinError:
 
 def _map(size: int, flags: int = 0, huge_from: int = 0) -> mmap.mmap:
     area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | flags)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
+    if hasattr(mmap, "MADV_HUGEPAGE") and huge_from < size:
         with suppress(OSError):  # a kernel without huge pages
             area.madvise(mmap.MADV_HUGEPAGE, huge_from, size - huge_from)
     return area

@@ -29,15 +29,18 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "llvm_backend": ("ir",),
     "compiler": ("ir", "llvm_backend"),
     "runtime": ("ir", "compiler", "llvm_backend", "interp", "state", "connectors", "metrics"),
+    "jobs": ("ir", "compiler", "runtime", "state", "connectors"),
     "spark": ANYTHING,
+    "testing": ANYTHING,
     "cli": ANYTHING,
     "__main__": ANYTHING,
     "__init__": ANYTHING,
 }
 # What the user meets: may import one another, and the engine only inside of functions that run it.
 FACE = ("ir", "connectors", "elsewhere", "column", "attempts", "namespaces", "aggregates", "windows", "binding", "flow",
-        "groups", "choices", "combine", "ordering", "naming", "nesting", "graph", "udf", "sql")  # fmt: skip
-ENGINE = ("compiler", "interp", "runtime", "spark", "model")
+        "groups", "choices", "combine", "ordering", "naming", "nesting", "graph", "udf", "sql",
+        "reading", "writing", "starting")  # fmt: skip
+ENGINE = ("compiler", "interp", "runtime", "jobs", "spark", "model")
 MAY_IMPORT |= {name: FACE for name in FACE if name not in ("ir", "connectors")}
 
 # Third-party packages that have one importer.
@@ -52,7 +55,7 @@ class Import(NamedTuple):
     importer: str  # module name below scalein: "ir.passes.fold"
     name: str  # the full name imported: "scalein.ir.ops" or "llvmlite.ir"
     line: int
-    is_lazy: bool  # inside of a function
+    is_lazy: bool  # inside of a function, or for a type checker only
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -78,7 +81,8 @@ def _imports_in(node: ast.AST, importer: str, is_lazy: bool) -> Iterator[Import]
                 yield Import(importer, f"{child.module}.{alias.name}", child.lineno, is_lazy)
         else:
             inside = is_lazy or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            yield from _imports_in(child, importer, inside)
+            is_for_types = isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"
+            yield from _imports_in(child, importer, inside or is_for_types)
 
 
 def is_in(module: str, package: str) -> bool:

@@ -33,6 +33,11 @@ class Batches:
         self._once = once
         self._is_read = False
 
+    @property
+    def replays(self) -> bool:
+        """Whether it can be read again."""
+        return not self._once
+
     def read(self) -> Iterator[pa.RecordBatch]:
         """The batches in order; raises `BadData`, naming the batch, where the input breaks its word."""
         if self.table is not None:
@@ -143,7 +148,7 @@ def _hint_for(data: object) -> str:
     if isinstance(data, list | tuple) and data and isinstance(data[0], dict):
         return "pa.Table.from_pylist(...) makes a table of a list of rows"
     if isinstance(data, str):
-        return "for a file, read it first, for example with pyarrow.parquet.read_table"
+        return "for a file, use read_parquet, read_csv, read_json or read_ipc"
     if isinstance(data, Iterator) or callable(data):
         return "from_batches(iterator, schema) takes an iterator of record batches"
     if type(data).__name__ == "LazyFrame":

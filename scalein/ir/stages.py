@@ -295,13 +295,35 @@ class Hashes:
 
 
 @dataclass(frozen=True, slots=True)
+class Leave:
+    """Take the stored records of a key group that were hit least out of its index; only for tables without text."""
+
+    table: StoredTable
+
+
+@dataclass(frozen=True, slots=True)
+class Seek:
+    """Write which of stored records, in the order of their hashes, have a hash: the first one, and how many."""
+
+    table: StoredTable
+
+
+@dataclass(frozen=True, slots=True)
+class OpenBlocks:
+    """Verify blocks of stored records without text; write where each record is, and the hash of its key."""
+
+    table: StoredTable
+
+
+@dataclass(frozen=True, slots=True)
 class Bulk:
-    """Work on bytes of stored tables: copy | checksum | gather | restore (see sinks/bulk.py)."""
+    """Work on bytes of stored tables: copy | checksum | gather | restore | pack | mark | merge (see sinks/bulk.py)."""
 
     what: str
 
 
-Sink = Collect | Group | Merge | MergeBag | Spread | Rank | Partition | Keep | Find | Absorb | Fold | Hashes | Bulk
+Sink = (Collect | Group | Merge | MergeBag | Spread | Rank | Partition | Keep | Find
+        | Absorb | Fold | Hashes | Seek | Leave | OpenBlocks | Bulk)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

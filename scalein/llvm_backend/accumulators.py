@@ -148,6 +148,14 @@ def finish(code: Code, table: Table, output: Output, place: Place) -> Value:
             return Value(estimate(f, place(name)))
         case "quantile" | "approx_quantile":
             return Value(b.load(place(name), typ=F64), seen() if output.nullable else None)
+        case "raw":
+            return _raw(code, acc, name, output, place)
+        case "sum" if acc.dtype.is_decimal and not output.dtype.is_decimal:  # partial sums of integers
+            total = b.load(place(name), typ=sum_type(acc.dtype), align=8)
+            low = b.trunc(total, I64)
+            again = (b.sext if output.dtype.is_signed else b.zext)(low, total.type)
+            code.fail(f"integer overflow in the sum `{output.name}`", b.icmp_unsigned("!=", again, total))
+            return Value(low, seen())
         case "sum" if acc.dtype.is_decimal:
             total = b.load(place(name), typ=sum_type(acc.dtype), align=8)
             wrong = decimals.outside(f, total, output.dtype.precision)
@@ -181,6 +189,27 @@ def finish(code: Code, table: Table, output: Output, place: Place) -> Value:
         case _:  # first, last, arg_min, arg_max, and bytes of any kind
             data = read_cell(f, place(f"{name}.value"), acc.dtype)
             return Value(data, b.icmp_unsigned("!=", b.load(place(f"{name}.ok"), typ=I8), const(0, I8)))
+
+
+def _raw(code: Code, acc: Acc, name: str, output: Output, place: Place) -> Value:
+    """An accumulator as it is: a column of a partial group (`ir/two_phase.py`)."""
+    f, b = code.f, code.f.b
+    match acc.kind:
+        case AccKind.ISUM:
+            total = b.load(place(name), typ=sum_type(acc.dtype), align=8)
+            if total.type == I128:
+                return Value(total)
+            code.fail("decimal overflow in a partial sum", decimals.outside(f, total, output.dtype.precision))
+            return Value(b.trunc(total, I128))
+        case AccKind.FSUM:
+            return Value(b.load(place(name), typ=F64))
+        case AccKind.MIN | AccKind.MAX if acc.dtype.is_bytes:
+            data = read_cell(f, place(f"{name}.value"), acc.dtype)
+            return Value(data, b.icmp_unsigned("!=", b.load(place(f"{name}.ok"), typ=I8), const(0, I8)))
+        case AccKind.MIN | AccKind.MAX:
+            return Value(from_memory(f, b.load(place(name), typ=memory_type(acc.dtype)), acc.dtype))
+        case _:
+            return Value(b.load(place(name), typ=I64))
 
 
 def sum_type(dtype: DType) -> ir.IntType:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from scalein.layout import ADDRESS_BITS, BUCKET_WORDS, DONE, FrameData
 from scalein.llvm_backend.fn import I64, PTR, Fn, const
 from scalein.llvm_backend.jit import Kernel, emit, link
 from scalein.llvm_backend.target import target_for
+from scalein.memory import address
 from scalein.options import Options
 
 
@@ -21,29 +24,33 @@ class Grow:
 
     kernel: Kernel
 
-    def split(self, old: int, old_buckets: int, new: int, shift: int, mask: int) -> None:
-        """Move all words of `old` into the zeroed buckets at `new`."""
+    def split(self, moves: np.ndarray) -> None:
+        """Move all words of tables into zeroed buckets. A row each: old, number of its buckets, new, shift, mask."""
+        moves = np.ascontiguousarray(moves, np.int64)
         frame: FrameData = self.kernel.frame.new()
-        frame["old"], frame["words"], frame["new"] = old, old_buckets * BUCKET_WORDS, new
-        frame["shift"], frame["mask"] = shift, mask
+        frame["moves"], frame["count"] = address(moves), len(moves)
         self.kernel.call(frame.address)
 
 
 def grow_kernel(options: Options) -> Grow:
     f = Fn("grow")
     b = f.b
-    old, new = f.slot("old", PTR), f.slot("new", PTR)
-    with f.loop(f.slot("words")) as i:
-        word = f.load(old, i, I64)
-        with f.when(b.icmp_unsigned("!=", word, const(0))):
-            tag = b.lshr(word, const(ADDRESS_BITS))
-            place = f.var(I64, b.mul(b.lshr(tag, f.slot("shift")), const(BUCKET_WORDS)))
-            with f.forever() as probe:
-                probe.stop_if(b.icmp_unsigned("==", f.load(new, place.get(), I64), const(0)))
-                following = b.add(place.get(), const(1))
-                last = b.add(b.mul(f.slot("mask"), const(BUCKET_WORDS)), const(BUCKET_WORDS - 1))
-                place.set(b.select(b.icmp_signed(">", following, last), const(0), following))
-            f.store(word, new, place.get())
+    moves = f.slot("moves", PTR)
+    with f.loop(f.slot("count"), rare=True) as k:
+        row = b.mul(k, const(5))
+        old, new = (f.load(moves, b.add(row, const(at)), PTR) for at in (0, 2))
+        buckets, shift, mask = (f.load(moves, b.add(row, const(at)), I64) for at in (1, 3, 4))
+        last = b.add(b.mul(mask, const(BUCKET_WORDS)), const(BUCKET_WORDS - 1))
+        with f.loop(b.mul(buckets, const(BUCKET_WORDS)), rare=True) as i:
+            word = f.load(old, i, I64)
+            with f.when(b.icmp_unsigned("!=", word, const(0))):
+                tag = b.lshr(word, const(ADDRESS_BITS))
+                place = f.var(I64, b.mul(b.lshr(tag, shift), const(BUCKET_WORDS)))
+                with f.forever() as probe:
+                    probe.stop_if(b.icmp_unsigned("==", f.load(new, place.get(), I64), const(0)))
+                    following = b.add(place.get(), const(1))
+                    place.set(b.select(b.icmp_signed(">", following, last), const(0), following))
+                f.store(word, new, place.get())
     b.ret(const(DONE))
     frame = f.finish()
     target = target_for(options.cpu)

@@ -33,13 +33,16 @@ from scalein.ir.stages import (
     Group,
     Hashes,
     Keep,
+    Leave,
     Let,
     Merge,
     MergeBag,
+    OpenBlocks,
     Partition,
     Probe,
     Rank,
     Read,
+    Seek,
     Spread,
     Stage,
     Step,
@@ -61,7 +64,15 @@ from scalein.llvm_backend.sinks.group import Rows, lower_group
 from scalein.llvm_backend.sinks.merge import lower_merge
 from scalein.llvm_backend.sinks.partition import lower_partition
 from scalein.llvm_backend.sinks.sides import lower_merge_bag, lower_rank, lower_spread
-from scalein.llvm_backend.sinks.stored import lower_absorb, lower_find, lower_fold, lower_hashes, lower_keep
+from scalein.llvm_backend.sinks.spill import lower_leave, lower_open_blocks
+from scalein.llvm_backend.sinks.stored import (
+    lower_absorb,
+    lower_find,
+    lower_fold,
+    lower_hashes,
+    lower_keep,
+    lower_seek,
+)
 from scalein.llvm_backend.stored import stored_env
 from scalein.llvm_backend.target import Target
 from scalein.llvm_backend.values import Binding, Env, Row, Value
@@ -268,10 +279,16 @@ def _sink(low: _Lowering, block: Block, env: Env) -> None:
             lower_absorb(code, stage.sink, block, start)
         case Fold():
             lower_fold(code, stage.sink, block, start)
+        case Leave():
+            lower_leave(code, stage.sink, block, start)
+        case OpenBlocks():
+            lower_open_blocks(code, stage.sink, block, start)
         case Bulk():
             lower_bulk(code, stage.sink, block, start)
         case Hashes():
             lower_hashes(code, stage.sink, block, start)
+        case Seek():
+            lower_seek(code, stage.sink, block, start)
         case Partition():
             lower_partition(code, stage.sink, block, env, ordinal)
         case _:

@@ -30,6 +30,7 @@ from scalein.layout import (
     KEY_NULLS,
     NEW_FLAGS,
     PARTIAL,
+    POOLED,
     RECORD_AT,
     RECORD_END,
     ROOM,
@@ -49,7 +50,9 @@ from scalein.llvm_backend.table import NULL, Index
 from scalein.llvm_backend.values import Binding, Env, Row, Str, Value, to_memory
 
 LINE = 64  # bytes of a cache line
-RUN = 32  # rows between the steps of a row's way: its bucket is fetched two runs ahead, its record one
+RUN = 4  # rows that are changed together; many at once would leave memory idle meanwhile (runs of 32: 8 % slower)
+RECORDS_AHEAD = 24  # rows that a record is fetched before it is changed, and a bucket before that
+BUCKETS_AHEAD = 2 * RECORDS_AHEAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,31 +82,30 @@ class StoreIndex(Index):
     def runs(self, keys: KeyBlock, count: ir.Value, number: Callable[[ir.Value], ir.Value]) -> Iterator[Run]:
         """The rows of a block, a run after the other, with their records found or made.
 
-        While a run's records are changed, those of the next are on their way from memory, and the buckets of the one
-        behind it: neither does memory wait for the CPU, nor the other way round. `number` gives the number of a row in
-        the batch; what was done of the runs before a kernel leaves stays.
+        While a run's records are changed, those of later ones are on their way from memory, and the buckets of rows
+        behind them: neither does memory wait for the CPU, nor the other way round. `number` gives the number of a row
+        in the batch; what was done of the runs before a kernel leaves stays.
         """
         f, b = self.code.f, self.code.f.b
         records, buckets = f.scratch(PTR, PADDED, "records"), f.scratch(PTR, PADDED, "buckets")
 
-        def fetch_buckets(start: ir.Value) -> None:
-            with f.loop(f.min(b.add(start, const(RUN)), count), start=start) as k:
+        def fetch_buckets(start: ir.Value, size: int) -> None:
+            with f.loop(f.min(b.add(start, const(size)), count), start=start) as k:
                 h = f.load(keys.hashes, k, I64)
                 header = self._header(h)
                 bucket = self._bucket(header, self._home(header, self._tag(h)))
                 f.prefetch(bucket, write=False)
                 f.store(bucket, buckets, k)
 
-        def fetch_records(start: ir.Value) -> None:
-            with f.loop(f.min(b.add(start, const(RUN)), count), start=start) as k:
+        def fetch_records(start: ir.Value, size: int) -> None:
+            with f.loop(f.min(b.add(start, const(size)), count), start=start) as k:
                 self._first_candidate(f.load(buckets, k, PTR), f.load(keys.hashes, k, I64), records, k)
 
-        fetch_buckets(const(0))
-        fetch_buckets(const(RUN))
-        fetch_records(const(0))
+        fetch_buckets(const(0), BUCKETS_AHEAD)
+        fetch_records(const(0), RECORDS_AHEAD)
         with f.loop(count, step=RUN) as start:
-            fetch_buckets(b.add(start, const(2 * RUN)))
-            fetch_records(b.add(start, const(RUN)))
+            fetch_buckets(b.add(start, const(BUCKETS_AHEAD)), RUN)
+            fetch_records(b.add(start, const(RECORDS_AHEAD)), RUN)
             end = f.min(b.add(start, const(RUN)), count)
             self.first[:] = [number(start)]
             with f.loop(end, start=start) as k:
@@ -147,11 +149,7 @@ class StoreIndex(Index):
         free = b.load(room, typ=I64)
         with f.when(b.icmp_signed("<=", free, const(0)), likely=False):
             self._leave_for(h, INDEX_FULL)
-        at = f.at(header, const(RECORD_AT), I64)
-        record = b.load(at, typ=PTR)
-        end = b.ptrtoint(f.byte_at(record, layout.size), I64)
-        with f.when(b.icmp_unsigned(">", end, f.load(header, const(RECORD_END), I64)), likely=False):
-            self._leave_for(h, ARENA_FULL)
+        at, record = self.next_record(header, b.lshr(h, const(56)), lambda: self._leave_for(h, ARENA_FULL))
         self._ensure_text(header, h, keys, k)
         template = self.code.text(layout.template)
         f.call("llvm.memcpy.p0.p0.i64", ir.VoidType(), [record, template, const(layout.size), const(0, I1)])
@@ -172,6 +170,24 @@ class StoreIndex(Index):
         f.store(b.or_(b.shl(tag, const(ADDRESS_BITS)), b.lshr(offset, const(3))), word)
         f.store(f.byte_at(record, layout.size), at)
         return record
+
+    def next_record(self, header: ir.Value, group: ir.Value, leave: Callable[[], None]) -> tuple[ir.Value, ir.Value]:
+        """Where a group's header says that its next record goes, and that; from the pool if its chunk is full."""
+        f, b = self.code.f, self.code.f.b
+        at = f.at(header, const(RECORD_AT), I64)
+        end = b.add(b.load(at, typ=I64), const(self.table.layout.size))
+        with f.when(b.icmp_unsigned(">", end, f.load(header, const(RECORD_END), I64)), likely=False):
+            left = f.get_slot("pool.left")
+            pooled = b.select(is_set(f, f.load(header, const(POOLED), I64), 1), left, const(0))
+            with f.when(b.icmp_unsigned("==", pooled, const(0))):
+                leave()
+            taken = b.sub(left, const(1))
+            chunk = f.load(f.slot("pool.chunks", PTR), taken, I64)
+            f.store(group, f.slot("pool.groups", PTR), taken)
+            f.set_slot("pool.left", taken)
+            f.store(chunk, at)
+            f.store(b.add(chunk, f.slot("pool.size")), header, const(RECORD_END))
+        return at, b.load(at, typ=PTR)
 
     def _ensure_text(self, header: ir.Value, h: ir.Value, keys: KeyBlock, k: ir.Value) -> None:
         """Leave the kernel unless the group has room for all long strings of a row's key."""
@@ -240,7 +256,10 @@ class StoreIndex(Index):
         with f.loop(run.end, start=run.start, rare=True) as k:
             record = f.load(run.records, k, PTR)
             with f.when(b.icmp_unsigned("!=", record, NULL)):
-                f.store(const(1), f.slot("segment.dirty", PTR), place_of(record)[1])
+                dirty = f.at(f.slot("segment.dirty", PTR), place_of(record)[1], I64)
+                # Not stored again: workers would take the few lines of these words from each other at every row.
+                with f.when(b.icmp_unsigned("==", b.load(dirty, typ=I64), const(0)), likely=False):
+                    f.store(const(1), dirty)
 
     def _log(self, record: ir.Value, offset: ir.Value, segment: ir.Value, size: int) -> None:
         f, b = self.code.f, self.code.f.b

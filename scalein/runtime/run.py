@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import pyarrow as pa
 
 from scalein.compiler import program_of
+from scalein.connectors.base import Connected
 from scalein.connectors.memory import Batches
 from scalein.errors import ComputeError, InternalError
 from scalein.ir import ops
@@ -23,6 +24,7 @@ from scalein.runtime.host import run_host
 from scalein.runtime.joins import Built, build
 from scalein.runtime.order import run_ordered
 from scalein.runtime.pipe import run_pipe
+from scalein.runtime.standing import Standing
 
 
 def collect(op: ops.Op, options: Options) -> pa.Table:
@@ -47,11 +49,59 @@ def _conformed(rows: Callable[[], Iterator[pa.RecordBatch]], schema: pa.Schema) 
             yield from (conformed(part, schema) for part in limits.light(batch))
 
 
-class _Run:
-    """One run of a program with its options."""
+class Program:
+    """A compiled program that is run again and again over batches given to it; static tables are built once."""
 
-    def __init__(self, options: Options) -> None:
-        self._options = options
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self._built: dict[int, Built] = {}  # by the join's identity, which the program keeps
+
+    def run(self, batches: list[pa.RecordBatch], options: Options) -> Iterator[pa.RecordBatch]:
+        """What the program makes of batches of its input's columns."""
+        return _conformed(lambda: _Run(options, batches, self._built).rows(self.node), self.node.schema.arrow)
+
+
+class StandingProgram:
+    """A program that ends in groups, whose rows are counted in again and again, and whose groups are taken at times."""
+
+    def __init__(self, node: Grouped) -> None:
+        self.node = node
+        self._built: dict[int, Built] = {}
+        self._standing: Standing | None = None
+
+    def add(self, batches: Iterable[pa.RecordBatch], options: Options) -> None:
+        """Count rows in. After an error, nothing is known of the groups."""
+        run = _Run(options, batches, self._built)
+        if self._standing is None:
+            self._standing = Standing(self.node, run.joins(self.node.joins), options)
+        self._standing.add(run.rows(self.node.input), options.workers)
+
+    @property
+    def count(self) -> int:
+        return 0 if self._standing is None else self._standing.count
+
+    def take(self) -> Iterator[pa.RecordBatch]:
+        """All groups since the last time."""
+        if self._standing is not None:
+            yield from _conformed(self._standing.take, self.node.schema.arrow)
+
+
+class _Run:
+    """One run of a program with its options; `given` are the batches of a source that has no data of its own."""
+
+    def __init__(self, options: Options, given: Iterable[pa.RecordBatch] = (),
+                 built: dict[int, Built] | None = None) -> None:
+        self._options, self._given, self._built = options, given, built
+
+    def _table(self, node: Node) -> pa.Table | None:
+        """The table behind a scan, if all its data is in memory: facts of the whole input for free."""
+        if not isinstance(node, Scan):
+            return None
+        if isinstance(node.source.data, Batches):
+            return node.source.data.table
+        if node.source.data is None and isinstance(self._given, list) and self._given:
+            return pa.Table.from_batches([batch.select(list(node.source.columns)) for batch in self._given])
+        return None
 
     def rows(self, node: Node) -> Iterator[pa.RecordBatch]:
         """The batches of a node; errors of pyarrow and the system say which step met them."""
@@ -62,13 +112,14 @@ class _Run:
             case Scan():
                 return self._scan(node)
             case Pipe(input=Grouped() as group) if node.fresh is None:
-                return run_group(group, self.rows(group.input), self._joins(group.joins), self._options,
-                                 _table(group.input), node, self._joins(node.joins))
+                return run_group(group, self.rows(group.input), self.joins(group.joins), self._options,
+                                 self._table(group.input), node, self.joins(node.joins))
             case Pipe():
-                return run_pipe(node, self.rows(node.input), self._joins(node.joins), self._options, _table(node.input))
+                return run_pipe(node, self.rows(node.input), self.joins(node.joins), self._options,
+                                self._table(node.input))
             case Grouped():
-                return run_group(node, self.rows(node.input), self._joins(node.joins), self._options,
-                                 _table(node.input), None, {})
+                return run_group(node, self.rows(node.input), self.joins(node.joins), self._options,
+                                 self._table(node.input), None, {})
             case Host():
                 return run_host(node, self.rows(node.input))
             case Take():
@@ -80,9 +131,15 @@ class _Run:
 
     def _scan(self, node: Scan) -> Iterator[pa.RecordBatch]:
         data = node.source.data
-        if not isinstance(data, Batches):
+        if data is None and self._built is not None:
+            names = list(node.source.columns)
+            yield from (batch if batch.schema.names == names else batch.select(names) for batch in self._given)
+            return
+        if not isinstance(data, Batches | Connected):
             raise InternalError("a source without data reached the runtime")
         names = list(node.source.columns)
+        if isinstance(data, Connected):
+            data = data.project(names)
         for batch in data.read():
             yield batch if batch.schema.names == names else batch.select(names)
 
@@ -91,8 +148,15 @@ class _Run:
         for each in node.inputs:
             yield from _conformed(partial(self.rows, each), schema)
 
-    def _joins(self, joins: tuple[tuple[int, JoinTable], ...]) -> dict[int, Built]:
-        return {number: build(table, self.rows(table.input), self._options) for number, table in joins}
+    def joins(self, joins: tuple[tuple[int, JoinTable], ...]) -> dict[int, Built]:
+        return {number: self._join(table) for number, table in joins}
+
+    def _join(self, table: JoinTable) -> Built:
+        if self._built is None:
+            return build(table, self.rows(table.input), self._options)
+        if id(table) not in self._built:
+            self._built[id(table)] = build(table, self.rows(table.input), self._options)
+        return self._built[id(table)]
 
 
 def _step(node: Node) -> str:
@@ -110,13 +174,6 @@ def _step(node: Node) -> str:
             return "group_by"
         case _:
             return "this flow"
-
-
-def _table(node: Node) -> pa.Table | None:
-    """The table behind a scan, if all its data is in memory: facts of the whole input for free."""
-    if isinstance(node, Scan) and isinstance(node.source.data, Batches):
-        return node.source.data.table
-    return None
 
 
 def _take(rows: Iterator[pa.RecordBatch], count: int) -> Iterator[pa.RecordBatch]:

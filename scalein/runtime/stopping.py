@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _thread = threading.local()
 
@@ -20,3 +23,20 @@ def leave_if_stopped() -> None:
     stop: threading.Event | None = getattr(_thread, "stop", None)
     if stop is not None and stop.is_set():
         raise Stopped
+
+
+@contextmanager
+def leaving_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the process as `sys.exit` would, so that what waits can clean up; only the main thread may."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)

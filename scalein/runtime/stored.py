@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
 from scalein.dtypes import Field, from_arrow_type
 from scalein.ir.exprs import Col, Expr, Named
-from scalein.ir.stages import Absorb, Bulk, Collect, Find, Fold, FromPointers, FromRecords, Hashes, Keep, Sink, Stage
+from scalein.ir.stages import (
+    Absorb,
+    Bulk,
+    Collect,
+    Find,
+    Fold,
+    FromPointers,
+    FromRecords,
+    Hashes,
+    Keep,
+    Leave,
+    OpenBlocks,
+    Seek,
+    Sink,
+    Stage,
+)
 from scalein.ir.stored import StoredTable
 from scalein.layout import DONE, KEPT, PAGE_BYTES, FrameData
 from scalein.llvm_backend.cache import Compiled
@@ -22,8 +36,10 @@ from scalein.runtime.call import call, kernel
 from scalein.runtime.pipe import collected
 from scalein.runtime.specialise import Specialiser
 from scalein.runtime.stages import Prepared
-from scalein.runtime.workers import side_by_side
-from scalein.state.kernels import Functions, Target
+from scalein.runtime.workers import Crew
+from scalein.state.kernels import Functions, Sorted, Target, Words, new_words
+
+WORKER_ROWS = 4096  # at least, of each worker of a call
 
 
 class StoredKernels:
@@ -40,10 +56,12 @@ class StoredKernels:
         self._compiled: dict[Stage, Compiled] = {}
         self._grow: Grow | None = None
         self._lock = threading.Lock()
+        self._crew = Crew(options.workers)
 
     # --- rows
 
     def keep(self, target: Target, batch: pa.RecordBatch, functions: Functions, workers: int) -> None:
+        workers = _needed(workers, batch)
         items = tuple(_column(value) if function != KEPT and value.name in batch.schema.names else None
                       for value, function in zip(self._table.values, functions, strict=True))
 
@@ -54,6 +72,8 @@ class StoredKernels:
         self._run_rows(("keep", functions, items, workers > 1), sink, items, target, batch, workers)
 
     def delete(self, target: Target, batch: pa.RecordBatch, workers: int) -> None:
+        workers = _needed(workers, batch)
+
         def sink(special: Specialiser) -> Keep:
             return Keep(self._table, self._special_keys(special), delete=True, owned=workers > 1)
 
@@ -91,7 +111,7 @@ class StoredKernels:
                 frame["owner.worker"], frame["owner.workers"] = worker, workers
                 for slot, array in (out or {}).items():
                     frame.point(slot, array)
-        side_by_side([partial(_run, compiled, frame, target, k) for k, frame in enumerate(frames)])
+        self._crew.run(lambda worker: _run(compiled, frames[worker], target, worker), workers)
 
     # --- records
 
@@ -102,15 +122,59 @@ class StoredKernels:
             frame["end"] = len(pointers)
             _run(compiled, frame, target, 0)
 
-    def fold(self, pointers: np.ndarray, hashes: np.ndarray, functions: Functions) -> tuple[np.ndarray, np.ndarray]:
-        records = np.empty((len(pointers), self.record_bytes), np.uint8)
-        found = np.empty(len(pointers), np.uint64)
+    def fold(self, pointers: np.ndarray, hashes: np.ndarray, functions: Functions,
+             words: Words = new_words) -> tuple[np.ndarray, np.ndarray]:
+        size = self.record_bytes
+        records, found = words(len(pointers) * size // 8).view(np.uint8).reshape(-1, size), words(len(pointers))
         compiled, frame = self._ready(Stage("fold", FromRecords(), (), Fold(self._table, functions)))
         for slot, array in (("pointers", pointers), ("hashes", hashes), ("out", records), ("out.hashes", found)):
             frame.point(slot, array)
         frame["end"] = len(pointers)
         call(compiled, frame)
         return records[: frame["out.count"]], found[: frame["out.count"]]
+
+    def leave(self, target: Target, words: np.ndarray, least_hits: int, drop: int, room: Sorted) -> Sorted:
+        compiled, frame = self._ready(Stage("leave", FromRecords(), (), Leave(self._table)))
+        for slot, array in (("words", words), ("out.hashes", room.hashes), ("out.pointers", room.pointers)):
+            frame.point(slot, array)
+        frame["end"], frame["least"], frame["drop"] = len(words), least_hits, drop
+        _run(compiled, frame, target, 0)
+        count = frame["out.count"]
+        return Sorted(room.hashes[:count], room.pointers[:count])
+
+    def merge(self, lists: Sequence[Sorted], words: Words = new_words) -> Sorted:
+        count = sum(len(one.hashes) for one in lists)
+        spare: list[Sorted] = []
+        while len(lists) > 1:  # neighbours by neighbours: ages stay in order
+            out = spare.pop(0) if len(spare) == 2 else Sorted(words(count), words(count))
+            spare.append(out)
+            told = np.zeros((-(-len(lists) // 2), 8), np.uint64)
+            merged, at = [], 0
+            for row, k in zip(told, range(0, len(lists), 2), strict=True):
+                size = sum(len(one.hashes) for one in lists[k : k + 2])
+                into = Sorted(out.hashes[at : at + size], out.pointers[at : at + size])
+                second = lists[k + 1] if k + 1 < len(lists) else into
+                for place, one in enumerate((lists[k], second, into)):
+                    row[2 * place : 2 * place + 2] = address(one.hashes), address(one.pointers)
+                row[6], row[7] = len(lists[k].hashes), size - len(lists[k].hashes)
+                merged.append(into)
+                at += size
+            self._bulk("merge", len(told), lists=address(told))
+            lists = merged
+        return lists[0]
+
+    def open_blocks(self, area: np.ndarray, per_block: int, block_bytes: int, id: int, offset: int,
+                    words: Words = new_words) -> Sorted | None:
+        blocks = len(area) // block_bytes
+        compiled, frame = self._ready(Stage("open", FromRecords(), (), OpenBlocks(self._table)))
+        found = Sorted(words(blocks * per_block), words(blocks * per_block))
+        for slot, array in (("source", area), ("out.hashes", found.hashes), ("out.pointers", found.pointers)):
+            frame.point(slot, array)
+        frame["end"], frame["per"], frame["block"], frame["id"], frame["offset"] = (
+            blocks, per_block, block_bytes, id, offset)
+        call(compiled, frame)
+        count = frame["out.count"]
+        return None if frame["wrong"] else Sorted(found.hashes[:count], found.pointers[:count])
 
     def hashes(self, pointers: np.ndarray) -> np.ndarray:
         found = np.empty(len(pointers), np.uint64)
@@ -120,6 +184,16 @@ class StoredKernels:
         frame["end"] = len(pointers)
         call(compiled, frame)
         return found
+
+    def seek(self, firsts: np.ndarray, counts: np.ndarray, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        records, many = np.empty(len(hashes), np.uint64), np.empty(len(hashes), np.int64)
+        compiled, frame = self._ready(Stage("seek", FromRecords(), (), Seek(self._table)))
+        for slot, array in (("pointers", firsts), ("counts", counts), ("hashes", hashes), ("found.records", records),
+                            ("found.counts", many)):
+            frame.point(slot, array)
+        frame["end"] = len(hashes)
+        call(compiled, frame)
+        return records, many
 
     def rows(self, pointers: np.ndarray, names: Sequence[str]) -> list[pa.RecordBatch]:
         columns = {field.name: field for field in self._table.schema}
@@ -144,6 +218,14 @@ class StoredKernels:
     def restore(self, image: int, first: int, log: int, count: int) -> None:
         self._bulk("restore", count, target=image, source=log, first=first, size=self.record_bytes + 8)
 
+    def pack(self, area: np.ndarray, records: np.ndarray, per_block: int, block_bytes: int, id: int,
+             offset: int) -> None:
+        self._bulk("pack", len(area) // block_bytes, target=address(area), source=address(records),
+                   size=self.record_bytes, per=per_block, block=block_bytes, count=len(records), id=id, offset=offset)
+
+    def mark(self, filter: np.ndarray, hashes: np.ndarray, shift: int) -> None:
+        self._bulk("mark", len(hashes), target=address(filter), source=address(hashes), shift=shift)
+
     def checksums(self, blocks: np.ndarray, seeds: np.ndarray) -> np.ndarray:
         found = np.empty(len(blocks), np.uint64)
         self._bulk("checksum", len(blocks), target=address(found), source=address(blocks), seeds=address(seeds),
@@ -153,7 +235,7 @@ class StoredKernels:
     def split(self, old: int, old_buckets: int, new: int, shift: int, mask: int) -> None:
         if self._grow is None:
             self._grow = grow_kernel(self._options)
-        self._grow.split(old, old_buckets, new, shift, mask)
+        self._grow.split(np.array([[old, old_buckets, new, shift, mask]]))
 
     def _bulk(self, what: str, rows: int, **slots: int) -> None:
         """The caller keeps alive what the slots lead to."""
@@ -168,6 +250,11 @@ class StoredKernels:
         if compiled is None:
             compiled = self._compiled[stage] = kernel(stage, self._options)
         return compiled, compiled.kernel.frame.new()
+
+
+def _needed(workers: int, batch: pa.RecordBatch) -> int:
+    """Workers that a call pays for: waking one takes as long as merging some thousand rows."""
+    return max(1, min(workers, int(batch.num_rows) // WORKER_ROWS))
 
 
 def _run(compiled: Compiled, frame: FrameData, target: Target, worker: int) -> None:

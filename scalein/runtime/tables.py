@@ -98,9 +98,8 @@ class HashTable:
         self._groups[full, 1] -= 1
         self._groups[full, 2] = (old[:, 2] + 1) * 2 - 1
         self._groups[full, 3] += limit[full]
-        grow = _grow(self._options)
-        for before, after in zip(old, self._groups[full], strict=True):
-            grow.split(int(before[0]), int(before[2]) + 1, int(after[0]), int(after[1]), int(after[2]))
+        after = self._groups[full]
+        _grow(self._options).split(np.column_stack((old[:, 0], old[:, 2] + 1, after[:, :3])))
         self._index.append(area)
 
     def make_room(self, frame: FrameData, prefix: str = "table") -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
 from typing import Protocol, TypeVar
@@ -96,3 +97,41 @@ def side_by_side(jobs: Sequence[Callable[[], None]], stop: threading.Event | Non
         raise
     if errors:
         raise errors[0]
+
+
+class Crew:
+    """Workers that stay for the next call, for jobs of a millisecond: the caller is the first, others have threads.
+
+    Callers may come at once: then they share the threads.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._others = ThreadPoolExecutor(max(1, workers - 1), "scalein-crew")  # starts threads when they are needed
+
+    def run(self, job: Callable[[int], None], workers: int) -> None:
+        """Call `job` with the numbers of so many workers, side by side; the first error is raised when all have ended.
+
+        An error, or Ctrl-C, stops the others.
+        """
+        stop, errors = threading.Event(), list[BaseException]()
+
+        def guarded(worker: int) -> None:
+            begin(stop, workers)
+            try:
+                job(worker)
+            except BaseException as error:
+                errors.append(error)
+                stop.set()
+
+        others: list[Future[None]] = []
+        try:
+            for worker in range(1, workers):
+                others.append(self._others.submit(guarded, worker))
+            job(0)
+            wait(others)
+        except BaseException:
+            stop.set()
+            wait(others)
+            raise
+        if errors:
+            raise errors[0]

@@ -15,7 +15,7 @@ import numpy as np
 
 from scalein.errors import ScaleinError
 from scalein.layout import PAGE_BYTES
-from scalein.memory import address, reserve
+from scalein.memory import address, forget, reserve
 
 SEGMENT_BYTES = 16 << 20
 SPACE_BYTES = 1 << 38
@@ -24,9 +24,13 @@ MOST_CHUNK = 256 << 10
 
 
 class Arena:
-    """Chunks of powers of two between a page and a segment."""
+    """Chunks of powers of two between a page and a segment. Free ones that make a larger one, up to `whole`, become it.
 
-    def __init__(self, segment_bytes: int = SEGMENT_BYTES, space_bytes: int = SPACE_BYTES) -> None:
+    So groups that grow, and want larger chunks than before, find those that they once had.
+    """
+
+    def __init__(self, segment_bytes: int = SEGMENT_BYTES, space_bytes: int = SPACE_BYTES,
+                 whole: int = LEAST_CHUNK) -> None:
         self.memory = reserve(space_bytes)
         self.base = address(self.memory)
         self.segment_bytes = segment_bytes
@@ -37,13 +41,28 @@ class Arena:
         self.any_copying = np.zeros(1, np.int64)
         self.in_use = 0  # bytes of chunks
         self._at = LEAST_CHUNK  # address 0 means "empty" in the index
-        self._free: dict[int, list[int]] = defaultdict(list)
+        self._whole = whole
+        self._free: dict[int, dict[int, None]] = defaultdict(dict)  # by size; the last that came goes first
+        self._forgotten: dict[int, list[int]] = defaultdict(list)  # free as well, but taking no memory
+        self._forgotten_bytes = 0
         self._waiting: list[tuple[int, int]] = []
 
     @property
     def touched(self) -> int:
-        """Bytes that were ever used, all of which may be in memory."""
-        return self._at
+        """Bytes that may be in memory: all that were ever used, but for those that went back to the system."""
+        return self._at - self._forgotten_bytes
+
+    def trim(self, size: int) -> None:
+        """Give free chunks back to the system, so many bytes of them if there are as many."""
+        for chunk, free in self._free.items():
+            while free and size > 0:
+                offset, _ = free.popitem()
+                if not forget(self.base + offset, chunk):
+                    free[offset] = None
+                    return
+                self._forgotten[chunk].append(offset)
+                self._forgotten_bytes += chunk
+                size -= chunk
 
     @property
     def segments(self) -> int:
@@ -59,13 +78,25 @@ class Arena:
         if self._waiting:
             self._settle()
         free = self._free[size]
+        larger = size
+        while not free and larger < self._whole:  # halves of a larger one
+            larger *= 2
+            if self._free[larger]:
+                first, _ = self._free[larger].popitem()
+                while larger > size:
+                    larger //= 2
+                    self._free[larger][first + larger] = None
+                free[first] = None
+        if not free and self._forgotten[size]:
+            free[self._forgotten[size].pop()] = None
+            self._forgotten_bytes -= size
         while not free and self._at + size > (self._at >> self.shift) + 1 << self.shift:
             self._finish_segment()  # what is left of the segment is too small
         if not free and self._at & size - 1:  # chunks of the smaller sizes up to the next multiple
             self._fill_up(-self._at & size - 1)
         self.in_use += size
         if free:
-            return free.pop()
+            return free.popitem()[0]
         if self._at + size > len(self.memory):
             raise ScaleinError("the store needs more address space than this process may have",
                                found=f"{len(self.memory) >> 20} MiB", hint="give it a smaller memory= budget")
@@ -81,7 +112,7 @@ class Arena:
         end = self._at + size
         while self._at < end:
             step = min(self._at & -self._at, 1 << (end - self._at).bit_length() - 1, MOST_CHUNK)
-            self._free[step].append(self._at)
+            self._free[step][self._at] = None
             self._at += step
 
     def give_back(self, offset: int, size: int) -> None:
@@ -89,7 +120,14 @@ class Arena:
         if self.copying[offset >> self.shift]:
             self._waiting.append((offset, size))
         else:
-            self._free[size].append(offset)
+            self._add_free(offset, size)
+
+    def _add_free(self, offset: int, size: int) -> None:
+        while size < self._whole and offset ^ size in self._free[size]:
+            del self._free[size][offset ^ size]
+            offset &= ~size
+            size *= 2
+        self._free[size][offset] = None
 
     def _settle(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -97,38 +135,54 @@ class Arena:
             if self.copying[offset >> self.shift]:
                 self._waiting.append((offset, size))
             else:
-                self._free[size].append(offset)
+                self._add_free(offset, size)
 
 
 class Buckets:
-    """Zeroed memory for index tables, whose sizes are powers of two."""
+    """Zeroed memory for index tables, whose sizes are powers of two. Whole pages go back to the system."""
 
     def __init__(self, space_bytes: int = SPACE_BYTES >> 2) -> None:
-        self._memory = reserve(space_bytes)
-        self.base = address(self._memory)
+        self.memory = reserve(space_bytes)
+        self.base = address(self.memory)
         self._at = 0
         self._free: dict[int, list[int]] = defaultdict(list)
+        self._forgotten: set[int] = set()  # free tables that take no memory, and are zero
+        self._forgotten_bytes = 0
         self.in_use = 0
 
     @property
     def touched(self) -> int:
-        return self._at
+        return self._at - self._forgotten_bytes
 
     def take(self, size: int) -> int:
         """The address of zeroed bytes."""
+        if size < PAGE_BYTES and not self._free[size]:  # small ones share pages
+            first = self._new(PAGE_BYTES)
+            self._free[size] = [first + at for at in range(0, PAGE_BYTES, size)]
         self.in_use += size
         free = self._free[size]
-        if free:
-            at = free.pop()
-            self._memory[at : at + size] = 0
-            return self.base + at
-        if self._at + size > len(self._memory):
+        if not free:
+            return self.base + self._new(size)
+        at = free.pop()
+        if at in self._forgotten:
+            self._forgotten.discard(at)
+            self._forgotten_bytes -= size
+        else:
+            self.memory[at : at + size] = 0
+        return self.base + at
+
+    def _new(self, size: int) -> int:
+        if self._at + size > len(self.memory):
             raise ScaleinError("the index needs more address space than this process may have",
-                               found=f"{len(self._memory) >> 20} MiB", hint="give the store a smaller memory= budget")
+                               found=f"{len(self.memory) >> 20} MiB", hint="give the store a smaller memory= budget")
         at = self._at
         self._at += size
-        return self.base + at
+        return at
 
     def give_back(self, place: int, size: int) -> None:
         self.in_use -= size
-        self._free[size].append(place - self.base)
+        at = place - self.base
+        self._free[size].append(at)
+        if size >= PAGE_BYTES and forget(place, size):
+            self._forgotten.add(at)
+            self._forgotten_bytes += size

@@ -13,6 +13,7 @@ All work is over many blocks at once; with text there is one Python step a block
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -42,6 +43,12 @@ class Shape:
             raise InternalError("a record is not made of words of 8 bytes", found=f"{self.stride} bytes")
         if any(not 0 <= cell <= self.stride - STRING_BYTES for cell in self.text_cells):
             raise InternalError("a string's cell is outside of its record", found=self.text_cells)
+
+    @property
+    def whole_block(self) -> tuple[int, int]:
+        """Records without text that a block holds, and its bytes."""
+        together = max(1, _ROOM // self.stride)
+        return together, format.padded(HEAD + together * self.stride)
 
 
 class Pulled(NamedTuple):
@@ -158,29 +165,53 @@ def pack(shape: Shape, pulled: Pulled, how: Cut, id: int, offset: int, checksums
     return area
 
 
-def unpack(shape: Shape, area: np.ndarray, sizes: np.ndarray, id: int, offsets: np.ndarray, file: str,
-           checksums: Checksums) -> np.ndarray:  # fmt: skip
-    """The records of blocks read one after the other into `area`; `offsets` are their places in the file.
+class Origin(NamedTuple):
+    """Where blocks were read from: the ids of their files, their places there, and the name of each one's file."""
 
-    Long cells end in addresses in `area`, which the caller keeps alive. `Damaged` if anything is not as written.
-    """
+    ids: np.ndarray | int
+    offsets: np.ndarray
+    file_of: Callable[[int], str]
+
+
+class Heads(NamedTuple):
+    """Blocks that lie one after the other, verified: where each starts, its records, the bounds of its text in it."""
+
+    starts: np.ndarray
+    counts: np.ndarray
+    texts_at: np.ndarray
+    texts_end: np.ndarray
+
+
+def checked(shape: Shape, area: np.ndarray, sizes: np.ndarray, origin: Origin, checksums: Checksums) -> Heads:
+    """What is in blocks read one after the other into `area`; `Damaged` if it is not what was written."""
+    offsets = origin.offsets
     starts = sizes.cumsum() - sizes
     sums_at = starts // _WORD + 1
     words = area.view("<u8")
     stored = words[sums_at]
     words[sums_at] = 0
-    sums = _sums(area, starts, sizes, id, offsets, checksums)
+    sums = _sums(area, starts, sizes, origin.ids, offsets, checksums)
     if len(wrong := np.flatnonzero(sums != stored)):
         at = int(wrong[0])
-        raise format.wrong_checksum(file, "a block", int(offsets[at]), int(stored[at]), int(sums[at]))
+        raise format.wrong_checksum(origin.file_of(at), "a block", int(offsets[at]), int(stored[at]), int(sums[at]))
     heads = area.view("<u4")
     counts, text_bytes = heads[starts // 4].astype(np.int64), heads[starts // 4 + 1].astype(np.int64)
     texts_at = HEAD + counts * shape.stride
     texts_end = texts_at + text_bytes
     if len(wrong := np.flatnonzero((counts == 0) | (texts_end > sizes))):
         at = int(wrong[0])
-        raise Damaged("a block of a store's file says more than it holds", file=file, offset=int(offsets[at]),
+        raise Damaged("a block of a store's file says more than it holds", file=origin.file_of(at),
+                      offset=int(offsets[at]),
                       found=f"{counts[at]} records and {text_bytes[at]} bytes of text in {sizes[at]}")  # fmt: skip
+    return Heads(starts, counts, texts_at, texts_end)
+
+
+def unpack(shape: Shape, area: np.ndarray, sizes: np.ndarray, origin: Origin, heads: Heads) -> np.ndarray:
+    """The records of blocks that were checked.
+
+    Long cells end in addresses in `area`, which the caller keeps alive. `Damaged` if one leads out of its block.
+    """
+    starts, counts, texts_at, texts_end = heads
     records = _records(shape, area, starts, counts, sizes)
     base = int(area.ctypes.data)
     for cell in shape.text_cells:
@@ -195,8 +226,8 @@ def unpack(shape: Shape, area: np.ndarray, sizes: np.ndarray, id: int, offsets: 
             is_bad = (found < low) | (found > high) | (lengths[rows].astype(np.uint64) > high - found)
             if is_bad.any():
                 at = int(np.flatnonzero(is_bad)[0])
-                raise Damaged("a string of a store's file lies outside of its block", file=file,
-                              offset=int(offsets[block[at]]),
+                raise Damaged("a string of a store's file lies outside of its block",
+                              file=origin.file_of(int(block[at])), offset=int(origin.offsets[block[at]]),
                               found=f"{lengths[rows[at]]} bytes at {found[at]}")  # fmt: skip
             places[rows] = found + (base + starts[block]).astype(np.uint64)
     return records
@@ -241,16 +272,15 @@ def _row_places(shape: Shape, starts: np.ndarray, counts: np.ndarray) -> np.ndar
     return np.repeat((starts + HEAD) // _WORD - before * width, counts) + np.arange(int(counts.sum())) * width
 
 
-def _sums(area: np.ndarray, starts: np.ndarray, sizes: np.ndarray, id: int, offsets: np.ndarray,
+def _sums(area: np.ndarray, starts: np.ndarray, sizes: np.ndarray, id: int | np.ndarray, offsets: np.ndarray,
           checksums: Checksums) -> np.ndarray:  # fmt: skip
     """The checksums of blocks, those of one size together."""
-    seeds = np.uint64(id) ^ offsets.astype(np.uint64)
+    seeds = np.asarray(id, np.uint64) ^ offsets.astype(np.uint64)
     sums = np.zeros(len(sizes), np.uint64)
-    kinds = np.unique(sizes).tolist()
-    if len(kinds) == 1:
-        return checksums(area.reshape(-1, kinds[0]), seeds)
+    if (sizes == sizes[0]).all():
+        return checksums(area.reshape(-1, int(sizes[0])), seeds)
     pages = area.reshape(-1, format.BLOCK)
-    for size in kinds:
+    for size in np.unique(sizes).tolist():
         which = np.flatnonzero(sizes == size)
         rows = pages[starts[which, None] // format.BLOCK + np.arange(size // format.BLOCK)].reshape(-1, size)
         sums[which] = checksums(rows, seeds[which])

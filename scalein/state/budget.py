@@ -11,16 +11,19 @@ from dataclasses import dataclass
 from scalein.layout import GROUPS
 from scalein.state.arena import LEAST_CHUNK, MOST_CHUNK, SEGMENT_BYTES
 
+MOST_BYTES = 1 << 62  # without a limit
 HOT_SHARE = 0.6  # of the budget, for records and index
 SEGMENT_SHARE = 32  # segments in a budget
 COPIED_SHARE = 0.1  # of the budget, for copies of segments
 COPIES = 64  # without a limit: a copy that need not wait for the disk is over sooner, and fewer changes are logged
-SCRATCH_SHARE = 0.1  # of the budget, for records of several runs
+SCRATCH_SHARE = 0.1  # of the budget, for records of several runs; two or three such are under way
 MOST_SCRATCH = 1 << 18
 LEAST_SEGMENT = 64 << 10
 SLICE_ROWS = 1 << 20
 SLICE_SHARE = 16  # slices of rows in a budget
 LEAST_ROWS = 256
+WINDOW_SHARE = 16  # windows of blocks in a budget
+LEAST_WINDOW, MOST_WINDOW = 16 << 10, 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +46,29 @@ class Budget:
         """Copies of segments that may wait to be written."""
         return COPIES if self.total is None else max(1, int(self.total * COPIED_SHARE) // self.segment_bytes)
 
+    @property
+    def log_bytes(self) -> int:
+        """For what kernels change in a segment while it is copied. When it is full, a merge waits for the copy."""
+        return 2 * self.segment_bytes if self.total is None else self.segment_bytes // 2
+
     def scratch_records(self, record_bytes: int) -> int:
-        """Records of several runs that may be brought together at once; reading them takes as much again."""
-        most = MOST_SCRATCH if self.total is None else int(self.total * SCRATCH_SHARE) // (2 * record_bytes + 32)
+        """Records of several runs that may be brought together at once: read, merged and folded."""
+        most = MOST_SCRATCH if self.total is None else int(self.total * SCRATCH_SHARE) // (2 * record_bytes + 56)
         return max(LEAST_ROWS, min(MOST_SCRATCH, most))
 
+    @property
+    def window_bytes(self) -> int:
+        """Bytes of blocks that are read, or looked through, at once; a few such windows are under way."""
+        most = MOST_WINDOW if self.total is None else self.total // WINDOW_SHARE
+        return _power_of_two(most, LEAST_WINDOW, MOST_WINDOW)
+
+    @property
+    def hot_bytes(self) -> int:
+        """For records and index."""
+        return MOST_BYTES if self.total is None else int(self.total * HOT_SHARE)
+
     def is_over(self, in_use: int) -> bool:
-        return self.total is not None and in_use > self.total * HOT_SHARE
+        return in_use > self.hot_bytes
 
     def rows(self, record_bytes: int) -> int:
         """Rows that may come in before memory is looked at again."""

@@ -14,7 +14,7 @@ Threads: readers and one compactor; whoever replaces a list holds the lock of `T
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -22,16 +22,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scalein.layout import GROUPS, HITS_SHIFT, MOST_HITS, PARTIAL, TOMB
+from scalein.layout import GROUPS, MOST_HITS, PARTIAL, TOMB
 from scalein.memory import address
 from scalein.state.arena import Arena
 from scalein.state.files import Files
 from scalein.state.hot import HotTable
-from scalein.state.kernels import Functions, Kernels
-from scalein.state.runs import Run, RunWriter
+from scalein.state.kernels import Functions, Kernels, Sorted
+from scalein.state.room import Room
+from scalein.state.runs import Run
+from scalein.state.writing import RunWriter
 
 BUNDLES = 16
 BUNDLE_GROUPS = GROUPS // BUNDLES
+TOGETHER = 8  # runs of one size that are merged at once
 SCRATCH_SEGMENT = 1 << 22  # bytes; no row may have longer texts
 
 
@@ -84,8 +87,12 @@ class Together(NamedTuple):
     hashes: np.ndarray
 
 
-# Pointers, their hashes, what rows did to the values, and what keeps the records alive.
-Aged = tuple[np.ndarray, np.ndarray, Functions, object]
+class Aged(NamedTuple):
+    """Records of one age, what rows did to their values, and what keeps them alive."""
+
+    sorted: Sorted
+    functions: Functions
+    kept: object
 
 
 class Scratch:
@@ -101,8 +108,8 @@ class Scratch:
         self._kernels.absorb(self.table, pointers, functions, older=False)
 
     def begin(self, least: int = 0, greatest: int = (1 << 64) - 1, records: int = 0) -> None:
-        """Forget everything; so many records of a range of hashes will come."""
-        self.table.clear(self._groups)
+        """Forget everything; so many records of a range of hashes will come, or a few of any."""
+        (self.table.clear if records else self.table.rewind)(self._groups)
         self._groups = range(least >> 56, (greatest >> 56) + 1)
         if records:
             for group in self._groups:  # hashes are evenly spread
@@ -123,6 +130,7 @@ class Cold:
     def __init__(self, files: Files, kernels: Kernels, at_once: int) -> None:
         self._files, self._kernels, self._at_once = files, kernels, at_once
         self.runs: list[tuple[ColdRun, ...]] = [() for _ in range(BUNDLES)]
+        self._rooms: list[Room] = []  # that nobody uses now
 
     def open(self, id: int, groups: frozenset[int] | None = None) -> ColdRun:
         run = self.reader(id)
@@ -133,10 +141,11 @@ class Cold:
     def reader(self, id: int) -> Run:
         return Run(self._files, id, self._kernels.record_bytes, self._kernels.text_cells, self._kernels.checksums)
 
-    def writer(self, id: int, functions: Functions, expected_bytes: int, has_filter: bool) -> RunWriter:
-        """A new run. A filter is for those that most keys are not in: the oldest has nearly all."""
-        return RunWriter(self._files, id, self._kernels.record_bytes, json.dumps(functions), self._kernels.text_cells,
-                         expected_bytes, self._kernels.checksums, has_filter)
+    def writer(self, id: int, functions: Functions, records: int, size_bytes: int, has_filter: bool) -> RunWriter:
+        """A new run, with room for so much. A filter is for those most keys are not in: the oldest has nearly all."""
+        kernels = self._kernels
+        return RunWriter(self._files, id, kernels.record_bytes, json.dumps(functions), kernels.text_cells, size_bytes,
+                         kernels.checksums, records if has_filter else None, kernels.pack, kernels.mark)
 
     def sorted_records(self, pointers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Records as a run wants them: copies in the order of their hashes, and these."""
@@ -144,75 +153,74 @@ class Cold:
         order = np.argsort(hashes)
         return self._kernels.gather(np.ascontiguousarray(pointers[order])), hashes[order]
 
-    def find(self, bundle: int, hashes: np.ndarray, scratch: Scratch) -> None:
-        """Bring everything that a bundle's runs have of some sorted hashes together."""
-        for cold in self.runs[bundle]:
-            likely = hashes[cold.run.may_have(hashes)]
-            if not len(likely):
-                continue
-            found = cold.run.read_blocks(cold.run.blocks_for(likely))
-            cold.run.forget()
-            mine = pointers_to(found.records)
-            place = np.searchsorted(hashes, theirs := self._kernels.hashes(mine))
-            wanted = (hashes[np.minimum(place, len(hashes) - 1)] == theirs) & cold.counting(theirs)
-            scratch.absorb(np.ascontiguousarray(mine[wanted]), cold.functions)
-
-    def ranges(self, bundle: int, runs: tuple[ColdRun, ...], scratch: Scratch,
+    def ranges(self, bundle: int, runs: tuple[ColdRun, ...], scratch_table: Callable[[], Scratch],
                newest: tuple[np.ndarray, np.ndarray, Functions] | None = None) -> Iterator[Together]:
         """Everything in some runs, and in records newer than these, brought together range by range of hashes.
 
-        Texts lie in scratch, which the next range overwrites. `newest`: pointers, their hashes, functions.
+        The next range overwrites the records of the last, and texts in the scratch table. `newest`: pointers, their
+        hashes, functions.
         """
         count = sum(cold.record_count for cold in runs) + (0 if newest is None else len(newest[0]))
         parts = -(-count // self._at_once) or 1
         functions = {cold.functions for cold in runs} | ({newest[2]} if newest is not None else set())
         can_fold = len(functions) == 1 and not self._kernels.text_cells
+        room = self._rooms.pop() if self._rooms else Room()
         for least, greatest in _cut(bundle, parts):
-            given = list(self._within(least, greatest, runs, newest))
+            room.begin()
+            given = list(self._within(least, greatest, runs, newest, room))
             if can_fold and given:
-                yield Together(*self._folded(given))
+                hashes, pointers = self._kernels.merge([one.sorted for one in given], room.words)
+                yield Together(*self._kernels.fold(pointers, hashes, given[0].functions, room.words))
                 continue
+            scratch = scratch_table()
             scratch.begin(least, greatest, count // parts)
-            for pointers, _, how, _ in given:
-                scratch.absorb(pointers, how)
+            for one in given:
+                scratch.absorb(one.sorted.pointers, one.functions)
             yield Together(*self.sorted_records(scratch.pointers()))
+        self._rooms.append(room)
 
     def _within(self, least: int, greatest: int, runs: tuple[ColdRun, ...],
-                newest: tuple[np.ndarray, np.ndarray, Functions] | None) -> Iterator[Aged]:
+                newest: tuple[np.ndarray, np.ndarray, Functions] | None, room: Room) -> Iterator[Aged]:
         """What runs, and newer records, have of a range of hashes; oldest first."""
         for cold in runs:
             first, last = cold.run.blocks_between(least, greatest)
-            if first < last:
-                found = cold.run.read_range(first, last)
+            if first == last:
+                continue
+            kept: object = None
+            if self._kernels.text_cells:
+                kept = found = cold.run.read_range(first, last)
                 pointers = pointers_to(found.records)
                 hashes = self._kernels.hashes(pointers)
-                inside = (hashes >= np.uint64(least)) & (hashes <= np.uint64(greatest)) & cold.counting(hashes)
-                yield np.ascontiguousarray(pointers[inside]), hashes[inside], cold.functions, found
+            else:
+                hashes, pointers = cold.run.open_range(first, last, self._kernels, room)
+            low, high = hashes.searchsorted(np.uint64(least)), hashes.searchsorted(np.uint64(greatest), "right")
+            pointers, hashes = pointers[low:high], hashes[low:high]
+            if cold.groups is not None:
+                counts = cold.counting(hashes)
+                pointers, hashes = pointers[counts], hashes[counts]
+            yield Aged(Sorted(hashes, pointers), cold.functions, kept)
         if newest is not None:
             pointers, hashes, functions = newest
-            inside = (hashes >= np.uint64(least)) & (hashes <= np.uint64(greatest))
-            yield np.ascontiguousarray(pointers[inside]), hashes[inside], functions, None
+            chosen = (hashes >= np.uint64(least)) & (hashes <= np.uint64(greatest))
+            hashes, pointers = hashes[chosen], pointers[chosen]
+            order = np.argsort(hashes)
+            yield Aged(Sorted(hashes[order], pointers[order]), functions, None)
 
-    def _folded(self, given: list[Aged]) -> tuple[np.ndarray, np.ndarray]:
-        """Records of several ages, each key once, in the order of their hashes. Sorted runs are merged, not sorted."""
-        hashes = np.concatenate([some for _, some, _, _ in given])
-        order = np.argsort(hashes, kind="stable")  # which keeps the ages in order
-        pointers = np.concatenate([some for some, _, _, _ in given])[order]
-        return self._kernels.fold(pointers, hashes[order], given[0][2])
-
-    def merged(self, bundle: int, runs: tuple[ColdRun, ...], id: int, scratch: Scratch,
+    def merged(self, bundle: int, runs: tuple[ColdRun, ...], id: int, scratch_table: Callable[[], Scratch],
                is_bottom: bool) -> ColdRun | None:
         """One run in the place of several; at the bottom, nothing older is left to hide or to continue."""
         functions = runs[-1].functions
-        writer = self.writer(id, functions, sum(cold.run.size_bytes for cold in runs), has_filter=not is_bottom)
+        writer = self.writer(id, functions, sum(cold.record_count for cold in runs),
+                             sum(cold.run.size_bytes for cold in runs), has_filter=not is_bottom)
         count = 0
         try:
-            for records, hashes in self.ranges(bundle, runs, scratch):
+            for records, hashes in self.ranges(bundle, runs, scratch_table):
                 if is_bottom:
                     heads = records[:, :8].view(np.uint64)
                     alive = (heads[:, 0] & np.uint64(TOMB)) == 0
                     heads &= ~np.uint64(PARTIAL)
-                    records, hashes = records[alive], hashes[alive]
+                    if not alive.all():
+                        records, hashes = records[alive], hashes[alive]
                 writer.add(records, hashes)
                 count += len(records)
             writer.finish()
@@ -236,22 +244,24 @@ def _cut(bundle: int, parts: int) -> list[tuple[int, int]]:
 # --- decisions
 
 
-def cold_enough(heads: np.ndarray, share_kept: float) -> np.ndarray:
-    """Which records leave memory: those hit least, and more than `1 - share_kept` of all."""
-    hits = (heads >> np.uint64(HITS_SHIFT)) & np.uint64(MOST_HITS)
-    counts = np.bincount(hits.astype(np.int64), minlength=MOST_HITS + 1)
-    hotter = np.cumsum(counts[::-1])[::-1]  # records with at least so many hits
-    least_kept = int(np.argmax(hotter <= share_kept * len(heads))) if (hotter <= share_kept * len(heads)).any() else 256
-    return hits < np.uint64(max(2, least_kept))
+def least_kept(hits: np.ndarray, share: float) -> int:
+    """The hits of a record from which on it stays in memory: at least 2, and at most a share of all have as many."""
+    counts = np.bincount(hits, minlength=MOST_HITS + 1)
+    hotter = np.append(np.cumsum(counts[::-1])[::-1], 0)  # records with at least so many hits
+    return max(2, int(np.argmax(hotter <= share * len(hits))))
 
 
 def to_merge(sizes: list[int]) -> int:
     """The first of the runs, oldest first, that should be merged with all newer ones; their number if none.
 
-    A run is merged when the newer ones together are as large: a record is written again about log2(state / budget)
-    times, a bundle has few runs, and they take at most twice the room of one.
+    The oldest is merged when the newer ones together are as large, so all take at most twice the room of one; newer
+    ones when `TOGETHER` are of about one size. So a record is written about log8(state / budget) + 2 times, and a
+    bundle has a few times as many runs.
     """
     for first in range(len(sizes)):
-        if len(sizes) - first >= 3 and sum(sizes[first + 1 :]) >= sizes[first]:
+        count, newer = len(sizes) - first, sum(sizes[first + 1 :])
+        if first == 0 and count >= 3 and newer >= sizes[0]:
+            return 0
+        if count >= TOGETHER and 2 * newer >= (count - 1) * sizes[first]:
             return first
     return len(sizes)

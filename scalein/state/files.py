@@ -10,8 +10,8 @@ before the bytes that are asked for. (Python itself goes on after EINTR.)
 Threads: every method may be called from any thread, but an `Output` belongs to one at a time.
 
 Page cache counts as the store's memory. Large writes from aligned memory go past it (O_DIRECT); what cannot leaves it
-again at `sync`, or every 32 MiB. Reads go through it, so that `will_need` can ask for many pieces at once, until
-`forget`; only `read_into(direct=True)` goes past it.
+again at `sync`, or every 32 MiB. Reads of many pieces (`aio`) and `read_into(direct=True)` go past it where that
+works, others through it until `forget`.
 
 Known limits: the lock is flock's. A process forked while it is held shares it, and some network file systems ignore it.
 """
@@ -24,6 +24,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from threading import Lock
 from typing import Protocol
 
 import numpy as np
@@ -64,6 +65,10 @@ class Input(Protocol):
 
     def read_into(self, offset: int, into: memoryview, direct: bool = False) -> None:
         """Fill `into`; `direct` goes past the page cache where alignment allows it."""
+
+    @property
+    def direct(self) -> int:
+        """A descriptor of the file that goes past the page cache, for `aio`; -1 where there is none."""
 
     def will_need(self, offset: int, size: int) -> None:
         """Start reading into the page cache, without waiting."""
@@ -361,6 +366,8 @@ class RealInput:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._opening = Lock()
+        self._direct: int | None = None  # opened when it is first asked for
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             self.size = os.fstat(self._fd).st_size
@@ -390,17 +397,23 @@ class RealInput:
 
     def _directly(self, offset: int, into: memoryview) -> int:
         """Read the beginning of it past the page cache; the bytes read. What fails here is tried the plain way."""
-        try:
-            # Not by its path: the file may have been removed. Opened anew: `_fd` must go through the page cache.
-            fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
-        except OSError:
+        if self.direct < 0:
             return 0
         try:
-            return os.preadv(fd, [into], offset)
+            return os.preadv(self.direct, [into], offset)
         except OSError:
             return 0
-        finally:
-            os.close(fd)
+
+    @property
+    def direct(self) -> int:
+        with self._opening:
+            if self._direct is None:
+                try:
+                    # Not by its path: the file may have been removed. Anew: `_fd` must go through the page cache.
+                    self._direct = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+                except OSError:
+                    self._direct = -1
+            return self._direct
 
     def will_need(self, offset: int, size: int) -> None:
         with suppress(OSError):  # advice: the read itself will tell
@@ -411,9 +424,10 @@ class RealInput:
             os.posix_fadvise(self._fd, offset, size, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        for fd in (self._fd, -1 if self._direct is None else self._direct):
+            if fd >= 0:
+                os.close(fd)
+        self._fd = self._direct = -1
 
 
 def _is_aligned(offset: int, into: memoryview) -> bool:

@@ -5,28 +5,39 @@ Three bits of each hash are set among 8 to 16 a record: of hashes that a run doe
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 _STEPS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93)  # odd; part of the format
 
 
-def make_filter(hashes: np.ndarray) -> np.ndarray:
-    """The bytes of a filter over these hashes: a power of two, at least 64."""
-    size = max(64, 1 << max(0, len(hashes) - 1).bit_length())
-    bits = np.zeros(8 * size, bool)
-    for place in _places(hashes, size):
-        bits[place] = True
-    return np.packbits(bits, bitorder="little")
+# Set the bits of hashes in a filter, whose places are hashes * step >> shift: compiled, or `mark_bits`.
+Mark = Callable[[np.ndarray, np.ndarray, int], None]
+
+
+def empty_filter(records: int) -> np.ndarray:
+    """The zeroed bytes of a filter over so many hashes: a power of two, at least 64."""
+    return np.zeros(max(64, 1 << max(0, records - 1).bit_length()), np.uint8)
+
+
+def shift_of(filter: np.ndarray) -> int:
+    """What leaves of 64 bits a place in the filter."""
+    return 64 - (8 * len(filter) - 1).bit_length()
+
+
+def mark_bits(filter: np.ndarray, hashes: np.ndarray, shift: int) -> None:
+    for place in _places(hashes, shift):
+        np.bitwise_or.at(filter, place >> np.uint64(3), np.uint8(1) << (place & np.uint64(7)).astype(np.uint8))
 
 
 def passes(filter: np.ndarray, hashes: np.ndarray) -> np.ndarray:
     """Which of some hashes may be among those that the filter was made of."""
-    found = np.ones(len(hashes), bool)
-    for place in _places(hashes, len(filter)):
-        found &= (filter[place >> np.uint64(3)] >> (place & np.uint64(7)).astype(np.uint8)) & 1 == 1
+    place = np.concatenate(_places(hashes, shift_of(filter)))
+    bits = (filter[place >> np.uint64(3)] >> (place & np.uint64(7)).astype(np.uint8)) & np.uint8(1)
+    found: np.ndarray = bits.reshape(len(_STEPS), len(hashes)).all(axis=0)
     return found
 
 
-def _places(hashes: np.ndarray, size: int) -> list[np.ndarray]:
-    shift = np.uint64(64 - (8 * size - 1).bit_length())
-    return [(hashes * np.uint64(step)) >> shift for step in _STEPS]
+def _places(hashes: np.ndarray, shift: int) -> list[np.ndarray]:
+    return [(hashes * np.uint64(step)) >> np.uint64(shift) for step in _STEPS]

@@ -28,6 +28,7 @@ from scalein.layout import (
     LOAD_SIXTEENTHS,
     MASK,
     NEW_FLAGS,
+    POOLED,
     RECORD_AT,
     RECORD_END,
     ROOM,
@@ -42,11 +43,20 @@ from scalein.layout import (
 )
 from scalein.memory import address
 from scalein.state.arena import LEAST_CHUNK, MOST_CHUNK, Arena, Buckets
-from scalein.state.kernels import Kernels
+from scalein.state.kernels import Kernels, Sorted
+from scalein.state.room import Room
 
 FIRST_BUCKETS = 8
 CROWDED_BYTES = 16 << 10  # that a group may grow by before anybody looks for what is dead
+SHRINK_SHARE = 0.8  # of the room of half an index: a group that has less when it is thinned gets that
+POOL_CHUNKS = 64  # at most, that wait for kernels to take them
+POOL_SHARE = 64  # one of so many bytes in use may wait so
 RECORDS, TEXTS = 0, 1  # kinds of chunks
+
+
+def _room(words: int) -> int:
+    """Records that an index of so many words has room for."""
+    return words * LOAD_SIXTEENTHS // 16
 
 
 class ChunkList:
@@ -75,6 +85,15 @@ class ChunkList:
         self._free.append(row)
 
 
+class Pool:
+    """Chunks that a worker's kernels may take without asking: the last first. `groups` has who took which."""
+
+    def __init__(self) -> None:
+        self.chunks, self.groups = np.zeros(POOL_CHUNKS, np.int64), np.zeros(POOL_CHUNKS, np.int64)
+        self.chunks_at, self.groups_at = address(self.chunks), address(self.groups)
+        self.left = 0
+
+
 class HotTable:
     """Key groups in memory. `on_undo_full(segment)` copies a segment whose undo log is full."""
 
@@ -86,6 +105,8 @@ class HotTable:
         self.buckets = Buckets(len(arena.memory) >> 2)
         self._own: list[tuple[list[int], list[int]]] = [([], []) for _ in range(GROUPS)]  # rows of `chunks`, by kind
         self._lock = threading.Lock()
+        self._pools: list[Pool] = []  # by worker
+        self._room = Room()
         self._most_chunk = most_chunk
         self._usual = np.full((GROUPS, 2), LEAST_CHUNK, np.int64)  # sizes of the chunks that come next, by kind
         nothing = np.zeros(len(arena.dirty), np.int64)
@@ -112,10 +133,25 @@ class HotTable:
             frame["copying"] = address(arena.any_copying)
             frame["undo.at"], frame["undo.end"] = address(self.undo_at[worker]), address(self.undo_end[worker])
             frame["undo.batch"] = (self.batch << UNDO_BATCH_SHIFT) & ((1 << 64) - 1)
+        pool = self._pool(worker)
+        frame["pool.chunks"], frame["pool.groups"] = pool.chunks_at, pool.groups_at
+        frame["pool.left"], frame["pool.size"] = pool.left, self._most_chunk
         self.running[worker] = frame
 
     def detach(self, worker: int) -> None:
-        del self.running[worker]
+        frame, pool = self.running.pop(worker), self._pool(worker)
+        left = frame.get("pool.left", pool.left)
+        if left < pool.left:
+            with self._lock:
+                for k in range(pool.left - 1, left - 1, -1):  # in the order in which they were taken
+                    offset = int(pool.chunks[k]) - self.arena.base
+                    self._have_chunk(int(pool.groups[k]), RECORDS, offset, self._most_chunk)
+            pool.left = left
+
+    def _pool(self, worker: int) -> Pool:
+        while worker >= len(self._pools):
+            self._pools.append(Pool())
+        return self._pools[worker]
 
     def serve(self, status: int, frame: FrameData, worker: int) -> None:
         if status == UNDO_FULL:
@@ -129,6 +165,7 @@ class HotTable:
                     self._grow(group)
                 case _ if status == ARENA_FULL:
                     self._add_chunk(group, RECORDS, self.kernels.record_bytes)
+                    self._fill_pool(self._pool(worker))
                 case _ if status == HEAP_FULL:
                     self._add_chunk(group, TEXTS, frame["full.need"])
                 case _:
@@ -145,22 +182,33 @@ class HotTable:
         if size > self.arena.segment_bytes:
             raise ScaleinError("a value is longer than the store keeps", found=f"{need} bytes",
                                wanted=f"at most {self.arena.segment_bytes}")
-        self._bytes[group] += size
-        if self._bytes[group] > 2 * self._settled[group] + CROWDED_BYTES:
-            self.crowded.add(group)
         offset = self.arena.take(size)
-        own.append(self.chunks.add(group, kind, offset, size))
+        self._have_chunk(group, kind, offset, size)
         at, end = (RECORD_AT, RECORD_END) if kind == RECORDS else (TEXT_AT, TEXT_END)
         self.headers[group, at] = self.arena.base + offset
         self.headers[group, end] = self.arena.base + offset + size
-        segment = offset >> self.arena.shift
-        self.arena.dirty[segment] = 1
+        if kind == RECORDS:
+            self.headers[group, POOLED] = need <= self._most_chunk == self._usual[group, kind]
+
+    def _have_chunk(self, group: int, kind: int, offset: int, size: int) -> None:
+        self._bytes[group] += size
+        if self._bytes[group] > 2 * self._settled[group] + CROWDED_BYTES:
+            self.crowded.add(group)
+        self._own[group][kind].append(self.chunks.add(group, kind, offset, size))
+        self.arena.dirty[offset >> self.arena.shift] = 1
+
+    def _fill_pool(self, pool: Pool) -> None:
+        """Chunks for kernels to take: leaving one for each would cost them more than what they do with it."""
+        room = min(len(pool.chunks), self.arena.in_use // POOL_SHARE // self._most_chunk)
+        while pool.left < room:
+            pool.chunks[pool.left] = self.arena.base + self.arena.take(self._most_chunk)
+            pool.left += 1
 
     def _new_index(self, group: int, buckets: int = FIRST_BUCKETS) -> None:
         header = self.headers[group]
         header[BUCKETS] = self.buckets.take(buckets * BUCKET_WORDS * 8)
         header[SHIFT], header[MASK] = TAG_BITS - (buckets.bit_length() - 1), buckets - 1
-        header[ROOM] = buckets * BUCKET_WORDS * LOAD_SIXTEENTHS // 16
+        header[ROOM] = _room(buckets * BUCKET_WORDS)
 
     def _grow(self, group: int) -> None:
         """Double a group's index."""
@@ -172,7 +220,7 @@ class HotTable:
         new = self.buckets.take(2 * size)
         self.kernels.split(place, buckets, new, shift - 1, 2 * buckets - 1)
         header[BUCKETS], header[SHIFT], header[MASK] = new, shift - 1, 2 * buckets - 1
-        header[ROOM] = room + buckets * BUCKET_WORDS * LOAD_SIXTEENTHS // 16
+        header[ROOM] = room + _room(buckets * BUCKET_WORDS)
         self.buckets.give_back(place, size)
 
     # --- groups
@@ -214,7 +262,7 @@ class HotTable:
         header = self.headers[group]
         buckets = int(header[MASK]) + 1
         ctypes.memset(int(header[BUCKETS]), 0, buckets * BUCKET_WORDS * 8)
-        header[ROOM] = buckets * BUCKET_WORDS * LOAD_SIXTEENTHS // 16
+        header[ROOM] = _room(buckets * BUCKET_WORDS)
         chunks = []
         for own in self._own[group]:
             chunks += [(row, *self.chunks.rows[row, 2:].tolist()) for row in own]
@@ -225,11 +273,43 @@ class HotTable:
             self.chunks.drop(row)
         return chunks
 
+    def thin(self, groups: range, least_hits: int, drop: int) -> tuple[Sorted, list[tuple[int, int, int]]]:
+        """Take those with fewer hits out of groups (see `Kernels.leave`); and the chunks in which they are.
+
+        These stay as they are until they are given back, and the lists until the next call.
+        """
+        counts = (self.headers[groups, MASK] + 1) * BUCKET_WORDS
+        records = sum(map(self.record_count, groups))
+        self._room.begin()
+        words = self._room.words(int(counts.sum()))
+        chunks, at = [], 0
+        for group, count in zip(groups, counts.tolist(), strict=True):
+            place, used = int(self.headers[group, BUCKETS]), self.record_count(group)
+            ctypes.memmove(address(words) + 8 * at, place, 8 * count)
+            at += count
+            chunks += self.release(group)
+            if count > FIRST_BUCKETS * BUCKET_WORDS and used < _room(count // 2) * SHRINK_SHARE:
+                self.buckets.give_back(place, 8 * count)
+                self._new_index(group, count // 2 // BUCKET_WORDS)
+        room = Sorted(self._room.words(records), self._room.words(records))
+        return self.kernels.leave(self, words, least_hits, drop, room), chunks
+
+    def record_count(self, group: int) -> int:
+        header = self.headers[group]
+        return _room((int(header[MASK]) + 1) * BUCKET_WORDS) - int(header[ROOM])
+
     def give_back(self, chunks: list[tuple[int, int, int]]) -> None:
         """Chunks of released groups may be used again. Any thread may say so."""
         with self._lock:
             for _, offset, size in chunks:
                 self.arena.give_back(offset, size)
+
+    def trim(self, most: int) -> None:
+        """Give memory that nobody uses back to the system, down to so many bytes in all."""
+        over = self.arena.touched + self.buckets.touched - most
+        if over > 0:
+            with self._lock:
+                self.arena.trim(over)
 
     def expect(self, group: int, records: int) -> None:
         """Make the index of a group without records large enough for so many."""
@@ -258,10 +338,12 @@ class HotTable:
     def begin_small(self, group: int) -> None:
         """Let the chunks of a released group grow from the smallest again."""
         self._usual[group] = LEAST_CHUNK
+        self.headers[group, POOLED] = 0
 
     def settled(self, group: int) -> None:
         """The group was written anew."""
         self._settled[group] = self._bytes[group]
+        self.crowded.discard(group)
 
     def clear(self, groups: range) -> None:
         for group in groups:
@@ -271,7 +353,20 @@ class HotTable:
                 self.buckets.give_back(int(header[BUCKETS]), (int(header[MASK]) + 1) * BUCKET_WORDS * 8)
                 self._new_index(group)
 
+    def rewind(self, groups: range) -> None:
+        """Forget records like `clear`, but leave a group that is small its chunk and its index."""
+        for group in groups:
+            records, texts = self._own[group]
+            if len(records) != 1 or texts:
+                self.clear(range(group, group + 1))
+                continue
+            header = self.headers[group]
+            words = (int(header[MASK]) + 1) * BUCKET_WORDS
+            ctypes.memset(int(header[BUCKETS]), 0, words * 8)
+            header[ROOM] = words * LOAD_SIXTEENTHS // 16
+            header[RECORD_AT] = self.arena.base + int(self.chunks.rows[records[0], 2])
+
     @property
     def in_use(self) -> int:
-        """Bytes of memory; an index that doubles leaves its smaller self behind, which only such another can use."""
-        return self.arena.in_use + 2 * self.buckets.in_use
+        """Bytes of memory in use."""
+        return self.arena.in_use + self.buckets.in_use

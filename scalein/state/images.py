@@ -9,6 +9,7 @@ Threads: a writer belongs to one thread. An `Image` may be read by any number at
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -36,6 +37,26 @@ class Extent(NamedTuple):
         return self.offset + self.size + format.padded(self.size // format.BLOCK * SUM_BYTES)
 
 
+class Places(NamedTuple):
+    """Blocks of an image and of their checksums, in bytes of the file, and where among the latter theirs begin."""
+
+    offset: int
+    size: int
+    sums_offset: int
+    sums_size: int
+    sums_begin: int
+
+
+def verify_blocks(blocks: np.ndarray, seeds: np.ndarray, stored: np.ndarray, origin: Callable[[int], tuple[str, int]],
+                  checksums: Checksums) -> None:
+    """Raise `Damaged` unless blocks of images have the checksums stored; `origin`: a block's file, and offset there."""
+    sums = checksums(blocks, seeds)
+    if len(wrong := np.flatnonzero(sums != stored)):
+        at = int(wrong[0])
+        name, offset = origin(at)
+        raise format.wrong_checksum(name, "an image", offset, int(stored[at]), int(sums[at]))
+
+
 class ImageWriter:
     """A new image file, written extent by extent. It is on the disk once `finish` returned."""
 
@@ -54,7 +75,7 @@ class ImageWriter:
         blocks = data.reshape(-1, format.BLOCK)
         sums = aligned(extent.end - extent.offset - extent.size)
         sums[:] = 0
-        sums.view("<u8")[: len(blocks)] = self._checksums(blocks, _seeds(self.id, extent.offset, len(blocks)))
+        sums.view("<u8")[: len(blocks)] = self._checksums(blocks, block_seeds(self.id, extent.offset, len(blocks)))
         self._output.write(extent.offset, data)
         self._output.write(extent.offset + extent.size, sums)
         self._end = extent.end
@@ -85,9 +106,9 @@ class Image:
         self.id = id
         self.name = files.name_of(format.image_name(id))
         self._checksums = checksums
-        self._input = files.open(format.image_name(id))
+        self.input = files.open(format.image_name(id))
         try:
-            start = self._input.read(0, _START_BYTES)
+            start = self.input.read(0, _START_BYTES)
             format.check_start(start, format.IMAGE_MAGIC, id, self.name, "an image", checksums)
         except BaseException:
             self.close()
@@ -95,14 +116,17 @@ class Image:
 
     @property
     def size_bytes(self) -> int:
-        return self._input.size
+        return self.input.size
 
-    def will_need(self, extent: Extent, start: int, size: int) -> None:
-        """Start reading a part of an extent, without waiting."""
+    def places(self, extent: Extent, start: int, size: int) -> Places:
+        """The blocks of the file that have the bytes [start, start + size) of an extent, and their checksums."""
         extent = self._checked(extent, start, size)
         first, last = _blocks(start, size)
-        self._input.will_need(extent.offset + first * format.BLOCK, (last - first) * format.BLOCK)
-        self._input.will_need(extent.offset + extent.size + first * SUM_BYTES, (last - first) * SUM_BYTES)
+        sums_at = extent.offset + extent.size + first * SUM_BYTES
+        sums_block = sums_at // format.BLOCK * format.BLOCK
+        end = format.padded(sums_at + (last - first) * SUM_BYTES)
+        return Places(extent.offset + first * format.BLOCK, (last - first) * format.BLOCK, sums_block,
+                      end - sums_block, sums_at - sums_block)
 
     def read(self, extent: Extent, start: int, size: int, direct: bool = False) -> np.ndarray:
         """The bytes [start, start + size) of an extent, verified; `direct` leaves the page cache alone."""
@@ -110,13 +134,10 @@ class Image:
         first, last = _blocks(start, size)
         data = aligned((last - first) * format.BLOCK)
         place = extent.offset + first * format.BLOCK
-        self._input.read_into(place, data.data, direct)
-        stored = self._input.read(extent.offset + extent.size + first * SUM_BYTES, (last - first) * SUM_BYTES)
-        sums = self._checksums(data.reshape(-1, format.BLOCK), _seeds(self.id, place, last - first))
-        if len(wrong := np.flatnonzero(sums != stored.view("<u8"))):
-            at = int(wrong[0])
-            raise format.wrong_checksum(self.name, "an image", place + at * format.BLOCK,
-                                        int(stored.view("<u8")[at]), int(sums[at]))  # fmt: skip
+        self.input.read_into(place, data.data, direct)
+        stored = self.input.read(extent.offset + extent.size + first * SUM_BYTES, (last - first) * SUM_BYTES)
+        verify_blocks(data.reshape(-1, format.BLOCK), block_seeds(self.id, place, last - first), stored.view("<u8"),
+                      lambda block: (self.name, place + block * format.BLOCK), self._checksums)  # fmt: skip
         return data[start - first * format.BLOCK :][:size]
 
     def verify(self, extent: Extent, step_bytes: int = 4 << 20) -> None:
@@ -125,25 +146,21 @@ class Image:
         for start in range(0, extent.size, step_bytes):
             self.read(extent, start, min(step_bytes, extent.size - start), direct=True)
         used = extent.offset + extent.size + extent.size // format.BLOCK * SUM_BYTES
-        if self._input.read(used, extent.end - used).any():
+        if self.input.read(used, extent.end - used).any():
             raise Damaged("an image of a store is damaged behind its checksums", file=self.name, offset=used)
 
-    def forget(self) -> None:
-        """Let the file leave the page cache."""
-        self._input.forget()
-
     def close(self) -> None:
-        self._input.close()
+        self.input.close()
 
     def _checked(self, extent: Extent, start: int, size: int) -> Extent:
         """The extent in Python's integers, which do not overflow, if the file has it and it has these bytes."""
         extent = Extent(int(extent.segment), int(extent.offset), int(extent.size))
         offset, length = extent.offset, extent.size
-        fits = offset >= _START_BYTES and 0 < length <= self._input.size and extent.end <= self._input.size
+        fits = offset >= _START_BYTES and 0 < length <= self.input.size and extent.end <= self.input.size
         if not fits or offset % format.BLOCK or length % format.BLOCK:
             raise Damaged("a snapshot names a part of an image that the file does not have", file=self.name,
                           offset=offset, needs=f"{length} bytes and their checksums",
-                          found=f"{self._input.size} bytes in the file")  # fmt: skip
+                          found=f"{self.input.size} bytes in the file")  # fmt: skip
         if start < 0 or not 0 <= size <= length - start:
             raise Damaged("a snapshot names bytes behind the end of an image's extent", file=self.name, offset=offset,
                           needs=f"bytes {start} to {start + size}", found=f"{length} bytes")  # fmt: skip
@@ -155,6 +172,6 @@ def _blocks(start: int, size: int) -> tuple[int, int]:
     return start // format.BLOCK, -(-(start + size) // format.BLOCK)
 
 
-def _seeds(id: int, offset: int, count: int) -> np.ndarray:
+def block_seeds(id: int, offset: int, count: int) -> np.ndarray:
     """The seeds of blocks of 4 KiB that follow one another in a file."""
     return np.uint64(id) ^ (np.uint64(offset) + np.arange(count, dtype=np.uint64) * np.uint64(format.BLOCK))

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,20 @@ from scalein.layout import FrameData
 from scalein.options import Options
 
 Functions = tuple[str, ...]  # what rows do to each value; "" leaves it as it is
+
+
+Words = Callable[[int], np.ndarray]  # gives memory for so many words of 64 bits
+
+
+def new_words(count: int) -> np.ndarray:
+    return np.empty(count, np.uint64)
+
+
+class Sorted(NamedTuple):
+    """Pointers to records in the order of their hashes, and of their ages where these are equal."""
+
+    hashes: np.ndarray
+    pointers: np.ndarray
 
 
 class Target(Protocol):
@@ -50,11 +64,29 @@ class Kernels(Protocol):
     def absorb(self, target: Target, pointers: np.ndarray, functions: Functions, older: bool) -> None:
         """Merge records into a table, as newer than its own or as older."""
 
-    def fold(self, pointers: np.ndarray, hashes: np.ndarray, functions: Functions) -> tuple[np.ndarray, np.ndarray]:
+    def fold(self, pointers: np.ndarray, hashes: np.ndarray, functions: Functions,
+             words: Words = new_words) -> tuple[np.ndarray, np.ndarray]:
         """Records without text, sorted by hash and then by age, each key once; and their hashes."""
+
+    def leave(self, target: Target, words: np.ndarray, least_hits: int, drop: int, room: Sorted) -> Sorted:
+        """Those with fewer hits among the records of groups, in order; but for those with a flag of `drop`.
+
+        `words` were in the index of these groups, which is empty now: the others are put there, copied to new chunks,
+        with half of their hits. `room` has room for all records. Without text.
+        """
+
+    def merge(self, lists: Sequence[Sorted], words: Words = new_words) -> Sorted:
+        """Sorted lists, at least one and the oldest first, in one; of equal hashes the older ones first."""
+
+    def open_blocks(self, area: np.ndarray, per_block: int, block_bytes: int, id: int, offset: int,
+                    words: Words = new_words) -> Sorted | None:
+        """The records, without text, in blocks read from `offset` of a run; None if one is not as it was written."""
 
     def hashes(self, pointers: np.ndarray) -> np.ndarray:
         """The hashes of records' keys."""
+
+    def seek(self, firsts: np.ndarray, counts: np.ndarray, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of `counts` records each, one behind the other by their hashes: the first of a hash, and how many have it."""
 
     def rows(self, pointers: np.ndarray, names: Sequence[str]) -> list[pa.RecordBatch]:
         """Columns of records."""
@@ -67,6 +99,13 @@ class Kernels(Protocol):
 
     def restore(self, image: int, first: int, log: int, count: int) -> None:
         """Undo `count` changes, the newest first, in the image of the segment at offset `first`."""
+
+    def pack(self, area: np.ndarray, records: np.ndarray, per_block: int, block_bytes: int, id: int,
+             offset: int) -> None:
+        """The blocks of a run, without text, that will lie from `offset` of the file on."""
+
+    def mark(self, filter: np.ndarray, hashes: np.ndarray, shift: int) -> None:
+        """Set the bits of hashes in a run's filter."""
 
     def checksums(self, blocks: np.ndarray, seeds: np.ndarray) -> np.ndarray:
         """The checksum of each row of bytes."""

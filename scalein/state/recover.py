@@ -5,22 +5,24 @@ lead to addresses of that process; they are translated, and held against the chu
 follows them.
 
 Invariant: a group of a piece is older than whatever memory holds of it, and newer than its runs. It is loaded whole,
-once.
+once; before, it may be searched for some keys, which changes nothing.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from scalein.errors import Damaged
 from scalein.layout import GROUPS, INLINE_BYTES
 from scalein.memory import address
-from scalein.state.files import Files, aligned
+from scalein.state import format
+from scalein.state.files import Files, Input
 from scalein.state.hot import RECORDS, TEXTS
-from scalein.state.images import Extent, Image
+from scalein.state.images import SUM_BYTES, Extent, Image, Places, verify_blocks
 from scalein.state.kernels import Kernels
 from scalein.state.manifest import Json, Manifest
 
@@ -64,9 +66,11 @@ class Piece:
         piece.__dict__["rows"] = self.rows
         return piece
 
-    def record_count(self, group: int, record_bytes: int) -> int:
+    def cut(self, group: int, size_bytes: int) -> list[np.ndarray]:
+        """The chunks of a group, about so many bytes at a time."""
         rows = self.rows[group]
-        return int((self.used[rows[self.kind[rows] == RECORDS]] // np.uint64(record_bytes)).sum())
+        ends = (self.used[rows].cumsum() - self.used[rows]) // np.uint64(size_bytes)
+        return np.split(rows, np.flatnonzero(ends[1:] != ends[:-1]) + 1)
 
     def to_tables(self, number: int) -> tuple[Json, dict[str, np.ndarray]]:
         """The piece for a manifest: facts, and tables whose names begin with its number."""
@@ -127,55 +131,104 @@ class Images:
             image.close()
 
 
+class _Chunk(NamedTuple):
+    """A chunk of a group: where it was in memory, its bytes, where they are among those read, and its image."""
+
+    kind: int
+    offset: int
+    used: int
+    place: int
+    image: Image
+
+
 @dataclass(frozen=True, eq=False)
-class Loaded:
-    """Records of a group as they were read, and the bytes that their strings lead to."""
+class GroupRead:
+    """The blocks that have a group of a piece, and behind all of these their checksums."""
 
-    pointers: np.ndarray
-    kept: list[np.ndarray]
+    group: int
+    number: int  # of the piece
+    chunks: list[_Chunk]
+    inputs: list[Input]
+    which: np.ndarray
+    offsets: np.ndarray
+    sizes: np.ndarray
+    block_counts: np.ndarray  # of each chunk
+    sums_at: np.ndarray  # of each chunk, where its checksums begin among the bytes that are read
 
 
-def load(piece: Piece, group: int, images: Images, kernels: Kernels) -> Loaded:
-    """A group's records, with addresses of this process; `Damaged` if a string leads out of the group's texts."""
-    rows = piece.rows[group]
-    chunks = {TEXTS: [], RECORDS: []}  # type: dict[int, list[tuple[int, np.ndarray, str]]]
-    for row in rows.tolist():
-        offset, used = int(piece.offset[row]), int(piece.used[row])
-        if used:
-            data, name = _read(piece, images, offset, used)
-            chunks[int(piece.kind[row]) & 1].append((offset, data, name))
+def group_read(number: int, piece: Piece, group: int, images: Images, rows: np.ndarray | None = None) -> GroupRead:
+    """What to read for a group of a piece, or for some of its chunks, by their rows.
+
+    `Damaged` if the manifest names bytes that an image does not have.
+    """
+    found: list[tuple[_Chunk, Places]] = []
+    end = 0
+    rows = piece.rows[group] if rows is None else rows
+    for kind, offset, used in zip((piece.kind[rows] & 1).tolist(), piece.offset[rows].tolist(),
+                                  piece.used[rows].tolist(), strict=True):  # fmt: skip
+        if not used:
+            continue
+        id, extent = piece.segments[offset >> piece.shift]
+        image, start = images.get(id), offset & (1 << piece.shift) - 1
+        if start + used > extent.size or start % format.BLOCK:
+            raise Damaged("a snapshot's manifest names bytes that its image does not have", file=image.name,
+                          found=f"{used} bytes at {start} of segment {offset >> piece.shift}",
+                          right=f"at most {extent.size}")
+        places = image.places(extent, start, used)
+        found.append((_Chunk(kind, offset, used, end, image), places))
+        end += places.size
+    chunks, all_places = [chunk for chunk, _ in found], [places for _, places in found]
+    ids = list(dict.fromkeys(chunk.image.id for chunk in chunks))
+    which = np.array([ids.index(chunk.image.id) for chunk in chunks], np.int64)
+    columns = np.array(all_places, np.int64).reshape(-1, len(Places._fields))
+    sums_sizes = columns[:, 3]
+    return GroupRead(group, number, chunks, [images.get(id).input for id in ids], np.concatenate((which, which)),
+                     np.concatenate((columns[:, 0], columns[:, 2])), np.concatenate((columns[:, 1], sums_sizes)),
+                     columns[:, 1] // format.BLOCK, end + sums_sizes.cumsum() - sums_sizes + columns[:, 4])
+
+
+def records_in(read: GroupRead, area: np.ndarray, piece: Piece, kernels: Kernels) -> np.ndarray:
+    """Pointers to a group's records in the bytes that were read, whose strings lead there as well.
+
+    `Damaged` if these are not what was written, or a string leads out of the group's texts.
+    """
+    _verify(read, area, kernels)
     size = kernels.record_bytes
-    pointers = []
-    for _, data, name in chunks[RECORDS]:
-        records = data[: len(data) // size * size].reshape(-1, size)
-        if kernels.text_cells:
-            _translate(records, kernels.text_cells, piece.base, chunks[TEXTS], name)
-        start = address(data)
-        pointers.append(np.arange(start, start + len(records) * size, size, dtype=np.uint64))
-    kept = [data for kind in chunks.values() for _, data, _ in kind]
-    return Loaded(np.concatenate(pointers) if pointers else np.zeros(0, np.uint64), kept)
+    texts = [(chunk.offset, area[chunk.place :][: chunk.used]) for chunk in read.chunks if chunk.kind == TEXTS]
+    pointers = [np.zeros(0, np.uint64)]
+    for chunk in read.chunks:
+        if chunk.kind == RECORDS:
+            records = area[chunk.place :][: chunk.used // size * size].reshape(-1, size)
+            if kernels.text_cells:
+                _translate(records, kernels.text_cells, piece.base, texts, chunk.image.name)
+            start = address(records)
+            pointers.append(np.arange(start, start + len(records) * size, size, dtype=np.uint64))
+    return np.concatenate(pointers)
 
 
-def _read(piece: Piece, images: Images, offset: int, used: int) -> tuple[np.ndarray, str]:
-    segment = offset >> piece.shift
-    start = offset - (segment << piece.shift)
-    id, extent = piece.segments[segment]
-    image = images.get(id)
-    if start + used > extent.size:
-        raise Damaged("a snapshot's manifest names bytes that its image does not have", file=image.name,
-                      found=f"{used} bytes at {start} of segment {segment}", right=f"at most {extent.size}")
-    data = aligned(used)
-    data[:] = image.read(extent, start, used)
-    return data, image.name
+def _verify(read: GroupRead, area: np.ndarray, kernels: Kernels) -> None:
+    counts = read.block_counts
+    before = counts.cumsum() - counts
+    nth = np.arange(int(counts.sum())) - np.repeat(before, counts)  # in its chunk
+    offsets = np.repeat(read.offsets[: len(counts)], counts) + nth * format.BLOCK
+    ids = np.array([chunk.image.id for chunk in read.chunks], np.uint64)
+    stored = area.view("<u8")[np.repeat(read.sums_at // SUM_BYTES, counts) + nth]
+
+    def origin(block: int) -> tuple[str, int]:
+        chunk = int(before.searchsorted(block, "right")) - 1
+        return read.chunks[chunk].image.name, int(offsets[block])
+
+    blocks = area[: len(nth) * format.BLOCK].reshape(-1, format.BLOCK)
+    verify_blocks(blocks, np.repeat(ids, counts) ^ offsets.astype(np.uint64), stored, origin, kernels.checksums)
 
 
-def _translate(records: np.ndarray, cells: tuple[int, ...], base: int, texts: list[tuple[int, np.ndarray, str]],
+def _translate(records: np.ndarray, cells: tuple[int, ...], base: int, texts: list[tuple[int, np.ndarray]],
                name: str) -> None:
     """Let long strings lead to the texts as they were read."""
     texts = sorted(texts, key=lambda text: text[0])
-    starts = np.array([base + offset for offset, _, _ in texts], np.uint64)
-    sizes = np.array([len(data) for _, data, _ in texts], np.uint64)
-    places = np.array([address(data) for _, data, _ in texts], np.uint64)
+    starts = np.array([base + offset for offset, _ in texts], np.uint64)
+    sizes = np.array([len(data) for _, data in texts], np.uint64)
+    places = np.array([address(data) for _, data in texts], np.uint64)
     for cell in cells:
         lengths = records[:, cell : cell + 4].copy().view("<u4")[:, 0].astype(np.uint64)
         long = np.flatnonzero(lengths > INLINE_BYTES)

@@ -35,9 +35,10 @@ class Saver:
     def __init__(self, files: Files, kernels: Kernels, tiers: Tiers, budget: Budget, workers: int, keep: int,
                  number: Callable[[int], int]) -> None:
         self._files, self._kernels, self._tiers, self._keep, self._number = files, kernels, tiers, keep, number
-        self.copier = Copier(tiers.hot, workers, budget.copies)
+        self.copier = Copier(tiers.hot, workers, budget.copies, budget.log_bytes)
         self._images = ImageFiles(files, tiers.hot, self.copier)
         self._kept: dict[int, frozenset[str]] = {}  # snapshots -> the files that they name
+        self.held: frozenset[int] = frozenset()  # snapshots that stay however many newer ones there are
         self._doubtful: set[str] = set()  # files of snapshots that failed, but may be found at the next start
         self._under_way: list[Frozen] = []
         self._writer = ThreadPoolExecutor(1, "scalein-snapshot")
@@ -133,6 +134,7 @@ class Saver:
         on_disk = format.ids(self._files.names(), "snapshot")
         with self._books:
             staying = self.ids[-self._keep :]
+        staying = [*self.held, *staying]
         old = [id for id in on_disk if id < staying[-1] and id not in staying]  # also one that failed after its rename
         for id in old:
             self._files.remove(format.manifest_name(id))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -98,6 +99,7 @@ class Copy:
     def __init__(self, used: dict[int, int]) -> None:
         self.used = used  # bytes of each segment
         self.left = set(used)
+        self.busy: set[int] = set()  # segments that some thread copies right now
         self.images: dict[int, np.ndarray] = {}
         self.logs: dict[int, list[int]] = {}  # segment -> where each worker's undo log begins
         self.unread = set(used)  # segments whose logs' ends have not been read
@@ -105,21 +107,26 @@ class Copy:
 
 
 class Copier:
-    """Marks, copies and mends segments. At most `at_once` copies of a freeze wait to be written."""
+    """Marks, copies and mends segments. At most `at_once` copies of a freeze wait to be written.
 
-    def __init__(self, hot: HotTable, workers: int, at_once: int) -> None:
+    The undo logs of a segment have `log_bytes`, or what address space there is, shared by the workers.
+    """
+
+    def __init__(self, hot: HotTable, workers: int, at_once: int, log_bytes: int) -> None:
         self._hot, self._arena, self.at_once = hot, hot.arena, at_once
         count = len(self._arena.dirty)
         hot.undo_at = [np.zeros(count, np.int64) for _ in range(workers)]
         hot.undo_end = [np.zeros(count, np.int64) for _ in range(workers)]
         hot.on_undo_full = self.copy_now
         self._entry = hot.kernels.record_bytes + 8
-        self._log_bytes = padded(max(self._arena.segment_bytes // 2, 64 * self._entry))
-        self._log_memory = reserve(len(self._arena.memory) // 2 * workers)
+        # On small pages: kernels write to many logs at once, and would wait for a huge page of each.
+        self._log_memory = reserve(count * log_bytes, huge=False)
+        room = min(log_bytes, len(self._log_memory) // count) // workers
+        self._log_bytes = max(padded(64 * self._entry), room // PAGE_BYTES * PAGE_BYTES)
         self._logs_begun = 0
-        self._free_logs: list[int] = []
+        self._free_logs: deque[int] = deque()
         self._spare: list[np.ndarray] = []
-        self._lock = threading.Lock()  # over the current copy, free logs and spare memory
+        self._lock = threading.Condition()  # over the current copy, free logs and spare memory; told of each copy
         self._current = Copy({})
         self._current.is_copied.set()
         self._text_ends = hot.headers[:, TEXT_AT].copy()  # of each group, at the last freeze
@@ -163,8 +170,8 @@ class Copier:
         self._text_ends = ends
 
     def _take_log(self) -> int:
-        if self._free_logs:
-            return self._free_logs.pop()
+        if self._free_logs:  # the oldest: so a segment has the same one each time, with as many pages as it needs
+            return self._free_logs.popleft()
         start = self._logs_begun * self._log_bytes
         if start + self._log_bytes > len(self._log_memory):
             raise ScaleinError("the undo logs of a snapshot need more address space than this process may have")
@@ -173,17 +180,26 @@ class Copier:
 
     def copy_now(self, segment: int) -> None:
         """Copy a segment whose undo log is full; a kernel waits for it."""
-        with self._lock:
-            self._copy(self._current, segment)
+        self._copy(self._current, segment)
 
     def _copy(self, copy: Copy, segment: int) -> None:
-        if segment not in copy.left:
-            return
-        image = self._spare.pop() if self._spare else aligned(self._arena.segment_bytes)
-        start = self._arena.base + (segment << self._arena.shift)
-        self._hot.kernels.copy(address(image), start, copy.used[segment])
-        copy.images[segment] = image
-        self._clear(copy, [segment])
+        """Copy a segment, unless that is done; side by side with whoever copies another, after who copies this one."""
+        with self._lock:
+            self._lock.wait_for(lambda: segment not in copy.busy)
+            if segment not in copy.left:
+                return
+            image = self._spare.pop() if self._spare else aligned(self._arena.segment_bytes)
+            copy.busy.add(segment)
+        try:
+            start = self._arena.base + (segment << self._arena.shift)
+            self._hot.kernels.copy(address(image), start, copy.used[segment])
+            with self._lock:
+                copy.images[segment] = image
+                self._clear(copy, [segment])
+        finally:
+            with self._lock:
+                copy.busy.remove(segment)
+                self._lock.notify_all()
 
     def _clear(self, copy: Copy, segments: list[int]) -> None:
         self._arena.copying[segments] = 0
@@ -193,15 +209,23 @@ class Copier:
 
     def copy(self, copy: Copy, segments: list[int]) -> list[np.ndarray]:
         """Segments as they were when they were marked."""
-        for segment in segments:
-            with self._lock:
-                self._copy(copy, segment)
+        for segment in self._busiest_first(copy, segments):
+            self._copy(copy, segment)
         self._wait_for_blocks()
         ends = [[int(at[segment]) for at in self._hot.undo_at] for segment in segments]
         copy.unread -= set(segments)
         if not copy.unread:
             copy.is_copied.set()  # from here on the next freeze may have the marks and ends of logs
         return [self._mended(copy, segment, end) for segment, end in zip(segments, ends, strict=True)]
+
+    def _busiest_first(self, copy: Copy, segments: list[int]) -> Iterator[int]:
+        """Always the segment whose logs have grown most: once it is copied, nothing more is logged of it."""
+        left, starts = np.array(segments), np.array([sum(copy.logs[segment]) for segment in segments])
+        while len(left):
+            grown = sum(at[left] for at in self._hot.undo_at) - starts
+            first = int(np.argmax(grown))
+            yield int(left[first])
+            left, starts = np.delete(left, first), np.delete(starts, first)
 
     def _mended(self, copy: Copy, segment: int, ends: list[int]) -> np.ndarray:
         image = copy.images[segment][: copy.used[segment]]
@@ -243,6 +267,7 @@ class Copier:
         """Nothing of a freeze will be written: its segments count as changed."""
         segments = list(copy.used)
         with self._lock:
+            self._lock.wait_for(lambda: not copy.busy)
             self._arena.dirty[segments] = 1
             left = list(copy.left)
             self._arena.copying[left] = 0

@@ -61,6 +61,7 @@ class LogStore:
                  workers: int, keep: int, readonly: bool) -> None:
         self._files, self._key, self._value, self._kernels = files, key, value, kernels
         self._budget, self._workers, self._readonly = budget, workers, readonly
+        self._most_workers = workers  # that have undo logs
         self._lock = threading.RLock()
         self._ids = ids
         self._tiers = Tiers(files, kernels, budget, ids.new_file, self._clean)
@@ -279,6 +280,16 @@ class LogStore:
             self._has_changed = False
             return saved
 
+    def set_workers(self, workers: int) -> None:
+        """Merge with fewer workers than the store was opened with, or with as many again, from the next call on."""
+        with self._entered(writes=True):
+            self._workers = max(1, min(workers, self._most_workers))
+
+    def hold(self, snapshots: Iterable[int]) -> None:
+        """Let these snapshots stay, and no others than them and the newest `keep`, from the next one on."""
+        with self._entered(writes=True):
+            self._saver.held = frozenset(snapshots)
+
     def compact(self) -> None:
         """Merge all runs of a bundle into one: what was deleted or merged since takes no room any more."""
         with self._entered(writes=True):
@@ -290,12 +301,17 @@ class LogStore:
             self._tiers.verify()
             self._saver.verify()
 
+    @property
+    def memory_bytes(self) -> int:
+        """What the store holds in memory now; may be asked for at any time, by any thread."""
+        return self._tiers.memory_bytes + self._saver.copier.memory_bytes
+
     def stats(self) -> dict[str, object]:
         """Figures: bytes in memory and on disk, runs, records that left memory, snapshots."""
         with self._entered():
             tiers = self._tiers
             return {
-                "resident_bytes": tiers.memory_bytes + self._saver.copier.memory_bytes,
+                "resident_bytes": self.memory_bytes,
                 "disk_bytes": sum(map(self._files.size, self._files.names())),
                 "record_bytes": self._kernels.record_bytes,
                 "runs": sum(map(len, tiers.cold.runs)),
@@ -319,6 +335,11 @@ class LogStore:
         finally:
             self._shut()
 
+    def abandon(self) -> None:
+        """Give the directory back without another snapshot: what changed since the last one is forgotten."""
+        if not self._is_closed:
+            self._shut()
+
     def _shut(self) -> None:
         self._saver.close()
         self._tiers.close()
@@ -332,8 +353,8 @@ class LogStore:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if kind is None:
             self.close()
-        elif not self._is_closed:
-            self._shut()
+        else:
+            self.abandon()
 
     # ---
 

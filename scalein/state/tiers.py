@@ -13,14 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from threading import Lock
 
 import numpy as np
 import pyarrow as pa
 
-from scalein.layout import GROUPS, PARTIAL, TOMB
+from scalein.layout import GROUPS, HITS_SHIFT, MOST_HITS, PARTIAL, TOMB
 from scalein.memory import address
 from scalein.state import format
+from scalein.state.aio import Reader
 from scalein.state.arena import Arena
 from scalein.state.budget import Budget
 from scalein.state.cold import (
@@ -29,30 +31,33 @@ from scalein.state.cold import (
     Cold,
     ColdRun,
     Scratch,
-    cold_enough,
     groups_of,
+    least_kept,
     pointers_to,
     to_merge,
 )
 from scalein.state.files import Files
 from scalein.state.hot import HotTable
 from scalein.state.kernels import Functions, Kernels
-from scalein.state.recover import Images, Piece, load
+from scalein.state.points import Points
+from scalein.state.recover import Images, Piece, group_read, records_in
 from scalein.state.runs import Run
 
 DEAD_SHARE = 0.3  # of a group's bytes, from which on it is written anew
 KEPT_SHARE = 0.25  # of a bundle's records, those hit most, that stay in memory when it is evicted
+HITS_LOOKED_AT = 1 << 12  # records of a bundle, to choose those that stay
+COMPACTING_AT_ONCE = 2  # bundles: one merges while the other waits for the disk
 LEAVING_AT_ONCE = 3  # bundles on their way to disk
-MOST_RUNS = 12  # of a bundle, before its next records wait for compaction
+MOST_RUNS = 32  # of a bundle, before its next records wait for compaction
 
 
 @dataclass(frozen=True, eq=False)
 class Leaving:
-    """Records on their way to a run, and the chunks that they are still in."""
+    """Records on their way to a run, where they are, and the chunks that they are still in."""
 
     bundle: int
     run: ColdRun
-    pointers: np.ndarray
+    pointers: Callable[[], np.ndarray]
     chunks: list[tuple[int, int, int]]
 
 
@@ -62,7 +67,7 @@ class Tiers:
     def __init__(self, files: Files, kernels: Kernels, budget: Budget, new_id: Callable[[], int],
                  clean: Callable[[], None]) -> None:
         self._kernels, self._budget, self._new_id, self._clean = kernels, budget, new_id, clean
-        self.hot = HotTable(kernels, Arena(budget.segment_bytes), budget.most_chunk)
+        self.hot = HotTable(kernels, Arena(budget.segment_bytes, whole=budget.most_chunk), budget.most_chunk)
         self.cold = Cold(files, kernels, budget.scratch_records(kernels.record_bytes))
         self.pieces: list[Piece] = []  # oldest first
         self.read_again: list[Piece] | None = None  # of a store that is only read: pieces that memory may forget
@@ -70,7 +75,10 @@ class Tiers:
         self.functions: Functions = ()  # of the partials
         self._clock = 0  # the bundle that is evicted next
         self._scratch: Scratch | None = None
-        self._compactor = ThreadPoolExecutor(1, "scalein-compact")
+        self._searched: set[int] = set()  # groups of pieces that were read once: the next time they are loaded
+        self._reader = Reader(budget.window_bytes)
+        self._points = Points(kernels, self._reader)
+        self._compactor = ThreadPoolExecutor(COMPACTING_AT_ONCE, "scalein-compact")
         self._compacting: dict[int, tuple[int, Future[None]]] = {}  # bundle -> id of the run that is written
         self._spiller = ThreadPoolExecutor(LEAVING_AT_ONCE, "scalein-spill")  # they wait for the disk most of the time
         self._leaving: list[Leaving] = []
@@ -121,27 +129,31 @@ class Tiers:
         pointers, hashes = self._kernels.find(self.hot, batch)
         groups = (hashes >> np.uint64(56)).astype(np.int64)
         touched = self.waiting() & set(np.unique(groups).tolist()) if self.pieces else set()
-        for group in sorted(touched):
-            self._load(group)
-        if touched:
+        again, self._searched = touched & self._searched, self._searched | touched
+        if again:
+            self._load(sorted(again))
             pointers, hashes = self._kernels.find(self.hot, batch)
-        has_runs = np.array([bool(runs) for runs in self.cold.runs])[groups // BUNDLE_GROUPS]
-        asked = np.flatnonzero(has_runs & (pointers == 0))
-        found = np.flatnonzero(has_runs & (pointers != 0))
+        first = touched - again
+        has_older = np.array([bool(self.cold.runs[group // BUNDLE_GROUPS]) or group in first
+                              for group in range(GROUPS)])[groups]
+        asked = np.flatnonzero(has_older & (pointers == 0))
+        found = np.flatnonzero(has_older & (pointers != 0))
         if len(found):
             partial = (self._heads(pointers[found]) & np.uint64(PARTIAL)) != 0
             asked = np.sort(np.concatenate((asked, found[partial])))
         if len(asked):
-            self._find_cold(batch.take(pa.array(asked)), asked, pointers, hashes)
+            self._find_cold(batch.take(pa.array(asked)), asked, pointers, hashes, first)
         return np.where(pointers == 0, np.uint64(address(self._nothing)), pointers)
 
-    def _find_cold(self, batch: pa.RecordBatch, asked: np.ndarray, pointers: np.ndarray, hashes: np.ndarray) -> None:
-        """Bring together what runs and memory have of some rows' keys, and let their pointers lead there."""
+    def _find_cold(self, batch: pa.RecordBatch, asked: np.ndarray, pointers: np.ndarray, hashes: np.ndarray,
+                   groups: set[int]) -> None:
+        """Bring together what runs, some groups of pieces and memory have of rows' keys; let pointers lead there."""
         scratch = self._scratch_table()
         wanted = np.unique(hashes[asked])
-        for bundle in np.unique(wanted >> np.uint64(60)).tolist():
-            inside = wanted[(wanted >> np.uint64(60)) == np.uint64(bundle)]
-            self.cold.find(int(bundle), inside, scratch)
+        self._points.find(list(self.cold.runs), wanted, scratch)
+        inside = groups & set((wanted >> np.uint64(56)).tolist())
+        if inside:
+            self._points.search(self.pieces, self.images, inside, wanted, self.functions, scratch)
         partial = np.unique(pointers[asked])
         scratch.absorb(np.ascontiguousarray(partial[partial != 0]), self.functions)
         pointers[asked] = self._kernels.find(scratch.table, batch)[0]
@@ -169,7 +181,7 @@ class Tiers:
             yield np.ascontiguousarray(pointers[(heads & np.uint64(TOMB)) == 0])
             return
         newest = (pointers, self._kernels.hashes(pointers), self.functions)
-        for records, _ in self.cold.ranges(bundle, runs, self._scratch_table(), newest):
+        for records, _ in self.cold.ranges(bundle, runs, self._scratch_table, newest):
             heads = records[:, :8].copy().view(np.uint64)[:, 0]
             self._found = records
             yield np.ascontiguousarray(pointers_to(records)[(heads & np.uint64(TOMB)) == 0])
@@ -183,7 +195,7 @@ class Tiers:
     @property
     def memory_bytes(self) -> int:
         scratch = self._scratch.memory_bytes if self._scratch else 0
-        return self.hot.arena.touched + self.hot.buckets.touched + scratch
+        return self.hot.arena.touched + self.hot.buckets.touched + scratch + self._reader.memory_bytes
 
     def _scratch_table(self, clear: bool = True) -> Scratch:
         if self._scratch is None:
@@ -205,6 +217,7 @@ class Tiers:
         for _ in range(2 * BUNDLES):
             going = sum(size for one in self._leaving for _, _, size in one.chunks)
             if not self._budget.is_over(self.hot.in_use - going + text_bytes):
+                self.hot.trim(self._budget.hot_bytes)
                 return
             self._evict(self._clock, KEPT_SHARE)
             self._clock = (self._clock + 1) % BUNDLES
@@ -225,42 +238,70 @@ class Tiers:
             self.hot.settled(group)
 
     def _evict(self, bundle: int, share_kept: float) -> None:
-        """Forget the records of a bundle that are hit least; a thread writes them to a run.
-
-        Their chunks stay as they are until that is done: then they may be used again.
-        """
+        """Forget the records of a bundle that are hit least; a thread writes them to a run."""
         hot, groups = self.hot, groups_of(bundle)
         # One that is still leaving comes back if it cannot: then nothing newer of its bundle may be on disk.
         self.settle(0 if any(one.bundle == bundle for one in self._leaving) else LEAVING_AT_ONCE - 1)
         self._wait_for_compaction(bundle)
         self.load_bundle(bundle, make_room=False)
-        pointers = np.concatenate([hot.pointers(group) for group in groups])
-        if not len(pointers):
+        if not any(map(hot.record_count, groups)):
             return
-        heads = np.concatenate([hot.heads(group) for group in groups])
-        goes = cold_enough(heads, share_kept) if share_kept else np.ones(len(heads), bool)
-        staying = np.ascontiguousarray(pointers[~goes])
-        if not self.cold.runs[bundle]:  # nothing older: what was deleted needs no trace
-            goes &= (heads & np.uint64(TOMB)) == 0
-        pointers = np.ascontiguousarray(pointers[goes])
-        chunks = [chunk for group in groups for chunk in hot.release(group)]
-        if len(pointers):
-            id = self._new_id()
-            has_filter = bool(self.cold.runs[bundle])
-            made = self._spiller.submit(self._write_run, id, pointers, self.functions, has_filter)
-            run = ColdRun(id, len(pointers), self.functions, made)
-            self._leaving.append(Leaving(bundle, run, pointers, chunks))
-            self._replace_runs(bundle, (), [run])
+        drop = 0 if self.cold.runs[bundle] else TOMB  # nothing older: what was deleted needs no trace
+        least = least_kept(self._hits(groups), share_kept)
+        if self._kernels.text_cells:
+            self._leave_with_text(bundle, least, drop)
+        else:
+            self._leave_plain(bundle, least, drop)
         for group in groups:
             hot.set_flags(group, PARTIAL if self.cold.runs[bundle] else 0)
+
+    def _hits(self, groups: range) -> np.ndarray:
+        """How often records were hit: of some groups, if these are enough to tell how it is with all."""
+        found: list[np.ndarray] = []
+        for group in groups:
+            found.append(self.hot.heads(group))
+            if sum(map(len, found)) >= HITS_LOOKED_AT:
+                break
+        return (np.concatenate(found) >> np.uint64(HITS_SHIFT) & np.uint64(MOST_HITS)).astype(np.int64)
+
+    def _leave_plain(self, bundle: int, least: int, drop: int) -> None:
+        """Copy those with fewer hits than `least` out of memory, which has the room of all for the others at once."""
+        (hashes, pointers), chunks = self.hot.thin(groups_of(bundle), least, drop)
+        hashes = hashes.copy()
+        records = self._kernels.gather(pointers)
+        self.hot.give_back(chunks)
+        if len(records):
+            self._leave(bundle, len(records), lambda: pointers_to(records), [], lambda: (records, hashes))
+
+    def _leave_with_text(self, bundle: int, least: int, drop: int) -> None:
+        """Those with fewer hits than `least`; their chunks stay as they are until they are written."""
+        hot, groups = self.hot, groups_of(bundle)
+        pointers = np.concatenate([hot.pointers(group) for group in groups])
+        heads = np.concatenate([hot.heads(group) for group in groups])
+        goes = (heads >> np.uint64(HITS_SHIFT) & np.uint64(MOST_HITS)) < np.uint64(least)
+        staying = np.ascontiguousarray(pointers[~goes])
+        pointers = np.ascontiguousarray(pointers[goes & ((heads & np.uint64(drop)) == 0)])
+        chunks = [chunk for group in groups for chunk in hot.release(group)]
+        if len(pointers):
+            self._leave(bundle, len(pointers), lambda: pointers, chunks, lambda: self.cold.sorted_records(pointers))
         self._kernels.absorb(hot, staying, self.functions, older=False)
         if not len(pointers):
             hot.give_back(chunks)
 
-    def _write_run(self, id: int, pointers: np.ndarray, functions: Functions, has_filter: bool) -> Run:
-        writer = self.cold.writer(id, functions, len(pointers) * self._kernels.record_bytes, has_filter)
+    def _leave(self, bundle: int, count: int, pointers: Callable[[], np.ndarray], chunks: list[tuple[int, int, int]],
+               in_order: Callable[[], tuple[np.ndarray, np.ndarray]]) -> None:
+        """Let a thread write records to a run. `in_order` gives them sorted, and their hashes."""
+        id, has_filter = self._new_id(), bool(self.cold.runs[bundle])
+        made = self._spiller.submit(self._write_run, id, count, self.functions, has_filter, in_order)
+        run = ColdRun(id, count, self.functions, made)
+        self._leaving.append(Leaving(bundle, run, pointers, chunks))
+        self._replace_runs(bundle, (), [run])
+
+    def _write_run(self, id: int, count: int, functions: Functions, has_filter: bool,
+                   in_order: Callable[[], tuple[np.ndarray, np.ndarray]]) -> Run:
+        writer = self.cold.writer(id, functions, count, count * self._kernels.record_bytes, has_filter)
         try:
-            writer.add(*self.cold.sorted_records(pointers))
+            writer.add(*in_order())
             writer.finish()
         except BaseException:
             writer.abandon()
@@ -281,7 +322,9 @@ class Tiers:
         with self._runs_lock:
             retired, self._retired = self._retired, []
         for run in retired:  # nobody reads them any more: who does, does it under the store's lock
-            if run.made.exception() is None:
+            if run.made.exception() is None and most:  # rows come in: to free a removed file takes milliseconds
+                self._spiller.submit(run.run.close)
+            elif run.made.exception() is None:
                 run.run.close()
         while len(self._leaving) > most or (self._leaving and self._leaving[0].run.made.done()):
             one = self._leaving.pop(0)
@@ -289,7 +332,7 @@ class Tiers:
             if error is not None:
                 self._replace_runs(one.bundle, (one.run,), [])
                 self.hot.batch += 1
-                self._kernels.absorb(self.hot, one.pointers, self.functions, older=True)
+                self._kernels.absorb(self.hot, one.pointers(), self.functions, older=True)
             self.hot.give_back(one.chunks)
             if error is not None:
                 raise error
@@ -297,31 +340,38 @@ class Tiers:
 
     # --- pieces of the past
 
-    def _load(self, group: int) -> None:
-        """Bring a group's records back to memory, under those that are newer."""
-        for number in range(len(self.pieces) - 1, -1, -1):
-            piece = self.pieces[number]
-            if group in piece.groups:
-                self.hot.expect(group, piece.record_count(group, self._kernels.record_bytes))
-                found = load(piece, group, self.images, self._kernels)
-                self.hot.batch += 1
-                self._kernels.absorb(self.hot, found.pointers, self.functions, older=True)
-                self.pieces[number] = piece.without(group)
+    def _load(self, groups: list[int]) -> None:
+        """Bring groups' records back to memory, under those that are newer; what a piece has of one comes whole."""
+        wanted = (group_read(number, self.pieces[number], group, self.images) for group in groups
+                  for number in range(len(self.pieces) - 1, -1, -1) if group in self.pieces[number].groups)
+        for read, area in self._reader.read(wanted):
+            group, piece = read.group, self.pieces[read.number]
+            pointers = records_in(read, area, piece, self._kernels)
+            self.hot.expect(group, len(pointers))
+            self.hot.batch += 1
+            self._kernels.absorb(self.hot, pointers, self.functions, older=True)
+            self.pieces[read.number] = piece.without(group)
+            self.hot.settled(group)
+            if not self.cold.runs[group // BUNDLE_GROUPS] and not any(group in one.groups for one in self.pieces):
+                self.hot.set_flags(group, 0)
         self.pieces = [piece for piece in self.pieces if piece.groups]
-        if not self.cold.runs[group // BUNDLE_GROUPS]:
-            self.hot.set_flags(group, 0)
 
     def load_bundle(self, bundle: int, make_room: bool = True) -> None:
-        if self.pieces and make_room:
-            self.make_room()
-        for group in sorted(self.waiting() & set(groups_of(bundle))) if self.pieces else ():
-            if make_room and self.read_again is None:  # else it could forget what was just loaded
-                self.make_room()
-            self._load(group)
+        self._load_within(groups_of(bundle), make_room)
 
     def load_all(self) -> None:
-        for bundle in range(BUNDLES):
-            self.load_bundle(bundle)
+        self._load_within(range(GROUPS), make_room=True)
+
+    def _load_within(self, some: range, make_room: bool) -> None:
+        if self.pieces and make_room:
+            self.make_room()
+        groups = sorted(self.waiting() & set(some)) if self.pieces else []
+        if not make_room or self.read_again is not None or self._budget.total is None:
+            self._load(groups)  # at once: to make room could forget what was just loaded
+            return
+        for group in groups:
+            self.make_room()
+            self._load([group])
 
     # --- compaction
 
@@ -340,7 +390,7 @@ class Tiers:
 
     def _compact_runs(self, bundle: int, runs: tuple[ColdRun, ...], is_bottom: bool, id: int) -> None:
         try:
-            merged = self.cold.merged(bundle, runs, id, Scratch(self._kernels), is_bottom)
+            merged = self.cold.merged(bundle, runs, id, cache(lambda: Scratch(self._kernels)), is_bottom)
             self._replace_runs(bundle, runs, [merged] if merged else [])
             self._clean()
         except BaseException as error:
@@ -356,7 +406,7 @@ class Tiers:
         some = False
         for bundle, runs in enumerate(self.cold.runs):
             if len(runs) > 1:
-                merged = self.cold.merged(bundle, runs, self._new_id(), self._scratch_table(), is_bottom=True)
+                merged = self.cold.merged(bundle, runs, self._new_id(), self._scratch_table, is_bottom=True)
                 self._replace_runs(bundle, runs, [merged] if merged else [])
                 some = True
         self.settle()  # closes those that were replaced
@@ -375,11 +425,12 @@ class Tiers:
         """Stop compaction and close the files. Not under the lock."""
         self._spiller.shutdown(wait=True)
         self._compactor.shutdown(wait=True, cancel_futures=True)
-        for runs in self.cold.runs:
+        for runs in (*self.cold.runs, self._retired):
             for run in runs:
                 if run.made.exception() is None:
                     run.run.close()
         self.images.close()
+        self._reader.close()
 
     def verify(self) -> None:
         """Read all runs and pieces; `Damaged` names the file that is not what was written."""

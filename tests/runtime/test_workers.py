@@ -1,4 +1,4 @@
-"""Worker threads: not bound to the one core their starter was pinned to."""
+"""Worker threads: not bound to the one core their starter was pinned to; errors reach the caller when all ended."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import threading
 import pytest
 
 from scalein.options import STARTUP_CPUS
-from scalein.runtime.workers import side_by_side
+from scalein.runtime.stopping import leave_if_stopped
+from scalein.runtime.workers import Crew, side_by_side
 
 
 @pytest.mark.skipif(len(STARTUP_CPUS) < 2, reason="needs two CPUs to tell them apart")
@@ -23,3 +24,36 @@ def test_workers_of_a_pinned_caller_are_not_pinned() -> None:
     thread.start()
     thread.join()
     assert seen == [set(STARTUP_CPUS)] * 2
+
+
+def test_a_crew_has_the_caller_and_others() -> None:
+    crew, seen = Crew(3), dict[int, int]()
+
+    def job(worker: int) -> None:
+        seen[worker] = threading.get_ident()
+
+    for workers in (3, 1, 2, 3):
+        seen.clear()
+        crew.run(job, workers)
+        assert sorted(seen) == list(range(workers))
+        assert seen[0] == threading.get_ident()
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_an_error_stops_the_crew(failing: int) -> None:
+    crew, ended = Crew(3), list[int]()
+
+    def job(worker: int) -> None:
+        try:
+            if worker == failing:
+                raise ZeroDivisionError
+            while worker:  # the caller's own thread heeds whoever called it
+                leave_if_stopped()
+        finally:
+            ended.append(worker)
+
+    with pytest.raises(ZeroDivisionError):
+        crew.run(job, 3)
+    assert sorted(ended) == [0, 1, 2]
+    crew.run(ended.append, 3)  # the next call knows nothing of it
+    assert len(ended) == 6

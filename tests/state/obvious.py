@@ -8,7 +8,8 @@ import struct
 import numpy as np
 
 from scalein.state.files import Files
-from scalein.state.runs import Records, RunInfo, RunWriter
+from scalein.state.runs import Records
+from scalein.state.writing import RunInfo, RunWriter
 
 M64 = (1 << 64) - 1
 Row = tuple[int, tuple[bytes, ...]]  # a number and the strings of a record

@@ -274,6 +274,8 @@ class _Output:
 
 
 class _Input:
+    direct = -1
+
     def __init__(self, files: PowerCutFiles, name: str, node: _Node) -> None:
         self._files, self._name, self._node = files, name, node
         self.size = len(node.current)

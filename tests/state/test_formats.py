@@ -183,7 +183,13 @@ def test_images_are_read_as_written(sizes: list[int], seed: int) -> None:
     for extent, part in zip(extents, parts, strict=True):
         start = random.randrange(len(part))
         size = random.randint(0, len(part) - start)
-        image.will_need(extent, start, size)
+        blocks = part.reshape(-1, BLOCK)[start // BLOCK : -(-(start + size) // BLOCK)]
+        places, stored = image.places(extent, start, size), disk.content(format.image_name(8))
+        assert stored[places.offset :][: places.size] == blocks.tobytes()
+        sums = stored[places.sums_offset :][: places.sums_size][places.sums_begin :][: 8 * len(blocks)]
+        assert places.sums_offset % BLOCK == places.sums_size % BLOCK == 0
+        seeds = np.uint64(8) ^ (np.uint64(places.offset) + np.arange(len(blocks), dtype=np.uint64) * np.uint64(BLOCK))
+        assert sums == block_checksums(np.ascontiguousarray(blocks), seeds).tobytes()
         assert image.read(extent, start, size).tobytes() == part[start : start + size].tobytes()
         image.verify(extent)
     content = disk.content(format.image_name(8))

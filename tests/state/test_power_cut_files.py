@@ -15,7 +15,8 @@ from scalein.state import format, manifest
 from scalein.state.format import image_name, manifest_name, run_name
 from scalein.state.images import Extent, Image, ImageWriter
 from scalein.state.manifest import Manifest
-from scalein.state.runs import Run, RunWriter
+from scalein.state.runs import Run
+from scalein.state.writing import RunWriter
 from tests.state.power_cut import PAGE, PowerCut, PowerCutFiles
 
 SEEDS = st.integers(0, 1 << 32)

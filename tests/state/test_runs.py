@@ -13,16 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalein.errors import BadArgument, Damaged, InternalError, StoreFailed
-from scalein.state import format, runs
+from scalein.state import format, writing
 from scalein.state.checksum import block_checksum
 from scalein.state.files import RealFiles
-from scalein.state.runs import Run, RunWriter
+from scalein.state.runs import Run
+from scalein.state.writing import RunWriter
 from tests.state.obvious import M64, Row, decoded, obvious_checksum, write_run
 from tests.state.power_cut import PowerCutFiles
 
 BLOCK = format.BLOCK
 
 SIZES = st.sampled_from([0, 1, 12, 13, 40, 300]) | st.sampled_from([0, 5, 4000, 4096, 9000])
+
+
+def blocks_at(run: Run, offsets: np.ndarray) -> list[int]:
+    """The numbers of the blocks at these places of the file."""
+    return [run._directory[1].tolist().index(offset) for offset in offsets.tolist()]
 
 
 @settings(deadline=None, max_examples=80)
@@ -39,7 +45,7 @@ def test_runs_are_read_as_written(stride: int, cells: int, count: int, step: int
     hashes = np.sort(np.array([random.randrange(spread) << 50 for _ in rows], np.uint64))
     disk = PowerCutFiles()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "WRITE_BYTES", write_bytes)
+        patch.setattr(writing, "WRITE_BYTES", write_bytes)
         info = write_run(disk, rows, hashes, stride, places, step)
     run = Run(disk, 5, stride, places)
     assert info.record_count == run.record_count == count
@@ -52,25 +58,25 @@ def test_runs_are_read_as_written(stride: int, cells: int, count: int, step: int
     assert [row for part in run.scan(random.choice([1, 10_000, 1 << 20])) for row in decoded(part, places)] == rows
     run.verify()
 
-    numbers = np.array(sorted(random.sample(range(run.block_count), random.randint(0, run.block_count))), np.int64)
-    one_by_one = [row for k in numbers.tolist() for row in decoded(run.read_range(k, k + 1), places)]
-    assert decoded(run.read_blocks(numbers), places) == one_by_one
-
     wanted = np.unique(np.array([random.randrange(spread + 3) << 50 for _ in range(random.randint(0, 5))], np.uint64))
-    found = decoded(run.read_blocks(run.blocks_for(wanted)), places)
-    expected = [row for row, hash in zip(rows, hashes.tolist(), strict=True) if hash in wanted.tolist()]
-    assert [row for row in found if row in expected] == expected
+    found = run.places(wanted)
+    in_blocks = [decoded(run.read_range(k, k + 1), places) for k in blocks_at(run, found.offsets)]
+    for hash in wanted.tolist():
+        expected = [row for row, theirs in zip(rows, hashes.tolist(), strict=True) if theirs == hash]
+        asked = found.block[found.hashes == hash].tolist()
+        assert [row for k in asked for row in in_blocks[k] if row in expected] == expected
+    assert (np.diff(found.offsets) >= found.sizes[:-1]).all()
+    assert sorted(set(found.block.tolist())) == list(range(len(found.offsets)))
     if places == () and spread == 300 and count:
-        assert len(run.blocks_for(wanted)) <= sum(2 + np.count_nonzero(hashes == h) for h in wanted)
+        assert len(found.offsets) <= sum(2 + np.count_nonzero(hashes == h) for h in wanted)
 
 
 def test_a_hash_that_no_block_can_hold_asks_for_none() -> None:
     disk = PowerCutFiles()
     write_run(disk, [(k, ()) for k in range(2000)], np.arange(1000, 3000).astype(np.uint64), 40, ())
     run = Run(disk, 5, 40)
-    assert run.blocks_for(np.array([0, 999, 3000, M64], np.uint64)).tolist() == []
-    assert run.blocks_for(np.array([1000], np.uint64)).tolist() == [0]
-    assert run.blocks_for(np.array([1000, 2999], np.uint64)).tolist() == [0, run.block_count - 1]
+    for asked, blocks in (([0, 999, 3000, M64], []), ([1000], [0]), ([1000, 2999], [0, run.block_count - 1])):
+        assert blocks_at(run, run.places(np.array(asked, np.uint64)).offsets) == blocks
     assert run.block_count == -(-2000 // 102)
 
 
@@ -87,9 +93,9 @@ def test_a_run_is_written_and_read_in_a_real_directory(tmp_path: Path) -> None:
     assert (tmp_path / format.run_name(9)).stat().st_size == info.size_bytes == run.size_bytes
     assert np.concatenate([part.records for part in run.scan()]).tobytes() == records.tobytes()
     some = np.sort(random.choice(hashes, 500, replace=False))
-    found = {record.tobytes() for record in run.read_blocks(run.blocks_for(some)).records}
+    found = {record.tobytes() for k in blocks_at(run, run.places(some).offsets)
+             for record in run.read_range(k, k + 1).records}
     assert {record.tobytes() for record in records[np.isin(hashes, some)]} <= found
-    run.forget()
     files.remove(format.run_name(9))
     run.verify()
     run.close()
@@ -212,7 +218,7 @@ def test_a_hostile_directory_is_damaged(what: str) -> None:
     format.seal(np.frombuffer(content, np.uint8)[4 * BLOCK :], 5)
     disk.replace(format.run_name(5), bytes(content))
     with pytest.raises(Damaged, match="contradicts itself"):
-        Run(disk, 5, 4080).blocks_for(np.array([1], np.uint64))
+        Run(disk, 5, 4080).places(np.array([1], np.uint64))
 
 
 def test_the_bytes_of_a_run_are_those_of_the_format() -> None:
@@ -239,7 +245,7 @@ def test_a_filter_denies_no_hash_that_a_run_has() -> None:
     rng = np.random.default_rng(1)
     hashes = np.unique(rng.integers(0, 2**60, 3_000).astype(np.uint64))
     disk = PowerCutFiles()
-    writer = RunWriter(disk, 5, 24, "[]", has_filter=True)
+    writer = RunWriter(disk, 5, 24, "[]", filtered=len(hashes))
     writer.add(np.zeros((len(hashes), 24), np.uint8), hashes)
     writer.finish()
     run = Run(disk, 5, 24)

@@ -37,7 +37,7 @@ def check(store: LogStore, wanted: int) -> None:
         assert values <= {value}, f"{name} of the snapshot at {wanted}: {values}"
 
 
-BUDGETS = {"memory": Budget(None, 1 << 16, 1 << 12), "spills": Budget(2_000_000, 1 << 15, 1 << 12)}
+BUDGETS = {"memory": Budget(None, 1 << 16, 1 << 12), "spills": Budget(1_800_000, 1 << 15, 1 << 12)}
 
 
 @pytest.mark.parametrize("budget", BUDGETS.values(), ids=BUDGETS.keys())

@@ -143,7 +143,8 @@ def test_a_failing_disk(kind: str, number: int) -> None:
 def test_a_full_disk() -> None:
     whole = PowerCutFiles()
     Run("text", whole)
-    for room in places(whole.written_bytes, Random(3), CUTS // 2 or 100):
+    # How much is written depends on when compaction comes: another run may write less.
+    for room in places(whole.written_bytes // 2, Random(3), CUTS // 2 or 100):
         disk = PowerCutFiles()
         disk.full_after(room)
         run = Run("text", disk)

@@ -1,7 +1,7 @@
-"""Bulk work on the bytes of stored tables: copies, checksums, gathered records, undo logs.
+"""Bulk work on the bytes of stored tables: copies, checksums, gathered records, undo logs, blocks of runs.
 
-A row of these kernels is a page, a block or an entry. They run in background threads beside kernels that change what
-they read: a copy may be torn, and the undo log mends it.
+A row of these kernels is a page, a block, an entry or a hash. They run in background threads beside kernels that change
+what they read: a copy may be torn, and the undo log mends it.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ from scalein.ir.stages import Bulk
 from scalein.layout import PAGE_BYTES, UNDO_BATCH_SHIFT
 from scalein.llvm_backend.block import Block
 from scalein.llvm_backend.code import Code
-from scalein.llvm_backend.fn import I1, I32, I64, PTR, const
+from scalein.llvm_backend.fn import I1, I8, I32, I64, PTR, const
 
 # The checksum, as `state/checksum.py` defines it.
 LANES = 8
 _SEED, _MIX, _FOLD = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 0xA0761D6478BD642F
 _VECTOR = ir.VectorType(I64, LANES)
+_FILTER = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93)  # as in `state/filters.py`
 
 
 def lower_bulk(code: Code, sink: Bulk, block: Block, start: ir.Value) -> None:
     f = code.f
-    lower = {"copy": _copy, "checksum": _checksum, "gather": _gather, "restore": _restore}.get(sink.what)
+    lower = {"copy": _copy, "checksum": _checksum, "gather": _gather, "restore": _restore, "pack": _pack,
+             "mark": _mark, "merge": _merge}.get(sink.what)  # fmt: skip
     if lower is None:
         raise InternalError(f"no kernel for {sink.what!r}")
     with f.loop(block.count) as k:
@@ -61,20 +63,89 @@ def _restore(code: Code, row: ir.Value) -> None:
 
 def _checksum(code: Code, row: ir.Value) -> None:
     """The checksum of block `row` of `size` bytes at `source`, begun with its word of `seeds`, to `target`."""
+    f = code.f
+    first = f.byte_at(f.slot("source", PTR), f.b.mul(row, f.slot("size")))
+    sum = sum_of(code, first, f.slot("size"), f.load(f.slot("seeds", PTR), row, I64))
+    f.store(sum, f.slot("target", PTR), row)
+
+
+def sum_of(code: Code, first: ir.Value, size: ir.Value, seed: ir.Value) -> ir.Value:
     f, b = code.f, code.f.b
-    first = f.byte_at(f.slot("source", PTR), b.mul(row, f.slot("size")))
-    seed = f.load(f.slot("seeds", PTR), row, I64)
     zeros = ir.Constant(ir.VectorType(I32, LANES), [0] * LANES)
     undefined = ir.Constant(_VECTOR, ir.Undefined)
     lanes = b.shuffle_vector(b.insert_element(undefined, seed, const(0, I32)), undefined, zeros)
     begin = ir.Constant(_VECTOR, [k * _SEED & (1 << 64) - 1 for k in range(LANES)])
     sums = f.var(_VECTOR, b.xor(lanes, begin))
-    with f.loop(f.slot("size"), step=LANES * 8) as at:
+    with f.loop(size, step=LANES * 8) as at:
         words = b.load(f.byte_at(first, at), typ=_VECTOR, align=8)
+        f.prefetch(f.byte_at(first, b.add(at, size)), write=False)  # of the next block, which the disk wrote
         mixed = b.mul(b.xor(sums.get(), words), ir.Constant(_VECTOR, [_MIX] * LANES))
         sums.set(b.xor(mixed, b.lshr(mixed, ir.Constant(_VECTOR, [32] * LANES))))
     h: ir.Value = const(0)
     for lane in range(LANES):
         h = b.mul(b.xor(h, b.extract_element(sums.get(), const(lane, I32))), const(_FOLD))
         h = b.xor(h, b.lshr(h, const(29)))
-    f.store(h, f.slot("target", PTR), row)
+    return h
+
+
+def _pack(code: Code, row: ir.Value) -> None:
+    """Block `row` of a run, `block` bytes at `target`: the next `per` of `count` records of `size` bytes at `source`.
+
+    The blocks will lie from `offset` of the file `id` on.
+    """
+    f, b = code.f, code.f.b
+    per, size, bytes = f.slot("per"), f.slot("size"), f.slot("block")
+    done, before = b.mul(row, per), b.mul(row, bytes)
+    place = f.byte_at(f.slot("target", PTR), before)
+    records = f.min(per, b.sub(f.slot("count"), done))
+    used = b.mul(records, size)
+    f.store(records, place)
+    f.store(const(0), place, const(1))
+    _move(code, f.byte_at(place, 16), f.byte_at(f.slot("source", PTR), b.mul(done, size)), used)
+    rest = b.sub(b.sub(bytes, const(16)), used)
+    behind = f.byte_at(place, b.add(used, const(16)))
+    f.call("llvm.memset.p0.i64", ir.VoidType(), [behind, const(0, I8), rest, const(0, I1)])
+    seed = b.xor(f.slot("id"), b.add(f.slot("offset"), before))
+    f.store(sum_of(code, place, bytes, seed), place, const(1))
+
+
+def _mark(code: Code, row: ir.Value) -> None:
+    """Set the bits of hash `row` of `source` in the filter at `target`."""
+    f, b = code.f, code.f.b
+    h = f.load(f.slot("source", PTR), row, I64)
+    for step in _FILTER:
+        place = b.lshr(b.mul(h, const(step)), f.slot("shift"))
+        byte = f.byte_at(f.slot("target", PTR), b.lshr(place, const(3)))
+        bit = b.shl(const(1, I8), b.trunc(b.and_(place, const(7)), I8))
+        f.store(b.or_(b.load(byte, typ=I8), bit), byte)
+
+
+def _merge(code: Code, row: ir.Value) -> None:
+    """Two sorted lists of hashes with a word each into one; of equal hashes those of the first list come first.
+
+    Row `row` of `lists` says where both and the result are (hashes, words), and how many each list has. Masks in the
+    place of selects, which would become branches that nobody can predict.
+    """
+    f, b = code.f, code.f.b
+    told = f.at(f.slot("lists", PTR), b.mul(row, const(8)), I64)
+    hashes, words = ([f.load(told, const(2 * k + what), PTR) for k in range(3)] for what in range(2))
+    ends = [f.load(told, const(6 + k), I64) for k in range(2)]
+    at = [f.var(I64, const(0)) for _ in range(3)]
+    with f.forever() as both:
+        i, j, k = (one.get() for one in at)
+        both.stop_if(b.or_(b.icmp_signed(">=", i, ends[0]), b.icmp_signed(">=", j, ends[1])))
+        left, right = f.load(hashes[0], i, I64), f.load(hashes[1], j, I64)
+        is_left = b.zext(b.icmp_unsigned("<=", left, right), I64)
+        mask = b.sub(const(0), is_left)
+        for target, one, other in ((hashes[2], left, right),
+                                   (words[2], f.load(words[0], i, I64), f.load(words[1], j, I64))):  # fmt: skip
+            f.store(b.xor(other, b.and_(b.xor(one, other), mask)), target, k)
+        at[0].set(b.add(i, is_left))
+        at[1].set(b.add(j, b.xor(is_left, const(1))))
+        at[2].set(b.add(k, const(1)))
+    for number in range(2):
+        left_over = b.sub(ends[number], at[number].get())
+        for lists in (hashes, words):
+            _move(code, f.at(lists[2], at[2].get(), I64), f.at(lists[number], at[number].get(), I64),
+                  b.shl(left_over, const(3)))
+        at[2].set(b.add(at[2].get(), left_over))

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from scalein.ir.stages import Absorb, Find, Fold, Hashes, Keep, Read
+from scalein.ir.stages import Absorb, Find, Fold, Hashes, Keep, Read, Seek
 from scalein.ir.stored import StoredTable
 from scalein.layout import ERROR, FRESH, HITS_SHIFT, KEPT, KEY_NULLS, MOST_HITS, PARTIAL, TOMB, VALUE_NULLS
 from scalein.llvm_backend.block import PADDED, Block, keep, rows
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.exprs import lower_expr
 from scalein.llvm_backend.fn import I1, I64, PTR, const
-from scalein.llvm_backend.keys import KeyBlock, array_type, hash_words, key_array, key_block, row_key
+from scalein.llvm_backend.keys import KeyBlock, array_type, hash_words, key_array, key_block
 from scalein.llvm_backend.readers import field_value
 from scalein.llvm_backend.sinks.merge import copy_key
 from scalein.llvm_backend.stored import StoreIndex, ValuePlace, count, is_set, long_bytes, update
@@ -32,11 +32,12 @@ _OLDER = {"count": "sum", "first": "last", "last": "first", "replace": KEPT, KEP
 
 def lower_keep(code: Code, sink: Keep, block: Block, env: Env, start: ir.Value) -> None:
     f = code.f
-    if sink.owned:
-        block = keep(code, block, lambda row: _is_mine(code, sink, env, row))
     index = StoreIndex(code, sink.table, "table", only_hidden=sink.delete)
     keys = key_block(code, block, env, sink.keys, any(key.nullable for key in sink.keys))
     code.check_errors(ERROR)
+    if sink.owned:
+        block = keep(code, block, lambda row: _is_mine(code, f.load(keys.hashes, row.k, I64)))
+        _pick(code, keys, block)
 
     def number(k: ir.Value) -> ir.Value:
         return f.b.add(start, block.row(f, k).offset("in"))
@@ -60,12 +61,24 @@ def _report_progress(code: Code, start: ir.Value) -> None:
     code.f.store_now(code.f.b.add(start, const(1)), code.f.slot_ptr("progress"))
 
 
-def _is_mine(code: Code, sink: Keep, env: Env, row: Row) -> ir.Value:
-    """Whether this worker serves the key group of a row: group * workers // 256 == worker."""
+def _is_mine(code: Code, h: ir.Value) -> ir.Value:
+    """Whether this worker serves the key group of a hash: group * workers // 256 == worker."""
     f = code.f
-    _, h = row_key(code, row, env, sink.keys, any(key.nullable for key in sink.keys))
     share = f.b.lshr(f.b.mul(f.b.lshr(h, const(56)), f.slot("owner.workers")), const(8))
     return f.b.icmp_unsigned("==", share, f.slot("owner.worker"))
+
+
+def _pick(code: Code, keys: KeyBlock, block: Block) -> None:
+    """Move the keys of a block's live rows to the front; row numbers ascend, so none is overwritten before it moved."""
+    f, b = code.f, code.f.b
+    arrays = [(keys.hashes, I64, 1)] if keys.nulls is None else [(keys.hashes, I64, 1), (keys.nulls, I64, 1)]
+    arrays += [(data, array_type(t), 2 if t.is_bytes else 1) for data, t in zip(keys.data, keys.types, strict=True)]
+    with rows(code, block) as row:
+        source = row.offset("in")
+        for array, typ, words in arrays:
+            for word in range(words):
+                old, new = (b.add(b.mul(k, const(words)), const(word)) for k in (source, row.k))
+                f.store(f.load(array, old, typ), array, new)
 
 
 def _all_null(table: StoredTable) -> int:
@@ -131,7 +144,7 @@ def _pointer(code: Code, start: ir.Value, k: ir.Value) -> ir.Value:
 
 def _keys_of(code: Code, table: StoredTable, block: Block, start: ir.Value) -> KeyBlock:
     """Canonical keys of the records that pointers lead to, and their hashes."""
-    f, b, layout = code.f, code.f.b, table.layout
+    f = code.f
     types = tuple(key.dtype for key in table.keys)
     arrays = tuple(key_array(f, k, t) for k, t in enumerate(types))
     nulls = f.scratch(I64, PADDED, "nulls") if any(key.nullable for key in table.keys) else None
@@ -139,15 +152,22 @@ def _keys_of(code: Code, table: StoredTable, block: Block, start: ir.Value) -> K
     with f.loop(block.count) as k:
         f.prefetch(_pointer(code, start, k), write=False)
     with f.loop(block.count) as k:
-        record = _pointer(code, start, k)
-        words = [word for number, dtype in enumerate(types)
-                 for word in copy_key(code, f.byte_at(record, layout.offset(f"key{number}")), dtype, arrays[number], k)]
-        null_bits = None
-        if nulls is not None:
-            null_bits = b.lshr(b.load(record, typ=I64), const(KEY_NULLS))
-            f.store(null_bits, nulls, k)
-        f.store(hash_words(f, words, null_bits), hashes, k)
+        f.store(_take_key(code, table, _pointer(code, start, k), arrays, nulls, k), hashes, k)
     return KeyBlock(types, arrays, nulls, hashes)
+
+
+def _take_key(code: Code, table: StoredTable, record: ir.Value, arrays: tuple[ir.Value, ...], nulls: ir.Value | None,
+              k: ir.Value) -> ir.Value:
+    """Put a record's key into the arrays; gives its hash."""
+    f, b = code.f, code.f.b
+    words = [word for number, key in enumerate(table.keys)
+             for word in copy_key(code, f.byte_at(record, table.layout.offset(f"key{number}")), key.dtype,
+                                  arrays[number], k)]
+    null_bits = None
+    if nulls is not None:
+        null_bits = b.lshr(b.load(record, typ=I64), const(KEY_NULLS))
+        f.store(null_bits, nulls, k)
+    return hash_words(f, words, null_bits)
 
 
 def lower_hashes(code: Code, sink: Hashes, block: Block, start: ir.Value) -> None:
@@ -155,6 +175,38 @@ def lower_hashes(code: Code, sink: Hashes, block: Block, start: ir.Value) -> Non
     keys = _keys_of(code, sink.table, block, start)
     with f.loop(block.count) as k:
         f.store(f.load(keys.hashes, k, I64), f.slot("found.hashes", PTR), f.b.add(start, k))
+
+
+def lower_seek(code: Code, sink: Seek, block: Block, start: ir.Value) -> None:
+    """Frame, a row each: `pointers` to the first of `counts` records, `hashes`; `found.records`, `found.counts`.
+
+    Whatever order the records are in, nothing but these is looked at.
+    """
+    f, b, table = code.f, code.f.b, sink.table
+    arrays = tuple(key_array(f, k, key.dtype) for k, key in enumerate(table.keys))
+    nulls = f.scratch(I64, PADDED, "nulls") if any(key.nullable for key in table.keys) else None
+    with f.loop(block.count) as k:
+        at = b.add(start, k)
+        first, h = _pointer(code, start, k), f.load(f.slot("hashes", PTR), at, I64)
+        count = f.load(f.slot("counts", PTR), at, I64)
+
+        def place(number: ir.Value, first: ir.Value = first) -> ir.Value:
+            return f.byte_at(first, b.mul(number, const(table.layout.size)))
+
+        low, high = f.var(I64, const(0)), f.var(I64, count)
+        with f.forever() as search:
+            search.stop_if(b.icmp_unsigned(">=", low.get(), high.get()))
+            middle = b.lshr(b.add(low.get(), high.get()), const(1))
+            found = _take_key(code, table, place(middle), arrays, nulls, const(0))
+            is_less = b.icmp_unsigned("<", found, h)
+            low.set(b.select(is_less, b.add(middle, const(1)), low.get()))
+            high.set(b.select(is_less, high.get(), middle))
+        with f.forever() as same:  # `high` goes behind the last
+            same.stop_if(b.icmp_unsigned(">=", high.get(), count))
+            same.stop_if(b.icmp_unsigned("!=", _take_key(code, table, place(high.get()), arrays, nulls, const(0)), h))
+            high.set(b.add(high.get(), const(1)))
+        f.store(place(low.get()), f.slot("found.records", PTR), at)
+        f.store(b.sub(high.get(), low.get()), f.slot("found.counts", PTR), at)
 
 
 def lower_absorb(code: Code, sink: Absorb, block: Block, start: ir.Value) -> None:

@@ -1,0 +1,146 @@
+"""Reading ahead: several units of work (files, row groups) decoded at once on own threads, delivered in order.
+
+Each unit fills a lane of its own; the consumer empties the oldest lane. A thread waits when its lane is full, and takes
+no new unit while `lanes` are there: that bounds what is held. The oldest lane is always being worked on or complete,
+so nothing waits for ever. An error is raised where its item would have come. Closing the iterator ends the threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+Unit = Callable[[], Iterator[Item]]
+
+POLL_S = 0.02  # between two questions whether there is a new unit
+DEPTH = 2
+
+
+def ahead(units: Iterator[Unit[Item] | None], threads: int, quiet_s: float,
+          depth: int = DEPTH) -> Iterator[Item | None]:
+    """The items of all units in order; None whenever there was no item for `quiet_s`. A lane holds `depth` items.
+
+    `units` is asked by one thread at a time; it gives None when there is no unit now, but may be one later.
+    """
+    crew = _Crew(units, threads, depth)
+    try:
+        yield from crew.items(quiet_s)
+    finally:
+        crew.stop()
+
+
+class _Lane(Generic[Item]):
+    __slots__ = ("error", "is_done", "items")
+
+    def __init__(self) -> None:
+        self.items: deque[Item] = deque()
+        self.is_done = False
+        self.error: BaseException | None = None
+
+
+class _Crew(Generic[Item]):
+    """Threads and their lanes; every attribute below belongs to whoever holds `_turn`."""
+
+    def __init__(self, units: Iterator[Unit[Item] | None], threads: int, depth: int) -> None:
+        self._units, self._depth = units, depth
+        self._turn = threading.Condition()
+        self._lanes: deque[_Lane[Item]] = deque()
+        self._most_lanes = threads + 2
+        self._is_asking = False  # one thread is in `units`
+        self._is_dry = False  # no unit will come
+        self._is_stopped = False
+        self._threads = [threading.Thread(target=self._work, name=f"scalein-read-{k}", daemon=True)
+                         for k in range(threads)]
+        for thread in self._threads:
+            thread.start()
+
+    def items(self, quiet_s: float) -> Iterator[Item | None]:
+        while True:
+            with self._turn:
+                found = self._next(quiet_s)
+            if found is None:
+                return
+            yield found[0] if found else None
+
+    def _next(self, quiet_s: float) -> tuple[Item, ...] | None:
+        """One item, () if there was none in time, None at the end."""
+        while True:
+            lane = self._lanes[0] if self._lanes else None
+            if lane is None and self._is_dry:
+                return None
+            if lane is not None and lane.items:
+                item = lane.items.popleft()
+                self._turn.notify_all()
+                return (item,)
+            if lane is not None and lane.error is not None:
+                raise lane.error
+            if lane is not None and lane.is_done:
+                self._lanes.popleft()
+                self._turn.notify_all()
+            elif not self._turn.wait(quiet_s):
+                return ()
+
+    def stop(self) -> None:
+        with self._turn:
+            self._is_stopped = True
+            self._turn.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        while (taken := self._take()) is not None:
+            unit, lane = taken
+            try:
+                items = unit()
+                for item in items:
+                    if not self._put(lane, item):
+                        return
+                error = None
+            except BaseException as raised:  # handed to the consumer, whatever it is
+                error = raised
+            with self._turn:
+                lane.is_done, lane.error = True, error
+                self._turn.notify_all()
+
+    def _put(self, lane: _Lane[Item], item: Item) -> bool:
+        with self._turn:
+            while len(lane.items) >= self._depth and not self._is_stopped:
+                self._turn.wait()
+            lane.items.append(item)
+            self._turn.notify_all()
+            return not self._is_stopped
+
+    def _take(self) -> tuple[Unit[Item], _Lane[Item]] | None:
+        """The next unit with its lane, or None when there is nothing left to do."""
+        with self._turn:
+            while (self._is_asking or len(self._lanes) >= self._most_lanes) and not self._is_stopped:
+                self._turn.wait()
+            if self._is_stopped or self._is_dry:
+                return None
+            self._is_asking = True
+        unit: Unit[Item] | None = None
+        error: BaseException | None = None
+        is_dry = False
+        while unit is None and not is_dry:
+            try:
+                unit = next(self._units)
+            except StopIteration:
+                is_dry = True
+            except BaseException as raised:
+                is_dry, error = True, raised
+            with self._turn:
+                if unit is None and not is_dry:
+                    self._turn.wait(POLL_S)
+                if self._is_stopped:
+                    is_dry = True
+        with self._turn:
+            self._is_asking, self._is_dry = False, is_dry
+            lane: _Lane[Item] = _Lane()
+            if unit is not None or error is not None:
+                lane.is_done, lane.error = error is not None, error
+                self._lanes.append(lane)
+            self._turn.notify_all()
+        return None if unit is None else (unit, lane)

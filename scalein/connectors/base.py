@@ -1,0 +1,162 @@
+"""Source and Sink: what a flow reads from and a job writes to, and how a flow holds a source.
+
+A source gives batches with the offset behind each; an offset is plain JSON, kept in a job's checkpoint. A sink takes
+batches and commits them in two phases. Own ones need no base class: whatever has these methods will do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from typing import Protocol, runtime_checkable
+
+import pyarrow as pa
+
+from scalein.connectors.memory import bare, checked
+from scalein.errors import BadArgument, BadData, ScaleinError, SourceLoc
+
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+Read = Iterator[tuple[pa.RecordBatch, Json]]
+
+QUIET_S = 0.1  # the longest that a read of an unbounded source keeps silent
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Rows in one or more partitions, each in an order of its own.
+
+    A source may also have `bounded = False` (it never ends), `replays = False` (rows that were read are gone: jobs
+    with a checkpoint refuse it), and a method `project(columns)`: the same source, reading these columns only.
+    """
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of every batch."""
+
+    def partitions(self) -> Sequence[str]:
+        """The names of the partitions: the same ones in every run."""
+
+    def read(self, partition: str, offset: Json) -> Read:
+        """Batches, each with the offset behind it; None is the beginning.
+
+        Reading from an offset gives exactly the rows that followed it. An unbounded source gives an empty batch
+        (with the offset as it was) whenever it has had nothing for 100 ms. The iterator may be closed at any time.
+        """
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """Where a job's rows go, epoch by epoch. One thread calls at a time, but `commit` may run beside `write`."""
+
+    def open(self, schema: pa.Schema, committed: Json, next: str) -> None:
+        """Called once, before anything is written. `committed` is what the last committed `prepare` gave.
+
+        The sink completes that commit and removes what it staged and no commit names. `next` is `<job>-<run>`: the
+        part before the first "-" is the job's own over all its runs, the whole is unique; names of new files begin
+        with it.
+        """
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Rows of the running epoch."""
+
+    def prepare(self) -> Json:
+        """End the running epoch: its rows are safe, though not visible yet. Gives what `commit` needs to know.
+
+        What one `prepare` gave is committed before the result of the next becomes a job's `committed`.
+        """
+
+    def commit(self, prepared: Json) -> None:
+        """Make an epoch visible. May be called again for the same epoch, also by a later run."""
+
+    def close(self) -> None:
+        """Release everything; rows behind the last `prepare` are given up."""
+
+
+class Connected:
+    """A source as a flow holds it: the same face as `memory.Batches`, plus offsets. Every batch is checked.
+
+    `schema` is in the types that scalein reads; after `project` it has those columns, in that order.
+    """
+
+    __slots__ = ("_at", "_columns", "_whole", "name", "schema", "source", "table")
+
+    def __init__(self, name: str, source: Source, at: SourceLoc, columns: Sequence[str] | None = None) -> None:
+        self._at, self.name, self.source = at, name, source
+        self._whole = bare(source.schema, at)
+        self._columns = columns
+        self.schema = self._whole if columns is None else pa.schema([self._whole.field(name) for name in columns])
+        self.table = None  # nothing is in memory
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the input ends."""
+        return bool(getattr(self.source, "bounded", True))
+
+    @property
+    def replays(self) -> bool:
+        """Whether it can be read again from an offset."""
+        return bool(getattr(self.source, "replays", True))
+
+    def partitions(self) -> list[str]:
+        """The names of the source's partitions."""
+        try:
+            return list(self.source.partitions())
+        except ScaleinError:
+            raise
+        except Exception as error:
+            raise self._raised(error, "its partitions were listed") from error
+
+    def project(self, columns: Sequence[str]) -> Connected:
+        """The same input in these columns; a source that can reads nothing else."""
+        if list(columns) == self.schema.names:
+            return self
+        project = getattr(self.source, "project", None)
+        if project is None:
+            return Connected(self.name, self.source, self._at, columns)
+        return Connected(self.name, project(list(columns)), self._at)
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """All rows, partition by partition; refused for an input without an end."""
+        if not self.bounded:
+            raise BadArgument(f"the input ({self.name}) never ends, so its result cannot be collected", at=self._at,
+                              hint="start(sink=...) runs it as a job")
+        for partition in self.partitions():
+            with closing(self.read_from(partition, None)) as batches:
+                yield from (batch for batch, _ in batches if batch.num_rows)
+
+    def read_from(self, partition: str, offset: Json) -> Generator[tuple[pa.RecordBatch, Json], None, None]:
+        """The rows of a partition behind an offset; whatever the source raises comes out as `BadData`."""
+        number, expected = 0, self.source.schema.remove_metadata()
+        # Nothing to decode, and no promise about nulls that a batch could break: equal schemas say it all.
+        is_simple = expected.types == self._whole.types and all(field.nullable for field in expected)
+        batches: Read = iter(())
+        try:
+            batches = self.source.read(partition, offset)
+            for batch, behind in batches:
+                if not (is_simple and isinstance(batch, pa.RecordBatch) and batch.schema.equals(expected)):
+                    batch = checked(batch, self._whole, number, self._at)
+                yield (batch if self._columns is None else batch.select(self._columns)), behind
+                number += 1
+        except ScaleinError:
+            raise
+        except Exception as error:
+            raise self._raised(error, f"batch {number} of partition {partition!r} was read") from error
+        finally:
+            if hasattr(batches, "close"):
+                batches.close()
+
+    def _raised(self, error: Exception, when: str) -> BadData:
+        return BadData(f"the source raised {type(error).__name__} while {when}", at=self._at, found=error,
+                       source=self.name)
+
+
+def of_source(source: object, at: SourceLoc) -> Connected:
+    """A user's own source, if it has what one needs."""
+    missing = [name for name in ("schema", "partitions", "read") if not hasattr(source, name)]
+    if missing:
+        raise BadArgument(f"this {type(source).__name__} is no source", at=at, found="no " + ", no ".join(missing),
+                          hint="a source has a schema, partitions() and read(partition, offset): see scalein.Source")
+    if not isinstance(source.schema, pa.Schema):  # type: ignore[attr-defined]
+        raise BadArgument("the source's schema is no pyarrow schema", at=at,
+                          found=repr(source.schema))  # type: ignore[attr-defined]
+    return Connected(type(source).__name__, source, at)  # type: ignore[arg-type]

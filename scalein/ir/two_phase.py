@@ -1,0 +1,115 @@
+"""Aggregation in two phases: rows into partial groups, partial groups into finished ones.
+
+A partial group is a row of plain columns: the keys, the start of its slice of time if there are windows, and a column
+for each accumulator. Two of one key combine by a function a column (`functions`), so a state store can keep them and
+other machines can make them; any number of them are finished by the same engine that made them.
+
+    group(k, sum(x), mean(x))  ->  partial: k, #acc0 = rows, #acc1 = sum(x), #acc2 = valid(x)
+                                   final:   sum(#acc1), sum(#acc1) / sum(#acc2)
+
+Accumulators of any size (distinct values, lists) and those that carry a row's number have no such columns: see `fits`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from scalein.dtypes import BOOL, F64, I64, DType, Field, Kind, Schema
+from scalein.ir import ops
+from scalein.ir.exprs import Call, Col, Expr, Lit, type_of
+from scalein.ir.nodes import Grouped, Node, Scan
+from scalein.ir.tables import Acc, AccKind, Output, Table
+
+_FUNCTIONS = {AccKind.ROWS: "sum", AccKind.VALID: "sum", AccKind.ISUM: "sum", AccKind.FSUM: "sum",
+              AccKind.MIN: "min", AccKind.MAX: "max"}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TwoPhase:
+    """The phases of one aggregation, and how partial groups of one key combine."""
+
+    partial: Grouped
+    combine: Grouped  # partial groups into fewer of them
+    final: Grouped
+    functions: dict[str, str]  # column of a partial group -> sum, min or max
+
+    @property
+    def keys(self) -> Schema:
+        """What tells partial groups apart: the keys, and the start of the slice."""
+        time = [Field("window_start", type_of(self.partial.table.window.time), False)] if (
+            self.partial.table.window is not None) else []
+        return Schema((*(Field(k.name, k.dtype, k.nullable) for k in self.partial.table.keys), *time))
+
+    @property
+    def values(self) -> Schema:
+        return Schema(tuple(Field(o.name, o.dtype, o.nullable) for o in self.partial.table.outputs))
+
+
+def fits(table: Table) -> bool:
+    """Whether all accumulators of a table have columns."""
+    return all(acc.kind in _FUNCTIONS for acc in table.accs)
+
+
+def two_phase(node: Grouped, partials: str = "partials") -> TwoPhase:
+    """group(k, window, ...) -> a group by k and slice, and one over its rows, by k and window."""
+    table = node.table
+    columns = tuple(Output(f"#acc{k}", "raw", _type(acc), _has_nulls(acc), (k,)) for k, acc in enumerate(table.accs))
+    slices = None if table.window is None else ops.Window(table.window.time, table.slice_size, table.slice_size)
+    partial = replace(node, table=replace(table, outputs=columns, window=slices))
+    fields = Schema(tuple(f for f in partial.schema if f.name != "window_end"))
+    source: Node = Scan(ops.Source(partials, fields.arrow, tuple(fields.names)))
+    window = None
+    if table.window is not None:
+        start = Col("window_start", type_of(table.window.time), False)
+        window = ops.Window(start, table.window.size, table.window.every)
+    accs = (Acc(AccKind.ROWS), *(_again(acc, column) for acc, column in zip(table.accs, columns, strict=True)))
+    outputs = tuple(replace(o, fn="sum" if o.fn in ("count", "count_valid") else o.fn,
+                            accs=tuple(k + 1 for k in o.accs)) for o in table.outputs)
+    keys: tuple[Expr, ...] = tuple(Col(k.name, k.dtype, k.nullable) for k in table.keys)
+    final = Grouped(source, (), replace(table, accs=accs, outputs=outputs, window=window), keys)
+    functions = {column.name: _FUNCTIONS[acc.kind] for acc, column in zip(table.accs, columns, strict=True)}
+    combined = tuple(replace(column, fn=functions[column.name], accs=(k + 1,)) for k, column in enumerate(columns))
+    slices = None if window is None else replace(window, size=table.slice_size, every=table.slice_size)
+    combine = Grouped(source, (), replace(final.table, outputs=combined, window=slices), keys)
+    return TwoPhase(partial, combine, final, functions)
+
+
+def row_values(table: Table) -> tuple[tuple[Expr | None, str], ...]:
+    """For each accumulator's column, what a single row brings to it, and by which function: count, sum, min, max."""
+    return tuple(_row_value(acc) for acc in table.accs)
+
+
+def _row_value(acc: Acc) -> tuple[Expr | None, str]:
+    if acc.arg is None:
+        return None, "count"
+    if acc.kind is AccKind.VALID:
+        is_there = Call("is_not_null", (acc.arg,), (), BOOL, False)
+        return Call("if_else", (is_there, Lit(1, I64), Lit(None, I64)), (), I64), "count"
+    dtype = _type(acc)
+    is_it = type_of(acc.arg) == dtype
+    return acc.arg if is_it else Call("cast", (acc.arg,), (), dtype, acc.arg.nullable), _FUNCTIONS[acc.kind]
+
+
+def _type(acc: Acc) -> DType:
+    """The type of an accumulator's column. Sums of integers are as wide as they are in a record."""
+    match acc.kind:
+        case AccKind.ROWS | AccKind.VALID:
+            return I64
+        case AccKind.FSUM:
+            return F64
+        case AccKind.ISUM:
+            return DType(Kind.DEC, precision=38, scale=acc.dtype.scale)
+        case _:
+            return acc.dtype
+
+
+def _has_nulls(acc: Acc) -> bool:
+    """No row yet is a value of most accumulators: 0, or the extreme of the other end. There is no greatest text."""
+    return acc.kind in (AccKind.MIN, AccKind.MAX) and acc.dtype.is_bytes
+
+
+def _again(acc: Acc, column: Output) -> Acc:
+    """What the second phase does with an accumulator's column."""
+    kind = AccKind.ISUM if acc.kind in (AccKind.ROWS, AccKind.VALID) else acc.kind
+    # Stored columns may be null where no row had a value, whatever the accumulator does.
+    return Acc(kind, Col(column.name, column.dtype, nullable=True))

@@ -1,0 +1,1 @@
+"""Jobs: flows that run continuously, with checkpoints, on one machine."""

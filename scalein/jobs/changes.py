@@ -1,0 +1,114 @@
+"""Changes of groups: what rows of one border did to the results, as rows with an `op`.
+
+A group that has a result for the first time is an "insert", one whose result is another now an "update", one that has
+none any more (a filter behind the group) a "delete", with the values it had. So whoever applies the rows in order, by
+key, holds what `collect` would give. Each partial group carries a number through the ops behind the aggregation: that
+tells which results, before and now, are the same group's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from scalein.compiler import compile_flow
+from scalein.dtypes import I64, Field, Schema
+from scalein.errors import BadArgument, SourceLoc
+from scalein.ir import ops
+from scalein.ir.exprs import Col, Named
+from scalein.ir.nodes import Scan
+from scalein.ir.rewrite import map_inputs
+from scalein.ir.tables import Key
+from scalein.ir.two_phase import TwoPhase
+from scalein.jobs.segments import Segment
+from scalein.jobs.steps import Batches, Runner, Surroundings, filtered
+from scalein.runtime.run import Program
+
+OP = "op"
+_ROW = "#number"
+_NUMBER = Col(_ROW, I64, False)
+_ONE_TO_ONE = (ops.Project, ops.Watermark)  # a group has always exactly one result behind them
+
+
+def check(segment: Segment, at: SourceLoc) -> None:
+    """Refuse flows whose changes cannot be told."""
+    if OP in segment.op.schema.names:
+        raise BadArgument(f'emit="changes" adds a column {OP!r}, and the flow has one', at=at, hint="rename it")
+    if not isinstance(segment.state, ops.Aggregate):
+        return
+    window = segment.state.window
+    if window is not None and window.size != window.every:
+        raise BadArgument('emit="changes" has no meaning for sliding windows yet', at=at, step="group_by",
+                          hint='tumbling windows have it; or emit="final"')
+    if any(isinstance(op, ops.MapBatches) for op in _behind(segment)):
+        raise BadArgument('emit="changes" cannot look through a Python function behind a group', at=at,
+                          step="map_batches", hint='map before the group, or emit="final"')
+
+
+def _behind(segment: Segment) -> list[ops.Op]:
+    found, op = [], segment.op
+    while op is not segment.state:
+        found.append(op)
+        op = op.left if isinstance(op, ops.Join) else op.input  # type: ignore[union-attr]
+    return found
+
+
+class Changes:
+    """From partial groups before and after a border to results with an `op`."""
+
+    def __init__(self, segment: Segment, two: TwoPhase, around: Surroundings) -> None:
+        state = segment.state
+        assert isinstance(state, ops.Aggregate) and isinstance(two.final.input, Scan)  # noqa: PT018
+        partials = Schema((*two.final.input.schema, Field(_ROW, I64, False)))
+        self._columns = partials.names
+        table = replace(two.final.table, keys=(*two.final.table.keys, Key(_ROW, I64, False)))
+        source = Scan(ops.Source("partials", partials.arrow, tuple(partials.names)))
+        final = replace(two.final, input=source, table=table, keys=(*two.final.keys, _NUMBER))
+        self._groups = Runner(segment.op, around, Program(final))
+        fields = final.schema
+        groups = ops.Source("groups", fields.arrow, tuple(fields.names))
+        self._behind = Runner(segment.op, around, Program(compile_flow(_numbered(segment.op, state, groups))))
+        self._is_one_to_one = all(isinstance(op, _ONE_TO_ONE) for op in _behind(segment))
+        self._names = segment.op.schema.names
+
+    def between(self, before: pa.RecordBatch, now: pa.RecordBatch, existed: np.ndarray) -> Batches:
+        """Changes of groups that row by row were `before` (if they existed), and are as they are `now`."""
+        count = now.num_rows
+        new, new_rows = self._results(now, np.arange(count))
+        if self._is_one_to_one:
+            had, has = existed.astype(np.int64), np.ones(count, np.int64)
+            old, old_rows = new.slice(0, 0), new_rows[:0]
+        else:
+            old, old_rows = self._results(filtered(before, pa.array(existed)), np.flatnonzero(existed))
+            had, has = (np.bincount(rows, minlength=count) for rows in (old_rows, new_rows))
+        same = (had == 1) & (has == 1)  # else what there was goes, and what there is comes
+        parts = ((old, ~same[old_rows], "delete"), (new, ~same[new_rows], "insert"), (new, same[new_rows], "update"))
+        found = [(filtered(table, pa.array(which)), op) for table, which, op in parts]
+        return [told(batch, op) for batch, op in found if batch.num_rows]
+
+    def _results(self, partials: pa.RecordBatch, numbers: np.ndarray) -> tuple[pa.RecordBatch, np.ndarray]:
+        """The results of partial groups, and of which each is."""
+        given = partials.append_column(_ROW, pa.array(numbers, pa.int64())).select(self._columns)
+        batches = self._behind.run(self._groups.run([given]))
+        schema = self._behind.program.node.schema.arrow
+        found = pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], schema)
+        return found.select(self._names), found.column(_ROW).to_numpy()
+
+
+def told(batch: pa.RecordBatch, op: str) -> pa.RecordBatch:
+    """Rows that say what they are."""
+    return batch.append_column(pa.field(OP, pa.string(), False), pa.array([op] * batch.num_rows, pa.string()))
+
+
+def _numbered(op: ops.Op, state: ops.Aggregate, source: ops.Source) -> ops.Op:
+    """The ops behind an aggregation, over another source, with the number of each row."""
+    if op is state:
+        return source
+    if isinstance(op, ops.Join):
+        return replace(op, left=_numbered(op.left, state, source))
+    below = map_inputs(op, lambda each: _numbered(each, state, source))
+    if isinstance(below, ops.Project):
+        return replace(below, items=(*below.items, Named(_ROW, _NUMBER)))
+    return below

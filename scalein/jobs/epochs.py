@@ -1,0 +1,222 @@
+"""Epochs: what a job had read, knew and written at one border, under one name on disk.
+
+An epoch's manifest is the commit point. Before it is there, its state is on disk and its output is staged and synced;
+after it, the output is made visible, which can be done again. So a job that ends at any instruction goes on from its
+last manifest, and no row is lost or doubled.
+
+    <checkpoint>/name                      of the job, over all its runs
+    <checkpoint>/epoch-0000000007.json     the manifests of the last epochs
+    <checkpoint>/state-<segment>/          the stores of the flow's segments
+    <checkpoint>/_epoch-...                one that was being written
+    <checkpoint>/savepoints/<name>/        an epoch and its state that stay for good
+
+A manifest is one line of JSON and a line with its checksum; nothing in it is executed or unpickled.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import uuid
+import warnings
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, TypeVar
+
+from scalein.connectors.base import Json
+from scalein.errors import Damaged, NewerFormat, ScaleinError, StoreFailed, here
+from scalein.jobs.json import as_int
+
+Opened = TypeVar("Opened")
+
+FORMAT = 1
+KEPT = 3  # epochs that stay
+SAVEPOINTS = "savepoints"
+_NAME = re.compile(r"epoch-(\d{10})\.json")
+_JOB = re.compile(r"[0-9a-f]{8}")
+
+
+class Checkpoint:
+    """A directory of epochs, and the lock over it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: IO[bytes] | None = None
+
+    def open(self) -> None:
+        """Take the directory."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = open(self.path / "lock", "ab")  # noqa: SIM115 (held until close)
+        except OSError as error:
+            raise StoreFailed("cannot open the checkpoint", at=here(), file=self.path, found=error) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._lock.close()
+            raise StoreFailed("another job is using this checkpoint", at=here(), file=self.path,
+                              hint="stop it first, or give another directory") from error
+        for left in self.path.glob("_epoch-*"):
+            left.unlink()
+
+    def name(self) -> str:
+        """The name of the job whose checkpoint this is. Files that it staged bear it, also before the first epoch."""
+        path, staged = self.path / "name", self.path / "_epoch-name"
+        with suppress(OSError, UnicodeDecodeError):
+            if _JOB.fullmatch(found := path.read_text("ascii")):
+                return found
+        chosen = uuid.uuid4().hex[:8]
+        try:
+            _write(staged, chosen.encode())
+            os.rename(staged, path)
+            self._sync()
+        except OSError as error:
+            raise StoreFailed("cannot write the checkpoint", at=here(), file=path, found=error) from error
+        return chosen
+
+    def recovered(self, attempt: Callable[[dict[str, Json] | None], Opened]) -> Opened:
+        """What `attempt` makes of the newest epoch that is whole, with its state; of None if there is no epoch."""
+        damaged: ScaleinError | None = None
+        for number in sorted(self.numbers(), reverse=True):
+            try:
+                found = attempt(self.read(number))
+            except (Damaged, StoreFailed) as error:
+                if isinstance(error, StoreFailed) and not isinstance(error.__cause__, FileNotFoundError | None):
+                    raise  # the disk cannot be read now: to go back because of that would lose what is there
+                damaged = damaged or error
+                continue
+            except (ValueError, KeyError, IndexError, OverflowError) as error:
+                damaged = damaged or Damaged("an epoch's manifest does not say what one says",
+                                             file=self.path / _name(number), found=repr(error))
+                continue
+            if damaged is not None:
+                warnings.warn(f"the newest checkpoint is damaged, going back to epoch {number}: {damaged}",
+                              RuntimeWarning, stacklevel=5)
+                for newer in self.numbers():
+                    if newer > number:
+                        (self.path / _name(newer)).unlink()
+            return found
+        if damaged is not None:
+            raise damaged
+        for state in self.path.glob("state-*"):  # it was never committed
+            shutil.rmtree(state)
+        return attempt(None)
+
+    def save_as(self, name: str) -> Path:
+        """Keep the newest epoch under a name, for good: files are linked, nothing is copied. No epoch is under way."""
+        path, staged = self.path / SAVEPOINTS / name, self.path / SAVEPOINTS / f"_{name}"
+        try:
+            shutil.rmtree(staged, ignore_errors=True)
+            staged.mkdir(parents=True)
+            newest = _name(self.numbers()[-1])
+            os.link(self.path / newest, staged / newest)
+            for state in self.path.glob("state-*"):
+                _link_files(state, staged / state.name)
+            os.rename(staged, path)
+        except OSError as error:
+            shutil.rmtree(staged, ignore_errors=True)
+            raise StoreFailed("cannot keep a savepoint", at=here(), file=path, found=error,
+                              hint="names of savepoints are used once") from error
+        return path
+
+    def begin_from(self, savepoint: Path) -> None:
+        """Begin with what a savepoint has, unless there is an epoch already."""
+        if self.numbers():
+            return
+        other = Checkpoint(savepoint)
+        if not savepoint.is_dir() or not other.numbers():
+            raise StoreFailed("there is no savepoint in this directory", at=here(), file=savepoint)
+        try:
+            for state in savepoint.glob("state-*"):
+                shutil.rmtree(self.path / state.name, ignore_errors=True)
+                _link_files(state, self.path / state.name)
+        except OSError as error:
+            raise StoreFailed("cannot begin from a savepoint", at=here(), file=savepoint, found=error) from error
+        found = other.read(other.numbers()[-1])
+        # Output of the other job is the other job's.
+        self.publish(as_int(found["epoch"]), {**found, "job": self.name(), "output": []})
+
+    def numbers(self) -> list[int]:
+        matches = (_NAME.fullmatch(name) for name in os.listdir(self.path))
+        return sorted(int(match[1]) for match in matches if match)
+
+    def read(self, number: int) -> dict[str, Json]:
+        path = self.path / _name(number)
+        try:
+            text, _, check = path.read_bytes().partition(b"\n")
+            if check.strip() != b"%08x" % zlib.crc32(text):
+                raise ValueError("the checksum does not fit")
+            found = json.loads(text)
+            if not isinstance(found, dict) or found.get("epoch") != number:
+                raise ValueError("it is not what its name says")
+        except (OSError, ValueError, RecursionError) as error:
+            raise Damaged("an epoch's manifest cannot be read", file=path, found=error) from error
+        if not isinstance(found.get("format"), int) or found["format"] > FORMAT:
+            raise NewerFormat("the checkpoint was written by a newer scalein", file=path, found=found.get("format"),
+                              has=FORMAT)
+        return found
+
+    def publish(self, epoch: int, content: dict[str, Json]) -> list[dict[str, Json]]:
+        """Commit an epoch: synced, then under its name. Gives those that stay, oldest first."""
+        text = json.dumps({**content, "format": FORMAT, "epoch": epoch}, separators=(",", ":")).encode()
+        staged, path = self.path / f"_{_name(epoch)}", self.path / _name(epoch)
+        try:
+            _write(staged, text + b"\n%08x\n" % zlib.crc32(text))
+            os.rename(staged, path)
+            self._sync()
+            numbers = self.numbers()
+            for old in numbers[:-KEPT]:
+                (self.path / _name(old)).unlink()
+            if numbers[:-KEPT]:
+                self._sync()  # a manifest must not come back without its files
+        except OSError as error:
+            for left in (staged, path):
+                with suppress(OSError):  # a start that finds it nevertheless has all that it names
+                    left.unlink(missing_ok=True)
+            raise StoreFailed("cannot write the checkpoint", file=path, found=error,
+                              hint="the last one is whole") from error
+        return self.kept()
+
+    def kept(self) -> list[dict[str, Json]]:
+        """The manifests that there are, oldest first, without damaged ones."""
+        found = []
+        for number in self.numbers()[-KEPT:]:
+            with suppress(Damaged):
+                found.append(self.read(number))
+        return found
+
+    def _sync(self) -> None:
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
+
+def _write(path: Path, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _link_files(source: Path, target: Path) -> None:
+    """The files of a state under a second name: they are written once and never changed."""
+    target.mkdir()
+    for path in source.iterdir():
+        with suppress(FileNotFoundError):  # what no epoch names may be removed meanwhile
+            if path.is_file() and path.name != "lock":
+                os.link(path, target / path.name)
+
+
+def _name(number: int) -> str:
+    return f"epoch-{number:010}.json"

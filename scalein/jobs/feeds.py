@@ -1,0 +1,194 @@
+"""Feeds: sources read ahead, each partition by a thread of its own, into queues of bounded size.
+
+The job takes what there is. A batch of the source's that is long comes in pieces; the watermark moves behind the last.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from scalein.connectors.base import Connected, Json
+from scalein.connectors.memory import Batches
+from scalein.errors import BadData
+from scalein.jobs.json import as_int, as_list
+
+PIECE_ROWS = 1 << 21
+AHEAD_ROWS = 1 << 23  # of a partition, that wait to be taken
+AHEAD_BATCHES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in a partition: the source's offset, and so many rows of the batch behind it."""
+
+    offset: Json = None
+    rows: int = 0
+
+    def to_json(self) -> Json:
+        return [self.offset, self.rows]
+
+    @staticmethod
+    def of(given: Json) -> Place:
+        offset, rows = as_list(given)
+        return Place(offset, as_int(rows))
+
+
+class Delivery(NamedTuple):
+    """A piece of a batch; `is_last` if the batch ends with it."""
+
+    reader: Reader
+    batch: pa.RecordBatch
+    behind: Place
+    is_last: bool
+
+
+@dataclass(eq=False)
+class Reader:
+    """A partition that is read ahead."""
+
+    name: str
+    data: Batches | Connected
+    columns: list[str]
+    place: Place  # behind what was taken
+    pending: deque[Delivery] = field(default_factory=deque)
+    rows: int = 0  # that are pending
+    is_ended: bool = False
+    error: BaseException | None = None
+
+    def deliveries(self) -> Iterator[Delivery]:
+        at, skipped = self.place.offset, self.place.rows
+        for batch, behind in self._batches(at):
+            if batch.schema.names != self.columns:
+                batch = batch.select(self.columns)
+            first = min(skipped, batch.num_rows)  # the source may cut its rows elsewhere than the last time
+            skipped -= first
+            is_last = first == batch.num_rows > 0
+            while not is_last:
+                piece = batch.slice(first, PIECE_ROWS)
+                first += piece.num_rows
+                is_last = first >= batch.num_rows
+                yield Delivery(self, piece, Place(behind, skipped) if is_last else Place(at, first), is_last)
+            at = behind
+
+    def _batches(self, offset: Json) -> Iterator[tuple[pa.RecordBatch, Json]]:
+        if isinstance(self.data, Connected):
+            return self.data.read_from(self.name, offset)
+        return _numbered(self.data, offset)
+
+
+def _numbered(data: Batches, start: Json) -> Iterator[tuple[pa.RecordBatch, Json]]:
+    """Batches in memory: an offset counts rows, since the same table may come in other batches the next time."""
+    left, behind = 0 if start is None else as_int(start), 0
+    for batch in data.read():
+        behind += batch.num_rows
+        if batch.num_rows > left:
+            yield batch.slice(left), behind
+        left = max(0, left - batch.num_rows)
+
+
+class Feeds:
+    """All partitions of all sources of a job."""
+
+    def __init__(self, readers: list[Reader], rows_per_second: float | None) -> None:
+        self.readers = readers
+        self._rate = rows_per_second
+        self._changed = threading.Condition()
+        self._is_stopped = False
+        self._taken = 0
+        self._began = time.monotonic()
+        self._turn = 0
+        self._threads = [threading.Thread(target=self._read, args=(reader,), name=f"scalein-read-{k}", daemon=True)
+                         for k, reader in enumerate(readers)]
+        for thread in self._threads:
+            thread.start()
+
+    def _read(self, reader: Reader) -> None:
+        try:
+            for delivery in reader.deliveries():
+                with self._changed:
+                    while not self._is_stopped and (reader.rows >= AHEAD_ROWS or len(reader.pending) >= AHEAD_BATCHES):
+                        self._changed.wait()
+                    if self._is_stopped:
+                        return
+                    reader.pending.append(delivery)
+                    reader.rows += delivery.batch.num_rows
+                    self._changed.notify_all()
+        except BaseException as error:
+            reader.error = error
+        with self._changed:
+            reader.is_ended = True
+            self._changed.notify_all()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether everything was taken; raises what ended a partition before its end."""
+        has_ended = all(reader.is_ended and not reader.pending for reader in self.readers)
+        if has_ended:
+            self._raise()
+        return has_ended
+
+    def wake(self) -> None:
+        """Let who waits look around."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def take(self, most: int, wait_s: float) -> list[Delivery]:
+        """What there is, up to some rows, fairly from all partitions; nothing after some time without any."""
+        most = min(most, self._allowed(wait_s))
+        if most <= 0:
+            return []
+        self._raise()
+        with self._changed:
+            if not any(reader.pending for reader in self.readers):
+                if self.has_ended:
+                    return []
+                self._changed.wait(wait_s)
+            found: list[Delivery] = []
+            rows = 0
+            while rows < most:
+                ready = [k for k, reader in enumerate(self.readers) if reader.pending]
+                if not ready:
+                    break
+                self._turn = next((k for k in ready if k > self._turn), ready[0])
+                reader = self.readers[self._turn]
+                delivery = reader.pending.popleft()
+                reader.rows -= delivery.batch.num_rows
+                reader.place = delivery.behind
+                rows += delivery.batch.num_rows
+                found.append(delivery)
+            self._changed.notify_all()
+        self._taken += rows
+        return found
+
+    def _allowed(self, wait_s: float) -> int:
+        """Rows that may be taken now; a batch is taken whole, and waited for afterwards."""
+        if self._rate is None:
+            return 1 << 62
+        ahead_s = self._taken / self._rate - (time.monotonic() - self._began)
+        if ahead_s > 0:
+            time.sleep(min(ahead_s, wait_s))
+            return 0
+        return max(1, int(-ahead_s * self._rate))
+
+    def _raise(self) -> None:
+        for reader in self.readers:
+            if reader.error is not None and not reader.pending:
+                error = reader.error
+                if isinstance(error, Exception):
+                    raise error
+                raise BadData("a source could not be read", found=repr(error))
+
+    def close(self) -> None:
+        """Stop reading."""
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(timeout=2.0)

@@ -1,0 +1,420 @@
+"""The pipeline of a job: its steps, fed by partitions, with the clocks of these.
+
+One thread runs it. What arrives goes along the path of its source, step by step; then time advances, and what that
+closes goes on along the path behind it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+
+import pyarrow as pa
+
+from scalein.compiler import compile_flow
+from scalein.connectors.base import Connected, Json
+from scalein.connectors.memory import Batches
+from scalein.dtypes import UNITS_PER_SECOND, DType, Kind, Schema
+from scalein.errors import BadArgument, ComputeError, SourceLoc
+from scalein.ir import ops
+from scalein.ir.exprs import Col, Named, columns, type_of
+from scalein.ir.printer import dump
+from scalein.ir.rewrite import exprs_of
+from scalein.jobs import segments as cutting
+from scalein.jobs.changes import check as check_changes
+from scalein.jobs.changes import told
+from scalein.jobs.feeds import Delivery, Place, Reader
+from scalein.jobs.groups import Waiting, grouped
+from scalein.jobs.json import as_int, as_list, as_map
+from scalein.jobs.metrics import Metrics
+from scalein.jobs.running import Running
+from scalein.jobs.segments import Feed, Segment
+from scalein.jobs.steps import Arrival, Distinct, Frozen, Limit, Sort, Stateless, Step, Surroundings
+from scalein.jobs.watermarks import Partition, extent, far_ahead, least
+from scalein.options import Options
+from scalein.runtime.run import Program
+
+NEVER = 1 << 62  # rows come at the end: time does not pass behind them before
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the user asked of a job's results."""
+
+    emit: str
+    late: Callable[[pa.RecordBatch], None]
+    keeps_late: bool  # with all their columns
+    failed: Callable[[pa.RecordBatch, ComputeError], None] | None
+
+
+@dataclass(eq=False)
+class _Line:
+    """A source, its partitions, and the numbers of the steps that its rows pass."""
+
+    feed: Feed
+    data: Batches | Connected
+    readers: list[Reader]
+    clocks: dict[str, Partition]
+    path: list[int]
+    times: Program | None  # of a batch, where they are no column of the source
+    is_timed: bool  # whether anything on the path looks at time
+
+
+class Pipeline:
+    """Steps in an order in which each comes before the one that it feeds."""
+
+    def __init__(self, op: ops.Op, options: Options, wishes: Wishes, folder: Path, epoch: dict[str, Json] | None,
+                 metrics: Metrics, at: SourceLoc) -> None:
+        self._metrics, self._options, self._emit = metrics, options, wishes.emit
+        self._feeds = cutting.cut(op)
+        self._segments = cutting.segments(self._feeds)
+        cutting.check_bounded(self._feeds, self.is_bounded, wishes.emit, at)
+        self.signature: list[Json] = [signature(segment) for segment in self._segments if segment.state is not None]
+        if epoch is not None:
+            _check_same(epoch, self.signature, at)
+        states = _states(epoch, self._segments)
+        self.steps: list[Step] = []
+        self._around: list[Surroundings] = []
+        try:
+            for number, segment in enumerate(self._segments):
+                around = Surroundings(options, folder / f"state-{_state_number(self._segments, number)}", wishes.late,
+                                      wishes.keeps_late, self._count_timeless, wishes.failed, self._delay(segment))
+                self._around.append(around)
+                self.steps.append(_step(segment, around, states[number], self._emit_of(segment, wishes.emit, at)))
+                if isinstance(self.steps[-1], Waiting) and _window(segment) is None and not self.is_bounded:
+                    raise BadArgument("aggregates as large as their input have no result over an endless source",
+                                      at=at, step="group_by", hint="group by a window of time as well")
+            self._lines = [self._line(feed, number, epoch) for number, feed in enumerate(self._feeds)]
+        except BaseException:
+            self.close()
+            raise
+        self.watermark: int | None = None
+        self._advanced: int | None = None  # the watermark that the steps know of
+        if epoch is not None and epoch["watermark"] is not None:
+            self.watermark = self._advanced = as_int(epoch["watermark"])
+
+    @property
+    def is_bounded(self) -> bool:
+        return all(not isinstance(feed.source.data, Connected) or feed.source.data.bounded for feed in self._feeds)
+
+    @property
+    def readers(self) -> list[Reader]:
+        return [reader for line in self._lines for reader in line.readers]
+
+    def schema_of(self, sink: str, emit: str) -> pa.Schema:
+        """The columns of results ("out"), of late rows, or of rows that failed."""
+        if sink == "late":
+            timed = (s for s in self._segments if isinstance(s.state, ops.Aggregate) and s.state.window is not None)
+            return next((segment.before.schema.arrow for segment in timed), self._segments[0].input.arrow)
+        if sink == "failed":
+            return pa.schema([self._segments[0].input.arrow.field(name) for name in self._lines[0].readers[0].columns])
+        schema = self._segments[-1].op.schema.arrow
+        return schema.append(pa.field("op", pa.string(), False)) if emit == "changes" else schema
+
+    def _count_timeless(self, rows: int) -> None:
+        self._metrics.timeless_rows += rows
+
+    def _line(self, feed: Feed, number: int, epoch: dict[str, Json] | None) -> _Line:
+        data = feed.source.data
+        assert isinstance(data, Batches | Connected)
+        first = self._segments.index(feed.first)
+        reads = list(dict.fromkeys(self.steps[first].reads))
+        times = None
+        if feed.watermark is not None:
+            if feed.timed is feed.first.input:
+                reads += [feed.watermark.column] if feed.watermark.column not in reads else []
+            else:
+                field = feed.timed.schema[feed.watermark.column]
+                item = Named("time", Col(field.name, field.dtype, field.nullable))
+                times = Program(compile_flow(ops.Project(feed.timed, (item,))))
+                reads = list(feed.first.input.columns)
+        reads = [name for name in feed.source.arrow.names if name in reads] or feed.source.arrow.names[:1]
+        if isinstance(data, Connected):
+            data = data.project(reads)
+        names = data.partitions() if isinstance(data, Connected) else ["all"]
+        known = {} if epoch is None else as_map(as_list(epoch["sources"])[number])
+        readers = [Reader(name, data, reads, Place.of(as_map(known[name])["place"]) if name in known else Place())
+                   for name in names]
+        clocks: dict[str, Partition] = {}
+        if feed.watermark is not None:
+            dtype = feed.timed.schema[feed.watermark.column].dtype
+            for name in names:
+                clocks[name] = Partition(feed.watermark.delay, far_ahead(dtype))
+                if name in known:
+                    clocks[name].restore(as_map(known[name])["clock"])
+        path = []
+        segment: Segment | None = feed.first
+        while segment is not None:
+            path.append(self._segments.index(segment))
+            segment = segment.then
+        is_timed = any(_window(self._segments[number]) is not None for number in path)
+        return _Line(feed, data, readers, clocks, path, times, is_timed)
+
+    # --- rows
+
+    def run(self, deliveries: list[Delivery]) -> list[pa.RecordBatch]:
+        """What the rows that arrived give at once, and what they close."""
+        out: list[pa.RecordBatch] = []
+        for line, some in groupby(deliveries, key=self._line_of):
+            out += self._along(line.path, self._arrivals(line, some))
+        return self._told(out) + self.advance()
+
+    def _told(self, out: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        """Results that nothing takes back are inserts to those who want changes."""
+        last = self.steps[-1]
+        if self._emit == "final" or (isinstance(last, Running) and last.changes is not None):
+            return out
+        return [told(batch, "insert") for batch in out]
+
+    def fill(self, rows: Iterable[pa.RecordBatch]) -> None:
+        """Take rows of the past in, whose results are known: nothing of them is given."""
+        line, counted = self._lines[0], self._metrics.to_json()
+        names = line.readers[0].columns
+        for batch in rows:
+            past = Delivery(line.readers[0], batch.select(names), line.readers[0].place, True)
+            self._along(line.path, self._arrivals(line, [past]))
+            self.advance()
+        self._metrics.restore({**counted})
+
+    def _line_of(self, delivery: Delivery) -> _Line:
+        return next(line for line in self._lines if delivery.reader in line.readers)
+
+    def _arrivals(self, line: _Line, deliveries: Iterable[Delivery]) -> Iterator[Arrival]:
+        """Batches with the watermark before each; time moves behind them."""
+        for reader, batch, _, is_last in deliveries:
+            self._metrics.rows_in += batch.num_rows
+            self._metrics.bytes_in += batch.nbytes
+            clock = line.clocks.get(reader.name)
+            if clock is None:
+                if batch.num_rows:
+                    yield Arrival(batch, self.watermark if line.is_timed else None)
+                continue
+            times = self._times(line, batch)
+            within = extent(times)
+            if batch.num_rows:
+                assert line.feed.watermark is not None
+                own = line.feed.watermark.column if line.times is None else ""
+                yield Arrival(batch, self.watermark if line.is_timed else None, own if within else "",
+                              within[0] if within else 0)
+            if within is not None:
+                clock.see(times, within)
+            if is_last:
+                clock.end_batch()
+                self._move_watermark()
+
+    def _times(self, line: _Line, batch: pa.RecordBatch) -> pa.Array:
+        assert line.feed.watermark is not None
+        if line.times is None:
+            return batch.column(line.feed.watermark.column)
+        found = list(line.times.run([batch], replace(self._options, workers=1)))
+        return pa.concat_arrays([each.column(0) for each in found]) if found else pa.array([], pa.int64())
+
+    def _along(self, path: list[int], arrivals: Iterable[Arrival]) -> list[pa.RecordBatch]:
+        for number in path:
+            arrivals = self.steps[number].rows(arrivals)
+        return [arrival.batch for arrival in arrivals]
+
+    def _move_watermark(self) -> None:
+        found = least([clock for line in self._lines for clock in line.clocks.values()])
+        if found is not None and (self.watermark is None or found > self.watermark):
+            self.watermark = found
+
+    def advance(self) -> list[pa.RecordBatch]:
+        """Results of windows that the watermark has closed."""
+        if self.watermark is None or self.watermark == self._advanced:
+            return []
+        before, self._advanced = self._advanced, self.watermark
+        out: list[pa.RecordBatch] = []
+        for number, step in enumerate(self.steps):  # what one gives comes before the next one's time advances
+            out += self._along(self._behind(number), [Arrival(batch, before) for batch in step.advance(self.watermark)])
+        return self._told(out)
+
+    # --- for who looks
+
+    @property
+    def has_watermark(self) -> bool:
+        return any(line.clocks for line in self._lines)
+
+    @property
+    def has_running(self) -> bool:
+        return any(isinstance(s.state, ops.Aggregate) and s.state.window is None for s in self._segments)
+
+    @property
+    def has_sort(self) -> bool:
+        return any(isinstance(segment.state, ops.Sort) for segment in self._segments)
+
+    @property
+    def first_window(self) -> DType | None:
+        """The type of time of the first windows, if there are any."""
+        windows = (window for segment in self._segments if (window := _window(segment)) is not None)
+        return next((type_of(window.time) for window in windows), None)
+
+    @property
+    def partitions_without_time(self) -> list[str]:
+        return [name for line in self._lines for name, clock in line.clocks.items() if clock.watermark is None]
+
+    @property
+    def next_end(self) -> int | None:
+        """The end of the first window that something waits in."""
+        ends = [end for step in self.steps if (end := step.next_end) is not None]
+        return min(ends, default=None)
+
+    @property
+    def lag_s(self) -> float | None:
+        """How far the watermark is behind the clock on the wall, in seconds."""
+        dtype = next((line.feed.timed.schema[line.feed.watermark.column].dtype for line in self._lines
+                      if line.feed.watermark is not None), None)
+        if self.watermark is None or dtype is None or dtype.kind is not Kind.TS:
+            return None
+        return round(time.time() - self.watermark / UNITS_PER_SECOND[dtype.unit], 3)
+
+    @property
+    def state_bytes(self) -> int:
+        """What steps hold in memory."""
+        return sum(step.state_bytes for step in self.steps)
+
+    def mark_idle(self, reader: Reader, is_idle: bool) -> None:
+        for line in self._lines:
+            clock = line.clocks.get(reader.name) if reader in line.readers else None
+            if clock is not None:
+                clock.is_idle, clock.is_ended = is_idle, reader.is_ended and not reader.pending
+        self._move_watermark()
+
+    @property
+    def is_sated(self) -> bool:
+        """Whether rows that may still come can change nothing: all of them would meet a limit that is reached."""
+        sated = {number for number, step in enumerate(self.steps) if isinstance(step, Limit) and step.is_sated}
+        return all(sated & set(line.path) for line in self._lines)
+
+    def finish(self) -> list[pa.RecordBatch]:
+        """Everything that is left: nothing follows."""
+        out: list[pa.RecordBatch] = []
+        for number, step in enumerate(self.steps):
+            out += self._along(self._behind(number), [Arrival(batch, self._advanced) for batch in step.finish()])
+        return self._told(out)
+
+    def _delay(self, segment: Segment) -> int:
+        """How much earlier time is here: a window that is still open behind a group begins less than its size ago."""
+        return max((self._delay(each) + _holds_back(each) for each in self._segments if each.then is segment),
+                   default=0)
+
+    def _emit_of(self, segment: Segment, emit: str, at: SourceLoc) -> str:
+        """Only the last group tells its changes: what comes before it, the others take as it stays."""
+        if emit == "final" or segment.then is not None:
+            return "final"
+        check_changes(segment, at)
+        return emit
+
+    def _behind(self, number: int) -> list[int]:
+        path = []
+        segment = self._segments[number].then
+        while segment is not None:
+            path.append(self._segments.index(segment))
+            segment = segment.then
+        return path
+
+    # --- epochs
+
+    def set_workers(self, workers: int) -> None:
+        for around in self._around:
+            around.options = replace(around.options, workers=workers)
+
+    def freeze(self) -> tuple[dict[str, Json], list[Frozen]]:
+        """Where sources and time are, and the steps' states, as of now."""
+        sources: list[Json] = [
+            {reader.name: {"place": reader.place.to_json(),
+                           "clock": line.clocks[reader.name].to_json() if line.clocks else None}
+             for reader in line.readers} for line in self._lines]  # fmt: skip
+        frozen = [step.freeze() for step in self.steps]
+        return {"sources": sources, "watermark": self.watermark, "steps": self.signature}, frozen
+
+    def forget(self, kept: list[dict[str, Json]]) -> None:
+        """Remove what epochs that stay do not name."""
+        states = []
+        for epoch in kept:
+            with suppress(ValueError, KeyError):  # one that says something else could not be gone on from anyway
+                states.append(_states(epoch, self._segments))
+        for number, step in enumerate(self.steps):
+            step.forget([each[number] for each in states])
+
+    def stateful(self, states: list[Json]) -> list[Json]:
+        """Of all steps' states, those that an epoch keeps."""
+        return [state for state, segment in zip(states, self._segments, strict=True) if segment.state is not None]
+
+    def close(self) -> None:
+        for step in self.steps:
+            step.close()
+
+
+def _window(segment: Segment) -> ops.Window | None:
+    return segment.state.window if isinstance(segment.state, ops.Aggregate) else None
+
+
+def _holds_back(segment: Segment) -> int:
+    """How much later than their times rows of a segment come."""
+    if isinstance(segment.state, ops.Sort) or (isinstance(segment.state, ops.Aggregate) and _window(segment) is None):
+        return NEVER
+    window = _window(segment)
+    return 0 if window is None else window.size
+
+
+def _step(segment: Segment, around: Surroundings, state: Json, emit: str) -> Step:
+    match segment.state:
+        case None:
+            return Stateless(segment, around)
+        case ops.Aggregate():
+            return grouped(segment, around, state, emit)
+        case ops.Distinct():
+            return Distinct(segment, around, state)
+        case ops.Limit():
+            return Limit(segment, around, state)
+        case ops.Sort():
+            return Sort(segment, around, state)
+
+
+# --- what a checkpoint remembers of a flow
+
+
+def signature(segment: Segment) -> str:
+    """What the state of a segment depends on: ops around it may change, what it keeps may not."""
+    state = segment.state
+    assert state is not None
+    fields = state.input.schema
+    if isinstance(state, ops.Aggregate):
+        used = {name for expr, _ in exprs_of(state) for name in columns(expr)}
+        fields = Schema(tuple(field for field in fields if field.name in used))
+    elif isinstance(state, ops.Distinct):
+        fields = Schema(tuple(field for field in fields if field.name in state.keys))
+    about = dump(replace(state, input=cutting.placeholder(state.input.schema)))
+    return f"{about.splitlines()[0]}  over {fields!r}"
+
+
+def _state_number(segments: list[Segment], number: int) -> int:
+    return sum(segment.state is not None for segment in segments[:number])
+
+
+def _states(epoch: dict[str, Json] | None, segments: list[Segment]) -> list[Json]:
+    """The state of each segment in an epoch."""
+    if epoch is None:
+        return [None] * len(segments)
+    states = as_list(epoch["states"])
+    if len(states) != _state_number(segments, len(segments)) or None in states:
+        raise ValueError(f"{len(states)} states of a flow that keeps others")
+    rest = iter(states)
+    return [None if segment.state is None else next(rest) for segment in segments]
+
+
+def _check_same(epoch: dict[str, Json], now: list[Json], at: SourceLoc) -> None:
+    before = as_list(epoch["steps"])
+    if before == now:
+        return
+    old, new = ([str(each) for each in some] for some in (before, now))
+    pairs = [(a, b) for a, b in zip(old, new, strict=False) if a != b]
+    was, is_ = pairs[0] if pairs else ("\n".join(old[len(new):]), "\n".join(new[len(old):]))
+    raise BadArgument("this flow keeps other state than the one that wrote the checkpoint", at=at,
+                      checkpoint=was or "nothing more", flow=is_ or "nothing more",
+                      hint="give another checkpoint directory, or go on with the flow as it was")

@@ -1,0 +1,143 @@
+"""Groups without an end of their own: they live long and change often, so they are in a state store, by key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from scalein.connectors.base import Json
+from scalein.ir import ops
+from scalein.ir.exprs import Named
+from scalein.ir.passes.place_state import place_state
+from scalein.ir.two_phase import row_values
+from scalein.jobs.changes import Changes, told
+from scalein.jobs.json import as_int, as_map
+from scalein.jobs.partials import FOREVER, Partial
+from scalein.jobs.segments import Segment
+from scalein.jobs.steps import (
+    Arrival,
+    Batches,
+    Frozen,
+    Runner,
+    Surroundings,
+    filtered,
+    freeze_store,
+    hold,
+    open_store,
+)
+from scalein.jobs.watermarks import as_integers, extent
+from scalein.state import LogStore
+
+_ONE = "#one"  # the key of groups without keys
+
+
+class Running(Partial):
+    """Groups in a store; at the end, or whenever they change, they are results."""
+
+    def __init__(self, segment: Segment, around: Surroundings, state: Json, emit: str) -> None:
+        super().__init__(segment, around)
+        self.changes = Changes(segment, self._two, around) if emit == "changes" else None
+        keys = self._two.keys
+        key = keys.arrow if keys.names else pa.schema([pa.field(_ONE, pa.int8(), False)])
+        value = pa.schema([field.with_nullable(True) for field in self._two.values.arrow])
+        self._keys, self._columns = key.names, [*keys.names, *value.names]
+        self._store = open_store(around, key, value, state)
+        self._oldest = FOREVER if state is None else as_int(as_map(state)["oldest"])  # slice in the store
+        is_by_row = state is not None and as_map(state)["by_row"] is True
+        self._rows = ByRow(segment, around, self._store) if is_by_row else None
+
+    def rows(self, arrivals: Iterable[Arrival]) -> list[Arrival]:
+        if self._rows is not None:
+            self._rows.merge([arrival.batch for arrival in arrivals])
+            return []
+        found = self._merged(self._partials(arrivals))
+        if self._has_many and self.changes is None:
+            self._rows = ByRow(self._segment, self._around, self._store)
+        if self.changes is not None:
+            found += self._merged(self._taken())
+        return [Arrival(batch, None) for batch in found]
+
+    def _merged(self, partials: Batches) -> Batches:
+        """Merge partial groups into the store; what that changed, if it is wanted."""
+        found: Batches = []
+        self._store.set_workers(self._around.options.workers)
+        for batch in partials:
+            if self._keys == [_ONE]:
+                batch = batch.append_column(_ONE, pa.array(np.zeros(batch.num_rows, np.int8)))
+            before = None if self.changes is None else self._stored(batch)
+            self._store.merge(batch.select([*self._keys, *self._two.values.names]), **self._two.functions)
+            if self._window is not None:
+                times = extent(batch.column("window_start"))
+                self._oldest = min(self._oldest, FOREVER if times is None else times[0])
+            if self.changes is not None and before is not None:
+                existed = np.asarray(before.column("#acc0").is_valid())
+                found += self.changes.between(before, self._stored(batch), existed)
+        return found
+
+    def _stored(self, partials: pa.RecordBatch) -> pa.RecordBatch:
+        """The groups of partial ones, as they are in the store; values of those that are not there are null."""
+        found = self._store.get(partials.select(self._keys)).combine_chunks()
+        values = {**{name: partials.column(name) for name in self._two.keys.names},
+                  **{name: pa.concat_arrays(found.column(name).chunks) for name in self._two.values.names}}
+        return pa.RecordBatch.from_arrays([values[name] for name in self._columns], names=self._columns)
+
+    def advance(self, watermark: int) -> Batches:
+        """Windows that changes were told of are forgotten when they close."""
+        if self._late is not None and self._oldest < (first_open := self._late.least_open(watermark)):
+            oldest = FOREVER
+            for batch in list(self._store.scan()):
+                starts = as_integers(batch.column("window_start"))
+                gone = pc.less(starts, first_open)
+                self._store.delete(filtered(batch, gone).select(self._keys))
+                left = extent(starts.filter(pc.invert(gone)))
+                oldest = min(oldest, FOREVER if left is None else left[0])
+            self._oldest = oldest
+        return []
+
+    def finish(self) -> Batches:
+        self._merged(self._taken())
+        if self.changes is not None:
+            is_empty = self._keys == [_ONE] and not len(self._store)
+            return [told(batch, "insert") for batch in (self._finish.all([]) if is_empty else [])]
+        return self._finish.all([batch.select(self._columns) for batch in self._store.scan() if batch.num_rows])
+
+    def freeze(self) -> Frozen:
+        self._merged(self._taken())
+        wait, oldest, is_by_row = freeze_store(self._store), self._oldest, self._rows is not None
+        return lambda: {**as_map(wait()), "oldest": oldest, "by_row": is_by_row}
+
+    def forget(self, kept: list[Json]) -> None:
+        hold(self._store, kept)
+
+    @property
+    def state_bytes(self) -> int:
+        return self._store.memory_bytes
+
+    def close(self) -> None:
+        self._store.abandon()
+
+
+class ByRow:
+    """Rows straight into the store: where groups are nearly as many as rows, partial ones would only be in the way."""
+
+    def __init__(self, segment: Segment, around: Surroundings, store: LogStore) -> None:
+        state = segment.state
+        assert isinstance(state, ops.Aggregate)
+        self._store, self._around = store, around
+        table = place_state(state.keys, None, state.aggs)
+        values = [(f"#acc{k}", *value) for k, value in enumerate(row_values(table))]
+        self._functions = {name: function for name, _, function in values}
+        given = [(name, expr) for name, expr, _ in values if expr is not None]
+        items = [*state.keys, *(Named(f"#given{k}", expr) for k, (_, expr) in enumerate(given))]
+        self._names = [*(key.name for key in state.keys), *(name for name, _ in given)]
+        self._runner = Runner(ops.Project(segment.before, tuple(items)), around)
+
+    def merge(self, batches: Batches) -> None:
+        self._store.set_workers(self._around.options.workers)
+        for batch in self._runner.run(batches):
+            self._store.merge(batch.rename_columns(self._names), **self._functions)
+
+

@@ -1,0 +1,169 @@
+"""Segments: a flow cut where rows must wait, so that each part can be run again and again over what arrives.
+
+A segment is a plan over a source without data: row by row ops around at most one that has state. Segments feed one
+another; a union is a segment that several others feed. What a plan joins with is static: read whole when it is first
+needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from scalein.dtypes import Schema
+from scalein.errors import BadArgument, SourceLoc
+from scalein.ir import ops
+from scalein.ir.rewrite import map_inputs
+
+_ROW_BY_ROW = (ops.Filter, ops.Project, ops.MapBatches, ops.Explode, ops.Join, ops.Watermark)
+_WITH_STATE = (ops.Aggregate, ops.Distinct, ops.Limit, ops.Sort)
+
+
+@dataclass(eq=False)
+class Segment:
+    """A part of a flow, and the one that its rows go to."""
+
+    op: ops.Op  # over `input`
+    input: ops.Source  # without data
+    state: ops.Aggregate | ops.Distinct | ops.Limit | ops.Sort | None  # the op that waits or remembers, as in `op`
+    then: Segment | None
+
+    @property
+    def before(self) -> ops.Op:
+        """The rows that the op with state gets."""
+        return self.op if self.state is None else self.state.input
+
+
+@dataclass(eq=False)
+class Feed:
+    """A source of a flow, its watermark, and where its rows go."""
+
+    source: ops.Source
+    first: Segment
+    watermark: ops.Watermark | None
+    timed: ops.Op = field(init=False)  # the rows that the watermark is about, over `first.input`
+
+    def __post_init__(self) -> None:
+        self.timed = self.first.input
+
+
+def cut(root: ops.Op) -> list[Feed]:
+    """The sources of a flow, in order, each with the segments its rows pass."""
+    feeds = list(_cut(root, None))
+    for feed in feeds:
+        feed.watermark, feed.timed = _marked(feed.first)
+    return feeds
+
+
+def _marked(first: Segment) -> tuple[ops.Watermark | None, ops.Op]:
+    """The watermark of a source's rows, and the rows that it is about: it may come behind a union or a distinct."""
+    below: ops.Op = first.input
+    segment: Segment | None = first
+    while segment is not None:
+        ends_here = isinstance(segment.state, ops.Aggregate | ops.Sort)  # rows come out at other times than they go in
+        marks = [op for op in _chain(segment.before if ends_here else segment.op, segment.input)
+                 if isinstance(op, ops.Watermark)]
+        if marks:
+            return marks[-1], _without_state(marks[-1].input, segment, below)
+        if ends_here:
+            break
+        below = _without_state(segment.op, segment, below)
+        segment = segment.then
+    return None, first.input
+
+
+def _chain(op: ops.Op, source: ops.Source) -> Iterator[ops.Op]:
+    """The ops that rows of a segment pass, the last one first."""
+    while op is not source:
+        yield op
+        assert not isinstance(op, ops.Source | ops.Union)
+        op = op.left if isinstance(op, ops.Join) else op.input
+
+
+def _without_state(op: ops.Op, segment: Segment, below: ops.Op) -> ops.Op:
+    """The plan over another input, with all rows where some would be remembered."""
+    if op is segment.input:
+        return below
+    if op is segment.state:
+        assert isinstance(op, ops.Distinct | ops.Limit)
+        op = op.input
+        return _without_state(op, segment, below)
+    return map_inputs(op, lambda each: _without_state(each, segment, below))
+
+
+def _cut(top: ops.Op, then: Segment | None) -> Iterator[Feed]:
+    """The feeds below an op whose rows go to a segment."""
+    op, has_state = top, False
+    while True:
+        if isinstance(op, _ROW_BY_ROW):
+            op = op.left if isinstance(op, ops.Join) else op.input
+        elif isinstance(op, _WITH_STATE) and not has_state:
+            op, has_state = op.input, True
+        else:
+            break
+    segment = _segment(top, op, then)
+    match op:
+        case ops.Source():
+            yield Feed(op, segment, None)
+        case ops.Union():
+            for below in op.inputs:
+                yield from _cut(below, segment)
+        case _:
+            yield from _cut(op, segment)
+
+
+def _segment(top: ops.Op, bottom: ops.Op, then: Segment | None) -> Segment:
+    """The ops from one down to another, which its input takes the place of."""
+    source = placeholder(bottom.schema)
+    op = over(top, bottom, source)
+    state = None
+    below = op
+    while below is not source:
+        if isinstance(below, _WITH_STATE):
+            state = below
+        assert not isinstance(below, ops.Source | ops.Union)
+        below = below.left if isinstance(below, ops.Join) else below.input
+    return Segment(op, source, state, then)
+
+
+def placeholder(schema: Schema) -> ops.Source:
+    """A source without data."""
+    return ops.Source("input", schema.arrow, tuple(schema.names))
+
+
+def over(op: ops.Op, old: ops.Op, new: ops.Op) -> ops.Op:
+    """The plan with another op in the place of one of its own."""
+    return new if op is old else map_inputs(op, lambda below: over(below, old, new))
+
+
+def check_bounded(feeds: list[Feed], is_bounded: bool, emit: str, at: SourceLoc) -> None:
+    """Refuse what would never come to an end."""
+    if is_bounded:
+        return
+    for segment in segments(feeds):
+        if isinstance(segment.state, ops.Sort):
+            raise BadArgument("an endless flow cannot be sorted", at=at, step="sort",
+                              hint="sort what windows give, or read a bounded source")
+        is_final = emit == "final" or segment.then is not None
+        if isinstance(segment.state, ops.Aggregate) and segment.state.window is None and is_final:
+            raise BadArgument("a running aggregate over an endless source has no final result", at=at,
+                              step="group_by", hint='give emit="changes", or group by a window of time as well')
+        if isinstance(segment.state, ops.Aggregate) and is_final and not any(
+                feed.watermark is not None for feed in feeds if segment in segments([feed])):
+            raise BadArgument("windows over an endless source never close without a watermark", at=at,
+                              step="group_by", hint="with_watermark(column, delay) behind the source")
+
+
+def segments(feeds: list[Feed]) -> list[Segment]:
+    """Every segment once, each before the one that it feeds."""
+    found: list[Segment] = []
+    for feed in feeds:
+        path = []
+        segment: Segment | None = feed.first
+        while segment is not None:
+            path.append(segment)
+            segment = segment.then
+        place = next((k for k, each in enumerate(path) if each in found), len(path))
+        shared = found.index(path[place]) if place < len(path) else len(found)
+        found[shared:shared] = path[:place]
+    return found

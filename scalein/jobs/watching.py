@@ -1,0 +1,108 @@
+"""Watching a job from outside: a bar in the terminal or notebook, a line of JSON a second, figures for Prometheus.
+
+All of them read `Job.metrics()`; none is in the way of the job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from scalein.errors import ScaleinError, StoreFailed, here
+
+if TYPE_CHECKING:
+    from scalein.jobs.job import Job
+
+_COUNTERS = ("rows_in", "bytes_in", "rows_out", "late_rows", "timeless_rows", "failed_rows", "epochs",
+             "failed_checkpoints")  # fmt: skip
+_GAUGES = ("workers", "watermark", "state_bytes", "lag_s")
+
+
+def log_lines(job: Job, path: str | os.PathLike[str], every_s: float = 1.0) -> threading.Thread:
+    """Append a line of figures to a file every so often, and one at the end."""
+    try:
+        file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (the thread closes it)
+    except OSError as error:
+        raise StoreFailed("cannot write the log of a job", at=here(), file=path, found=error) from error
+
+    def write() -> None:
+        with file:
+            before, then = 0, time.monotonic()
+            while True:
+                has_ended = job.await_end(every_s)
+                figures = job.metrics()
+                now, rows = time.monotonic(), int(str(figures["rows_in"]))
+                rate = round((rows - before) / max(now - then, 1e-9))
+                before, then = rows, now
+                line = {"time": round(time.time(), 3), "status": job.status, "rows_per_s": rate, **figures}
+                file.write(json.dumps(line, default=str) + "\n")
+                file.flush()
+                if has_ended:
+                    return
+
+    thread = threading.Thread(target=write, name="scalein-log", daemon=True)
+    thread.start()
+    return thread
+
+
+def serve(job: Job, port: int) -> tuple[int, Callable[[], None]]:
+    """Figures as Prometheus text over HTTP, until the function given back is called; port 0 picks one."""
+    try:
+        from prometheus_client import CollectorRegistry, start_http_server
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+    except ImportError as error:
+        raise ScaleinError("metrics over HTTP need the package prometheus-client", at=here(),
+                           hint="pip install scalein[jobs]") from error
+
+    class Collector:
+        def collect(self) -> Any:
+            figures = job.metrics()
+            for name in _COUNTERS:
+                yield CounterMetricFamily(f"scalein_{name}", name.replace("_", " "), value=float(str(figures[name])))
+            for name in _GAUGES:
+                if figures[name] is not None:
+                    yield GaugeMetricFamily(f"scalein_{name}", name.replace("_", " "), value=float(str(figures[name])))
+            latency = GaugeMetricFamily("scalein_latency_seconds", "from row in to result out", labels=["quantile"])
+            for name, value in figures["latency_s"].items():  # type: ignore[attr-defined]
+                if value is not None:
+                    latency.add_metric([str(float(name[1:]) / 100)], value)
+            yield latency
+
+    registry = CollectorRegistry()
+    registry.register(Collector())
+    try:
+        server, thread = start_http_server(port, registry=registry)
+    except OSError as error:
+        raise StoreFailed("cannot serve the metrics of a job", at=here(), found=error, port=port) from error
+
+    def close() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join(2.0)
+
+    return int(server.server_address[1]), close
+
+
+def show_bar(job: Job, every_s: float = 0.2) -> None:
+    """A bar with rows a second, lag, checkpoints, until the job ends."""
+    try:
+        from tqdm.auto import tqdm
+    except ImportError as error:
+        raise ScaleinError("a progress bar needs the package tqdm", at=here(),
+                           hint="pip install scalein[jobs], or wait() without progress=True") from error
+    with tqdm(unit=" rows", unit_scale=True, desc="scalein") as bar:
+        before = 0
+        while True:
+            has_ended = job.await_end(every_s)
+            figures = job.metrics()
+            rows = int(str(figures["rows_in"]))
+            bar.update(rows - before)
+            before = rows
+            bar.set_postfix(out=figures["rows_out"], late=figures["late_rows"], lag=figures["lag_s"],
+                            checkpoints=figures["epochs"], workers=figures["workers"])
+            if has_ended:
+                return

@@ -1,0 +1,109 @@
+"""Watermarks: how far event time has come, by partition of each source.
+
+The watermark of a partition is its greatest time less the delay, and it moves at the borders of the batches that the
+source delivered. That of the job is the least of all partitions that are not idle and not at their end. A few times
+that lie far ahead of the rest move nothing: one broken clock must not close everybody's windows.
+
+Times are integers in units of the time column.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from scalein.connectors.base import Json
+from scalein.dtypes import DType, Kind
+from scalein.jobs.json import as_int, as_map
+
+IDLE_S = 5.0  # without a row, after which a partition of an endless source holds nothing back
+_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
+
+
+def as_integers(times: pa.Array) -> pa.Array:
+    """Times as 64-bit integers, without a copy where they are already."""
+    if pa.types.is_timestamp(times.type):
+        return times.view(pa.int64())
+    return times if times.type == pa.int64() else times.cast(pa.int64())
+
+
+def far_ahead(dtype: DType) -> int | None:
+    """How far ahead of the rest a time is not believed; numbers have no such distance."""
+    return _DAY[dtype.unit] if dtype.kind is Kind.TS else None
+
+
+def extent(times: pa.Array) -> tuple[int, int] | None:
+    """The least and the greatest of some times."""
+    if not len(times):
+        return None
+    if not times.null_count:  # numpy looks at several at once
+        values = np.asarray(as_integers(times))
+        return int(values.min()), int(values.max())
+    found = pc.min_max(as_integers(times))
+    least, greatest = found["min"].as_py(), found["max"].as_py()
+    return None if least is None else (least, greatest)
+
+
+@dataclass
+class Partition:
+    """What is known of one partition's time. `coming` becomes `greatest` when the batch under way has ended."""
+
+    delay: int
+    far: int | None
+    greatest: int | None = None
+    coming: int | None = None
+    is_idle: bool = False
+    is_ended: bool = False
+    far_rows: int = 0
+
+    @property
+    def watermark(self) -> int | None:
+        return None if self.greatest is None else self.greatest - self.delay
+
+    def see(self, times: pa.Array, within: tuple[int, int]) -> None:
+        """Times of the batch under way, and the least and the greatest of them."""
+        least, greatest = within
+        known = self.greatest if self.coming is None else self.coming
+        base = least if known is None else known
+        if self.far is not None and greatest - base > self.far:
+            greatest = self._believed(times, None if known is None else known + self.far)
+        self.coming = greatest if known is None else max(known, greatest)
+
+    def _believed(self, times: pa.Array, limit: int | None) -> int:
+        """The greatest time that is not far ahead of the rest; if most of them are, time has made a jump."""
+        values = np.asarray(as_integers(times).drop_null())
+        assert self.far is not None
+        middle = int(np.partition(values, len(values) // 2)[len(values) // 2])
+        limit = middle + self.far if limit is None else max(limit, middle + self.far)
+        self.far_rows += int(np.count_nonzero(values > limit))
+        return int(values[values <= limit].max())
+
+    def end_batch(self) -> None:
+        if self.coming is not None:
+            self.greatest, self.coming = self.coming, None
+
+    def to_json(self) -> Json:
+        return {"greatest": self.greatest, "coming": self.coming, "far_rows": self.far_rows}
+
+    def restore(self, given: Json) -> None:
+        about = as_map(given)
+        self.greatest, self.coming = (None if about[name] is None else as_int(about[name])
+                                      for name in ("greatest", "coming"))
+        self.far_rows = as_int(about["far_rows"])
+
+
+def least(partitions: list[Partition]) -> int | None:
+    """The watermark of all; None while one that others wait for has none, or nobody is left.
+
+    Where all are idle, none holds the others back: time is as far as the furthest of them (as in Flink).
+    """
+    left = [part for part in partitions if not part.is_ended]
+    waited_for = [part for part in left if not part.is_idle]
+    if not waited_for:
+        return max((part.watermark for part in left if part.watermark is not None), default=None)
+    if any(part.watermark is None for part in waited_for):
+        return None
+    return min(part.watermark for part in waited_for if part.watermark is not None)

@@ -1,0 +1,150 @@
+"""Sinks of the way to disk and back: records that leave memory, and blocks of runs that are opened.
+
+To let records leave, the index of key groups is walked once. It is ordered by the first bits of its hashes, so those
+who leave come nearly sorted: each is moved back past the few with a greater hash that lie in its bucket, or that came
+from the end of the index to its beginning. Who stays is copied behind the group's new records and into its emptied
+index. No record is looked for.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from scalein.ir.stages import Leave, OpenBlocks
+from scalein.ir.stored import StoredTable
+from scalein.layout import (
+    ADDRESS_BITS,
+    ARENA_FULL,
+    BUCKET_WORDS,
+    BUCKETS,
+    DONE,
+    HITS_SHIFT,
+    KEY_NULLS,
+    MASK,
+    MOST_HITS,
+    ROOM,
+    SHIFT,
+)
+from scalein.llvm_backend.block import PADDED, Block
+from scalein.llvm_backend.code import Code
+from scalein.llvm_backend.fn import I1, I32, I64, PTR, const
+from scalein.llvm_backend.keys import array_type, halves, hash_words
+from scalein.llvm_backend.sinks.bulk import sum_of
+from scalein.llvm_backend.stored import StoreIndex
+
+HEAD = 16  # bytes of a block before its records
+
+
+def lower_leave(code: Code, sink: Leave, block: Block, start: ir.Value) -> None:
+    """Frame: `words`, what was in the index of groups, one after the other; `least`, hits of those who stay; `drop`,
+    flags of those who just go; `out.hashes` and `out.pointers`, with room for all, and `out.count`.
+
+    The kernel leaves for a chunk before it has done anything with the word that needs it.
+    """
+    f, b = code.f, code.f.b
+    index = StoreIndex(code, sink.table, "table")
+    numbers = f.scratch(I64, PADDED, "numbers")
+    used = f.var(I64, const(0))
+    with f.loop(block.count, rare=True) as k:
+        number = b.add(start, k)
+        word = f.load(f.slot("words", PTR), number, I64)
+        index._prefetch(index._record(word))
+        f.store(number, numbers, used.get())
+        used.set(b.add(used.get(), b.zext(b.icmp_unsigned("!=", word, const(0)), I64)))
+    with f.loop(used.get(), rare=True) as k:
+        number = f.load(numbers, k, I64)
+        word = f.load(f.slot("words", PTR), number, I64)
+        record = index._record(word)
+        index._check_record(record)
+        head = b.load(record, typ=I64)
+        hits = b.and_(b.lshr(head, const(HITS_SHIFT)), const(MOST_HITS))
+        h = _hash(code, sink.table, record)
+        with f.when_else(b.icmp_unsigned("<", hits, f.slot("least"))) as (leaves, stays):
+            with leaves, f.when(b.icmp_unsigned("==", b.and_(head, f.slot("drop")), const(0))):
+                _append_sorted(code, h, record)
+            with stays:
+                _stay(code, sink, index, h, word, record, head, number)
+
+
+def _hash(code: Code, table: StoredTable, record: ir.Value) -> ir.Value:
+    f, b = code.f, code.f.b
+    words = [word for k, key in enumerate(table.keys)
+             for word in halves(f, b.load(f.byte_at(record, table.layout.offset(f"key{k}")),
+                                          typ=array_type(key.dtype)))]  # fmt: skip
+    nullable = any(key.nullable for key in table.keys)
+    return hash_words(f, words, b.lshr(b.load(record, typ=I64), const(KEY_NULLS)) if nullable else None)
+
+
+def _append_sorted(code: Code, h: ir.Value, record: ir.Value) -> None:
+    f, b = code.f, code.f.b
+    hashes, pointers = f.slot("out.hashes", PTR), f.slot("out.pointers", PTR)
+    count = f.get_slot("out.count")
+    at = f.var(I64, count)
+    with f.forever() as back:
+        back.stop_if(b.icmp_signed("<=", at.get(), const(0)))
+        before = b.sub(at.get(), const(1))
+        other = f.load(hashes, before, I64)
+        back.stop_if(b.icmp_unsigned("<=", other, h))
+        f.store(other, hashes, at.get())
+        f.store(f.load(pointers, before, I64), pointers, at.get())
+        at.set(before)
+    f.store(h, hashes, at.get())
+    f.store(record, pointers, at.get())
+    f.set_slot("out.count", b.add(count, const(1)))
+
+
+def _stay(code: Code, sink: Leave, index: StoreIndex, h: ir.Value, word: ir.Value, record: ir.Value, head: ir.Value,
+          number: ir.Value) -> None:
+    """Copy a record; it counts half of its hits from now on, so that who was hot does not stay for ever."""
+    f, b, size = code.f, code.f.b, sink.table.layout.size
+    header = index.header_of(h)
+    group = b.lshr(h, const(56))
+
+    def leave() -> None:
+        f.set_slot("full.group", group)
+        f.set_slot("row", number)
+        f.leave(ARENA_FULL)
+
+    at, target = index.next_record(header, group, leave)
+    f.call("llvm.memcpy.p0.p0.i64", ir.VoidType(), [target, record, const(size), const(0, I1)])
+    other_bits = b.and_(head, const(~(MOST_HITS << HITS_SHIFT)))
+    halved = b.and_(b.lshr(head, const(1)), const(MOST_HITS >> 1 << HITS_SHIFT))
+    f.store(b.or_(other_bits, halved), target)
+    f.store(f.byte_at(target, size), at)
+    tag = b.lshr(word, const(ADDRESS_BITS))
+    buckets = f.load(header, const(BUCKETS), PTR)
+    place = f.var(I64, b.mul(b.lshr(tag, f.load(header, const(SHIFT), I64)), const(BUCKET_WORDS)))
+    last = b.add(b.mul(f.load(header, const(MASK), I64), const(BUCKET_WORDS)), const(BUCKET_WORDS - 1))
+    with f.forever() as probe:
+        probe.stop_if(b.icmp_unsigned("==", f.load(buckets, place.get(), I64), const(0)))
+        place.set(b.and_(b.add(place.get(), const(1)), last))
+    offset = b.sub(b.ptrtoint(target, I64), b.ptrtoint(f.slot("table.arena", PTR), I64))
+    f.store(b.or_(b.shl(tag, const(ADDRESS_BITS)), b.lshr(offset, const(3))), buckets, place.get())
+    room = f.at(header, const(ROOM), I64)
+    f.store(b.sub(b.load(room, typ=I64), const(1)), room)
+
+
+def lower_open_blocks(code: Code, sink: OpenBlocks, block: Block, start: ir.Value) -> None:
+    """Frame: `source`, blocks of `block` bytes read from `offset` of the run `id`, each of at most `per` records;
+    `out.hashes` and `out.pointers`, with room for all, and `out.count`; `wrong`, set if a block is not in order.
+    """
+    f, b, size = code.f, code.f.b, sink.table.layout.size
+    with f.loop(block.count, rare=True) as k:
+        before = b.mul(b.add(start, k), f.slot("block"))
+        place = f.byte_at(f.slot("source", PTR), before)
+        stored = f.load(place, const(1), I64)
+        f.store(const(0), place, const(1))
+        found = sum_of(code, place, f.slot("block"), b.xor(f.slot("id"), b.add(f.slot("offset"), before)))
+        f.store(stored, place, const(1))
+        records, text = (b.zext(f.load(place, const(half), I32), I64) for half in range(2))
+        good = b.and_(b.icmp_unsigned("==", found, stored), b.icmp_unsigned("==", text, const(0)))
+        good = b.and_(good, b.icmp_unsigned("<", b.sub(records, const(1)), f.slot("per")))
+        with f.when(b.not_(good), likely=False):
+            f.set_slot("wrong", const(1))
+            f.leave(DONE)
+        count = f.get_slot("out.count")
+        with f.loop(records) as i:
+            record = f.byte_at(place, b.add(b.mul(i, const(size)), const(HEAD)))
+            f.store(_hash(code, sink.table, record), f.slot("out.hashes", PTR), b.add(count, i))
+            f.store(record, f.slot("out.pointers", PTR), b.add(count, i))
+        f.set_slot("out.count", b.add(count, records))

@@ -1,0 +1,1 @@
+"""Jobs: the same rows as `collect`, whatever happens on the way."""

@@ -1,0 +1,84 @@
+"""Runs of jobs: how the input is cut, when they are stopped, scaled and started again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import scalein as si
+from scalein.flow import Flow
+from scalein.jobs import feeds, groups
+from scalein.jobs import job as job_module
+from scalein.jobs.job import Job
+from scalein.testing import Stream, until
+
+
+def cut(table: pa.Table, sizes: Sequence[int]) -> list[pa.RecordBatch]:
+    """A table in batches of these sizes, again and again; the last is what is left."""
+    found, at, number = [], 0, 0
+    while at < table.num_rows:
+        size = sizes[number % len(sizes)]
+        found += table.slice(at, size).combine_chunks().to_batches() or [_empty(table.schema)]
+        at, number = at + size, number + 1
+    return found or [_empty(table.schema)]
+
+
+def _empty(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([], schema)
+
+
+def rows_in(job: Job) -> int:
+    return int(str(job.metrics()["rows_in"]))
+
+
+@dataclass
+class Course:
+    """How a job is run: what it is given, and what happens to it."""
+
+    sizes: list[int]
+    workers: int = 1
+    checkpoint: bool = False
+    memory: str | None = None
+    stops: list[int] = field(default_factory=list)  # after so many batches it is stopped and started again
+    scales: list[int] = field(default_factory=list)
+    is_tight: bool = False  # what happens to millions of rows happens to a few
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def ran(build: Callable[[Flow], Flow], table: pa.Table, course: Course, folder: Path) -> tuple[pa.Table, Job]:
+    """What a job over a table gives, and the job as it ended."""
+    with pytest.MonkeyPatch.context() as patch:
+        if course.is_tight:
+            patch.setattr(feeds, "PIECE_ROWS", 4)
+            patch.setattr(job_module, "STEP_ROWS", 9)
+            patch.setattr(groups, "FEW_ROWS", 5)
+            patch.setattr(groups, "GROWN", 2)
+        return _ran(build, table, course, folder)
+
+
+def _ran(build: Callable[[Flow], Flow], table: pa.Table, course: Course, folder: Path) -> tuple[pa.Table, Job]:
+    out = si.to_memory()
+    batches = cut(table, course.sizes)
+    given: dict[str, Any] = {"sink": out, "memory": course.memory, "workers": course.workers, **course.options}
+    if course.checkpoint:
+        given |= {"checkpoint": folder / "checkpoint", "every": "1ms"}
+    scales = list(course.scales)
+    for stop in sorted(set(course.stops)) if course.checkpoint else []:
+        if stop < len(batches):
+            stream = Stream({"all": batches}, allowed={"all": stop})
+            job = build(si.from_source(stream)).start(**given)
+            until(lambda: rows_in(job) >= sum(b.num_rows for b in batches[:stop]), job)  # noqa: B023
+            if scales:
+                job.scale(scales.pop())
+            job.stop()
+            assert job.status == "stopped"
+    job = build(si.from_source(Stream({"all": batches}))).start(**given)
+    for workers in scales:
+        job.scale(workers)
+    job.wait()
+    return out.table(), job

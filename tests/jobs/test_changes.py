@@ -1,0 +1,111 @@
+"""emit="changes": whoever applies the rows in order holds what `collect` gives."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import scalein as si
+from scalein import col
+from scalein.flow import Flow
+from scalein.testing import Stream, until
+from tests.engines import examples
+from tests.jobs.streams import Course, ran, rows_in
+from tests.jobs.test_same_rows import DELAY_MS, NAMES, SIMPLE, courses, tables
+from tests.same import assert_same
+
+Build = Callable[[Flow], Flow]
+
+FLOWS: dict[str, tuple[Build, list[str]]] = {
+    "running": (lambda s: s.group_by("k", "g").agg(**SIMPLE), ["k", "g"]),
+    "no keys": (lambda s: s.group_by().agg(n=si.count(), total=col("x").sum()), []),
+    "tumbling": (lambda s: s.with_watermark("t", f"{DELAY_MS}ms").group_by("k", si.tumbling("t", "30ms")).agg(
+        n=si.count(), m=col("f").mean()), ["k", "window_start"]),
+    "computed": (lambda s: s.group_by("k").agg(n=si.count()).select("k", m=col("n") * 2), ["k"]),
+    "filtered": (lambda s: s.group_by("k").agg(n=si.count(), s=col("x").sum()).filter(col("s") % 3 == 0), ["k"]),
+    "joined": (lambda s: s.group_by("k").agg(n=si.count()).join(NAMES, on="k"), ["k", "name"]),
+    "window over window": (lambda s: s.with_watermark("t", f"{DELAY_MS}ms").group_by("k", si.tumbling(
+        "t", "20ms")).agg(n=si.count()).group_by("n").agg(c=si.count()), ["n"]),
+    "rows": (lambda s: s.filter(col("x") > 0).distinct("k"), ["k"]),
+    "large": (lambda s: s.group_by("k").agg(u=col("x").n_unique()), ["k"]),
+}  # fmt: skip
+
+
+def applied(changes: pa.Table, keys: list[str]) -> pa.Table:
+    """What is left when changes are applied in order; `op` must say what each is."""
+    held: dict[Any, dict[str, Any]] = {}
+    for row in changes.to_pylist():
+        op, key = row.pop("op"), tuple(row[name] for name in keys)
+        if op == "insert":
+            assert key not in held, f"{key} was there"
+            held[key] = row
+        elif op == "update":
+            assert key in held, f"{key} was not there"
+            held[key] = row
+        else:
+            assert op == "delete"
+            assert held.pop(key) == row, "a delete has the values there were"
+    return pa.Table.from_pylist(list(held.values()), changes.schema.remove(changes.schema.get_field_index("op")))
+
+
+@pytest.mark.parametrize("name", FLOWS)
+@examples(3)
+@given(table=tables(), course=courses())
+def test_applied_changes_are_what_collect_gives(name: str, table: pa.Table, course: Course) -> None:
+    build, keys = FLOWS[name]
+    course.options["emit"] = "changes"
+    with tempfile.TemporaryDirectory() as folder:
+        changes, _ = ran(build, table, course, Path(folder))
+    assert changes.schema.names[-1] == "op"
+    assert_same(applied(changes, keys), build(si.from_arrow(table)).collect(), ordered=False, tolerance=1e-9)
+
+
+@examples(3)
+@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=5), min_size=1, max_size=6))
+def test_a_key_has_one_row_a_batch(batches: list[list[int]]) -> None:
+    given = [pa.record_batch({"k": pa.array(some, pa.int64())}) for some in batches]
+    stream = Stream({"a": given}, ends=False, allowed={"a": 0})
+    seen: list[pa.RecordBatch] = []
+    job = si.from_source(stream).group_by("k").agg(n=si.count()).start(sink=si.to_callback(seen.append),
+                                                                      emit="changes", workers=2)
+    told: set[int] = set()
+    for number, some in enumerate(batches):
+        before = len(seen)
+        stream.allow("a", number + 1)
+        until(lambda: rows_in(job) >= sum(map(len, batches[: number + 1])), job)  # noqa: B023
+        job.scale(1)
+        rows = [row for batch in seen[before:] for row in batch.to_pylist()]
+        assert sorted(row["k"] for row in rows) == sorted(set(some))
+        assert all(row["op"] == ("update" if row["k"] in told else "insert") for row in rows)
+        told |= set(some)
+    job.stop()
+
+
+@pytest.mark.parametrize(("build", "message"), [
+    (lambda s: s.group_by(si.sliding("x", 10, every=5)).agg(n=si.count()), "sliding"),
+    (lambda s: s.group_by("k").agg(op=si.count()), "'op'"),
+    (lambda s: s.select(op=col("k")), "'op'"),
+    (lambda s: s.group_by("k").agg(n=si.count()).map_batches(lambda b: b, pa.schema(
+        [pa.field("k", pa.string()), pa.field("n", pa.int64(), False)])), "Python function"),
+])  # fmt: skip
+def test_what_cannot_be_told_is_refused(build: Build, message: str) -> None:
+    flow = build(si.from_arrow(pa.table({"k": ["a"], "x": [1]})))
+    with pytest.raises(si.ScaleinError, match=message):
+        flow.start(sink=si.to_memory(), emit="changes")
+
+
+@pytest.mark.parametrize("build", [
+    lambda s: s.group_by("k").agg(u=col("x").n_unique()),
+    lambda s: s.group_by("k").agg(n=si.count()).group_by("n").agg(m=si.count()),
+])
+def test_what_never_ends_cannot_wait_for_the_end(build: Build) -> None:
+    stream = Stream({"a": pa.table({"k": ["a"], "x": [1]}).to_batches()}, ends=False)
+    with pytest.raises(si.ScaleinError, match="endless"):
+        build(si.from_source(stream)).start(sink=si.to_memory(), emit="changes")

@@ -1,0 +1,229 @@
+"""Event time against a plain model of its rules: which rows are late, which windows come out, and when."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import scalein as si
+from scalein import col
+from scalein.flow import Flow
+from scalein.jobs import job as job_module
+from scalein.jobs import watermarks
+from scalein.jobs.job import Job
+from scalein.testing import Stream, until
+from tests.engines import examples
+from tests.jobs.streams import rows_in
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*rows came too late:RuntimeWarning")
+
+SCHEMA = pa.schema({"t": pa.int64(), "v": pa.int64()})
+
+
+def batch(*rows: tuple[int | None, int]) -> pa.RecordBatch:
+    return pa.record_batch([[t for t, _ in rows], [v for _, v in rows]], schema=SCHEMA)
+
+
+@dataclass
+class Model:
+    """DESIGN's rules, row by row."""
+
+    size: int
+    every: int
+    delay: int
+    greatest: dict[str, int | None]
+    watermark: int | None = None
+    sums: Counter[int] = field(default_factory=Counter)  # by start of the window
+    late: list[tuple[int, int]] = field(default_factory=list)
+    timeless: int = 0
+
+    def deliver(self, partition: str, rows: list[tuple[int | None, int]]) -> None:
+        for t, v in rows:
+            if t is None:
+                self.timeless += 1
+                continue
+            starts = list(range(t // self.every * self.every, t - self.size, -self.every))
+            open_ = [s for s in starts if self.watermark is None or s + self.size > self.watermark]
+            if open_:
+                self.sums.update(dict.fromkeys(open_, v))
+            elif starts:
+                self.late.append((t, v))
+        times = [t for t, _ in rows if t is not None]
+        before = self.greatest[partition]
+        self.greatest[partition] = max([*times, *([] if before is None else [before])], default=None)
+        marks = [None if g is None else g - self.delay for g in self.greatest.values()]
+        if None not in marks:
+            found = min(mark for mark in marks if mark is not None)
+            self.watermark = found if self.watermark is None else max(self.watermark, found)
+
+    def closed(self) -> set[int]:
+        return {s for s in self.sums if self.watermark is not None and s + self.size <= self.watermark}
+
+
+def window(size: int, every: int) -> si.Window:
+    return si.tumbling("t", size) if size == every else si.sliding("t", size, every=every)
+
+
+def pushed(job: Job, stream: Stream, partition: str, rows: list[tuple[int | None, int]]) -> None:
+    """One batch, run before the next comes."""
+    want = rows_in(job) + len(rows)
+    stream.push(partition, batch(*rows))
+    until(lambda: rows_in(job) >= want, job)
+    job.scale(2)  # answered at a border: what came before is through
+
+
+times = st.one_of(st.none(), st.integers(-20, 150), st.integers(0, 60))
+deliveries = st.lists(st.tuples(st.sampled_from("ab"), st.lists(st.tuples(times, st.integers(1, 9)), min_size=1,
+                                                                max_size=4)), max_size=10)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["sum", "list"])
+@examples(8)
+@given(size=st.sampled_from([(10, 10), (10, 5), (12, 5)]), delay=st.sampled_from([0, 7]), given=deliveries,
+       partitions=st.sampled_from(["a", "ab"]))  # fmt: skip
+def test_late_rows_are_those_of_the_model(kind: str, size: tuple[int, int], delay: int, partitions: str,
+                                          given: list[tuple[str, list[tuple[int | None, int]]]]) -> None:
+    model = Model(*size, delay, dict.fromkeys(partitions))
+    stream = Stream({name: [batch()] for name in partitions}, ends=False)
+    total = col("v").sum() if kind == "sum" else col("v").collect()
+    flow = si.from_source(stream).with_watermark("t", delay).group_by(window(*size)).agg(s=total)
+    out, late = si.to_memory(), si.to_memory()
+    job = flow.start(sink=out, late=late, workers=1)
+
+    def results() -> dict[int, int]:
+        found = out.table().to_pydict()
+        assert len(set(found["window_start"])) == len(found["window_start"]), "a window came out twice"
+        sums = [s if kind == "sum" else sum(s) for s in found["s"]]
+        return dict(zip(found["window_start"], sums, strict=True))
+
+    try:
+        for name, rows in given:
+            partition = name if name in partitions else "a"
+            pushed(job, stream, partition, rows)
+            model.deliver(partition, rows)
+            assert results() == {s: model.sums[s] for s in model.closed()}
+            assert job.metrics()["watermark"] == model.watermark
+    finally:
+        job.stop(drain=True)
+    assert results() == dict(model.sums)
+    lost = late.table().to_pydict()
+    assert Counter(zip(lost["t"], lost["v"], strict=True)) == Counter(model.late)
+    assert job.metrics()["late_rows"] == len(model.late)
+    assert job.metrics()["timeless_rows"] == model.timeless
+
+
+def ran(flow: Flow, **options: Any) -> tuple[dict[str, list[Any]], Job]:
+    out = si.to_memory()
+    job = flow.start(sink=out, **options)
+    job.wait()
+    return out.table().to_pydict(), job
+
+
+def stream_of(*batches: pa.RecordBatch) -> Flow:
+    return si.from_batches(list(batches), batches[0].schema)
+
+
+def test_late_rows_can_be_refused() -> None:
+    flow = stream_of(batch((0, 1)), batch((50, 1)), batch((3, 7))).with_watermark("t", 0)
+    with pytest.raises(si.ScaleinError, match="too late") as found:
+        ran(flow.group_by(si.tumbling("t", 10)).agg(n=si.count()), late="error")
+    assert "'v': 7" in str(found.value) or "'t': 3" in str(found.value)
+
+
+def test_late_rows_warn_once_and_have_all_their_columns() -> None:
+    schema = pa.schema({"t": pa.int64(), "unused": pa.string()})
+    rows = [pa.record_batch([[t], [str(t)]], schema=schema) for t in (0, 50, 1, 60, 2)]
+    flow = stream_of(*rows).with_watermark("t", 0).group_by(si.tumbling("t", 10)).agg(n=si.count())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        _, job = ran(flow)
+    assert sum("too late" in str(each.message) for each in caught) == 1
+    assert job.metrics()["late_rows"] == 2
+    late = si.to_memory()
+    ran(flow, late=late)
+    assert late.table().to_pydict() == {"t": [1, 2], "unused": ["1", "2"]}
+
+
+def test_rows_that_a_filter_drops_are_not_late() -> None:
+    flow = stream_of(batch((0, 1)), batch((50, 1)), batch((3, -7), (None, -1), (4, 5))).with_watermark("t", 0)
+    found, job = ran(flow.filter(col("v") > 0).group_by(si.tumbling("t", 10)).agg(n=si.count()))
+    assert (job.metrics()["late_rows"], job.metrics()["timeless_rows"]) == (1, 0)
+    assert sorted(found["window_start"]) == [0, 50]
+
+
+def test_a_watermark_may_be_computed_and_the_rows_it_filtered_move_nothing() -> None:
+    flow = stream_of(batch((0, 1)), batch((500, -1)), batch((3, 1)), batch((60, 1)), batch((4, 1)))
+    flow = flow.filter(col("v") > 0).with_columns(u=col("t") * 2).with_watermark("u", 0)
+    found, job = ran(flow.group_by(si.tumbling("u", 10)).agg(n=si.count()))
+    assert job.metrics()["late_rows"] == 1  # u = 8, after 120
+    assert dict(zip(found["window_start"], found["n"], strict=True)) == {0: 2, 120: 1}
+
+
+def seconds(*values: int | None) -> pa.RecordBatch:
+    return pa.record_batch({"t": pa.array(values, pa.timestamp("s"))})
+
+
+@pytest.mark.parametrize("rest", [[20, 30, 40], [20, 30, 40, None, 50]])
+def test_times_far_ahead_do_not_close_windows(rest: list[int | None]) -> None:
+    year = 365 * 86_400
+    flow = stream_of(seconds(0, 5, 10), seconds(year, *rest), seconds(25), seconds(60))
+    found, job = ran(flow.with_watermark("t", "30s").group_by(si.tumbling("t", "10s")).agg(n=si.count()))
+    assert job.metrics()["late_rows"] == 0
+    assert sum(found["n"]) == 6 + len([t for t in rest if t is not None])
+
+
+def test_time_may_jump_when_all_rows_do() -> None:
+    year = 365 * 86_400
+    flow = stream_of(seconds(0, 5), seconds(year, year + 1, year + 2), seconds(7))
+    _, job = ran(flow.with_watermark("t", "30s").group_by(si.tumbling("t", "10s")).agg(n=si.count()))
+    assert job.metrics()["late_rows"] == 1
+
+
+def test_an_idle_partition_does_not_hold_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_module, "IDLE_S", 0.2)
+    assert watermarks.IDLE_S == 5.0
+    stream = Stream({"a": [batch()], "b": [batch()]}, ends=False)
+    out = si.to_memory()
+    flow = si.from_source(stream).with_watermark("t", 0).group_by(si.tumbling("t", 10)).agg(n=si.count())
+    job = flow.start(sink=out, workers=1)
+    pushed(job, stream, "b", [(0, 1)])
+    pushed(job, stream, "a", [(1, 1)])
+    pushed(job, stream, "a", [(35, 1)])
+    until(lambda: out.table().num_rows == 1, job)  # b is idle by now
+    pushed(job, stream, "b", [(2, 1), (40, 1)])
+    assert job.metrics()["late_rows"] == 1
+    job.stop(drain=True)
+    assert sorted(out.table().column("window_start").to_pylist()) == [0, 30, 40]
+
+
+def test_a_partition_at_its_end_does_not_hold_back() -> None:
+    stream = Stream({"a": [batch((0, 1))], "b": [batch((t, 1)) for t in range(0, 100, 10)]})
+    flow = si.from_source(stream).with_watermark("t", 0).group_by(si.tumbling("t", 10)).agg(n=si.count())
+    found, job = ran(flow)
+    assert (job.metrics()["late_rows"], len(found["n"])) == (0, 10)
+
+
+def test_stop_keeps_open_windows_and_drain_gives_them(tmp_path: Any) -> None:
+    def started(out: Any, stream: Stream) -> Job:
+        flow = si.from_source(stream).with_watermark("t", 0).group_by(si.tumbling("t", 10)).agg(s=col("v").sum())
+        return flow.start(sink=out, checkpoint=tmp_path, workers=1)
+
+    out = si.to_memory()
+    stream = Stream({"a": [batch((1, 1), (12, 2))]}, ends=False)
+    job = started(out, stream)
+    until(lambda: rows_in(job) == 2, job)
+    job.stop()
+    assert out.table().to_pydict()["s"] == [1]
+    job = started(out, stream)
+    pushed(job, stream, "a", [(13, 5)])
+    job.stop(drain=True)
+    assert out.table().to_pydict()["s"] == [1, 7]
+    assert job.status == "finished"
+    assert rows_in(job) == 3

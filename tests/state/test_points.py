@@ -1,0 +1,141 @@
+"""Point reads: keys that are in memory, in several runs, deleted, never there; damage is found where it is read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from scalein.errors import Damaged
+from scalein.options import Options
+from scalein.state import LogStore, aio, format
+from scalein.state.arena import Arena
+from scalein.state.budget import Budget
+from scalein.state.checksum import block_checksum
+from scalein.state.cold import pointers_to
+from scalein.state.files import RealFiles
+from scalein.state.hot import HotTable
+from scalein.state.kernels import find_kernels
+from tests.state.store_model import KINDS, rows_of
+from tests.state.store_pair import Pair
+
+BLOCK = format.BLOCK
+KEYS = 15_000
+TINY = Budget(100_000, 1 << 14, 1 << 12)
+
+
+@pytest.mark.parametrize("kind", ["int", "text", "nullable", "float"])
+@pytest.mark.parametrize("is_async", [True, False])
+def test_gets_of_any_size(kind: str, is_async: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not is_async:
+        monkeypatch.setattr(aio, "_system", lambda: None)
+    pair = Pair(KINDS[kind], lambda readonly: RealFiles(tmp_path, readonly), TINY, 1)
+    for seed in range(8):
+        pair.op_more(Random(seed), 1500)
+        pair.op_delete(Random(seed), 100)
+        if seed == 4:
+            pair.op_upsert(Random(seed), 300)
+    assert all(pair.store._tiers.cold.runs)
+    for again in range(2):
+        random = Random(again)
+        for size in (1, 2, 7, 300, 4000, 1):  # keys come twice, and some were never there
+            pair.op_get(random, size)
+        one = pair.kind.key_table(random, 1)
+        assert list(rows_of(pair.store.get(pa.concat_tables([one] * 300)))) == pair.model.get(one) * 300
+        pair.op_reopen(random, 0)
+    pair.close()
+
+
+def filled(path: Path, memory: Budget) -> LogStore:
+    store = LogStore.open_files(RealFiles(path), key={"k": pa.int64()}, value={"n": pa.int64()}, budget=memory)
+    for numbers in np.split(np.arange(KEYS), 5):
+        store.merge(pa.table({"k": numbers, "n": numbers}), n="sum")
+    return store
+
+
+def damage(store: LogStore, keys: np.ndarray, more: int) -> Damaged | None:
+    """What is damaged for these keys, if they are not what they were filled with and so much more."""
+    try:
+        found = store.get(pa.array(keys))
+    except Damaged as error:
+        return error
+    assert found["n"].to_pylist() == (keys + more).tolist()
+    return None
+
+
+def test_damage_is_found_by_those_who_read_it(tmp_path: Path) -> None:
+    store = filled(tmp_path, TINY)
+    store._tiers.settle()
+    store.compact()
+    run = max((cold for runs in store._tiers.cold.runs for cold in runs), key=lambda cold: cold.record_count)
+    path = tmp_path / format.run_name(run.id)
+    content = bytearray(path.read_bytes())
+    block = content[2 * BLOCK : 3 * BLOCK]
+    hostile = bytearray(block)  # a right checksum, but more records than there is room for
+    hostile[:16] = (1 << 20).to_bytes(4, "little") + bytes(12)
+    hostile[8:16] = block_checksum(memoryview(hostile), run.id ^ 2 * BLOCK).to_bytes(8, "little")
+    flipped = bytearray(block)
+    flipped[1000] ^= 4
+    empty = bytes(BLOCK)
+    for bytes_now, message in ((hostile, "more than it holds"), (flipped, "damaged"), (empty, "damaged")):
+        os.pwrite(fd := os.open(path, os.O_RDWR), bytes_now, 2 * BLOCK)
+        os.close(fd)
+        found = [damage(store, np.arange(start, start + 20), 0) for start in range(0, KEYS, 375)]
+        errors = [error for error in found if error is not None]
+        assert 0 < len(errors) < len(found)
+        assert {error.facts["file"] for error in errors} == {str(path)}
+        assert all(message in str(error) for error in errors)
+    os.pwrite(fd := os.open(path, os.O_RDWR), block, 2 * BLOCK)
+    os.close(fd)
+    assert damage(store, np.arange(KEYS), 0) is None
+    store.close()
+
+
+def test_a_damaged_group_of_a_snapshot_is_loaded_by_no_half(tmp_path: Path) -> None:
+    """Partials that were loaded twice would count twice."""
+    plenty = Budget(None, 1 << 16, 1 << 12)
+    filled(tmp_path, plenty).close()
+    image = next(path for path in sorted(tmp_path.iterdir()) if path.suffix == ".seg" and path.stat().st_size > BLOCK)
+    store = LogStore.open_files(RealFiles(tmp_path), key=None, value=None, budget=plenty)
+    store.merge(pa.table({"k": np.arange(KEYS), "n": np.ones(KEYS, np.int64)}), n="sum")
+    was = image.read_bytes()[3 * BLOCK + 77]
+    os.pwrite(fd := os.open(image, os.O_RDWR), bytes([was ^ 1]), 3 * BLOCK + 77)
+    for _ in range(2):
+        with pytest.raises(Damaged, match="image"):
+            store.get(pa.array(np.arange(KEYS)))
+    found = [damage(store, np.array([key]), 1) for key in range(0, KEYS, 20)]
+    errors = [error for error in found if error is not None]
+    assert 0 < len(errors) < len(found) // 10
+    assert {error.facts["file"] for error in errors} == {str(image)}
+    os.pwrite(fd, bytes([was]), 3 * BLOCK + 77)
+    os.close(fd)
+    assert damage(store, np.arange(KEYS), 1) is None
+    store.close()
+
+
+def test_seeking_records_by_hash() -> None:
+    kernels = find_kernels(pa.schema({"a": pa.int64(), "b": pa.float32()}), pa.schema({"n": pa.int64()}),
+                           Options.make(workers=1))  # fmt: skip
+    table = HotTable(kernels, Arena(1 << 16, 1 << 26))
+    rows = {"a": pa.array([k if k % 7 else None for k in range(500)]), "b": pa.array(np.arange(500) % 3, pa.float32())}
+    kernels.keep(table, pa.record_batch({**rows, "n": np.arange(500)}), ("sum",), 1)
+    pointers = np.concatenate([table.pointers(group) for group in range(256)])
+    pointers = pointers[np.argsort(kernels.hashes(pointers))]
+    repeats = Random(1).choices([1, 1, 1, 2, 3], k=len(pointers))
+    records = np.repeat(kernels.gather(np.ascontiguousarray(pointers)), repeats, axis=0)
+    hashes = kernels.hashes(pointers_to(records))
+    starts = np.array([0, 0, 10, 200, len(records), 40])
+    counts = np.array([len(records), 1, 0, 90, 0, 41])
+    asked = np.concatenate((hashes, hashes + np.uint64(1), [np.uint64(0), np.uint64((1 << 64) - 1)])).astype(np.uint64)
+    base, size = int(pointers_to(records)[0]), records.shape[1]
+    for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
+        first = np.full(len(asked), base + start * size, np.uint64)
+        found, many = kernels.seek(first, np.full(len(asked), count), asked)
+        window = hashes[start : start + count]
+        assert many.tolist() == [int((window == h).sum()) for h in asked]
+        places = window.searchsorted(asked) + start
+        assert found.tolist() == (base + places * size).tolist()
