@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from scalein.dtypes import BOOL, F64, I64, DType, Field, Kind, Schema
 from scalein.ir import ops
-from scalein.ir.exprs import Call, Col, Expr, Lit, type_of
+from scalein.ir.exprs import Call, Col, Expr, Lit, Named, type_of
 from scalein.ir.nodes import Grouped, Node, Scan
 from scalein.ir.tables import Acc, AccKind, Output, Table
 
@@ -88,6 +88,30 @@ def _row_value(acc: Acc) -> tuple[Expr | None, str]:
     dtype = _type(acc)
     is_it = type_of(acc.arg) == dtype
     return acc.arg if is_it else Call("cast", (acc.arg,), (), dtype, acc.arg.nullable), _FUNCTIONS[acc.kind]
+
+
+def finished_rows(two: TwoPhase) -> tuple[Named, ...] | None:
+    """The results of partial groups that are whole, each a row of its own; None where a sum must be checked first."""
+    table = two.partial.table
+    if any(acc.kind is AccKind.ISUM for acc in table.accs) or table.window is not None:
+        return None
+    keys = [Named(key.name, Col(key.name, key.dtype, key.nullable)) for key in table.keys]
+    return (*keys, *(Named(output.name, _finished(output, table.accs)) for output in two.final.table.outputs))
+
+
+def _finished(output: Output, accs: tuple[Acc, ...]) -> Expr:
+    """An output over the columns of its accumulators, which the second phase counts from 1."""
+    first, *counts = (k - 1 for k in output.accs)
+    value: Expr = Col(f"#acc{first}", _type(accs[first]), output.nullable)
+    if not counts:
+        return value
+    seen = Col(f"#acc{counts[0]}", I64, False)
+    if output.fn == "mean":
+        value = Call("div", (value, Call("cast", (seen,), (), F64, False)), (), F64, output.nullable)
+    if not output.nullable:
+        return value
+    is_any = Call("gt", (seen, Lit(0, I64)), (), BOOL, False)
+    return Call("if_else", (is_any, value, Lit(None, output.dtype)), (), output.dtype)
 
 
 def _type(acc: Acc) -> DType:

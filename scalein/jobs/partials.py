@@ -17,8 +17,9 @@ from scalein.errors import ComputeError
 from scalein.ir import ops
 from scalein.ir.exprs import columns
 from scalein.ir.nodes import Grouped, Host, Node, Ordered, Pipe, Scan, Take
+from scalein.ir.passes.fuse import fuse
 from scalein.ir.rewrite import exprs_of
-from scalein.ir.two_phase import two_phase
+from scalein.ir.two_phase import TwoPhase, finished_rows, two_phase
 from scalein.jobs.late import Lateness
 from scalein.jobs.segments import Segment, over, placeholder
 from scalein.jobs.steps import (
@@ -91,7 +92,7 @@ class Partial(Timed):
         self._standing = None if around.failed is not None else StandingProgram(two.partial)
         again = two_phase(group_of(compile_flow(self._sorted_op))).partial
         self._sorted_partial = Runner(self._sorted_op, around, Program(again))
-        self._finish = Finish(segment.op, root, node, two.final, around)
+        self._finish = Finish(segment.op, root, node, two.final, around, two)
         self.reads = self._reads(self._partial.program)
 
     def _partials(self, arrivals: Iterable[Arrival]) -> Batches:
@@ -120,13 +121,22 @@ class Partial(Timed):
 class Finish:
     """From what waits to results: all groups, or those of windows that end in a range."""
 
-    def __init__(self, op: ops.Op, root: Node, node: Grouped, final: Grouped, around: Surroundings) -> None:
+    def __init__(self, op: ops.Op, root: Node, node: Grouped, final: Grouped, around: Surroundings,
+                 two: TwoPhase | None = None) -> None:
         self._whole = Runner(op, around, Program(replaced(root, node, final)))
         self._windows = Runner(op, around, Program(final))
+        items = None if two is None else finished_rows(two)
+        rows = None if items is None else replaced(root, node, Pipe(final.input, (), items))
+        self._rows = None if rows is None else Runner(op, around, Program(fuse(rows)))
         self._behind = Runner(op, around, Program(replaced(root, node, scan_of(node))))
 
     def all(self, given: Batches) -> Batches:
+        """The results of partial groups, of which one key may have several."""
         return self._whole.run(given)
+
+    def each(self, given: Batches) -> Batches:
+        """The results of groups that are whole: no key twice."""
+        return (self._whole if self._rows is None else self._rows).run(given)
 
     def between(self, given: Batches, after: int, end: int) -> Batches:
         """Windows that end behind `after`, up to `end`, of slices some of which others need too."""

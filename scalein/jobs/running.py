@@ -102,7 +102,13 @@ class Running(Partial):
         if self.changes is not None:
             is_empty = self._keys == [_ONE] and not len(self._store)
             return [told(batch, "insert") for batch in (self._finish.all([]) if is_empty else [])]
-        return self._finish.all([batch.select(self._columns) for batch in self._store.scan() if batch.num_rows])
+        return self._results()
+
+    def _results(self) -> Batches:
+        batches = (batch.select(self._columns) for batch in self._store.scan() if batch.num_rows)
+        if self._keys == [_ONE]:  # no row at all is a result as well
+            return self._finish.all(list(batches))
+        return [out for batch in batches for out in self._finish.each([batch])]
 
     def freeze(self) -> Frozen:
         self._merged(self._taken())

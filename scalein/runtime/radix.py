@@ -309,8 +309,10 @@ class _Partitioner:
         chunks = taken[taken[:, 0] == group, 1]
         if not len(chunks):
             return []
-        full = [(int(c), self._chunk_bytes // self._stride) for c in chunks[:-1]]
-        return [*full, (int(chunks[-1]), (int(self._heads[group, 0]) - int(chunks[-1])) // self._stride)]
+        stride, last = self._stride, int(chunks[-1])
+        rows = self._chunk_bytes // stride
+        left = (int(self._heads[group, 0]) - last) // stride
+        return [*((chunk, rows) for chunk in chunks[:-1].tolist()), (last, left)]
 
 
 class _Finisher:

@@ -14,8 +14,8 @@ import scalein as si
 from scalein import col
 from scalein.compiler import compile_flow
 from scalein.flow import Flow
-from scalein.ir.nodes import Grouped, Node
-from scalein.ir.two_phase import TwoPhase, fits, two_phase
+from scalein.ir.nodes import Grouped, Node, Pipe
+from scalein.ir.two_phase import TwoPhase, finished_rows, fits, two_phase
 from scalein.options import Options
 from scalein.runtime.run import Program, StandingProgram
 from tests.same import assert_same
@@ -94,6 +94,24 @@ def test_partial_groups_finish_as_whole_ones(seed: int, keys: str, window: str, 
     for given_ in (partials, stood):
         got = pa.Table.from_batches(list(final.run(given_, options)), want.schema)
         assert_same(got, want, ordered=False)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whole_groups_are_finished_row_by_row(seed: int) -> None:
+    random, options = Random(seed), Options.make(workers=2)
+    table = rows(random, 200)
+    asked = si.flow(SCHEMA).group_by("s", "k").agg(
+        n=si.count(), c=col("x").count(), mx=col("x").max(), mn=col("u").min(), f=(col("k") / 4.0).sum(),
+        m=(col("k") / 4.0).mean(), fm=col("f").max(), smin=col("s").min(), b=col("b").max())
+    two = phases(asked)
+    items = finished_rows(two)
+    assert items is not None
+    names = [field.name for field in two.final.input.schema]
+    whole = [batch.select(names) for batch in Program(two.partial).run(table.to_batches(), options)]
+    got = Program(Pipe(two.final.input, (), items)).run(whole, options)
+    want = asked.collect(table)
+    assert_same(pa.Table.from_batches(list(got)).cast(want.schema), want, ordered=False)
+    assert finished_rows(phases(flow("text", "none"))) is None  # sums of integers are checked by the second phase
 
 
 def test_sums_of_integers_overflow_only_as_a_whole() -> None:
