@@ -66,7 +66,9 @@ class Sink(Protocol):
         """
 
     def commit(self, prepared: Json) -> None:
-        """Make an epoch visible. May be called again for the same epoch, also by a later run."""
+        """Make an epoch visible. May be called again for the same epoch, also by a later run: before its `open`, if
+        the last checkpoint made up for one that had failed.
+        """
 
     def close(self) -> None:
         """Release everything; rows behind the last `prepare` are given up."""

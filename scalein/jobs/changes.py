@@ -1,9 +1,9 @@
 """Changes of groups: what rows of one border did to the results, as rows with an `op`.
 
-A group that has a result for the first time is an "insert", one whose result is another now an "update", one that has
-none any more (a filter behind the group) a "delete", with the values it had. So whoever applies the rows in order, by
-key, holds what `collect` would give. Each partial group carries a number through the ops behind the aggregation: that
-tells which results, before and now, are the same group's.
+A group that has a result for the first time is an "insert", one that had a result and got rows an "update", one that
+has none any more (a filter behind the group) a "delete", with the values it had. So whoever applies the rows in order,
+by key, holds what `collect` would give. Each partial group carries a number through the ops behind the aggregation:
+that tells which results, before and now, are the same group's.
 """
 
 from __future__ import annotations
@@ -66,10 +66,11 @@ class Changes:
         table = replace(two.final.table, keys=(*two.final.table.keys, Key(_ROW, I64, False)))
         source = Scan(ops.Source("partials", partials.arrow, tuple(partials.names)))
         final = replace(two.final, input=source, table=table, keys=(*two.final.keys, _NUMBER))
-        self._groups = Runner(segment.op, around, Program(final))
+        self._groups = Runner(segment.op, around, Program(final), by_row=False)
         fields = final.schema
         groups = ops.Source("groups", fields.arrow, tuple(fields.names))
-        self._behind = Runner(segment.op, around, Program(compile_flow(_numbered(segment.op, state, groups))))
+        behind = compile_flow(_numbered(segment.op, state, groups))
+        self._behind = Runner(segment.op, around, Program(behind), by_row=False)
         self._is_one_to_one = all(isinstance(op, _ONE_TO_ONE) for op in _behind(segment))
         self._names = segment.op.schema.names
 

@@ -31,6 +31,7 @@ from typing import IO, TypeVar
 from scalein.connectors.base import Json
 from scalein.errors import Damaged, NewerFormat, ScaleinError, StoreFailed, here
 from scalein.jobs.json import as_int
+from scalein.state.files import LOCK
 
 Opened = TypeVar("Opened")
 
@@ -74,7 +75,7 @@ class Checkpoint:
         try:
             _write(staged, chosen.encode())
             os.rename(staged, path)
-            self._sync()
+            _sync(self.path)
         except OSError as error:
             raise StoreFailed("cannot write the checkpoint", at=here(), file=path, found=error) from error
         return chosen
@@ -117,7 +118,10 @@ class Checkpoint:
             os.link(self.path / newest, staged / newest)
             for state in self.path.glob("state-*"):
                 _link_files(state, staged / state.name)
+            _sync(staged)
             os.rename(staged, path)
+            for parent in (path.parent, self.path):
+                _sync(parent)
         except OSError as error:
             shutil.rmtree(staged, ignore_errors=True)
             raise StoreFailed("cannot keep a savepoint", at=here(), file=path, found=error,
@@ -135,6 +139,7 @@ class Checkpoint:
             for state in savepoint.glob("state-*"):
                 shutil.rmtree(self.path / state.name, ignore_errors=True)
                 _link_files(state, self.path / state.name)
+            _sync(self.path)
         except OSError as error:
             raise StoreFailed("cannot begin from a savepoint", at=here(), file=savepoint, found=error) from error
         found = other.read(other.numbers()[-1])
@@ -148,13 +153,17 @@ class Checkpoint:
     def read(self, number: int) -> dict[str, Json]:
         path = self.path / _name(number)
         try:
-            text, _, check = path.read_bytes().partition(b"\n")
+            data = path.read_bytes()
+        except OSError as error:  # unless it is gone, that says nothing of what is in it
+            raise StoreFailed("an epoch's manifest cannot be read", file=path, found=error) from error
+        try:
+            text, _, check = data.partition(b"\n")
             if check.strip() != b"%08x" % zlib.crc32(text):
                 raise ValueError("the checksum does not fit")
             found = json.loads(text)
             if not isinstance(found, dict) or found.get("epoch") != number:
                 raise ValueError("it is not what its name says")
-        except (OSError, ValueError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise Damaged("an epoch's manifest cannot be read", file=path, found=error) from error
         if not isinstance(found.get("format"), int) or found["format"] > FORMAT:
             raise NewerFormat("the checkpoint was written by a newer scalein", file=path, found=found.get("format"),
@@ -168,12 +177,12 @@ class Checkpoint:
         try:
             _write(staged, text + b"\n%08x\n" % zlib.crc32(text))
             os.rename(staged, path)
-            self._sync()
+            _sync(self.path)
             numbers = self.numbers()
             for old in numbers[:-KEPT]:
                 (self.path / _name(old)).unlink()
             if numbers[:-KEPT]:
-                self._sync()  # a manifest must not come back without its files
+                _sync(self.path)  # a manifest must not come back without its files
         except OSError as error:
             for left in (staged, path):
                 with suppress(OSError):  # a start that finds it nevertheless has all that it names
@@ -190,13 +199,6 @@ class Checkpoint:
                 found.append(self.read(number))
         return found
 
-    def _sync(self) -> None:
-        handle = os.open(self.path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
     def close(self) -> None:
         if self._lock is not None:
             self._lock.close()
@@ -209,13 +211,23 @@ def _write(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def _sync(directory: Path) -> None:
+    """Have the names in a directory on disk."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def _link_files(source: Path, target: Path) -> None:
-    """The files of a state under a second name: they are written once and never changed."""
+    """The files of a state under a second name: they are written once and never changed, but for a store's lock."""
     target.mkdir()
     for path in source.iterdir():
         with suppress(FileNotFoundError):  # what no epoch names may be removed meanwhile
-            if path.is_file() and path.name != "lock":
+            if path.is_file() and path.name != LOCK:
                 os.link(path, target / path.name)
+    _sync(target)
 
 
 def _name(number: int) -> str:

@@ -22,6 +22,8 @@ from scalein.jobs.json import as_int, as_list
 PIECE_ROWS = 1 << 21
 AHEAD_ROWS = 1 << 23  # of a partition, that wait to be taken
 AHEAD_BATCHES = 256
+AHEAD_BYTES = 1 << 28
+MOST_SAVED_S = 1.0  # of a rate that was not used: a source that was silent for an hour does not flood the job
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class Delivery(NamedTuple):
     batch: pa.RecordBatch
     behind: Place
     is_last: bool
+    came_s: float  # when, by the monotonic clock
 
 
 @dataclass(eq=False)
@@ -59,8 +62,18 @@ class Reader:
     place: Place  # behind what was taken
     pending: deque[Delivery] = field(default_factory=deque)
     rows: int = 0  # that are pending
+    bytes: int = 0
     is_ended: bool = False
     error: BaseException | None = None
+
+    @property
+    def is_bounded(self) -> bool:
+        return not isinstance(self.data, Connected) or self.data.bounded
+
+    @property
+    def is_full(self) -> bool:
+        """Whether enough waits to be taken."""
+        return self.rows >= AHEAD_ROWS or len(self.pending) >= AHEAD_BATCHES or self.bytes >= AHEAD_BYTES
 
     def deliveries(self) -> Iterator[Delivery]:
         at, skipped = self.place.offset, self.place.rows
@@ -74,7 +87,8 @@ class Reader:
                 piece = batch.slice(first, PIECE_ROWS)
                 first += piece.num_rows
                 is_last = first >= batch.num_rows
-                yield Delivery(self, piece, Place(behind, skipped) if is_last else Place(at, first), is_last)
+                yield Delivery(self, piece, Place(behind, skipped) if is_last else Place(at, first), is_last,
+                               time.monotonic())
             at = behind
 
     def _batches(self, offset: Json) -> Iterator[tuple[pa.RecordBatch, Json]]:
@@ -113,12 +127,13 @@ class Feeds:
         try:
             for delivery in reader.deliveries():
                 with self._changed:
-                    while not self._is_stopped and (reader.rows >= AHEAD_ROWS or len(reader.pending) >= AHEAD_BATCHES):
+                    while not self._is_stopped and reader.is_full:
                         self._changed.wait()
                     if self._is_stopped:
                         return
                     reader.pending.append(delivery)
                     reader.rows += delivery.batch.num_rows
+                    reader.bytes += delivery.batch.nbytes
                     self._changed.notify_all()
         except BaseException as error:
             reader.error = error
@@ -160,6 +175,7 @@ class Feeds:
                 reader = self.readers[self._turn]
                 delivery = reader.pending.popleft()
                 reader.rows -= delivery.batch.num_rows
+                reader.bytes -= delivery.batch.nbytes
                 reader.place = delivery.behind
                 rows += delivery.batch.num_rows
                 found.append(delivery)
@@ -171,7 +187,9 @@ class Feeds:
         """Rows that may be taken now; a batch is taken whole, and waited for afterwards."""
         if self._rate is None:
             return 1 << 62
-        ahead_s = self._taken / self._rate - (time.monotonic() - self._began)
+        now = time.monotonic()
+        self._began = max(self._began, now - self._taken / self._rate - MOST_SAVED_S)
+        ahead_s = self._taken / self._rate - (now - self._began)
         if ahead_s > 0:
             time.sleep(min(ahead_s, wait_s))
             return 0

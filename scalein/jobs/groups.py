@@ -41,6 +41,7 @@ from scalein.runtime.run import Program
 
 MOST_KEYS, MOST_VALUES = 16, 32  # columns of a store
 FEW_ROWS = 1 << 20  # of partial groups, that are not worth being put together
+MOST_BATCHES = 512  # that wait, before they are put together
 GROWN = 4  # times what they were when they were put together last
 _SLICE = "#slice"
 
@@ -64,7 +65,7 @@ class _Closing(Timed):
     _slices: str  # the column with the start of a row's slice
     _closed = -FOREVER  # windows that end here or before are done
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Put everything that has arrived into the log."""
 
     @property
@@ -87,14 +88,14 @@ class _Closing(Timed):
     def advance(self, watermark: int) -> Batches:
         if self._late is None or (end := self._late.last_end(watermark)) <= self._closed:
             return []
-        self._settle()
+        self.settle()
         before, self._closed = self._closed, end
         found = self._finished(before, end)
         self._drop(self._late.least_open(watermark))
         return found
 
     def finish(self) -> Batches:
-        self._settle()
+        self.settle()
         found = self._finished(self._closed, FOREVER)
         self._closed = FOREVER
         self._log.replace([])
@@ -133,7 +134,6 @@ class _Closing(Timed):
             self._log.replace(kept)
 
     def freeze(self) -> Frozen:
-        self._settle()
         kept, closed = list(self._log.kept), self._closed
         return lambda: {**self._log.to_json(kept), "closed": closed}
 
@@ -153,7 +153,7 @@ class Windowed(_Closing, Partial):
 
     def __init__(self, segment: Segment, around: Surroundings, state: Json) -> None:
         super().__init__(segment, around)
-        self._combine = Runner(segment.op, around, Program(self._two.combine))
+        self._combine = Runner(segment.op, around, Program(self._two.combine), by_row=False)
         self._columns = [name for name in self._two.partial.schema.names if name != "window_end"]
         schema = pa.schema([self._two.partial.schema.arrow.field(name) for name in self._columns])
         self._log = RowLog(around.folder, schema, around.options.memory)
@@ -164,13 +164,13 @@ class Windowed(_Closing, Partial):
         self._keep(self._partials(arrivals))
         return []
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         self._keep(self._taken())
 
     def _keep(self, partials: Batches) -> None:
         for batch in partials:
             self._add(batch.select(self._columns))
-        if self._log.rows > max(FEW_ROWS, GROWN * self._together):
+        if self._log.rows > max(FEW_ROWS, GROWN * self._together) or len(self._log.kept) > MOST_BATCHES:
             given = [self._log.batch(each) for each in self._log.kept]
             self._log.replace([])
             for batch in self._combine.run(given):
@@ -204,6 +204,10 @@ class Waiting(_Closing):
                 starts = np.asarray(found.times) // self._size * self._size
                 self._add(found.rows.append_column(_SLICE, pa.array(starts)))
         return []
+
+    def settle(self) -> None:
+        if len(self._log.kept) > MOST_BATCHES:
+            self._log.join()
 
     def _in_order(self, arrivals: Iterable[Arrival]) -> Iterator[pa.RecordBatch]:
         """Rows of the group's input: batches in which all rows are in time, together, and others between them."""

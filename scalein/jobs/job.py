@@ -163,6 +163,7 @@ class Job:
             self._pipeline.fill(batches(self._plan.bootstrap, self._plan.options))
         due = time.monotonic() + self._plan.every_s
         seen_at = dict.fromkeys(self._pipeline.readers, time.monotonic())
+        idle: set[Reader] = set()
         while not self._is_finished:
             self._serve()
             if self._wants_stop is not None:
@@ -176,31 +177,36 @@ class Job:
             self._metrics.wait_s += now - start
             if deliveries:
                 arrived = {d.reader for d in deliveries if d.batch.num_rows}
-                for reader in arrived:
-                    if now - seen_at[reader] > IDLE_S:
-                        self._pipeline.mark_idle(reader, False)
-                    seen_at[reader] = now
-                rows = sum(d.batch.num_rows for d in deliveries)
+                for reader in arrived & idle:
+                    self._pipeline.mark_idle(reader, False)
+                idle -= arrived
+                seen_at.update(dict.fromkeys(arrived, now))
                 self._write(self._pipeline.run(deliveries))
-                self._metrics.latency.add(time.monotonic() - now, rows)
+                for delivery in deliveries:
+                    self._metrics.latency.add(time.monotonic() - delivery.came_s, delivery.batch.num_rows)
                 self._metrics.busy_s += time.monotonic() - now
             if self._pipeline.is_sated or (not deliveries and self._feeds.has_ended):
                 self._write(self._pipeline.finish())
                 self._is_finished = True
                 break
-            self._look_for_idle(seen_at)
-            if time.monotonic() >= due and self._is_free():
-                self._begin_epoch()
-                due = max(due + self._plan.every_s, time.monotonic())
+            self._look_for_idle(seen_at, idle)
+            if self._is_free():
+                self._settle()
+                if time.monotonic() >= due:
+                    self._begin_epoch()
+                    due = max(due + self._plan.every_s, time.monotonic())
         self._settle()
         self._begin_epoch()
         self._settle(is_last=True)
 
-    def _look_for_idle(self, seen_at: dict[Reader, float]) -> None:
+    def _look_for_idle(self, seen_at: dict[Reader, float], idle: set[Reader]) -> None:
         now = time.monotonic()
         for reader, at in seen_at.items():
             has_ended = reader.is_ended and not reader.pending
-            if has_ended or now - at > IDLE_S:
+            if reader.rows:  # it is the job that is slow, or held back: that must not make its rows late
+                seen_at[reader] = now
+            elif has_ended or (now - at > IDLE_S and not reader.is_bounded):
+                idle.add(reader)
                 self._pipeline.mark_idle(reader, True)
         self._write(self._pipeline.advance())
 
@@ -224,6 +230,8 @@ class Job:
                           "metrics()[\"late_rows\"], or give late= a sink", RuntimeWarning, stacklevel=2)
 
     def _failed(self, row: pa.RecordBatch, error: ComputeError) -> None:
+        if row.schema.names != self._pipeline.schema_of("failed", self._plan.emit).names:
+            raise error  # it failed far behind the source: there is no row of the source's to give
         self._metrics.failed_rows += row.num_rows
         self._sinks["failed"].write(row)
 
@@ -235,6 +243,8 @@ class Job:
     def _begin_epoch(self) -> None:
         """Freeze the job at this border; the rest happens beside it."""
         self._settle()
+        if self._checkpoint is not None:
+            self._pipeline.settle()
         prepared: dict[str, Json] = {name: sink.prepare() for name, sink in self._sinks.items()}
         self._uncommitted.append(prepared)
         self._epoch += 1
@@ -252,11 +262,13 @@ class Job:
         if self._checkpoint is not None:
             content["states"] = self._pipeline.stateful([wait() for wait in frozen])
             kept = self._checkpoint.publish(number, content)
-            self._pipeline.forget(kept)
+        else:
+            kept = []
+        self._pipeline.forget(kept)
         for each in map(as_map, as_list(content["output"])):
             for name, sink in self._sinks.items():
                 sink.commit(each[name])
-        self._metrics.checkpoint_s.append(time.monotonic() - began)
+        self._metrics.checkpoint_s = time.monotonic() - began
 
     def _settle(self, is_last: bool = False) -> None:
         """Wait for the epoch under way. One that failed is made up for by the next; the last one must not fail."""
@@ -283,11 +295,11 @@ class Job:
             done.set()
 
     def _ask(self, request: Callable[[], None]) -> None:
-        """Have something done at the next border, and wait for it."""
+        """Have something done at the next border, and wait for it, unless it is the job's own thread that asks."""
         done = threading.Event()
         self._requests.append((request, done))
         self._feeds.wake()
-        while not self._ended.is_set() and not done.wait(0.05):
+        while threading.current_thread() is not self._thread and not self._ended.is_set() and not done.wait(0.05):
             pass
 
     def scale(self, workers: int) -> None:
@@ -323,27 +335,38 @@ class Job:
             except ScaleinError as error:
                 outcome.append(error)
 
+        self._check_outside()
         self._ask(take)
         if outcome or self._error is not None:
             raise outcome[0] if outcome else self._error  # type: ignore[misc]
+        if name is not None and not places:
+            raise ScaleinError("the job ended before the savepoint was taken", at=here(), found=repr(name),
+                               hint="start it again with the same checkpoint, and ask then")
         return places[0] if places else None
 
     def stop(self, *, drain: bool = False) -> None:
-        """End the job with a last checkpoint; `drain` first gives the results of all windows that are open."""
+        """End the job with a last checkpoint; `drain` first gives the results of all windows that are open.
+
+        A job that was drained is finished: its checkpoint does not go on with rows that come later. A sink's `write`
+        may call this; then it comes back at once, and the job ends behind the rows at hand.
+        """
         self._wants_stop = "drain" if drain else "stop"
         self._feeds.wake()
-        self.wait()
+        if threading.current_thread() is not self._thread:
+            self.wait()
 
     def wait(self, timeout: float | None = None, *, progress: bool = False) -> None:
         """Until the job has ended; raises what ended it. Ctrl-C and SIGTERM stop it, with a last checkpoint.
 
         `progress=True` shows a bar meanwhile, in a terminal or a notebook (it needs `scalein[jobs]`).
         """
+        self._check_outside()
         with leaving_on_sigterm():
             try:
                 if progress:
-                    show_bar(self)
-                self._ended.wait(timeout)
+                    show_bar(self, timeout)
+                else:
+                    self._ended.wait(timeout)
             except (KeyboardInterrupt, SystemExit):
                 self._wants_stop = "stop"
                 self._feeds.wake()
@@ -351,6 +374,11 @@ class Job:
                 raise
         if self._error is not None:
             raise self._error
+
+    def _check_outside(self) -> None:
+        if threading.current_thread() is self._thread:
+            raise BadArgument("a job cannot wait for itself", at=here(),
+                              hint="a sink's function runs inside of the job: it may call stop() or scale()")
 
     def await_end(self, timeout: float) -> bool:
         """Whether the job has ended, after at most so many seconds; raises nothing."""
@@ -386,6 +414,7 @@ class Job:
         found = self._metrics
         return {
             **found.to_json(), "epochs": found.epochs, "failed_checkpoints": found.failed_checkpoints,
+            "far_rows": self._pipeline.far_rows, "checkpoint_s": found.checkpoint_s,
             "workers": self._workers, "rescales": list(found.rescales), "watermark": self._pipeline.watermark,
             "lag_s": self._pipeline.lag_s, "state_bytes": self._pipeline.state_bytes,
             "busy_s": round(found.busy_s, 3), "wait_s": round(found.wait_s, 3),

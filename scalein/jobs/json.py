@@ -21,7 +21,7 @@ def as_list(given: Json) -> list[Json]:
 
 
 def as_int(given: Json) -> int:
-    if isinstance(given, bool) or not isinstance(given, int):
+    if isinstance(given, bool) or not isinstance(given, int) or not -(1 << 63) <= given < 1 << 63:
         raise ValueError(f"a number was expected, not {given!r:.100}")
     return given
 

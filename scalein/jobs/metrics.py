@@ -47,7 +47,7 @@ class Metrics:
     busy_s: float = 0.0
     wait_s: float = 0.0
     rescales: list[dict[str, float | int]] = field(default_factory=list)
-    checkpoint_s: list[float] = field(default_factory=list)
+    checkpoint_s: float | None = None  # from the freeze to the commit, of the last one
     latency: Latency = field(default_factory=Latency)
     began: float = field(default_factory=time.time)
 

@@ -123,12 +123,12 @@ class Finish:
 
     def __init__(self, op: ops.Op, root: Node, node: Grouped, final: Grouped, around: Surroundings,
                  two: TwoPhase | None = None) -> None:
-        self._whole = Runner(op, around, Program(replaced(root, node, final)))
-        self._windows = Runner(op, around, Program(final))
+        self._whole = Runner(op, around, Program(replaced(root, node, final)), by_row=False)
+        self._windows = Runner(op, around, Program(final), by_row=False)
         items = None if two is None else finished_rows(two)
         rows = None if items is None else replaced(root, node, Pipe(final.input, (), items))
         self._rows = None if rows is None else Runner(op, around, Program(fuse(rows)))
-        self._behind = Runner(op, around, Program(replaced(root, node, scan_of(node))))
+        self._behind = Runner(op, around, Program(replaced(root, node, scan_of(node))), by_row=False)
 
     def all(self, given: Batches) -> Batches:
         """The results of partial groups, of which one key may have several."""

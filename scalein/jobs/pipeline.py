@@ -76,6 +76,10 @@ class Pipeline:
         self.signature: list[Json] = [signature(segment) for segment in self._segments if segment.state is not None]
         if epoch is not None:
             _check_same(epoch, self.signature, at)
+            if (count := len(as_list(epoch["sources"]))) != len(self._feeds):
+                raise BadArgument("this flow has other sources than the one that wrote the checkpoint", at=at,
+                                  checkpoint=count, flow=len(self._feeds),
+                                  hint="give another checkpoint directory, or go on with the flow as it was")
         states = _states(epoch, self._segments)
         self.steps: list[Step] = []
         self._around: list[Surroundings] = []
@@ -144,8 +148,8 @@ class Pipeline:
             dtype = feed.timed.schema[feed.watermark.column].dtype
             for name in names:
                 clocks[name] = Partition(feed.watermark.delay, far_ahead(dtype))
-                if name in known:
-                    clocks[name].restore(as_map(known[name])["clock"])
+                if name in known and (clock := as_map(known[name])["clock"]) is not None:  # there was a watermark
+                    clocks[name].restore(clock)
         path = []
         segment: Segment | None = feed.first
         while segment is not None:
@@ -175,7 +179,7 @@ class Pipeline:
         line, counted = self._lines[0], self._metrics.to_json()
         names = line.readers[0].columns
         for batch in rows:
-            past = Delivery(line.readers[0], batch.select(names), line.readers[0].place, True)
+            past = Delivery(line.readers[0], batch.select(names), line.readers[0].place, True, 0.0)
             self._along(line.path, self._arrivals(line, [past]))
             self.advance()
         self._metrics.restore({**counted})
@@ -185,7 +189,7 @@ class Pipeline:
 
     def _arrivals(self, line: _Line, deliveries: Iterable[Delivery]) -> Iterator[Arrival]:
         """Batches with the watermark before each; time moves behind them."""
-        for reader, batch, _, is_last in deliveries:
+        for reader, batch, _, is_last, _ in deliveries:
             self._metrics.rows_in += batch.num_rows
             self._metrics.bytes_in += batch.nbytes
             clock = line.clocks.get(reader.name)
@@ -273,6 +277,11 @@ class Pipeline:
         return round(time.time() - self.watermark / UNITS_PER_SECOND[dtype.unit], 3)
 
     @property
+    def far_rows(self) -> int:
+        """Rows whose time was too far ahead to be believed."""
+        return sum(clock.far_rows for line in self._lines for clock in line.clocks.values())
+
+    @property
     def state_bytes(self) -> int:
         """What steps hold in memory."""
         return sum(step.state_bytes for step in self.steps)
@@ -322,6 +331,11 @@ class Pipeline:
     def set_workers(self, workers: int) -> None:
         for around in self._around:
             around.options = replace(around.options, workers=workers)
+
+    def settle(self) -> None:
+        """Take all that has arrived into the steps' states."""
+        for step in self.steps:
+            step.settle()
 
     def freeze(self) -> tuple[dict[str, Json], list[Frozen]]:
         """Where sources and time are, and the steps' states, as of now."""

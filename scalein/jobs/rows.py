@@ -21,6 +21,7 @@ from scalein.connectors.base import Json
 from scalein.errors import Damaged, StoreFailed
 from scalein.jobs.json import as_int, as_list, as_map, as_text
 
+JOINED_ROWS = 1 << 18
 _NAME = re.compile(r"rows-(\d{10})\.arrow")
 
 
@@ -46,6 +47,7 @@ class RowLog:
     kept: list[Kept] = field(default_factory=list)
     held_bytes: int = 0
     _next: int = 0
+    _sums: dict[str, int] = field(default_factory=dict)  # of files, as they were written
     _writing: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -65,6 +67,19 @@ class RowLog:
         """Keep these instead; files stay until no checkpoint names them."""
         self.kept = kept
         self.held_bytes = sum(each.batch.nbytes for each in kept if each.batch is not None)
+
+    def join(self) -> None:
+        """Fewer and longer batches, in the same order."""
+        joined: list[Kept] = []
+        some: list[Kept] = []
+        for each in [*self.kept, None]:
+            if some and (each is None or sum(one.rows for one in some) + each.rows > JOINED_ROWS):
+                batch = pa.concat_batches([self.batch(one) for one in some])
+                joined.append(Kept(min(one.first for one in some), max(one.last for one in some), len(batch), batch))
+                some = []
+            if each is not None:
+                some.append(each)
+        self.replace(joined)
 
     def batch(self, kept: Kept) -> pa.RecordBatch:
         found = kept.batch  # another thread's look at memory may come between
@@ -112,14 +127,18 @@ class RowLog:
         """What a checkpoint says of batches; they are on disk when this returns."""
         entries = self.write(kept)
         names = sorted({each.file for each in kept})
-        return {"batches": [*entries], "files": {name: _sum(self.folder / name) for name in names}, "next": self._next}
+        for name in names:
+            if name not in self._sums:
+                self._sums[name] = _sum(self.folder / name)
+        return {"batches": [*entries], "files": {name: self._sums[name] for name in names}, "next": self._next}
 
     def restore(self, given: Json) -> None:
         about = as_map(given)
         files = as_map(about["files"])
         for name, expected in files.items():
-            if not _NAME.fullmatch(name) or _sum(self.folder / name) != expected:
+            if not _NAME.fullmatch(name) or (found := _sum(self.folder / name)) != expected:
                 raise Damaged("rows that wait are not what was written", file=self.folder / name)
+            self._sums[name] = found
         for entry in map(as_list, as_list(about["batches"])):
             first, last, rows = (as_int(part) for part in entry[:3])
             name, number = as_text(entry[3]), as_int(entry[4])
@@ -127,8 +146,8 @@ class RowLog:
                 raise ValueError(f"rows in a file that is not named: {name!r:.100}")
             self.kept.append(Kept(first, last, rows, None, name, number))
         # Numbers of files go on behind all that are there: one may be left from a run that was not committed.
-        found = [int(match[1]) for path in self.folder.glob("*") if (match := _NAME.fullmatch(path.name))]
-        self._next = max([as_int(about["next"]), *found])
+        numbers = [int(match[1]) for path in self.folder.glob("*") if (match := _NAME.fullmatch(path.name))]
+        self._next = max([as_int(about["next"]), *numbers])
 
     def remove_others(self, named: set[str]) -> None:
         """Remove files that neither a checkpoint names nor this log needs."""
@@ -137,6 +156,7 @@ class RowLog:
             for path in self.folder.glob("rows-*.arrow"):
                 if path.name not in needed:
                     path.unlink(missing_ok=True)
+                    self._sums.pop(path.name, None)
 
 
 def _sum(path: Path) -> int:
@@ -146,6 +166,8 @@ def _sum(path: Path) -> int:
         with open(path, "rb") as file:
             while block := file.read(1 << 20):
                 total = zlib.crc32(block, total)
+    except FileNotFoundError as error:
+        raise Damaged("rows that wait are gone", file=path) from error
     except OSError as error:
-        raise Damaged("rows that wait cannot be read", file=path, found=error) from error
+        raise StoreFailed("rows that wait cannot be read", file=path, found=error) from error
     return total

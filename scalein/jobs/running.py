@@ -98,7 +98,7 @@ class Running(Partial):
         return []
 
     def finish(self) -> Batches:
-        self._merged(self._taken())
+        self.settle()
         if self.changes is not None:
             is_empty = self._keys == [_ONE] and not len(self._store)
             return [told(batch, "insert") for batch in (self._finish.all([]) if is_empty else [])]
@@ -110,8 +110,10 @@ class Running(Partial):
             return self._finish.all(list(batches))
         return [out for batch in batches for out in self._finish.each([batch])]
 
-    def freeze(self) -> Frozen:
+    def settle(self) -> None:
         self._merged(self._taken())
+
+    def freeze(self) -> Frozen:
         wait, oldest, is_by_row = freeze_store(self._store), self._oldest, self._rows is not None
         return lambda: {**as_map(wait()), "oldest": oldest, "by_row": is_by_row}
 

@@ -2,8 +2,8 @@
 
 Each step is run by the job's thread alone, which hands the work inside of it to workers. `rows` takes batches as they
 come, each looked at right before it is worked on, while it is in the cache; `advance` says how far time has come,
-`finish` that nothing follows. `freeze` fixes the state as it is, at once; what it gives is written and described by
-another thread.
+`finish` that nothing follows. `settle` brings what has arrived into the state, and `freeze` fixes that as it is, at
+once; what it gives is written and described by another thread.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -80,6 +81,11 @@ class Step(Protocol):
 
     def finish(self) -> Batches: ...
 
+    def settle(self) -> None:
+        """Take all that has arrived into the state. Unlike `freeze`, whose error costs one checkpoint, it may fail
+        halfway: an error ends the job.
+        """
+
     def freeze(self) -> Frozen: ...
 
     def forget(self, kept: list[Json]) -> None:
@@ -89,10 +95,12 @@ class Step(Protocol):
 
 
 class Runner:
-    """A program over a segment's input, whose rows may fail one by one."""
+    """A program over batches. If `by_row`, what it makes of some rows does not depend on others: a row that fails can
+    be left out. Else an error ends the job: halves of a batch would give other groups, or another order.
+    """
 
-    def __init__(self, op: ops.Op, around: Surroundings, program: Program | None = None) -> None:
-        self._op, self._around = op, around
+    def __init__(self, op: ops.Op, around: Surroundings, program: Program | None = None, by_row: bool = True) -> None:
+        self._op, self._around, self._by_row = op, around, by_row
         self.program = program or Program(compile_flow(op))
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Batches:
@@ -101,7 +109,7 @@ class Runner:
         try:
             return list(self.program.run(batches, self._around.options))
         except ComputeError as error:
-            if self._around.failed is None:
+            if self._around.failed is None or not self._by_row:
                 raise placed(error, self._op, self.program.node) from None
         return [out for batch in batches for out in self._without_failing(batch)]
 
@@ -123,7 +131,10 @@ class Stateless:
     """Row by row ops."""
 
     next_end: int | None = None
-    state_bytes = 0
+
+    @property
+    def state_bytes(self) -> int:
+        return 0
 
     def __init__(self, segment: Segment, around: Surroundings) -> None:
         self._runner = Runner(segment.op, around)
@@ -137,6 +148,9 @@ class Stateless:
 
     def finish(self) -> Batches:
         return []
+
+    def settle(self) -> None:
+        pass
 
     def freeze(self) -> Frozen:
         return lambda: None
@@ -201,8 +215,12 @@ class Distinct(Stateless):
             is_new = pc.is_null(self._store.get(batch.select(self._keys)).column("#seen")).combine_chunks()
             fresh.append(filtered(batch, is_new))
             keys = fresh[-1].select(self._keys)
-            self._store.upsert(keys.append_column("#seen", pa.array([1] * len(keys), pa.int8())))
+            self._store.upsert(keys.append_column("#seen", pa.array(np.ones(len(keys), np.int8))))
         return self._runner.run(fresh)
+
+    @property
+    def state_bytes(self) -> int:
+        return self._store.memory_bytes
 
     def freeze(self) -> Frozen:
         return freeze_store(self._store)
@@ -219,6 +237,7 @@ class Sort(Stateless):
 
     def __init__(self, segment: Segment, around: Surroundings, state: Json) -> None:
         super().__init__(segment, around)
+        self._runner = Runner(segment.op, around, self._runner.program, by_row=False)
         self._log = RowLog(around.folder, segment.input.arrow, around.options.memory)
         if state is not None:
             self._log.restore(state)
@@ -232,6 +251,10 @@ class Sort(Stateless):
         found = self._runner.run([self._log.batch(each) for each in self._log.kept])
         self._log.replace([])
         return found
+
+    @property
+    def state_bytes(self) -> int:
+        return self._log.held_bytes
 
     def freeze(self) -> Frozen:
         kept = list(self._log.kept)

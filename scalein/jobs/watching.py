@@ -87,22 +87,23 @@ def serve(job: Job, port: int) -> tuple[int, Callable[[], None]]:
     return int(server.server_address[1]), close
 
 
-def show_bar(job: Job, every_s: float = 0.2) -> None:
-    """A bar with rows a second, lag, checkpoints, until the job ends."""
+def show_bar(job: Job, timeout_s: float | None = None, every_s: float = 0.2) -> None:
+    """A bar with rows a second, lag, checkpoints, until the job ends or some time has passed."""
     try:
         from tqdm.auto import tqdm
     except ImportError as error:
         raise ScaleinError("a progress bar needs the package tqdm", at=here(),
                            hint="pip install scalein[jobs], or wait() without progress=True") from error
     with tqdm(unit=" rows", unit_scale=True, desc="scalein") as bar:
-        before = 0
+        before, end = 0, None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            has_ended = job.await_end(every_s)
+            left_s = every_s if end is None else max(0.0, min(every_s, end - time.monotonic()))
+            is_over = job.await_end(left_s) or left_s < every_s
             figures = job.metrics()
             rows = int(str(figures["rows_in"]))
             bar.update(rows - before)
             before = rows
             bar.set_postfix(out=figures["rows_out"], late=figures["late_rows"], lag=figures["lag_s"],
                             checkpoints=figures["epochs"], workers=figures["workers"])
-            if has_ended:
+            if is_over:
                 return

@@ -19,6 +19,7 @@ from scalein.connectors.base import Json
 from scalein.dtypes import DType, Kind
 from scalein.jobs.json import as_int, as_map
 
+BELIEVED_BATCHES = 3  # far ahead, one behind the other, after which they are right and the past was long ago
 IDLE_S = 5.0  # without a row, after which a partition of an endless source holds nothing back
 _DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
 
@@ -58,6 +59,7 @@ class Partition:
     is_idle: bool = False
     is_ended: bool = False
     far_rows: int = 0
+    far_batches: int = 0  # one behind the other, most of whose rows were far ahead
 
     @property
     def watermark(self) -> int | None:
@@ -69,30 +71,37 @@ class Partition:
         known = self.greatest if self.coming is None else self.coming
         base = least if known is None else known
         if self.far is not None and greatest - base > self.far:
-            greatest = self._believed(times, None if known is None else known + self.far)
+            greatest = self._believed(times, known)
+        else:
+            self.far_batches = 0
         self.coming = greatest if known is None else max(known, greatest)
 
-    def _believed(self, times: pa.Array, limit: int | None) -> int:
-        """The greatest time that is not far ahead of the rest; if most of them are, time has made a jump."""
+    def _believed(self, times: pa.Array, known: int | None) -> int:
+        """The greatest time that is not far ahead of the rest; if most are, for some batches, time has made a jump."""
         values = np.asarray(as_integers(times).drop_null())
         assert self.far is not None
         middle = int(np.partition(values, len(values) // 2)[len(values) // 2])
-        limit = middle + self.far if limit is None else max(limit, middle + self.far)
-        self.far_rows += int(np.count_nonzero(values > limit))
-        return int(values[values <= limit].max())
+        limit = middle + self.far
+        if known is not None:
+            self.far_batches = self.far_batches + 1 if middle > known + self.far else 0
+            limit = max(known + self.far, limit if self.far_batches >= BELIEVED_BATCHES else known)
+        near = values[values <= limit]
+        self.far_rows += len(values) - len(near)
+        return int(near.max()) if len(near) else limit - self.far
 
     def end_batch(self) -> None:
         if self.coming is not None:
             self.greatest, self.coming = self.coming, None
 
     def to_json(self) -> Json:
-        return {"greatest": self.greatest, "coming": self.coming, "far_rows": self.far_rows}
+        return {"greatest": self.greatest, "coming": self.coming, "far_rows": self.far_rows,
+                "far_batches": self.far_batches}
 
     def restore(self, given: Json) -> None:
         about = as_map(given)
         self.greatest, self.coming = (None if about[name] is None else as_int(about[name])
                                       for name in ("greatest", "coming"))
-        self.far_rows = as_int(about["far_rows"])
+        self.far_rows, self.far_batches = as_int(about["far_rows"]), as_int(about["far_batches"])
 
 
 def least(partitions: list[Partition]) -> int | None:

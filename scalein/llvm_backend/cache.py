@@ -68,6 +68,9 @@ def _code_version() -> str:
     return "|".join(facts)
 
 
+_code_version()  # at once: it is what was imported that compiles, and files may change before the first kernel
+
+
 def digest(stage: Stage, target: Target, safe: bool) -> str:
     """The name of a stage's kernel in the cache."""
     text = "\n".join((repr(stage), repr(target), target.version, _code_version(), str(safe)))

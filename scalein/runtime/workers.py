@@ -116,8 +116,8 @@ class Crew:
         stop, errors = threading.Event(), list[BaseException]()
 
         def guarded(worker: int) -> None:
-            begin(stop, workers)
             try:
+                begin(stop, workers)
                 job(worker)
             except BaseException as error:
                 errors.append(error)

@@ -154,14 +154,15 @@ class Window:
         """Note the results of at least so many reads."""
         assert self._system is not None
         events = np.zeros(self._under_way, _EVENT)
-        count = self._system.events(self._context, least, events)
+        try:
+            count = self._system.events(self._context, least, events)
+        finally:  # Ctrl-C hides how many have ended, and who waited for those once more would wait for ever
+            ended = events[events["control"] != 0]
+            self._results[ended["data"].astype(np.int64)] = ended["result"]
+            self._under_way -= len(ended)
         if count < 0 and count != -errno.EINTR:  # nothing is known, but nothing is under way any more either
             self._system.destroy(self._context)
             self._context = self._under_way = 0
-            return
-        ended = events[: max(count, 0)]
-        self._results[ended["data"].astype(np.int64)] = ended["result"]
-        self._under_way -= len(ended)
 
     def stop(self) -> None:
         """Wait until the kernel writes nothing any more."""

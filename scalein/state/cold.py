@@ -8,7 +8,7 @@ table as well where records have texts, or were made by different functions).
 Invariant: the list of a bundle's runs is replaced, never changed, so a reader keeps what it began with; files stay
 readable after they were removed.
 
-Threads: readers and one compactor; whoever replaces a list holds the lock of `Tiers` over them.
+Threads: readers and compactors, at most one a bundle; whoever replaces a list holds the lock of `Tiers` over them.
 """
 
 from __future__ import annotations
@@ -164,7 +164,10 @@ class Cold:
         parts = -(-count // self._at_once) or 1
         functions = {cold.functions for cold in runs} | ({newest[2]} if newest is not None else set())
         can_fold = len(functions) == 1 and not self._kernels.text_cells
-        room = self._rooms.pop() if self._rooms else Room()
+        try:
+            room = self._rooms.pop()
+        except IndexError:  # not asked for before: another thread may take the last one meanwhile
+            room = Room()
         for least, greatest in _cut(bundle, parts):
             room.begin()
             given = list(self._within(least, greatest, runs, newest, room))

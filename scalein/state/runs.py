@@ -4,7 +4,7 @@ Invariant: a run never changes after `finish`. Records of one hash lie together,
 need. Nothing that was read is handed out before checksums, counts and places were verified (see blocks.py), and no size
 that a file states is believed before it was held against the file's own.
 
-A run knows the first hash of each block: 12 bytes in memory for 4 KiB on disk, and perhaps a filter, read when it is
+A run knows the first hash of each block: 16 bytes in memory for 4 KiB on disk, and perhaps a filter, read when it is
 first asked.
 
 Threads: a `Run` may be read by any number at once.

@@ -129,7 +129,7 @@ class Copier:
         self._lock = threading.Condition()  # over the current copy, free logs and spare memory; told of each copy
         self._current = Copy({})
         self._current.is_copied.set()
-        self._text_ends = hot.headers[:, TEXT_AT].copy()  # of each group, at the last freeze
+        self._ends = hot.headers[:, [RECORD_AT, TEXT_AT]]  # of each group, at the last freeze; a copy
 
     @property
     def memory_bytes(self) -> int:
@@ -141,7 +141,7 @@ class Copier:
         """Begin a copy of all segments that changed; waits until the one before has copied all of its own."""
         self._current.is_copied.wait()
         arena, hot = self._arena, self._hot
-        self._note_texts()
+        self._note_ends()
         hot.batch = 0  # numbers are compared within the logs of one freeze, and have 24 bits
         changed = np.flatnonzero(arena.dirty[: arena.segments]).tolist()
         copy = Copy({segment: padded(arena.used(segment)) for segment in changed})
@@ -158,16 +158,18 @@ class Copier:
             copy.is_copied.set()
         return copy
 
-    def _note_texts(self) -> None:
-        """Mark the segments that texts went to: kernels mark those of records, and a text may lie in another one.
+    def _note_ends(self) -> None:
+        """Mark the segments that something was appended to: kernels mark those of the records that they change.
 
-        New chunks are marked when they are made, so what is left is the chunk that was open at the last freeze.
+        A text may lie in another one; and a kernel that left for room, but was not called again (Ctrl-C, no memory),
+        has made records that it did not come to. New chunks are marked when they are made, so what is left is the
+        chunks that were open at the last freeze.
         """
-        ends = self._hot.headers[:, TEXT_AT].copy()
-        places = self._text_ends[(ends != self._text_ends) & (self._text_ends != 0)]
+        ends = self._hot.headers[:, [RECORD_AT, TEXT_AT]]
+        places = self._ends[(ends != self._ends) & (self._ends != 0)]
         segments = places - self._arena.base >> self._arena.shift
         self._arena.dirty[segments[segments < len(self._arena.dirty)]] = 1
-        self._text_ends = ends
+        self._ends = ends
 
     def _take_log(self) -> int:
         if self._free_logs:  # the oldest: so a segment has the same one each time, with as many pages as it needs

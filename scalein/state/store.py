@@ -73,6 +73,7 @@ class LogStore:
         self._has_changed = False
         self._held: Held | None = None
         self._is_closed = False
+        self._is_torn = False
 
     # --- opening
 
@@ -324,11 +325,14 @@ class LogStore:
     # --- closing
 
     def close(self) -> None:
-        """Take a last snapshot if anything changed, wait for it, and give the directory back."""
+        """Take a last snapshot if anything changed, wait for it, and give the directory back.
+
+        After a call that was interrupted half-way (Ctrl-C), the last snapshot is what stays.
+        """
         if self._is_closed:
             return
         try:
-            if not self._readonly:
+            if not self._readonly and not self._is_torn:
                 self._saver.settle()
                 if self._has_changed or self._saver.is_behind:
                     self.snapshot().wait()
@@ -362,6 +366,10 @@ class LogStore:
         if not self._is_closed:
             self._saver.remove_garbage()
 
+    def _note_end(self, kind: type[BaseException] | None, error: BaseException | None, at: object) -> None:
+        """Calls clean up behind errors, but not behind Ctrl-C, nor where there is no memory to do it with."""
+        self._is_torn |= isinstance(error, MemoryError) or not isinstance(error, Exception | None)
+
     def _entered(self, writes: bool = False) -> ExitStack:
         """A call of the user's: alone, on an open store."""
         with ExitStack() as entered:
@@ -369,6 +377,11 @@ class LogStore:
             entered.callback(self._lock.release)
             if self._is_closed:
                 raise ScaleinError("the store is closed", at=here())
+            if self._is_torn:
+                raise StoreFailed("a call was interrupted half-way, and what it left in memory is not known", at=here(),
+                                  file=self._files.name_of(""), hint="close the store and open it again: its last "
+                                  "snapshot is whole")
+            entered.push(self._note_end)
             if writes and self._readonly:
                 raise ScaleinError("the store was opened to be read only", at=here(),
                                    hint="open it without readonly=True")

@@ -10,7 +10,7 @@ run. They replace lists of runs under a lock of these lists, and take no other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +19,7 @@ from threading import Lock
 import numpy as np
 import pyarrow as pa
 
+from scalein.errors import InternalError
 from scalein.layout import GROUPS, HITS_SHIFT, MOST_HITS, PARTIAL, TOMB
 from scalein.memory import address
 from scalein.state import format
@@ -131,7 +132,7 @@ class Tiers:
         touched = self.waiting() & set(np.unique(groups).tolist()) if self.pieces else set()
         again, self._searched = touched & self._searched, self._searched | touched
         if again:
-            self._load(sorted(again))
+            self._load_within(again, make_room=True)
             pointers, hashes = self._kernels.find(self.hot, batch)
         first = touched - again
         has_older = np.array([bool(self.cold.runs[group // BUNDLE_GROUPS]) or group in first
@@ -247,7 +248,8 @@ class Tiers:
         if not any(map(hot.record_count, groups)):
             return
         drop = 0 if self.cold.runs[bundle] else TOMB  # nothing older: what was deleted needs no trace
-        least = least_kept(self._hits(groups), share_kept)
+        # Not by hits if all must leave: these are looked at in some groups only.
+        least = least_kept(self._hits(groups), share_kept) if share_kept else MOST_HITS + 1
         if self._kernels.text_cells:
             self._leave_with_text(bundle, least, drop)
         else:
@@ -313,6 +315,8 @@ class Tiers:
         with self._runs_lock:
             now = self.cold.runs[bundle]
             at = now.index(old[0]) if old else len(now)
+            if now[at : at + len(old)] != old:
+                raise InternalError("runs that others have replaced were replaced again", found=f"bundle {bundle}")
             self.cold.runs[bundle] = (*now[:at], *new, *now[at + len(old) :])
             self._retired += old
             self.dropped |= {format.run_name(run.id) for run in old}
@@ -362,7 +366,7 @@ class Tiers:
     def load_all(self) -> None:
         self._load_within(range(GROUPS), make_room=True)
 
-    def _load_within(self, some: range, make_room: bool) -> None:
+    def _load_within(self, some: Iterable[int], make_room: bool) -> None:
         if self.pieces and make_room:
             self.make_room()
         groups = sorted(self.waiting() & set(some)) if self.pieces else []
@@ -377,9 +381,11 @@ class Tiers:
 
     def _compact_soon(self, bundle: int) -> None:
         """Merge runs of a bundle in the background if there are too many."""
+        if bundle in self._compacting:  # asked first: a job that ends now has replaced the runs that are looked at next
+            return
         runs = tuple(run for run in self.cold.runs[bundle] if run.made.done())
         first = to_merge([run.record_count for run in runs])
-        if first == len(runs) or bundle in self._compacting:
+        if first == len(runs):
             return
         if len({run.functions for run in runs[first:]}) > 1:
             first = 0

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import scalein as si
 from scalein import col
+from scalein.connectors.sinks import MemorySink
 from scalein.flow import Flow
+from scalein.jobs.job import Job
+from scalein.testing import Stream, until
 
 
 def events(first: int, last: int) -> list[pa.RecordBatch]:
@@ -82,3 +86,37 @@ def test_a_limit_ends_an_endless_job() -> None:
                           {"n": pa.int64()}, batch_rows=10)  # fmt: skip
     numbers.filter(col("n") % 2 == 0).limit(7).select(m=col("n") + 1).start(sink=rows).wait(20)
     assert rows.table().to_pydict() == {"m": [1, 3, 5, 7, 9, 11, 13]}
+
+
+def test_a_savepoint_begins_another_job_while_the_first_one_runs(tmp_path: Path) -> None:
+    def started(name: str, **options: Any) -> tuple[Job, MemorySink]:
+        rows = si.to_memory()
+        stream = Stream({"all": events(0, 9)}, ends=False)
+        flow = si.from_source(stream).group_by("k").agg(n=si.count())
+        return flow.start(sink=rows, checkpoint=tmp_path / name, emit="changes", **options), rows
+
+    job, _ = started("one")
+    until(lambda: job.metrics()["rows_in"] == 9, job)
+    other, rows = started("two", savepoint=job.snapshot("fork"))
+    assert other.metrics()["rows_in"] == 9
+    other.stop()
+    job.stop()
+    assert rows.table().num_rows == 0
+
+
+def test_a_savepoint_of_a_job_that_has_ended_is_no_silent_nothing(tmp_path: Path) -> None:
+    job = counted(events(0, 10)).start(sink=si.to_memory(), checkpoint=tmp_path)
+    job.wait()
+    with pytest.raises(si.ScaleinError, match="ended before the savepoint"):
+        job.snapshot("late")
+    job.snapshot()  # the last checkpoint has it all
+
+
+def test_other_sources_are_refused_and_a_watermark_may_be_added(tmp_path: Path) -> None:
+    flow = si.from_batches(events(0, 10), SCHEMA)
+    window = si.tumbling("t", 10)
+    flow.group_by(window).agg(n=si.count()).start(sink=si.to_memory(), checkpoint=tmp_path).wait()
+    with pytest.raises(si.ScaleinError, match="other sources"):
+        flow.union(flow).group_by(window).agg(n=si.count()).start(sink=si.to_memory(), checkpoint=tmp_path)
+    marked = flow.with_watermark("t", 2).group_by(window).agg(n=si.count())
+    marked.start(sink=si.to_memory(), checkpoint=tmp_path).wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import shutil
@@ -22,7 +23,9 @@ from hypothesis import strategies as st
 import scalein as si
 from scalein import col
 from scalein.flow import Flow
+from scalein.jobs import rows as rows_module
 from scalein.jobs.job import Job
+from scalein.jobs.rows import RowLog
 from scalein.state import LogStore
 from scalein.testing import Stream, until
 from tests.engines import examples
@@ -347,3 +350,50 @@ def test_everything_is_on_disk_before_the_manifest(tmp_path: Path, monkeypatch: 
     job = start(tmp_path, every="1ms")
     job.wait()
     assert len(checked) > 2
+
+
+@pytest.mark.parametrize("kind", ["epoch-", "rows-"])
+def test_files_that_cannot_be_read_now_are_not_damaged(kind: str, folder: Path,
+                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    before = manifests(folder)
+    with monkeypatch.context() as patched:
+        fails = failing(patched, io, "open", errno.EMFILE, kind)
+        patched.setattr("builtins.open", io.open)
+        with pytest.raises(si.ScaleinError, match=r"cannot be read(.|\n)*Too many open files"):
+            start(folder)
+        fails.clear()
+    assert manifests(folder) == before
+    start(folder).wait()
+    check_whole(folder)
+
+
+def test_a_file_of_rows_is_summed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = RowLog(tmp_path, BATCHES[0].schema, None)
+    log.add(BATCHES[0])
+    first = log.to_json(log.kept)
+    monkeypatch.setattr(rows_module, "_sum", lambda path: -1)
+    log.add(BATCHES[1])
+    second = log.to_json(log.kept)
+    assert sorted(second["files"].values()) == sorted([-1, *first["files"].values()])  # type: ignore[union-attr]
+
+
+def test_rows_that_cannot_be_taken_into_the_state_are_not_left_out(tmp_path: Path,
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are in no table any more: a job that went on would commit the next epoch without them."""
+    def count(source: Flow) -> Flow:
+        return source.group_by("k").agg(n=si.count())
+
+    job = start(tmp_path, allowed=5, build=count)
+    until(lambda: rows_in(job) == 250, job)
+
+    def refuse(self: LogStore, rows: Any, **functions: str) -> None:
+        raise si.ScaleinError("no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LogStore, "merge", refuse)
+        with pytest.raises(si.ScaleinError, match="no space left"):
+            job.snapshot()
+        with pytest.raises(si.ScaleinError, match="no space left"):
+            job.wait(20)
+    start(tmp_path, build=count).wait()
+    assert_same(output(tmp_path), count(si.from_arrow(pa.Table.from_batches(BATCHES))).collect(), ordered=False)

@@ -18,6 +18,8 @@ import pytest
 import scalein as si
 from scalein import col
 from scalein.flow import Flow
+from scalein.jobs.feeds import Feeds
+from scalein.jobs.job import Job
 from scalein.testing import Stream, until
 from tests.jobs.streams import rows_in
 
@@ -226,3 +228,60 @@ def test_a_table_may_come_in_other_batches_the_next_time(tmp_path: Path) -> None
     again = pa.Table.from_batches(TABLE.to_batches(max_chunksize=7))
     si.from_arrow(again).start(sink=out, checkpoint=tmp_path).wait()
     assert out.table().column("x").to_pylist() == list(range(100))
+
+
+def test_a_sink_may_stop_its_job() -> None:
+    seen: list[pa.RecordBatch] = []
+
+    def enough(batch: pa.RecordBatch) -> None:
+        seen.append(batch)
+        until(lambda: bool(jobs))
+        jobs[0].scale(2)
+        with pytest.raises(si.ScaleinError, match="wait for itself"):
+            jobs[0].wait()
+        jobs[0].stop()
+
+    jobs: list[Job] = []
+    stream = Stream({"all": BATCHES}, ends=False, allowed={"all": 1})
+    jobs.append(si.from_source(stream).start(sink=si.to_callback(enough)))
+    jobs[0].wait(20)
+    assert (jobs[0].status, len(seen)) == ("stopped", 1)
+
+
+def test_a_group_that_fails_does_not_tear_others_apart() -> None:
+    """Groups are made of many partial ones: left out row by row, they would come out in pieces."""
+    table = pa.table({"k": [1, 2] * 20, "t": [0] * 40})
+    flow = si.from_arrow(pa.Table.from_batches(table.to_batches(max_chunksize=4))).with_watermark("t", 0)
+    flow = flow.group_by("k", si.tumbling("t", 10)).agg(n=si.count()).select("k", y=col("n") // (col("k") - 1))
+    good, bad = si.to_memory(), si.to_memory()
+    with pytest.raises(si.ScaleinError, match="division by zero"):
+        flow.start(sink=good, on_error=bad, workers=1).wait()
+    assert good.table().num_rows == bad.table().num_rows == 0
+
+
+def test_rows_on_disk_are_removed_also_without_a_checkpoint() -> None:
+    batches = [pa.record_batch({"t": pa.array([t], pa.int64())}) for t in range(0, 400, 10)]
+    stream = Stream({"all": batches}, ends=False, allowed={"all": 0})
+    flow = si.from_source(stream).with_watermark("t", 0).group_by(si.tumbling("t", 10)).agg(v=col("t").collect())
+    out = si.to_memory()
+    job = flow.start(sink=out, memory="1B", every="1ms", workers=1)
+    for number in range(1, len(batches) + 1):
+        stream.allow("all", number)
+        until(lambda: rows_in(job) == number, job)  # noqa: B023
+    until(lambda: len(list(Path(tempfile.gettempdir()).rglob("rows-*.arrow"))) < 5, job)
+    job.stop()
+    assert out.table().num_rows == len(batches) - 1
+
+
+def test_a_rate_that_was_not_used_is_not_saved_for_long() -> None:
+    feeds = Feeds([], 1_000.0)
+    feeds._began -= 3_600
+    assert 900 <= feeds._allowed(0.0) <= 1_100
+
+
+def test_waiting_with_a_bar_ends_in_time() -> None:
+    pytest.importorskip("tqdm")
+    job = si.from_source(Stream({"all": BATCHES}, ends=False)).start(sink=si.to_memory())
+    job.wait(0.3, progress=True)
+    assert job.is_active
+    job.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections import Counter
 from dataclasses import dataclass, field
@@ -175,7 +176,7 @@ def test_times_far_ahead_do_not_close_windows(rest: list[int | None]) -> None:
     year = 365 * 86_400
     flow = stream_of(seconds(0, 5, 10), seconds(year, *rest), seconds(25), seconds(60))
     found, job = ran(flow.with_watermark("t", "30s").group_by(si.tumbling("t", "10s")).agg(n=si.count()))
-    assert job.metrics()["late_rows"] == 0
+    assert (job.metrics()["late_rows"], job.metrics()["far_rows"]) == (0, 1)
     assert sum(found["n"]) == 6 + len([t for t in rest if t is not None])
 
 
@@ -227,3 +228,38 @@ def test_stop_keeps_open_windows_and_drain_gives_them(tmp_path: Any) -> None:
     assert out.table().to_pydict()["s"] == [1, 7]
     assert job.status == "finished"
     assert rows_in(job) == 3
+
+
+def test_a_slow_job_makes_no_row_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Partitions whose rows wait for the job are not idle."""
+    monkeypatch.setattr(job_module, "IDLE_S", 0.05)
+    monkeypatch.setattr(job_module, "STEP_ROWS", 1)
+    stream = Stream({"a": [batch((t, 1)) for t in (100, 200, 300)], "b": [batch((t, 1)) for t in (0, 1, 2)]})
+    flow = si.from_source(stream).map_batches(slowly, SCHEMA).with_watermark("t", 0)
+    found, job = ran(flow.group_by(si.tumbling("t", 10)).agg(n=si.count()), workers=1)
+    assert job.metrics()["late_rows"] == 0
+    assert sorted(found["n"]) == [1, 1, 1, 3]
+
+
+def slowly(rows: pa.RecordBatch) -> pa.RecordBatch:
+    time.sleep(0.1)
+    return rows
+
+
+def test_a_broken_clock_in_a_batch_of_its_own_moves_nothing() -> None:
+    """But time may make a jump: when some batches agree, they are believed."""
+    day = 86_400
+    clock = watermarks.Partition(delay=0, far=day)
+
+    def see(*times: int) -> int | None:
+        clock.see(pa.array(times, pa.int64()), (min(times), max(times)))
+        clock.end_batch()
+        return clock.watermark
+
+    assert [see(0, 5), see(365 * day), see(7), see(400 * day, 401 * day), see(9)] == [5, 5, 7, 7, 9]
+    assert clock.far_rows == 3
+    assert [see(500 * day), see(500 * day + 1), see(500 * day + 2), see(500 * day + 3)] == [
+        9, 9, 500 * day + 2, 500 * day + 3]  # fmt: skip
+    again = watermarks.Partition(delay=0, far=day)
+    again.restore(clock.to_json())
+    assert again == clock

@@ -182,6 +182,12 @@ def test_another_version_or_cpu_is_another_kernel(run: Run, tmp_path: Path, monk
     assert len(_files(tmp_path)) == 3 * count
 
 
+def test_the_version_is_that_of_the_files_that_were_imported() -> None:
+    """Files that changed between import and first kernel would give old kernels a new version's name, for ever."""
+    program = "from scalein.llvm_backend import cache; print(cache._code_version.cache_info().currsize)"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "1\n"
+
+
 PROGRAM = """
 import pyarrow as pa, scalein as si
 from scalein import col

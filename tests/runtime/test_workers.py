@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from scalein.options import STARTUP_CPUS
+from scalein.runtime import workers as workers_module
 from scalein.runtime.stopping import leave_if_stopped
 from scalein.runtime.workers import Crew, side_by_side
 
@@ -57,3 +58,14 @@ def test_an_error_stops_the_crew(failing: int) -> None:
     assert sorted(ended) == [0, 1, 2]
     crew.run(ended.append, 3)  # the next call knows nothing of it
     assert len(ended) == 6
+
+
+def test_a_worker_that_cannot_begin_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows would be missing."""
+
+    def fails(stop: threading.Event, workers: int) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(workers_module, "begin", fails)
+    with pytest.raises(OSError, match="not implemented"):
+        Crew(2).run(lambda worker: None, 2)

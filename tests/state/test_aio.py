@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -130,6 +131,45 @@ def test_a_caller_that_fails_leaves_nothing_behind(inputs: list[Input], contents
         assert [area.tobytes() for _, area in reader.read(parts)] == [wanted(part, contents) for part in parts]
     next(reader.read([some(random, inputs, 30) for _ in range(7)]))
     reader.close()
+
+
+class Interrupted(aio._System):
+    """Ctrl-C comes while reads are waited for, after some have ended."""
+
+    is_first = True
+    under_way = 0
+
+    def submit(self, context: int, controls: np.ndarray) -> int:
+        done = super().submit(context, controls)
+        self.under_way += max(done, 0)
+        return done
+
+    def events(self, context: int, least: int, events: np.ndarray) -> int:
+        assert least <= self.under_way, "this would wait for ever"
+        count = super().events(context, 1 if self.is_first else least, events)
+        self.under_way -= max(count, 0)
+        if self.is_first:
+            self.is_first = False
+            raise KeyboardInterrupt
+        return count
+
+
+def test_an_interrupted_wait_is_not_waited_for_again(inputs: list[Input], contents: list[bytes],
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    found = aio._system()
+    if found is None:
+        pytest.skip("no asynchronous I/O here")
+    system = Interrupted(aio._CALLS[platform.machine()])
+    monkeypatch.setattr(aio, "_system", lambda: system)
+    window, part = Window(1 << 16), some(Random(4), inputs, 60)
+    window.start(*part)
+    if system.under_way:
+        with pytest.raises(KeyboardInterrupt):
+            window.wait()
+    assert window.wait().tobytes() == wanted(part, contents)
+    window.start(*part)
+    assert window.wait().tobytes() == wanted(part, contents)
+    window.close()
 
 
 def test_a_file_that_became_shorter_is_damaged(tmp_path: Path, inputs: list[Input]) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -12,20 +15,22 @@ import pytest
 
 from scalein.errors import Damaged
 from scalein.options import Options
-from scalein.state import LogStore, aio, format
+from scalein.state import LogStore, aio, format, tiers
 from scalein.state.arena import Arena
 from scalein.state.budget import Budget
 from scalein.state.checksum import block_checksum
-from scalein.state.cold import pointers_to
+from scalein.state.cold import Cold, pointers_to
 from scalein.state.files import RealFiles
 from scalein.state.hot import HotTable
 from scalein.state.kernels import find_kernels
+from scalein.state.room import Room
 from tests.state.store_model import KINDS, rows_of
 from tests.state.store_pair import Pair
 
 BLOCK = format.BLOCK
 KEYS = 15_000
-TINY = Budget(100_000, 1 << 14, 1 << 12)
+TINY = Budget(100_000, 1 << 14, 1 << 12)  # less than the smallest index: everything leaves at once
+LITTLE = Budget(800_000, 1 << 14, 1 << 12)
 
 
 @pytest.mark.parametrize("kind", ["int", "text", "nullable", "float"])
@@ -114,6 +119,84 @@ def test_a_damaged_group_of_a_snapshot_is_loaded_by_no_half(tmp_path: Path) -> N
     os.pwrite(fd, bytes([was]), 3 * BLOCK + 77)
     os.close(fd)
     assert damage(store, np.arange(KEYS), 1) is None
+    store.close()
+
+
+def test_partials_of_other_functions_leave_however_often_they_were_hit(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """Those that stay are chosen by the hits of some groups: when all must leave, the others count as well."""
+    monkeypatch.setattr(tiers, "HITS_LOOKED_AT", 1)
+    store = filled(tmp_path, LITTLE)
+    assert all(store._tiers.cold.runs)
+    often = np.arange(100, KEYS, KEYS // 20)
+    for _ in range(20):
+        store.merge(pa.table({"k": often, "n": np.ones(len(often), np.int64)}), n="sum")
+    store.merge(pa.table({"k": [KEYS], "n": [1]}), n="max")
+    assert damage(store, often, 20) is None
+    store.close()
+
+
+def test_groups_are_loaded_within_the_budget(tmp_path: Path) -> None:
+    """A store that had plenty of memory is opened with little: gets touch all groups again and again."""
+    plenty, keys, files = Budget(None, 1 << 16, 1 << 12), np.arange(40_000), RealFiles(tmp_path)
+    with LogStore.open_files(files, key={"k": pa.int64()}, value={"n": pa.int64()}, budget=plenty) as store:
+        store.merge(pa.table({"k": keys, "n": keys}), n="sum")
+    store = LogStore.open_files(RealFiles(tmp_path), key=None, value=None, budget=LITTLE)
+    for start in range(0, 10_000, 2_500):
+        assert damage(store, keys[start : start + 2_500], 0) is None
+        assert store._tiers.hot.in_use < 1.5 * LITTLE.hot_bytes
+    store.close()
+
+
+def test_a_compaction_that_ends_while_the_next_is_decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one must not count the runs that the last one replaced: it would swallow as many newer ones."""
+    store = LogStore.open_files(RealFiles(tmp_path), key={"k": pa.int64()}, value={"n": pa.int64()},
+                                budget=Budget(None, 1 << 16, 1 << 12))  # fmt: skip
+    ours, goes_on, merged = store._tiers, threading.Event(), Cold.merged
+
+    def held(*args: object, **kwargs: object) -> object:
+        made = merged(*args, **kwargs)  # type: ignore[arg-type]
+        goes_on.wait(10)
+        return made
+
+    def ended() -> None:
+        goes_on.set()
+        while ours._compacting:
+            time.sleep(0.001)
+        goes_on.clear()
+
+    def all_of(sizes: list[int]) -> int:
+        ended()
+        return 0
+
+    def leave(key: int, first: Callable[[list[int]], int]) -> None:
+        monkeypatch.setattr(tiers, "to_merge", first)
+        store.merge(pa.table({"k": [key], "n": [key]}), n="sum")
+        ours._evict(0, 0.0)
+        ours.settle()
+        time.sleep(0.1)  # a compaction that was begun has read its runs by now
+
+    monkeypatch.setattr(Cold, "merged", held)
+    keys = np.arange(2_000)
+    hashes = store._kernels.find(ours.hot, pa.record_batch({"k": keys}))[1]
+    keys = keys[hashes >> np.uint64(60) == 0][:6]
+    for key, first in zip(keys.tolist(), [len, len, len, lambda sizes: 1, all_of, len], strict=True):
+        leave(key, first)
+    ended()
+    assert damage(store, keys, 0) is None
+    assert ours.compact_error is None
+    store.close()
+
+
+def test_another_thread_takes_the_last_room(tmp_path: Path) -> None:
+    class Contended(list[Room]):
+        def __bool__(self) -> bool:
+            return True  # and somebody else takes it before us
+
+    store = filled(tmp_path, LITTLE)
+    store._tiers._wait_for_compaction()
+    store._tiers.cold._rooms = Contended()
+    assert len(store) == KEYS
     store.close()
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from scalein.errors import ScaleinError, StoreFailed
-from scalein.layout import RECORD_AT, RECORD_END
+from scalein.layout import RECORD_AT, RECORD_END, ROOM
 from scalein.state import LogStore
 from scalein.state.budget import Budget
 from scalein.state.files import RealFiles
@@ -202,3 +202,49 @@ def test_records_that_cannot_leave_come_back_under_newer_ones(tmp_path: Path, mo
         assert len(calls) == 2
         assert store.get(pa.array(keys))["n"].to_pylist() == [2] * 500
         assert len(store) == 500
+
+
+def test_records_that_an_interrupted_call_made_are_in_the_next_image(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """A kernel that leaves for room has made records that it did not mark; there may be none to come back to."""
+    store = LogStore.open_files(RealFiles(tmp_path), key={"k": pa.int64()}, value={"n": pa.int64()}, budget=SMALL)
+    hot, numbers = store._tiers.hot, np.arange(20_000, dtype=np.int64)
+    hashes = store._kernels.find(hot, pa.record_batch({"k": numbers}))[1]
+    keys = numbers[hashes >> np.uint64(56) == hashes[-1] >> np.uint64(56)]
+    first = hot.headers[0, ROOM] - 1  # one more has room in the index of a group
+    store.upsert(pa.table({"k": keys[:first], "n": keys[:first]}))
+    store.snapshot().wait()
+
+    def interrupted(*args: object) -> None:
+        raise ScaleinError("no room")
+
+    more = pa.table({"k": keys[first : first + 4], "n": keys[first : first + 4]})
+    with monkeypatch.context() as patch:
+        patch.setattr(hot, "serve", interrupted)
+        with pytest.raises(ScaleinError, match="no room"):
+            store.upsert(more)
+    store.close()
+    with LogStore.open_files(RealFiles(tmp_path), key=None, value=None, budget=SMALL) as store:
+        store._tiers.load_all()
+        assert set(store.scan().read_all()["k"].to_pylist()) <= set(keys[: first + 4].tolist())  # no zeros as a record
+        assert store.get(pa.array(keys[:first]))["n"].to_pylist() == keys[:first].tolist()
+
+
+def test_a_call_that_was_interrupted_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing cleans up behind Ctrl-C: what the call left in memory is not known, so the last snapshot stays."""
+    store = LogStore.open(tmp_path, key={"k": pa.int64()}, value={"n": pa.int64()})
+    store.upsert(pa.table({"k": [1], "n": [1]}))
+    store.snapshot().wait()
+
+    def interrupted(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._kernels, "keep", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.upsert(pa.table({"k": [1, 2], "n": [5, 5]}))
+    with pytest.raises(ScaleinError, match="interrupted half-way"):
+        store.get(pa.array([1]))
+    store.close()
+    with LogStore.open(tmp_path) as store:
+        assert store.scan().read_all().to_pylist() == [{"k": 1, "n": 1}]

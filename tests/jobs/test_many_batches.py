@@ -1,0 +1,29 @@
+"""A window that stays open while many small batches arrive: they are put together, and nothing is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import scalein as si
+from scalein import col
+from scalein.jobs import groups
+from scalein.testing import assert_same
+
+
+@pytest.mark.parametrize("memory", [None, "10KB"])
+@pytest.mark.parametrize("is_sized", [True, False])
+def test_batches_are_put_together(is_sized: bool, memory: str | None, tmp_path: Path,
+                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "MOST_BATCHES", 5)
+    batches = [pa.record_batch({"t": pa.array([n]), "k": pa.array([f"key {n % 3}"]), "x": pa.array([n % 7])})
+               for n in range(150)]  # fmt: skip
+    grouped = si.from_batches(batches).with_watermark("t", 0).group_by("k", si.tumbling("t", 100))
+    flow = grouped.agg(xs=col("x").collect()) if is_sized else grouped.agg(n=si.count(), best=col("x").max())
+    rows = si.to_memory()
+    job = flow.start(sink=rows, checkpoint=tmp_path, every="1ms", memory=memory, max_rows_per_second=300)
+    job.wait()
+    assert job.metrics()["epochs"] > 2
+    assert_same(rows.table(), flow.collect())
