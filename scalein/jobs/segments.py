@@ -8,7 +8,7 @@ needed.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from scalein.dtypes import Schema
 from scalein.errors import BadArgument, SourceLoc
@@ -132,8 +132,12 @@ def placeholder(schema: Schema) -> ops.Source:
 
 
 def over(op: ops.Op, old: ops.Op, new: ops.Op) -> ops.Op:
-    """The plan with another op in the place of one of its own."""
-    return new if op is old else map_inputs(op, lambda below: over(below, old, new))
+    """The plan with another op in the place of one on its way; a static table may hold the same one, and keeps it."""
+    if op is old:
+        return new
+    if isinstance(op, ops.Join):
+        return replace(op, left=over(op.left, old, new))
+    return map_inputs(op, lambda below: over(below, old, new))
 
 
 def check_bounded(feeds: list[Feed], is_bounded: bool, emit: str, at: SourceLoc) -> None:

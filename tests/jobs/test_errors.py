@@ -279,8 +279,9 @@ def test_a_rate_that_was_not_used_is_not_saved_for_long() -> None:
     assert 900 <= feeds._allowed(0.0) <= 1_100
 
 
-def test_waiting_with_a_bar_ends_in_time() -> None:
-    pytest.importorskip("tqdm")
+def test_waiting_with_a_bar_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    std = pytest.importorskip("tqdm.std")
+    monkeypatch.setattr(std.tqdm, "monitor_interval", 0)  # a thread of tqdm's own, that stays
     job = si.from_source(Stream({"all": BATCHES}, ends=False)).start(sink=si.to_memory())
     job.wait(0.3, progress=True)
     assert job.is_active

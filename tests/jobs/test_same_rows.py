@@ -136,7 +136,7 @@ def test_a_job_gives_the_rows_of_collect(name: str, table: pa.Table, course: Cou
     with tempfile.TemporaryDirectory() as folder:
         got, job = ran(build, table, course, Path(folder))
     assert_same(got, want, ordered=ordered, tolerance=1e-9)
-    assert job.metrics()["rows_in"] == table.num_rows
+    assert job.metrics()["rows_in"] == table.num_rows or "limit" in name  # which may end it before
     assert job.metrics()["late_rows"] == 0
 
 
@@ -203,7 +203,7 @@ UNIONS: dict[str, Build] = {
 
 @pytest.mark.parametrize("name", UNIONS)
 def test_several_sources(name: str, tmp_path: Path) -> None:
-    check(UNIONS[name](pieces(TIMED)), engine="interp", checkpoint=tmp_path, every="1ms")
+    check(UNIONS[name](pieces(TIMED)), engine="interp", checkpoint=tmp_path, every="1ms", max_rows_per_second=300)
 
 
 @pytest.mark.parametrize("build", [

@@ -30,7 +30,7 @@ def facts(found: Manifest) -> tuple[int, object, list[int]]:
     return found.id, found.meta, found.tables["runs"].tolist()
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(cut_at=st.integers(0, 30), size=st.sampled_from([3, 2000]), seed=SEEDS)
 def test_a_cut_leaves_the_old_manifest_or_the_new_one(cut_at: int, size: int, seed: int) -> None:
     disk = PowerCutFiles()
@@ -59,7 +59,7 @@ def test_the_operations_of_publish(golden: object) -> None:
     assert "\n".join(disk.log) == golden
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(cut_at=st.integers(0, 40), seed=SEEDS)
 def test_what_a_manifest_names_is_there(cut_at: int, seed: int) -> None:
     disk = PowerCutFiles()

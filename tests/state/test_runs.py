@@ -31,7 +31,7 @@ def blocks_at(run: Run, offsets: np.ndarray) -> list[int]:
     return [run._directory[1].tolist().index(offset) for offset in offsets.tolist()]
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(stride=st.sampled_from([8, 24, 40, 2040, 4080, 4088, 9000]), cells=st.integers(0, 2), count=st.integers(0, 300),
        step=st.sampled_from([1, 7, 1000]), write_bytes=st.sampled_from([1, 5000, 4 << 20]), spread=st.integers(1, 300),
        seed=st.integers(0, 1 << 32), data=st.data())  # fmt: skip
