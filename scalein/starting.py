@@ -48,7 +48,8 @@ def start(op: ops.Op, data: object, sink: object, checkpoint: object, savepoint:
     if bootstrap is not None:
         _check_past(op, bootstrap, at)
     every_s = span(every, "every", at).length / 1e9
-    from scalein.jobs.job import Job, Plan
+    from scalein.jobs.job import Job
+    from scalein.jobs.plan import Plan
 
     return Job(Plan(op, options, sinks, folder, point, bootstrap, every_s, emit, how_late, how_wrong, rows_per_second,
                     at))

@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "llvm_backend": ("ir",),
     "compiler": ("ir", "llvm_backend"),
     "runtime": ("ir", "compiler", "llvm_backend", "interp", "state", "connectors", "metrics"),
-    "jobs": ("ir", "compiler", "runtime", "state", "connectors"),
+    "jobs": ("ir", "compiler", "interp", "runtime", "state", "connectors"),
     "spark": ANYTHING,
     "testing": ANYTHING,
     "cli": ANYTHING,

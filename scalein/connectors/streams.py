@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -41,7 +42,7 @@ class _Stream(Protocol):
         """End it from another thread: a waiting `batches` raises or ends."""
 
 
-class _Streamed:
+class _Streamed(ABC):
     """A source over connections, one a partition; an offset is the number of rows read."""
 
     bounded = True
@@ -55,11 +56,13 @@ class _Streamed:
             self._opened[first] = self._connect(first)
             self.schema: pa.Schema = self._opened[first].schema
 
+    @abstractmethod
     def partitions(self) -> Sequence[str]:
-        raise NotImplementedError
+        """The names of its connections."""
 
+    @abstractmethod
     def _connect(self, partition: str) -> _Stream:
-        raise NotImplementedError
+        """A new connection."""
 
     def read(self, partition: str, offset: Json) -> Iterator[tuple[pa.RecordBatch, Json]]:
         """The batches as they arrive."""

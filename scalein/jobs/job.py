@@ -18,20 +18,19 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 
-from scalein.connectors.base import Json, Sink
-from scalein.errors import BadArgument, ComputeError, LateData, ScaleinError, SourceLoc, here
-from scalein.ir import ops
+from scalein.connectors.base import Json
+from scalein.errors import BadArgument, ComputeError, LateData, ScaleinError, here
 from scalein.jobs.epochs import Checkpoint
 from scalein.jobs.feeds import Feeds, Reader
 from scalein.jobs.json import as_int, as_list, as_map, as_text
 from scalein.jobs.metrics import Metrics
 from scalein.jobs.outlets import Outlet
 from scalein.jobs.pipeline import Pipeline, Wishes
+from scalein.jobs.plan import Plan
 from scalein.jobs.steps import Frozen
 from scalein.jobs.watching import log_lines, serve, show_bar
 from scalein.jobs.watermarks import IDLE_S
@@ -43,24 +42,6 @@ from scalein.runtime.stopping import leaving_on_sigterm
 STEP_ROWS = 1 << 23  # that are run at once when there are so many
 _PLAIN = re.compile(r"\w[\w .-]*")  # names of savepoints
 QUIET_S = 0.05  # the longest wait for rows before requests are looked at
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Everything that `Flow.start` was given, checked."""
-
-    op: ops.Op
-    options: Options
-    sinks: dict[str, Sink]  # out, and perhaps late and failed
-    checkpoint: Path | None
-    savepoint: Path | None
-    bootstrap: ops.Op | None
-    every_s: float
-    emit: str
-    late: str  # drop | error | sink
-    on_error: str  # raise | sink
-    rows_per_second: float | None
-    at: SourceLoc
 
 
 class Job:

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from scalein.compiler import compile_flow
 from scalein.connectors.base import Json
 from scalein.errors import ComputeError
+from scalein.interp.taking import taken
 from scalein.ir import ops
 from scalein.ir.nodes import Scan, walk_nodes
 from scalein.jobs.json import as_int, as_map
@@ -312,10 +313,8 @@ def filtered(batch: pa.RecordBatch, mask: pa.Array) -> pa.RecordBatch:
     try:
         return batch.filter(mask)
     except pa.ArrowNotImplementedError:
-        plain = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
-        columns = [column.cast(plain.get(column.type, column.type)).filter(mask).cast(column.type)
-                   for column in batch.columns]
-        return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+        rows = pc.indices_nonzero(pc.fill_null(mask, False))
+        return pa.RecordBatch.from_arrays([taken(column, rows) for column in batch.columns], schema=batch.schema)
 
 
 def _behind(segment: Segment) -> Segment:

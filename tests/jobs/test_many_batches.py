@@ -10,6 +10,7 @@ import pytest
 import scalein as si
 from scalein import col
 from scalein.jobs import groups
+from scalein.jobs.steps import filtered
 from scalein.testing import assert_same
 
 
@@ -27,3 +28,13 @@ def test_batches_are_put_together(is_sized: bool, memory: str | None, tmp_path: 
     job.wait()
     assert job.metrics()["epochs"] > 2
     assert_same(rows.table(), flow.collect())
+
+
+@pytest.mark.parametrize("kind", [pa.string_view(), pa.list_(pa.string_view()), pa.binary_view()])
+def test_rows_of_types_that_pyarrow_cannot_filter(kind: pa.DataType) -> None:
+    values = [b"a", None, b"c"] if kind == pa.binary_view() else ["a", None, "c"]
+    given = [[value] for value in values] if pa.types.is_list(kind) else values
+    batch = pa.RecordBatch.from_arrays([pa.array(given, kind)], names=["x"])
+    found = filtered(batch, pa.array([True, None, True]))
+    assert found.schema == batch.schema
+    assert found.to_pydict() == {"x": [given[0], given[2]]}
