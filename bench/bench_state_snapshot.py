@@ -116,7 +116,7 @@ def run(store: Ours, updates: Updates, seconds: float, every_s: float | None) ->
 def _note(phase: Phase, store: Ours, taken: Snapshot, at: float) -> None:
     taken.wait()  # raises if it failed
     phase.snapshots_s.append(time.perf_counter() - at)
-    image = store.folder / image_name(taken.id)
+    image = store.folder / image_name(store.store._ids.file(taken.id))
     phase.image_mb.append(image.stat().st_size / 1e6 if image.exists() else 0.0)
 
 
@@ -217,7 +217,7 @@ def bench_snapshot_bytes(benchmark: Any, machine: Mapping[str, object], rows: in
                 if len(touched):
                     store.merge(updates.table(updates.rng.permutation(touched)))
                 segments = np.count_nonzero(store.store._tiers.hot.arena.dirty)  # no public figure says it
-                image = store.folder / image_name(store.store.snapshot().wait().id)
+                image = store.folder / image_name(store.store._ids.file(store.store.snapshot().wait().id))
                 written = image.stat().st_size if image.exists() else 0
                 facts[f"{percent}_percent_segments"] = int(segments)
                 facts[f"{percent}_percent_in_{segments}_segments_mb"] = round(written / 1e6, 2)

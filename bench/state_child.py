@@ -33,9 +33,12 @@ def spill(job: dict[str, Any]) -> dict[str, float]:
     pool = min(POOL_ROWS, max(keys, GET_KEYS))
     updates = {kind: Updates(keys, kind, pool) for kind in ("uniform", "zipf")}
     with tempfile.TemporaryDirectory() as folder:  # kernels and modules are loaded before memory is measured
-        small = Ours(Path(folder))
-        assert_merges(small_filled(small), Updates(1_000, "uniform", 1_000), 1_000)
-        small.close()
+        for small_memory in (None, 1 << 20):  # the second one spills and compacts
+            small, few = Ours(Path(folder) / str(small_memory), memory=small_memory), Updates(100_000, "uniform", 1_000)
+            for _ in range(8):
+                small.fill(few)
+            assert_merges(small, few, 1_000)
+            small.close()
     say("ready")
     sys.stdin.readline()
     store: Store
@@ -72,11 +75,6 @@ def spill(job: dict[str, Any]) -> dict[str, float]:
     say("close")
     store.close()
     return rates
-
-
-def small_filled(store: Ours) -> Ours:
-    store.fill(Updates(1_000, "uniform", 1_000))
-    return store
 
 
 def build(job: dict[str, Any]) -> dict[str, float]:

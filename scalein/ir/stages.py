@@ -153,12 +153,15 @@ class GroupMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Update the table's record of each row's key. `owned`: only key groups of this worker."""
+    """Update the table's record of each row's key. `owned`: only key groups of this worker. `watched`: if times are a
+    column of the batch, slots `time.least` and `time.greatest` come to enclose those of all rows, also of dropped ones.
+    """
 
     table: Table
     keys: tuple[Expr, ...]
     mode: GroupMode = GroupMode.HASH
     owned: bool = False
+    watched: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +299,9 @@ class Hashes:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Take the stored records of a key group that were hit least out of its index; only for tables without text."""
+    """Take the stored records of a bundle that were hit least out of its indexes, in the order of their hashes, and
+    halve the hits of the others; only for tables without text.
+    """
 
     table: StoredTable
 

@@ -67,8 +67,9 @@ class Budget:
         """For records and index."""
         return MOST_BYTES if self.total is None else int(self.total * HOT_SHARE)
 
-    def is_over(self, in_use: int) -> bool:
-        return in_use > self.hot_bytes
+    def hot_beside(self, index_bytes: int) -> int:
+        """For records and index, beside the directories and filters of runs: they may take half of that room."""
+        return self.hot_bytes - min(index_bytes, self.hot_bytes // 2)
 
     def rows(self, record_bytes: int) -> int:
         """Rows that may come in before memory is looked at again."""

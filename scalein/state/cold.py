@@ -141,6 +141,12 @@ class Cold:
     def reader(self, id: int) -> Run:
         return Run(self._files, id, self._kernels.record_bytes, self._kernels.text_cells, self._kernels.checksums)
 
+    @property
+    def index_bytes(self) -> int:
+        """Directories and filters in memory."""
+        return sum(cold.run.index_bytes for runs in list(self.runs) for cold in runs
+                   if cold.made.done() and cold.made.exception() is None)
+
     def writer(self, id: int, functions: Functions, records: int, size_bytes: int, has_filter: bool) -> RunWriter:
         """A new run, with room for so much. A filter is for those most keys are not in: the oldest has nearly all."""
         kernels = self._kernels

@@ -140,6 +140,10 @@ class Image:
                       lambda block: (self.name, place + block * format.BLOCK), self._checksums)  # fmt: skip
         return data[start - first * format.BLOCK :][:size]
 
+    def check(self, extent: Extent) -> None:
+        """`Damaged` if the file is too short to have an extent; what is in it is looked at when it is read."""
+        self._checked(extent, 0, 0)
+
     def verify(self, extent: Extent, step_bytes: int = 4 << 20) -> None:
         """Read all of an extent; `Damaged` if a byte of it or of its checksums is not what was written."""
         extent = self._checked(extent, 0, 0)

@@ -88,6 +88,11 @@ class Run:
         return self.input.size
 
     @property
+    def index_bytes(self) -> int:
+        """Its directory and filter in memory; nothing before they are first needed."""
+        return sum(part.nbytes for part in self.__dict__.get("_index", ()))
+
+    @property
     def _directory(self) -> tuple[np.ndarray, np.ndarray]:
         return self._index[:2]
 

@@ -146,10 +146,10 @@ class Copier:
         changed = np.flatnonzero(arena.dirty[: arena.segments]).tolist()
         copy = Copy({segment: padded(arena.used(segment)) for segment in changed})
         with self._lock:
-            for segment in changed:
-                copy.logs[segment] = [self._take_log() for _ in hot.undo_at]
-                for at, end, log in zip(hot.undo_at, hot.undo_end, copy.logs[segment], strict=True):
-                    at[segment], end[segment] = log, log + self._log_bytes
+            logs = np.array(self._take_logs(len(changed) * len(hot.undo_at)), np.int64).reshape(-1, len(hot.undo_at))
+            copy.logs = dict(zip(changed, logs.tolist(), strict=True))
+            for at, end, starts in zip(hot.undo_at, hot.undo_end, logs.T, strict=True):
+                at[changed], end[changed] = starts, starts + self._log_bytes
             self._current = copy
         arena.dirty[changed] = 0
         arena.copying[changed] = 1
@@ -171,14 +171,14 @@ class Copier:
         self._arena.dirty[segments[segments < len(self._arena.dirty)]] = 1
         self._ends = ends
 
-    def _take_log(self) -> int:
-        if self._free_logs:  # the oldest: so a segment has the same one each time, with as many pages as it needs
-            return self._free_logs.popleft()
-        start = self._logs_begun * self._log_bytes
-        if start + self._log_bytes > len(self._log_memory):
+    def _take_logs(self, count: int) -> list[int]:
+        """All or none. The oldest first: so a segment has the same ones each time, with as many pages as it needs."""
+        new = range(self._logs_begun, self._logs_begun + max(0, count - len(self._free_logs)))
+        if new.stop * self._log_bytes > len(self._log_memory):
             raise ScaleinError("the undo logs of a snapshot need more address space than this process may have")
-        self._logs_begun += 1
-        return address(self._log_memory) + start
+        self._logs_begun = new.stop
+        taken = [self._free_logs.popleft() for _ in range(count - len(new))]
+        return taken + [address(self._log_memory) + k * self._log_bytes for k in new]
 
     def copy_now(self, segment: int) -> None:
         """Copy a segment whose undo log is full; a kernel waits for it."""

@@ -148,8 +148,9 @@ class LogStore:
         self._groups, self._owned = part.groups, mask_of(part.groups)
         self._sums.restore(part.bounds)
         tiers.read_again = list(tiers.pieces) if self._readonly else None
-        for id in {id for piece in tiers.pieces for id in piece.image_ids}:
-            tiers.images.get(id)
+        for piece in tiers.pieces:
+            for id, extent in piece.segments.values() if piece.groups else ():
+                tiers.images.get(id).check(extent)
         tiers.flag_groups()
 
     def _begin(self, found: Manifest | None) -> None:

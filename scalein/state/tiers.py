@@ -196,7 +196,8 @@ class Tiers:
     @property
     def memory_bytes(self) -> int:
         scratch = self._scratch.memory_bytes if self._scratch else 0
-        return self.hot.arena.touched + self.hot.buckets.touched + scratch + self._reader.memory_bytes
+        return (self.hot.arena.touched + self.hot.buckets.touched + scratch + self._reader.memory_bytes
+                + self.cold.index_bytes)
 
     def _scratch_table(self, clear: bool = True) -> Scratch:
         if self._scratch is None:
@@ -209,16 +210,17 @@ class Tiers:
         """Let bundles leave memory, one after the other, until what comes has room."""
         if self.hot.crowded and self.read_again is None:
             self.tidy()
+        most = self._budget.hot_beside(self.cold.index_bytes)
         if self.read_again is not None:  # nothing may be written, and nothing in memory is newer than its piece
-            if self._budget.is_over(self.hot.in_use):
+            if self.hot.in_use > most:
                 self.hot.clear(range(GROUPS))
                 self.pieces = list(self.read_again)
                 self.flag_groups()
             return
         for _ in range(2 * BUNDLES):
             going = sum(size for one in self._leaving for _, _, size in one.chunks)
-            if not self._budget.is_over(self.hot.in_use - going + text_bytes):
-                self.hot.trim(self._budget.hot_bytes)
+            if self.hot.in_use - going + text_bytes <= most:
+                self.hot.trim(most)
                 return
             self._evict(self._clock, KEPT_SHARE)
             self._clock = (self._clock + 1) % BUNDLES

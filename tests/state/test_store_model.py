@@ -28,6 +28,7 @@ OPS = st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 1 << 30), st.sam
 BUDGETS = {
     "large": Budget(None, 1 << 16, 1 << 12),
     "small": Budget(1 << 20, 1 << 16, 1 << 12),
+    "little": Budget(800_000, 1 << 14, 1 << 12),  # some groups fit: they are searched on disk first, then loaded
     "tiny": Budget(300_000, 1 << 14, 1 << 13),
 }
 EVERYTHING: list[Op] = [
@@ -61,7 +62,7 @@ def test_a_store_is_a_dict(kind: str) -> None:
     # Without shrinking, which takes minutes here: the first operations that fail are printed, and are few.
     @settings(deadline=None, max_examples=EXAMPLES, database=None, phases=[Phase.explicit, Phase.generate],
               derandomize="SCALEIN_STORE_EXAMPLES" not in os.environ, suppress_health_check=list(HealthCheck))
-    @given(ops=OPS, budget=st.sampled_from(["small", "tiny", "large"]), workers=st.sampled_from([1, 2]))
+    @given(ops=OPS, budget=st.sampled_from(["small", "tiny", "large", "little"]), workers=st.sampled_from([1, 2]))
     @example(ops=EVERYTHING, budget="small", workers=2)
     @example(ops=EVERYTHING, budget="tiny", workers=1)
     def attempt(ops: list[Op], budget: str, workers: int) -> None:
