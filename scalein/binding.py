@@ -29,11 +29,15 @@ def unbound(schema: object, at: SourceLoc) -> Source:
 
 
 def as_schema(given: object, step: str, at: SourceLoc) -> pa.Schema:
-    """The schema meant by a pyarrow schema or a mapping of names to types."""
+    """The schema meant by a pyarrow schema, a mapping of names to types, or a StructType of Spark's."""
+    if type(given).__name__ == "StructType" and type(given).__module__.startswith("pyspark."):
+        from scalein.spark.types import arrow_schema
+
+        given = arrow_schema(given, at)
     if isinstance(given, Mapping):
         given = pa.schema([pa.field(str(name), as_dtype(dtype, at).arrow) for name, dtype in given.items()])
     if not isinstance(given, pa.Schema):
-        raise BadArgument(f"{step} takes a pyarrow schema or a dict of names and types", at=at, found=repr(given),
+        raise BadArgument(f"{step} takes a pyarrow or Spark schema, or a dict of names and types", at=at, found=repr(given),
                           hint='for example {"price": pa.float64()}')
     arrow = bare(given, at)
     _check_types(arrow, at)

@@ -19,9 +19,9 @@ from scalein.combine import Keys, alike, join
 from scalein.connectors.memory import of_arrow, of_batches
 from scalein.dtypes import BOOL, Kind
 from scalein.durations import Duration, in_units, span
-from scalein.elsewhere import Hinted
 from scalein.errors import BadArgument, BadName, WrongType, here
 from scalein.groups import GroupBy, group
+from scalein.in_spark import InSpark
 from scalein.ir import ops
 from scalein.ir.exprs import Call, Col, Expr, Named, type_of
 from scalein.ir.literals import as_dtype
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 LEVELS = ("logical", "fused", "llvm", "asm")
 
 
-class Flow(Hinted):
+class Flow(InSpark):
     """A dataflow: where rows come from, and what happens to them. Nothing runs before `collect` or `batches`.
 
     >>> import pyarrow as pa, scalein as si
@@ -49,7 +49,7 @@ class Flow(Hinted):
     {'y': [20, 30]}
     """
 
-    __slots__ = ("op",)
+    __slots__ = ()
     _called, _elsewhere = "a Flow", elsewhere.FLOW
 
     def __init__(self, op: ops.Op) -> None:
@@ -340,9 +340,10 @@ class Flow(Hinted):
         stop or a crash, the job goes on where it was, and no row is lost or written twice. `emit` is "final" (a window
         when it closes, a running aggregate at the end) or "changes" (each group whenever it changed, with a column
         `op`). `late` is "drop", "error", or a sink for rows that come after all their windows have closed; `on_error`
-        is "raise", or a sink for rows whose computation fails. A new job may begin from a `savepoint` of another one
-        (`job.snapshot("name")`), or with the rows of a bounded flow (`bootstrap`), which fill its state and give no
-        results.
+        is "raise", "null" (an expression that fails in a row is null there), or a sink for rows whose computation
+        fails. A new job may begin from a `savepoint` of another one (`job.snapshot("name")`), or with the rows of a
+        bounded flow (`bootstrap`), which fill its state and give no results. `memory` is for batches that wait, tables
+        and state together; what is more goes to disk, or waits in the source.
 
         >>> import pyarrow as pa, scalein as si
         >>> from scalein import col
@@ -433,7 +434,7 @@ def from_batches(batches: object, schema: object = None) -> Flow:
 
 
 def flow(schema: object) -> Flow:
-    """A flow whose data is given later, to `collect(data)`: a pyarrow schema, or a dict of names and types.
+    """A flow whose data is given later, to `collect(data)`: a pyarrow or Spark schema, or a dict of names and types.
 
     >>> import pyarrow as pa, scalein as si
     >>> si.flow({"price": pa.float64(), "user": str}).columns

@@ -32,7 +32,7 @@ def start(op: ops.Op, data: object, sink: object, checkpoint: object, savepoint:
     how_late = _place(late, "late", ("drop", "error"), at)
     if how_late == "sink":
         sinks["late"] = _sink(late, "late", at)
-    how_wrong = _place(on_error, "on_error", ("raise",), at)
+    how_wrong = _place(on_error, "on_error", ("raise", "null"), at)
     if how_wrong == "sink":
         sinks["failed"] = _sink(on_error, "on_error", at)
     if len({id(each) for each in sinks.values()}) < len(sinks):
@@ -50,7 +50,9 @@ def start(op: ops.Op, data: object, sink: object, checkpoint: object, savepoint:
     every_s = span(every, "every", at).length / 1e9
     from scalein.jobs.job import Job
     from scalein.jobs.plan import Plan
+    from scalein.jobs.trying import tried
 
+    op = tried(op) if how_wrong == "null" else op
     return Job(Plan(op, options, sinks, folder, point, bootstrap, every_s, emit, how_late, how_wrong, rows_per_second,
                     at))
 
@@ -86,8 +88,14 @@ def _folder(given: object, name: str, at: SourceLoc) -> Path | None:
 
 def _check_past(op: ops.Op, past: ops.Op, at: SourceLoc) -> None:
     """Rows of the past are what the one source of the flow would have given."""
-    sources = [source for source in walk_ops(op) if isinstance(source, ops.Source)]
-    first = sources[0].arrow
+    from scalein.jobs.segments import cut
+
+    feeds = cut(op)
+    if len(feeds) > 1:
+        raise BadArgument("bootstrap takes the past of one source, and the flow has several", at=at,
+                          found=", ".join(feed.source.name for feed in feeds),
+                          hint="make one flow of each, or start it from a savepoint")
+    first = feeds[0].source.arrow
     if [(f.name, f.type) for f in past.schema.arrow] != [(f.name, f.type) for f in first]:
         raise BadArgument("bootstrap gives other columns than the flow's source", at=at, found=repr(past.schema),
                           wanted=", ".join(f"{field.name}: {field.type}" for field in first))

@@ -39,7 +39,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 # What the user meets: may import one another, and the engine only inside of functions that run it.
 FACE = ("ir", "connectors", "elsewhere", "column", "attempts", "namespaces", "aggregates", "windows", "binding", "flow",
         "groups", "choices", "combine", "ordering", "naming", "nesting", "graph", "udf", "sql",
-        "reading", "writing", "starting")  # fmt: skip
+        "reading", "writing", "starting", "in_spark")  # fmt: skip
 ENGINE = ("compiler", "interp", "runtime", "jobs", "spark", "model")
 MAY_IMPORT |= {name: FACE for name in FACE if name not in ("ir", "connectors")}
 

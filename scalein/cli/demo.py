@@ -1,7 +1,9 @@
-"""scalein demo: count ad views per campaign and 10 s window over generated events, and show the rate.
+"""scalein demo: count ad views per campaign and 10 s window over generated events, here and inside Spark.
 
 The query is that of the Yahoo streaming benchmark: keep the views, look up each ad's campaign, count per campaign and
-window. A second, small flow over its result gives the table that is printed: one line a window.
+window. First it runs on this machine, over all events at once. Then the same flow runs over the same events as a stream
+inside Spark (`demo_spark.py`), and must give the same rows. A second, small flow over its result gives the table that
+is printed: one line a window.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import pyarrow as pa
 
 import scalein as si
 from scalein import col
+from scalein.cli import demo_spark
 from scalein.connectors.text import format_table
 from scalein.errors import BadArgument
 from scalein.flow import Flow
@@ -33,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=None, help="threads (default: the cores this process may use)")
     parser.add_argument("--engine", choices=("llvm", "interp"), default="llvm",
                         help="interp: the slow reference interpreter, for few rows")
+    parser.add_argument("--no-spark", action="store_true", help="leave out the second half, a stream inside Spark")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,25 +46,33 @@ def run(args: argparse.Namespace) -> int:
     events, made_s = _timed(lambda: make_events(args.rows))
     print(f"{args.rows:,} ad events over {SPAN_S} s, {events.nbytes / 1e6:,.0f} MB of Arrow, made in {made_s:.1f} s\n")
 
-    flow = count_views(si.from_arrow(events), make_campaigns())
+    campaigns = make_campaigns()
+    flow = count_views(si.from_arrow(events), campaigns)
     views, first_s = _timed(lambda: flow.collect(workers=options.workers, engine=options.engine))
     runs_s = [_timed(lambda: flow.collect(workers=options.workers, engine=options.engine))[1] for _ in range(3)]
-    answer = summarise(views).collect(engine=options.engine).sort_by("window")
-    answer = answer.rename_columns(["window", "views", "busiest campaign", "its views"])
-    print(format_table(answer, group_digits={"views", "its views"}))
+    print(as_text(views, options.engine))
 
     best_s, how = min(runs_s), "with compiling" if options.engine == "llvm" else "interpreted"
     workers = f"{options.workers} worker" + "s" * (options.workers > 1)
     print(f"\n{views.num_rows:,} counts of campaigns and windows. First run, {how}: {first_s * 1e3:,.0f} ms")
     print(f"Best of {len(runs_s)} more: {best_s * 1e3:,.1f} ms = {args.rows / best_s / 1e6:,.1f} million rows/s "
-          f"({events.nbytes / best_s / 1e9:,.1f} GB/s) with {workers}")
+          f"({events.nbytes / best_s / 1e9:,.1f} GB/s) with {workers}", flush=True)
+    if args.no_spark or options.engine == "interp":
+        return 0
+    missing = demo_spark.what_it_needs()
+    if missing is not None:
+        print(f"\n{missing}")
+    else:
+        rows, words = demo_spark.stream(events, lambda arriving: count_views(arriving, campaigns), views)
+        print(f"\n{as_text(rows, options.engine)}\n\n{words}")
     return 0
 
 
 def count_views(events: Flow, campaigns: pa.Table) -> Flow:
     """Views per campaign and window of 10 s."""
     return (
-        events.filter(col("event_type") == "view")
+        events.with_watermark("event_time", "2s")  # a stream's windows close when time has passed them by this much
+        .filter(col("event_type") == "view")
         .join(campaigns, on="ad_id")
         .group_by("campaign_id", si.tumbling("event_time", "10s"))
         .agg(views=si.count())
@@ -74,6 +86,13 @@ def summarise(views: pa.Table) -> Flow:
         .group_by(window="window_start")
         .agg(views=col("views").sum(), busiest=col("campaign_id").arg_max("views"), most=col("views").max())
     )
+
+
+def as_text(views: pa.Table, engine: str) -> str:
+    """The summary as a table for the terminal, in order of time."""
+    answer = summarise(views).collect(engine=engine).sort_by("window")
+    answer = answer.rename_columns(["window", "views", "busiest campaign", "its views"])
+    return format_table(answer, group_digits={"views", "its views"})
 
 
 def make_events(rows: int) -> pa.Table:

@@ -1,8 +1,9 @@
 """Reading ahead: several units of work (files, row groups) decoded at once on own threads, delivered in order.
 
-Each unit fills a lane of its own; the consumer empties the oldest lane. A thread waits when its lane is full, and takes
-no new unit while `lanes` are there: that bounds what is held. The oldest lane is always being worked on or complete,
-so nothing waits for ever. An error is raised where its item would have come. Closing the iterator ends the threads.
+Each unit fills a lane of its own; the consumer empties the oldest lane. A thread waits when its lane is full, or all
+lanes together hold too many bytes, and takes no new unit while `lanes` are there: that bounds what is held. The oldest
+lane is always being worked on or complete, and may always hold an item, so nothing waits for ever. An error is raised
+where its item would have come. Closing the iterator ends the threads.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ POLL_S = 0.02  # between two questions whether there is a new unit
 DEPTH = 2
 
 
-def ahead(units: Iterator[Unit[Item] | None], threads: int, quiet_s: float,
-          depth: int = DEPTH) -> Iterator[Item | None]:
+def ahead(units: Iterator[Unit[Item] | None], threads: int, quiet_s: float, depth: int = DEPTH,
+          size_of: Callable[[Item], int] = lambda item: 0, most_bytes: int | None = None) -> Iterator[Item | None]:
     """The items of all units in order; None whenever there was no item for `quiet_s`. A lane holds `depth` items.
 
-    `units` is asked by one thread at a time; it gives None when there is no unit now, but may be one later.
+    `units` is asked by one thread at a time; it gives None when there is no unit now, but may be one later. Lanes
+    wait while they hold more than `most_bytes` together, by `size_of` each item.
     """
-    crew = _Crew(units, threads, depth)
+    crew = _Crew(units, threads, depth, size_of, most_bytes)
     try:
         yield from crew.items(quiet_s)
     finally:
@@ -44,8 +46,11 @@ class _Lane(Generic[Item]):
 class _Crew(Generic[Item]):
     """Threads and their lanes; every attribute below belongs to whoever holds `_turn`."""
 
-    def __init__(self, units: Iterator[Unit[Item] | None], threads: int, depth: int) -> None:
-        self._units, self._depth = units, depth
+    def __init__(self, units: Iterator[Unit[Item] | None], threads: int, depth: int, size_of: Callable[[Item], int],
+                 most_bytes: int | None) -> None:
+        self._units, self._depth, self._most_bytes = units, depth, most_bytes
+        self._size_of = (lambda item: 0) if most_bytes is None else size_of
+        self._bytes = 0  # that lanes hold
         self._turn = threading.Condition()
         self._lanes: deque[_Lane[Item]] = deque()
         self._most_lanes = threads + 2
@@ -73,6 +78,7 @@ class _Crew(Generic[Item]):
                 return None
             if lane is not None and lane.items:
                 item = lane.items.popleft()
+                self._bytes -= self._size_of(item)
                 self._turn.notify_all()
                 return (item,)
             if lane is not None and lane.error is not None:
@@ -106,12 +112,18 @@ class _Crew(Generic[Item]):
                 self._turn.notify_all()
 
     def _put(self, lane: _Lane[Item], item: Item) -> bool:
+        size = self._size_of(item)
         with self._turn:
-            while len(lane.items) >= self._depth and not self._is_stopped:
+            while not self._is_stopped and (len(lane.items) >= self._depth or not self._has_room(lane, size)):
                 self._turn.wait()
             lane.items.append(item)
+            self._bytes += size
             self._turn.notify_all()
             return not self._is_stopped
+
+    def _has_room(self, lane: _Lane[Item], size: int) -> bool:
+        is_needed = lane is self._lanes[0] and not lane.items  # the consumer waits for it
+        return is_needed or self._most_bytes is None or self._bytes + size <= self._most_bytes
 
     def _take(self) -> tuple[Unit[Item], _Lane[Item]] | None:
         """The next unit with its lane, or None when there is nothing left to do."""

@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 import pyarrow as pa
 
 from scalein.connectors.memory import bare, checked
+from scalein.connectors.skipping import Condition
 from scalein.errors import BadArgument, BadData, ScaleinError, SourceLoc
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
@@ -26,7 +27,10 @@ class Source(Protocol):
     """Rows in one or more partitions, each in an order of its own.
 
     A source may also have `bounded = False` (it never ends), `replays = False` (rows that were read are gone: jobs
-    with a checkpoint refuse it), and a method `project(columns)`: the same source, reading these columns only.
+    with a checkpoint refuse it), `name` (it tells the source from others of a flow, when a checkpoint is gone on from),
+    and methods that give the same source reading less: `project(columns)`, these columns only, `where(tests)`, perhaps
+    without rows for which one of the tests (`scalein.connectors.skipping.Condition`) does not hold, and
+    `within(memory)`, holding at most so many bytes of rows that nobody has asked for yet.
     """
 
     @property
@@ -116,6 +120,21 @@ class Connected:
         if project is None:
             return Connected(self.name, self.source, self._at, columns)
         return Connected(self.name, project(list(columns)), self._at)
+
+    def where(self, tests: tuple[Condition, ...]) -> Connected:
+        """The same input, perhaps without rows for which one of the tests does not hold."""
+        where = getattr(self.source, "where", None)
+        return self if where is None or not tests else Connected(self.name, where(tests), self._at, self._columns)
+
+    def within(self, memory: int) -> Connected:
+        """The same input, reading ahead at most so many bytes, if it knows how."""
+        within = getattr(self.source, "within", None)
+        return self if within is None else Connected(self.name, within(memory), self._at, self._columns)
+
+    @property
+    def row_groups_skipped(self) -> int:
+        """How many row groups of Parquet `where` has left out so far."""
+        return int(getattr(self.source, "row_groups_skipped", 0))
 
     def read(self) -> Iterator[pa.RecordBatch]:
         """All rows, partition by partition; refused for an input without an end."""

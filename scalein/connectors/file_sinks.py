@@ -6,6 +6,9 @@ staged files: the next `open` of the same job renames those that its last manife
 that manifest is not the newest that there was, since that was damaged, the files of later epochs go as well: the job
 will write their rows again.
 
+Where other processes make the rows (Spark's tasks), each stages files for the sink with `for_task`, under names of its
+own; of attempts that do one thing twice, only those are committed whose names arrive.
+
 One thread calls at a time, but `commit` may run beside `write`: of what changes, they share `_changed` only.
 Rows wait in memory until they make a good row group, at most `_WAITING_BYTES` in all.
 """
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -29,6 +33,7 @@ _GROUP_BYTES = 32 << 20  # rows that make a row group or block of a file
 _GROUP_ROWS = 1 << 20
 _WAITING_BYTES = 128 << 20
 _SYNC_THREADS = 16
+_LAST_TASK = 999_999  # of an epoch that several tasks make
 _MOST_OPEN = 256  # files written at once; more values of `partition_by` close the oldest
 
 
@@ -78,6 +83,7 @@ class FileSink:
         self._format, self._by, self._roll_bytes, self._step, self._at = format, partition_by, roll_bytes, step, at
         self._kept = pa.schema([])  # the columns that files have
         self._prefix, self._epoch, self._count = "", 0, 0
+        self._attempt = ""  # part of names, where others stage files of the same epoch
         self._open: dict[str, _Staged] = {}  # by directory below `path`; the least recently begun first
         self._finished: list[str] = []  # names of the running epoch
         self._changed: set[str] = set()  # directories whose entries were not synced
@@ -104,6 +110,27 @@ class FileSink:
             self._format.begin(pa.BufferOutputStream(), self._kept).close()  # types that it cannot write show here
         self.commit(committed)
         self._remove_orphans(next.partition("-")[0], _epoch_of(committed))
+
+    def for_task(self, schema: pa.Schema, prefix: str, task: int) -> FileSink:
+        """A sink for rows that one task of several makes: it stages files, and this one commits them.
+
+        `prefix` is `<job>-<number>`, as `next` is to `open`. `prepare` gives the names; `epoch_of` puts those of all
+        tasks together.
+        """
+        found = FileSink(self.path, self._format, self._by, self._roll_bytes, self._step, self._at)
+        found._kept = pa.schema([each for each in schema if each.name not in self._by])
+        found._prefix, found._epoch, found._attempt = prefix, task, uuid.uuid4().hex[:12]
+        return found
+
+    @staticmethod
+    def epoch_of(prefix: str, prepared: Sequence[Json]) -> Json:
+        """What `commit` takes for the files that tasks of one prefix have prepared."""
+        files: list[Json] = [name for each in prepared for name in _files(each)[1]]
+        return {"epoch": f"{prefix}-{_LAST_TASK}", "files": files}
+
+    def remove_staged(self, prefix: str) -> None:
+        """Remove staged files of a job: what attempts have left whose names did not arrive."""
+        self._remove_orphans(prefix.partition("-")[0], None)
 
     def _remove_orphans(self, job: str, committed: tuple[int, int] | None) -> None:
         for directory, _, names in os.walk(self.path):
@@ -141,7 +168,7 @@ class FileSink:
     def _begin(self, directory: str) -> _Staged:
         while len(self._open) >= _MOST_OPEN:
             self._finish(next(iter(self._open)))
-        name = f"{STAGED}{self._prefix}-{self._epoch:06}-{self._count:04}{self._format.suffix}"
+        name = f"{STAGED}{self._prefix}-{self._epoch:06}-{self._attempt}{self._count:04}{self._format.suffix}"
         self._count += 1
         name = os.path.join(directory, name)
         path = os.path.join(self.path, name)

@@ -20,8 +20,9 @@ import pyarrow as pa
 
 from scalein.connectors.ahead import Unit, ahead
 from scalein.connectors.base import QUIET_S, Json
-from scalein.connectors.formats import MOST_ROWS, Format, Part
+from scalein.connectors.formats import MOST_ROWS, Format, Parquet, Part
 from scalein.connectors.listing import File, Listing
+from scalein.connectors.skipping import Condition
 from scalein.errors import BadData, SourceLoc
 from scalein.options import granted_cores
 
@@ -43,6 +44,7 @@ class FileSource:
     whole: pa.Schema  # of the files
     bounded: bool = True
     columns: tuple[str, ...] | None = None
+    memory: int | None = None  # bytes of batches that may be decoded ahead
     replays = True
 
     @staticmethod
@@ -75,11 +77,27 @@ class FileSource:
         """The same files, reading these columns only."""
         return replace(self, columns=tuple(columns))
 
+    def where(self, tests: tuple[Condition, ...]) -> FileSource:
+        """The same files, without rows for which one of the tests does not hold, as far as that is easily told."""
+        if not tests or not isinstance(self.format, Parquet):
+            return self
+        return replace(self, format=replace(self.format, tests=tests))
+
+    def within(self, memory: int) -> FileSource:
+        """The same files, of which no more than so many bytes are decoded ahead, or one batch."""
+        return replace(self, memory=memory)
+
+    @property
+    def row_groups_skipped(self) -> int:
+        """How many row groups of Parquet were not read, because of `where`."""
+        return self.format.skipped.row_groups if isinstance(self.format, Parquet) else 0
+
     def read(self, partition: str, offset: Json) -> Iterator[Item]:
         """The rows behind an offset, in batches cut as the files are."""
         units = self._listed(offset) if self.bounded else self._followed(offset)
         empty = pa.RecordBatch.from_pylist([], schema=self.schema)
-        for item in ahead(units, min(granted_cores(), _MOST_THREADS) + 1, QUIET_S):
+        threads = min(granted_cores(), _MOST_THREADS) + 1
+        for item in ahead(units, threads, QUIET_S, size_of=_size_of, most_bytes=self.memory):
             if item is not None:
                 offset = item[1]
                 yield item
@@ -172,6 +190,10 @@ def _numbered(part: Part, row: int, offset: Offset, is_last: bool) -> Iterator[I
         raise _shrunk(offset["file"], row)
     if waiting is not None:
         yield waiting[0], {**offset, "row": place, "done": is_last}
+
+
+def _size_of(item: Item) -> int:
+    return int(item[0].nbytes)
 
 
 def _shrunk(name: str, row: int) -> BadData:

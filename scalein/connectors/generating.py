@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from scalein.connectors.base import QUIET_S, Json
+from scalein.connectors.clock import clock
 from scalein.errors import BadData
 
 BATCH_ROWS = 1 << 16
@@ -39,13 +39,14 @@ class Generated:
     def read(self, partition: str, offset: Json) -> Iterator[tuple[pa.RecordBatch, Json]]:
         first = start = offset if isinstance(offset, int) else 0
         empty = pa.RecordBatch.from_pylist([], schema=self.schema)
-        began_s = time.monotonic()
+        time = clock()
+        began_s = time.now()
         while self.rows is None or start < self.rows:
             end = (start // self.batch_rows + 1) * self.batch_rows
             end = end if self.rows is None else min(end, self.rows)
             if self.rows_per_second is not None:
                 due_s = began_s + (end - first) / self.rows_per_second
-                while (left_s := due_s - time.monotonic()) > 0:
+                while (left_s := due_s - time.now()) > 0:
                     time.sleep(min(left_s, QUIET_S))
                     if left_s > QUIET_S:
                         yield empty, start

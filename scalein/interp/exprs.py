@@ -34,8 +34,9 @@ def evaluate(expr: Expr, batch: pa.RecordBatch | pa.Table) -> pa.Array:
     if isinstance(expr, Call) and expr.fn == "try" and is_host(expr):
         (tried,) = expr.args
         assert isinstance(tried, Call)
-        return hosts.attempt(tried, [evaluate(arg, batch) for arg in tried.args])
-    if isinstance(expr, Call) and is_host(expr) and expr.fn != "udf":
+        if tried.fn != "udf":
+            return hosts.attempt(tried, [evaluate(arg, batch) for arg in tried.args])
+    if isinstance(expr, Call) and is_host(expr) and expr.fn not in ("udf", "try"):
         words = _dictionary(expr, batch)
         if words is not None:  # once for each word, not for each row
             return _apply(expr, [_as_type(words.dictionary, type_of(expr.args[0]))]).take(words.indices)
@@ -82,18 +83,25 @@ def compute(expr: Expr, read: Mapping[str, Values], live: Live) -> Values:
 def _try(tried: Call, read: Mapping[str, Values], live: Live) -> Values:
     """A call's value in each live row, null where that call has none; its arguments fail as ever."""
     args = [compute(arg, read, live) for arg in tried.args]
+    if tried.fn == "udf":
+        (udf,) = tried.params
+        assert isinstance(udf, AnyUdf)
+        return _row_by_row(_attempted(udfs.call(udf)), args, live)
     if is_host(tried):
         arrays = [to_arrow(values, type_of(arg)) for values, arg in zip(args, tried.args, strict=True)]
         return from_arrow(hosts.attempt(tried, arrays))
     strict = scalar(tried)
+    return _row_by_row(_attempted(lambda *row: None if None in row else strict(*row)), args, live)
 
+
+def _attempted(fn: Callable[..., Any]) -> Callable[..., Any]:
     def attempt(*row: Any) -> Any:
         try:
-            return None if None in row else strict(*row)
+            return fn(*row)
         except NoValue:
             return None
 
-    return _row_by_row(attempt, args, live)
+    return attempt
 
 
 def _call_udf(expr: Call, args: Sequence[Values], live: Live) -> Values:

@@ -91,6 +91,8 @@ def _show(expr: Expr) -> tuple[str, int]:
             return f"{_within(arg, _PRODUCT)} % {divisor} == 0", _COMPARISON
         case Call("if_else"):
             return _show_when(expr), _METHOD
+        case Call("try", (Call("udf") as tried,)):
+            return f"try({show_expr(tried)})", _METHOD
         case Call("try", (Call(fn, (arg, *_)) as tried,)):
             return f"{_receiver(arg)}.try_{fn}({', '.join(_show_rest(tried))})", _METHOD
         case Call(fn, (left, right)) if fn in _INFIX:

@@ -18,10 +18,9 @@ from scalein.dtypes import I64, Field, Schema
 from scalein.errors import BadArgument, SourceLoc
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named
-from scalein.ir.nodes import Scan
+from scalein.ir.nodes import Grouped, Scan
 from scalein.ir.rewrite import map_inputs
 from scalein.ir.tables import Key
-from scalein.ir.two_phase import TwoPhase
 from scalein.jobs.segments import Segment
 from scalein.jobs.steps import Batches, Runner, Surroundings, filtered
 from scalein.runtime.run import Program
@@ -56,38 +55,42 @@ def _behind(segment: Segment) -> list[ops.Op]:
 
 
 class Changes:
-    """From partial groups before and after a border to results with an `op`."""
+    """From partial groups (or rows) before and after a border to results with an `op`. `final` is the aggregation of
+    these.
+    """
 
-    def __init__(self, segment: Segment, two: TwoPhase, around: Surroundings) -> None:
+    def __init__(self, segment: Segment, final: Grouped, around: Surroundings) -> None:
         state = segment.state
-        assert isinstance(state, ops.Aggregate) and isinstance(two.final.input, Scan)  # noqa: PT018
-        partials = Schema((*two.final.input.schema, Field(_ROW, I64, False)))
+        assert isinstance(state, ops.Aggregate) and isinstance(final.input, Scan)  # noqa: PT018
+        partials = Schema((*final.input.schema, Field(_ROW, I64, False)))
         self._columns = partials.names
-        table = replace(two.final.table, keys=(*two.final.table.keys, Key(_ROW, I64, False)))
+        table = replace(final.table, keys=(*final.table.keys, Key(_ROW, I64, False)))
         source = Scan(ops.Source("partials", partials.arrow, tuple(partials.names)))
-        final = replace(two.final, input=source, table=table, keys=(*two.final.keys, _NUMBER))
+        final = replace(final, input=source, table=table, keys=(*final.keys, _NUMBER))
         self._groups = Runner(segment.op, around, Program(final), by_row=False)
         fields = final.schema
         groups = ops.Source("groups", fields.arrow, tuple(fields.names))
         behind = compile_flow(_numbered(segment.op, state, groups))
         self._behind = Runner(segment.op, around, Program(behind), by_row=False)
-        self._is_one_to_one = all(isinstance(op, _ONE_TO_ONE) for op in _behind(segment))
+        self.is_one_to_one = all(isinstance(op, _ONE_TO_ONE) for op in _behind(segment))
         self._names = segment.op.schema.names
 
     def between(self, before: pa.RecordBatch, now: pa.RecordBatch, existed: np.ndarray) -> Batches:
         """Changes of groups that row by row were `before` (if they existed), and are as they are `now`."""
         count = now.num_rows
-        new, new_rows = self._results(now, np.arange(count))
-        if self._is_one_to_one:
-            had, has = existed.astype(np.int64), np.ones(count, np.int64)
-            old, old_rows = new.slice(0, 0), new_rows[:0]
-        else:
-            old, old_rows = self._results(filtered(before, pa.array(existed)), np.flatnonzero(existed))
-            had, has = (np.bincount(rows, minlength=count) for rows in (old_rows, new_rows))
-        same = (had == 1) & (has == 1)  # else what there was goes, and what there is comes
-        parts = ((old, ~same[old_rows], "delete"), (new, ~same[new_rows], "insert"), (new, same[new_rows], "update"))
-        found = [(filtered(table, pa.array(which)), op) for table, which, op in parts]
-        return [told(batch, op) for batch, op in found if batch.num_rows]
+        if self.is_one_to_one:
+            new, new_rows = self._results(now, np.arange(count))
+            return _told_apart(new.slice(0, 0), new_rows[:0], new, new_rows, existed)
+        there = filtered(before, pa.array(existed))
+        return self.of_groups(there, np.flatnonzero(existed), now, np.arange(count), count)
+
+    def of_groups(self, before: pa.RecordBatch, before_of: np.ndarray, now: pa.RecordBatch, now_of: np.ndarray,
+                  count: int) -> Batches:
+        """Changes of so many groups, for each row of which is said whose it is: a group may have several."""
+        old, old_rows = self._results(before, before_of)
+        new, new_rows = self._results(now, now_of)
+        had, has = (np.bincount(rows, minlength=count) for rows in (old_rows, new_rows))
+        return _told_apart(old, old_rows, new, new_rows, (had == 1) & (has == 1))
 
     def _results(self, partials: pa.RecordBatch, numbers: np.ndarray) -> tuple[pa.RecordBatch, np.ndarray]:
         """The results of partial groups, and of which each is."""
@@ -98,9 +101,19 @@ class Changes:
         return found.select(self._names), found.column(_ROW).to_numpy()
 
 
+def _told_apart(old: pa.RecordBatch, old_rows: np.ndarray, new: pa.RecordBatch, new_rows: np.ndarray,
+                same: np.ndarray) -> Batches:
+    """Results before and now, and of which group each is: of groups that are the `same` it changed, of others what
+    there was goes and what there is comes.
+    """
+    parts = ((old, ~same[old_rows], "delete"), (new, ~same[new_rows], "insert"), (new, same[new_rows], "update"))
+    found = [(filtered(table, pa.array(which)), op) for table, which, op in parts]
+    return [told(batch, op) for batch, op in found if batch.num_rows]
+
+
 def told(batch: pa.RecordBatch, op: str) -> pa.RecordBatch:
     """Rows that say what they are."""
-    return batch.append_column(pa.field(OP, pa.string(), False), pa.array([op] * batch.num_rows, pa.string()))
+    return batch.append_column(pa.field(OP, pa.string(), False), pa.repeat(pa.scalar(op, pa.string()), batch.num_rows))
 
 
 def _numbered(op: ops.Op, state: ops.Aggregate, source: ops.Source) -> ops.Op:

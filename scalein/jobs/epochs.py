@@ -6,6 +6,7 @@ last manifest, and no row is lost or doubled.
 
     <checkpoint>/name                      of the job, over all its runs
     <checkpoint>/epoch-0000000007.json     the manifests of the last epochs
+    <checkpoint>/committed                 the checksum of the newest one whose output is known to be visible
     <checkpoint>/state-<segment>/          the stores of the flow's segments
     <checkpoint>/_epoch-...                one that was being written
     <checkpoint>/savepoints/<name>/        an epoch and its state that stay for good
@@ -23,8 +24,8 @@ import shutil
 import uuid
 import warnings
 import zlib
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -48,22 +49,27 @@ class Checkpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: IO[bytes] | None = None
+        self._adopted: int | None = None
+
+    @property
+    def is_adopted(self) -> bool:
+        """Whether the epoch that the job goes on from is a savepoint's: it says nothing of this job's output."""
+        return self._adopted is not None
 
     def open(self) -> None:
         """Take the directory."""
-        try:
+        with _named("cannot open the checkpoint", self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = open(self.path / "lock", "ab")  # noqa: SIM115 (held until close)
-        except OSError as error:
-            raise StoreFailed("cannot open the checkpoint", at=here(), file=self.path, found=error) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._lock.close()
             raise StoreFailed("another job is using this checkpoint", at=here(), file=self.path,
                               hint="stop it first, or give another directory") from error
-        for left in self.path.glob("_epoch-*"):
-            left.unlink()
+        with _named("cannot tidy the checkpoint", self.path):
+            for left in self.path.glob("_epoch-*"):
+                left.unlink()
 
     def name(self) -> str:
         """The name of the job whose checkpoint this is. Files that it staged bear it, also before the first epoch."""
@@ -72,12 +78,10 @@ class Checkpoint:
             if _JOB.fullmatch(found := path.read_text("ascii")):
                 return found
         chosen = uuid.uuid4().hex[:8]
-        try:
+        with _named("cannot write the checkpoint", path):
             _write(staged, chosen.encode())
             os.rename(staged, path)
             _sync(self.path)
-        except OSError as error:
-            raise StoreFailed("cannot write the checkpoint", at=here(), file=path, found=error) from error
         return chosen
 
     def recovered(self, attempt: Callable[[dict[str, Json] | None], Opened]) -> Opened:
@@ -85,7 +89,8 @@ class Checkpoint:
         damaged: ScaleinError | None = None
         for number in sorted(self.numbers(), reverse=True):
             try:
-                found = attempt(self.read(number))
+                epoch = self.read(number)
+                found = attempt(epoch)
             except (Damaged, StoreFailed) as error:
                 if isinstance(error, StoreFailed) and not isinstance(error.__cause__, FileNotFoundError | None):
                     raise  # the disk cannot be read now: to go back because of that would lose what is there
@@ -98,14 +103,17 @@ class Checkpoint:
             if damaged is not None:
                 warnings.warn(f"the newest checkpoint is damaged, going back to epoch {number}: {damaged}",
                               RuntimeWarning, stacklevel=5)
-                for newer in self.numbers():
-                    if newer > number:
-                        (self.path / _name(newer)).unlink()
+                with _named("cannot remove a damaged epoch", self.path):
+                    for newer in self.numbers():
+                        if newer > number:
+                            (self.path / _name(newer)).unlink()
+            self._adopted = number if epoch.get("adopted") is True else None
             return found
         if damaged is not None:
             raise damaged
-        for state in self.path.glob("state-*"):  # it was never committed
-            shutil.rmtree(state)
+        with _named("cannot remove state that no epoch names", self.path):
+            for state in self.path.glob("state-*"):  # it was never committed
+                shutil.rmtree(state)
         return attempt(None)
 
     def save_as(self, name: str) -> Path:
@@ -135,20 +143,19 @@ class Checkpoint:
         other = Checkpoint(savepoint)
         if not savepoint.is_dir() or not other.numbers():
             raise StoreFailed("there is no savepoint in this directory", at=here(), file=savepoint)
-        try:
+        with _named("cannot begin from a savepoint", savepoint):
             for state in savepoint.glob("state-*"):
                 shutil.rmtree(self.path / state.name, ignore_errors=True)
                 _link_files(state, self.path / state.name)
             _sync(self.path)
-        except OSError as error:
-            raise StoreFailed("cannot begin from a savepoint", at=here(), file=savepoint, found=error) from error
         found = other.read(other.numbers()[-1])
         # Output of the other job is the other job's.
-        self.publish(as_int(found["epoch"]), {**found, "job": self.name(), "output": []})
+        self.publish(as_int(found["epoch"]), {**found, "job": self.name(), "output": [], "adopted": True})
 
     def numbers(self) -> list[int]:
-        matches = (_NAME.fullmatch(name) for name in os.listdir(self.path))
-        return sorted(int(match[1]) for match in matches if match)
+        with _named("cannot look into the checkpoint", self.path):
+            matches = (_NAME.fullmatch(name) for name in os.listdir(self.path))
+            return sorted(int(match[1]) for match in matches if match)
 
     def read(self, number: int) -> dict[str, Json]:
         path = self.path / _name(number)
@@ -178,11 +185,14 @@ class Checkpoint:
             _write(staged, text + b"\n%08x\n" % zlib.crc32(text))
             os.rename(staged, path)
             _sync(self.path)
-            numbers = self.numbers()
-            for old in numbers[:-KEPT]:
-                (self.path / _name(old)).unlink()
-            if numbers[:-KEPT]:
+            gone = [number for number in self.numbers()[:-KEPT] if number != self._adopted]
+            if self._adopted is not None:  # who goes back to it would not know what this job has written
+                gone.append(self._adopted)
+            for old in gone:
+                (self.path / _name(old)).unlink(missing_ok=True)
+            if gone:
                 _sync(self.path)  # a manifest must not come back without its files
+            self._adopted = None
         except OSError as error:
             for left in (staged, path):
                 with suppress(OSError):  # a start that finds it nevertheless has all that it names
@@ -190,6 +200,17 @@ class Checkpoint:
             raise StoreFailed("cannot write the checkpoint", file=path, found=error,
                               hint="the last one is whole") from error
         return self.kept()
+
+    def note_committed(self, epoch: int) -> None:
+        """Remember that the output of an epoch is visible; if that gets lost, it is only not known."""
+        with suppress(OSError):
+            (self.path / "committed").write_bytes(_check_of(self.path / _name(epoch)))
+
+    def is_committed(self, epoch: int) -> bool:
+        """Whether all output of an epoch is known to be visible."""
+        with suppress(OSError):
+            return (self.path / "committed").read_bytes() == _check_of(self.path / _name(epoch))
+        return False
 
     def kept(self) -> list[dict[str, Json]]:
         """The manifests that there are, oldest first, without damaged ones."""
@@ -202,6 +223,20 @@ class Checkpoint:
     def close(self) -> None:
         if self._lock is not None:
             self._lock.close()
+
+
+@contextmanager
+def _named(what: str, path: Path) -> Iterator[None]:
+    """Errors of the system say what could not be done to which file."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreFailed(what, at=here(), file=error.filename or path, found=error) from error
+
+
+def _check_of(path: Path) -> bytes:
+    """What tells a manifest from all others: an epoch that turned out to be damaged gives its number to another."""
+    return path.read_bytes().rpartition(b"\n")[0].rpartition(b"\n")[2]
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -10,11 +10,13 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from scalein.connectors.base import Connected, Json
+from scalein.connectors.clock import clock
 from scalein.connectors.memory import Batches
 from scalein.errors import BadData
 from scalein.jobs.json import as_int, as_list
@@ -22,7 +24,7 @@ from scalein.jobs.json import as_int, as_list
 PIECE_ROWS = 1 << 21
 AHEAD_ROWS = 1 << 23  # of a partition, that wait to be taken
 AHEAD_BATCHES = 256
-AHEAD_BYTES = 1 << 28
+AHEAD_BYTES = 1 << 28  # where no limit is given
 MOST_SAVED_S = 1.0  # of a rate that was not used: a source that was silent for an hour does not flood the job
 
 
@@ -50,6 +52,7 @@ class Delivery(NamedTuple):
     behind: Place
     is_last: bool
     came_s: float  # when, by the monotonic clock
+    size: int = 0  # bytes
 
 
 @dataclass(eq=False)
@@ -65,15 +68,28 @@ class Reader:
     bytes: int = 0
     is_ended: bool = False
     error: BaseException | None = None
+    most_bytes: int = AHEAD_BYTES
 
     @property
     def is_bounded(self) -> bool:
         return not isinstance(self.data, Connected) or self.data.bounded
 
     @property
+    def is_in_memory(self) -> bool:
+        """Whether its batches are parts of a table that the user holds anyway."""
+        return isinstance(self.data, Batches) and self.data.table is not None
+
+    def hold_within(self, memory: int) -> None:
+        """Half of it for batches that wait here, half for those that the source reads ahead."""
+        self.most_bytes = min(AHEAD_BYTES, memory // 2)
+        if isinstance(self.data, Connected):
+            self.data = self.data.within(memory // 2)
+
+    @property
     def is_full(self) -> bool:
-        """Whether enough waits to be taken."""
-        return self.rows >= AHEAD_ROWS or len(self.pending) >= AHEAD_BATCHES or self.bytes >= AHEAD_BYTES
+        """Whether enough waits to be taken; one batch always may."""
+        return bool(self.pending) and (self.rows >= AHEAD_ROWS or len(self.pending) >= AHEAD_BATCHES
+                                       or self.bytes >= self.most_bytes)
 
     def deliveries(self) -> Iterator[Delivery]:
         at, skipped = self.place.offset, self.place.rows
@@ -88,8 +104,20 @@ class Reader:
                 first += piece.num_rows
                 is_last = first >= batch.num_rows
                 yield Delivery(self, piece, Place(behind, skipped) if is_last else Place(at, first), is_last,
-                               time.monotonic())
+                               time.monotonic(), self._size(piece))
             at = behind
+
+    def _size(self, batch: pa.RecordBatch) -> int:
+        """Its bytes; pyarrow takes 20 us to add them up."""
+        if self._row_bytes is None:
+            return int(batch.nbytes)
+        return int(batch.num_rows * self._row_bytes)
+
+    @cached_property
+    def _row_bytes(self) -> float | None:
+        types = [self.data.schema.field(name).type for name in self.columns]
+        fixed = [each for each in types if pa.types.is_primitive(each)]
+        return sum(each.bit_width for each in fixed) / 8 if len(fixed) == len(types) else None
 
     def _batches(self, offset: Json) -> Iterator[tuple[pa.RecordBatch, Json]]:
         if isinstance(self.data, Connected):
@@ -110,13 +138,18 @@ def _numbered(data: Batches, start: Json) -> Iterator[tuple[pa.RecordBatch, Json
 class Feeds:
     """All partitions of all sources of a job."""
 
-    def __init__(self, readers: list[Reader], rows_per_second: float | None) -> None:
+    def __init__(self, readers: list[Reader], rows_per_second: float | None, memory: int | None = None) -> None:
         self.readers = readers
+        reading = [reader for reader in readers if not reader.is_in_memory]
+        if memory is not None:
+            for reader in reading:
+                reader.hold_within(memory // len(reading))
         self._rate = rows_per_second
+        self._clock = clock()
         self._changed = threading.Condition()
         self._is_stopped = False
         self._taken = 0
-        self._began = time.monotonic()
+        self._began = self._clock.now()
         self._turn = 0
         self._threads = [threading.Thread(target=self._read, args=(reader,), name=f"scalein-read-{k}", daemon=True)
                          for k, reader in enumerate(readers)]
@@ -133,7 +166,7 @@ class Feeds:
                         return
                     reader.pending.append(delivery)
                     reader.rows += delivery.batch.num_rows
-                    reader.bytes += delivery.batch.nbytes
+                    reader.bytes += delivery.size
                     self._changed.notify_all()
         except BaseException as error:
             reader.error = error
@@ -175,7 +208,7 @@ class Feeds:
                 reader = self.readers[self._turn]
                 delivery = reader.pending.popleft()
                 reader.rows -= delivery.batch.num_rows
-                reader.bytes -= delivery.batch.nbytes
+                reader.bytes -= delivery.size
                 reader.place = delivery.behind
                 rows += delivery.batch.num_rows
                 found.append(delivery)
@@ -187,11 +220,11 @@ class Feeds:
         """Rows that may be taken now; a batch is taken whole, and waited for afterwards."""
         if self._rate is None:
             return 1 << 62
-        now = time.monotonic()
+        now = self._clock.now()
         self._began = max(self._began, now - self._taken / self._rate - MOST_SAVED_S)
         ahead_s = self._taken / self._rate - (now - self._began)
         if ahead_s > 0:
-            time.sleep(min(ahead_s, wait_s))
+            self._clock.sleep(min(ahead_s, wait_s))
             return 0
         return max(1, int(-ahead_s * self._rate))
 
@@ -202,6 +235,9 @@ class Feeds:
                 if isinstance(error, Exception):
                     raise error
                 raise BadData("a source could not be read", found=repr(error))
+
+    def has_thread(self, thread: threading.Thread) -> bool:
+        return thread in self._threads
 
     def close(self) -> None:
         """Stop reading."""

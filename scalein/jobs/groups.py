@@ -5,6 +5,10 @@ Windowed  windows close together: partial groups wait as batches, by slice of ti
           slice dropped whole. Batches are put together when they have become many. (DESIGN has one table a slice: a
           log needs no index and no deletes, its checkpoints are incremental, and closing many windows at once, as
           after a restart, is one pass.)
+Sliding   windows that slide over few slices: rows go to a ring of slices in each key's record, as in `collect`, which
+          windows are read from (`runtime/standing_ring.py`). Whatever the ring does not cover waits in the log, and
+          so does all that a checkpoint left; while there is some of a window, it is finished from partial groups of
+          both. A checkpoint writes the ring whole: it is small, or the log is used instead.
 Waiting   aggregates as large as their input (lists, distinct values, quantiles): the rows themselves wait
 """
 
@@ -18,8 +22,9 @@ import pyarrow.compute as pc
 
 from scalein.compiler import compile_flow
 from scalein.connectors.base import Json
+from scalein.errors import ComputeError
 from scalein.ir import ops
-from scalein.ir.nodes import identity
+from scalein.ir.nodes import Node, identity
 from scalein.ir.two_phase import fits
 from scalein.jobs.json import as_int, as_map
 from scalein.jobs.partials import FOREVER, Finish, Partial, Timed, group_of
@@ -37,24 +42,34 @@ from scalein.jobs.steps import (
     filtered,
 )
 from scalein.jobs.watermarks import as_integers, extent
-from scalein.runtime.run import Program
+from scalein.runtime import ring
+from scalein.runtime.blame import placed
+from scalein.runtime.run import Program, RingProgram, StandingProgram
 
 MOST_KEYS, MOST_VALUES = 16, 32  # columns of a store
 FEW_ROWS = 1 << 20  # of partial groups, that are not worth being put together
 MOST_BATCHES = 512  # that wait, before they are put together
 GROWN = 4  # times what they were when they were put together last
+TRIED_ROWS = 1 << 20  # at least, at once: the groups of each trial are taken
+MOST_TRIED = 1 << 18  # groups
+UNTRIED = 16
+AHEAD_SLICES = 3  # at least, of a ring: beside those of one window, for times out of order and for the delay
+MANY_OUTSIDE = 1 << 16  # rows that a ring does not cover, from which on it should be wider
+MOST_RING_SLICES = 32
+RING_BYTES = 1 << 28  # of all records; a checkpoint writes them whole
 _SLICE = "#slice"
 
 
 def grouped(segment: Segment, around: Surroundings, state: Json, emit: str) -> Step:
     """The step of an aggregation."""
-    table = group_of(compile_flow(segment.op)).table
+    root = segment.program("whole", lambda: segment.op)
+    table = group_of(root).table
     is_narrow = len(table.keys) < MOST_KEYS and len(table.accs) <= MOST_VALUES
     if not fits(table) or (not is_narrow and (table.window is None or emit == "changes")):
         return Waiting(segment, around, state)
     if table.window is None or emit == "changes":
-        return Running(segment, around, state, emit)
-    return Windowed(segment, around, state)
+        return Running(segment, around, root, state, emit)
+    return (Sliding if ring.fits(table) else Windowed)(segment, around, root, state)
 
 
 class _Closing(Timed):
@@ -75,6 +90,15 @@ class _Closing(Timed):
             return None
         size, every = self._window.size, self._window.every
         return max(min(starts) // every * every + size - (size - every) // every * every, self._closed + every)
+
+    @property
+    def due(self) -> int | None:  # type: ignore[override]
+        """Where windows slide, a row may come after some of its windows have closed, but not all: which of them count
+        it must not depend on how much is run at once. And a ring covers few slices.
+        """
+        if self._window is None or self._window.size == self._window.every:
+            return None
+        return -FOREVER if self._closed == -FOREVER else self._closed + self._window.every + self._around.delay
 
     @property
     def state_bytes(self) -> int:
@@ -134,8 +158,12 @@ class _Closing(Timed):
             self._log.replace(kept)
 
     def freeze(self) -> Frozen:
-        kept, closed = list(self._log.kept), self._closed
+        kept, closed = self._frozen(), self._closed
         return lambda: {**self._log.to_json(kept), "closed": closed}
+
+    def _frozen(self) -> list[Kept]:
+        """All that waits."""
+        return list(self._log.kept)
 
     def _restore(self, state: Json) -> None:
         if state is not None:
@@ -151,14 +179,16 @@ class Windowed(_Closing, Partial):
 
     _slices = "window_start"
 
-    def __init__(self, segment: Segment, around: Surroundings, state: Json) -> None:
-        super().__init__(segment, around)
+    def __init__(self, segment: Segment, around: Surroundings, root: Node, state: Json) -> None:
+        super().__init__(segment, around, root)
         self._combine = Runner(segment.op, around, Program(self._two.combine), by_row=False)
         self._columns = [name for name in self._two.partial.schema.names if name != "window_end"]
         schema = pa.schema([self._two.partial.schema.arrow.field(name) for name in self._columns])
         self._log = RowLog(around.folder, schema, around.options.memory)
         self._restore(state)
         self._together = 0  # rows when they were put together last
+        self._trial: StandingProgram | None = None
+        self._untried = 0  # times that nothing should be tried
 
     def rows(self, arrivals: Iterable[Arrival]) -> list[Arrival]:
         self._keep(self._partials(arrivals))
@@ -166,6 +196,41 @@ class Windowed(_Closing, Partial):
 
     def settle(self) -> None:
         self._keep(self._taken())
+
+    # --- on trial: times are looked at by the kernels that count the rows in
+
+    def tries(self, column: str, rows: int) -> bool:
+        """Whether so many rows, with their times in a column, may be counted in before it is known that none is late.
+
+        It pays where they are many, and is in vain where some are late.
+        """
+        self._untried = max(0, self._untried - 1)
+        return (self._late is not None and self._late.column == column and self._check is None
+                and rows >= TRIED_ROWS and not self._untried)  # fmt: skip
+
+    def is_late(self, time: int, watermark: int) -> bool:
+        return self._late is not None and time < self._late.least_open(watermark)
+
+    def trial(self, batches: Batches) -> list[tuple[int, int]] | None:
+        """Count rows in, apart from all others; gives the least and the greatest time of each batch."""
+        self._trial = self._trial or StandingProgram(self._two.partial, watched=True)
+        try:
+            self._trial.add(batches, self._around.options)
+            found = self._trial.seen(batches)
+        except ComputeError:  # perhaps of a late row, that would not have come so far
+            found = None
+        if found is None:
+            self.end_trial(False)
+        return found
+
+    def end_trial(self, is_good: bool) -> None:
+        """Keep what was counted in, or forget it."""
+        assert self._trial is not None
+        if is_good:
+            self._untried = UNTRIED if self._trial.count > MOST_TRIED else 0
+            self._keep(list(self._trial.take()))
+        else:
+            self._untried, self._trial = UNTRIED, None
 
     def _keep(self, partials: Batches) -> None:
         for batch in partials:
@@ -176,6 +241,96 @@ class Windowed(_Closing, Partial):
             for batch in self._combine.run(given):
                 self._add(batch.select(self._columns))
             self._together = self._log.rows
+
+
+class Sliding(Windowed):
+    """Windows that slide: rows are counted into a ring, what it does not cover waits as partial groups."""
+
+    _ring: RingProgram | None = None  # from the first row on
+
+    def __init__(self, segment: Segment, around: Surroundings, root: Node, state: Json) -> None:
+        super().__init__(segment, around, root, state)
+        self._node = group_of(root)
+        assert self._window is not None
+        slices = self._window.size // self._node.table.slice_size
+        self._ring_slices = 1 << (slices + AHEAD_SLICES - 1).bit_length()
+        self._outside = self._inside = 0  # rows since the ring began
+        memory = around.options.memory
+        self._most_bytes = RING_BYTES if memory is None else min(RING_BYTES, memory // 4)
+        assert self._late is not None
+        self._has_ring = self._late.column is not None  # else nobody knows what it would have to cover
+
+    def rows(self, arrivals: Iterable[Arrival]) -> list[Arrival]:
+        if not self._has_ring:
+            return super().rows(arrivals)
+        if self._ring is None:
+            self._ring = RingProgram(self._node, self._two.partial, self._ring_slices, self._around.options)
+        sorted_: Batches = []
+        inside: Batches = []
+        outside: Batches = []
+        for arrival in self._arrived(arrivals, sorted_):
+            is_inside = self._ring.ring.takes(arrival.least, arrival.greatest)
+            (inside if is_inside else outside).append(arrival.batch)
+        try:
+            self._keep(self._ring.add(inside, self._around.options.workers))
+        except ComputeError as error:
+            raise placed(error, self._segment.op, self._ring.node) from None
+        self._keep([*self._counted_in(outside), *self._of_sorted(sorted_)])
+        self._outside += sum(batch.num_rows for batch in outside)
+        self._inside += sum(batch.num_rows for batch in inside)
+        is_narrow = self._outside > max(MANY_OUTSIDE, self._inside // 4)
+        if is_narrow or self._ring.ring.bytes > self._most_bytes:
+            self._keep(self._ring.ring.leave(1))
+            self._ring, self._ring_slices, self._outside, self._inside = None, 2 * self._ring_slices, 0, 0
+            self._has_ring = is_narrow and self._ring_slices <= MOST_RING_SLICES
+        return []
+
+    def tries(self, column: str, rows: int) -> bool:
+        return not self._has_ring and super().tries(column, rows)
+
+    @property
+    def next_end(self) -> int | None:  # type: ignore[override]
+        waits = super().next_end
+        earliest = None if self._ring is None else self._ring.ring.earliest
+        if earliest is None:
+            return waits
+        assert self._window is not None
+        end = max(earliest + self._window.size, self._closed + self._window.every)
+        return end if waits is None else min(waits, end)
+
+    @property
+    def state_bytes(self) -> int:
+        return super().state_bytes + (0 if self._ring is None else self._ring.ring.bytes)
+
+    def _finished(self, after: int, end: int) -> Batches:
+        if self._ring is None:
+            return super()._finished(after, end)
+        found = self._ring.ring
+        if not any(each.first < end for each in self._log.kept):
+            return self._finish.behind(found.windows(after, end))
+        given = [self._given(each, end) for each in self._log.kept if each.first < end]
+        given += [batch.select(self._columns) for batch in found.partials(end)]
+        return self._finish.between([batch for batch in given if batch.num_rows], after, end)
+
+    def _drop(self, first_open: int) -> None:
+        super()._drop(first_open)
+        if self._ring is None:
+            return
+        found, workers = self._ring.ring, self._around.options.workers
+        found.forget(first_open)
+        if found.workers != workers or found.is_mostly_dead:
+            self._keep(found.leave(workers))
+
+    def finish(self) -> Batches:
+        found = super().finish()
+        self._ring, self._has_ring = None, False
+        return found
+
+    def _frozen(self) -> list[Kept]:
+        held = [] if self._ring is None else self._ring.ring.partials(FOREVER)
+        batches = [batch.select(self._columns) for batch in held]
+        found = ((batch, extent(batch.column(self._slices))) for batch in batches)
+        return super()._frozen() + [Kept(*within, batch.num_rows, batch) for batch, within in found if within]
 
 
 class Waiting(_Closing):
@@ -189,7 +344,7 @@ class Waiting(_Closing):
         self._before = Runner(ops.Project(segment.before, needed), around)
         root = compile_flow(self._sorted_op)
         self._finish = Finish(self._sorted_op, root, group_of(root), group_of(root), around)
-        self.reads = self._reads(self._before.program)
+        self.reads = self._reads(self._before.program.node)
         schema = self._before.program.node.schema.arrow.append(pa.field(_SLICE, pa.int64()))
         self._log = RowLog(around.folder, schema, around.options.memory)
         self._size = group_of(root).table.slice_size
@@ -214,7 +369,7 @@ class Waiting(_Closing):
         clean: Batches = []
         for arrival in arrivals:
             sorted_: Batches = []
-            clean += self._arrived([arrival], sorted_)
+            clean += [found.batch for found in self._arrived([arrival], sorted_)]
             if sorted_:
                 yield from self._before.run(clean)
                 yield from sorted_

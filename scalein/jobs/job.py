@@ -1,8 +1,8 @@
 """Job: a flow that runs in a thread of its own until its input ends or it is stopped.
 
 The thread takes what has arrived, runs the pipeline over it, writes what comes out, and, when a checkpoint is due,
-freezes everything at that border and goes on: a second thread waits for the state to be on disk, publishes the epoch
-and commits the output. At most one epoch is under way. Requests (`scale`, `snapshot`, `stop`) are served at borders.
+freezes everything at that border and goes on (`committing.py`). Requests (`scale`, `snapshot`, `stop`) are served at
+borders. Code of the user's runs on the job's threads as well: it may ask for things, but not wait for them.
 """
 
 from __future__ import annotations
@@ -16,22 +16,24 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 
 from scalein.connectors.base import Json
-from scalein.errors import BadArgument, ComputeError, LateData, ScaleinError, here
+from scalein.connectors.clock import clock
+from scalein.errors import BadArgument, ComputeError, LateData, ScaleinError, StoreFailed, here
+from scalein.jobs.committing import Commits
 from scalein.jobs.epochs import Checkpoint
 from scalein.jobs.feeds import Feeds, Reader
-from scalein.jobs.json import as_int, as_list, as_map, as_text
+from scalein.jobs.json import as_map
 from scalein.jobs.metrics import Metrics
 from scalein.jobs.outlets import Outlet
 from scalein.jobs.pipeline import Pipeline, Wishes
 from scalein.jobs.plan import Plan
-from scalein.jobs.steps import Frozen
+from scalein.jobs.points import Crashed, reach
 from scalein.jobs.watching import log_lines, serve, show_bar
 from scalein.jobs.watermarks import IDLE_S
 from scalein.jobs.words import why_no_output
@@ -41,6 +43,7 @@ from scalein.runtime.stopping import leaving_on_sigterm
 
 STEP_ROWS = 1 << 23  # that are run at once when there are so many
 _PLAIN = re.compile(r"\w[\w .-]*")  # names of savepoints
+_WORKER = re.compile(r"scalein-(\d+|udf)")  # names of threads that may be any job's
 QUIET_S = 0.05  # the longest wait for rows before requests are looked at
 
 
@@ -60,28 +63,24 @@ class Job:
         self._sinks = {name: Outlet(sink, name) for name, sink in plan.sinks.items()}
         self._metrics = Metrics()
         self._has_warned = False
+        self._clock = clock()
         self._checkpoint = None if plan.checkpoint is None else Checkpoint(plan.checkpoint)
-        self._own_folder = Path(tempfile.mkdtemp(prefix="scalein-job-")) if plan.checkpoint is None else None
-        self._epoch = 0
-        self._name = uuid.uuid4().hex[:8]
-        self._run_number = 0
-        self._uncommitted: list[dict[str, Json]] = []  # what sinks have prepared and no epoch says yet
+        self._own_folder = _own_folder() if plan.checkpoint is None else None
         self._workers = plan.options.workers
         self._requests: list[tuple[Callable[[], None], threading.Event]] = []
         self._wants_stop: str | None = None  # "stop" or "drain"
-        self._publisher = ThreadPoolExecutor(1, "scalein-epoch")
-        self._under_way: Future[None] | None = None
         self._error: BaseException | None = None
         self._ended = threading.Event()
         self._stop_serving: Callable[[], None] = lambda: None
         self._is_finished = False
         self._pipeline: Pipeline
+        self._commits: Commits
         try:
             self._open()
-        except BaseException:
-            self._release()
+        except BaseException as error:
+            self._release(isinstance(error, Crashed))
             raise
-        self._feeds = Feeds(self._pipeline.readers, plan.rows_per_second)
+        self._feeds = Feeds(self._pipeline.readers, plan.rows_per_second, plan.memory.queues)
         self._thread = threading.Thread(target=self._main, name="scalein-job", daemon=True)
         self._thread.start()
 
@@ -90,12 +89,13 @@ class Job:
     def _open(self) -> None:
         if self._checkpoint is None:
             assert self._own_folder is not None
+            self._commits = Commits(None, self._sinks, self._metrics, uuid.uuid4().hex[:8])
             self._begin(None, self._own_folder)
         else:
             self._checkpoint.open()
             if self._plan.savepoint is not None:
                 self._checkpoint.begin_from(self._plan.savepoint)
-            self._name = self._checkpoint.name()
+            self._commits = Commits(self._checkpoint, self._sinks, self._metrics, self._checkpoint.name())
             folder = self._checkpoint.path
             self._checkpoint.recovered(lambda epoch: self._begin(epoch, folder))
             self._pipeline.forget(self._checkpoint.kept())
@@ -103,24 +103,17 @@ class Job:
     def _begin(self, epoch: dict[str, Json] | None, folder: Path) -> None:
         """The pipeline and sinks as an epoch left them."""
         plan = self._plan
+        reach("open")
         if hasattr(self, "_pipeline"):
             self._pipeline.close()  # of a newer epoch, that turned out to be damaged
         wishes = Wishes(plan.emit, self._late, "late" in plan.sinks,
                         self._failed if plan.on_error == "sink" else None)
-        self._pipeline = Pipeline(plan.op, plan.options, wishes, folder, epoch, self._metrics, plan.at)
-        committed: list[dict[str, Json]] = []
+        options = replace(plan.options, memory=plan.memory.kept)
+        self._pipeline = Pipeline(plan.op, options, wishes, folder, epoch, self._metrics, plan.at)
         if epoch is not None:
-            self._epoch, self._run_number, self._name = as_int(epoch["epoch"]), as_int(epoch["run"]) + 1, as_text(
-                epoch["job"])
-            committed = [as_map(each) for each in as_list(epoch["output"])]
             self._metrics.restore(as_map(epoch["metrics"]))
             self._is_finished = epoch["finished"] is True
-        for name, sink in self._sinks.items():
-            prepared = [each[name] for each in committed if name in each]
-            for earlier in prepared[:-1]:
-                sink.commit(earlier)
-            schema = self._pipeline.schema_of(name, plan.emit)
-            sink.open(schema, prepared[-1] if prepared else None, f"{self._name}-{self._run_number}")
+        self._commits.open(epoch, lambda name: self._pipeline.schema_of(name, plan.emit), plan.at)
 
     # --- the thread
 
@@ -131,7 +124,7 @@ class Job:
             self._error = error
         finally:
             try:
-                self._release()
+                self._release(isinstance(self._error, Crashed))
             except BaseException as error:
                 self._error = self._error or error
             self._ended.set()
@@ -140,10 +133,12 @@ class Job:
                     self._requests.pop(0)[1].set()
 
     def _loop(self) -> None:
-        if self._plan.bootstrap is not None and not self._epoch:
+        if self._plan.bootstrap is not None and not self._commits.number:
             self._pipeline.fill(batches(self._plan.bootstrap, self._plan.options))
-        due = time.monotonic() + self._plan.every_s
-        seen_at = dict.fromkeys(self._pipeline.readers, time.monotonic())
+        if self._checkpoint is not None and self._checkpoint.is_adopted:
+            self._begin_epoch()  # what is written from here on is this job's: an epoch to go back to says so
+        due = self._clock.now() + self._plan.every_s
+        seen_at = dict.fromkeys(self._pipeline.readers, self._clock.now())
         idle: set[Reader] = set()
         while not self._is_finished:
             self._serve()
@@ -153,7 +148,7 @@ class Job:
                     self._is_finished = True
                 break
             start = time.monotonic()
-            deliveries = self._feeds.take(STEP_ROWS, min(QUIET_S, max(due - start, 0.001)))
+            deliveries = self._feeds.take(STEP_ROWS, min(QUIET_S, max(due - self._clock.now(), 0.001)))
             now = time.monotonic()
             self._metrics.wait_s += now - start
             if deliveries:
@@ -161,27 +156,30 @@ class Job:
                 for reader in arrived & idle:
                     self._pipeline.mark_idle(reader, False)
                 idle -= arrived
-                seen_at.update(dict.fromkeys(arrived, now))
+                seen_at.update(dict.fromkeys(arrived, self._clock.now()))
                 self._write(self._pipeline.run(deliveries))
                 for delivery in deliveries:
                     self._metrics.latency.add(time.monotonic() - delivery.came_s, delivery.batch.num_rows)
                 self._metrics.busy_s += time.monotonic() - now
+                reach("batch")
             if self._pipeline.is_sated or (not deliveries and self._feeds.has_ended):
                 self._write(self._pipeline.finish())
                 self._is_finished = True
                 break
             self._look_for_idle(seen_at, idle)
-            if self._is_free():
-                self._settle()
-                if time.monotonic() >= due:
+            if self._commits.is_free:
+                self._commits.settle()
+                if self._clock.now() >= due:
                     self._begin_epoch()
-                    due = max(due + self._plan.every_s, time.monotonic())
-        self._settle()
+                    due = max(due + self._plan.every_s, self._clock.now())
         self._begin_epoch()
-        self._settle(is_last=True)
+        self._commits.settle(is_last=True)
+
+    def _begin_epoch(self) -> None:
+        self._commits.begin(self._pipeline, self._is_finished)
 
     def _look_for_idle(self, seen_at: dict[Reader, float], idle: set[Reader]) -> None:
-        now = time.monotonic()
+        now = self._clock.now()
         for reader, at in seen_at.items():
             has_ended = reader.is_ended and not reader.pending
             if reader.rows:  # it is the job that is slow, or held back: that must not make its rows late
@@ -216,57 +214,6 @@ class Job:
         self._metrics.failed_rows += row.num_rows
         self._sinks["failed"].write(row)
 
-    # --- epochs
-
-    def _is_free(self) -> bool:
-        return self._under_way is None or self._under_way.done()
-
-    def _begin_epoch(self) -> None:
-        """Freeze the job at this border; the rest happens beside it."""
-        self._settle()
-        if self._checkpoint is not None:
-            self._pipeline.settle()
-        prepared: dict[str, Json] = {name: sink.prepare() for name, sink in self._sinks.items()}
-        self._uncommitted.append(prepared)
-        self._epoch += 1
-        try:
-            content, frozen = self._pipeline.freeze() if self._checkpoint is not None else ({}, [])
-        except ScaleinError as error:
-            self._under_way = Future()
-            self._under_way.set_exception(error)
-            return
-        content |= {"finished": self._is_finished, "metrics": {**self._metrics.to_json()}, "job": self._name,
-                    "run": self._run_number, "output": [*self._uncommitted]}
-        self._under_way = self._publisher.submit(self._publish, self._epoch, content, frozen, time.monotonic())
-
-    def _publish(self, number: int, content: dict[str, Json], frozen: list[Frozen], began: float) -> None:
-        if self._checkpoint is not None:
-            content["states"] = self._pipeline.stateful([wait() for wait in frozen])
-            kept = self._checkpoint.publish(number, content)
-        else:
-            kept = []
-        self._pipeline.forget(kept)
-        for each in map(as_map, as_list(content["output"])):
-            for name, sink in self._sinks.items():
-                sink.commit(each[name])
-        self._metrics.checkpoint_s = time.monotonic() - began
-
-    def _settle(self, is_last: bool = False) -> None:
-        """Wait for the epoch under way. One that failed is made up for by the next; the last one must not fail."""
-        if self._under_way is None:
-            return
-        under_way, self._under_way = self._under_way, None
-        try:
-            under_way.result()
-            self._uncommitted.clear()
-            self._metrics.epochs += 1
-        except ScaleinError as error:
-            self._metrics.failed_checkpoints += 1
-            if is_last:
-                raise
-            warnings.warn(f"a checkpoint failed, the job goes on from the last one: {error}", RuntimeWarning,
-                          stacklevel=2)
-
     # --- requests
 
     def _serve(self) -> None:
@@ -276,12 +223,18 @@ class Job:
             done.set()
 
     def _ask(self, request: Callable[[], None]) -> None:
-        """Have something done at the next border, and wait for it, unless it is the job's own thread that asks."""
+        """Have something done at the next border, and wait for it, unless it is one of the job's threads that asks."""
         done = threading.Event()
         self._requests.append((request, done))
         self._feeds.wake()
-        while threading.current_thread() is not self._thread and not self._ended.is_set() and not done.wait(0.05):
+        while not self._is_inside() and not self._ended.is_set() and not done.wait(0.05):
             pass
+
+    def _is_inside(self) -> bool:
+        """Whether this thread is one that the job waits for."""
+        me = threading.current_thread()
+        return me is self._thread or self._commits.has_thread(me) or self._feeds.has_thread(me) or bool(
+            _WORKER.fullmatch(me.name))
 
     def scale(self, workers: int) -> None:
         """Change the number of workers, at the next border. State is shared: nothing of it moves."""
@@ -310,7 +263,7 @@ class Job:
         def take() -> None:
             self._begin_epoch()
             try:
-                self._settle(is_last=True)
+                self._commits.settle(is_last=True)
                 if name is not None and self._checkpoint is not None:
                     places.append(self._checkpoint.save_as(name))
             except ScaleinError as error:
@@ -328,12 +281,13 @@ class Job:
     def stop(self, *, drain: bool = False) -> None:
         """End the job with a last checkpoint; `drain` first gives the results of all windows that are open.
 
-        A job that was drained is finished: its checkpoint does not go on with rows that come later. A sink's `write`
-        may call this; then it comes back at once, and the job ends behind the rows at hand.
+        A job that was drained is finished: its checkpoint does not go on with rows that come later. Whatever
+        runs inside of the job (a sink, a source, a function) may call this; then it comes back at once, and the job
+        ends behind the rows at hand.
         """
         self._wants_stop = "drain" if drain else "stop"
         self._feeds.wake()
-        if threading.current_thread() is not self._thread:
+        if not self._is_inside():
             self.wait()
 
     def wait(self, timeout: float | None = None, *, progress: bool = False) -> None:
@@ -357,9 +311,9 @@ class Job:
             raise self._error
 
     def _check_outside(self) -> None:
-        if threading.current_thread() is self._thread:
+        if self._is_inside():
             raise BadArgument("a job cannot wait for itself", at=here(),
-                              hint="a sink's function runs inside of the job: it may call stop() or scale()")
+                              hint="what runs inside of the job, like a sink's function, may call stop() or scale()")
 
     def await_end(self, timeout: float) -> bool:
         """Whether the job has ended, after at most so many seconds; raises nothing."""
@@ -395,7 +349,8 @@ class Job:
         found = self._metrics
         return {
             **found.to_json(), "epochs": found.epochs, "failed_checkpoints": found.failed_checkpoints,
-            "far_rows": self._pipeline.far_rows, "checkpoint_s": found.checkpoint_s,
+            "far_rows": self._pipeline.far_rows, "row_groups_skipped": self._pipeline.row_groups_skipped,
+            "checkpoint_s": found.checkpoint_s,
             "workers": self._workers, "rescales": list(found.rescales), "watermark": self._pipeline.watermark,
             "lag_s": self._pipeline.lag_s, "state_bytes": self._pipeline.state_bytes,
             "busy_s": round(found.busy_s, 3), "wait_s": round(found.wait_s, 3),
@@ -429,13 +384,14 @@ class Job:
 
     # ---
 
-    def _release(self) -> None:
-        """Give everything back, whatever happened."""
+    def _release(self, is_dead: bool = False) -> None:
+        """Give everything back, whatever happened; a job that died on purpose leaves its files as they are."""
         self._stop_serving()
         if hasattr(self, "_feeds"):
             self._feeds.close()
-        self._publisher.shutdown(wait=True)
-        for sink in self._sinks.values():
+        if hasattr(self, "_commits"):
+            self._commits.close()
+        for sink in self._sinks.values() if not is_dead else ():
             with suppress(Exception):
                 sink.close()
         if hasattr(self, "_pipeline"):
@@ -444,3 +400,12 @@ class Job:
             self._checkpoint.close()
         if self._own_folder is not None:
             shutil.rmtree(self._own_folder, ignore_errors=True)
+
+
+def _own_folder() -> Path:
+    """A place for what does not fit into memory, of a job without a checkpoint."""
+    try:
+        return Path(tempfile.mkdtemp(prefix="scalein-job-"))
+    except OSError as error:
+        raise StoreFailed("a job needs a temporary folder", at=here(), file=tempfile.gettempdir(), found=error,
+                          hint="set TMPDIR, or give checkpoint=") from error

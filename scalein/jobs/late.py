@@ -43,18 +43,19 @@ class Timed:
 
 
 class Lateness:
-    """Tells late rows apart. Batches that have none, which most do not, are looked at once and handed on whole."""
+    """Tells late rows apart. Batches that have none, as most, are handed on whole, of others the rows in time."""
 
     def __init__(self, segment: Segment, window: ops.Window, delay: int, kept: Sequence[str]) -> None:
         self._window, self._delay = window, delay
         self._kept = list(kept)  # columns that rows come out with
         time = window.time
         is_own = isinstance(time, Col) and _passes_through(segment.before, time.name, segment.input)
-        self._column = time.name if isinstance(time, Col) and is_own else None
+        self.column = time.name if isinstance(time, Col) and is_own else None  # of the segment's input
         names = set(segment.before.schema.names)
         self._name = next(name for k in range(len(names) + 1) if (name := f"#time{k}") not in names)
         items = (*(item for item in identity(segment.before.schema) if item.name in kept), Named(self._name, time))
-        self.rows = Program(compile_flow(ops.Project(segment.before, items)))
+        name = f"rows with {', '.join(kept)} and times"
+        self.rows = Program(segment.program(name, lambda: ops.Project(segment.before, items)))
         self._times: dict[tuple[str, ...], Program] = {}  # by the columns of the rows
         self.dtype = type_of(time)
 
@@ -67,19 +68,25 @@ class Lateness:
         """The end of the last window that is closed."""
         return self.least_open(watermark) - self._window.every + self._window.size
 
-    def is_clean(self, arrival: Arrival) -> bool:
-        """Whether a batch of the segment's input surely has no late row, and none without a time."""
-        if self._column is None:
-            return False
-        times = arrival.batch.column(self._column)
-        if times.null_count:
-            return False
-        if arrival.watermark is None:
-            return True
-        if arrival.column == self._column:
-            return arrival.least >= self.least_open(arrival.watermark)
-        found = extent(times)
-        return found is None or found[0] >= self.least_open(arrival.watermark)
+    def split(self, arrival: Arrival) -> tuple[Arrival | None, pa.RecordBatch | None]:
+        """Rows of the segment's input that surely have a time and are not late, and those that must be looked at.
+
+        Of the first it is known how far their times reach.
+        """
+        batch, watermark = arrival.batch, arrival.watermark
+        if self.column is None:
+            return None, batch
+        times = batch.column(self.column)
+        within = (arrival.least, arrival.greatest) if arrival.column == self.column else extent(times)
+        if within is None:
+            return None, batch
+        least_open = within[0] if watermark is None else self.least_open(watermark)
+        if not times.null_count and within[0] >= least_open:
+            return Arrival(batch, watermark, self.column, *within), None
+        is_good = pc.fill_null(pc.greater_equal(as_integers(times), least_open), False)
+        good, rest = filtered(batch, is_good), filtered(batch, pc.invert(is_good))
+        least = max(within[0], least_open)
+        return Arrival(good, watermark, self.column, least, within[1]) if good.num_rows else None, rest
 
     def timed(self, rows: pa.RecordBatch, options: Options) -> Iterable[Timed]:
         """Rows of the group's input with their times; they have one."""

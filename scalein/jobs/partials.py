@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import cached_property
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from scalein.compiler import compile_flow
-from scalein.dtypes import Schema
+from scalein.dtypes import BOOL, Schema
 from scalein.errors import ComputeError
 from scalein.ir import ops
-from scalein.ir.exprs import columns
-from scalein.ir.nodes import Grouped, Host, Node, Ordered, Pipe, Scan, Take
+from scalein.ir.exprs import Call, Lit, Named, columns, type_of
+from scalein.ir.nodes import Grouped, Host, Node, Ordered, Pipe, Scan, Take, identity
 from scalein.ir.passes.fuse import fuse
 from scalein.ir.rewrite import exprs_of
 from scalein.ir.two_phase import TwoPhase, finished_rows, two_phase
@@ -36,6 +37,7 @@ from scalein.runtime.run import Program, StandingProgram
 
 FOREVER = (1 << 63) - 1  # in units of time
 MOST_STANDING = 1 << 20  # groups in workers' own tables
+FEW_STANDING = 1 << 10  # that always may be
 MANY_SHARE = 0.3  # of the rows, from which on groups are many
 
 
@@ -53,27 +55,39 @@ class Timed:
         self._late = None if self._window is None else Lateness(
             segment, self._window, around.delay, segment.before.schema.names if around.keeps_late else self._names)
         self._sorted_op = over(segment.op, segment.before, placeholder(fields))
+        # Groups remember, and late rows are sorted out before: rows that fail have to leave before that.
+        self._check = None if around.failed is None else Runner(_computed(segment, around.keeps_late), around)
         self._counted = 0  # rows since partial groups were taken
         self._has_many = False  # groups, compared with rows
 
-    def _reads(self, program: Program) -> list[str]:
-        return reads(program) + ([] if self._late is None else reads(self._late.rows))
+    def _reads(self, program: Node) -> list[str]:
+        return reads(program) + ([] if self._late is None else reads(self._late.rows.node))
 
-    def _arrived(self, arrivals: Iterable[Arrival], sorted_: Batches) -> Iterator[pa.RecordBatch]:
-        """Batches as they came that have no late rows; of the others, rows of the group's input go to `sorted_`."""
-        for arrival in arrivals:
-            if self._late is None or self._late.is_clean(arrival):
-                self._counted += arrival.batch.num_rows
-                yield arrival.batch
+    def _arrived(self, arrivals: Iterable[Arrival], sorted_: Batches) -> Iterator[Arrival]:
+        """Rows of the segment's input that are not late; where only the group's input tells, they go to `sorted_`."""
+        for arrival in self._sound(arrivals):
+            good, rest = (arrival, None) if self._late is None else self._late.split(arrival)
+            if good is not None:
+                self._counted += good.batch.num_rows
+                yield good
+            if self._late is None or rest is None:
                 continue
-            for found in self._late.sort(arrival.batch, arrival.watermark, self._around.options):
+            for found in self._late.sort(rest, arrival.watermark, self._around.options):
                 self._around.timeless(found.timeless)
                 if found.late.num_rows:
                     self._around.late(found.late)
                 if found.good.num_rows:
                     sorted_.append(found.good.select(self._names))
 
+    def _sound(self, arrivals: Iterable[Arrival]) -> Iterable[Arrival]:
+        """Batches without rows that fail, if these have a place to go to."""
+        check = self._check
+        if check is None:
+            return arrivals
+        return (arrival._replace(batch=batch) for arrival in arrivals for batch in check.sound(arrival.batch))
+
     next_end: int | None = None
+    due: int | None = None
 
     def close(self) -> None:
         pass
@@ -82,40 +96,47 @@ class Timed:
 class Partial(Timed):
     """Rows to partial groups, and those to results."""
 
-    def __init__(self, segment: Segment, around: Surroundings) -> None:
+    def __init__(self, segment: Segment, around: Surroundings, root: Node) -> None:
         super().__init__(segment, around)
-        root = compile_flow(segment.op)
         node = group_of(root)
         self._two = two = two_phase(node)
-        self._partial = Runner(segment.op, around, Program(two.partial))
-        # Rows that fail are found by trying again, which needs a run that has no memory.
-        self._standing = None if around.failed is not None else StandingProgram(two.partial)
-        again = two_phase(group_of(compile_flow(self._sorted_op))).partial
-        self._sorted_partial = Runner(self._sorted_op, around, Program(again))
+        self._standing = StandingProgram(two.partial)
+        self._most_standing = most_groups(two.partial.schema.arrow, around.options.memory)
         self._finish = Finish(segment.op, root, node, two.final, around, two)
-        self.reads = self._reads(self._partial.program)
+        self.reads = self._reads(two.partial)
 
     def _partials(self, arrivals: Iterable[Arrival]) -> Batches:
         """Partial groups of rows; those of most rows come with `_taken`."""
         sorted_: Batches = []
-        clean = self._arrived(arrivals, sorted_)
-        found: Batches = []
-        if self._standing is None:
-            found = self._partial.run(list(clean))
-        else:
-            try:
-                self._standing.add(clean, self._around.options)
-            except ComputeError as error:
-                raise placed(error, self._segment.op, self._standing.node) from None
-            if self._standing.count > MOST_STANDING:
-                self._has_many |= self._standing.count > MANY_SHARE * self._counted
-                found = self._taken()
-        return [*found, *(self._sorted_partial.run(sorted_) if sorted_ else [])]
+        clean = (arrival.batch for arrival in self._arrived(arrivals, sorted_))
+        return [*self._counted_in(clean), *self._of_sorted(sorted_)]
+
+    def _counted_in(self, clean: Iterable[pa.RecordBatch]) -> Batches:
+        """Partial groups that do not stay in workers' tables."""
+        try:
+            self._standing.add(clean, self._around.options)
+        except ComputeError as error:
+            raise placed(error, self._segment.op, self._standing.node) from None
+        if self._standing.count <= self._most_standing:
+            return []
+        counted = self._counted
+        found = self._taken()  # tables may have room for more groups than there are
+        self._has_many |= sum(batch.num_rows for batch in found) > MANY_SHARE * counted
+        return found
+
+    def _of_sorted(self, rows: Batches) -> Batches:
+        """Partial groups of rows of the group's input."""
+        return self._sorted_partial.run(rows) if rows else []
+
+    @cached_property
+    def _sorted_partial(self) -> Runner:
+        again = two_phase(group_of(compile_flow(self._sorted_op))).partial
+        return Runner(self._sorted_op, self._around, Program(again))
 
     def _taken(self) -> Batches:
         """Partial groups of the rows since the last time."""
         self._counted = 0
-        return [] if self._standing is None else list(self._standing.take())
+        return list(self._standing.take())
 
 
 class Finish:
@@ -144,10 +165,44 @@ class Finish:
         for batch in self._windows.run(given):
             ends = as_integers(batch.column("window_end"))
             windows.append(filtered(batch, pc.and_(pc.greater(ends, after), pc.less_equal(ends, end))))
+        return self.behind(windows)
+
+    def behind(self, windows: Batches) -> Batches:
+        """The results of windows that are finished."""
         return self._behind.run(windows)
 
 
+def most_groups(schema: pa.Schema, memory: int | None) -> int:
+    """How many groups may stand in workers' tables that have so many bytes: a record twice, since tables grow by
+    doubling, and some bytes of an index.
+    """
+    if memory is None:
+        return MOST_STANDING
+    sizes = (32 if (bits := _bits(field.type)) is None else (bits + 7) // 8 for field in schema)
+    return max(FEW_STANDING, min(MOST_STANDING, memory // (2 * sum(sizes) + 16)))
+
+
+def _bits(type_: pa.DataType) -> int | None:
+    try:
+        return int(type_.bit_width)
+    except ValueError:  # text
+        return None
+
+
 # --- programs
+
+
+def _computed(segment: Segment, keeps_all: bool) -> ops.Op:
+    """All that a group computes of a row, as columns. In a row without a time, it computes nothing more."""
+    state = segment.state
+    assert isinstance(state, ops.Aggregate)
+    found = [expr for expr, _ in exprs_of(state)]
+    time = None if state.window is None else state.window.time
+    if time is not None and time.nullable:
+        there = Call("is_not_null", (time,), dtype=BOOL, nullable=False)
+        found = [Call("if_else", (there, each, Lit(None, type_of(each))), dtype=each.dtype) for each in found]
+    whole = tuple(identity(segment.before.schema)) if keeps_all or not found else ()
+    return ops.Project(segment.before, (*whole, *(Named(f"#value{k}", expr) for k, expr in enumerate(found))))
 
 
 def group_of(node: Node) -> Grouped:

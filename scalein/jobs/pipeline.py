@@ -18,25 +18,25 @@ import pyarrow as pa
 from scalein.compiler import compile_flow
 from scalein.connectors.base import Connected, Json
 from scalein.connectors.memory import Batches
-from scalein.dtypes import UNITS_PER_SECOND, DType, Kind, Schema
+from scalein.connectors.skipping import Condition
+from scalein.dtypes import UNITS_PER_SECOND, DType, Kind
 from scalein.errors import BadArgument, ComputeError, SourceLoc
 from scalein.ir import ops
-from scalein.ir.exprs import Col, Named, columns, type_of
-from scalein.ir.printer import dump
-from scalein.ir.rewrite import exprs_of
+from scalein.ir.exprs import Col, Named, type_of
 from scalein.jobs import segments as cutting
 from scalein.jobs.changes import check as check_changes
 from scalein.jobs.changes import told
 from scalein.jobs.feeds import Delivery, Place, Reader
-from scalein.jobs.groups import Waiting, grouped
-from scalein.jobs.json import as_int, as_list, as_map
+from scalein.jobs.groups import Waiting, Windowed, grouped
+from scalein.jobs.json import as_int, as_map
 from scalein.jobs.metrics import Metrics
+from scalein.jobs.remembered import check_same, label, places, signature, state_number, states
 from scalein.jobs.running import Running
 from scalein.jobs.segments import Feed, Segment
-from scalein.jobs.steps import Arrival, Distinct, Frozen, Limit, Sort, Stateless, Step, Surroundings
+from scalein.jobs.steps import Arrival, Distinct, Frozen, Limit, Runner, Sort, Stateless, Step, Surroundings
 from scalein.jobs.watermarks import Partition, extent, far_ahead, least
 from scalein.options import Options
-from scalein.runtime.run import Program
+from scalein.runtime.pushed import row_groups_skipped, tests_below
 
 NEVER = 1 << 62  # rows come at the end: time does not pass behind them before
 
@@ -60,7 +60,7 @@ class _Line:
     readers: list[Reader]
     clocks: dict[str, Partition]
     path: list[int]
-    times: Program | None  # of a batch, where they are no column of the source
+    times: Runner | None  # of a batch, where they are no column of the source
     is_timed: bool  # whether anything on the path looks at time
 
 
@@ -70,29 +70,27 @@ class Pipeline:
     def __init__(self, op: ops.Op, options: Options, wishes: Wishes, folder: Path, epoch: dict[str, Json] | None,
                  metrics: Metrics, at: SourceLoc) -> None:
         self._metrics, self._options, self._emit = metrics, options, wishes.emit
+        self._op, self._skipped_before = op, row_groups_skipped(op)
         self._feeds = cutting.cut(op)
         self._segments = cutting.segments(self._feeds)
         cutting.check_bounded(self._feeds, self.is_bounded, wishes.emit, at)
         self.signature: list[Json] = [signature(segment) for segment in self._segments if segment.state is not None]
         if epoch is not None:
-            _check_same(epoch, self.signature, at)
-            if (count := len(as_list(epoch["sources"]))) != len(self._feeds):
-                raise BadArgument("this flow has other sources than the one that wrote the checkpoint", at=at,
-                                  checkpoint=count, flow=len(self._feeds),
-                                  hint="give another checkpoint directory, or go on with the flow as it was")
-        states = _states(epoch, self._segments)
+            check_same(epoch, self.signature, at)
+        known = places(epoch, self._feeds, at)
+        kept = states(epoch, self._segments)
         self.steps: list[Step] = []
         self._around: list[Surroundings] = []
         try:
             for number, segment in enumerate(self._segments):
-                around = Surroundings(options, folder / f"state-{_state_number(self._segments, number)}", wishes.late,
+                around = Surroundings(options, folder / f"state-{state_number(self._segments, number)}", wishes.late,
                                       wishes.keeps_late, self._count_timeless, wishes.failed, self._delay(segment))
                 self._around.append(around)
-                self.steps.append(_step(segment, around, states[number], self._emit_of(segment, wishes.emit, at)))
+                self.steps.append(_step(segment, around, kept[number], self._emit_of(segment, wishes.emit, at)))
                 if isinstance(self.steps[-1], Waiting) and _window(segment) is None and not self.is_bounded:
                     raise BadArgument("aggregates as large as their input have no result over an endless source",
                                       at=at, step="group_by", hint="group by a window of time as well")
-            self._lines = [self._line(feed, number, epoch) for number, feed in enumerate(self._feeds)]
+            self._lines = [self._line(feed, about) for feed, about in zip(self._feeds, known, strict=True)]
         except BaseException:
             self.close()
             raise
@@ -122,7 +120,7 @@ class Pipeline:
     def _count_timeless(self, rows: int) -> None:
         self._metrics.timeless_rows += rows
 
-    def _line(self, feed: Feed, number: int, epoch: dict[str, Json] | None) -> _Line:
+    def _line(self, feed: Feed, known: dict[str, Json]) -> _Line:
         data = feed.source.data
         assert isinstance(data, Batches | Connected)
         first = self._segments.index(feed.first)
@@ -134,13 +132,15 @@ class Pipeline:
             else:
                 field = feed.timed.schema[feed.watermark.column]
                 item = Named("time", Col(field.name, field.dtype, field.nullable))
-                times = Program(compile_flow(ops.Project(feed.timed, (item,))))
+                # Rows that fail here fail again on their way, and are told of there.
+                around = replace(self._around[first], options=replace(self._options, workers=1), failed=None if (
+                    self._around[first].failed is None) else lambda row, error: None)
+                times = Runner(ops.Project(feed.timed, (item,)), around)
                 reads = list(feed.first.input.columns)
         reads = [name for name in feed.source.arrow.names if name in reads] or feed.source.arrow.names[:1]
         if isinstance(data, Connected):
-            data = data.project(reads)
+            data = data.project(reads).where(_tests(feed))
         names = data.partitions() if isinstance(data, Connected) else ["all"]
-        known = {} if epoch is None else as_map(as_list(epoch["sources"])[number])
         readers = [Reader(name, data, reads, Place.of(as_map(known[name])["place"]) if name in known else Place())
                    for name in names]
         clocks: dict[str, Partition] = {}
@@ -163,9 +163,60 @@ class Pipeline:
     def run(self, deliveries: list[Delivery]) -> list[pa.RecordBatch]:
         """What the rows that arrived give at once, and what they close."""
         out: list[pa.RecordBatch] = []
-        for line, some in groupby(deliveries, key=self._line_of):
-            out += self._along(line.path, self._arrivals(line, some))
-        return self._told(out) + self.advance()
+        for line, each in groupby(deliveries, key=self._line_of):
+            some = list(each)
+            if self._tried(line, some):
+                continue
+            arrivals = self._arrivals(line, some)
+            behind: list[Arrival] = []  # a border
+            while True:
+                out += self._told(self._along(line.path, self._until_due(arrivals, behind)))
+                if not behind:
+                    break
+                out += self.advance()
+        return out + self.advance()
+
+    def _until_due(self, arrivals: Iterator[Arrival], behind: list[Arrival]) -> Iterator[Arrival]:
+        """Arrivals up to where a step wants to know of time; the one behind that border is in `behind` then."""
+        while behind:
+            yield behind.pop()
+        before = self._advanced
+        for arrival in arrivals:
+            due = min((step.due for step in self.steps if step.due is not None), default=None)
+            if due is not None and self.watermark is not None and self.watermark != before and self.watermark >= due:
+                behind.append(arrival)
+                return
+            yield arrival
+
+    def _tried(self, line: _Line, deliveries: list[Delivery]) -> bool:
+        """Count many rows in before it is known how far their times reach: to look at them first would take half as
+        long again. The kernels tell. If one was late after all, nothing has happened, and the answer is no.
+        """
+        step, mark = self.steps[line.path[0]], line.feed.watermark
+        full = [delivery for delivery in deliveries if delivery.batch.num_rows]
+        if mark is None or line.times is not None or not isinstance(step, Windowed) or not step.tries(
+                mark.column, sum(delivery.batch.num_rows for delivery in full)):  # fmt: skip
+            return False
+        found = step.trial([delivery.batch for delivery in full])
+        if found is None:
+            return False
+        within = dict(zip(map(id, full), found, strict=True))
+        clocks, watermark = {name: replace(clock) for name, clock in line.clocks.items()}, self.watermark
+        for delivery in deliveries:
+            clock, times = line.clocks[delivery.reader.name], within.get(id(delivery))
+            if times is not None:
+                if self.watermark is not None and step.is_late(times[0], self.watermark):
+                    line.clocks, self.watermark = clocks, watermark
+                    step.end_trial(False)
+                    return False
+                clock.see(delivery.batch.column(mark.column), times)
+            if delivery.is_last:
+                clock.end_batch()
+                self._move_watermark()
+        self._metrics.rows_in += sum(delivery.batch.num_rows for delivery in full)
+        self._metrics.bytes_in += sum(delivery.size for delivery in full)
+        step.end_trial(True)
+        return True
 
     def _told(self, out: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
         """Results that nothing takes back are inserts to those who want changes."""
@@ -175,13 +226,18 @@ class Pipeline:
         return [told(batch, "insert") for batch in out]
 
     def fill(self, rows: Iterable[pa.RecordBatch]) -> None:
-        """Take rows of the past in, whose results are known: nothing of them is given."""
+        """Take rows of the past in, whose results are known: nothing of them is given, and late ones are no news."""
         line, counted = self._lines[0], self._metrics.to_json()
+        late = [around.late for around in self._around]
+        for around in self._around:
+            around.late = lambda rows: None
         names = line.readers[0].columns
         for batch in rows:
             past = Delivery(line.readers[0], batch.select(names), line.readers[0].place, True, 0.0)
             self._along(line.path, self._arrivals(line, [past]))
             self.advance()
+        for around, given in zip(self._around, late, strict=True):
+            around.late = given
         self._metrics.restore({**counted})
 
     def _line_of(self, delivery: Delivery) -> _Line:
@@ -189,9 +245,9 @@ class Pipeline:
 
     def _arrivals(self, line: _Line, deliveries: Iterable[Delivery]) -> Iterator[Arrival]:
         """Batches with the watermark before each; time moves behind them."""
-        for reader, batch, _, is_last, _ in deliveries:
+        for reader, batch, _, is_last, _, size in deliveries:
             self._metrics.rows_in += batch.num_rows
-            self._metrics.bytes_in += batch.nbytes
+            self._metrics.bytes_in += size
             clock = line.clocks.get(reader.name)
             if clock is None:
                 if batch.num_rows:
@@ -203,7 +259,7 @@ class Pipeline:
                 assert line.feed.watermark is not None
                 own = line.feed.watermark.column if line.times is None else ""
                 yield Arrival(batch, self.watermark if line.is_timed else None, own if within else "",
-                              within[0] if within else 0)
+                              *(within or ()))
             if within is not None:
                 clock.see(times, within)
             if is_last:
@@ -214,7 +270,7 @@ class Pipeline:
         assert line.feed.watermark is not None
         if line.times is None:
             return batch.column(line.feed.watermark.column)
-        found = list(line.times.run([batch], replace(self._options, workers=1)))
+        found = line.times.run([batch])
         return pa.concat_arrays([each.column(0) for each in found]) if found else pa.array([], pa.int64())
 
     def _along(self, path: list[int], arrivals: Iterable[Arrival]) -> list[pa.RecordBatch]:
@@ -282,6 +338,11 @@ class Pipeline:
         return sum(clock.far_rows for line in self._lines for clock in line.clocks.values())
 
     @property
+    def row_groups_skipped(self) -> int:
+        """Row groups of Parquet that had nothing the flow keeps."""
+        return row_groups_skipped(self._op) - self._skipped_before
+
+    @property
     def state_bytes(self) -> int:
         """What steps hold in memory."""
         return sum(step.state_bytes for step in self.steps)
@@ -339,21 +400,21 @@ class Pipeline:
 
     def freeze(self) -> tuple[dict[str, Json], list[Frozen]]:
         """Where sources and time are, and the steps' states, as of now."""
-        sources: list[Json] = [
-            {reader.name: {"place": reader.place.to_json(),
-                           "clock": line.clocks[reader.name].to_json() if line.clocks else None}
-             for reader in line.readers} for line in self._lines]  # fmt: skip
+        sources: list[Json] = [{"name": label(line.feed.source), "partitions": {
+            reader.name: {"place": reader.place.to_json(),
+                          "clock": line.clocks[reader.name].to_json() if line.clocks else None}
+            for reader in line.readers}} for line in self._lines]  # fmt: skip
         frozen = [step.freeze() for step in self.steps]
         return {"sources": sources, "watermark": self.watermark, "steps": self.signature}, frozen
 
     def forget(self, kept: list[dict[str, Json]]) -> None:
         """Remove what epochs that stay do not name."""
-        states = []
+        named = []
         for epoch in kept:
             with suppress(ValueError, KeyError):  # one that says something else could not be gone on from anyway
-                states.append(_states(epoch, self._segments))
+                named.append(states(epoch, self._segments))
         for number, step in enumerate(self.steps):
-            step.forget([each[number] for each in states])
+            step.forget([each[number] for each in named])
 
     def stateful(self, states: list[Json]) -> list[Json]:
         """Of all steps' states, those that an epoch keeps."""
@@ -362,6 +423,18 @@ class Pipeline:
     def close(self) -> None:
         for step in self.steps:
             step.close()
+        for around in self._around:  # they lead back to the job: it, and the results in its sinks, would wait for the
+            around.late, around.timeless, around.failed = _nothing, _nothing, None  # garbage collector
+
+
+def _tests(feed: Feed) -> tuple[Condition, ...]:
+    """What holds for all rows of a source that matter: for results, and for its watermark."""
+    rows = feed.first.before if feed.watermark is None else feed.timed
+    return () if rows is feed.first.input else tests_below(compile_flow(rows))
+
+
+def _nothing(given: object) -> None:
+    pass
 
 
 def _window(segment: Segment) -> ops.Window | None:
@@ -388,47 +461,3 @@ def _step(segment: Segment, around: Surroundings, state: Json, emit: str) -> Ste
             return Limit(segment, around, state)
         case ops.Sort():
             return Sort(segment, around, state)
-
-
-# --- what a checkpoint remembers of a flow
-
-
-def signature(segment: Segment) -> str:
-    """What the state of a segment depends on: ops around it may change, what it keeps may not."""
-    state = segment.state
-    assert state is not None
-    fields = state.input.schema
-    if isinstance(state, ops.Aggregate):
-        used = {name for expr, _ in exprs_of(state) for name in columns(expr)}
-        fields = Schema(tuple(field for field in fields if field.name in used))
-    elif isinstance(state, ops.Distinct):
-        fields = Schema(tuple(field for field in fields if field.name in state.keys))
-    about = dump(replace(state, input=cutting.placeholder(state.input.schema)))
-    return f"{about.splitlines()[0]}  over {fields!r}"
-
-
-def _state_number(segments: list[Segment], number: int) -> int:
-    return sum(segment.state is not None for segment in segments[:number])
-
-
-def _states(epoch: dict[str, Json] | None, segments: list[Segment]) -> list[Json]:
-    """The state of each segment in an epoch."""
-    if epoch is None:
-        return [None] * len(segments)
-    states = as_list(epoch["states"])
-    if len(states) != _state_number(segments, len(segments)) or None in states:
-        raise ValueError(f"{len(states)} states of a flow that keeps others")
-    rest = iter(states)
-    return [None if segment.state is None else next(rest) for segment in segments]
-
-
-def _check_same(epoch: dict[str, Json], now: list[Json], at: SourceLoc) -> None:
-    before = as_list(epoch["steps"])
-    if before == now:
-        return
-    old, new = ([str(each) for each in some] for some in (before, now))
-    pairs = [(a, b) for a, b in zip(old, new, strict=False) if a != b]
-    was, is_ = pairs[0] if pairs else ("\n".join(old[len(new):]), "\n".join(new[len(old):]))
-    raise BadArgument("this flow keeps other state than the one that wrote the checkpoint", at=at,
-                      checkpoint=was or "nothing more", flow=is_ or "nothing more",
-                      hint="give another checkpoint directory, or go on with the flow as it was")

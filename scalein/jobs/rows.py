@@ -12,6 +12,7 @@ import re
 import threading
 import zlib
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -150,12 +151,13 @@ class RowLog:
         self._next = max([as_int(about["next"]), *numbers])
 
     def remove_others(self, named: set[str]) -> None:
-        """Remove files that neither a checkpoint names nor this log needs."""
+        """Remove files that neither a checkpoint names nor this log needs; what cannot be removed now stays a while."""
         with self._writing:
             needed = named | {each.file for each in self.kept}
             for path in self.folder.glob("rows-*.arrow"):
                 if path.name not in needed:
-                    path.unlink(missing_ok=True)
+                    with suppress(OSError):
+                        path.unlink()
                     self._sums.pop(path.name, None)
 
 

@@ -6,17 +6,18 @@ from collections.abc import Iterable
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from scalein.connectors.base import Json
 from scalein.ir import ops
 from scalein.ir.exprs import Named
+from scalein.ir.nodes import Node
 from scalein.ir.passes.place_state import place_state
 from scalein.ir.two_phase import row_values
 from scalein.jobs.changes import Changes, told
 from scalein.jobs.json import as_int, as_map
 from scalein.jobs.partials import FOREVER, Partial
 from scalein.jobs.segments import Segment
+from scalein.jobs.slices import Slices
 from scalein.jobs.steps import (
     Arrival,
     Batches,
@@ -28,7 +29,7 @@ from scalein.jobs.steps import (
     hold,
     open_store,
 )
-from scalein.jobs.watermarks import as_integers, extent
+from scalein.jobs.watermarks import extent
 from scalein.state import LogStore
 
 _ONE = "#one"  # the key of groups without keys
@@ -37,15 +38,17 @@ _ONE = "#one"  # the key of groups without keys
 class Running(Partial):
     """Groups in a store; at the end, or whenever they change, they are results."""
 
-    def __init__(self, segment: Segment, around: Surroundings, state: Json, emit: str) -> None:
-        super().__init__(segment, around)
-        self.changes = Changes(segment, self._two, around) if emit == "changes" else None
+    def __init__(self, segment: Segment, around: Surroundings, root: Node, state: Json, emit: str) -> None:
+        super().__init__(segment, around, root)
+        self.changes = Changes(segment, self._two.final, around) if emit == "changes" else None
         keys = self._two.keys
         key = keys.arrow if keys.names else pa.schema([pa.field(_ONE, pa.int8(), False)])
         value = pa.schema([field.with_nullable(True) for field in self._two.values.arrow])
         self._keys, self._columns = key.names, [*keys.names, *value.names]
         self._store = open_store(around, key, value, state)
         self._oldest = FOREVER if state is None else as_int(as_map(state)["oldest"])  # slice in the store
+        # Keys by slice; None: they have to be looked up in the store when a slice is closed for the first time.
+        self._slices = Slices() if state is None else None
         is_by_row = state is not None and as_map(state)["by_row"] is True
         self._rows = ByRow(segment, around, self._store) if is_by_row else None
 
@@ -74,6 +77,8 @@ class Running(Partial):
                 self._oldest = min(self._oldest, FOREVER if times is None else times[0])
             if self.changes is not None and before is not None:
                 existed = np.asarray(before.column("#acc0").is_valid())
+                if self._window is not None and self._slices is not None and not existed.all():
+                    self._slices.add(filtered(batch, pa.array(~existed)).select(self._keys))
                 found += self.changes.between(before, self._stored(batch), existed)
         return found
 
@@ -87,14 +92,13 @@ class Running(Partial):
     def advance(self, watermark: int) -> Batches:
         """Windows that changes were told of are forgotten when they close."""
         if self._late is not None and self._oldest < (first_open := self._late.least_open(watermark)):
-            oldest = FOREVER
-            for batch in list(self._store.scan()):
-                starts = as_integers(batch.column("window_start"))
-                gone = pc.less(starts, first_open)
-                self._store.delete(filtered(batch, gone).select(self._keys))
-                left = extent(starts.filter(pc.invert(gone)))
-                oldest = min(oldest, FOREVER if left is None else left[0])
-            self._oldest = oldest
+            if self._slices is None:
+                self._slices = Slices()
+                for batch in self._store.scan():
+                    self._slices.add(batch.select(self._keys))
+            for keys in self._slices.closed(first_open):
+                self._store.delete(keys)
+            self._oldest = FOREVER if self._slices.oldest is None else self._slices.oldest
         return []
 
     def finish(self) -> Batches:
@@ -122,7 +126,7 @@ class Running(Partial):
 
     @property
     def state_bytes(self) -> int:
-        return self._store.memory_bytes
+        return self._store.memory_bytes + (0 if self._slices is None else self._slices.held_bytes)
 
     def close(self) -> None:
         self._store.abandon()

@@ -7,12 +7,16 @@ needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from scalein.compiler import compile_flow
 from scalein.dtypes import Schema
 from scalein.errors import BadArgument, SourceLoc
 from scalein.ir import ops
+from scalein.ir.nodes import Node
 from scalein.ir.rewrite import map_inputs
 
 _ROW_BY_ROW = (ops.Filter, ops.Project, ops.MapBatches, ops.Explode, ops.Join, ops.Watermark)
@@ -27,6 +31,13 @@ class Segment:
     input: ops.Source  # without data
     state: ops.Aggregate | ops.Distinct | ops.Limit | ops.Sort | None  # the op that waits or remembers, as in `op`
     then: Segment | None
+    _programs: dict[str, Node] = field(default_factory=dict)
+
+    def program(self, name: str, of: Callable[[], ops.Op]) -> Node:
+        """One of the programs that a segment needs, compiled when it is first asked for."""
+        if name not in self._programs:
+            self._programs[name] = compile_flow(of())
+        return self._programs[name]
 
     @property
     def before(self) -> ops.Op:
@@ -47,11 +58,26 @@ class Feed:
         self.timed = self.first.input
 
 
+# Of the flows used last, by the op's identity (which the entry keeps from being reused): a flow that is started again
+# is not compiled again.
+_KEPT = 8
+_known: OrderedDict[int, tuple[ops.Op, list[Feed]]] = OrderedDict()
+_lock = threading.Lock()
+
+
 def cut(root: ops.Op) -> list[Feed]:
     """The sources of a flow, in order, each with the segments its rows pass."""
+    with _lock:
+        known = _known.get(id(root))
+    if known is not None:
+        return known[1]
     feeds = list(_cut(root, None))
     for feed in feeds:
         feed.watermark, feed.timed = _marked(feed.first)
+    with _lock:
+        _known[id(root)] = (root, feeds)
+        while len(_known) > _KEPT:
+            _known.popitem(last=False)
     return feeds
 
 

@@ -8,6 +8,7 @@ once; what it gives is written and described by another thread.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from scalein.connectors.base import Json
 from scalein.errors import ComputeError
 from scalein.interp.taking import taken
 from scalein.ir import ops
-from scalein.ir.nodes import Scan, walk_nodes
+from scalein.ir.nodes import Node, Scan, walk_nodes
 from scalein.jobs.json import as_int, as_map
 from scalein.jobs.rows import RowLog
 from scalein.jobs.segments import Segment, over, placeholder
@@ -44,6 +45,7 @@ class Arrival(NamedTuple):
     watermark: int | None
     column: str = ""
     least: int = 0
+    greatest: int = 0
 
 
 MOST_WORKERS = 16  # of a store: jobs may be scaled up
@@ -71,6 +73,10 @@ class Step(Protocol):
     @property
     def next_end(self) -> int | None:
         """The end of the first window that something waits in."""
+
+    @property
+    def due(self) -> int | None:
+        """The watermark that `advance` should be told of as soon as it is reached; None: with the next ones."""
 
     @property
     def state_bytes(self) -> int:
@@ -114,6 +120,20 @@ class Runner:
                 raise placed(error, self._op, self.program.node) from None
         return [out for batch in batches for out in self._without_failing(batch)]
 
+    def sound(self, batch: pa.RecordBatch) -> Batches:
+        """The rows of a batch that do not fail; the others go where they should."""
+        try:
+            deque(self.program.run([batch], self._around.options), maxlen=0)
+            return [batch]
+        except ComputeError as error:
+            if self._around.failed is None:
+                raise placed(error, self._op, self.program.node) from None
+            if batch.num_rows == 1:
+                self._around.failed(batch, placed(error, self._op, self.program.node))
+                return []
+        half = batch.num_rows // 2
+        return self.sound(batch.slice(0, half)) + self.sound(batch.slice(half))
+
     def _without_failing(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Halves of a batch until the rows that fail are found."""
         try:
@@ -132,6 +152,7 @@ class Stateless:
     """Row by row ops."""
 
     next_end: int | None = None
+    due: int | None = None
 
     @property
     def state_bytes(self) -> int:
@@ -139,7 +160,7 @@ class Stateless:
 
     def __init__(self, segment: Segment, around: Surroundings) -> None:
         self._runner = Runner(segment.op, around)
-        self.reads = reads(self._runner.program)
+        self.reads = reads(self._runner.program.node)
 
     def rows(self, arrivals: Iterable[Arrival]) -> list[Arrival]:
         return run_alike(arrivals, self._runner.run)
@@ -170,7 +191,7 @@ class Limit(Stateless):
         super().__init__(_behind(segment), around)
         assert isinstance(segment.state, ops.Limit)
         self._before = Runner(segment.before, around)
-        self.reads = reads(self._before.program)
+        self.reads = reads(self._before.program.node)
         self._left = segment.state.count if state is None else as_int(state)
 
     @property
@@ -202,7 +223,7 @@ class Distinct(Stateless):
         assert isinstance(segment.state, ops.Distinct)
         self._keys = list(segment.state.keys)
         self._fresh = Runner(segment.state, around)
-        self.reads = reads(self._fresh.program)
+        self.reads = reads(self._fresh.program.node)
         schema = segment.state.schema.arrow
         self._store = open_store(around, pa.schema([schema.field(name) for name in self._keys]),
                                  pa.schema([pa.field("#seen", pa.int8())]), state)
@@ -324,7 +345,7 @@ def _behind(segment: Segment) -> Segment:
     return Segment(over(segment.op, segment.state, source), source, None, segment.then)
 
 
-def reads(program: Program) -> list[str]:
+def reads(program: Node) -> list[str]:
     """The columns of its input that a program needs."""
-    return [name for node in walk_nodes(program.node) if isinstance(node, Scan) and node.source.data is None
+    return [name for node in walk_nodes(program) if isinstance(node, Scan) and node.source.data is None
             for name in node.source.columns]

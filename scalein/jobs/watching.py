@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from scalein.jobs.job import Job
 
 _COUNTERS = ("rows_in", "bytes_in", "rows_out", "late_rows", "timeless_rows", "failed_rows", "epochs",
-             "failed_checkpoints")  # fmt: skip
+             "failed_checkpoints", "row_groups_skipped")  # fmt: skip
 _GAUGES = ("workers", "watermark", "state_bytes", "lag_s")
 
 

@@ -13,6 +13,9 @@ def why_no_output(pipeline: Pipeline, metrics: Metrics, emit: str) -> str:
     """One or two sentences for somebody who waits for rows."""
     if metrics.rows_out:
         return f"There is output: {metrics.rows_out:,} rows so far."
+    if not metrics.rows_in and pipeline.row_groups_skipped:
+        return (f"The flow's filter keeps no row so far: {pipeline.row_groups_skipped:,} row groups were skipped, as "
+                "their statistics say so.")
     if not metrics.rows_in:
         names = ", ".join(sorted({reader.data.name if hasattr(reader.data, "name") else "memory"
                                   for reader in pipeline.readers}))  # fmt: skip

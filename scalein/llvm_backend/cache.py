@@ -58,6 +58,9 @@ def _code_version() -> str:
         release = "0"
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     facts = [release]
+    if not os.path.isdir(root):  # in a zip: scalein.spark.ship, or --py-files
+        with open(os.path.dirname(root), "rb") as file:
+            return f"{release}|{hashlib.sha256(file.read()).hexdigest()}"
     for folder in ("llvm_backend", os.path.join("llvm_backend", "sinks"), "ir"):
         with os.scandir(os.path.join(root, folder)) as entries:
             found = [(e.name, e.stat()) for e in entries if e.name.endswith(".py")]

@@ -103,7 +103,7 @@ def lower_call(code: Code, call: Call, args: list[Value], live: ir.Value | None,
         case "cast":
             data = lower_cast(f, args[0].data, given[0], dtype, fail)
         case "udf":
-            return lower_udf(code, call, args, live)
+            return lower_udf(code, call, args, live, failed)
         case "str_len":
             data = strings.length(code, args[0].string)
         case "starts_with" | "ends_with" | "contains":

@@ -60,7 +60,7 @@ from scalein.llvm_backend.probe import lower_probe
 from scalein.llvm_backend.readers import ArrowColumn, field_value
 from scalein.llvm_backend.sinks.bulk import lower_bulk
 from scalein.llvm_backend.sinks.collect import lower_collect
-from scalein.llvm_backend.sinks.group import Rows, lower_group
+from scalein.llvm_backend.sinks.group import Rows, lower_group, time_bounds
 from scalein.llvm_backend.sinks.merge import lower_merge
 from scalein.llvm_backend.sinks.partition import lower_partition
 from scalein.llvm_backend.sinks.sides import lower_merge_bag, lower_rank, lower_spread
@@ -105,9 +105,10 @@ def lower_stage(stage: Stage, target: Target, safe: bool = False) -> Lowered:
             column.open_block(start, count)
         block = Block(count, {"in": None})
         env = _read(code, stage, columns, source, start)
+        bounds = _watch(code, stage, env, count)
         if isinstance(stage.reader, FromTable) and stage.reader.sparse:
             block = keep(code, block, lambda row: row.get(env["?live"]).data)
-        _steps(_Lowering(code, stage, start, count, end, step, find_kept(stage)), stage.steps, block, env)
+        _steps(_Lowering(code, stage, start, count, end, step, find_kept(stage), bounds), stage.steps, block, env)
 
     if isinstance(stage.reader, FromRows):
         with _pieces(f) as (source, end), _blocks(f, end, step) as (start, count):
@@ -181,6 +182,7 @@ class _Lowering:
     end: ir.Value
     step: int
     kept: frozenset[tuple[int, str]]  # columns: position of the `Let` among the steps, name
+    bounds: tuple[ir.Value, ir.Value] | None  # of the times of all rows, if somebody watches them
 
 
 def _steps(low: _Lowering, steps: tuple[Step, ...], block: Block, env: Env) -> None:
@@ -261,7 +263,7 @@ def _sink(low: _Lowering, block: Block, env: Env) -> None:
         case Collect():
             lower_collect(code, stage.sink, block, env)
         case Group():
-            lower_group(stage.sink, Rows(code, block, env, ordinal, _whole(low, stage.sink)))
+            lower_group(stage.sink, Rows(code, block, env, ordinal, _whole(low, stage.sink), low.bounds))
             code.check_errors(ERROR)
         case Merge():
             lower_merge(code, stage.sink, block, start)
@@ -297,10 +299,31 @@ def _sink(low: _Lowering, block: Block, env: Env) -> None:
 
 def _whole(low: _Lowering, sink: Group) -> Block | None:
     """The block as it was read, if a filter thinned it out and the time is a column of the batch."""
-    stage, window = low.stage, sink.table.window
-    if window is None or not stage.steps or not isinstance(stage.reader, FromBatches):
-        return None
+    return Block(low.count, {"in": None}) if low.stage.steps and _has_times(low.stage, sink) else None
+
+
+def _has_times(stage: Stage, sink: Group) -> bool:
+    """Whether the time is computed from columns of the batch alone."""
+    window = sink.table.window
+    if window is None or not isinstance(stage.reader, FromBatches):
+        return False
     given = {name for step in stage.steps if isinstance(step, Probe) for name, _ in step.keep}
-    if any(isinstance(step, Let) for step in stage.steps) or columns(window.time) & given:
+    return not any(isinstance(step, Let) for step in stage.steps) and not columns(window.time) & given
+
+
+def _watch(code: Code, stage: Stage, env: Env, count: ir.Value) -> tuple[ir.Value, ir.Value] | None:
+    """The least and the greatest time of a block as it was read, which also go to slots; None if nobody asks for them,
+    or they are not there to be read.
+    """
+    f, sink = code.f, stage.sink
+    if not isinstance(sink, Group) or not sink.watched or not _has_times(stage, sink):
         return None
-    return Block(low.count, {"in": None})
+    assert sink.table.window is not None and isinstance(stage.reader, FromBatches)  # noqa: PT018
+    time = sink.table.window.time
+    if not any(isinstance(time, Col) and r.name == time.name and r.form == "fixed" and not r.nulls
+               for r in stage.reader.reads):  # fmt: skip
+        return None
+    least, greatest = time_bounds(code, env, time, Block(count, {"in": None}))
+    f.set_slot("time.least", f.min(f.get_slot("time.least"), least))
+    f.set_slot("time.greatest", f.max(f.get_slot("time.greatest"), greatest))
+    return least, greatest

@@ -46,8 +46,12 @@ from scalein.llvm_backend.values import Str, Value, register_type
 STOPPED = "stopped"  # the error of a loop that was told to end; the caller who told it has another one
 
 
-def lower_udf(code: Code, call: Call, args: Sequence[Value], live: ir.Value | None) -> Value:
-    """The udf's value in a row; it is called only if the row is live and no argument that it needs is null."""
+def lower_udf(code: Code, call: Call, args: Sequence[Value], live: ir.Value | None,
+              failed: list[ir.Value] | None = None) -> Value:
+    """The udf's value in a row; it is called only if the row is live and no argument that it needs is null.
+
+    A row that fails is an error, unless `failed` is there to take the condition under which it does.
+    """
     f = code.f
     (udf,) = call.params
     assert isinstance(udf, Udf)
@@ -70,7 +74,10 @@ def lower_udf(code: Code, call: Call, args: Sequence[Value], live: ir.Value | No
     else:
         with f.when(called):
             run()
-    code.fail_bits(errors.get())
+    if failed is None:
+        code.fail_bits(errors.get())
+    else:
+        failed.append(f.b.icmp_unsigned("!=", errors.get(), const(0)))
     value = slots.get()
     return Value(value.data, f.all_of(strict, value.valid))
 

@@ -24,6 +24,7 @@ FAR_SLICE = 1 << 62
 DIRECT_BYTES = 1 << 19  # a direct table must leave room in L2
 SAMPLE_ROWS = 1 << 14
 TAIL_ROWS = 1 << 10
+ROOM_BYTES = 1 << 16  # of a table whose rows go on to come: time moves on
 
 
 def domain_of(prepared: Prepared, table: Table, keys: tuple[Expr, ...], batches: Iterable[pa.RecordBatch],
@@ -60,6 +61,16 @@ def widened(old: Domain, new: Domain) -> Domain:
         high = max(old.slices[0] + old.slices[1], new.slices[0] + new.slices[1])
         slices = (low, 2 * (high - low))
     return Domain(spans, old.nullable, slices)
+
+
+def with_room(domain: Domain, table: Table) -> Domain:
+    """The same ranges with slices to come, as far as that stays small."""
+    if domain.slices is None:
+        return domain
+    first, count = domain.slices
+    room = ROOM_BYTES // (domain.per_slice * table.layout.size)
+    spans = [(least, least + span - 1) for least, span in domain.spans]
+    return Domain(spans, domain.nullable, (first, max(count, room)))
 
 
 def _key_range(prepared: Prepared, key: Expr, batches: Iterable[pa.RecordBatch], whole: bool) -> tuple[int, int] | None:

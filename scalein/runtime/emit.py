@@ -40,6 +40,7 @@ class Emitter:
 
     def __init__(self, node: Grouped, then: Pipe | None, joins: dict[int, Built], options: Options) -> None:
         self._node, self._then, self._joins, self._options = node, then, joins, options
+        self._kernels: dict[tuple[int, bool], tuple[Table, Compiled, tuple[Named, ...]]] = {}
 
     def emit(self, prepared: Prepared, table: Table, states: Iterable[State]) -> Iterator[pa.RecordBatch]:
         """All groups of some states."""
@@ -58,6 +59,12 @@ class Emitter:
 
     def kernel(self, table: Table, window_slices: int = 0, brief: bool = False) -> tuple[Compiled, tuple[Named, ...]]:
         """The kernel over the table's records, and the columns it writes."""
+        known = self._kernels.get((window_slices, brief))
+        if known is None or known[0] is not table:
+            known = self._kernels[window_slices, brief] = (table, *self._compiled(table, window_slices, brief))
+        return known[1:]
+
+    def _compiled(self, table: Table, window_slices: int, brief: bool) -> tuple[Compiled, tuple[Named, ...]]:
         sparse = bool(table.keys or table.window)
         reader = FromTable(table, window_slices, sparse)
         if self.is_fused(table):

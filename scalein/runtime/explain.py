@@ -34,6 +34,7 @@ from scalein.llvm_backend.target import target_for
 from scalein.options import Options
 from scalein.runtime.bandwidth import copy_bandwidth
 from scalein.runtime.profile import Usage, listening
+from scalein.runtime.pushed import row_groups_skipped
 from scalein.runtime.run import batches
 
 SAMPLE_ROWS = 1_000
@@ -151,6 +152,7 @@ def _analysed(op: ops.Op, options: Options) -> str:
     """The fused plan, then each kernel with its rows, time, copies and share of the memory bandwidth."""
     node = compile_flow(op)
     bandwidth = copy_bandwidth(size_bytes=_COPY_BYTES)
+    skipped = row_groups_skipped(op)
     with listening() as profile:
         started = time.perf_counter()
         rows = sum(batch.num_rows for batch in batches(op, options))
@@ -162,6 +164,8 @@ def _analysed(op: ops.Op, options: Options) -> str:
         lines[-1] += f": {_ms(busy)} in {_count(len(usages), 'kernel')} (all workers), {_ms(loading)} to load them"
     else:
         lines[-1] += ", without a kernel: every column is handed on as it is"
+    if more := row_groups_skipped(op) - skipped:
+        lines.append(f"{_count(more, 'row group')} of Parquet skipped: no row that the filter keeps")
     for usage in usages:
         lines += ["", dump_stage(usage.stage), *(f"  {line}" for line in _facts(usage, node, busy, bandwidth))]
     return "\n".join(lines)

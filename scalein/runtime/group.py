@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -53,6 +55,14 @@ def run_group(node: Grouped, batches: Iterator[pa.RecordBatch], joins: dict[int,
     return GroupRun(node, joins, options, table, Emitter(node, then, then_joins, options)).run(batches)
 
 
+class Seen(NamedTuple):
+    """Times of a unit, or of a part of it, that begins with a row."""
+
+    first_row: int
+    least: int
+    greatest: int
+
+
 class GroupRun:
     """One aggregation under way."""
 
@@ -66,6 +76,8 @@ class GroupRun:
         self.prepared.assume(source)
         self.lock = threading.RLock()  # over facts, kernels and the mode, which workers share
         self.domain: Domain | None = None
+        self.spare: list[HashTable] = []  # empty ones, to be used again
+        self.seen: list[Seen] | None = None  # of the units so far, if times are watched
 
     def _sink(self, special: Specialiser) -> Group:
         # Layout must not change between batches: nulls of keys and counts of values follow the whole
@@ -73,7 +85,7 @@ class GroupRun:
         nullable = self.source is None
         self.table, self.keys = specialised_table(self.node.table, self.node.keys, special, nullable)
         self.prepared.key_exprs = self.keys
-        return Group(self.table, self.keys, self.mode)
+        return Group(self.table, self.keys, self.mode, watched=self.seen is not None)
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         first = next((b for b in batches if b.num_rows), None)
@@ -145,6 +157,7 @@ class Worker:
         frame = self._frame
         frame["first_row"] = unit.first_row
         frame["row"], frame["end"] = 0, unit.batch.num_rows
+        frame["time.least"], frame["time.greatest"] = 2**63 - 1, -(2**63)
         while not self._step(compiled, frame, unit):
             pass
         if self._state is not None:
@@ -156,6 +169,8 @@ class Worker:
         state.attach(frame)
         status = call(compiled, frame)
         state.detach(frame)
+        if self._run.seen is not None and "time.least" in frame:
+            self._run.seen.append(Seen(unit.first_row, frame["time.least"], frame["time.greatest"]))
         if status == DONE:
             return True
         if status == OUT_OF_DOMAIN:
@@ -176,9 +191,14 @@ class Worker:
                     assert self._run.domain is not None
                     self._state = DirectTable(table, self._run.domain, self._run.options)
                 case GroupMode.HASH:
-                    self._state = HashTable(table, self._run.options)
+                    self._state = self._hash_table()
             self.states.append(self._state)
         return self._state
+
+    def _hash_table(self) -> HashTable:
+        with suppress(IndexError):
+            return self._run.spare.pop()
+        return HashTable(self._run.table, self._run.options)
 
     def _leave_domain(self, unit: Unit) -> None:
         """A key outside the direct table: widen it if it stays small, else hash from here on."""

@@ -54,24 +54,26 @@ class Chunk:
             if not self._never_null[k]:
                 frame[f"out{k}.valid"] = base + valid
 
-    def take(self, count: int) -> list[pa.Array]:
-        """The first `count` rows as arrays over the chunk's buffers."""
-        return [self._array(k, count) for k in range(len(self._types))]
+    def take(self, end: int, start: int = 0) -> list[pa.Array]:
+        """Rows as arrays over the chunk's buffers."""
+        return [self._array(k, start, end - start) for k in range(len(self._types))]
 
-    def _array(self, k: int, count: int) -> pa.Array:
+    def _array(self, k: int, start: int, count: int) -> pa.Array:
         dtype = self._types[k]
         data, offsets, valid, end = self._starts[3 * k : 3 * k + 4]
         bitmap, nulls = None, 0
         if not self._never_null[k]:
-            flags = self._memory[valid : valid + count]
+            flags = self._memory[valid + start : valid + start + count]
             nulls = count - int(np.count_nonzero(flags))
             if nulls:
                 bitmap = pa.py_buffer(np.packbits(flags, bitorder="little"))
         if dtype.is_loose:
-            parts = [bitmap, self._buffer.slice(offsets, valid - offsets), self._buffer.slice(data, offsets - data)]
+            places = offsets + 4 * start
+            parts = [bitmap, self._buffer.slice(places, valid - places), self._buffer.slice(data, offsets - data)]
             plain = pa.Array.from_buffers(pa.string() if dtype.is_string else pa.binary(), count, parts, nulls)
             return plain if dtype.arrow == plain.type else plain.cast(dtype.arrow)
         if dtype.kind is Kind.BOOL:
-            packed = pa.py_buffer(np.packbits(self._memory[data : data + count], bitorder="little"))
+            packed = pa.py_buffer(np.packbits(self._memory[data + start : data + start + count], bitorder="little"))
             return pa.Array.from_buffers(dtype.arrow, count, [bitmap, packed], nulls)
+        data += start * (dtype.width if dtype.form == "fixed" else size_of(dtype))
         return pa.Array.from_buffers(dtype.arrow, count, [bitmap, self._buffer.slice(data, end - data)], nulls)

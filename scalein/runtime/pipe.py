@@ -40,18 +40,23 @@ FEW_ROWS = 1 << 16  # of a first chunk behind a filter: most of a larger one mig
 def run_pipe(pipe: Pipe, batches: Iterator[pa.RecordBatch], joins: dict[int, Built], options: Options,
              table: pa.Table | None) -> Iterator[pa.RecordBatch]:
     """The pipe's output for each input batch, in order."""
+    work = ready(pipe, joins, options, table)
+    return _run_alone(work, batches, options) if pipe.fresh is not None else run_ready(work, batches, options)
+
+
+def ready(pipe: Pipe, joins: dict[int, Built], options: Options, table: pa.Table | None) -> Work:
+    """What a pipe does, for as many runs as one likes; of a `table`, its facts are known before."""
     passed, computed = split_items(pipe)
-    schema = pipe.schema.arrow
     numbers = row_numbers(pipe)
     written = (*computed, *numbers.values())
     prepared = Prepared(pipe.name, pipe.input.schema, kernel_steps(pipe), lambda special: _collect(written, special),
                         tuple(i.expr for i in written), joins, options)
     prepared.assume(table)
+    return Work(prepared, passed, written, pipe.schema.arrow, taken_items(pipe), tuple(numbers))
 
-    work = _Work(prepared, passed, written, schema, taken_items(pipe), tuple(numbers))
-    if pipe.fresh is not None:
-        yield from _run_alone(work, batches, options)
-        return
+
+def run_ready(work: Work, batches: Iterator[pa.RecordBatch], options: Options) -> Iterator[pa.RecordBatch]:
+    """The output for each input batch, in order."""
     if options.workers == 1:
         for batch in batches:
             if batch.num_rows:
@@ -71,7 +76,7 @@ def run_pipe(pipe: Pipe, batches: Iterator[pa.RecordBatch], joins: dict[int, Bui
             yield from under_way.popleft().result()
 
 
-def _run_alone(work: _Work, batches: Iterator[pa.RecordBatch], options: Options) -> Iterator[pa.RecordBatch]:
+def _run_alone(work: Work, batches: Iterator[pa.RecordBatch], options: Options) -> Iterator[pa.RecordBatch]:
     """Units one after the other, with what has been seen so far; few rows may be enough for who asks."""
     seen: Seen | None = None
     for batch in batches:
@@ -96,7 +101,7 @@ def _stopping(pool: ThreadPoolExecutor, stop: threading.Event) -> Iterator[None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class Work:
     """What a pipe does to a batch: some columns are handed on, nested ones taken, the others a kernel writes.
 
     The last columns that the kernel writes are row numbers: of the batch (None) and of joined tables.
@@ -200,13 +205,15 @@ class Collector:
     def _renew(self) -> None:
         self._chunk = Chunk(self._items, self._compiled.never_null, self._rows, self._text)
         self._chunk.attach(self.frame)
+        self._given = 0  # rows of the chunk that were handed out
 
     def run(self) -> Iterator[list[pa.Array]]:
         """Rows [row, end) of the frame's input; gives the chunks that became full."""
         while self._call(self._compiled, self.frame) != DONE:
             count = self.frame["out.count"]
             if count:
-                yield self._chunk.take(count)
+                if count > self._given:
+                    yield self._chunk.take(count, self._given)
                 self._rows = min(self._most, 4 * self._rows)
                 self._text = max(self._text, min(TEXT_BYTES, TEXT_BYTES_A_ROW * self._rows))
             else:  # one block's strings alone are more than a chunk holds
@@ -218,5 +225,6 @@ class Collector:
             self._renew()
 
     def finish(self) -> list[pa.Array]:
-        """What is left in the last chunk."""
-        return self._chunk.take(self.frame["out.count"])
+        """What is left in the last chunk; more may follow behind it."""
+        start, self._given = self._given, self.frame["out.count"]
+        return self._chunk.take(self._given, start)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import pyarrow as pa
@@ -10,11 +11,13 @@ import pyarrow as pa
 from scalein.compiler import program_of
 from scalein.connectors.base import Connected
 from scalein.connectors.memory import Batches
+from scalein.connectors.skipping import Condition
 from scalein.errors import ComputeError, InternalError
 from scalein.ir import ops
 from scalein.ir.exprs import Col
 from scalein.ir.nodes import Chain, Grouped, Host, JoinTable, Node, Ordered, Pipe, Scan, Take
 from scalein.ir.printer import show_expr
+from scalein.ir.stages import Where
 from scalein.options import Options
 from scalein.runtime import limits
 from scalein.runtime.batch import conformed
@@ -23,8 +26,13 @@ from scalein.runtime.group import run_group
 from scalein.runtime.host import run_host
 from scalein.runtime.joins import Built, build
 from scalein.runtime.order import run_ordered
-from scalein.runtime.pipe import run_pipe
+from scalein.runtime.pipe import Work, ready, run_pipe, run_ready
+from scalein.runtime.pushed import tests_of
 from scalein.runtime.standing import Standing
+from scalein.runtime.standing_ring import StandingRing
+
+FEW_ROWS = 1 << 16  # in which making ready would take longer than running
+Again = dict[int, Standing | Work]  # by the node's identity
 
 
 def collect(op: ops.Op, options: Options) -> pa.Table:
@@ -50,22 +58,37 @@ def _conformed(rows: Callable[[], Iterator[pa.RecordBatch]], schema: pa.Schema) 
 
 
 class Program:
-    """A compiled program that is run again and again over batches given to it; static tables are built once."""
+    """A compiled program that is run again and again over batches given to it; static tables are built once.
+
+    For few rows, what a node made ready is used again: kernels and tables. A run takes it and puts it back, so runs at
+    the same time do not meet.
+    """
 
     def __init__(self, node: Node) -> None:
         self.node = node
         self._built: dict[int, Built] = {}  # by the join's identity, which the program keeps
+        self._again: Again = {}
+        self._given: pa.Schema | None = None  # of the batches that `_again` is for
 
-    def run(self, batches: list[pa.RecordBatch], options: Options) -> Iterator[pa.RecordBatch]:
+    def run(self, batches: Iterable[pa.RecordBatch], options: Options) -> Iterator[pa.RecordBatch]:
         """What the program makes of batches of its input's columns."""
-        return _conformed(lambda: _Run(options, batches, self._built).rows(self.node), self.node.schema.arrow)
+        again = None
+        if isinstance(batches, list) and 0 < sum(batch.num_rows for batch in batches) <= FEW_ROWS:
+            if any(batch.schema != self._given for batch in batches):
+                self._again, self._given = {}, batches[0].schema
+            if all(batch.schema == self._given for batch in batches):
+                again, options = self._again, replace(options, workers=1)
+        return _conformed(lambda: _Run(options, batches, self._built, again).rows(self.node), self.node.schema.arrow)
 
 
 class StandingProgram:
-    """A program that ends in groups, whose rows are counted in again and again, and whose groups are taken at times."""
+    """A program that ends in groups, whose rows are counted in again and again, and whose groups are taken at times.
 
-    def __init__(self, node: Grouped) -> None:
-        self.node = node
+    If times are `watched`, kernels tell how far those of each batch reach.
+    """
+
+    def __init__(self, node: Grouped, watched: bool = False) -> None:
+        self.node, self._watched = node, watched
         self._built: dict[int, Built] = {}
         self._standing: Standing | None = None
 
@@ -73,8 +96,13 @@ class StandingProgram:
         """Count rows in. After an error, nothing is known of the groups."""
         run = _Run(options, batches, self._built)
         if self._standing is None:
-            self._standing = Standing(self.node, run.joins(self.node.joins), options)
+            self._standing = Standing(self.node, run.joins(self.node.joins), options, watched=self._watched)
         self._standing.add(run.rows(self.node.input), options.workers)
+
+    def seen(self, batches: list[pa.RecordBatch]) -> list[tuple[int, int]] | None:
+        """The least and the greatest time of each of the batches that were added last; None if nobody could look."""
+        is_direct = isinstance(self.node.input, Scan) and self._standing is not None
+        return self._standing.seen(batches) if is_direct and self._standing is not None else None
 
     @property
     def count(self) -> int:
@@ -86,12 +114,29 @@ class StandingProgram:
             yield from _conformed(self._standing.take, self.node.schema.arrow)
 
 
+class RingProgram:
+    """A program that ends in sliding windows, whose rows are counted in again and again: see `standing_ring.py`."""
+
+    def __init__(self, node: Grouped, partial: Grouped, size: int, options: Options) -> None:
+        self.node, self._options = node, options
+        self._built: dict[int, Built] = {}
+        joins = _Run(options, (), self._built).joins(node.joins)
+        self.ring = StandingRing(node, partial, joins, options, size)
+
+    def add(self, batches: list[pa.RecordBatch], workers: int) -> list[pa.RecordBatch]:
+        """Count rows in; gives partial groups that had to leave. After an error, nothing is known of the windows."""
+        run = _Run(replace(self._options, workers=workers), batches, self._built)
+        return self.ring.add([batch for batch in run.rows(self.node.input) if batch.num_rows], workers)
+
+
 class _Run:
-    """One run of a program with its options; `given` are the batches of a source that has no data of its own."""
+    """One run of a program with its options; `given` are the batches of a source that has no data of its own, `again`
+    is what the last run left for the next.
+    """
 
     def __init__(self, options: Options, given: Iterable[pa.RecordBatch] = (),
-                 built: dict[int, Built] | None = None) -> None:
-        self._options, self._given, self._built = options, given, built
+                 built: dict[int, Built] | None = None, again: Again | None = None) -> None:
+        self._options, self._given, self._built, self._again = options, given, built, again
 
     def _table(self, node: Node) -> pa.Table | None:
         """The table behind a scan, if all its data is in memory: facts of the whole input for free."""
@@ -111,14 +156,20 @@ class _Run:
         match node:
             case Scan():
                 return self._scan(node)
+            case Pipe(input=Grouped() as group) if node.fresh is None and (again := self._again_at(group)) is not None:
+                return self._group_again(node, group, node, again)
+            case Grouped() if (again := self._again_at(node)) is not None:
+                return self._group_again(node, node, None, again)
+            case Pipe() if node.fresh is None and (again := self._again_at(node)) is not None:
+                return self._pipe_again(node, again)
             case Pipe(input=Grouped() as group) if node.fresh is None:
-                return run_group(group, self.rows(group.input), self.joins(group.joins), self._options,
+                return run_group(group, self._input(group), self.joins(group.joins), self._options,
                                  self._table(group.input), node, self.joins(node.joins))
             case Pipe():
-                return run_pipe(node, self.rows(node.input), self.joins(node.joins), self._options,
+                return run_pipe(node, self._input(node), self.joins(node.joins), self._options,
                                 self._table(node.input))
             case Grouped():
-                return run_group(node, self.rows(node.input), self.joins(node.joins), self._options,
+                return run_group(node, self._input(node), self.joins(node.joins), self._options,
                                  self._table(node.input), None, {})
             case Host():
                 return run_host(node, self.rows(node.input))
@@ -129,7 +180,35 @@ class _Run:
             case Chain():
                 return self._chain(node)
 
-    def _scan(self, node: Scan) -> Iterator[pa.RecordBatch]:
+    def _again_at(self, node: Pipe | Grouped) -> Again | None:
+        """What the last run left, if the node is right over the batches that were given, some of which have rows."""
+        is_given = isinstance(node.input, Scan) and node.input.source.data is None
+        return self._again if is_given else None
+
+    def _group_again(self, top: Node, node: Grouped, then: Pipe | None, again: Again) -> Iterator[pa.RecordBatch]:
+        known = again.pop(id(top), None)
+        if not isinstance(known, Standing):
+            known = Standing(node, self.joins(node.joins), self._options, then,
+                             {} if then is None else self.joins(then.joins), few=True)
+        known.add(self.rows(node.input), 1)
+        yield from known.take()
+        again[id(top)] = known
+
+    def _pipe_again(self, node: Pipe, again: Again) -> Iterator[pa.RecordBatch]:
+        known = again.pop(id(node), None)
+        if not isinstance(known, Work):
+            known = ready(node, self.joins(node.joins), self._options, self._table(node.input))
+        yield from run_ready(known, self.rows(node.input), self._options)
+        again[id(node)] = known
+
+    def _input(self, node: Pipe | Grouped) -> Iterator[pa.RecordBatch]:
+        """The rows that a kernel reads; a source may leave out those that its first filter drops."""
+        match node.input, node.steps:
+            case Scan(source=source) as scan, (Where(predicate), *_) if isinstance(source.data, Connected):
+                return limits.guarded(_step(scan), self._scan(scan, tests_of(predicate)))
+        return self.rows(node.input)
+
+    def _scan(self, node: Scan, tests: tuple[Condition, ...] = ()) -> Iterator[pa.RecordBatch]:
         data = node.source.data
         if data is None and self._built is not None:
             names = list(node.source.columns)
@@ -139,7 +218,7 @@ class _Run:
             raise InternalError("a source without data reached the runtime")
         names = list(node.source.columns)
         if isinstance(data, Connected):
-            data = data.project(names)
+            data = data.project(names).where(tests)
         for batch in data.read():
             yield batch if batch.schema.names == names else batch.select(names)
 

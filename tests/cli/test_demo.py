@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 import scalein as si
 from scalein.cli.demo import count_views, make_campaigns, make_events, summarise
+from scalein.cli.demo_spark import FILES, what_it_needs
 from scalein.cli.main import main
 
 
@@ -36,10 +41,45 @@ def test_summary_adds_up(engine: str) -> None:
 
 
 def test_shows_a_table_and_a_rate(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "--rows", "20000", "--workers", "1"]) == 0
+    assert main(["demo", "--rows", "20000", "--workers", "1", "--no-spark"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("20,000 ad events over 100 s")
     table = [line for line in lines if re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", line)]
     assert len(table) == 10
     assert len({len(line) for line in table}) == 1
     assert re.search(r"= [\d,.]+ million rows/s \([\d,.]+ GB/s\) with 1 worker$", lines[-1])
+
+
+def test_the_same_flow_inside_spark_gives_the_same_rows() -> None:
+    """As a user runs it: nothing but the demo's own words comes out of all of Spark."""
+    if missing := what_it_needs():
+        pytest.skip(missing)
+    done = subprocess.run([sys.executable, "-m", "scalein", "demo", "--rows", "40000"], capture_output=True, text=True,
+                          timeout=300, env={**os.environ, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"})
+    assert (done.returncode, done.stderr) == (0, "")
+    here, inside = done.stdout.split("The same flow as a stream: ")
+    batches = re.findall(r"^  batch +(\d+): +([\d,]+) events in [\d.]+ s, (\d+) partitions", inside, re.MULTILINE)
+    assert [int(number) for number, _, _ in batches] == [*range(FILES)]
+    assert [count for _, count, _ in batches] == ["4,000"] * FILES
+    assert (batches[0][2], batches[-1][2]) == ("2", "4")
+    of_window = re.compile(r"^\d{4}-\d\d-\d\d \d\d:.*$", re.MULTILINE)
+    assert of_window.findall(inside) == of_window.findall(here) != []
+    assert "\n900 counts of closed windows in files, 100 of open ones in the state: row for row the 1,000 of " in inside
+
+
+def test_without_java_the_first_half_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+                                          tmp_path: Path) -> None:
+    pytest.importorskip("pyspark")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    assert main(["demo", "--rows", "20000"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("The second half runs the same flow as a stream inside Spark. "
+                           "Spark needs Java 17 or newer, and there is none: install one (")
+
+
+def test_without_pyspark_the_first_half_runs(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['pyspark'] = None\n", encoding="utf-8")
+    done = subprocess.run([sys.executable, "-m", "scalein", "demo", "--rows", "20000"], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=True)
+    assert done.stdout.splitlines()[-1].endswith('it needs pyspark and Java: pip install "scalein[spark]"')

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import scalein as si
@@ -78,6 +79,61 @@ def test_what_cannot_be_a_beginning_is_refused(tmp_path: Path) -> None:
     with pytest.raises(si.ScaleinError, match="plain name"):
         job.snapshot("../up")
     job.wait()
+
+
+def test_late_rows_of_the_past_are_no_news() -> None:
+    past = si.from_batches([*events(50, 60), *events(0, 3)], SCHEMA)
+    rows, late = si.to_memory(), si.to_memory()
+    job = windows(events(52, 70)).start(sink=rows, late=late, bootstrap=past)
+    job.wait()
+    assert (late.table().num_rows, job.metrics()["late_rows"]) == (0, 0)
+    assert {row["window_start"]: row["n"] for row in rows.table().to_pylist()} == {50: 18, 60: 10}
+    windows(events(52, 70)).start(sink=rows, late="error", bootstrap=past).wait()
+
+
+def test_a_past_of_several_sources_is_refused() -> None:
+    flow = si.from_batches(events(0, 10), SCHEMA)
+    with pytest.raises(si.ScaleinError, match="the past of one source, and the flow has several"):
+        flow.union(flow).group_by("k").agg(n=si.count()).start(sink=si.to_memory(), bootstrap=flow)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_sources_of_a_union_are_known_by_name(swapped: bool, tmp_path: Path) -> None:
+    class Named(Stream):
+        def __init__(self, name: str, allowed: int) -> None:
+            rows = events(0, 40) if name == "a" else events(100, 104)
+            super().__init__({"all": rows}, allowed={"all": min(allowed, len(rows))})
+            self.name = name
+
+    def start(names: str, allowed: int) -> Job:
+        first, second = (si.from_source(Named(name, allowed)) for name in names)
+        return first.union(second).start(sink=si.to_ipc(tmp_path / "out"), checkpoint=tmp_path / "c", every="1h")
+
+    job = start("ab", 8)
+    until(lambda: job.metrics()["rows_in"] == 12, job)
+    job.stop()
+    start("ba" if swapped else "ab", 40).wait()
+    parts = [pa.ipc.open_file(part).read_all() for part in (tmp_path / "out").glob("part-*")]
+    assert sorted(t for part in parts for t in part.column("t").to_pylist()) == [*range(40), *range(100, 104)]
+
+
+def test_sources_that_cannot_be_told_apart_are_refused(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / name).mkdir()
+        pq.write_table(pa.Table.from_batches(events(0, 4)), tmp_path / name / "rows.parquet")
+
+    def start(names: str, keys: bool = False) -> Job:
+        flows = [si.read_parquet(tmp_path / name) for name in names]
+        first, second = (flow.distinct("t") for flow in flows) if keys else flows
+        return first.union(second).start(sink=si.to_memory(), checkpoint=tmp_path / f"c{keys}")
+
+    start("ab").wait()
+    start("cb").wait()  # one of them has moved
+    with pytest.raises(si.ScaleinError, match=r"other sources(.|\n)*checkpoint .*/c(.|\n)*flow .*/b"):
+        start("ba")
+    start("ab", keys=True).wait()
+    with pytest.raises(si.ScaleinError, match=r"changed places, and some have state of their own"):
+        start("ba", keys=True)
 
 
 def test_a_limit_ends_an_endless_job() -> None:

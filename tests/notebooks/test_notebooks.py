@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from scalein.cli.demo_spark import what_it_needs
+
 NOTEBOOKS = sorted((Path(__file__).parent.parent.parent / "notebooks").glob("*.ipynb"))
 
 
@@ -22,6 +24,8 @@ def test_there_are_notebooks() -> None:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(path: Path) -> None:
+    if "spark" in path.stem and (missing := what_it_needs()):
+        pytest.skip(missing)
     names: dict[str, Any] = {"__name__": "notebook"}
     for cell in code_cells(path):
         exec(compile("".join(cell["source"]), f"{path.name}:{cell['id']}", "exec"), names)

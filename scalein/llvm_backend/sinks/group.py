@@ -37,7 +37,8 @@ from scalein.llvm_backend.values import Env, Row, Value, canonical
 class Rows:
     """A block on its way into a group sink: live rows, their columns, their numbers in the source.
 
-    `whole` is the block before any row was dropped, if its columns can still be read that way.
+    `whole` is the block before any row was dropped, if its columns can still be read that way; `bounds` are the least
+    and the greatest time in it, if they are known.
     """
 
     code: Code
@@ -45,6 +46,7 @@ class Rows:
     env: Env
     ordinal: Callable[[Row], ir.Value]
     whole: Block | None = None
+    bounds: tuple[ir.Value, ir.Value] | None = None
 
 
 def lower_group(sink: Group, given: Rows) -> None:
@@ -119,26 +121,24 @@ def _slices(given: Rows, table: Table) -> Slices | None:
         return None
     code, f, b = given.code, given.code.f, given.code.f.b
     time = table.window.time
-    dtype = type_of(time)
 
     def of(row: Row) -> ir.Value:
-        value = lower_expr(code, time, given.env, row).number
-        return value if value.type == I64 else b.sext(value, I64) if dtype.is_signed else b.zext(value, I64)
+        return _moment(code, given.env, time, row)
 
     def bounds(block: Block, rare: bool = False) -> tuple[ir.Value, ir.Value]:
-        low, high = f.var(I64, const(2**63 - 1)), f.var(I64, const(-(2**63)))
-        with rows(code, block, rare) as row:
-            moment = of(row)
-            low.set(f.min(low.get(), moment))
-            high.set(f.max(high.get(), moment))
-        return floor_divide(f, low.get(), table.slice_size), floor_divide(f, high.get(), table.slice_size)
+        return numbers_of(*time_bounds(code, given.env, time, block, rare))
 
-    if given.whole is None or not isinstance(time, Col):
+    def numbers_of(low: ir.Value, high: ir.Value) -> tuple[ir.Value, ir.Value]:
+        return floor_divide(f, low, table.slice_size), floor_divide(f, high, table.slice_size)
+
+    if given.bounds is not None and given.block.vectors["in"] is None:
+        least, greatest = numbers_of(*given.bounds)
+    elif given.whole is None or not isinstance(time, Col):
         least, greatest = bounds(given.block)
     else:
         # Reading the column straight through is faster than picking the live rows out of it. Only if
         # that meets several slices do the live rows have to be looked at.
-        first, last = bounds(given.whole)
+        first, last = bounds(given.whole) if given.bounds is None else numbers_of(*given.bounds)
         least_, greatest_ = f.var(I64, first), f.var(I64, last)
         with f.when(b.icmp_signed("!=", first, last)):
             first, last = bounds(given.block, rare=True)
@@ -153,6 +153,22 @@ def _slices(given: Rows, table: Table) -> Slices | None:
             f.store(floor_divide(f, of(row), table.slice_size), numbers, row.k)
     _check_limits(given, table, Slices(numbers, least, greatest))
     return Slices(numbers, least, greatest)
+
+
+def _moment(code: Code, env: Env, time: Expr, row: Row) -> ir.Value:
+    value, b = lower_expr(code, time, env, row).number, code.f.b
+    return value if value.type == I64 else b.sext(value, I64) if type_of(time).is_signed else b.zext(value, I64)
+
+
+def time_bounds(code: Code, env: Env, time: Expr, block: Block, rare: bool = False) -> tuple[ir.Value, ir.Value]:
+    """The least and the greatest time of a block's rows, of which there are some."""
+    f = code.f
+    low, high = f.var(I64, const(2**63 - 1)), f.var(I64, const(-(2**63)))
+    with rows(code, block, rare) as row:
+        moment = _moment(code, env, time, row)
+        low.set(f.min(low.get(), moment))
+        high.set(f.max(high.get(), moment))
+    return low.get(), high.get()
 
 
 def _check_limits(given: Rows, table: Table, slices: Slices) -> None:

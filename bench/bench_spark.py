@@ -1,0 +1,378 @@
+"""Inside Spark: `run`, `apply`, `map_in_arrow` and `start` beside Spark SQL, pandas UDFs, row-at-a-time UDFs and
+Spark's own state stores. One local session of two cores, the same files and the same settings for all.
+
+Results are compared before anything is timed: a small part row by row, all of it by a sum over the hashes of its rows.
+Every query ends in Spark's `noop` sink, so that its rows come out and go nowhere.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import scalein as si
+from bench import data
+from bench.race import Race, assert_same, time_s
+from scalein import col
+from scalein.flow import Flow
+
+two_cores = pytest.mark.parametrize("workers", [2])
+FILES = 20
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Any]:
+    pytest.importorskip("pyspark")
+    from pyspark import cloudpickle  # by value: workers need not import the benchmarks
+
+    from scalein.spark.session import session
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
+    started = session(cores=2, config={"spark.sql.shuffle.partitions": 4, "spark.driver.memory": "6g"})
+    yield started
+    started.stop()
+
+
+def drained(df: Any) -> None:
+    """Every row of a DataFrame computed, and dropped."""
+    df.write.format("noop").mode("overwrite").save()
+
+
+def checksum(df: Any) -> tuple[int, Decimal]:
+    """Rows, and the sum of their hashes: the same for the same rows in any order."""
+    from pyspark.sql import functions as f
+
+    hashed = df.select(f.xxhash64(*df.columns).cast("decimal(38,0)").alias("h"))
+    row = hashed.agg(f.count("*"), f.sum("h")).collect()[0]
+    return row[0], row[1]
+
+
+def assert_equal(ours: Any, theirs: Any) -> None:
+    """Two DataFrames have the same rows; floats are exact, because all values are multiples of 1/64."""
+    assert checksum(ours.select(*theirs.columns)) == checksum(theirs)
+
+
+def in_files(table: pa.Table, folder: Path, files: int = FILES) -> Path:
+    folder.mkdir()
+    for number in range(files):
+        first = number * table.num_rows // files
+        rows = (number + 1) * table.num_rows // files - first
+        pq.write_table(table.slice(first, rows), folder / f"{number:02}.parquet")
+    return folder
+
+
+# --- run: the executors scan the files themselves
+
+
+def views(events: Flow) -> Flow:
+    """W1."""
+    return (events.filter(col("event_type") == 0).join(data.campaigns(), on="ad_id")
+            .group_by("campaign_id", si.tumbling("event_time", 10_000)).agg(n=si.count()))  # fmt: skip
+
+
+def views_in_spark(spark: Any, events: Any) -> Any:
+    from pyspark.sql import functions as f
+
+    campaigns = spark.createDataFrame(data.campaigns())
+    start = (f.col("event_time") - f.pmod("event_time", f.lit(10_000))).alias("window_start")
+    return (events.filter("event_type = 0").join(f.broadcast(campaigns), "ad_id")
+            .groupBy("campaign_id", start).agg(f.count("*").alias("n")))  # fmt: skip
+
+
+def totals(values: Flow) -> Flow:
+    """W3."""
+    value = col("value")
+    return values.group_by("key").agg(s=value.sum(), n=si.count(), lo=value.min(), hi=value.max())
+
+
+def totals_in_spark(values: Any) -> Any:
+    from pyspark.sql import functions as f
+
+    return values.groupBy("key").agg(f.sum("value").alias("s"), f.count("*").alias("n"), f.min("value").alias("lo"),
+                                     f.max("value").alias("hi"))  # fmt: skip
+
+
+@two_cores
+def bench_run_yahoo(race: Race, spark: Any, rows: int, workers: int, tmp_path: Path) -> None:
+    """W1 of 20 Parquet files, five times the rows; goal: five times Spark SQL; bound: decoding 13 bytes a row."""
+    import scalein.spark as sis
+
+    rows *= 5
+    folder = in_files(data.ad_events(rows), tmp_path / "events")
+    data.ad_events.cache_clear()
+    flow, events = views(si.read_parquet(folder)), spark.read.parquet(str(folder))
+    in_sql = views_in_spark(spark, events)
+    assert_equal(sis.run(flow, spark), in_sql)
+    race(lambda: drained(sis.run(flow, spark)), spark_sql=lambda: drained(in_sql), goals={"spark_sql": 5}, rounds=3,
+         row_count=rows, size_bytes=13 * rows, bound="decoding Parquet")
+
+
+@two_cores
+def bench_run_many_keys(race: Race, spark: Any, rows: int, workers: int, tmp_path: Path) -> None:
+    """W3 of 20 Parquet files; goal: three times Spark SQL; bound: groups crossing twice."""
+    import scalein.spark as sis
+
+    folder = in_files(data.keyed_values(rows, rows // 2), tmp_path / "values")
+    flow, in_sql = totals(si.read_parquet(folder)), totals_in_spark(spark.read.parquet(str(folder)))
+    assert_equal(sis.run(flow, spark), in_sql)
+    race(lambda: drained(sis.run(flow, spark)), spark_sql=lambda: drained(in_sql), goals={"spark_sql": 3}, rounds=3,
+         row_count=rows, size_bytes=16 * rows, bound="partial groups to the JVM and back")
+
+
+# --- apply and map_in_arrow: rows come out of the JVM
+
+
+def drain(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Read everything, give one row."""
+    yield pa.record_batch({"n": [sum(batch.num_rows for batch in batches)]})
+
+
+def identity(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    return batches
+
+
+@two_cores
+def bench_apply_yahoo(race: Race, spark: Any, rows: int, workers: int, tmp_path: Path) -> None:
+    """W1 of a cached DataFrame; goal: 0.9 of a mapInArrow that reads the three columns and gives one row."""
+    import scalein.spark as sis
+
+    folder = in_files(data.ad_events(rows), tmp_path / "events")
+    events = spark.read.parquet(str(folder)).cache()
+    assert events.count() == rows
+    flow = views(si.flow(data.ad_events(rows).schema))
+    needed = events.select("event_time", "ad_id", "event_type").mapInArrow(drain, "n long")
+    in_sql = views_in_spark(spark, events)
+    assert_equal(sis.apply(flow, events), in_sql)
+    race(lambda: drained(sis.apply(flow, events)), drain=lambda: drained(needed), spark_sql=lambda: drained(in_sql),
+         goals={"drain": 0.9}, rounds=5, row_count=rows, size_bytes=13 * rows, bound="rows from the JVM to Python")
+    events.unpersist()
+
+
+def orders(rows: int) -> pa.Table:
+    """Quantities 0 to 99, prices, and names of some 12 letters."""
+    rng = np.random.default_rng(data.SEED + 30)
+    names = pa.array([f"Item-{k:06} x" for k in rng.integers(0, 1_000_000, 50_000)])
+    return pa.table({"qty": rng.integers(0, 100, rows), "price": rng.integers(1, 1_000_000, rows) / 64.0,
+                     "name": names.take(pa.array(rng.integers(0, len(names), rows)))})
+
+
+def step(flow: Flow) -> Flow:
+    """A filter that keeps nine of ten rows, arithmetic, and text."""
+    return flow.filter(col("qty") >= 10).select(
+        "qty", total=col("price") * 0.908 + col("qty"), code=col("name").str.slice(5, 6))
+
+
+def step_in_pandas(spark: Any, df: Any) -> Any:
+    import pandas as pd
+    from pyspark.sql.pandas.functions import pandas_udf
+
+    def as_udf(fn: Callable[..., Any], dtype: str, *names: str) -> Any:
+        fn.__annotations__ = dict.fromkeys((*names, "return"), pd.Series)
+        return pandas_udf(fn, dtype)  # type: ignore[call-overload]
+
+    total = as_udf(lambda price, qty: price * 0.908 + qty, "double", "price", "qty")
+    code = as_udf(lambda name: name.str.slice(5, 11), "string", "name")
+    return df.filter("qty >= 10").select("qty", total("price", "qty").alias("total"), code("name").alias("code"))
+
+
+def step_by_row(spark: Any, df: Any) -> Any:
+    from pyspark.sql import functions as f
+
+    total = f.udf(lambda price, qty: price * 0.908 + qty, "double", useArrow=False)
+    code = f.udf(lambda name: name[5:11], "string", useArrow=False)
+    return df.filter("qty >= 10").select("qty", total("price", "qty").alias("total"), code("name").alias("code"))
+
+
+@two_cores
+def bench_map_in_arrow(race: Race, spark: Any, rows: int, workers: int, tmp_path: Path) -> None:
+    """Filter, arithmetic and text in one kernel; goal: 0.9 of a mapInArrow that gives back what it gets. UDFs that do
+    the same are beside it, on a tenth of the rows."""
+    import scalein.spark as sis
+
+    rows //= 2
+    few = in_files(orders(rows // 10), tmp_path / "few")
+    table = orders(rows)
+    df, df_few = (spark.read.parquet(str(folder)).cache() for folder in (in_files(table, tmp_path / "all"), few))
+    assert (df.count(), df_few.count()) == (rows, rows // 10)
+    flow = step(si.flow(table.schema))
+    ours, ours_few = (each.mapInArrow(flow.map_in_arrow, sis.schema(flow)) for each in (df, df_few))
+    slow = {"pandas_udf": step_in_pandas(spark, df_few), "row_udf": step_by_row(spark, df_few)}
+    for udf in slow.values():
+        assert_equal(ours_few, udf)
+    race(lambda: drained(ours), identity=lambda: drained(df.mapInArrow(identity, df.schema)), goals={"identity": 0.9},
+         rounds=5, row_count=rows, size_bytes=table.nbytes, bound="rows from the JVM to Python and back")
+    _add_rates(race.benchmark.extra_info, rows // 10, {name: time_s(lambda udf=udf: drained(udf))  # type: ignore[misc]
+                                                       for name, udf in slow.items()})
+    for cached in (df, df_few):
+        cached.unpersist()
+
+
+def _add_rates(info: dict[str, Any], rows: int, taken_s: Mapping[str, float]) -> None:
+    """Rates of rivals on fewer rows, and what we are to them."""
+    for name, seconds in taken_s.items():
+        info[f"{name}_million_rows_per_s"] = round(rows / seconds / 1e6, 3)
+        if "million_rows_per_s" in info:
+            info[f"ratio_to_{name}"] = round(info["million_rows_per_s"] / (rows / seconds / 1e6), 1)
+
+
+# --- state: a running sum and count of each key
+
+
+def updates(rows: int, keys: int, batches: int, folder: Path) -> pa.Table:
+    """A file a batch; of the keys, batch by batch more are seen."""
+    rng = np.random.default_rng(data.SEED + 31)
+    folder.mkdir()
+    tables = []
+    for number in range(batches):
+        path = folder / f"{number:03}.parquet"
+        tables.append(pa.table({"key": rng.integers(0, keys * (number + 1) // batches, rows),
+                                "value": rng.integers(0, 1 << 20, rows) / 64.0}))
+        pq.write_table(tables[-1], path)
+        os.utime(path, (1_700_000_000 + number,) * 2)
+    return pa.concat_tables(tables)
+
+
+def arriving(spark: Any, folder: Path) -> Any:
+    return (spark.readStream.schema("key long, value double").option("maxFilesPerTrigger", 1).parquet(str(folder)))
+
+
+def running(values: Flow) -> Flow:
+    return values.group_by("key").agg(s=col("value").sum(), n=si.count())
+
+
+def batch_times_s(query: Any) -> list[float]:
+    """Seconds of each batch that had rows, as Spark measured them, but for the first two."""
+    return [each.durationMs["triggerExecution"] / 1e3 for each in query.recentProgress if each.numInputRows][2:]
+
+
+def in_rocksdb(spark: Any, folder: Path, checkpoint: Path) -> list[float]:
+    """Spark's own aggregation, its rows dropped."""
+    from pyspark.sql import functions as f
+
+    totals = arriving(spark, folder).groupBy("key").agg(f.sum("value").alias("s"), f.count("*").alias("n"))
+    query = (totals.writeStream.outputMode("update").format("noop").option("checkpointLocation", str(checkpoint))
+             .trigger(availableNow=True).start())  # fmt: skip
+    query.awaitTermination()
+    return batch_times_s(query)
+
+
+def with_processor(spark: Any, folder: Path, checkpoint: Path) -> list[float]:
+    """transformWithStateInPandas: a Python call, and calls of the state store, for each key of a batch."""
+    import pandas as pd
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+    class Running(StatefulProcessor):
+        def init(self, handle: Any) -> None:
+            self.total = handle.getValueState("total", "s double, n long")
+
+        def handleInputRows(self, key: Any, rows: Any, timers: Any) -> Iterator[Any]:
+            s, n = self.total.get() if self.total.exists() else (0.0, 0)
+            for frame in rows:
+                s, n = s + float(frame["value"].sum()), n + len(frame)
+            self.total.update((s, n))
+            yield pd.DataFrame({"key": [key[0]], "s": [s], "n": [n]})
+
+        def close(self) -> None:
+            pass
+
+    totals = arriving(spark, folder).groupBy("key").transformWithStateInPandas(
+        Running(), "key long, s double, n long", outputMode="Update", timeMode="None")
+    query = (totals.writeStream.outputMode("update").format("noop").option("checkpointLocation", str(checkpoint))
+             .trigger(availableNow=True).start())  # fmt: skip
+    query.awaitTermination()
+    return batch_times_s(query)
+
+
+ROCKSDB = {
+    "spark.sql.streaming.stateStore.providerClass":
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    "spark.sql.shuffle.partitions": "2",
+}  # fmt: skip
+
+
+@two_cores
+def bench_state(benchmark: Any, machine: Mapping[str, object], spark: Any, rows: int, workers: int,
+                tmp_path: Path) -> None:
+    """Batches of a million rows over up to a million keys, 24 of them, the state growing; every change is written as
+    Parquet. Goal: eight times Spark's aggregation in RocksDB, which drops its output here. transformWithStateInPandas
+    has batches of a thousandth."""
+    import scalein.spark as sis
+
+    rows, batches = rows // 20, 24
+    folder, checkpoint = tmp_path / "in", tmp_path / "ours"
+    table = updates(rows, rows, batches, folder)
+    updates(max(rows // 1000, 10), max(rows // 1000, 10), 4, tmp_path / "few")
+    for name, value in ROCKSDB.items():
+        spark.conf.set(name, value)
+    taken_s: dict[str, list[float]] = {}
+
+    def stream() -> None:
+        job = sis.start(running(si.flow(table.schema)), arriving(spark, folder), sink=si.to_parquet(tmp_path / "out"),
+                        checkpoint=checkpoint, partitions=2, trigger={"availableNow": True}, emit="changes")
+        job.wait()
+        taken_s["ours"] = batch_times_s(job.query)
+
+    benchmark.pedantic(stream, rounds=1)
+    taken_s["rocksdb"] = in_rocksdb(spark, folder, tmp_path / "rocksdb")
+    taken_s["processor"] = with_processor(spark, tmp_path / "few", tmp_path / "processor")
+    want = running(si.from_arrow(table)).collect()
+    assert_same(sis.read_state(checkpoint), {name: want[name].to_numpy() for name in want.column_names}, by=("key",))
+    theirs = spark.read.format("statestore").load(str(tmp_path / "rocksdb")).selectExpr("count(*)", "sum(value.count)")
+    assert tuple(theirs.collect()[0]) == (want.num_rows, table.num_rows)
+    assert len(taken_s["ours"]) == len(taken_s["rocksdb"]) == batches - 2
+    ratios = [b / a for a, b in zip(taken_s["ours"], taken_s["rocksdb"], strict=True)]
+    rates = {"": (rows, taken_s["ours"]), "last_": (rows, taken_s["ours"][-5:]), "rocksdb_": (rows, taken_s["rocksdb"]),
+             "processor_": (max(rows // 1000, 10), taken_s["processor"])}
+    benchmark.extra_info.update(
+        machine, row_count=rows, batches=batches, goal_to_rocksdb=8,
+        ratio_to_rocksdb=round(statistics.median(ratios), 2), batch_ms=round(statistics.median(taken_s["ours"]) * 1e3),
+        **{f"{name}million_rows_per_s": round(count / statistics.median(each) / 1e6, 4)
+           for name, (count, each) in rates.items()})  # fmt: skip
+
+
+# --- the first batch
+
+
+@two_cores
+def bench_first_batch(benchmark: Any, machine: Mapping[str, object], spark: Any, workers: int, tmp_path: Path,
+                      monkeypatch: pytest.MonkeyPatch) -> None:
+    """New Python workers and an empty cache of compiled code; goal: at most 1 s above an identity mapInArrow."""
+    import scalein.spark as sis
+
+    df = spark.range(0, 20_000, 1, 2).selectExpr("id % 100 as qty", "id / 64 as price", "'Item-000001 x' as name")
+    flow = step(si.flow(pa.schema({"qty": pa.int64(), "price": pa.float64(), "name": pa.string()})))
+    counted = flow.group_by("qty").agg(n=si.count(), s=col("total").sum())
+    queries: dict[str, Callable[[], object]] = {
+        "identity": lambda: drained(df.mapInArrow(identity, df.schema)),
+        "map_in_arrow": lambda: drained(df.mapInArrow(flow.map_in_arrow, sis.schema(flow))),
+        "apply": lambda: drained(sis.apply(counted, df)),
+    }
+    taken_s: dict[str, list[float]] = {name: [] for name in queries}
+
+    def first_batches() -> None:
+        for number in range(5):
+            for name, query in queries.items():
+                python = tmp_path / f"python-{name}-{number}"  # another name, another process
+                python.write_text(f'#!/bin/sh\nSCALEIN_CACHE_DIR="{python}.cache" exec "{sys.executable}" "$@"\n')
+                python.chmod(0o755)
+                monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
+                taken_s[name].append(time_s(query))
+
+    drained(df)
+    benchmark.pedantic(first_batches, rounds=1)
+    medians = {name: statistics.median(each) * 1e3 for name, each in taken_s.items()}
+    benchmark.extra_info.update(machine, goal="at most 1000 ms above identity",
+                                **{f"{name}_ms": round(took) for name, took in medians.items()},
+                                **{f"{name}_above_identity_ms": round(medians[name] - medians["identity"])
+                                   for name in ("map_in_arrow", "apply")})  # fmt: skip

@@ -1,0 +1,105 @@
+"""Skipping: which row groups of a Parquet file surely have no row that a filter keeps, told by their statistics.
+
+The filter itself runs over whatever is read: here only "no row can hold" has to be right. Statistics leave out nulls,
+which no test holds for, and NaN, which is the greatest value to us: what asks for great floats skips nothing. Bounds of
+long text may be cut by whoever wrote them, but they stay bounds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+_UNITS = {"milliseconds": 1_000_000, "microseconds": 1_000, "nanoseconds": 1}  # in nanoseconds
+_ARROW_UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A column compared with constants: `how` is eq, lt, le, gt, ge or in. Constants are of the column's type; those of
+    times are integers in its unit. A row for which it is not true is not kept.
+    """
+
+    column: str
+    how: str
+    values: tuple[Any, ...]
+
+
+class Skipped:
+    """A count of row groups, shared by all who read one source."""
+
+    def __init__(self) -> None:
+        self.row_groups = 0
+
+
+def wanted(metadata: Any, schema: pa.Schema, tests: Sequence[Condition]) -> list[bool]:
+    """For each row group of a file whether it may have rows for which all tests hold."""
+    leaves = [metadata.schema.column(k) for k in range(metadata.num_columns)]
+    places = {leaf.path: k for k, leaf in enumerate(leaves) if not leaf.max_repetition_level}
+    known = [(test, places[test.column]) for test in tests if "." not in test.column and test.column in places]
+    found = []
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        found.append(all(_may_hold(test, group.column(place).statistics, group.num_rows, leaves[place],
+                                   schema.field(test.column).type) for test, place in known))
+    return found
+
+
+def _may_hold(test: Condition, statistics: Any, rows: int, leaf: Any, type_: pa.DataType) -> bool:
+    if statistics is None:
+        return True
+    if statistics.has_null_count and statistics.null_count == rows:
+        return False
+    if not statistics.has_min_max:
+        return True
+    try:
+        bounds = _bounds(statistics, leaf, type_, test.how)
+        return bounds is None or any(_meets(test.how, *bounds, _comparable(value, type_)) for value in test.values)
+    except (ValueError, TypeError, OverflowError, pa.ArrowException):  # statistics that say nothing to us
+        return True
+
+
+def _bounds(statistics: Any, leaf: Any, type_: pa.DataType, how: str) -> tuple[Any, Any] | None:
+    """Bounds of the values that are not null, as `_comparable` gives constants; None if nothing is known."""
+    value_type = type_.value_type if pa.types.is_dictionary(type_) else type_
+    if pa.types.is_timestamp(value_type):
+        unit = _UNITS.get(json.loads(leaf.logical_type.to_json()).get("timeUnit", ""))
+        return None if unit is None else (statistics.min_raw * unit, statistics.max_raw * unit)
+    low, high = statistics.min, statistics.max
+    if pa.types.is_floating(value_type):
+        return None if how in ("gt", "ge") or math.isnan(low) or math.isnan(high) else (low, high)
+    wanted = int if pa.types.is_integer(value_type) else str if _is_text(value_type) else None
+    return (low, high) if wanted is not None and type(low) is type(high) is wanted else None
+
+
+def _comparable(value: Any, type_: pa.DataType) -> Any:
+    """A constant as the column holds it; times in nanoseconds."""
+    if pa.types.is_timestamp(type_):
+        return value * _ARROW_UNITS[type_.unit]
+    return float(np.float32(value)) if type_ == pa.float32() else value
+
+
+def _meets(how: str, low: Any, high: Any, value: Any) -> bool:
+    """Whether a value between two bounds may be in this relation to a constant; NaN is beyond all bounds."""
+    if isinstance(value, float) and math.isnan(value):
+        return True
+    match how:
+        case "lt":
+            return bool(low < value)
+        case "le":
+            return bool(low <= value)
+        case "gt":
+            return bool(high > value)
+        case "ge":
+            return bool(high >= value)
+    return bool(low <= value <= high)
+
+
+def _is_text(type_: pa.DataType) -> bool:
+    return type_ in (pa.string(), pa.large_string(), pa.string_view())

@@ -1,0 +1,131 @@
+"""Commits: the epochs of a job on their way from a freeze to visible output.
+
+At most one is under way. The job's thread freezes everything at a border and goes on; a second thread waits for the
+state to be on disk, publishes the epoch, and commits the output. An epoch that failed is made up for by the next, which
+commits the output of both; a sink that cannot commit for `MOST_TRIES` epochs in a row ends the job.
+
+A sink that an earlier run had and this one has not leaves its last word in the manifests, so that it may come back. It
+may not be left out while some of its output is not visible.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pyarrow as pa
+
+from scalein.connectors.base import Json
+from scalein.errors import BadArgument, ScaleinError, SourceLoc
+from scalein.jobs.epochs import Checkpoint
+from scalein.jobs.json import as_int, as_list, as_map, as_text
+from scalein.jobs.metrics import Metrics
+from scalein.jobs.outlets import Outlet
+from scalein.jobs.pipeline import Pipeline
+from scalein.jobs.points import reach
+from scalein.jobs.steps import Frozen
+
+MOST_TRIES = 10  # of commits, one behind the other, that may fail
+
+
+class Commits:
+    """The epochs of one job. All but `_publish` is the job's thread's."""
+
+    def __init__(self, checkpoint: Checkpoint | None, sinks: dict[str, Outlet], metrics: Metrics, name: str) -> None:
+        self._checkpoint, self._sinks, self._metrics, self._name = checkpoint, sinks, metrics, name
+        self.number = 0  # of the last epoch
+        self._run = 0
+        self._prepared: list[dict[str, Json]] = []  # by sinks, and no epoch says it yet
+        self._absent: dict[str, Json] = {}  # the last word of sinks that only earlier runs had
+        self._failed = 0  # commits, one behind the other
+        self._thread: threading.Thread | None = None
+        self._publisher = ThreadPoolExecutor(1, "scalein-epoch")
+        self._under_way: Future[None] | None = None
+
+    def open(self, epoch: dict[str, Json] | None, schema_of: Callable[[str], pa.Schema], at: SourceLoc) -> None:
+        """Go on behind an epoch, and open the sinks as it left them."""
+        outputs: list[dict[str, Json]] = []
+        if epoch is not None:
+            self.number, self._run, self._name = as_int(epoch["epoch"]), as_int(epoch["run"]) + 1, as_text(epoch["job"])
+            outputs = [as_map(each) for each in as_list(epoch["output"])]
+        self._absent = {name: word for each in outputs for name, word in each.items()
+                        if name not in self._sinks and word is not None}
+        if self._absent and self._checkpoint is not None and not self._checkpoint.is_committed(self.number):
+            name = next(iter(self._absent))
+            raise BadArgument(f"the last run had a sink for {_ROWS.get(name, name)}, and its output is not all visible",
+                              at=at, hint="start the job once more with that sink; then it may be left out")
+        for name, sink in self._sinks.items():
+            words = [each[name] for each in outputs if name in each]
+            for earlier in words[:-1]:
+                sink.commit(earlier)
+            sink.open(schema_of(name), words[-1] if words else None, f"{self._name}-{self._run}")
+
+    @property
+    def is_free(self) -> bool:
+        return self._under_way is None or self._under_way.done()
+
+    def has_thread(self, thread: threading.Thread) -> bool:
+        return thread is self._thread
+
+    def begin(self, pipeline: Pipeline, is_finished: bool) -> None:
+        """Freeze the job at this border; the rest happens beside it."""
+        self.settle()
+        if self._checkpoint is not None:
+            pipeline.settle()
+        reach("prepare")
+        self._prepared.append({name: sink.prepare() for name, sink in self._sinks.items()})
+        self.number += 1
+        reach("freeze")
+        try:
+            content, frozen = pipeline.freeze() if self._checkpoint is not None else ({}, [])
+        except ScaleinError as error:
+            self._under_way = Future()
+            self._under_way.set_exception(error)
+            return
+        content |= {"finished": is_finished, "metrics": {**self._metrics.to_json()}, "job": self._name,
+                    "run": self._run, "output": [{**self._absent, **self._prepared[0]}, *self._prepared[1:]]}
+        self._under_way = self._publisher.submit(self._publish, pipeline, content, frozen, time.monotonic())
+
+    def _publish(self, pipeline: Pipeline, content: dict[str, Json], frozen: list[Frozen], began: float) -> None:
+        self._thread = threading.current_thread()
+        kept: list[dict[str, Json]] = []
+        if self._checkpoint is not None:
+            content["states"] = pipeline.stateful([wait() for wait in frozen])
+            reach("publish")
+            kept = self._checkpoint.publish(self.number, content)
+        pipeline.forget(kept)
+        reach("commit")
+        self._failed += 1
+        for each in map(as_map, as_list(content["output"])):
+            for name, sink in self._sinks.items():
+                sink.commit(each[name])
+        self._failed = 0
+        if self._checkpoint is not None:
+            self._checkpoint.note_committed(self.number)
+        reach("committed")
+        self._metrics.checkpoint_s = time.monotonic() - began
+
+    def settle(self, is_last: bool = False) -> None:
+        """Wait for the epoch under way. One that failed is made up for by the next; the last one must not fail."""
+        if self._under_way is None:
+            return
+        under_way, self._under_way = self._under_way, None
+        try:
+            under_way.result()
+            self._prepared.clear()
+            self._metrics.epochs += 1
+        except ScaleinError as error:
+            self._metrics.failed_checkpoints += 1
+            if is_last or self._failed >= MOST_TRIES:
+                raise
+            warnings.warn(f"a checkpoint failed, the job goes on from the last one: {error}", RuntimeWarning,
+                          stacklevel=2)
+
+    def close(self) -> None:
+        self._publisher.shutdown(wait=True)
+
+
+_ROWS = {"late": "late rows", "failed": "rows that failed", "out": "results"}

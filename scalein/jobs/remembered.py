@@ -1,0 +1,111 @@
+"""What a checkpoint remembers of its flow: which state is whose, and how far each source was read.
+
+States are told apart by their order and by what they keep. Sources are told apart by name (`label`), so the inputs of a
+union may change places; one whose name is new, or not its own, is known by its place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from scalein.connectors.base import Connected, Json
+from scalein.dtypes import Schema
+from scalein.errors import BadArgument, SourceLoc
+from scalein.ir import ops
+from scalein.ir.exprs import columns
+from scalein.ir.printer import dump
+from scalein.ir.rewrite import exprs_of
+from scalein.jobs.json import as_list, as_map, as_text
+from scalein.jobs.segments import Feed, Segment, placeholder, segments
+from scalein.jobs.trying import untried
+
+_HINT = "give another checkpoint directory, or go on with the flow as it was"
+
+
+# --- states
+
+
+def signature(segment: Segment) -> str:
+    """What the state of a segment depends on: ops around it may change, what it keeps may not."""
+    state = segment.state
+    assert state is not None
+    fields = state.input.schema
+    if isinstance(state, ops.Aggregate):
+        used = {name for expr, _ in exprs_of(state) for name in columns(expr)}
+        fields = Schema(tuple(field for field in fields if field.name in used))
+    elif isinstance(state, ops.Distinct):
+        fields = Schema(tuple(field for field in fields if field.name in state.keys))
+    about = dump(untried(replace(state, input=placeholder(state.input.schema))))
+    return f"{about.splitlines()[0]}  over {fields!r}"
+
+
+def check_same(epoch: dict[str, Json], now: list[Json], at: SourceLoc) -> None:
+    """Refuse a flow that keeps other state than an epoch has, with the difference."""
+    before = as_list(epoch["steps"])
+    if before == now:
+        return
+    old, new = ([str(each) for each in some] for some in (before, now))
+    pairs = [(a, b) for a, b in zip(old, new, strict=False) if a != b]
+    was, is_ = pairs[0] if pairs else ("\n".join(old[len(new):]), "\n".join(new[len(old):]))
+    raise BadArgument("this flow keeps other state than the one that wrote the checkpoint", at=at,
+                      checkpoint=was or "nothing more", flow=is_ or "nothing more", hint=_HINT)
+
+
+def state_number(path: list[Segment], number: int) -> int:
+    """The number that the state of a segment has."""
+    return sum(segment.state is not None for segment in path[:number])
+
+
+def states(epoch: dict[str, Json] | None, path: list[Segment]) -> list[Json]:
+    """The state of each segment in an epoch."""
+    if epoch is None:
+        return [None] * len(path)
+    found = as_list(epoch["states"])
+    if len(found) != state_number(path, len(path)) or None in found:
+        raise ValueError(f"{len(found)} states of a flow that keeps others")
+    rest = iter(found)
+    return [None if segment.state is None else next(rest) for segment in path]
+
+
+# --- sources
+
+
+def label(source: ops.Source) -> str:
+    """The name by which a checkpoint knows a source: what it reads, as far as that can be told."""
+    if not isinstance(source.data, Connected):
+        return source.name
+    about = getattr(source.data.source, "listing", None) or getattr(source.data.source, "name", "")
+    return f"{source.data.name} {about}".strip()
+
+
+def places(epoch: dict[str, Json] | None, feeds: list[Feed], at: SourceLoc) -> list[dict[str, Json]]:
+    """What an epoch says of the partitions of each source."""
+    if epoch is None:
+        return [{} for _ in feeds]
+    known = [as_map(each) for each in as_list(epoch["sources"])]
+    old, new = [as_text(each["name"]) for each in known], [label(feed.source) for feed in feeds]
+    order = _order(old, new)
+    if order is None:
+        raise BadArgument("this flow has other sources than the one that wrote the checkpoint", at=at,
+                          checkpoint=", ".join(old), flow=", ".join(new), hint=_HINT)
+    if order != sorted(order) and any(segment.state is not None and not _is_shared(segment, feeds)
+                                      for segment in segments(feeds)):  # fmt: skip
+        raise BadArgument("the sources have changed places, and some have state of their own", at=at,
+                          checkpoint=", ".join(old), flow=", ".join(new), hint="put them in the order they had")
+    return [as_map(known[number]["partitions"]) for number in order]
+
+
+def _order(old: list[str], new: list[str]) -> list[int] | None:
+    """For each source of the flow the number that it had, None if that cannot be told.
+
+    >>> _order(["a", "b"], ["b", "a"]), _order(["a", "b"], ["moved", "b"]), _order(["a", "b"], ["b", "c"])
+    ([1, 0], [0, 1], None)
+    """
+    if len(old) != len(new):
+        return None
+    found = [old.index(name) if old.count(name) == new.count(name) == 1 else k for k, name in enumerate(new)]
+    return found if len(set(found)) == len(found) else None
+
+
+def _is_shared(segment: Segment, feeds: list[Feed]) -> bool:
+    return all(segment in segments([feed]) for feed in feeds)

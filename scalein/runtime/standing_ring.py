@@ -1,0 +1,262 @@
+"""A ring that goes on: sliding windows of a job, with the slices of all open windows in each key's record.
+
+As in `ring.py` a row costs one probe. But windows are emitted when the caller says that time has come so far, not when
+a row shows it, and the slices that no open window needs are cleared. The ring covers `size` slices from the first one
+that an open window has a part in; the caller looks before it adds (`takes`), and keeps rows outside of it elsewhere.
+
+Each worker serves its own key groups and passes over the others' rows. Another number of workers only means that some
+serve several tables, until the tables are begun anew (`leave`): their content leaves as partial groups by slice, which
+it also does where a column has its first null (records have no room for what does not happen), and where most
+records are of keys that do not come any more.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+
+from scalein.errors import InternalError
+from scalein.ir.handed_on import kernel_steps
+from scalein.ir.nodes import Grouped
+from scalein.ir.stages import Group, GroupMode
+from scalein.ir.tables import Slicing, Table
+from scalein.layout import DONE, RING_ADVANCE, FrameData
+from scalein.llvm_backend.cache import Compiled
+from scalein.options import Options
+from scalein.runtime.call import call
+from scalein.runtime.emit import Emitter
+from scalein.runtime.joins import Built
+from scalein.runtime.output import CHUNK_ROWS
+from scalein.runtime.pipe import Collector
+from scalein.runtime.ring import FAR_SLICE
+from scalein.runtime.specialise import Specialiser
+from scalein.runtime.stages import Prepared, specialised_table, table_exprs
+from scalein.runtime.tables import HashTable, grown
+from scalein.runtime.workers import side_by_side
+
+FEW_RECORDS = 1 << 16
+_LAST = 1 << 126  # behind all times
+DEAD_SHARE = 4  # times as many records as the last window had groups: most are of keys that come no more
+
+
+class StandingRing:
+    """Open windows of a node. Slices are numbered by time // slice size."""
+
+    def __init__(self, node: Grouped, partial_: Grouped, joins: dict[int, Built], options: Options, size: int) -> None:
+        node, partial_ = (replace(each, steps=kernel_steps(each)) for each in (node, partial_))
+        assert node.table.window is not None
+        self._windows, self._slices = (
+            _Emitted(each, replace(each.table, slicing=Slicing.RING, ring=size), options) for each in (node, partial_))
+        self._options, self._size = options, size
+        self._slice_size = node.table.slice_size
+        self._of_window = node.table.window.size // self._slice_size
+        self._step = node.table.window.every // self._slice_size
+        self._workers = self._serving = options.workers
+        self._lock = threading.Lock()
+        self._prepared = Prepared("ring", node.input.schema, node.steps, self._sink,
+                                  (*node.keys, *table_exprs(node.table)), joins, options)
+        self._node = node
+        self._parts: list[_Part] = []
+        self._first: int | None = None  # slice that an open window needs
+        self._last: int | None = None  # slice that may have a row
+        self._emitted = 0  # groups of the last window
+
+    def _sink(self, special: Specialiser) -> Group:
+        # Of the facts so far: `add` begins anew when they change.
+        for each in (self._windows, self._slices):
+            each.table, keys = specialised_table(each.general, each.node.keys, special, nullable=False)
+        self._prepared.key_exprs = keys
+        return Group(self._windows.table, keys, GroupMode.HASH, owned=self._workers > 1)
+
+    # --- rows
+
+    def takes(self, least: int, greatest: int) -> bool:
+        """Whether the ring covers these times."""
+        low, high = least // self._slice_size, greatest // self._slice_size
+        if low < -FAR_SLICE or high > FAR_SLICE:
+            return False  # too near the limits of 64 bits for the arithmetic here
+        first = self._first
+        if first is None:
+            first = (low // self._step - (-(-self._of_window // self._step) - 1)) * self._step
+        if low < first or high >= first + self._size:
+            return False
+        self._first, self._last = first, high if self._last is None else max(high, self._last)
+        return True
+
+    def add(self, batches: list[pa.RecordBatch], workers: int) -> list[pa.RecordBatch]:
+        """Count rows in whose times it takes; gives partial groups that had to leave."""
+        if not batches:
+            return []
+        left: list[pa.RecordBatch] = []
+        # All of them: facts decide how the records look.
+        if any([self._prepared.learn(batch) for batch in batches]) or not self._parts:  # noqa: C419
+            left = self.partials(_LAST)
+            self._workers = workers
+            compiled = self._prepared.compile()
+            self._parts = [_Part(self._prepared, compiled, self._windows.table, self._options, worker, self._workers)
+                           for worker in range(self._workers)]
+        assert self._first is not None
+        self._serving = workers
+        for part in self._parts:
+            part.frame["ring.open"], part.frame["ring.limit"] = self._first, self._first + self._size
+        self._share([partial(part.run, batches, self._lock) for part in self._parts])
+        return left
+
+    def _share(self, jobs: list[Callable[[], None]]) -> None:
+        """Run what is to be done for each table, on as many workers as there are now."""
+        workers = min(self._serving, len(jobs))
+        side_by_side([partial(_each, jobs[worker::workers]) for worker in range(workers)])
+
+    @property
+    def workers(self) -> int:
+        """That the tables were made for."""
+        return self._workers
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.records.used for part in self._parts)
+
+    @property
+    def earliest(self) -> int | None:
+        """A time before all that it has, if it has any."""
+        return None if self._first is None or not self._parts else self._first * self._slice_size
+
+    @property
+    def is_mostly_dead(self) -> bool:
+        return sum(part.records.count for part in self._parts) > max(FEW_RECORDS, DEAD_SHARE * self._emitted)
+
+    # --- out
+
+    def windows(self, after: int, end: int) -> list[pa.RecordBatch]:
+        """Windows that end behind `after`, up to `end`, in units of time; what only they and earlier ones need is gone.
+
+        Slices are cleared at once: the next window's last ones have the places of the last window's first ones.
+        """
+        if self._first is None or self._last is None or not self._parts:
+            return []
+        size, step = self._of_window, self._step
+        start = max(self._first, -(-(after + 1) // self._slice_size) - size)
+        start = -(-start // step) * step
+        starts = range(start, min(end // self._slice_size - size, self._last) + 1, step)
+        self.forget(start * self._slice_size)
+        found = self._emit(self._windows, size, starts, forget=True)
+        if starts and self._first is not None:
+            self._first = starts[-1] + step
+        self._emitted = sum(batch.num_rows for batch in found) // max(1, len(starts))
+        return found
+
+    def partials(self, end: int) -> list[pa.RecordBatch]:
+        """What it has of slices that begin before a time, as partial groups."""
+        if self._first is None or self._last is None or not self._parts:
+            return []
+        stop = min(-(-end // self._slice_size) - 1, self._last)
+        return self._emit(self._slices, 1, range(self._first, stop + 1), forget=False)
+
+    def _emit(self, what: _Emitted, slices: int, firsts: range, forget: bool) -> list[pa.RecordBatch]:
+        if not firsts:
+            return []
+        what.prepare(slices)  # before threads do
+        found: list[list[list[pa.Array]]] = [[] for _ in self._parts]
+
+        def emit(k: int) -> None:
+            found[k] += self._parts[k].emit(what, slices, firsts, forget)
+
+        self._share([partial(emit, k) for k in range(len(self._parts))])
+        return [what.emitter.batch(arrays, self._prepared, what.table)
+                for chunks in found for arrays in chunks if len(arrays[0])]
+
+    def forget(self, first_open: int) -> None:
+        """Clear the slices before a time, which is where a window starts."""
+        first = first_open // self._slice_size
+        if self._first is None or first <= self._first:
+            return
+        if self._last is None or first > self._last:
+            self._first, self._last, self._parts = None, None, []  # everything is over
+            return
+        for part in self._parts:
+            part.clear(range(self._first, min(first, self._first + self._size)))
+        self._first = first
+
+    def leave(self, workers: int) -> list[pa.RecordBatch]:
+        """All that it has, as partial groups; it is empty then, and begins anew for so many workers."""
+        found = self.partials(_LAST)
+        self._workers, self._last, self._parts = workers, None, []
+        return found
+
+
+def _each(jobs: list[Callable[[], None]]) -> None:
+    for job in jobs:
+        job()
+
+
+class _Emitted:
+    """What the records of a ring are read as: windows, or slices."""
+
+    def __init__(self, node: Grouped, table: Table, options: Options) -> None:
+        self.node, self.general, self.table = node, table, table
+        self.emitter = Emitter(node, None, {}, options)
+
+    def prepare(self, slices: int) -> None:
+        self.emitter.kernel(self.table, slices)
+
+
+class _Part:
+    """A worker's table."""
+
+    def __init__(self, prepared: Prepared, compiled: Compiled, table: Table, options: Options, worker: int,
+                 workers: int) -> None:
+        self._prepared, self._compiled, self._table = prepared, compiled, table
+        self.records = HashTable(table, options)
+        # Results of many borders in one chunk: untouched memory costs nothing, and a chunk for each would cost a
+        # hundred faults for small pages.
+        self._out: dict[_Emitted, Collector] = {}
+        self.frame = compiled.kernel.frame.new()
+        self.frame["owner.workers"], self.frame["owner.worker"] = workers, worker
+        prepared.attach_joins(self.frame)
+
+    def run(self, batches: list[pa.RecordBatch], lock: threading.Lock) -> None:
+        for batch in batches:
+            with lock:  # what dictionaries stand for is shared
+                self._prepared.bind(self.frame, batch)
+            self.frame["first_row"], self.frame["row"], self.frame["end"] = 0, 0, batch.num_rows
+            while (status := self._call(self.frame)) != DONE:
+                if status == RING_ADVANCE:
+                    raise InternalError("a row lies outside of the slices that a ring covers")
+                grown(self.records, status, self.frame)
+
+    def _call(self, frame: FrameData) -> int:
+        self.records.attach(frame)
+        status = call(self._compiled, frame)
+        self.records.detach(frame)
+        return status
+
+    def emit(self, what: _Emitted, slices: int, firsts: range, forget: bool) -> list[list[pa.Array]]:
+        if what not in self._out:
+            compiled, items = what.emitter.kernel(what.table, slices)
+            self._out[what] = Collector(compiled, compiled.kernel.frame.new(), items, CHUNK_ROWS)
+        out, layout = self._out[what], self._table.layout
+        frame = out.frame
+        frame.keep["source"] = self.records
+        chunks: list[list[pa.Array]] = []
+        for first in firsts:
+            frame["window.first"] = first
+            for k in range(slices):
+                frame[f"window.slice{k}"] = ((first + k) & (self._table.ring - 1)) * layout.ring_step
+            frame["source"], frame["row"], frame["end"] = self.records.first, 0, self.records.count
+            chunks += out.run()
+            if forget:
+                self.clear(range(first, first + firsts.step))
+        return [*chunks, out.finish()]
+
+    def clear(self, slices: range) -> None:
+        layout = self._table.layout
+        words = self.records.words(layout.size // 8)
+        count = layout.ring_step // 8
+        for number in slices:
+            start = (layout.ring_start + (number & (self._table.ring - 1)) * layout.ring_step) // 8
+            words[:, start : start + count] = np.frombuffer(layout.template, np.int64)[start : start + count]

@@ -1,0 +1,127 @@
+"""Filters that are left to Spark: rows that it drops need not be converted to Arrow and sent to Python.
+
+That costs far more than a comparison, so whatever Spark computes just as we do goes to it: comparisons of a column with
+a constant of numbers, text and booleans, null tests, and what `and`, `or` and `not` make of them. None of these can
+fail, so they may be looked at before the others. NaN is the greatest and equals itself, text is compared by its bytes,
+and null is neither true nor false, there as here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from scalein.dtypes import BOOL, NUMBERS, Kind
+from scalein.ir import ops
+from scalein.ir.exprs import Call, Col, Expr, Lit, type_of
+from scalein.ir.rewrite import map_inputs
+from scalein.jobs.segments import Segment
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+_PLAIN = ("boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "string")  # Spark's names
+_KINDS = (*NUMBERS, Kind.BOOL, Kind.STR)
+
+
+def pulled(segment: Segment, struct: Any) -> tuple[Segment, Column | None]:
+    """The segment without the conditions on its input that Spark can test, and these, together."""
+    plain = {field.name for field in struct.fields if field.dataType.simpleString() in _PLAIN}
+    taken: list[Column] = []
+
+    def visit(op: ops.Op) -> ops.Op:
+        if isinstance(op, ops.Filter) and op.input is segment.input:
+            left: Expr | None = None
+            for each in _conjuncts(op.predicate):
+                condition = _condition(each, plain)
+                if condition is not None:
+                    taken.append(condition)
+                else:
+                    left = each if left is None else Call("and", (left, each), (), BOOL, left.nullable or each.nullable)
+            return op.input if left is None else replace(op, predicate=left)
+        if isinstance(op, ops.Join):
+            return replace(op, left=visit(op.left))
+        return map_inputs(op, visit)
+
+    op = visit(segment.op)
+    if not taken:
+        return segment, None
+    whole = taken[0]
+    for condition in taken[1:]:
+        whole = whole & condition
+    state = segment.state
+    if state is not None:
+        state = next(each for each in _path(op, segment.input) if type(each) is type(state))
+    return Segment(op, segment.input, state, segment.then), whole
+
+
+def _path(op: ops.Op, source: ops.Op) -> list[ops.Op]:
+    path = [op]
+    while path[-1] is not source:
+        last = path[-1]
+        assert not isinstance(last, ops.Source | ops.Union)
+        path.append(last.left if isinstance(last, ops.Join) else last.input)
+    return path
+
+
+def _conjuncts(expr: Expr) -> list[Expr]:
+    if isinstance(expr, Call) and expr.fn == "and":
+        return [part for arg in expr.args for part in _conjuncts(arg)]
+    return [expr]
+
+
+def _condition(expr: Expr, plain: set[str]) -> Column | None:
+    """The condition as Spark writes it, if Spark means the same."""
+    if isinstance(expr, Col):
+        return _column(expr, plain) if type_of(expr).kind is Kind.BOOL else None
+    if not isinstance(expr, Call):
+        return None
+    match expr.fn, expr.args:
+        case ("eq" | "ne" | "lt" | "le" | "gt" | "ge"), (left, right):
+            a, b = _operand(left, plain), _operand(right, plain)
+            is_one = isinstance(left, Col) or isinstance(right, Col)
+            if a is None or b is None or not is_one:
+                return None
+            found: Column = {"eq": a.__eq__, "ne": a.__ne__, "lt": a.__lt__, "le": a.__le__, "gt": a.__gt__,
+                             "ge": a.__ge__}[expr.fn](b)
+            return found
+        case ("and" | "or"), (left, right):
+            first, second = _condition(left, plain), _condition(right, plain)
+            if first is None or second is None:
+                return None
+            return first & second if expr.fn == "and" else first | second
+        case "not", (inner,):
+            condition = _condition(inner, plain)
+            return None if condition is None else ~condition
+        case ("is_null" | "is_not_null"), (Col() as column,):
+            given = _column(column, plain)
+            return given if given is None else given.isNull() if expr.fn == "is_null" else given.isNotNull()
+        case _:
+            return None
+
+
+def _operand(expr: Expr, plain: set[str]) -> Column | None:
+    from pyspark.sql import functions
+
+    if isinstance(expr, Col):
+        return _column(expr, plain)
+    if not isinstance(expr, Lit) or expr.value is None or type_of(expr).kind not in _KINDS:
+        return None
+    value = expr.value
+    if isinstance(value, float) and (math.isinf(value) or type_of(expr).kind is Kind.F32):
+        return None  # a literal of 32 bits would be widened here and rounded there
+    if isinstance(value, int) and not isinstance(value, bool) and not -(1 << 63) <= value < 1 << 63:
+        return None
+    return functions.lit(value)
+
+
+def _column(column: Col, plain: set[str]) -> Column | None:
+    from pyspark.sql import functions
+
+    return functions.col(quoted(column.name)) if column.name in plain and type_of(column).kind in _KINDS else None
+
+
+def quoted(name: str) -> str:
+    """A column's name in Spark's words, whatever is in it."""
+    return "`" + name.replace("`", "``") + "`"

@@ -1,0 +1,199 @@
+"""run: a flow that is bound to its data, read by Spark's tasks themselves.
+
+Spark schedules and moves what must meet; rows never go through the JVM before they are aggregated. Files are cut into
+splits (parts of a Parquet file, whole files of other formats), which are dealt out to tasks of about the same size:
+not more tasks than needed, because each sends partial groups of its own. A task decodes its splits with our readers, on
+a thread beside the kernels; row groups whose statistics rule them out are left out here already. What has partitions of
+another kind (own sources, generators) is a task a partition. Data in this process's memory goes through
+`createDataFrame`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from scalein.connectors.ahead import Unit, ahead
+from scalein.connectors.base import QUIET_S, Connected, Json
+from scalein.connectors.files import FileSource
+from scalein.connectors.formats import Parquet, Part
+from scalein.connectors.memory import Batches
+from scalein.errors import BadArgument, InternalError, SourceLoc, here
+from scalein.ir import ops
+from scalein.ir.rewrite import walk_ops
+from scalein.options import Options
+from scalein.spark.mapping import Entering, Rows, Step
+from scalein.spark.phases import Phases
+from scalein.spark.types import leaving, leaving_schema, spark_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from scalein.flow import Flow
+
+TASK_BYTES = 256 << 20  # of files, compressed as they are, that a task reads at least if there are cores enough
+
+Split = tuple[str, int, int | None]  # name of a file, first row, and the row behind the last; None is the file's end
+
+
+def run(flow: Flow, spark: SparkSession) -> DataFrame:
+    """The rows of a flow that is bound to its data, as a DataFrame; executors read the files themselves.
+
+    Every executor must see the files under the same path. Nothing is read before an action but what the plan needs:
+    the files' metadata, and the static tables of joins. What is said of order in `scalein.spark.apply` holds here too.
+    """
+    from scalein.flow import Flow
+    from scalein.spark.applying import planned
+
+    at = here()
+    if not isinstance(flow, Flow):
+        raise BadArgument("run takes a flow and a Spark session, in this order", at=at, found=type(flow).__name__)
+    if not hasattr(spark, "createDataFrame"):
+        raise BadArgument("run takes a Spark session", at=at, found=type(spark).__name__,
+                          hint="scalein.spark.session() gives one")
+    for below in walk_ops(flow.op):
+        if isinstance(below, ops.Source) and below.data is None:
+            raise BadArgument("the flow has no data yet: it begins with si.flow(schema)", at=at,
+                              hint="begin it with a reader, or use scalein.spark.apply(q, df)")
+        if isinstance(below, ops.Source) and isinstance(below.data, Connected) and not below.data.bounded:
+            raise BadArgument(f"the input ({below.data.name}) never ends, so its result cannot be had", at=at,
+                              hint="start(sink=...) runs it as a job")
+    return planned(flow.op, spark, None, at)
+
+
+def bound_rows(source: ops.Source, phases: Phases, spark: SparkSession, at: SourceLoc) -> tuple[DataFrame, Step]:
+    """A DataFrame, and the step that makes of its batches the rows of a source that `phases` read."""
+    columns = phases.reads
+    data = source.data
+    if isinstance(data, Batches):
+        table = pa.Table.from_batches(list(data.read()), data.schema).select(columns)
+        wanted = leaving_schema(table.schema, at)
+        parts = [part for batch in table.to_batches() for part in leaving(batch, wanted)]
+        df = spark.createDataFrame(pa.Table.from_batches(parts, wanted), schema=spark_schema(table.schema, at))
+        return df, Entering(table.schema)
+    if not isinstance(data, Connected):
+        raise InternalError("a source without data reached Spark", at=at)
+    connected = data.project(columns).where(phases.tests)
+    step: Step
+    if isinstance(connected.source, FileSource):
+        shares = dealt(*splits_of(connected.source), parallelism(spark))
+        step, count = FilesRead(connected.name, connected.source, tuple(map(tuple, shares)), source.at), len(shares)
+    else:
+        names = tuple(connected.partitions())
+        step, count = PartitionsRead(connected, names), len(names)
+    return spark.range(0, count, 1, max(1, count)), step
+
+
+def splits_of(source: FileSource) -> tuple[list[Split], list[int]]:
+    """The splits of files, and how many bytes each has, about."""
+    splits: list[Split] = []
+    sizes: list[int] = []
+    for file in source.listing.files():
+        path = source.listing.path(file.name)
+        rows = [0]
+        if isinstance(source.format, Parquet):  # others would be read to be cut
+            rows = [part.row for part in source.format.parts(path, source.whole, None, 0)]
+        splits += [(file.name, row, end) for row, end in zip(rows, [*rows[1:], None], strict=False)]
+        sizes += [os.stat(path).st_size // len(rows)] * len(rows) if rows else []
+    return splits, sizes
+
+
+def dealt(splits: Sequence[Split], sizes: Sequence[int], cores: int) -> list[list[Split]]:
+    """The splits of each task: about the same number of bytes, neighbours together where that costs nothing.
+
+    >>> [[name for name, *_ in share] for share in dealt([(name, 0, None) for name in "abcd"], [9, 1, 1, 7], 2)]
+    [['a'], ['b', 'c', 'd']]
+    """
+    whole = sum(sizes)
+    rounds = max(1, -(-whole // (TASK_BYTES * cores)))
+    count = min(len(splits), rounds * cores)
+    shares: list[tuple[int, int, list[int]]] = [(0, k, []) for k in range(count)]
+    for k in sorted(range(len(splits)), key=lambda k: -sizes[k]):  # the largest first, to whoever has least
+        size, number, share = heapq.heappop(shares)
+        share.append(k)
+        heapq.heappush(shares, (size + sizes[k], number, share))
+    return [[splits[k] for k in sorted(share)] for _, _, share in sorted(shares, key=lambda each: each[1])]
+
+
+def parallelism(spark: SparkSession) -> int:
+    """How many tasks run at once."""
+    try:
+        return max(1, int(spark.sparkContext.defaultParallelism))
+    except Exception:  # Spark Connect has no context; whatever it raises says so
+        return int(spark.conf.get("spark.sql.shuffle.partitions", "200") or 200)
+
+
+@dataclass(frozen=True)
+class PartitionsRead:
+    """Partitions of a source; Spark gives their numbers."""
+
+    data: Connected
+    names: tuple[str, ...]
+
+    def run(self, batches: Rows, options: Options) -> Rows:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from (rows for rows, _ in self.data.read_from(self.names[number], None) if rows.num_rows)
+
+
+@dataclass(frozen=True)
+class FilesRead:
+    """Shares of files; Spark gives their numbers."""
+
+    name: str
+    files: FileSource
+    shares: tuple[tuple[Split, ...], ...]
+    at: SourceLoc
+
+    def run(self, batches: Rows, options: Options) -> Rows:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                some = Connected(self.name, _Some(self.files, self.shares[number], options.workers), self.at)
+                yield from some.read()
+
+
+@dataclass(frozen=True)
+class _Some:
+    """Some splits as a source of one partition."""
+
+    files: FileSource
+    splits: tuple[Split, ...]
+    threads: int
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.files.schema
+
+    def partitions(self) -> Sequence[str]:
+        return ("splits",)
+
+    def read(self, partition: str, offset: Json) -> Iterator[tuple[pa.RecordBatch, Json]]:
+        for batch in ahead(self._units(), self.threads, QUIET_S):
+            if batch is not None:
+                yield batch, None
+
+    def _units(self) -> Iterator[Unit[pa.RecordBatch]]:
+        files = self.files
+        columns = None if files.columns is None else list(files.columns)
+        for name, first, end in self.splits:
+            for part in files.format.parts(files.listing.path(name), files.whole, columns, first):
+                if end is not None and part.row >= end:
+                    break
+                yield partial(_between, part, first, end)
+
+
+def _between(part: Part, first: int, end: int | None) -> Iterator[pa.RecordBatch]:
+    """The rows of a part that are in a split: should files be cut otherwise here than where splits were dealt out."""
+    row = part.row
+    for batch in part.open():
+        start = max(0, first - row)
+        stop = batch.num_rows if end is None else min(batch.num_rows, end - row)
+        row += batch.num_rows
+        if start < stop:
+            yield batch if stop - start == batch.num_rows else batch.slice(start, stop - start)

@@ -1,0 +1,1 @@
+"""Streams: a flow inside Structured Streaming, with a state of our own."""

@@ -1,0 +1,217 @@
+"""A stream's batches, as the driver sees them: from what tasks have said to what counts.
+
+A batch of number b:
+
+    manifest b is there      the batch is done: its output is made visible once more, and that is all
+    else                     tasks run (`tasks.py`), from what manifest b-1 names; whatever they wrote is durable
+                             output is prepared, manifest b is published: the commit point
+                             output is made visible; what no manifest needs is removed
+
+So the driver may end at any instruction: Spark marks b as done when `Commits.do` comes back, and plays it again
+otherwise, with the same rows. The number of partitions is read at the beginning of a batch: another one costs nothing
+(`runs.py`). One thread at a time calls; nothing here knows Spark but the function that runs the tasks.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from scalein.connectors.base import Json
+from scalein.errors import BadArgument, Damaged, InternalError, ScaleinError, SourceLoc
+from scalein.jobs.json import as_int, as_list, as_map
+from scalein.spark.blobs import KEY_GROUPS
+from scalein.spark.shipping import pack
+from scalein.spark.streaming.clocks import Clock, moved
+from scalein.spark.streaming.manifest import Manifests
+from scalein.spark.streaming.outputs import Outlet
+from scalein.spark.streaming.places import Place
+from scalein.spark.streaming.reading import described
+from scalein.spark.streaming.runs import Run, joined_runs
+from scalein.spark.streaming.tasks import Batch, Heard, seen_of
+from scalein.spark.streaming.work import Work
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that `start` was given, checked."""
+
+    work: Work
+    entering: pa.Schema  # the stream's columns that are read
+    outlets: dict[str, Outlet]  # out, and perhaps late
+    place: Place
+    partitions: int
+    trigger: dict[str, object]
+    at: SourceLoc
+
+
+class Commits:
+    """What a stream has committed, and how it goes on. It holds the checkpoint until `close`."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan, self._work = plan, pack(plan.work)
+        self.partitions = plan.partitions
+        self.progress: dict[str, object] | None = None
+        self._has_warned = False
+        self._manifests = Manifests(plan.place)
+        self._manifests.take(plan.at)
+        self._opened: list[Outlet] = []
+        try:
+            self._recover()
+        except BaseException:
+            self.close()
+            raise
+
+    def _recover(self) -> None:
+        """Go on from the last manifest, if there is one."""
+        plan, place = self._plan, self._plan.place
+        self._last = self._manifests.newest()
+        name, run = self._manifests.next_run()
+        self._name = name
+        self._clock, self._runs, self._before = Clock(), list[Run](), set[str]()
+        committed: dict[str, Json] = {}
+        if self._last is not None:
+            try:
+                self._check_same(as_list(self._last["flow"]))
+                self._clock = Clock.of(self._last["clock"])
+                self._runs = [Run.of(each) for each in as_list(self._last["runs"])]
+                committed = as_map(self._last["output"])
+                self._before = self._named(self._runs, committed)
+            except (ValueError, KeyError, TypeError) as error:
+                raise Damaged("a manifest does not say what one says", found=repr(error),
+                              file=place.uri_of(f"manifests/{self._last['batch']:010}.json")) from error
+        for role, outlet in plan.outlets.items():
+            outlet.open(self._committed(role, committed), f"{name}-{run}")
+            self._opened.append(outlet)
+
+    def _committed(self, role: str, output: dict[str, Json]) -> Json:
+        """What a manifest says of an output, if it was of the same kind."""
+        if role not in output:
+            return None
+        kind, prepared = as_list(output[role])
+        return prepared if kind == type(self._plan.outlets[role]).__name__ else None
+
+    def _check_same(self, before: list[Json]) -> None:
+        now = self._plan.work.signature
+        if before != now:
+            raise BadArgument("this flow keeps other state than the one that wrote the checkpoint", at=self._plan.at,
+                              checkpoint="\n".join(map(str, before)) or "nothing",
+                              flow="\n".join(map(str, now)) or "nothing",
+                              hint="give another checkpoint, or go on with the flow as it was")
+
+    # --- a batch
+
+    def do(self, number: int, query: str, act: Callable[[Batch], Heard], spark: SparkSession | None) -> None:
+        """Have a batch of a query of Spark's counted; `act` runs its tasks."""
+        self._check_query(query)
+        done = -1 if self._last is None else as_int(self._last["batch"])
+        if number == done:
+            self._commit(spark)
+        elif number == done + 1:
+            self._run(number, query, act, spark)
+        elif number > done:
+            raise Damaged(f"Spark is at batch {number}, and the last manifest is "
+                          f"{f'that of batch {done}' if done >= 0 else 'missing'}",
+                          file=self._plan.place.uri_of("manifests"),
+                          hint="bring the missing ones back, or begin again with another checkpoint")
+
+    def _check_query(self, found: str) -> None:
+        """Batches of two queries must not be mixed: numbers of one say nothing of the other's rows."""
+        if self._last is not None and (known := self._last["query"]) != found:
+            raise BadArgument("another query wrote this checkpoint: Spark's part of it was removed or replaced",
+                              at=self._plan.at, file=self._plan.place.uri_of("spark"), checkpoint=known, found=found,
+                              hint="give another checkpoint, or bring its folder spark back")
+
+    def _run(self, number: int, query: str, act: Callable[[Batch], Heard], spark: SparkSession | None) -> None:
+        began, partitions = time.monotonic(), self.partitions
+        plan, prefix = self._plan, f"{self._name}-{number:010}"
+        outputs = (plan.outlets["out"].output, plan.outlets["late"].output if "late" in plan.outlets else None)
+        said = act(Batch(self._work, plan.entering, prefix, partitions, self._clock, tuple(self._runs), plan.place,
+                         outputs))
+        words = [said.words[task] for task in sorted(said.words)]
+        runs, clock = self._state_behind(words, partitions)
+        output: dict[str, Json] = {}
+        for role, outlet in plan.outlets.items():
+            prepared = outlet.prepared(prefix, [each[role] for each in words], getattr(said, role))
+            output[role] = [type(outlet).__name__, prepared]
+        progress = self._counted(words, number, partitions, runs, clock)
+        content: dict[str, Json] = {
+            "query": query, "job": self._name, "partitions": partitions, "flow": plan.work.signature,
+            "state": described(plan.work), "runs": [[*run.to_json()] for run in runs], "clock": clock.to_json(),
+            "watermark": plan.work.watermark(clock), "output": output, "progress": progress}  # fmt: skip
+        self._manifests.publish(number, content)
+        self._last = {"batch": number, **content}
+        self._runs, self._clock = runs, clock
+        self._commit(spark)
+        named = self._named(runs, output)
+        self._manifests.forget(named, self._before)
+        self._before = named
+        self.progress = {**progress, "duration_s": round(time.monotonic() - began, 3)}
+
+    def _state_behind(self, words: list[dict[str, Json]], partitions: int) -> tuple[list[Run], Clock]:
+        if self._plan.work.mode == "rowwise":
+            return [], moved(self._clock, seen_of(words), self._plan.work.far)
+        if not words:  # a batch without a single partition
+            return self._runs, self._clock
+        clocks = [Clock.of(each["clock"]) for each in words]
+        if len(words) != partitions or len(set(clocks)) > 1:
+            raise InternalError("tasks of a batch did not say what they should", found=f"{len(words)} of {partitions}")
+        return joined_runs(Run.of(each) for some in words for each in as_list(some["runs"])), clocks[0]
+
+    def _counted(self, words: list[dict[str, Json]], number: int, partitions: int, runs: list[Run],
+                 clock: Clock) -> dict[str, Json]:
+        # Each reduce task has heard all map tasks, so any of them knows what they counted.
+        from_maps = words if self._plan.work.mode == "rowwise" else words[:1]
+        rows, timeless, late = (sum(as_int(each[name]) for each in from_maps)
+                                for name in ("rows", "timeless", "late_rows"))
+        if late and "late" not in self._plan.outlets and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(f"{late} rows came too late and were dropped; later ones are only counted: see "
+                          'last_progress["late_rows"], or give late= a sink', RuntimeWarning, stacklevel=2)
+        return {"batch_id": number, "partitions": partitions, "rows_in": rows,
+                "rows_out": sum(as_int(each["rows_out"]) for each in words), "late_rows": late,
+                "timeless_rows": timeless, "far_rows": clock.far_rows, "watermark": self._plan.work.watermark(clock),
+                "state_files": len({run.file for run in runs}),
+                "state_bytes": sum({run.file: run.size_bytes for run in runs}.values())}
+
+    def _commit(self, spark: SparkSession | None) -> None:
+        """Make the output of the last manifest visible."""
+        assert self._last is not None
+        output = as_map(self._last["output"])
+        for role, outlet in self._plan.outlets.items():
+            if (prepared := self._committed(role, output)) is not None:
+                outlet.commit(prepared, spark, as_int(self._last["batch"]))
+
+    def _named(self, runs: list[Run], output: dict[str, Json]) -> set[str]:
+        """The files that a manifest needs."""
+        named = {run.file for run in runs}
+        for role, outlet in self._plan.outlets.items():
+            if (prepared := self._committed(role, output)) is not None:
+                named.update(outlet.files(prepared))
+        return named
+
+    def close(self) -> None:
+        """Give everything back."""
+        failed: ScaleinError | None = None
+        for outlet in self._opened:
+            try:
+                outlet.close()
+            except ScaleinError as error:
+                failed = failed or error
+        self._manifests.close()
+        if failed is not None:
+            raise failed
+
+
+def checked_partitions(given: object, at: SourceLoc) -> int:
+    if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= KEY_GROUPS:
+        raise BadArgument(f"partitions must be an integer from 1 to {KEY_GROUPS}", at=at, found=repr(given))
+    return given

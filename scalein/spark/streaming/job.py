@@ -1,0 +1,178 @@
+"""A stream: a flow inside Spark's Structured Streaming, seen from the driver.
+
+Spark owns the source, its offsets, the numbers of batches and the retries of tasks. A batch is one action inside of
+`foreachBatch`, and what becomes of it is told in `commits.py`.
+
+Spark's thread calls `_on_batch`; others ask and set flags. A thread of our own waits for the query's end, to give the
+checkpoint free.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from scalein.errors import ScaleinError, here
+from scalein.spark.errors import explained, in_our_words
+from scalein.spark.streaming.commits import Commits, Plan, checked_partitions
+from scalein.spark.streaming.tasks import SPARK_CELLS, Batch, Heard, MapTask, ReduceTask, RowTask, heard
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+STOP_S = 60.0  # that a stop waits for the batch under way
+# The plan of a batch is one we know: two stages that Spark need not think over. Larger Arrow batches cost it less.
+_SETTINGS = {"spark.sql.adaptive.enabled": "false", "spark.sql.execution.arrow.maxRecordsPerBatch": "65536"}
+
+
+class _Stopped(Exception):
+    """A batch is not begun, because the stream is to end."""
+
+
+class StreamJob:
+    """A running stream: `scale` it, `stop` it, `wait` for its end."""
+
+    def __init__(self, plan: Plan, stream: DataFrame) -> None:
+        self._plan = plan
+        self._error: BaseException | None = None
+        self._wants_stop = False
+        self._ended, self._idle = threading.Event(), threading.Lock()  # the lock is held during a batch
+        self._commits = Commits(plan)
+        try:
+            self._query = self._start(stream)
+        except BaseException:
+            self._commits.close()
+            raise
+        threading.Thread(target=self._watch, name="scalein stream", daemon=True).start()
+
+    def _start(self, stream: DataFrame) -> StreamingQuery:
+        writer = stream.writeStream.foreachBatch(self._on_batch)
+        writer = writer.option("checkpointLocation", self._plan.place.uri_of("spark"))
+        if self._plan.trigger:
+            writer = writer.trigger(**self._plan.trigger)  # type: ignore[call-overload]
+        with in_our_words():
+            return writer.start()
+
+    def _on_batch(self, df: DataFrame, number: int) -> None:
+        with self._idle:
+            try:
+                if self._wants_stop:
+                    raise _Stopped  # whatever comes back is a batch that is done
+                spark = df.sparkSession
+                query = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
+                self._commits.do(number, str(query), lambda batch: self._act(df, batch), spark)
+            except BaseException as error:
+                self._error = self._error or explained(error) or error
+                raise
+
+    def _act(self, df: DataFrame, batch: Batch) -> Heard:
+        """Run a batch's one action."""
+        names = self._plan.entering.names
+        rows = df.select([df[f"`{name.replace('`', '``')}`"] for name in names])
+        with _settings(df.sparkSession), in_our_words():
+            if self._plan.work.mode == "rowwise":
+                cells = rows.mapInArrow(RowTask(batch), SPARK_CELLS)
+            else:
+                cells = (rows.mapInArrow(MapTask(batch), SPARK_CELLS).repartition(batch.partitions, "target")
+                         .mapInArrow(ReduceTask(batch), SPARK_CELLS))
+            return heard(((row[0], row[1], row[2]) for row in cells.collect()), pa.py_buffer)
+
+    # --- what people ask
+
+    def scale(self, partitions: int) -> None:
+        """Have the state in so many partitions from the next batch on. No state is moved or rewritten for that."""
+        self._commits.partitions = checked_partitions(partitions, here())
+
+    def stop(self) -> None:
+        """End the stream behind the batch under way, or in the middle of one that takes longer than a minute: it will
+        be played again. Started with the same checkpoint, the stream goes on.
+        """
+        self._wants_stop = True
+        is_idle = self._idle.acquire(timeout=STOP_S)
+        try:
+            if not self._ended.is_set():
+                with in_our_words():
+                    self._query.stop()
+        finally:
+            if is_idle:
+                self._idle.release()
+        self._ended.wait()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Until the stream has ended, or so many seconds; raises what ended it."""
+        self._ended.wait(timeout)
+        if self.exception is not None:
+            raise self.exception
+
+    def await_termination(self, timeout: float | None = None) -> bool:
+        """As in PySpark: wait, and say whether the stream has ended."""
+        self.wait(timeout)
+        return self._ended.is_set()
+
+    @property
+    def last_progress(self) -> dict[str, object] | None:
+        """The figures of the last batch that this start has done: rows, late rows, watermark, state, seconds."""
+        return self._commits.progress
+
+    @property
+    def exception(self) -> BaseException | None:
+        """What ended the stream, if it did not end well."""
+        return None if self._wants_stop and not isinstance(self._error, ScaleinError) else self._error
+
+    @property
+    def is_active(self) -> bool:
+        return not self._ended.is_set()
+
+    @property
+    def status(self) -> str:
+        """In a word: running, finished, stopped or failed."""
+        if not self._ended.is_set():
+            return "running"
+        if self.exception is not None:
+            return "failed"
+        return "stopped" if self._wants_stop else "finished"
+
+    @property
+    def query(self) -> StreamingQuery:
+        """Spark's own handle."""
+        return self._query
+
+    def __repr__(self) -> str:
+        done = "no batch yet" if self.last_progress is None else f"batch {self.last_progress['batch_id']}"
+        return f"StreamJob({self.status}, {done}, {self._commits.partitions} partitions)"
+
+    # ---
+
+    def _watch(self) -> None:
+        """Wait for the query's end, and give everything back."""
+        try:
+            self._query.awaitTermination()
+        except BaseException as error:
+            self._error = self._error or explained(error) or error
+        try:
+            self._commits.close()
+        except ScaleinError as error:
+            self._error = self._error or error
+        finally:
+            self._ended.set()
+
+
+@contextmanager
+def _settings(spark: SparkSession) -> Iterator[None]:
+    """Our settings for the action of a batch; the session is the stream's own, and a function of the user's sees it
+    as it was.
+    """
+    before = {name: spark.conf.get(name) for name in _SETTINGS}
+    try:
+        for name, value in _SETTINGS.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, old in before.items():
+            if old is not None:
+                spark.conf.set(name, old)

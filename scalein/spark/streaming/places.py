@@ -1,0 +1,223 @@
+"""Places: a folder on any filesystem that pyarrow knows, and how its files become durable there.
+
+A file of state or output is written once, under a name of its own, and never changed; what a manifest names is durable
+before the manifest is. On a local disk that means synced, and the folder too; an object store takes a file whole, when
+it is closed. Files of other filesystems are read through a copy on the local disk, which any process of this machine
+may make and use. A copy that nobody has used for some time is removed.
+
+`put` replaces a small file as a whole: a reader finds the old bytes or the new ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import time
+import uuid
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import fs
+
+from scalein.errors import BadArgument, Damaged, SourceLoc, StoreFailed
+
+STATE, OUTPUT, MANIFESTS = "state", "output", "manifests"  # folders of a checkpoint
+_UNUSED_S = 3600.0  # after which a local copy goes
+_TEMPORARY = "_"  # names that begin with it are of files that are being written
+
+
+class Place:
+    """A folder; pickled as where it is. Names are below it, with "/" between folders."""
+
+    def __init__(self, files: fs.FileSystem, base: str, uri: str) -> None:
+        self.files, self.base, self.uri = files, base, uri
+        self.is_local = isinstance(files, fs.LocalFileSystem)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Place, (self.files, self.base, self.uri)
+
+    def __repr__(self) -> str:
+        return self.uri
+
+    def path(self, name: str) -> str:
+        """Where pyarrow finds a file."""
+        return f"{self.base}/{name}"
+
+    def uri_of(self, name: str) -> str:
+        """Where Spark finds a file, and what people call it."""
+        return f"{self.uri}/{name}"
+
+    def make(self, *folders: str) -> None:
+        with _failing("cannot make a folder of", self.uri):
+            for folder in folders:
+                self.files.create_dir(self.path(folder), recursive=True)
+            if self.is_local:
+                for folder in (*(self.path(each) for each in folders), self.base, os.path.dirname(self.base)):
+                    _sync(folder)
+
+    def names(self, folder: str) -> list[str]:
+        """The files of a folder, without those that are being written."""
+        with _failing("cannot list", self.uri_of(folder)):
+            found = self.files.get_file_info(fs.FileSelector(self.path(folder), allow_not_found=True))
+        names = (each.base_name for each in found if each.type == fs.FileType.File)
+        return sorted(name for name in names if not name.startswith(_TEMPORARY))
+
+    def read(self, name: str) -> bytes:
+        with _failing("cannot read", self.uri_of(name)), self.files.open_input_stream(self.path(name)) as file:
+            return bytes(file.read())
+
+    def put(self, name: str, data: bytes) -> None:
+        """Have a file with these bytes, whole and durable."""
+        folder, _, base = name.rpartition("/")
+        staged = f"{folder}/{_TEMPORARY}{base}-{uuid.uuid4().hex}"
+        with _failing("cannot write", self.uri_of(name)):
+            if not self.is_local:
+                with self.files.open_output_stream(self.path(name)) as file:
+                    file.write(data)
+                return
+            try:
+                with open(self.path(staged), "wb") as local:
+                    local.write(data)
+                    local.flush()
+                    os.fsync(local.fileno())
+                os.rename(self.path(staged), self.path(name))
+            except OSError:
+                with suppress(OSError):
+                    os.remove(self.path(staged))
+                raise
+            _sync(self.path(folder))
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[Written]:
+        """A new file, durable when the block ends; after an error there is none."""
+        path = self.path(name)
+        with _failing("cannot write", self.uri_of(name)):
+            file: Any = open(path, "wb") if self.is_local else self.files.open_output_stream(path)  # noqa: SIM115
+            try:
+                with file:
+                    yield Written(file)
+                    file.flush()
+                    if self.is_local:
+                        os.fsync(file.fileno())
+                if self.is_local:
+                    _sync(os.path.dirname(path))
+            except BaseException:
+                with suppress(OSError):
+                    self.files.delete_file(path)
+                raise
+
+    def remove(self, name: str) -> None:
+        with suppress(FileNotFoundError), _failing("cannot remove", self.uri_of(name)):
+            self.files.delete_file(self.path(name))
+
+    # --- reading whole files
+
+    def mapped(self, name: str) -> pa.Buffer:
+        """A file's bytes, mapped: of a local file itself, else of its copy on this machine."""
+        try:
+            with pa.memory_map(self.path(name) if self.is_local else self._copy(name)) as file:
+                return file.read_buffer()
+        except FileNotFoundError as error:
+            raise Damaged("a file of the checkpoint is gone", file=self.uri_of(name)) from error
+        except (OSError, pa.ArrowException) as error:
+            raise StoreFailed("cannot read a file of the checkpoint", file=self.uri_of(name), found=error) from error
+
+    @property
+    def _copies(self) -> str:
+        own = hashlib.sha256(f"{os.getuid()} {self.uri}".encode()).hexdigest()[:16]
+        return os.path.join(tempfile.gettempdir(), f"scalein-runs-{own}")
+
+    def _copy(self, name: str) -> str:
+        folder = self._copies
+        path = os.path.join(folder, name.replace("/", "-"))
+        if os.path.exists(path):
+            with suppress(OSError):
+                os.utime(path)
+            return path
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        staged = f"{path}-{uuid.uuid4().hex}"
+        with open(staged, "wb") as local, self.files.open_input_stream(self.path(name)) as remote:
+            while block := remote.read(1 << 22):
+                local.write(block)
+        os.rename(staged, path)
+        self._forget_copies(folder)
+        return path
+
+    @staticmethod
+    def _forget_copies(folder: str) -> None:
+        oldest = time.time() - _UNUSED_S
+        with os.scandir(folder) as found:
+            for each in found:
+                with suppress(OSError):  # another process is faster
+                    if each.stat().st_mtime < oldest:
+                        os.remove(each.path)
+
+
+class Written:
+    """A file that is being written, its size, and the checksum of its bytes."""
+
+    closed = False  # pyarrow asks
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.size_bytes, self.sum = 0, 0
+
+    def write(self, data: bytes) -> int:
+        self._file.write(data)
+        self.sum = zlib.crc32(data, self.sum)
+        self.size_bytes += len(data)
+        return len(data)
+
+    def flush(self) -> None:
+        pass
+
+    def tell(self) -> int:
+        return self.size_bytes
+
+    def close(self) -> None:
+        pass  # whoever opened the file closes it
+
+    def writable(self) -> bool:
+        return True
+
+
+def place_of(given: object, at: SourceLoc) -> Place:
+    """The folder that a path or an address ("s3://...", "hdfs://...") means."""
+    if not isinstance(given, str | os.PathLike) or not (text := os.fspath(given)) or not isinstance(text, str):
+        raise BadArgument("checkpoint takes a directory, or the address of one", at=at, found=repr(given))
+    if "://" not in text:
+        path = os.path.abspath(os.path.expanduser(text))
+        if os.path.exists(path) and not os.path.isdir(path):
+            raise BadArgument("the checkpoint is no directory", at=at, file=path)
+        return Place(fs.LocalFileSystem(), path, path)
+    scheme, rest = text.rstrip("/").split("://", 1)
+    try:  # what Spark calls s3a is s3 to pyarrow
+        files, base = fs.FileSystem.from_uri(f"{'s3' if scheme in ('s3a', 's3n') else scheme}://{rest}")
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise BadArgument("there is no such place for a checkpoint", at=at, found=text, why=error,
+                          hint="a path, or an address that pyarrow.fs.FileSystem.from_uri takes") from error
+    base = base.rstrip("/")
+    return Place(files, base, base if isinstance(files, fs.LocalFileSystem) else text.rstrip("/"))
+
+
+@contextmanager
+def _failing(what: str, name: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (OSError, pa.ArrowException) as error:
+        raise StoreFailed(f"{what} {name}", found=error) from error
+
+
+def _sync(folder: str) -> None:
+    """Have the names in a folder on disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

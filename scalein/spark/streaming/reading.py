@@ -1,0 +1,139 @@
+"""The state of a stream as a table, without the flow that made it.
+
+A manifest says of what its runs are made: key columns, and how results come from accumulators. That is all that is
+needed to finish partial groups, so nothing of the flow's code is stored or run.
+"""
+
+from __future__ import annotations
+
+import base64
+from math import gcd
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from scalein.compiler import compile_flow
+from scalein.connectors.base import Json
+from scalein.dtypes import Field, Schema, from_arrow_type
+from scalein.errors import BadArgument, Damaged, here
+from scalein.ir import ops
+from scalein.ir.exprs import Col
+from scalein.ir.nodes import Grouped, Scan
+from scalein.ir.tables import Acc, AccKind, Key, Output, Slicing, Table
+from scalein.ir.two_phase import two_phase
+from scalein.jobs.json import as_int, as_list, as_map, as_text
+from scalein.jobs.partials import group_of
+from scalein.jobs.steps import filtered
+from scalein.jobs.watermarks import as_integers
+from scalein.options import Options
+from scalein.runtime.run import Program
+from scalein.spark.streaming.clocks import least_open
+from scalein.spark.streaming.manifest import Manifests
+from scalein.spark.streaming.places import place_of
+from scalein.spark.streaming.runs import HASH, Run, pieces_of
+from scalein.spark.streaming.work import SLICE, Work
+
+
+def read_state(checkpoint: object) -> pa.Table:
+    """The state of a stream as it was behind the last batch that was committed; the stream may be running.
+
+    Of groups these are the keys and aggregates, of open windows with what they have so far; of a distinct the rows
+    seen; of aggregates that keep their input (`n_unique`, `quantile`, ...) the rows that wait.
+    """
+    at = here()
+    place = place_of(checkpoint, at)
+    manifests = Manifests(place)
+    for attempt in range(_ATTEMPTS):
+        found = manifests.newest()
+        if found is None:
+            raise BadArgument("there is no state of a stream in this checkpoint", at=at, file=place,
+                              hint="it is there behind the first batch")
+        try:
+            state = found["state"]
+            if state is None:
+                raise BadArgument("the flow of this checkpoint keeps no state: it works row by row", at=at, file=place)
+            pieces = [piece for run in as_list(found["runs"]) for piece in pieces_of(place, Run.of(run))]
+            return _finished(as_map(state), pieces, found["watermark"])
+        except (KeyError, ValueError, TypeError) as error:
+            raise Damaged("a manifest does not say what one says", file=place.uri_of("manifests"),
+                          found=repr(error)) from error
+        except Damaged:  # a running stream may have removed a file meanwhile: then there is a newer manifest
+            if attempt == _ATTEMPTS - 1 or manifests.numbers()[-1] == found["batch"]:
+                raise
+    raise AssertionError
+
+
+_ATTEMPTS = 5
+
+
+def described(work: Work) -> Json:
+    """What a manifest says of the state of a flow; None if it has none."""
+    if work.mode == "rowwise":
+        return None
+    window: Json = None if work.window is None else [work.window.size, work.window.every]
+    about: dict[str, Json] = {"mode": work.mode, "kind": work.phases.kind, "window": window, "slices": work.slices,
+                              "columns": _schema_text(work.kept)}
+    if work.phases.kind != "partials":
+        return about
+    final = two_phase(group_of(compile_flow(work.segment.op))).final
+    table = final.table
+    time = [] if table.window is None else ["window_start"]
+    fields = pa.schema([work.phases.crossing.field(name) for name in (*(key.name for key in table.keys), *time)])
+    about["keys"] = _schema_text(fields)
+    about["accumulators"] = [[acc.kind.value, "" if acc.arg is None else _column(acc.arg)] for acc in table.accs]
+    about["outputs"] = [[output.name, output.fn, [*output.accs]] for output in table.outputs]
+    outputs = Schema(tuple(Field(output.name, output.dtype, output.nullable) for output in table.outputs))
+    about["results"] = _schema_text(outputs.arrow)
+    return about
+
+
+def _column(expr: object) -> str:
+    assert isinstance(expr, Col)
+    return expr.name
+
+
+def _finished(state: dict[str, Json], pieces: list[pa.RecordBatch], watermark: Json) -> pa.Table:
+    """The table of a state."""
+    columns = _schema(state["columns"])
+    window = None if state["window"] is None else [as_int(each) for each in as_list(state["window"])]
+    if window is not None and watermark is not None:
+        first = least_open(as_int(watermark), *window)
+        slices = as_text(state["slices"])
+        pieces = [filtered(piece, pc.greater_equal(as_integers(piece.column(slices)), first)) for piece in pieces]
+    given = [piece.drop_columns([HASH]) for piece in pieces if piece.num_rows]
+    if state["kind"] != "partials":
+        return pa.Table.from_batches(given, columns).select([name for name in columns.names if name != SLICE])
+    program = Program(_group(state, window, columns))
+    found = list(program.run(given, Options.make())) if given else []
+    table = pa.Table.from_batches(found, program.node.schema.arrow)
+    keys = _schema(state["keys"]).names
+    return table.select(keys) if state["mode"] == "distinct" else table
+
+
+def _group(state: dict[str, Json], window: list[int] | None, columns: pa.Schema) -> Grouped:
+    """The aggregation of partial groups, from its description."""
+    keys, results = _schema(state["keys"]), _schema(state["results"])
+    typed = {field.name: from_arrow_type(field.type) for field in columns}
+    accs = []
+    for each in map(as_list, as_list(state["accumulators"])):
+        kind, name = AccKind(as_text(each[0])), as_text(each[1])
+        accs.append(Acc(kind, Col(name, typed[name], True) if name else None))
+    outputs = tuple(Output(field.name, as_text(fn), from_arrow_type(field.type), field.nullable,
+                           tuple(as_int(k) for k in as_list(numbers)))
+                    for field, (_, fn, numbers) in zip(results, map(as_list, as_list(state["outputs"])), strict=True))
+    own = tuple(Key(field.name, from_arrow_type(field.type), field.nullable) for field in keys
+                if window is None or field.name != "window_start")
+    span = None if window is None else ops.Window(Col("window_start", typed["window_start"], False), *window)
+    table = Table(own, tuple(accs), outputs, Slicing.NONE if span is None else Slicing.KEY, span,
+                  0 if window is None else gcd(*window))
+    source = ops.Source("partials", columns, tuple(columns.names))
+    return Grouped(Scan(source), (), table, tuple(Col(key.name, key.dtype, key.nullable) for key in own))
+
+
+def _schema_text(schema: pa.Schema) -> str:
+    return base64.b64encode(schema.serialize()).decode()
+
+
+def _schema(text: Any) -> pa.Schema:
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(as_text(text))))

@@ -1,0 +1,254 @@
+"""The reduce side: what crossed for a range of key groups meets the state of these groups.
+
+A task gets the runs of its range, adds one with what the batch brought (merged with those that are not much larger),
+and gives the results. It changes nothing that exists: what it wrote counts when the driver's manifest names it, so it
+may be run again, or twice at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from scalein.compiler import compile_flow
+from scalein.dtypes import I64, Field, Schema
+from scalein.ir import ops
+from scalein.ir.exprs import Col
+from scalein.ir.nodes import Grouped, Scan
+from scalein.ir.tables import Key, Slicing
+from scalein.ir.two_phase import TwoPhase, two_phase
+from scalein.jobs.changes import Changes
+from scalein.jobs.partials import group_of
+from scalein.jobs.steps import Surroundings, filtered
+from scalein.jobs.watermarks import as_integers
+from scalein.options import Options
+from scalein.runtime.run import Program
+from scalein.spark.blobs import hashes
+from scalein.spark.streaming.clocks import Clock
+from scalein.spark.streaming.merging import Found, Merged, looked_up, merged, numbered_keys, rows_at
+from scalein.spark.streaming.places import Place
+from scalein.spark.streaming.runs import Run, in_order, pieces_of, to_merge, with_hash, with_slices, write_run
+from scalein.spark.streaming.work import SLICE, Work
+
+_NUMBER = "#number"
+
+Rows = Iterator[pa.RecordBatch]
+Pieces = list[pa.RecordBatch]
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a task has to do: its key groups, their runs, and time before and behind the batch."""
+
+    groups: tuple[int, int]
+    runs: list[Run]
+    before: Clock
+    now: Clock
+
+
+class Reducer:
+    """The reduce side of a flow; programs are compiled when they are first needed."""
+
+    def __init__(self, work: Work, options: Options) -> None:
+        self._work, self._phases, self._options = work, work.phases, options
+
+    def run(self, share: Share, given: list[pa.RecordBatch], place: Place,
+            write: Callable[[pa.RecordBatch], None]) -> list[Run]:
+        """The runs of a share behind a batch, of which `given` has crossed; results go to `write`."""
+        new = self._sorted(given)
+        # Changes of windows that this very batch closes are told as well.
+        first_open = self._first_open(share.now if self._work.mode == "closing" else share.before)
+        if self._work.mode == "closing":
+            for batch in self._closed(share, new, place):
+                write(self._work.told(batch))
+        runs = [run for run in share.runs if not _is_past(run, first_open)]
+        opened = [pieces_of(place, run) for run in runs]
+        sizes = [sum(piece.num_rows for piece in pieces) for pieces in opened]
+        chosen = to_merge(sizes, new.num_rows) | {k for k, run in enumerate(runs) if _is_half_past(run, first_open)}
+        if not new.num_rows and not chosen:
+            return runs
+        parts = [[self._still_open(piece, first_open) for piece in part]
+                 for part in ([new], *(opened[k] for k in sorted(chosen)))]
+        found: list[Merged] = []
+
+        def pieces() -> Iterator[pa.RecordBatch]:
+            for each in merged(parts, self._work.identity, self._combined if self._two is not None else None):
+                if self._work.mode in ("running", "distinct"):
+                    found.append(each)
+                yield each.piece
+
+        run = write_run(place, pieces(), share.groups, self._work.slices)
+        if new.num_rows and self._work.mode in ("running", "distinct"):
+            for batch in self._changed(parts[0][0], opened, chosen, found):
+                if batch.num_rows:
+                    write(batch)
+        return [*(each for k, each in enumerate(runs) if k not in chosen), *([] if run is None else [run])]
+
+    # --- what came
+
+    def _sorted(self, given: list[pa.RecordBatch]) -> pa.RecordBatch:
+        """What has crossed, combined, in the order of runs."""
+        given = [batch for batch in given if batch.num_rows]
+        if len(given) > 1:
+            given = list(self._phases.combine(given, self._options))
+        if not given:
+            return _empty(with_hash(self._work.kept))
+        rows = given[0] if len(given) == 1 else pa.concat_batches(given)
+        keys = self._phases.keys
+        found = hashes(rows, keys, self._options) if keys else np.zeros(rows.num_rows, np.uint64)
+        if self._work.slices is not None:
+            if self._work.slices == SLICE:
+                rows = pa.RecordBatch.from_arrays([*rows.columns, self._slices_of(rows)], schema=self._work.kept)
+            found = with_slices(found, np.asarray(as_integers(rows.column(self._work.slices))))
+        return in_order(rows, found)
+
+    def _slices_of(self, rows: pa.RecordBatch) -> pa.Array:
+        size = self._phases.slice_size
+        return pa.array(np.asarray(as_integers(rows.column(self._work.time))) // size * size)
+
+    # --- time
+
+    def _first_open(self, clock: Clock) -> int | None:
+        """The least slice that is still needed."""
+        watermark = self._work.watermark(clock)
+        return None if watermark is None or self._work.lateness is None else self._work.lateness.least_open(watermark)
+
+    def _still_open(self, piece: pa.RecordBatch, first_open: int | None) -> pa.RecordBatch:
+        if first_open is None or self._work.slices is None:
+            return piece
+        return filtered(piece, pc.greater_equal(as_integers(piece.column(self._work.slices)), first_open))
+
+    def _closed(self, share: Share, new: pa.RecordBatch, place: Place) -> Rows:
+        """The results of windows that the batch has closed."""
+        window, lateness, slices = self._work.window, self._work.lateness, self._work.slices
+        before, now = (self._work.watermark(clock) for clock in (share.before, share.now))
+        assert window is not None and lateness is not None and slices is not None  # noqa: PT018
+        if now is None or (before is not None and lateness.last_end(now) <= lateness.last_end(before)):
+            return
+        end, first = lateness.last_end(now), None if before is None else lateness.least_open(before)
+        waiting = [new, *(piece for run in share.runs if run.oldest is not None and run.oldest < end
+                          for piece in pieces_of(place, run))]
+        given = []
+        for piece in waiting:
+            starts = as_integers(piece.column(slices))
+            is_wanted = pc.less(starts, end)
+            if first is not None:  # what is closed since long may still be in a run
+                is_wanted = pc.and_(is_wanted, pc.greater_equal(starts, first))
+            if (rows := filtered(piece, is_wanted).select(self._phases.crossing.names)).num_rows:
+                given.append(rows)
+        if not given:
+            return
+        if window.is_tumbling:
+            yield from self._phases.final(given, self._options)
+            return
+        for batch in self._phases.groups(given, self._options):
+            ends = as_integers(batch.column("window_end"))
+            is_due = pc.less_equal(ends, end)
+            if before is not None:
+                is_due = pc.and_(is_due, pc.greater(ends, lateness.last_end(before)))
+            yield from self._phases.behind([filtered(batch, is_due)], self._options)
+
+    # --- what changed
+
+    def _changed(self, new: pa.RecordBatch, opened: list[Pieces], chosen: set[int], found: list[Merged]) -> Rows:
+        """What rows of a batch did to the results of their groups."""
+        if self._two is None:
+            return iter(self._rows_changed(new, opened))
+        keys = self._work.identity
+        existed = np.concatenate([each.others for each in found])
+        now = pa.concat_batches([rows_at(each.piece, each.at) for each in found])
+        others = [each for k, pieces in enumerate(opened) if k not in chosen for each in looked_up(new, pieces, keys)]
+        for each in others:
+            existed[each.numbers] = True
+        if self._work.mode == "distinct":
+            fresh = filtered(now, pa.array(~existed)).select(self._phases.crossing.names)
+            return map(self._work.told, self._phases.final([fresh], self._options))
+        if others:
+            numbers = np.concatenate([np.arange(now.num_rows), *(each.numbers for each in others)])
+            values = self._combined(pa.concat_batches([now, *(each.rows for each in others)]), numbers)
+            now = _with_columns(now, values)
+        before = now
+        if not self._changes.is_one_to_one:
+            before = self._before(new, [*(each for pieces in opened for each in looked_up(new, pieces, keys))])
+        return iter(self._changes.between(before, now, existed))
+
+    def _before(self, new: pa.RecordBatch, found: list[Found]) -> pa.RecordBatch:
+        """The groups of rows as they were; what did not exist has any value."""
+        numbers = np.concatenate([np.zeros(0, np.int64), *(each.numbers for each in found)])
+        missing = np.setdiff1d(np.arange(new.num_rows), numbers)
+        rows = pa.concat_batches([rows_at(new, missing), *(each.rows for each in found)])
+        return _with_columns(new, self._combined(rows, np.concatenate([missing, numbers])))
+
+    def _rows_changed(self, new: pa.RecordBatch, opened: list[Pieces]) -> list[pa.RecordBatch]:
+        """The same for rows that wait: the results of their groups are computed again."""
+        keys, crossing = self._work.identity, self._phases.crossing.names
+        numbers = numbered_keys(new, keys)
+        count = int(numbers.max()) + 1
+        first = np.empty(count, np.int64)
+        first[numbers[::-1]] = np.arange(len(numbers))[::-1]
+        groups = rows_at(new, first)
+        found = [each for pieces in opened for each in looked_up(groups, pieces, keys)]
+        before = pa.concat_batches([new.slice(0, 0), *(each.rows for each in found)]).select(crossing)
+        before_of = np.concatenate([np.zeros(0, np.int64), *(each.numbers for each in found)])
+        now, now_of = pa.concat_batches([before, new.select(crossing)]), np.concatenate([before_of, numbers])
+        return self._changes.of_groups(before, before_of, now, now_of, count)
+
+    # --- programs
+
+    @cached_property
+    def _two(self) -> TwoPhase | None:
+        if self._phases.kind != "partials":
+            return None
+        return two_phase(group_of(compile_flow(self._work.segment.op)))
+
+    @cached_property
+    def _changes(self) -> Changes:
+        final = self._two.final if self._two is not None else group_of(compile_flow(self._phases._state_again))
+        around = Surroundings(self._options, Path(), lambda rows: None, False, lambda rows: None, None, 0)
+        return Changes(self._work.segment, final, around)
+
+    @cached_property
+    def _combining(self) -> Program:
+        """Partial groups, each with the number of its group, into one a number."""
+        assert self._two is not None
+        values = self._two.values
+        source = ops.Source("partials", Schema((Field(_NUMBER, I64, False), *values)).arrow, (_NUMBER, *values.names))
+        table = replace(self._two.combine.table, keys=(Key(_NUMBER, I64, False),), window=None, slicing=Slicing.NONE,
+                        slice_size=0)
+        return Program(Grouped(Scan(source), (), table, (Col(_NUMBER, I64, False),)))
+
+    def _combined(self, rows: pa.RecordBatch, numbers: np.ndarray) -> pa.RecordBatch:
+        """The values of numbered partial groups, combined, in the order of the numbers, which begin at 0."""
+        assert self._two is not None
+        names = self._two.values.names
+        given = rows.select(names).add_column(0, pa.field(_NUMBER, pa.int64(), False), pa.array(numbers, pa.int64()))
+        found = pa.concat_batches(list(self._combining.run([given], self._options)))
+        order = np.argsort(np.asarray(found.column(_NUMBER)), kind="stable")
+        return rows_at(found.select(names), order)
+
+
+def _is_past(run: Run, first_open: int | None) -> bool:
+    return first_open is not None and run.newest is not None and run.newest < first_open
+
+
+def _is_half_past(run: Run, first_open: int | None) -> bool:
+    """Whether it is time to drop what is closed of a run."""
+    if first_open is None or run.oldest is None or run.newest is None:
+        return False
+    return first_open > run.oldest + (run.newest - run.oldest) // 2
+
+
+def _with_columns(rows: pa.RecordBatch, values: pa.RecordBatch) -> pa.RecordBatch:
+    columns = [values.column(name) if name in values.schema.names else column
+               for name, column in zip(rows.schema.names, rows.columns, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
+
+
+def _empty(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)

@@ -1,0 +1,188 @@
+"""Runs: a stream's state in immutable files, sorted by hash.
+
+The state of a stream is a bag of rows: partial groups (`ir/two_phase.py`), any number of which combine to the value of
+their key, or rows that wait for their end. A run holds some of it in one Arrow IPC file, sorted by the column `#hash`,
+whose top 8 bits are the key group. A batch adds a run with what it brought; runs that are not much larger than it are
+merged into it, so that there are few: each is several times as large as the next smaller one. The value of a key is
+what all runs have of it: no run is newer than another, and none is wrong.
+
+A range of key groups is a range of rows of every run. So another number of partitions moves nothing: a task opens the
+files that there are and takes its rows, and `Run` says which groups of a file still count. (The merges of several
+tasks may each take their part of one file.)
+
+Where windows are, `#hash` is that of the key and the slice of time together, under the key's own group. Two keys may
+have one hash: whatever looks something up compares the keys themselves, in which NaN equals NaN and null equals null.
+
+A file is checked as a whole when a process opens it first; a piece of it (a record batch) holds all rows of a hash.
+"""
+
+from __future__ import annotations
+
+import uuid
+import zlib
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
+
+import numpy as np
+import pyarrow as pa
+
+from scalein.connectors.base import Json
+from scalein.errors import Damaged
+from scalein.interp.taking import taken
+from scalein.jobs.json import as_int, as_list, as_text
+from scalein.jobs.watermarks import as_integers
+from scalein.spark.blobs import KEY_GROUPS
+from scalein.spark.streaming.places import STATE, Place
+
+HASH = "#hash"
+PIECE_ROWS = 1 << 20  # of a piece, about; also what a merge holds at a time
+RATIO = 4  # runs of up to so many times what is merged already are merged too
+_KEPT_OPEN = 64  # files of a process; their memory is the page cache's
+_GROUP = np.uint64(0xFF << 56)
+_MIX = np.uint64(0x9E3779B185EBCA87)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A file, the key groups [first, last) of it that count, and from when to when its slices of time are."""
+
+    file: str  # its name in the checkpoint
+    first: int
+    last: int
+    rows: int  # in the whole file
+    size_bytes: int
+    sum: int
+    oldest: int | None = None
+    newest: int | None = None
+
+    def to_json(self) -> list[Json]:
+        return [self.file, self.first, self.last, self.rows, self.size_bytes, self.sum, self.oldest, self.newest]
+
+    @staticmethod
+    def of(given: Json) -> Run:
+        file, first, last, rows, size, total, oldest, newest = as_list(given)
+        first, last = as_int(first), as_int(last)
+        if not 0 <= first < last <= KEY_GROUPS:
+            raise ValueError(f"no range of key groups: {first}, {last}")
+        return Run(as_text(file), first, last, as_int(rows), as_int(size), as_int(total),
+                   None if oldest is None else as_int(oldest), None if newest is None else as_int(newest))
+
+    def within(self, first: int, last: int) -> Run | None:
+        """What of it is in a range of key groups."""
+        first, last = max(first, self.first), min(last, self.last)
+        return replace(self, first=first, last=last) if first < last else None
+
+
+def joined_runs(runs: Iterable[Run]) -> list[Run]:
+    """The same runs, parts of one file that are neighbours put together."""
+    found: list[Run] = []
+    for run in sorted(runs, key=lambda each: (each.file, each.first)):
+        if found and found[-1].file == run.file and found[-1].last == run.first:
+            found[-1] = replace(found[-1], last=run.last)
+        else:
+            found.append(run)
+    return found
+
+
+def ranges(partitions: int) -> list[tuple[int, int]]:
+    """The key groups [first, last) of each partition.
+
+    >>> ranges(3)
+    [(0, 86), (86, 171), (171, 256)]
+    """
+    starts = [-(-KEY_GROUPS * k // partitions) for k in range(partitions + 1)]
+    return list(pairwise(starts))
+
+
+def with_slices(hashes: np.ndarray, slices: np.ndarray) -> np.ndarray:
+    """Hashes of keys and slices of time; the key's group stays."""
+    mixed = (hashes ^ (slices.astype(np.int64).view(np.uint64) * _MIX)) * _MIX
+    mixed ^= mixed >> np.uint64(29)
+    found: np.ndarray = (hashes & _GROUP) | (mixed * _MIX >> np.uint64(8))
+    return found
+
+
+# --- files
+
+
+def write_run(place: Place, pieces: Iterable[pa.RecordBatch], groups: tuple[int, int],
+              slices: str | None) -> Run | None:
+    """Pieces in the order of their hashes, as a run; None if they have no row."""
+    some = (piece for piece in pieces if piece.num_rows)
+    first = next(some, None)
+    if first is None:
+        return None
+    name = f"{STATE}/{uuid.uuid4().hex}.arrow"
+    rows, ends = 0, list[int]()
+    with place.writing(name) as written:
+        with pa.ipc.new_file(pa.PythonFile(written, "w"), first.schema) as writer:
+            for piece in chain([first], some):
+                writer.write_batch(piece)
+                rows += piece.num_rows
+                if slices is not None:
+                    times = np.asarray(as_integers(piece.column(slices)))
+                    ends += [int(times.min()), int(times.max())]
+        return Run(name, *groups, rows, written.size_bytes, written.sum, min(ends, default=None),
+                   max(ends, default=None))
+
+
+_open: OrderedDict[str, list[pa.RecordBatch]] = OrderedDict()
+
+
+def pieces_of(place: Place, run: Run) -> list[pa.RecordBatch]:
+    """The rows of a run that count, mapped, in the order of their hashes; the file is checked when it is new here."""
+    name = place.uri_of(run.file)
+    whole = _open.get(name)
+    if whole is None:
+        data = place.mapped(run.file)
+        if data.size != run.size_bytes or zlib.crc32(data) != run.sum:
+            raise Damaged("a file of a stream's state is not what was written", file=name)
+        try:
+            reader = pa.ipc.open_file(data)
+            whole = [reader.get_batch(k) for k in range(reader.num_record_batches)]
+        except (OSError, pa.ArrowException) as error:
+            raise Damaged("a file of a stream's state cannot be read", file=name, found=error) from error
+        _open[name] = whole
+        while len(_open) > _KEPT_OPEN:
+            _open.popitem(last=False)
+    _open.move_to_end(name)
+    if (run.first, run.last) == (0, KEY_GROUPS):
+        return whole
+    start, end = (np.uint64(group << 56) if group < KEY_GROUPS else None for group in (run.first, run.last))
+    return [part for piece in whole if (part := between(piece, start, end)).num_rows]
+
+
+def between(piece: pa.RecordBatch, start: np.uint64 | None, end: np.uint64 | None) -> pa.RecordBatch:
+    """Rows whose hashes are in [start, end)."""
+    found = hashes_of(piece)
+    first = 0 if start is None else int(np.searchsorted(found, start))
+    last = len(found) if end is None else int(np.searchsorted(found, end))
+    return piece.slice(first, last - first)
+
+
+def hashes_of(piece: pa.RecordBatch) -> np.ndarray:
+    return np.asarray(piece.column(HASH))
+
+
+def in_order(rows: pa.RecordBatch, hashes: np.ndarray) -> pa.RecordBatch:
+    """Rows with their hashes, sorted by these."""
+    order = np.argsort(hashes)
+    columns = [pa.array(hashes[order]), *(taken(column, pa.array(order)) for column in rows.columns)]
+    return pa.RecordBatch.from_arrays(columns, schema=with_hash(rows.schema))
+
+
+def with_hash(schema: pa.Schema) -> pa.Schema:
+    return schema.insert(0, pa.field(HASH, pa.uint64(), False))
+
+
+def to_merge(sizes: Sequence[int], rows: int) -> set[int]:
+    """Which of some runs are merged into new rows: the smallest, as long as they are not much larger than those."""
+    found = set[int]()
+    for number in sorted(range(len(sizes)), key=lambda k: sizes[k]):
+        if sizes[number] > RATIO * rows:
+            break
+        found.add(number)
+        rows += sizes[number]
+    return found

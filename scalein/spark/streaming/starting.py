@@ -1,0 +1,89 @@
+"""start: what a stream is given, checked before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from scalein.connectors.base import Sink
+from scalein.errors import BadArgument, SourceLoc, here
+from scalein.flow import Flow
+from scalein.spark.shipping import settled
+from scalein.spark.streaming.commits import Plan, checked_partitions
+from scalein.spark.streaming.job import StreamJob
+from scalein.spark.streaming.outputs import outlet
+from scalein.spark.streaming.places import place_of
+from scalein.spark.streaming.work import Work, bound_types, one_source
+from scalein.spark.types import checked_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_TRIGGERS = ("processingTime", "availableNow", "once")
+
+
+def start(q: Flow, stream_df: DataFrame, *, sink: object, checkpoint: object, partitions: int = 8,
+          trigger: str | Mapping[str, object] | None = None, emit: str = "final", late: object = "drop") -> StreamJob:
+    """Run a flow on a stream of Spark's, in the background: `wait()` for its end, `stop()` it, `scale(n)` it meanwhile.
+
+    The flow begins with `si.flow(schema)` and has at most one aggregation or `distinct()`; joins are with static
+    tables. Spark reads, and says where the stream is; state and results are ours. `checkpoint` is a directory, or the
+    address of one that both Spark and pyarrow know ("s3://...", "hdfs://..."): started again with the same one, after a
+    stop or a crash, the stream goes on where it was, and no row is lost or counted twice. The state is in `partitions`
+    ranges of keys, 1 to 256; `job.scale(n)` changes that between two batches, and moves nothing.
+
+    `sink` is one of scalein's (`si.to_parquet("out/")`: written by the executors, visible batch by batch), any other
+    with its methods (its rows come to the driver), or a function of a DataFrame and the batch's number, as
+    `foreachBatch` takes it: after a crash it may be called again with both. `trigger` is as in Spark:
+    `{"processingTime": "5 seconds"}`, or that text alone, or `{"availableNow": True}`.
+
+    `emit` is "final" (a window when the watermark has passed its end) or "changes" (each group that a batch has
+    changed, with a column `op`: insert, update or delete). `late` is "drop", "error", or a sink for rows that come
+    after all their windows have closed. A stream never ends by itself, so it does not close its last windows.
+    """
+    at = here()
+    if not isinstance(q, Flow):
+        raise BadArgument("start takes a flow and a streaming DataFrame, in this order", at=at, found=type(q).__name__)
+    _check_stream(stream_df, at)
+    if emit not in ("final", "changes"):
+        raise BadArgument("no such way to emit", at=at, found=repr(emit), has="'final', 'changes'")
+    if isinstance(late, str) and late not in ("drop", "error"):
+        raise BadArgument("late does not know this word", at=at, found=repr(late), has="'drop', 'error', or a sink")
+    how_late = late if isinstance(late, str) else "sink"
+    if not isinstance(sink, Sink) and not callable(sink):
+        raise BadArgument("sink takes a sink, or a function of a DataFrame and a batch's number", at=at,
+                          found=repr(sink), hint='for example si.to_parquet("out/"), or lambda df, batch: ...')
+    if how_late == "sink" and (not isinstance(late, Sink) or late is sink):
+        raise BadArgument("late takes a sink of its own", at=at, found=repr(late),
+                          hint='for example si.to_parquet("late/")')
+    place = place_of(checkpoint, at)
+    entering = checked_schema(one_source(q.op, at).arrow, stream_df.schema, at)
+    work = Work(settled(bound_types(q.op, entering), at), emit, how_late, at)
+    outlets = {"out": outlet(sink, work.schema, "out", place, at)}
+    if how_late == "sink":
+        if work.window is None:
+            raise BadArgument("late rows are those whose windows have closed, and the flow has no windows", at=at)
+        outlets["late"] = outlet(late, work.late_schema, "late", place, at)
+    reads = pa.schema([entering.field(name) for name in work.reads])
+    return StreamJob(Plan(work, reads, outlets, place, checked_partitions(partitions, at), _trigger(trigger, at), at),
+                     stream_df)
+
+
+def _check_stream(df: object, at: SourceLoc) -> None:
+    if not getattr(df, "isStreaming", False):
+        raise BadArgument("start takes a streaming DataFrame", at=at, found=type(df).__name__,
+                          hint="spark.readStream...; of other data use scalein.spark.apply(q, df)")
+    if ".connect." in type(df).__module__:
+        raise BadArgument("streams run where the driver is, so Spark Connect cannot start them", at=at,
+                          hint="use a session that is not remote")
+
+
+def _trigger(given: str | Mapping[str, object] | None, at: SourceLoc) -> dict[str, object]:
+    if isinstance(given, str):
+        return {"processingTime": given}
+    if given is None or (isinstance(given, Mapping) and len(given) == 1 and set(given) <= {*_TRIGGERS}):
+        return dict(given or {})
+    raise BadArgument("no such trigger", at=at, found=repr(given), has=", ".join(_TRIGGERS),
+                      hint='for example {"availableNow": True}')

@@ -1,0 +1,242 @@
+"""Tasks: the two Python functions of a batch's one action, and what crosses between them and to the driver.
+
+    stream's rows -> MapTask -> cells (target, kind, blob) -> repartition by target -> ReduceTask -> words, blobs
+
+The cells of a target hold what crosses (`PARTIALS`), late rows if they are wanted, and from each map task what it
+counted and saw of time: so each reduce task knows the batch's time, and closes windows in the same batch. A flow
+without state has no second task: `RowTask` does everything.
+
+A task's words are JSON: the runs and files that it wrote, and what it counted. Whatever it wrote is durable before it
+speaks, and nothing of it counts before the driver has heard it: attempts may fail, be repeated, or run beside one
+another.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from scalein.connectors.base import Json
+from scalein.options import Options
+from scalein.spark.blobs import decoded, encoded, joined, placed, routed
+from scalein.spark.mapping import JOINED_BYTES, task_options
+from scalein.spark.shipping import Packed, unpack
+from scalein.spark.streaming.clocks import Clock, Seen, moved
+from scalein.spark.streaming.outputs import Output, Taken
+from scalein.spark.streaming.places import Place
+from scalein.spark.streaming.reducing import Reducer, Share
+from scalein.spark.streaming.runs import Run, ranges
+from scalein.spark.streaming.work import Tally, Work
+from scalein.spark.types import entering
+
+PARTIALS, COUNTED, LATE, WORDS, OUT = range(5)  # kinds of cells, and of what a task says
+CELLS = pa.schema([pa.field("target", pa.int32(), False), pa.field("kind", pa.int32(), False),
+                   pa.field("blob", pa.binary(), False)])  # fmt: skip
+SPARK_CELLS = "target int, kind int, blob binary"
+JOINED_ROWS = 1 << 18  # of a batch for kernels
+
+Batches = Iterator[pa.RecordBatch]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What the tasks of one batch are told."""
+
+    work: Packed
+    entering: pa.Schema  # the stream's columns that are read, as the flow has them
+    prefix: str  # of files: <job>-<batch>
+    partitions: int
+    clock: Clock
+    runs: tuple[Run, ...]
+    place: Place
+    outputs: tuple[Output, Output | None]  # of results and of late rows
+
+    def unpacked(self) -> Work:
+        found = unpack(*self.work)
+        assert isinstance(found, Work)
+        return found
+
+
+@dataclass(frozen=True)
+class MapTask:
+    """A partition of the stream's rows into cells."""
+
+    batch: Batch
+
+    def __call__(self, batches: Batches) -> Batches:
+        return self.run(batches, task_options(), _task_number())
+
+    def run(self, batches: Iterable[pa.RecordBatch], options: Options, number: int) -> Batches:
+        batch, work, tally = self.batch, self.batch.unpacked(), Tally()
+        places = placed(batch.partitions)
+        rows = _entered(batches, batch.entering)
+        crossing = work.crossing(rows, batch.clock, tally, options)
+        for target, part in routed(crossing, work.phases.keys, batch.partitions, options):
+            yield cell(places[target], PARTIALS, encoded(part))
+        for late in joined(tally.late, JOINED_BYTES):
+            yield cell(places[number % batch.partitions], LATE, encoded(late))
+        words = pa.py_buffer(json.dumps(tally.to_json()).encode())
+        for target in range(batch.partitions):
+            yield cell(places[target], COUNTED, words)
+
+
+@dataclass(frozen=True)
+class ReduceTask:
+    """The cells of a target, and its state, into results and new state."""
+
+    batch: Batch
+
+    def __call__(self, cells: Batches) -> Batches:
+        return self.run(cells, task_options())
+
+    def run(self, cells: Iterable[pa.RecordBatch], options: Options) -> Batches:
+        batch, work = self.batch, self.batch.unpacked()
+        given: list[pa.RecordBatch] = []
+        late: list[pa.RecordBatch] = []
+        counted: list[dict[str, Any]] = []
+        targets = set[int]()
+        for place, kind, blob in _blobs(cells):
+            targets.add(place)
+            if kind == PARTIALS:
+                given.append(decoded(blob, work.phases.crossing))
+            elif kind == LATE:
+                late.append(decoded(blob, work.late_schema))
+            else:
+                counted.append(json.loads(blob.to_pybytes()))
+        if not targets:  # no task had anything to say to this target
+            return
+        target = placed(batch.partitions).index(targets.pop())
+        assert not targets, "cells of several targets in one partition"
+        groups = ranges(batch.partitions)[target]
+        runs = [part for run in batch.runs if (part := run.within(*groups)) is not None]
+        share = Share(groups, runs, batch.clock, moved(batch.clock, seen_of(counted), work.far))
+        with _outputs(batch, target) as (out, late_out):
+            left = reducer(work, options).run(share, given, batch.place, out.write)
+            for rows in late:
+                if late_out is not None:
+                    late_out.write(rows)
+            totals = {name: sum(words[name] for words in counted) for name in ("rows", "timeless", "late_rows")}
+            yield from _said(target, out, late_out, runs=[[*run.to_json()] for run in left],
+                             clock=share.now.to_json(), **totals)
+
+
+@dataclass(frozen=True)
+class RowTask:
+    """A partition of the stream's rows into results, for flows without state."""
+
+    batch: Batch
+
+    def __call__(self, batches: Batches) -> Batches:
+        return self.run(batches, task_options(), _task_number())
+
+    def run(self, batches: Iterable[pa.RecordBatch], options: Options, number: int) -> Batches:
+        batch, work, tally = self.batch, self.batch.unpacked(), Tally()
+        with _outputs(batch, number) as (out, late_out):
+            for found in work.crossing(_entered(batches, batch.entering), batch.clock, tally, options):
+                out.write(work.told(found))
+            yield from _said(number, out, late_out, **tally.to_json())
+
+
+def reducer(work: Work, options: Options) -> Reducer:
+    """The reduce side of a flow, kept with it."""
+    known: tuple[Options, Reducer] | None = getattr(work, "_reducer", None)
+    if known is None or known[0] != options:
+        known = (options, Reducer(work, options))
+        work._reducer = known  # type: ignore[attr-defined]
+    return known[1]
+
+
+def seen_of(words: Iterable[dict[str, Any]]) -> list[Seen]:
+    """What tasks saw of time."""
+    return [Seen(*each) for some in words for each in some["seen"]]
+
+
+@dataclass
+class _Counted:
+    """An output of a task, and how many rows it got."""
+
+    taken: Taken
+    rows: int = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        if batch.num_rows:
+            self.rows += batch.num_rows
+            self.taken.write(batch)
+
+
+@contextmanager
+def _outputs(batch: Batch, number: int) -> Iterator[tuple[_Counted, Taken | None]]:
+    """Where a task's rows go; if it fails, what it staged is given up."""
+    begun = [None if each is None else each.begin(batch.prefix, number) for each in batch.outputs]
+    try:
+        assert begun[0] is not None
+        yield _Counted(begun[0]), begun[1]
+    except BaseException:
+        for each in begun:
+            if each is not None:
+                each.abandon()
+        raise
+
+
+def _said(number: int, out: _Counted, late: Taken | None, **words: Json) -> Batches:
+    """The end of a task: its words, then rows for the driver."""
+    words["rows_out"] = out.rows
+    blobs: list[tuple[int, pa.Buffer]] = []
+    for kind, taken in ((OUT, out.taken), (LATE, late)):
+        if taken is not None:
+            words["out" if kind == OUT else "late"], sent = taken.finish()
+            blobs += ((kind, blob) for blob in sent)
+    yield cell(number, WORDS, pa.py_buffer(json.dumps(words).encode()))
+    for kind, blob in blobs:
+        yield cell(number, kind, blob)
+
+
+def _entered(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Batches:
+    for batch in joined(batches, JOINED_BYTES, JOINED_ROWS):
+        yield entering(batch, schema)
+
+
+def cell(number: int, kind: int, blob: pa.Buffer) -> pa.RecordBatch:
+    offsets = pa.py_buffer(np.array([0, blob.size], np.int32))
+    column = pa.BinaryArray.from_buffers(pa.binary(), 1, [None, offsets, blob])
+    return pa.RecordBatch.from_arrays([pa.array([number], pa.int32()), pa.array([kind], pa.int32()), column],
+                                      schema=CELLS)
+
+
+def _blobs(cells: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, int, pa.Buffer]]:
+    for batch in cells:
+        for target, kind, blob in zip(*batch.columns, strict=True):
+            yield target.as_py(), kind.as_py(), blob.as_buffer()
+
+
+def _task_number() -> int:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return 0 if context is None else int(context.partitionId())
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What all tasks of a batch have said: words by task, and rows for the driver."""
+
+    words: dict[int, dict[str, Json]]
+    out: list[pa.Buffer]
+    late: list[pa.Buffer]
+
+
+def heard(rows: Iterable[tuple[int, int, Any]], buffer: Callable[[Any], pa.Buffer]) -> Heard:
+    """What tasks said, from (number, kind, blob)."""
+    found = Heard({}, [], [])
+    for number, kind, blob in rows:
+        if kind == WORDS:
+            found.words[number] = json.loads(buffer(blob).to_pybytes())
+        else:
+            (found.out if kind == OUT else found.late).append(buffer(blob))
+    return found

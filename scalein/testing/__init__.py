@@ -1,0 +1,35 @@
+"""Testing flows: streams written as small tables, whose pace the test decides, a clock that it moves, points at which
+a job dies or waits, and tables compared by meaning.
+
+>>> import scalein as si
+>>> from scalein import testing
+>>> clicks = testing.stream('''
+...     t    user
+...     0    ann
+...     7    bob
+...     ---------
+...     31   ann
+...     ---------
+...     2    -
+... ''')
+>>> seen, late = si.to_memory(), si.to_memory()
+>>> flow = si.from_source(clicks).with_watermark("t", 5).group_by(si.tumbling("t", 10)).agg(n=si.count())
+>>> flow.start(sink=seen, late=late).wait()
+>>> testing.assert_same(seen.table(), testing.table('''
+...     window_start  window_end  n
+...     0             10          2
+...     30            40          1
+... '''))
+>>> late.table().to_pylist()
+[{'t': 2, 'user': None}]
+"""
+
+from __future__ import annotations
+
+from scalein.jobs.points import POINTS, Crashed
+from scalein.testing.same import assert_same
+from scalein.testing.steering import Clock, Pause, crash_at, pause_at
+from scalein.testing.streams import Stream, batches, stream, table, until
+
+__all__ = ["POINTS", "Clock", "Crashed", "Pause", "Stream", "assert_same", "batches", "crash_at", "pause_at", "stream",
+           "table", "until"]  # fmt: skip

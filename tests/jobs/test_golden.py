@@ -1,0 +1,39 @@
+"""Checkpoints that earlier versions wrote are gone on from by this one: nothing is lost, nothing comes twice."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from scalein.testing import Stream
+from tests.jobs.golden import BATCHES, FLOWS, FOLDER, rows, start
+
+GOLDEN = sorted(FOLDER.parent.glob("golden_v*"))
+
+
+def test_there_are_golden_checkpoints_of_every_version() -> None:
+    assert [path.name for path in GOLDEN] == ["golden_v1"]
+    assert sorted(path.name for path in FOLDER.iterdir()) == sorted(FLOWS)
+
+
+@pytest.mark.parametrize("golden", GOLDEN, ids=lambda path: path.name)
+@pytest.mark.parametrize("name", FLOWS)
+def test_an_old_checkpoint_is_gone_on_from(name: str, golden: Path, tmp_path: Path) -> None:
+    old = Path(shutil.copytree(golden / name, tmp_path / "old"))
+    newest = max((old / "checkpoint").glob("epoch-*.json"))
+    known = json.loads(newest.read_bytes().partition(b"\n")[0])
+    assert known["format"] == 1
+    staged = [path.name for path in old.rglob("_staged-*")]
+    assert sorted(f for out in known["output"] for word in out.values() for f in word["files"]) == sorted(staged)
+    fresh = tmp_path / "fresh"
+    undisturbed, job = (start(name, folder, Stream({"all": BATCHES})) for folder in (fresh, old))
+    undisturbed.wait()
+    job.wait()
+    for part in ("out", "late"):
+        assert rows(old / part) == rows(fresh / part), part
+    assert not list(old.rglob("_*"))
+    for figure in ("rows_in", "late_rows"):
+        assert job.metrics()[figure] == undisturbed.metrics()[figure], figure

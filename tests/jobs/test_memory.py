@@ -1,0 +1,158 @@
+"""memory= is one budget for all that a job keeps: batches that wait, tables, and the state of each step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import scalein as si
+from scalein import col
+from scalein.connectors import ahead as ahead_module
+from scalein.jobs.feeds import AHEAD_BYTES, Feeds, Place, Reader
+from scalein.jobs.partials import FEW_STANDING, MOST_STANDING, most_groups
+from scalein.jobs.plan import Shares
+from scalein.jobs.rows import RowLog
+from scalein.runtime.run import StandingProgram
+from scalein.state import LogStore
+from scalein.testing import until
+
+MB = 1 << 20
+SCHEMA = pa.schema({"t": pa.int64(), "k": pa.int64()})
+
+
+class Counting:
+    """Endless batches of 1 MB; how many were asked for."""
+
+    schema = SCHEMA
+    bounded = False
+
+    def __init__(self, names: list[str]) -> None:
+        self._names, self.given = names, 0
+
+    def partitions(self) -> list[str]:
+        return self._names
+
+    def read(self, partition: str, offset: Any) -> Iterator[tuple[pa.RecordBatch, Any]]:
+        rows = MB // 16
+        for number in range(offset or 0, 1 << 30):
+            self.given += 1
+            start = number * rows
+            numbers = pa.array(np.arange(start, start + rows))
+            yield pa.record_batch([numbers, numbers], schema=SCHEMA), number + 1
+
+
+def test_batches_that_wait_have_their_share() -> None:
+    source = Counting(["a", "b"])
+    connected: Any = si.from_source(source).op.data  # type: ignore[union-attr]
+    readers = [Reader(name, connected, SCHEMA.names, Place()) for name in source.partitions()]
+    feeds = Feeds(readers, None, 16 * MB)  # half of it would be the source's, if it read ahead
+    until(lambda: all(reader.is_full for reader in readers))
+    assert sum(reader.bytes for reader in readers) == 8 * MB
+    assert source.given <= 8 + len(readers)  # one in each reader's hand
+    feeds.close()
+    tiny = [Reader("a", connected, SCHEMA.names, Place())]
+    feeds = Feeds(tiny, None, 1)  # one batch always may wait
+    until(lambda: tiny[0].is_full)
+    assert len(tiny[0].pending) == 1
+    assert len(feeds.take(1 << 30, 1.0)) == 1
+    feeds.close()
+
+
+def test_files_are_decoded_ahead_within_their_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(6):
+        table = pa.table({"x": np.arange(number * 500_000, (number + 1) * 500_000)})
+        pq.write_table(table, tmp_path / f"{number}.parquet", row_group_size=100_000)
+    held: list[int] = []
+    real = ahead_module._Crew._has_room
+
+    def has_room(self: Any, lane: Any, size: int) -> bool:
+        held.append(self._bytes)
+        return real(self, lane, size)
+
+    monkeypatch.setattr(ahead_module._Crew, "_has_room", has_room)
+    source = si.read_parquet(tmp_path).op.data.within(2 * MB)  # type: ignore[union-attr]
+    total = 0
+    for batch, _ in source.read_from("files", None):
+        time.sleep(0.001)
+        total += batch.num_rows
+    assert (total, len(held) > 20) == (3_000_000, True)
+    assert max(held) <= 3 * MB  # and the batch that is waited for
+    rows = si.to_memory()
+    si.read_parquet(tmp_path).start(sink=rows, memory="1B").wait()
+    assert rows.table().num_rows == 3_000_000
+
+
+def test_rows_that_the_user_holds_anyway_do_not_count() -> None:
+    table: Any = si.from_arrow(pa.table({"x": range(10)})).op.data  # type: ignore[union-attr]
+    reader = Reader("all", table, ["x"], Place())
+    Feeds([reader], None, 1).close()
+    assert reader.most_bytes == AHEAD_BYTES
+
+
+def test_steps_share_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, list[Any]] = {"log": [], "store": []}
+    init, opened = RowLog.__init__, LogStore.open
+
+    def log(self: RowLog, folder: Any, schema: Any, memory: Any) -> None:
+        given["log"].append(memory)
+        init(self, folder, schema, memory)
+
+    def store(*args: Any, **named: Any) -> LogStore:
+        given["store"].append(named["memory"])
+        return opened(*args, **named)
+
+    monkeypatch.setattr(RowLog, "__init__", log)
+    monkeypatch.setattr(LogStore, "open", store)
+    flow = si.from_arrow(pa.table({"t": [1, 2], "k": [1, 1]})).with_watermark("t", 0).distinct("t")
+    flow = flow.group_by("k", si.tumbling("t", 10)).agg(n=si.count()).sort("n")
+    flow.start(sink=si.to_memory(), memory="64MB").wait()
+    share = Shares.of(64 * MB, 4).kept  # the keys of distinct, a window's slices and tables, what is sorted
+    assert given == {"log": [share, share], "store": [share]}
+    assert share is not None
+    assert 4 * share + 16 * MB <= 64 * MB
+    flow.start(sink=si.to_memory()).wait()
+    assert given["log"][2:] == [None, None]
+
+
+def test_tables_between_two_borders_have_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = pa.schema({"k": pa.int64(), "#acc0": pa.int64(), "#acc1": pa.decimal128(38, 0), "w": pa.string()})
+    assert most_groups(schema, None) == MOST_STANDING == most_groups(schema, 1 << 40)
+    assert most_groups(schema, 1) == FEW_STANDING
+    assert 100_000 < most_groups(schema, 16 * MB) < 200_000
+    most: list[int] = []
+    real = StandingProgram.take
+
+    def take(self: StandingProgram) -> Any:
+        most.append(self.count)
+        return real(self)
+
+    monkeypatch.setattr(StandingProgram, "take", take)
+    rows = 30_000
+    table = pa.table({"k": [f"key {n // 10}" for n in range(rows)]})
+    flow = si.from_arrow(pa.Table.from_batches(table.to_batches(max_chunksize=500))).group_by("k").agg(n=si.count())
+    out = si.to_memory()
+    flow.start(sink=out, memory="256kB", workers=1, max_rows_per_second=200_000).wait()
+    assert out.table().num_rows == rows // 10
+    assert set(out.table().column("n").to_pylist()) == {10}
+    assert len(most) > 2
+    assert max(most) < rows // 10
+
+
+def test_a_small_budget_changes_nothing_but_time() -> None:
+    table = pa.table({"t": np.arange(6_000) // 4, "k": np.arange(6_000) % 701})
+    rows = si.from_arrow(pa.Table.from_batches(table.to_batches(max_chunksize=777)))
+    flow = rows.with_watermark("t", 10).distinct("t", "k").group_by("k", si.tumbling("t", 300)).agg(
+        n=si.count(), all=col("t").collect())
+    results = []
+    for memory in (None, "1B"):
+        out = si.to_memory()
+        flow.start(sink=out, memory=memory, workers=2).wait()
+        results.append(sorted(map(str, out.table().to_pylist())))
+    assert results[0] == results[1]

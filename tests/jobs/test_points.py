@@ -1,0 +1,200 @@
+"""Time that a test moves, and points at which a job waits or dies: nothing here depends on how fast the machine is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import scalein as si
+from scalein import testing
+from scalein.flow import Flow
+from scalein.jobs.job import Job
+from scalein.testing import POINTS, Clock, Crashed, Stream, crash_at, pause_at, until
+from tests.jobs.streams import rows_in
+
+BATCHES = [pa.record_batch({"t": pa.array([n, n + 1]), "k": pa.array([n % 3, n % 5])}) for n in range(0, 40, 2)]
+WHOLE = pa.Table.from_batches(BATCHES)
+
+
+def epochs(job: Job) -> int:
+    return int(str(job.metrics()["epochs"]))
+
+
+# --- time
+
+
+def test_a_silent_partition_holds_time_back_until_it_counts_as_idle() -> None:
+    rows = si.to_memory()
+    stream = Stream({"a": [pa.record_batch({"t": [5]})], "b": [pa.record_batch({"t": [1]})]}, ends=False)
+    with Clock() as clock:
+        flow = si.from_source(stream).with_watermark("t", 0).group_by(si.tumbling("t", 10)).agg(n=si.count())
+        job = flow.start(sink=rows)
+        stream.push("a", pa.record_batch({"t": [100]}))
+        until(lambda: rows_in(job) == 3, job)
+        job.wait(0.1)
+        assert rows.table().num_rows == 0  # b is at 1
+        clock.advance("4s")
+        stream.push("a", pa.record_batch({"t": [101]}))
+        until(lambda: rows_in(job) == 4, job)
+        assert rows.table().num_rows == 0
+        clock.advance("2s")  # b has been silent for 6 s, a for 2
+        until(lambda: rows.table().num_rows == 1, job)
+        assert job.metrics()["watermark"] == 101
+        job.stop()
+
+
+def test_checkpoints_are_taken_when_they_are_due(tmp_path: Path) -> None:
+    stream = Stream({"all": BATCHES}, ends=False)
+    with Clock() as clock:
+        job = si.from_source(stream).start(sink=si.to_memory(), checkpoint=tmp_path, every="10s")
+        until(lambda: rows_in(job) == 40, job)
+        job.wait(0.1)
+        assert epochs(job) == 0
+        clock.advance("9s")
+        job.wait(0.1)
+        assert epochs(job) == 0
+        for number, seconds in ((1, "2s"), (2, "10s")):
+            clock.advance(seconds)
+            until(lambda: epochs(job) == number, job)  # noqa: B023
+        job.wait(0.1)
+        assert epochs(job) == 2
+        job.stop()
+
+
+def test_a_rate_goes_by_the_clock() -> None:
+    rows = si.to_memory()
+    with Clock() as clock:
+        job = si.from_arrow(pa.Table.from_batches(BATCHES)).start(sink=rows, max_rows_per_second=2)
+        for seconds in range(4):
+            until(lambda: rows.table().num_rows == 2 + 2 * seconds, job)  # noqa: B023
+            job.wait(0.03)
+            assert rows.table().num_rows == 2 + 2 * seconds
+            clock.advance("1s")
+        job.stop()
+
+
+def test_generated_rows_come_when_they_are_due() -> None:
+    rows = si.to_memory()
+    with Clock() as clock:
+        numbers = si.generate(lambda start, count: pa.record_batch({"n": pa.array(range(start, start + count))}),
+                              {"n": pa.int64()}, batch_rows=10, rows_per_second=10)  # fmt: skip
+        job = numbers.start(sink=rows)
+        job.wait(0.1)
+        assert rows.table().num_rows == 0
+        clock.advance("2s")
+        until(lambda: rows.table().num_rows == 20, job)
+        job.stop()
+
+
+# --- pauses
+
+
+def test_a_job_stands_between_two_batches() -> None:
+    rows = si.to_memory()
+    stream = Stream({"all": BATCHES}, allowed={"all": 1})
+    with pause_at("batch") as pause:
+        job = si.from_source(stream).start(sink=rows)
+        pause.reached()
+        stream.end()
+        job.wait(0.05)
+        assert rows.table().num_rows == 2  # it takes no more
+        pause.go_on()
+        job.wait()
+    assert rows.table().num_rows == 40
+    with pytest.raises(si.ScaleinError, match=r"no such point(.|\n)*batch, prepare"), pause_at("lunch"):
+        pass
+
+
+def test_the_job_goes_on_while_an_epoch_is_on_its_way(tmp_path: Path) -> None:
+    rows = si.to_memory()
+    stream = Stream({"all": BATCHES}, allowed={"all": 1}, ends=False)
+    with pause_at("commit") as pause:
+        job = si.from_source(stream).start(sink=rows, checkpoint=tmp_path, every="1ms")
+        pause.reached()
+        stream.allow("all", 20)
+        until(lambda: rows.table().num_rows == 40, job)
+        assert epochs(job) == 0
+    until(lambda: epochs(job) > 0, job)
+    job.stop()
+
+
+# --- deaths
+
+
+class Ledger:
+    """A sink of a user's: rows in a list that outlives the job, visible by `commit`, which may come twice."""
+
+    def __init__(self) -> None:
+        self.staged: dict[str, list[Any]] = {}
+        self.visible: dict[str, list[Any]] = {}
+
+    def open(self, schema: pa.Schema, committed: Any, next: str) -> None:
+        if committed is not None:
+            self.commit(committed)
+        self.staged.clear()
+        self._name, self._number, self._rows = next, 0, []  # type: ignore[var-annotated]
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._rows += batch.to_pylist()
+
+    def prepare(self) -> str:
+        name = f"{self._name}-{self._number}"
+        self.staged[name], self._rows, self._number = self._rows, [], self._number + 1
+        return name
+
+    def commit(self, prepared: Any) -> None:
+        self.visible.setdefault(prepared, self.staged.get(prepared, []))
+
+    def close(self) -> None:
+        self.staged.clear()
+
+    @property
+    def rows(self) -> list[Any]:
+        return [row for rows in self.visible.values() for row in rows]
+
+
+def build(source: Flow) -> Flow:
+    """Keys in a store, and windows that wait."""
+    return source.distinct("t").with_watermark("t", 2).group_by("k", si.tumbling("t", 10)).agg(n=si.count())
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_job_that_died_goes_on_as_if_nothing_had_been(point: str, tmp_path: Path) -> None:
+    ledger, files = Ledger(), tmp_path / "out"
+    want = build(si.from_arrow(WHOLE)).collect()
+
+    def job(sink: Any, name: str, stop: int) -> Job:
+        stream = Stream({"all": BATCHES}, allowed={"all": stop})
+        return build(si.from_source(stream)).start(sink=sink, checkpoint=tmp_path / name, every="1ms", workers=1)
+
+    def lives(sink: Any, name: str, number: int) -> None:
+        begun = job(sink, name, 8 * number)
+        until(lambda: rows_in(begun) == 16 * number and epochs(begun) > number, begun)
+        begun.stop()
+        job(sink, name, 8 * number)  # "open": a second start
+
+    for sink, name in ((ledger, "one"), (si.to_ipc(files), "two")):
+        for number in (1, 2):
+            with crash_at(point, number), pytest.raises(Crashed, match=point):
+                lives(sink, name, number)
+        job(sink, name, len(BATCHES)).wait()
+    testing.assert_same(pa.Table.from_pylist(ledger.rows, want.schema), want)
+    testing.assert_same(pa.concat_tables(pa.ipc.open_file(part).read_all() for part in files.glob("part-*")), want)
+    assert not list(files.glob("_*"))
+
+
+def test_a_sink_that_forgets_is_found_out(tmp_path: Path) -> None:
+    """That is what the points are for: a sink that does not complete its commit when it is opened loses rows."""
+    class Forgetful(Ledger):
+        def open(self, schema: pa.Schema, committed: Any, next: str) -> None:
+            super().open(schema, None, next)
+
+    ledger = Forgetful()
+    flow = si.from_arrow(WHOLE)
+    with crash_at("commit"), pytest.raises(Crashed):
+        flow.start(sink=ledger, checkpoint=tmp_path).wait()
+    flow.start(sink=ledger, checkpoint=tmp_path).wait()
+    assert ledger.rows == []

@@ -1,0 +1,142 @@
+"""What the drivers of `test_cluster.py` run, each as a process of its own: `python -m tests.spark.cluster_driver ...`.
+
+Trouble comes from inside of the flows: a step that leaves a mark when a task is at work, takes a moment, fails the
+first time, or is slow the first time so that Spark starts a second attempt beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+import scalein as si
+from scalein import col
+from scalein.flow import Flow
+from tests.spark.cluster import SHORT_LIVED
+
+ROWS, FILES = 48_000, 8
+Step = Callable[[pa.RecordBatch], pa.RecordBatch]
+
+
+def make_events() -> pa.Table:
+    """Eight minutes of events, in order but for a second; 500 users, the first of them in a third of all rows."""
+    rng = np.random.default_rng(6)
+    times = np.arange(ROWS) * 10_000 + rng.integers(-500_000, 500_000, ROWS)
+    users = np.where(rng.random(ROWS) < 0.3, 0, rng.integers(0, 500, ROWS))
+    return pa.table({"time": pa.array(1_700_000_000_000_000 + times, pa.timestamp("us")), "user": users,
+                     "price": rng.integers(0, 1_000, ROWS)})
+
+
+def write_events(folder: Path) -> None:
+    """As files that a stream takes one after the other."""
+    folder.mkdir()
+    table = make_events()
+    for number in range(FILES):
+        path = folder / f"{number:02}.parquet"
+        pq.write_table(table.slice(number * ROWS // FILES, ROWS // FILES), path)
+        os.utime(path, (1_700_000_000 + number,) * 2)
+
+
+def trouble(marks: Path, name: str, *, pause_s: float = 0.0, fail: bool = False, slow_s: float = 0.0) -> Step:
+    """A step that changes nothing: it marks that it is at work, and makes trouble where it is the first to come."""
+    place = str(marks)
+
+    def step(batch: pa.RecordBatch) -> pa.RecordBatch:
+        import os
+        import time
+
+        def is_first(what: str) -> bool:
+            try:
+                os.close(os.open(f"{place}/{name}-{what}", os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return False
+            return True
+
+        os.close(os.open(f"{place}/{name}-at-work-{time.time_ns()}", os.O_CREAT))
+        if fail and is_first("failed"):
+            raise RuntimeError("a task that fails once")
+        if slow_s and is_first("slow"):
+            time.sleep(slow_s)
+        time.sleep(pause_s)
+        return batch
+
+    return step
+
+
+def by_user(flow: Flow) -> Flow:
+    return flow.group_by("user").agg(n=si.count(), spent=col("price").sum(), dear=col("price").max())
+
+
+def by_window(flow: Flow) -> Flow:
+    return flow.group_by("user", si.tumbling("time", "1m")).agg(n=si.count(), spent=col("price").sum())
+
+
+def connect(url: str) -> Any:
+    from scalein.spark.session import session
+
+    return session(config={
+        "spark.master": url, "spark.driver.host": "127.0.0.1", "spark.driver.memory": "512m", "spark.ui.enabled": False,
+        "spark.driver.extraJavaOptions": SHORT_LIVED, "spark.executor.extraJavaOptions": SHORT_LIVED,
+        "spark.executor.memory": "512m", "spark.executor.cores": 1, "spark.sql.shuffle.partitions": 4,
+        "spark.speculation": True, "spark.speculation.interval": "100ms", "spark.speculation.multiplier": 1.2,
+        "spark.speculation.quantile": 0.5, "spark.speculation.minTaskRuntime": "100ms"})
+
+
+def check(got: pa.Table, want: pa.Table, what: str) -> None:
+    """The same rows, or the process ends with an error that says how they differ."""
+    got = got.select(want.column_names).cast(want.schema)
+    by = [(name, "ascending") for name in want.column_names]
+    assert got.sort_by(by).equals(want.sort_by(by)), (
+        f"{what}: {got.num_rows} rows for {want.num_rows}, n {pc.sum(got['n'])} for {pc.sum(want['n'])}")
+    print(what, "is right", flush=True)
+
+
+def batch(url: str, folder: Path, marks: Path) -> None:
+    """apply with a task that fails and one that is doubled; run, slowly enough to lose a worker meanwhile."""
+    import scalein.spark as sis
+
+    spark, table = connect(url), make_events()
+    bad = trouble(marks, "apply", fail=True, slow_s=3.0)
+    asked = by_user(si.flow(table.schema).map_batches(bad, table.schema))
+    df = spark.createDataFrame(table).repartition(6)
+    check(sis.apply(asked, df).toArrow(), by_user(si.from_arrow(table)).collect(), "apply")
+    slow = trouble(marks, "run", pause_s=0.4)
+    asked = by_user(si.read_parquet(folder / "in").map_batches(slow, table.schema))
+    check(sis.run(asked, spark).toArrow(), by_user(si.from_arrow(table)).collect(), "run")
+    found = sis.doctor(spark)
+    assert found.ok, found
+    assert sum(place.executors for place in found.executors) >= 1
+    stream(url, folder, marks)
+
+
+def stream(url: str, folder: Path, marks: Path, pause_s: float = 0.1) -> None:
+    """All files, as a stream of windows; started again it goes on where it was."""
+    import scalein.spark as sis
+
+    spark, table = connect(url), make_events()
+    slow = trouble(marks, "stream", fail=True, pause_s=pause_s)
+    flow = by_window(si.flow(table.schema).with_watermark("time", "5s").map_batches(slow, table.schema))
+    arriving = (spark.readStream.schema(spark.read.parquet(str(folder / "in")).schema)
+                .option("maxFilesPerTrigger", 1).parquet(str(folder / "in")))  # fmt: skip
+    job = sis.start(flow, arriving, sink=si.to_parquet(folder / "out"), checkpoint=folder / "checkpoint", partitions=3,
+                    trigger={"availableNow": True})
+    job.wait()
+    open_still = sis.read_state(folder / "checkpoint")
+    closed = ds.dataset(folder / "out").to_table()
+    assert 0 < open_still.num_rows < closed.num_rows
+    want = by_window(si.from_arrow(table)).collect()
+    check(pa.concat_tables([closed, open_still.select(closed.column_names)]), want, "start")
+
+
+if __name__ == "__main__":
+    mode, url, place = sys.argv[1:4]
+    {"batch": batch, "stream": stream}[mode](url, Path(place), Path(place) / "marks")

@@ -1,0 +1,98 @@
+"""Streams without Spark: the same tasks and the same driver, with lists of batches where Spark has partitions."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+import scalein as si
+from scalein.errors import NOWHERE
+from scalein.flow import Flow
+from scalein.options import Options
+from scalein.spark.shipping import settled
+from scalein.spark.streaming.commits import Commits, Plan
+from scalein.spark.streaming.outputs import outlet
+from scalein.spark.streaming.places import Place, place_of
+from scalein.spark.streaming.tasks import Batch, Heard, MapTask, ReduceTask, RowTask, heard
+from scalein.spark.streaming.work import Work
+
+OPTIONS = Options.make(workers=1)
+Act = Callable[[Batch], Heard]
+
+
+def begun(flow: Flow, checkpoint: Path | Place, sink: object, *, partitions: int = 3, emit: str = "final",
+          late: object = "drop") -> Commits:
+    """A stream as `start` makes it."""
+    place = checkpoint if isinstance(checkpoint, Place) else place_of(checkpoint, NOWHERE)
+    word = late if isinstance(late, str) else "sink"
+    work = Work(settled(flow.op, NOWHERE), emit, word, NOWHERE)
+    outlets = {"out": outlet(sink, work.schema, "out", place, NOWHERE)}
+    if word == "sink":
+        outlets["late"] = outlet(late, work.late_schema, "late", place, NOWHERE)
+    source = work.segment.input.arrow
+    reads = pa.schema([source.field(name) for name in work.reads])
+    return Commits(Plan(work, reads, outlets, place, partitions, {}, NOWHERE))
+
+
+def acting(parts: Iterable[pa.Table], attempts: int = 1) -> Act:
+    """The tasks of a batch, whose rows come in some partitions; of several attempts of each, the last one counts."""
+    tables = list(parts)
+
+    def act(batch: Batch) -> Heard:
+        task = RowTask(batch) if batch.unpacked().mode == "rowwise" else MapTask(batch)
+        given: defaultdict[int, list[pa.RecordBatch]] = defaultdict(list)
+        said: list[tuple[int, int, bytes]] = []
+        for number, table in enumerate(tables):
+            for attempt in range(attempts):
+                cells = list(task.run(table.select(batch.entering.names).to_batches(), OPTIONS, number))
+                if attempt == attempts - 1:
+                    for cell in cells:
+                        given[cell.column("target")[0].as_py()].append(cell)
+        if isinstance(task, RowTask):
+            return heard(_rows(cell for cells in given.values() for cell in cells), pa.py_buffer)
+        for cells in given.values():
+            for attempt in range(attempts):
+                found = list(ReduceTask(batch).run(iter(cells), OPTIONS))
+                if attempt == attempts - 1:
+                    said += _rows(found)
+        return heard(said, pa.py_buffer)
+
+    return act
+
+
+def _rows(cells: Iterable[pa.RecordBatch]) -> list[tuple[int, int, bytes]]:
+    return [(row["target"], row["kind"], row["blob"]) for cell in cells for row in cell.to_pylist()]
+
+
+def run(commits: Commits, batches: Sequence[Sequence[pa.Table]], first: int = 0, attempts: int = 1) -> None:
+    """Some batches, each in some partitions."""
+    for number, parts in enumerate(batches, first):
+        commits.do(number, "query", acting(parts, attempts), None)
+
+
+def rows_of(flow: Flow, batches: Sequence[Sequence[pa.Table]], checkpoint: Path, **how: object) -> pa.Table:
+    """What a stream over some batches gives."""
+    sink = si.to_memory()
+    commits = begun(flow, checkpoint, sink, **how)  # type: ignore[arg-type]
+    try:
+        run(commits, batches)
+    finally:
+        commits.close()
+    return sink.table()
+
+
+def folded(changes: pa.Table, keys: Sequence[str]) -> list[dict[str, object]]:
+    """What is there when all changes have been applied in order, by key; an op that cannot be is an error."""
+    held: dict[object, dict[str, object]] = {}
+    for row in changes.to_pylist():
+        op = row.pop("op")
+        key = tuple("nan" if isinstance(row[name], float) and row[name] != row[name] else row[name] for name in keys)
+        assert (key in held) == (op != "insert"), (op, row)
+        if op == "delete":
+            held.pop(key)
+        else:
+            held[key] = row
+    return list(held.values())

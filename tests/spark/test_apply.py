@@ -1,0 +1,212 @@
+"""apply on DataFrames: the rows of `collect`, and of Spark SQL where it can express the flow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import scalein as si
+import scalein.spark as sis
+from scalein import col
+from scalein.errors import NOWHERE, BadArgument, BadData, WrongType
+from scalein.spark.types import leaving_schema
+from tests.same import assert_same
+from tests.spark.flows import ADS, FLOWS, ORDERED, ROWS, SQL, rows
+
+
+def as_spark(table: pa.Table) -> pa.Table:
+    """What a result is in Spark's types."""
+    return table.cast(leaving_schema(table.schema, NOWHERE))
+
+
+def from_spark(df: Any) -> pa.Table:
+    """A DataFrame's rows; Arrow's flags of what may be null are no types."""
+    table = df.toArrow()
+    plain = leaving_schema(table.schema, NOWHERE)
+    return table.cast(pa.schema([field.with_nullable(True) for field in plain]))
+
+
+@pytest.fixture(scope="module")
+def table() -> pa.Table:
+    return rows()
+
+
+@pytest.fixture(scope="module")
+def df(spark: Any, table: pa.Table) -> Any:
+    """Seven partitions, one of which is empty, one of which has most rows."""
+    whole = spark.createDataFrame(table)
+    few, none = whole.filter("n < 10").coalesce(1), whole.filter("n < 0").coalesce(1)
+    found = few.unionAll(none).unionAll(whole.filter("n >= 10").repartition(5)).cache()
+    found.createOrReplaceTempView("rows")
+    spark.createDataFrame(ADS).createOrReplaceTempView("ads")
+    assert found.count() == ROWS
+    return found
+
+
+def same(got: Any, want: pa.Table, ordered: bool = False) -> None:
+    found, wanted = from_spark(got), as_spark(want)
+    assert_same(found, wanted.cast(found.schema), ordered=ordered, tolerance=1e-9)
+
+
+@pytest.mark.parametrize("name", FLOWS)
+def test_apply_gives_what_collect_gives(name: str, df: Any, table: pa.Table) -> None:
+    q = FLOWS[name](si.flow(table.schema))
+    same(sis.apply(q, df), q.collect(table))
+
+
+@pytest.mark.parametrize("name", ORDERED)
+def test_apply_keeps_an_order(name: str, df: Any, table: pa.Table) -> None:
+    q = ORDERED[name](si.flow(table.schema))
+    same(sis.apply(q, df), q.collect(table), ordered=True)
+
+
+@pytest.mark.parametrize("name", SQL)
+def test_spark_sql_gives_the_same(name: str, spark: Any, df: Any, table: pa.Table) -> None:
+    q = {**FLOWS, **ORDERED}[name](si.flow(table.schema))
+    want = from_spark(spark.sql(SQL[name]))
+    got = as_spark(q.collect(table))
+    assert_same(got.cast(want.schema), want, tolerance=1e-9)
+
+
+def test_a_dataframe_without_rows(spark: Any, df: Any, table: pa.Table) -> None:
+    none = spark.createDataFrame([], df.schema)
+    for name in ("filter", "all", "unique_all", "chained", "union_group", "sort", "top_k"):
+        q = {**FLOWS, **ORDERED}[name](si.flow(table.schema))
+        same(sis.apply(q, none), q.collect(table.slice(0, 0)))
+
+
+def test_transform(df: Any, table: pa.Table) -> None:
+    q = FLOWS["each"](si.flow(table.schema))
+    same(df.transform(lambda df: sis.apply(q, df)), q.collect(table))
+
+
+def test_a_flow_of_sparks_schema(df: Any, table: pa.Table) -> None:
+    q = si.flow(df.schema).group_by("k", si.tumbling("z", "1m")).agg(n=si.count(), d=col("d").max())
+    assert dict(sis.apply(q, df).dtypes)["window_start"] == "timestamp"
+    same(sis.apply(q, df), q.collect(table.set_column(5, "t", table["t"].cast(pa.timestamp("us", "UTC")))))
+
+
+def test_another_time_zone_of_the_session(spark: Any, df: Any, table: pa.Table) -> None:
+    """A moment is a moment, whatever the session calls it."""
+    q = si.flow(table.schema).group_by("k").agg(z=col("z").max(), h=col("z").dt.hour().max())
+    spark.conf.set("spark.sql.session.timeZone", "America/St_Johns")
+    try:
+        got = sis.apply(q, df).toArrow()
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    want = as_spark(q.collect(table))
+    assert_same(got.cast(want.schema), want)
+
+
+def test_a_timestamp_of_sparks_is_a_naive_time_in_utc(spark: Any) -> None:
+    times = pa.table({"t": pa.array([0, 61_000_000, None], pa.timestamp("us", "UTC")), "v": [1, 2, 3]})
+    q = si.flow({"t": pa.timestamp("ms"), "v": pa.int64()}).group_by(si.tumbling("t", "1m")).agg(s=col("v").sum())
+    got = sis.apply(q, spark.createDataFrame(times)).toArrow()
+    assert sorted(got["window_start"].cast(pa.int64()).to_pylist()) == [0, 60_000_000]
+
+
+def test_types_that_spark_has_not(spark: Any) -> None:
+    q = si.flow({"k": pa.int64()}).select(
+        a=col("k").cast(pa.uint8()), b=col("k").cast(pa.uint64()), c=col("k").cast(pa.timestamp("s")),
+        d=col("k").cast(pa.large_string()), e=col("k").cast(pa.uint32()))
+    data = pa.table({"k": [1, 200, None]})
+    got = sis.apply(q, spark.createDataFrame(data))
+    assert got.dtypes == [("a", "smallint"), ("b", "decimal(20,0)"), ("c", "timestamp_ntz"), ("d", "string"),
+                          ("e", "bigint")]
+    same(got, q.collect(data))
+    narrow = si.flow({"a": pa.uint8()}).group_by("a").agg(n=si.count())  # and back
+    same(sis.apply(narrow, got.select("a")), narrow.collect(q.collect(data).select(["a"])))
+
+
+def test_odd_names(spark: Any) -> None:
+    data = pa.table({"a.b": [1, 2, 2], "c d": ["x", "y", "z"], "`": [1.0, 2.0, 3.0]})
+    f = si.flow(data.schema)
+    for q in (f.filter(col("a.b") > 1).select("`", **{"a.b": col("a.b")}), f.sort("c d").select(**{"x.y": col("a.b")}),
+              f.group_by("a.b").agg(**{"n.n": si.count(), "m": col("`").sum()}), f.sort("a.b", "`")):
+        same(sis.apply(q, spark.createDataFrame(data)), q.collect(data))
+
+
+def test_many_groups(spark: Any) -> None:
+    data = pa.table({"k": [k % 5000 for k in range(20_000)], "v": list(range(20_000))})
+    q = si.flow(data.schema).group_by("k").agg(s=col("v").sum(), n=si.count())
+    same(sis.apply(q, spark.createDataFrame(data).repartition(3)), q.collect(data))
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(("make", "words"), [
+    (lambda f: f.limit(3), "limit depends on the order"),
+    (lambda f: f.distinct("k"), "distinct of some columns"),
+    (lambda f: f.group_by("k").agg(col("s").first()), "first depends on the order"),
+    (lambda f: f.group_by("k").agg(col("s").last()), "last depends on the order"),
+    (lambda f: f.group_by("k").agg(col("s").collect()), "collect depends on the order"),
+])  # fmt: skip
+def test_what_needs_an_order_is_refused(make: Any, words: str, df: Any, table: pa.Table) -> None:
+    with pytest.raises(BadArgument, match=words) as raised:
+        sis.apply(make(si.flow(table.schema)), df)
+    assert raised.value.hint
+    assert "test_apply.py" in str(raised.value)
+
+
+def test_a_column_that_is_not_there_is_refused(df: Any) -> None:
+    with pytest.raises(BadData, match="no column 'kk'") as raised:
+        sis.apply(si.flow({"kk": pa.int64()}), df)
+    assert "did you mean 'k'" in str(raised.value)
+
+
+def test_a_column_of_another_type_is_refused(df: Any) -> None:
+    with pytest.raises(WrongType, match="'k' of the DataFrame is bigint, but the flow's schema says int32"):
+        sis.apply(si.flow({"k": pa.int32()}), df)
+
+
+def test_a_promise_that_is_broken(df: Any) -> None:
+    q = si.flow(pa.schema([pa.field("k", pa.int64(), nullable=False)])).group_by().agg(s=col("k").sum())
+    with pytest.raises(Exception, match="has nulls, but the flow's schema says"):
+        sis.apply(q, df).collect()
+
+
+def test_what_is_no_dataframe_is_refused(table: pa.Table, df: Any) -> None:
+    with pytest.raises(BadArgument, match="takes a Spark DataFrame"):
+        sis.apply(si.flow(table.schema), table)  # type: ignore[arg-type]
+    with pytest.raises(BadArgument, match="in this order"):
+        sis.apply(df, si.flow(table.schema))  # type: ignore[arg-type]
+    with pytest.raises(BadArgument, match="has its data already"):
+        sis.apply(si.from_arrow(table), df)
+    f = si.flow(table.schema)
+    with pytest.raises(BadArgument, match="static side has no data"):
+        sis.apply(f.join(f.group_by("k").agg(n=si.count()), on="k"), df)
+
+
+def test_a_stream_is_refused_where_rows_must_meet(spark: Any) -> None:
+    stream = spark.readStream.format("rate").load()
+    q = si.flow({"value": pa.int64()})
+    assert sis.apply(q.filter(col("value") > 1), stream).isStreaming
+    with pytest.raises(BadArgument, match="this one is a stream"):
+        sis.apply(q.group_by().agg(si.count()), stream)
+
+
+def test_an_error_of_a_row_comes_with_its_words(spark: Any) -> None:
+    q = si.flow({"k": pa.int64()}).select(y=col("k") // (col("k") - 1))
+    with pytest.raises(Exception, match="ComputeError: division by zero") as raised:
+        sis.apply(q, spark.createDataFrame(pa.table({"k": [1, 2]}))).collect()
+    assert "test_apply.py" in str(raised.value)
+
+
+def test_a_users_exception_comes_with_its_message(spark: Any) -> None:
+    def fails(batch: pa.RecordBatch) -> pa.RecordBatch:
+        raise ValueError("no such luck")
+
+    q = si.flow({"k": pa.int64()}).map_batches(fails, {"k": pa.int64()})
+    with pytest.raises(Exception, match="no such luck"):
+        sis.apply(q, spark.createDataFrame(pa.table({"k": [1, 2]}))).collect()
+
+
+def test_simple_filters_and_columns_are_left_to_spark(df: Any, table: pa.Table) -> None:
+    q = si.flow(table.schema).filter(col("k") == 2, col("x") * 2 > 1).group_by("s").agg(n=si.count())
+    plan = sis.apply(q, df)._jdf.queryExecution().optimizedPlan().toString()
+    assert "(k#" in plan.split("MapInArrow")[-1]
+    assert "Project [s#" in plan or "x#" in plan
+    assert "day#" not in plan.split("InMemoryRelation")[0]

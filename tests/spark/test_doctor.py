@@ -1,0 +1,100 @@
+"""`scalein.spark.doctor`: says what is there, and names what keeps flows from running, with a remedy."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import scalein
+from scalein.spark.doctor import PACKAGES, Checkup, Fitness, doctor, gathered, judged
+
+HERE = Fitness("driver", "3.11.2", dict.fromkeys(PACKAGES, "1.0"), "a CPU", "a folder", True, "works")
+THERE = replace(HERE, where="host-1", executors=2)
+
+
+def test_a_local_session_is_fit(spark: Any) -> None:
+    found = doctor(spark)
+    assert found.ok, found
+    assert found.problems == ()
+    (place,) = found.executors
+    assert place.packages == found.driver.packages
+    assert place.packages["scalein"] == scalein.__version__
+    assert place.works
+    shown = repr(found)
+    assert shown.startswith(f"Spark {spark.version}, local[2]: fit for scalein\n")
+    assert "cpu " in shown
+    assert "cache " in shown
+    assert "<table>" in found._repr_html_()
+
+
+def python_that(folder: Path, starts: str) -> str:
+    """An interpreter that runs some Python before anything else."""
+    (folder / "sitecustomize.py").write_text(starts, encoding="utf-8")
+    path = folder / "python"
+    path.write_text(f'#!/bin/sh\nPYTHONPATH="{folder}:$PYTHONPATH" exec "{sys.executable}" "$@"\n', encoding="utf-8")
+    path.chmod(0o755)
+    return str(path)
+
+
+def without(*packages: str) -> str:
+    return f"import sys\nfor name in {packages!r}: sys.modules[name] = None\n"
+
+
+@pytest.mark.parametrize(("packages", "said"), [
+    (("scalein",), "has no scalein: install it there, or call scalein.spark.ship(spark) once"),
+    (("llvmlite", "pandas"), 'has no llvmlite and no pandas: pip install "scalein[spark]" there'),
+])
+def test_a_missing_package_is_named(spark: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+                                    packages: tuple[str, ...], said: str) -> None:
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", python_that(tmp_path, without(*packages)))
+    found = doctor(spark)
+    assert not found.ok
+    assert any(problem.endswith(said) for problem in found.problems), found
+    assert "not fit for scalein, 1 problem\n" in repr(found)
+
+
+def test_another_python_is_named(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark.sparkContext, "pythonVer", "3.2")
+    (problem,) = doctor(spark).problems
+    assert problem.startswith(f"the executors run Python 3.{sys.version_info[1]}, the driver 3.2, and Spark wants one")
+
+
+def test_no_python_is_named(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", "/no/such/python")
+    (problem,) = doctor(spark).problems
+    assert problem.startswith("an executor has no Python at /no/such/python: set PYSPARK_PYTHON")
+
+
+def test_executors_that_do_not_answer(spark: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    slow = python_that(tmp_path, "import time; time.sleep(1.5)\n")
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", slow)
+    (problem,) = doctor(spark, timeout=0.5).problems
+    assert problem.startswith("no executor has answered within 0.5 s")
+
+
+def test_versions_that_differ_are_judged() -> None:
+    assert judged(HERE, [THERE]) == ([], [])
+    older = replace(THERE, packages={**THERE.packages, "scalein": "0.9", "pyarrow": "0.8"})
+    problems, notes = judged(HERE, [THERE, older])
+    assert problems == ["host-1 has scalein 0.9, the driver 1.0: plans of one version are for that version; install "
+                        "the same, or call scalein.spark.ship(spark) once"]
+    assert notes == ["host-1 has pyarrow 0.8 (driver: 1.0)"]
+    assert judged(HERE, [THERE, replace(THERE, cpu="other")])[1] == ["2 kinds of CPUs: each compiles for its own"]
+    assert judged(HERE, [replace(THERE, works=False, verdict="fails: X")])[0] == ["the compiler fails: X on host-1"]
+
+
+def test_executors_of_a_host_are_one_line() -> None:
+    answer = ('{"where": "%s", "process": %d, "packages": {}, "python": "3", "cpu": "", "cache": "", "works": true, '
+              '"verdict": "took 1 ms"}')
+    found = gathered([answer % ("b", 1), answer % ("a", 1), answer % ("a", 2), answer % ("a", 1)])
+    assert [(place.where, place.executors) for place in found] == [("a", 2), ("b", 1)]
+
+
+def test_html_is_escaped() -> None:
+    shown = Checkup("Spark", HERE, (replace(THERE, where="<b>"),), ("<i>",), ())._repr_html_()
+    assert "&lt;b&gt;" in shown
+    assert "<i>" not in shown

@@ -1,0 +1,110 @@
+"""run: flows bound to files, read by Spark's tasks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+import scalein as si
+import scalein.spark as sis
+from scalein import Flow, col
+from scalein.connectors import formats
+from scalein.errors import BadArgument
+from scalein.spark import scanning
+from tests.spark.flows import FLOWS, ORDERED, rows
+from tests.spark.test_apply import same
+
+NAMES = ("filter", "times", "udf", "join_left", "join_group", "all", "each", "keys", "unique", "distinct", "sliding",
+         "window_rows", "chained", "union_group", "union_static", "empty_all", "sort", "top_k")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files of many row groups, of one, and of none."""
+    path = tmp_path_factory.mktemp("rows")
+    table = rows()
+    pq.write_table(table.slice(0, 2000), path / "a.parquet", row_group_size=100)
+    pq.write_table(table.slice(2000), path / "b.parquet")
+    pq.write_table(table.slice(0, 0), path / "c.parquet")
+    return path
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_run_gives_what_collect_gives(name: str, spark: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "_PART_ROWS", 300)  # here only: tasks would cut otherwise, and read what they are told
+    q = {**FLOWS, **ORDERED}[name](si.read_parquet(folder))
+    same(sis.run(q, spark), q.collect(), ordered=name in ORDERED)
+
+
+def test_splits_are_balanced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "_PART_ROWS", 300)
+    source = si.read_parquet(folder).op.data.source  # type: ignore[union-attr]
+    splits, sizes = scanning.splits_of(source)
+    assert len(splits) == 8
+    shares = scanning.dealt(splits, sizes, 3)
+    assert sorted(split for share in shares for split in share) == sorted(splits)
+    by = dict(zip(splits, sizes, strict=True))
+    weights = [sum(by[split] for split in share) for share in shares]
+    assert max(weights) - min(weights) <= max(sizes)
+
+
+def test_other_formats_and_sources(spark: Any, tmp_path: Path) -> None:
+    table = rows(300).select(["n", "i", "s"])
+    (tmp_path / "csv").mkdir()
+    (tmp_path / "json").mkdir()
+    (tmp_path / "ipc").mkdir()
+    for k in range(3):
+        part = table.slice(k * 100, 100)
+        pyarrow.csv.write_csv(part, tmp_path / "csv" / f"{k}.csv")
+        (tmp_path / "json" / f"{k}.json").write_text("\n".join(json.dumps(row) for row in part.to_pylist()))
+        with pa.ipc.new_file(str(tmp_path / "ipc" / f"{k}.arrow"), table.schema) as writer:
+            writer.write_table(part)
+
+    class Squares:
+        schema = pa.schema({"n": pa.int64()})
+
+        def partitions(self) -> list[str]:
+            return ["0", "1"]
+
+        def read(self, partition: str, offset: Any) -> Any:
+            for n in range(offset or 0, 3):
+                yield pa.record_batch({"n": [n * n + int(partition)]}), n + 1
+
+    flows: list[Flow] = [si.read_csv(tmp_path / "csv"), si.read_json(tmp_path / "json"), si.read_ipc(tmp_path / "ipc"),
+                         si.from_arrow(table), si.from_source(Squares())]
+    for flow in flows:
+        q = flow.group_by(m=col("n") % 7).agg(c=si.count(), s=col("n").sum())
+        same(sis.run(q, spark), q.collect())
+
+
+def test_only_partials_cross(spark: Any, folder: Path) -> None:
+    """Rows are read in the Python workers: Spark itself scans no file."""
+    q = si.read_parquet(folder).group_by("k").agg(n=si.count())
+    plan = sis.run(q, spark)._jdf.queryExecution().toString()
+    assert "parquet" not in plan.lower()
+    assert "Range" in plan
+
+
+def test_what_is_refused(spark: Any, folder: Path) -> None:
+    with pytest.raises(BadArgument, match="has no data yet"):
+        sis.run(si.flow({"x": pa.int64()}), spark)
+    with pytest.raises(BadArgument, match="never ends"):
+        sis.run(si.read_parquet(folder, follow=True), spark)
+    with pytest.raises(BadArgument, match="in this order"):
+        sis.run(spark, si.read_parquet(folder))
+    with pytest.raises(BadArgument, match="limit depends on the order"):
+        sis.run(si.read_parquet(folder).limit(3), spark)
+
+
+def test_a_file_that_is_gone_is_named(spark: Any, tmp_path: Path) -> None:
+    pq.write_table(rows(10), tmp_path / "a.parquet")
+    df = sis.run(si.read_parquet(tmp_path).select("n"), spark)
+    (tmp_path / "a.parquet").unlink()
+    with pytest.raises(Exception, match=r"a\.parquet is gone"):
+        df.collect()

@@ -1,0 +1,219 @@
+"""Runs of a stream's state: files, ranges of key groups, looking up and merging, with hashes that collide."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import fs
+
+from scalein.errors import NOWHERE, Damaged
+from scalein.spark.blobs import target_of_groups
+from scalein.spark.streaming import merging, runs
+from scalein.spark.streaming.merging import looked_up, merged, numbered_keys
+from scalein.spark.streaming.places import STATE, Place, place_of
+from scalein.spark.streaming.runs import (
+    HASH,
+    Run,
+    in_order,
+    joined_runs,
+    pieces_of,
+    ranges,
+    to_merge,
+    with_slices,
+    write_run,
+)
+from tests.engines import examples
+
+NAN = float("nan")
+keys_of = st.lists(st.tuples(st.sampled_from([None, "a", "bb", "ccc"]), st.sampled_from([None, 0.0, -0.0, 1.5, NAN])),
+                   max_size=30)  # fmt: skip
+
+
+def place(folder: Path) -> Place:
+    found = place_of(folder, NOWHERE)
+    found.make(STATE)
+    return found
+
+
+def rows(keys: list[tuple[str | None, float | None]], value: int = 1, groups: int = 4) -> pa.RecordBatch:
+    """A row a key, sorted, with hashes of which there are few: several keys share one."""
+    hashes = np.array([_coarse(key, groups) for key in keys], np.uint64)
+    names = ["s", "f", "v"]
+    batch = pa.RecordBatch.from_arrays([pa.array([key[0] for key in keys], pa.string()),
+                                        pa.array([key[1] for key in keys], pa.float64()),
+                                        pa.array([value] * len(keys), pa.int64())], names=names)  # fmt: skip
+    return in_order(batch, hashes)
+
+
+def _coarse(key: tuple[str | None, float | None], groups: int) -> int:
+    text, number = key
+    same = 7 if number is None else 5 if number != number else int(number * 2)
+    return (len(text or "") + same) % groups * (1 << 64) // groups
+
+
+def plain(row: dict[str, object]) -> tuple[object, ...]:
+    """A key as it is compared: one NaN, one zero."""
+    value = row["f"]
+    assert value is None or isinstance(value, float)
+    return row["s"], None if value is None else "nan" if value != value else value + 0.0
+
+
+def summed(batch: pa.RecordBatch, numbers: np.ndarray) -> pa.RecordBatch:
+    """What compiled code does elsewhere: values of one number added."""
+    totals = np.bincount(numbers, weights=np.asarray(batch.column("v"))).astype(np.int64)
+    return pa.RecordBatch.from_arrays([pa.array(totals)], names=["v"])
+
+
+@examples(50)
+@given(parts=st.lists(keys_of, min_size=1, max_size=4), piece_rows=st.sampled_from([2, 7, 1000]))
+def test_a_merge_has_every_key_once_with_all_its_values(parts: list[list[tuple[str | None, float | None]]],
+                                                        piece_rows: int) -> None:
+    # Each part has a key once: unlike values of equal keys come from different parts.
+    unique = [list({plain({"s": s, "f": f}): (s, f) for s, f in part}.values()) for part in parts]
+    pieces = [[rows(part, value=10**k)] for k, part in enumerate(unique)]
+    want: defaultdict[object, int] = defaultdict(int)
+    for k, part in enumerate(unique):
+        for s, f in part:
+            want[plain({"s": s, "f": f})] += 10**k
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(merging, "PIECE_ROWS", piece_rows)
+        found = list(merged(pieces, ["s", "f"], summed))
+    got = [row for each in found for row in each.piece.to_pylist()]
+    assert {plain(row): row["v"] for row in got} == want
+    assert len(got) == len(want)
+    hashes = [row[HASH] for row in got]
+    assert hashes == sorted(hashes)
+    # `at` leads from each row of the first part to its key's, and `others` says whether another part had it.
+    at = [each.piece.slice(int(k), 1).to_pylist()[0] for each in found for k in each.at]
+    assert [plain(row) for row in at] == [plain(row) for row in pieces[0][0].to_pylist()]
+    others = [bool(there) for each in found for there in each.others]
+    rest = {plain({"s": s, "f": f}) for part in unique[1:] for s, f in part}
+    assert others == [plain(row) in rest for row in pieces[0][0].to_pylist()]
+
+
+@examples(50)
+@given(parts=st.lists(keys_of, min_size=1, max_size=3))
+def test_rows_that_do_not_combine_all_stay(parts: list[list[tuple[str | None, float | None]]]) -> None:
+    pieces = [[rows(part, value=k)] for k, part in enumerate(parts)]
+    got = [(plain(row), row["v"]) for each in merged(pieces, ["s", "f"], None) for row in each.piece.to_pylist()]
+    want = [(plain({"s": s, "f": f}), k) for k, part in enumerate(parts) for s, f in part]
+    assert sorted(map(repr, got)) == sorted(map(repr, want))
+
+
+@examples(50)
+@given(wanted=keys_of, there=keys_of)
+def test_looking_up_finds_all_rows_of_a_key_and_no_others(wanted: list[tuple[str | None, float | None]],
+                                                          there: list[tuple[str | None, float | None]]) -> None:
+    looked_for, piece = rows(wanted), rows(there)
+    asked = [plain(row) for row in looked_for.to_pylist()]
+    got = [(int(number), plain(row)) for found in looked_up(looked_for, [piece.slice(0, 3), piece.slice(3)], ["s", "f"])
+           for number, row in zip(found.numbers, found.rows.to_pylist(), strict=True)]
+    want = [(number, key) for number, key in enumerate(asked) for row in piece.to_pylist() if plain(row) == key]
+    assert sorted(map(repr, got)) == sorted(map(repr, want))
+
+
+@examples(50)
+@given(keys=keys_of)
+def test_numbers_are_those_of_keys(keys: list[tuple[str | None, float | None]]) -> None:
+    batch = rows(keys)
+    numbers = numbered_keys(batch, ["s", "f"])
+    found = {}
+    for row, number in zip(batch.to_pylist(), numbers, strict=True):
+        assert found.setdefault(plain(row), number) == number
+    assert sorted(found.values()) == list(range(len(found)))
+
+
+def test_ranges_are_those_that_rows_are_routed_by() -> None:
+    for count in (1, 2, 3, 5, 7, 100, 255, 256):
+        targets = target_of_groups(count)
+        assert [(int(np.flatnonzero(targets == k)[0]), int(np.flatnonzero(targets == k)[-1]) + 1)
+                for k in range(count)] == ranges(count)
+
+
+def test_slices_of_a_key_stay_in_its_group() -> None:
+    hashes = np.random.default_rng(1).integers(0, 1 << 63, 1000).astype(np.uint64) * np.uint64(2)
+    mixed = with_slices(hashes, np.arange(1000) * 10_000 - 5_000_000)
+    assert (mixed >> np.uint64(56) == hashes >> np.uint64(56)).all()
+    assert len(np.unique(with_slices(np.full(1000, hashes[0]), np.arange(1000)))) == 1000
+
+
+def test_a_run_gives_the_rows_of_a_range(tmp_path: Path) -> None:
+    hashes = np.sort(np.random.default_rng(2).integers(0, 1 << 64, 5000, np.uint64))
+    batch = pa.RecordBatch.from_arrays([pa.array(hashes), pa.array(np.arange(5000))], names=[HASH, "v"])
+    run = write_run(place(tmp_path), [batch.slice(0, 1700), batch.slice(1700, 0), batch.slice(1700)], (0, 256), "v")
+    assert run is not None
+    assert (run.rows, run.oldest, run.newest) == (5000, 0, 4999)
+    assert Run.of(run.to_json()) == run
+    got = []
+    for first, last in ranges(7):
+        part = run.within(first, last)
+        assert part is not None
+        pieces = pieces_of(place(tmp_path), part)
+        assert all(first <= int(h) >> 56 < last for piece in pieces for h in np.asarray(piece.column(HASH)))
+        got += [v for piece in pieces for v in piece.column("v").to_pylist()]
+    assert got == list(range(5000))
+    parts = [run.within(0, 100), run.within(100, 256)]
+    assert joined_runs(part for part in reversed(parts) if part is not None) == [run]
+    assert run.within(0, 100) == Run(run.file, 0, 100, 5000, run.size_bytes, run.sum, 0, 4999)
+    assert write_run(place(tmp_path), [batch.slice(0, 0)], (0, 256), None) is None
+
+
+@pytest.mark.parametrize("damage", ["flipped", "short", "gone"])
+def test_a_damaged_run_is_named(tmp_path: Path, damage: str) -> None:
+    runs._open.clear()
+    here = place(tmp_path)
+    run = write_run(here, [rows([("a", 1.0), (None, None)])], (0, 256), None)
+    assert run is not None
+    path = tmp_path / run.file
+    data = bytearray(path.read_bytes())
+    if damage == "gone":
+        path.unlink()
+    else:
+        data[len(data) // 2] ^= 4
+        path.write_bytes(data[: len(data) // 2] if damage == "short" else data)
+    with pytest.raises(Damaged, match=str(run.file)):
+        pieces_of(here, run)
+
+
+def test_runs_of_other_filesystems_are_read_through_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    (tmp_path / "tmp").mkdir()
+    far = Place(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "far", "far://away")
+    far.make(STATE)
+    run = write_run(far, [rows([("a", 1.0), ("bb", None)])], (0, 256), None)
+    assert run is not None
+    runs._open.clear()
+    first = pieces_of(far, run)
+    runs._open.clear()
+    (tmp_path / "far" / run.file).unlink()  # the copy is all that is needed
+    assert [piece.to_pylist() for piece in pieces_of(far, run)] == [piece.to_pylist() for piece in first]
+    copies = list((tmp_path / "tmp").rglob("*.arrow"))
+    assert len(copies) == 1
+    os.utime(copies[0], (0, 0))
+    write_run(far, [rows([("a", 1.0)])], (0, 256), None)
+    other = write_run(far, [rows([("a", 1.0)])], (0, 256), None)
+    assert other is not None
+    pieces_of(far, other)  # makes a copy, and removes what nobody has used for long
+    assert not copies[0].exists()
+    runs._open.clear()
+
+
+def test_few_runs_stay_however_many_batches_come() -> None:
+    sizes: list[int] = []
+    written = 0
+    for _ in range(3000):
+        chosen = to_merge(sizes, 10)
+        new = 10 + sum(sizes[k] for k in chosen)
+        written += new
+        sizes = [size for k, size in enumerate(sizes) if k not in chosen] + [new]
+        assert len(sizes) <= 8
+    assert sum(sizes) == 30_000
+    assert written < 20 * 30_000  # each row is written a few times only

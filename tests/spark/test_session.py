@@ -1,0 +1,171 @@
+"""`scalein.spark.session`: the right Python, quiet, reused; and one sentence where Spark cannot start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalein.errors import BadData, ComputeError, ScaleinError, SourceLoc
+from scalein.spark.errors import SparkFailed, explained, in_our_words
+from scalein.spark.packing import packed
+from scalein.spark.session import _defaults, java_version, session
+
+
+def test_an_active_session_is_reused(spark: Any) -> None:
+    assert session() is spark
+    before = spark.conf.get("spark.sql.shuffle.partitions")
+    assert session(config={"spark.sql.shuffle.partitions": 9}).conf.get("spark.sql.shuffle.partitions") == "9"
+    spark.conf.set("spark.sql.shuffle.partitions", before)
+
+
+def test_workers_run_this_python(spark: Any) -> None:
+    found = spark.sparkContext.parallelize([0], 1).map(lambda _: sys.executable).collect()
+    assert [os.path.realpath(path) for path in found] == [os.path.realpath(sys.executable)]
+
+
+def test_settings_of_another_master_stay_its_own() -> None:
+    assert "spark.driver.host" in _defaults(2, None)
+    assert "spark.driver.host" not in _defaults(2, "spark://127.0.0.1:7077")
+
+
+# --- Java
+
+
+def fake_java(folder: Path, said: str, code: int = 0) -> Path:
+    (folder / "bin").mkdir()
+    java = folder / "bin" / "java"
+    java.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{said}\nEND\nexit {code}\n", encoding="utf-8")
+    java.chmod(0o755)
+    return folder
+
+
+def test_no_java_is_one_sentence_and_a_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SparkFailed, match=r"^Spark needs Java 17 or newer, and there is none\n") as caught:
+        java_version()
+    assert "apt install openjdk-17-jre-headless" in str(caught.value.hint)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(SparkFailed, match="has no bin/java"):
+        java_version()
+
+
+@pytest.mark.parametrize(("said", "number"), [
+    ('openjdk version "17.0.15" 2025-04-15', 17), ('java version "21" 2023-09-19', 21),
+    ('java version "1.8.0_402"', None), ('openjdk version "11.0.2"', None), ("no such thing", None)])
+def test_the_version_of_java_is_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str,
+                                          number: int | None) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path, said)))
+    if number is not None:
+        assert java_version() == number
+    else:
+        with pytest.raises(SparkFailed, match="needs Java 17 or newer") as caught:
+            java_version()
+        assert said in str(caught.value)
+
+
+_BROKEN = """
+from scalein.spark.session import session
+session()
+"""
+
+
+def test_a_java_that_does_not_start_is_told_in_its_words(tmp_path: Path) -> None:
+    script = fake_java(tmp_path, 'openjdk version "17.0.1"\nError: Module jdk.incubator.vector not found', 1)
+    done = subprocess.run([sys.executable, "-c", _BROKEN], capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "JAVA_HOME": str(script)})
+    last = done.stderr[done.stderr.rindex("scalein.spark.errors.SparkFailed: ") :].splitlines()
+    assert last[0].endswith("Spark did not start")
+    assert last[1].split(maxsplit=1) == ["found", "Error: Module jdk.incubator.vector not found"]
+    assert "this Java lacks a module" in last[2]
+
+
+# --- errors that come as text
+
+_TRACE = """Job aborted due to stage failure: Task 0 in stage 1.0 failed 4 times, most recent failure: Lost task 0.3 \
+in stage 1.0 (TID 7) (10.0.0.3 executor 1): org.apache.spark.api.python.PythonException: Traceback (most recent call \
+last):
+  File "worker.py", line 3, in main
+{last}
+
+\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException(PythonRunner.scala:572)
+\tat java.base/java.lang.Thread.run(Thread.java:840)
+
+Driver stacktrace:
+\tat org.apache.spark.scheduler.DAGScheduler.abortStage(DAGScheduler.scala:2787)
+"""
+
+
+def in_spark(last: str) -> RuntimeError:
+    return RuntimeError(_TRACE.format(last=last))
+
+
+@pytest.mark.parametrize("error", [
+    ComputeError("integer overflow in `x * 2`", at=SourceLoc("report.py", 12), found="9223372036854775807"),
+    BadData("the function 'f' of map_batches raised ValueError on batch 0", found="no such\ncurrency", hint="look"),
+    ScaleinError("plain"),
+    SparkFailed("ours"),
+])
+def test_an_error_of_ours_comes_back_as_what_it_was(error: ScaleinError) -> None:
+    name = f"{type(error).__module__}.{type(error).__qualname__}"
+    found = explained(in_spark(f"ValueError: x\n\nDuring handling of the above exception, ...\n\n{name}: {error}"))
+    assert type(found) is type(error)
+    assert (str(found), found.what, found.hint, found.facts) == (str(error), error.what, error.hint, error.facts)
+
+
+@pytest.mark.parametrize(("text", "what", "hint"), [
+    ("pyspark.errors.exceptions.base.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different "
+     "version: 3.9 than that in driver: 3.11, PySpark cannot run with different minor versions.",
+     "the executors run Python 3.9, the driver 3.11, and Spark wants one version", "PYSPARK_PYTHON"),
+    ("ModuleNotFoundError: No module named 'scalein'", "the Python of an executor has no package scalein",
+     "scalein.spark.ship(spark)"),
+    ("ImportError: cannot import name 'X' from 'scalein.spark.phases' (/a/scalein/spark/phases.py)",
+     "an executor has another scalein than the driver", "scalein.spark.ship(spark)"),
+    ("ModuleNotFoundError: No module named 'llvmlite.ir'", "the Python of an executor has no package llvmlite",
+     'pip install "scalein[spark]"'),
+    ("[PACKAGE_NOT_INSTALLED] Pandas >= 2.2.0 must be installed; however, it was not found.",
+     "the Python of an executor or of the driver has no package Pandas", 'pip install "scalein[spark]"'),
+    ("[UNSUPPORTED_PACKAGE_VERSION] PyArrow >= 18.0.0 must be installed; however, your version is 4.0.1.",
+     "Spark wants PyArrow 18.0.0 or newer, and there is 4.0.1", "--upgrade"),
+    ('java.io.IOException: Cannot run program "/opt/py/bin/python": error=2, No such file or directory',
+     "an executor has no Python at /opt/py/bin/python", "PYSPARK_PYTHON"),
+    ("org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)",
+     "a Python worker of Spark ended without a word: killed for its memory, or it crashed", "memory"),
+    ("java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.",
+     "the Spark session has ended", "session()"),
+])  # fmt: skip
+def test_an_unfit_executor_is_one_sentence_and_a_remedy(text: str, what: str, hint: str) -> None:
+    with pytest.raises(SparkFailed) as caught, in_our_words():
+        raise in_spark(text)
+    assert caught.value.what == what
+    assert hint in str(caught.value.hint)
+    assert caught.value.facts["on"] == "10.0.0.3, executor 1"
+    assert "org.apache" not in str(caught.value)
+    assert isinstance(caught.value.__context__, RuntimeError)
+    assert caught.value.__suppress_context__
+
+
+def test_what_is_not_known_passes_unchanged() -> None:
+    with pytest.raises(RuntimeError, match="disk full"), in_our_words():
+        raise in_spark("OSError: disk full")
+
+
+# --- shipping
+
+
+def test_a_zip_has_the_whole_package_and_works(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    zipped = packed(tmp_path)
+    assert zipped.read_bytes() == packed(tmp_path / "a").read_bytes()
+    assert zipped.name == packed(tmp_path / "a").name
+    assert "scalein/spark/errors.py" in zipfile.ZipFile(zipped).namelist()
+    code = ("import sys; sys.path.insert(0, sys.argv[1]); import scalein; from scalein.cli.doctor import try_compiler; "
+            "print(scalein.__file__, *try_compiler())")
+    done = subprocess.run([sys.executable, "-c", code, str(zipped)], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"{zipped}/scalein/__init__.py True works")

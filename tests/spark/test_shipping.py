@@ -1,0 +1,85 @@
+"""How plans travel: as plans, unpacked once."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark import cloudpickle
+
+import scalein as si
+from scalein import col
+from scalein.errors import BadArgument
+from scalein.spark.mapping import Mapped, Task
+from scalein.spark.shipping import pack, unpack
+from tests.same import assert_same
+
+DATA = pa.table({"k": [1, 2, 3, None], "v": [1.0, 2.0, 3.0, 4.0]})
+NAMES = pa.table({"k": [1, 2], "name": ["one", "two"], "unused": ["x" * 100_000] * 2})
+
+
+def test_a_flow_is_pickled_as_its_plan() -> None:
+    q = si.flow(DATA.schema).filter(col("v") > 1).join(NAMES, on="k").select("name", w=col("v") * 2)
+    q.collect(DATA)  # compiled here, and yet:
+    data = pickle.dumps(q)
+    assert len(data) < 20_000  # neither code nor columns that nobody reads
+    again = pickle.loads(data)
+    assert again.schema == q.schema
+    assert_same(again.collect(DATA), q.collect(DATA))
+
+
+def test_a_digest_is_unpacked_once() -> None:
+    q = si.flow(DATA.schema).filter(col("v") > 1)
+    data = pickle.dumps(q)
+    assert pickle.loads(data).op is pickle.loads(data).op
+    packed = pack({"a": [1]})
+    assert unpack(*packed) is unpack(*packed)
+    assert unpack(*pack({"a": [2]})) == {"a": [2]}
+
+
+def test_functions_of_the_user_travel_by_value() -> None:
+    offset = 10
+
+    def shifted(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return pa.record_batch({"v": pa.compute.add(batch.column("v"), offset)})
+
+    @si.udf
+    def halved(value: float) -> float:
+        return value / 2
+
+    q = si.flow(DATA.schema).map_batches(shifted, {"v": pa.float64()}).select(h=halved(col("v")))
+    again = pickle.loads(cloudpickle.dumps(q))
+    assert again.collect(DATA)["h"].to_pylist() == [5.5, 6.0, 6.5, 7.0]
+
+
+def test_static_tables_of_files_are_read_before_the_flow_leaves(tmp_path: Path) -> None:
+    pq.write_table(NAMES, tmp_path / "names.parquet")
+    q = si.flow(DATA.schema).join(si.read_parquet(tmp_path).filter(col("k") > 1), on="k").select("name", "v")
+    data = pickle.dumps(q)
+    (tmp_path / "names.parquet").unlink()
+    assert pickle.loads(data).collect(DATA).to_pylist() == [{"name": "two", "v": 2.0}]
+
+
+def test_a_static_side_without_data_is_refused() -> None:
+    q = si.flow(DATA.schema).join(si.flow(NAMES.schema), on="k")
+    with pytest.raises(BadArgument, match="static side has no data"):
+        pickle.dumps(q)
+
+
+def test_a_task_is_the_same_in_another_process(tmp_path: Path) -> None:
+    from scalein.jobs.segments import cut, segments
+    from scalein.spark.phases import Phases
+
+    q = si.flow(DATA.schema).group_by("k").agg(s=col("v").sum())
+    task = Task(Mapped(Phases(segments(cut(q.op))[0])))
+    (tmp_path / "task").write_bytes(cloudpickle.dumps(task))
+    code = ("import pickle, sys, pyarrow as pa; task = pickle.load(open(sys.argv[1], 'rb'));"
+            "print(sum(b.num_rows for b in task([pa.record_batch({'k': [1, 1, 2], 'v': [1., 2., 3.]})])))")
+    found = subprocess.run([sys.executable, "-c", code, str(tmp_path / "task")], capture_output=True, text=True,
+                           cwd=Path(__file__).parents[2], check=True)
+    assert found.stdout.strip() == "2"

@@ -1,0 +1,289 @@
+"""Rows of streams, without Spark: the same as `collect` for groups, and as a job for windows, however batches come."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import scalein as si
+from scalein import col
+from scalein.errors import BadArgument, LateData, ScaleinError
+from scalein.flow import Flow
+from scalein.spark.streaming import merging, reducing, runs
+from scalein.spark.streaming.reading import read_state
+from scalein.testing import Stream, until
+from tests.engines import EXAMPLES
+from tests.same import assert_same
+from tests.spark.simulated import acting, begun, folded, rows_of, run
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_disk() -> Iterator[None]:
+    """These tests are about rows: nothing need survive them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda handle: None)
+        yield
+
+
+SCHEMA = pa.schema([("k", pa.int64()), ("s", pa.string()), ("f", pa.float64()), ("x", pa.int64()), ("y", pa.float64())])
+NAN = float("nan")
+
+seeds = pytest.mark.parametrize("seed", range(max(1, round(2 * EXAMPLES))))  # more of them by SCALEIN_EXAMPLES
+
+
+def tables(random: Random, row: Callable[[Random], dict[str, Any]], schema: pa.Schema) -> list[list[pa.Table]]:
+    """A few batches in a few partitions; some are empty."""
+    return [[pa.Table.from_pylist([row(random) for _ in range(random.choice([0, 3, 20]))], schema)
+             for _ in range(random.randint(1, 3))] for _ in range(random.randint(3, 6))]
+
+
+def a_row(random: Random) -> dict[str, Any]:
+    return {"k": random.choice([None, 0, 1, 2, 3]), "s": random.choice([None, "", "a", "longer than twelve bytes"]),
+            "f": random.choice([None, 0.0, -0.0, 1.5, NAN]), "x": random.choice([None, *range(-5, 6)]),
+            "y": random.choice([None, 0.25, -3.0, NAN, float("inf")])}  # fmt: skip
+
+
+def all_rows(batches: list[list[pa.Table]]) -> pa.Table:
+    return pa.concat_tables([part for parts in batches for part in parts])
+
+
+@contextmanager
+def tightened(is_tight: bool) -> Iterator[None]:
+    """What happens to millions of rows happens to a few: many runs, short pieces, and hashes that collide."""
+    with pytest.MonkeyPatch.context() as patch:
+        if is_tight:
+            patch.setattr(merging, "PIECE_ROWS", 3)
+            patch.setattr(runs, "RATIO", 1)
+            hashes = reducing.hashes
+            patch.setattr(reducing, "hashes", lambda *given: hashes(*given) & np.uint64(0xFF << 56))
+        yield
+
+
+GROUPS: dict[str, tuple[list[str], Callable[[Flow], Flow]]] = {
+    "one key": (["k"], lambda q: q.group_by("k").agg(
+        n=si.count(), s=col("x").sum(), m=col("y").mean(), least=col("y").min(), most=col("y").max())),
+    "text": (["s"], lambda q: q.group_by("s").agg(first=col("s").min(), most=col("s").max(), v=col("x").count())),
+    "floats": (["f"], lambda q: q.group_by("f").agg(n=si.count(), most=col("x").max())),
+    "composite": (["k", "s", "f"], lambda q: q.group_by("k", "s", "f").agg(n=si.count(), t=col("x").sum())),
+    "computed": (["g"], lambda q: q.filter(col("x").is_not_null()).group_by((col("x") % 3).alias("g")).agg(
+        n=si.count(), t=col("y").max())),
+    "no key": ([], lambda q: q.group_by().agg(n=si.count(), t=col("x").sum(), m=col("y").min())),
+    "projected": (["k"], lambda q: q.group_by("k").agg(n=si.count(), t=col("x").sum()).select(
+        "k", twice=col("n") * 2)),
+    "having": (["k"], lambda q: q.group_by("k").agg(n=si.count(), t=col("x").sum()).filter(col("t") > 0)),
+    "keeping rows": (["k"], lambda q: q.group_by("k").agg(
+        u=col("x").n_unique(), q=col("x").quantile(0.5), d=col("y").std())),
+    "rows, having": (["s"], lambda q: q.group_by("s").agg(u=col("x").n_unique()).filter(col("u") > 1)),
+    "rows, no key": ([], lambda q: q.group_by().agg(u=col("s").n_unique())),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GROUPS)
+@seeds
+def test_changes_of_groups_add_up_to_what_collect_gives(name: str, seed: int, tmp_path: Path) -> None:
+    random, (keys, build) = Random(f"{name} {seed}"), GROUPS[name]
+    given, flow, restart = tables(random, a_row, SCHEMA), build(si.flow(SCHEMA)), random.random() < 0.5
+    changes: list[pa.Table] = []
+    sink = si.to_memory()
+    commits = begun(flow, tmp_path, sink, emit="changes")
+    try:
+        for number, parts in enumerate(given):
+            if restart:
+                commits.close()
+                changes.append(sink.table())
+                sink = si.to_memory()
+                commits = begun(flow, tmp_path, sink, emit="changes")
+            commits.partitions = random.choice([1, 2, 3, 7])
+            with tightened(seed % 2 == 0):
+                commits.do(number, "query", acting(parts), None)
+    finally:
+        commits.close()
+    changes.append(sink.table())
+    told = pa.concat_tables(changes)
+    want = flow.collect(all_rows(given))
+    if not keys and not all_rows(given).num_rows:
+        want = want.slice(0, 0)  # a stream has no result before the first row
+    assert_same(pa.Table.from_pylist(folded(told, keys), want.schema), want, tolerance=1e-9)
+    if name in ("one key", "text", "composite", "no key"):
+        assert_same(read_state(tmp_path), want, tolerance=1e-9)
+
+
+@pytest.mark.parametrize("emit", ["final", "changes"])
+@seeds
+def test_distinct_gives_each_row_once(emit: str, seed: int, tmp_path: Path) -> None:
+    flow = si.flow(SCHEMA).select("s", "f").distinct().with_columns(n=col("s").str.len())
+    given = tables(Random(seed), a_row, SCHEMA)
+    with tightened(seed % 2 == 0):
+        got = rows_of(flow, given, tmp_path, emit=emit)
+    if emit == "changes":
+        assert set(got.column("op").to_pylist()) <= {"insert"}
+        got = got.drop_columns("op")
+    assert_same(got, flow.collect(all_rows(given)))
+    assert_same(read_state(tmp_path), flow.drop("n").collect(all_rows(given)))
+
+
+@pytest.mark.parametrize("emit", ["final", "changes"])
+def test_flows_without_state(emit: str, tmp_path: Path) -> None:
+    names = pa.table({"k": [1, 2], "name": ["one", "two"]})
+    flow = si.flow(SCHEMA).filter(col("x") > 0).join(names, on="k", how="left").select("name", z=col("x") + 1)
+    given = tables(Random(5), a_row, SCHEMA)
+    got = rows_of(flow, given, tmp_path, emit=emit)
+    assert_same(got.drop_columns("op") if emit == "changes" else got, flow.collect(all_rows(given)))
+    with pytest.raises(BadArgument, match="keeps no state"):
+        read_state(tmp_path)
+
+
+def test_an_empty_state_has_its_columns(tmp_path: Path) -> None:
+    flow = si.flow(SCHEMA).group_by("k").agg(n=si.count(), u=col("y").sum())
+    assert rows_of(flow, [[SCHEMA.empty_table()], []], tmp_path, emit="changes").num_rows == 0
+    assert read_state(tmp_path).schema.names == ["k", "n", "u"]
+
+
+# --- windows, against jobs
+
+EVENTS = pa.schema([("t", pa.timestamp("us")), ("k", pa.string()), ("x", pa.int64())])
+START = datetime(2026, 1, 1)
+
+
+def an_event(random: Random) -> dict[str, Any]:
+    second = random.randint(0, 60)
+    return {"t": None if random.random() < 0.1 else START + timedelta(seconds=second),
+            "k": random.choice(["a", "b", None]), "x": random.randint(-3, 3)}  # fmt: skip
+
+
+WINDOWS: dict[str, Callable[[Flow], Flow]] = {
+    "tumbling": lambda q: q.group_by("k", si.tumbling("t", "10s")).agg(n=si.count(), t=col("x").sum()),
+    "sliding": lambda q: q.group_by("k", si.sliding("t", "10s", every="4s")).agg(n=si.count(), most=col("x").max()),
+    "behind": lambda q: q.group_by(si.tumbling("t", "7s")).agg(n=si.count()).filter(col("n") > 1).select(
+        "window_start", twice=col("n") * 2),
+    "keeping rows": lambda q: q.group_by("k", si.sliding("t", "10s", every="5s")).agg(u=col("x").n_unique()),
+    "computed": lambda q: q.with_columns(u=col("t") + timedelta(seconds=1)).group_by(
+        "k", si.tumbling("u", "10s")).agg(n=si.count()),
+}  # fmt: skip
+
+
+NO_CHANGES = ("sliding", "keeping rows")
+
+
+def as_a_job(flow: Flow, batches: list[list[pa.Table]], **how: Any) -> tuple[pa.Table, pa.Table]:
+    """What a job gives for the same rows, each batch delivered whole, and its late rows; it is stopped, not flushed."""
+    whole = [pa.concat_tables(parts).combine_chunks().to_batches() for parts in batches]
+    given = [some[0] for some in whole if some and some[0].num_rows]
+    out, late = si.to_memory(), si.to_memory()
+    job = flow_over(flow, Stream({"all": given}, ends=False)).start(sink=out, late=late, workers=1, **how)
+    rows = sum(batch.num_rows for batch in given)
+    until(lambda: int(str(job.metrics()["rows_in"])) >= rows, job)
+    job.stop()
+    return out.table(), late.table()
+
+
+def flow_over(flow: Flow, stream: Stream) -> Flow:
+    """The flow bound to a source."""
+    from scalein.ir.ops import Source
+    from scalein.ir.rewrite import rewrite
+
+    bound = si.from_source(stream).op
+    return Flow(rewrite(flow.op, lambda op: bound if isinstance(op, Source) and op.data is None else None))
+
+
+@pytest.mark.parametrize(("name", "emit"), [
+    (name, emit) for name in WINDOWS for emit in ("final", "changes") if emit == "final" or name not in NO_CHANGES])
+@seeds
+def test_windows_are_those_of_a_job(name: str, emit: str, seed: int, tmp_path: Path) -> None:
+    random = Random(f"{name} {seed}")
+    given = tables(random, an_event, EVENTS)
+    flow = WINDOWS[name](si.flow(EVENTS).with_watermark("t", "3s"))
+    out, late = si.to_memory(), si.to_memory()
+    commits = begun(flow, tmp_path, out, emit=emit, late=late)
+    try:
+        for number, parts in enumerate(given):
+            commits.partitions = random.choice([1, 2, 5])
+            with tightened(seed % 2 == 0):
+                commits.do(number, "query", acting(parts), None)
+    finally:
+        commits.close()
+    want, want_late = as_a_job(flow, given, emit=emit)
+    if emit == "final":
+        assert_same(out.table(), want)
+    else:  # a batch may hold several of a job's changes of one key
+        keys = [key for key in ("k", "window_start") if key in out.table().column_names]
+        got, expected = (pa.Table.from_pylist(folded(some, keys), flow.schema) for some in (out.table(), want))
+        assert_same(got, expected)
+    assert_same(late.table(), want_late.select(late.table().column_names))
+
+
+def events(*seconds: float | None, k: str = "a") -> pa.Table:
+    return pa.table({"t": [None if s is None else START + timedelta(seconds=s) for s in seconds],
+                     "k": [k] * len(seconds), "x": list(range(len(seconds)))}, EVENTS)  # fmt: skip
+
+
+def test_late_rows_are_counted_dropped_or_refused(tmp_path: Path) -> None:
+    flow = WINDOWS["tumbling"](si.flow(EVENTS).with_watermark("t", "0s"))
+    sink = si.to_memory()
+    commits = begun(flow, tmp_path / "drop", sink)
+    with pytest.warns(RuntimeWarning, match="2 rows came too late"):
+        run(commits, [[events(1, 25)], [events(2, None, 26), events(3)]])
+    assert commits.progress is not None
+    assert {name: commits.progress[name] for name in ("late_rows", "timeless_rows", "rows_in")} == {
+        "late_rows": 2, "timeless_rows": 1, "rows_in": 4}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # said once
+        run(commits, [[events(2)]], first=2)
+    commits.close()
+    commits = begun(flow, tmp_path / "error", sink, late="error")
+    with pytest.raises(LateData, match="1 rows came too late"):
+        run(commits, [[events(1, 25)], [events(2)]])
+    commits.close()
+
+
+def test_state_that_is_closed_goes_away(tmp_path: Path) -> None:
+    flow = WINDOWS["tumbling"](si.flow(EVENTS).with_watermark("t", "0s"))
+    for emit in ("final", "changes"):
+        commits = begun(flow, tmp_path / emit, si.to_memory(), emit=emit, partitions=1)
+        for number in range(40):
+            commits.do(number, "query", acting([events(*range(number * 10, number * 10 + 10))]), None)
+            assert commits.progress is not None
+            assert commits.progress["state_files"] <= 3
+        commits.close()
+        assert read_state(tmp_path / emit).num_rows <= 2
+        assert len(list((tmp_path / emit / "state").iterdir())) <= 6  # of the last two manifests
+
+
+def test_a_clock_far_ahead_closes_nothing(tmp_path: Path) -> None:
+    flow = WINDOWS["tumbling"](si.flow(EVENTS).with_watermark("t", "0s"))
+    sink = si.to_memory()
+    commits = begun(flow, tmp_path, sink)
+    run(commits, [[events(1, 2, 3)], [events(4, 5, 400_000.0)], [events(6)]])
+    assert commits.progress is not None
+    assert (commits.progress["far_rows"], commits.progress["late_rows"], sink.table().num_rows) == (1, 0, 0)
+    # Three batches of mostly such times are a jump, which is believed.
+    run(commits, [[events(500_000.0 + k, 500_001.0 + k)] for k in range(4)], first=3)
+    assert sorted(sink.table().column("n").to_pylist())[-1] == 6
+    commits.close()
+
+
+@pytest.mark.parametrize(("build", "emit", "message"), [
+    (lambda q: q.group_by("k").agg(n=si.count()), "final", "no final result"),
+    (lambda q: q.group_by("k", si.tumbling("t", "1s")).agg(n=si.count()), "final", "never close without a watermark"),
+    (lambda q: q.group_by("k").agg(n=si.count()).group_by("n").agg(m=si.count()), "changes", "has a chain"),
+    (lambda q: q.limit(3), "final", "limit depends on the order"),
+    (lambda q: q.sort("x"), "final", "cannot be sorted"),
+    (lambda q: q.union(q), "final", "has a union"),
+    (lambda q: q.distinct("k"), "final", "distinct of some columns"),
+    (lambda q: q.group_by("k").agg(f=col("x").first()), "changes", "first depends on the order"),
+    (lambda q: q.with_watermark("t", "1s").group_by("k", si.sliding("t", "4s", every="2s")).agg(n=si.count()),
+     "changes", "sliding windows"),
+])  # fmt: skip
+def test_flows_that_no_stream_can_run_are_refused(build: Callable[[Flow], Flow], emit: str, message: str,
+                                                  tmp_path: Path) -> None:
+    with pytest.raises(ScaleinError, match=message):
+        begun(build(si.flow(EVENTS)), tmp_path, si.to_memory(), emit=emit)
