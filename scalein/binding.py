@@ -37,8 +37,8 @@ def as_schema(given: object, step: str, at: SourceLoc) -> pa.Schema:
     if isinstance(given, Mapping):
         given = pa.schema([pa.field(str(name), as_dtype(dtype, at).arrow) for name, dtype in given.items()])
     if not isinstance(given, pa.Schema):
-        raise BadArgument(f"{step} takes a pyarrow or Spark schema, or a dict of names and types", at=at, found=repr(given),
-                          hint='for example {"price": pa.float64()}')
+        raise BadArgument(f"{step} takes a pyarrow or Spark schema, or a dict of names and types", at=at,
+                          found=repr(given), hint='for example {"price": pa.float64()}')
     arrow = bare(given, at)
     _check_types(arrow, at)
     return arrow

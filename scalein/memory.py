@@ -2,7 +2,8 @@
 
 Huge pages spare a table of hundreds of megabytes a hundred thousand page faults. Zeroing new pages
 was a third of the time of a large aggregation, so maps that nobody uses any more are kept for the next
-who asks, up to a limit, and marked MADV_FREE: the system may take their pages back at any time.
+who asks, up to a limit, and marked MADV_FREE: the system may take their pages back at any time. While somebody runs who
+was given little memory, fewer are kept (`keep_at_most`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import mmap
 import resource
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,7 @@ _LIMITS = [(resource.RLIMIT_AS, 0), (resource.RLIMIT_DATA, 5)]
 _lock = threading.Lock()
 _free: dict[int, list[mmap.mmap]] = {}
 _free_bytes = 0
+_most_kept: list[int] = [KEPT_BYTES]  # by all who have a wish; the least counts
 
 
 def allocate(size: int) -> np.ndarray:
@@ -94,6 +97,19 @@ def _allowed() -> int | None:
             with suppress(OSError), open("/proc/self/statm", "rb") as file:  # a system without it: the halving is left
                 left.append(max(0, most - int(file.read().split()[field]) * mmap.PAGESIZE))
     return min(left, default=None)
+
+
+@contextmanager
+def keep_at_most(size: int | None) -> Iterator[None]:
+    """Keep no more than so many bytes of maps that nobody uses; None is no wish."""
+    size = KEPT_BYTES if size is None else size
+    _most_kept.append(size)
+    if _free_bytes > size:
+        _forget()
+    try:
+        yield
+    finally:
+        _most_kept.remove(size)
 
 
 def _new(size: int) -> mmap.mmap:
@@ -170,7 +186,7 @@ def _give_back(area: mmap.mmap) -> None:
     if not _lock.acquire(blocking=False):
         return  # a garbage collection inside of this module: let the map go
     try:
-        if _free_bytes + size <= KEPT_BYTES:
+        if _free_bytes + size <= min(_most_kept):
             if hasattr(mmap, "MADV_FREE"):
                 area.madvise(mmap.MADV_FREE)
             _free.setdefault(size, []).append(area)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 from scalein.dtypes import F64, I64, DType, Field, Kind, Schema
 from scalein.ir import ops
@@ -167,7 +168,7 @@ class Table:
         return tuple((k, float(str(acc.params[0]))) for k, acc in enumerate(self.accs)
                      if acc.kind is AccKind.QUANTILE and (acc.arg, acc.params[1:]) == (values.arg, values.params))
 
-    @property
+    @cached_property
     def layout(self) -> RecordLayout:
         fixed = [Slot("hash", 8)] if self.keys or self.window else []
         if self.has_nulls:

@@ -84,6 +84,12 @@ class Changes:
         there = filtered(before, pa.array(existed))
         return self.of_groups(there, np.flatnonzero(existed), now, np.arange(count), count)
 
+    def of_rows(self, results: Batches, existed: np.ndarray) -> Batches:
+        """Changes of groups that have a result each, in their order."""
+        new = pa.concat_batches(results).select(self._names)
+        rows = np.arange(new.num_rows)
+        return _told_apart(new.slice(0, 0), rows[:0], new, rows, existed)
+
     def of_groups(self, before: pa.RecordBatch, before_of: np.ndarray, now: pa.RecordBatch, now_of: np.ndarray,
                   count: int) -> Batches:
         """Changes of so many groups, for each row of which is said whose it is: a group may have several."""

@@ -5,7 +5,7 @@ state to be on disk, publishes the epoch, and commits the output. An epoch that 
 commits the output of both; a sink that cannot commit for `MOST_TRIES` epochs in a row ends the job.
 
 A sink that an earlier run had and this one has not leaves its last word in the manifests, so that it may come back. It
-may not be left out while some of its output is not visible.
+may not be left out, or give its place to one of another kind, while some of its output is not visible.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Commits:
         self._run = 0
         self._prepared: list[dict[str, Json]] = []  # by sinks, and no epoch says it yet
         self._absent: dict[str, Json] = {}  # the last word of sinks that only earlier runs had
+        self._absent_kinds: dict[str, Json] = {}
         self._failed = 0  # commits, one behind the other
         self._thread: threading.Thread | None = None
         self._publisher = ThreadPoolExecutor(1, "scalein-epoch")
@@ -51,14 +52,19 @@ class Commits:
         if epoch is not None:
             self.number, self._run, self._name = as_int(epoch["epoch"]), as_int(epoch["run"]) + 1, as_text(epoch["job"])
             outputs = [as_map(each) for each in as_list(epoch["output"])]
-        self._absent = {name: word for each in outputs for name, word in each.items()
-                        if name not in self._sinks and word is not None}
-        if self._absent and self._checkpoint is not None and not self._checkpoint.is_committed(self.number):
-            name = next(iter(self._absent))
-            raise BadArgument(f"the last run had a sink for {_ROWS.get(name, name)}, and its output is not all visible",
-                              at=at, hint="start the job once more with that sink; then it may be left out")
+        kinds = {} if epoch is None else as_map(epoch["sinks"])
+        others = {name for name, sink in self._sinks.items() if kinds.get(name, sink.kind) != sink.kind}
+        last = {name: word for each in outputs for name, word in each.items() if word is not None}
+        self._absent = {name: word for name, word in last.items() if name not in self._sinks}
+        self._absent_kinds = {name: kind for name, kind in kinds.items() if name in self._absent}
+        gone = [name for name in last if name in self._absent or name in others]
+        if gone and self._checkpoint is not None and not self._checkpoint.is_committed(self.number):
+            rows = _ROWS.get(gone[0], gone[0])
+            raise BadArgument(f"the last run had another sink for {rows}, whose output is not all visible", at=at,
+                              found=kinds.get(gone[0]),
+                              hint="start the job once more with that sink; then it may be left out")
         for name, sink in self._sinks.items():
-            words = [each[name] for each in outputs if name in each]
+            words = [each[name] for each in outputs if name in each and name not in others]
             for earlier in words[:-1]:
                 sink.commit(earlier)
             sink.open(schema_of(name), words[-1] if words else None, f"{self._name}-{self._run}")
@@ -86,7 +92,8 @@ class Commits:
             self._under_way.set_exception(error)
             return
         content |= {"finished": is_finished, "metrics": {**self._metrics.to_json()}, "job": self._name,
-                    "run": self._run, "output": [{**self._absent, **self._prepared[0]}, *self._prepared[1:]]}
+                    "run": self._run, "output": [{**self._absent, **self._prepared[0]}, *self._prepared[1:]],
+                    "sinks": {**self._absent_kinds, **{name: sink.kind for name, sink in self._sinks.items()}}}
         self._under_way = self._publisher.submit(self._publish, pipeline, content, frozen, time.monotonic())
 
     def _publish(self, pipeline: Pipeline, content: dict[str, Json], frozen: list[Frozen], began: float) -> None:

@@ -37,11 +37,14 @@ from scalein.jobs.points import Crashed, reach
 from scalein.jobs.watching import log_lines, serve, show_bar
 from scalein.jobs.watermarks import IDLE_S
 from scalein.jobs.words import why_no_output
+from scalein.memory import keep_at_most
 from scalein.options import Options
 from scalein.runtime.run import batches
 from scalein.runtime.stopping import leaving_on_sigterm
 
-STEP_ROWS = 1 << 23  # that are run at once when there are so many
+STEP_ROWS = 1 << 23  # that are run at once, at most, when there are so many
+FIRST_ROWS, FEW_ROWS = 1 << 20, 1 << 18  # the first time, and at least
+STEP_S = 0.02  # that it should take: requests and checkpoints wait for the end of it
 _PLAIN = re.compile(r"\w[\w .-]*")  # names of savepoints
 _WORKER = re.compile(r"scalein-(\d+|udf)")  # names of threads that may be any job's
 QUIET_S = 0.05  # the longest wait for rows before requests are looked at
@@ -107,7 +110,7 @@ class Job:
         if hasattr(self, "_pipeline"):
             self._pipeline.close()  # of a newer epoch, that turned out to be damaged
         wishes = Wishes(plan.emit, self._late, "late" in plan.sinks,
-                        self._failed if plan.on_error == "sink" else None)
+                        self._failed if plan.on_error == "sink" else None, plan.checkpoint is not None)
         options = replace(plan.options, memory=plan.memory.kept)
         self._pipeline = Pipeline(plan.op, options, wishes, folder, epoch, self._metrics, plan.at)
         if epoch is not None:
@@ -119,7 +122,8 @@ class Job:
 
     def _main(self) -> None:
         try:
-            self._loop()
+            with keep_at_most(self._plan.memory.spare):
+                self._loop()
         except BaseException as error:
             self._error = error
         finally:
@@ -140,6 +144,7 @@ class Job:
         due = self._clock.now() + self._plan.every_s
         seen_at = dict.fromkeys(self._pipeline.readers, self._clock.now())
         idle: set[Reader] = set()
+        step_rows = FIRST_ROWS
         while not self._is_finished:
             self._serve()
             if self._wants_stop is not None:
@@ -148,7 +153,8 @@ class Job:
                     self._is_finished = True
                 break
             start = time.monotonic()
-            deliveries = self._feeds.take(STEP_ROWS, min(QUIET_S, max(due - self._clock.now(), 0.001)))
+            most = min(STEP_ROWS, step_rows)
+            deliveries = self._feeds.take(most, min(QUIET_S, max(due - self._clock.now(), 0.001)))
             now = time.monotonic()
             self._metrics.wait_s += now - start
             if deliveries:
@@ -160,7 +166,9 @@ class Job:
                 self._write(self._pipeline.run(deliveries))
                 for delivery in deliveries:
                     self._metrics.latency.add(time.monotonic() - delivery.came_s, delivery.batch.num_rows)
-                self._metrics.busy_s += time.monotonic() - now
+                took, rows = time.monotonic() - now, sum(delivery.batch.num_rows for delivery in deliveries)
+                self._metrics.busy_s += took
+                step_rows = max(FEW_ROWS, int(rows * STEP_S / max(took, 1e-6)))
                 reach("batch")
             if self._pipeline.is_sated or (not deliveries and self._feeds.has_ended):
                 self._write(self._pipeline.finish())

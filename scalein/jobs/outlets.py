@@ -19,6 +19,11 @@ class Outlet:
     def __init__(self, sink: Sink, role: str) -> None:
         self._sink, self._role = sink, role
 
+    @property
+    def kind(self) -> str:
+        """What kind of a sink it is: what one has prepared, another cannot commit."""
+        return type(self._sink).__name__
+
     def open(self, schema: pa.Schema, committed: Json, next: str) -> None:
         self._call("opened", lambda: self._sink.open(schema, committed, next))
 

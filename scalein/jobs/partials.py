@@ -112,7 +112,12 @@ class Partial(Timed):
         return [*self._counted_in(clean), *self._of_sorted(sorted_)]
 
     def _counted_in(self, clean: Iterable[pa.RecordBatch]) -> Batches:
-        """Partial groups that do not stay in workers' tables."""
+        """Partial groups that do not stay in workers' tables; where memory is short, that is looked at more often."""
+        if self._around.options.memory is None:
+            return self._added(clean)
+        return [out for batch in clean for out in self._added([batch])]
+
+    def _added(self, clean: Iterable[pa.RecordBatch]) -> Batches:
         try:
             self._standing.add(clean, self._around.options)
         except ComputeError as error:
@@ -159,6 +164,11 @@ class Finish:
         """The results of groups that are whole: no key twice."""
         return (self._whole if self._rows is None else self._rows).run(given)
 
+    @property
+    def is_by_row(self) -> bool:
+        """Whether whole groups are finished one by one, in their order."""
+        return self._rows is not None
+
     def between(self, given: Batches, after: int, end: int) -> Batches:
         """Windows that end behind `after`, up to `end`, of slices some of which others need too."""
         windows = []
@@ -173,13 +183,13 @@ class Finish:
 
 
 def most_groups(schema: pa.Schema, memory: int | None) -> int:
-    """How many groups may stand in workers' tables that have so many bytes: a record twice, since tables grow by
-    doubling, and some bytes of an index.
+    """How many groups may stand in workers' tables, which have a third of what the step may keep: a record twice, since
+    tables grow by doubling, and some bytes of an index.
     """
     if memory is None:
         return MOST_STANDING
     sizes = (32 if (bits := _bits(field.type)) is None else (bits + 7) // 8 for field in schema)
-    return max(FEW_STANDING, min(MOST_STANDING, memory // (2 * sum(sizes) + 16)))
+    return max(FEW_STANDING, min(MOST_STANDING, memory // 3 // (2 * sum(sizes) + 16)))
 
 
 def _bits(type_: pa.DataType) -> int | None:

@@ -34,6 +34,7 @@ from scalein.jobs.remembered import check_same, label, places, signature, state_
 from scalein.jobs.running import Running
 from scalein.jobs.segments import Feed, Segment
 from scalein.jobs.steps import Arrival, Distinct, Frozen, Limit, Runner, Sort, Stateless, Step, Surroundings
+from scalein.jobs.trials import counted_on_trial
 from scalein.jobs.watermarks import Partition, extent, far_ahead, least
 from scalein.options import Options
 from scalein.runtime.pushed import row_groups_skipped, tests_below
@@ -49,6 +50,7 @@ class Wishes:
     late: Callable[[pa.RecordBatch], None]
     keeps_late: bool  # with all their columns
     failed: Callable[[pa.RecordBatch, ComputeError], None] | None
+    has_checkpoints: bool = True
 
 
 @dataclass(eq=False)
@@ -69,7 +71,7 @@ class Pipeline:
 
     def __init__(self, op: ops.Op, options: Options, wishes: Wishes, folder: Path, epoch: dict[str, Json] | None,
                  metrics: Metrics, at: SourceLoc) -> None:
-        self._metrics, self._options, self._emit = metrics, options, wishes.emit
+        self.metrics, self._options, self._emit = metrics, options, wishes.emit
         self._op, self._skipped_before = op, row_groups_skipped(op)
         self._feeds = cutting.cut(op)
         self._segments = cutting.segments(self._feeds)
@@ -84,7 +86,8 @@ class Pipeline:
         try:
             for number, segment in enumerate(self._segments):
                 around = Surroundings(options, folder / f"state-{state_number(self._segments, number)}", wishes.late,
-                                      wishes.keeps_late, self._count_timeless, wishes.failed, self._delay(segment))
+                                      wishes.keeps_late, self._count_timeless, wishes.failed, self._delay(segment),
+                                      wishes.has_checkpoints)
                 self._around.append(around)
                 self.steps.append(_step(segment, around, kept[number], self._emit_of(segment, wishes.emit, at)))
                 if isinstance(self.steps[-1], Waiting) and _window(segment) is None and not self.is_bounded:
@@ -118,7 +121,7 @@ class Pipeline:
         return schema.append(pa.field("op", pa.string(), False)) if emit == "changes" else schema
 
     def _count_timeless(self, rows: int) -> None:
-        self._metrics.timeless_rows += rows
+        self.metrics.timeless_rows += rows
 
     def _line(self, feed: Feed, known: dict[str, Json]) -> _Line:
         data = feed.source.data
@@ -165,7 +168,9 @@ class Pipeline:
         out: list[pa.RecordBatch] = []
         for line, each in groupby(deliveries, key=self._line_of):
             some = list(each)
-            if self._tried(line, some):
+            mark, step = line.feed.watermark, self.steps[line.path[0]]
+            if mark is not None and line.times is None and isinstance(step, Windowed) and counted_on_trial(
+                    self, step, mark.column, line.clocks, some):  # fmt: skip
                 continue
             arrivals = self._arrivals(line, some)
             behind: list[Arrival] = []  # a border
@@ -188,36 +193,6 @@ class Pipeline:
                 return
             yield arrival
 
-    def _tried(self, line: _Line, deliveries: list[Delivery]) -> bool:
-        """Count many rows in before it is known how far their times reach: to look at them first would take half as
-        long again. The kernels tell. If one was late after all, nothing has happened, and the answer is no.
-        """
-        step, mark = self.steps[line.path[0]], line.feed.watermark
-        full = [delivery for delivery in deliveries if delivery.batch.num_rows]
-        if mark is None or line.times is not None or not isinstance(step, Windowed) or not step.tries(
-                mark.column, sum(delivery.batch.num_rows for delivery in full)):  # fmt: skip
-            return False
-        found = step.trial([delivery.batch for delivery in full])
-        if found is None:
-            return False
-        within = dict(zip(map(id, full), found, strict=True))
-        clocks, watermark = {name: replace(clock) for name, clock in line.clocks.items()}, self.watermark
-        for delivery in deliveries:
-            clock, times = line.clocks[delivery.reader.name], within.get(id(delivery))
-            if times is not None:
-                if self.watermark is not None and step.is_late(times[0], self.watermark):
-                    line.clocks, self.watermark = clocks, watermark
-                    step.end_trial(False)
-                    return False
-                clock.see(delivery.batch.column(mark.column), times)
-            if delivery.is_last:
-                clock.end_batch()
-                self._move_watermark()
-        self._metrics.rows_in += sum(delivery.batch.num_rows for delivery in full)
-        self._metrics.bytes_in += sum(delivery.size for delivery in full)
-        step.end_trial(True)
-        return True
-
     def _told(self, out: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
         """Results that nothing takes back are inserts to those who want changes."""
         last = self.steps[-1]
@@ -227,7 +202,7 @@ class Pipeline:
 
     def fill(self, rows: Iterable[pa.RecordBatch]) -> None:
         """Take rows of the past in, whose results are known: nothing of them is given, and late ones are no news."""
-        line, counted = self._lines[0], self._metrics.to_json()
+        line, counted = self._lines[0], self.metrics.to_json()
         late = [around.late for around in self._around]
         for around in self._around:
             around.late = lambda rows: None
@@ -238,7 +213,7 @@ class Pipeline:
             self.advance()
         for around, given in zip(self._around, late, strict=True):
             around.late = given
-        self._metrics.restore({**counted})
+        self.metrics.restore({**counted})
 
     def _line_of(self, delivery: Delivery) -> _Line:
         return next(line for line in self._lines if delivery.reader in line.readers)
@@ -246,8 +221,8 @@ class Pipeline:
     def _arrivals(self, line: _Line, deliveries: Iterable[Delivery]) -> Iterator[Arrival]:
         """Batches with the watermark before each; time moves behind them."""
         for reader, batch, _, is_last, _, size in deliveries:
-            self._metrics.rows_in += batch.num_rows
-            self._metrics.bytes_in += size
+            self.metrics.rows_in += batch.num_rows
+            self.metrics.bytes_in += size
             clock = line.clocks.get(reader.name)
             if clock is None:
                 if batch.num_rows:
@@ -264,7 +239,7 @@ class Pipeline:
                 clock.see(times, within)
             if is_last:
                 clock.end_batch()
-                self._move_watermark()
+                self.move_watermark()
 
     def _times(self, line: _Line, batch: pa.RecordBatch) -> pa.Array:
         assert line.feed.watermark is not None
@@ -278,7 +253,7 @@ class Pipeline:
             arrivals = self.steps[number].rows(arrivals)
         return [arrival.batch for arrival in arrivals]
 
-    def _move_watermark(self) -> None:
+    def move_watermark(self) -> None:
         found = least([clock for line in self._lines for clock in line.clocks.values()])
         if found is not None and (self.watermark is None or found > self.watermark):
             self.watermark = found
@@ -352,7 +327,7 @@ class Pipeline:
             clock = line.clocks.get(reader.name) if reader in line.readers else None
             if clock is not None:
                 clock.is_idle, clock.is_ended = is_idle, reader.is_ended and not reader.pending
-        self._move_watermark()
+        self.move_watermark()
 
     @property
     def is_sated(self) -> bool:

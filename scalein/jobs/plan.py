@@ -11,26 +11,32 @@ from scalein.ir import ops
 from scalein.ir.rewrite import walk_ops
 from scalein.options import Options
 
+MOST_QUEUED = 1 << 29  # bytes of batches that wait; more would not make anything faster
+
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How a job divides its memory, in bytes: a quarter for batches that wait to be taken, the rest alike for what its
-    steps keep. None: as much as they want. Static tables, and what a batch is turned into, come on top.
+    """How a job divides its memory, in bytes: a quarter for batches that wait to be taken, an eighth for maps that are
+    kept to be used again, the rest alike for what its steps keep, a third of that again for tables in which a group is
+    made. None: as much as they want. Static tables, and what a batch or a window is turned into, come on top.
     """
 
     queues: int | None
     kept: int | None  # each
+    spare: int | None = None  # that tables had and the next may have
 
     @staticmethod
-    def of(memory: int | None, parts: int) -> Shares:
-        """
-        >>> Shares.of(1_000, 3)
-        Shares(queues=250, kept=250)
+    def of(memory: int | None, groups: int, others: int) -> Shares:
+        """For so many steps that group, and others that keep something.
+
+        >>> Shares.of(1_000, 1, 0), Shares.of(1_000, 1, 1)
+        (Shares(queues=250, kept=468, spare=125), Shares(queues=250, kept=267, spare=125))
         """
         if memory is None:
             return Shares(None, None)
-        queues = memory // 4
-        return Shares(queues, max(1, (memory - queues) // max(1, parts)))
+        queues, spare = min(memory // 4, MOST_QUEUED), memory // 8
+        rest = memory - queues - spare
+        return Shares(queues, max(1, 3 * rest // max(3, 4 * groups + 3 * others)), spare)
 
 
 @dataclass(frozen=True)
@@ -52,5 +58,6 @@ class Plan:
 
     @property
     def memory(self) -> Shares:
-        parts = {ops.Aggregate: 2, ops.Distinct: 1, ops.Sort: 1}  # groups are in a state and in workers' own tables
-        return Shares.of(self.options.memory, sum(parts.get(type(op), 0) for op in walk_ops(self.op)))
+        steps = [type(op) for op in walk_ops(self.op)]
+        return Shares.of(self.options.memory, steps.count(ops.Aggregate), steps.count(ops.Distinct)
+                         + steps.count(ops.Sort))

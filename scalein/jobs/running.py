@@ -1,8 +1,15 @@
-"""Groups without an end of their own: they live long and change often, so they are in a state store, by key."""
+"""Groups without an end of their own: they live long and change often, so they are in a state store, by key.
+
+What arrives is aggregated in workers' tables, and comes to the store as partial groups when a checkpoint wants it or
+when they are many. Where they are nearly as many as rows, rows are partitioned by key group (`runtime/radix.py`) and
+only aggregated then; from the second time on they go straight into the store. A job without checkpoints that ends
+before that needs no store: its groups are read from the tables, as `collect` does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +22,7 @@ from scalein.ir.passes.place_state import place_state
 from scalein.ir.two_phase import row_values
 from scalein.jobs.changes import Changes, told
 from scalein.jobs.json import as_int, as_map
-from scalein.jobs.partials import FOREVER, Partial
+from scalein.jobs.partials import FOREVER, Partial, group_of
 from scalein.jobs.segments import Segment
 from scalein.jobs.slices import Slices
 from scalein.jobs.steps import (
@@ -30,8 +37,10 @@ from scalein.jobs.steps import (
     open_store,
 )
 from scalein.jobs.watermarks import extent
+from scalein.runtime.run import StandingProgram
 from scalein.state import LogStore
 
+MOST_PARTED = 1 << 30  # bytes of rows that wait to be aggregated
 _ONE = "#one"  # the key of groups without keys
 
 
@@ -45,18 +54,32 @@ class Running(Partial):
         key = keys.arrow if keys.names else pa.schema([pa.field(_ONE, pa.int8(), False)])
         value = pa.schema([field.with_nullable(True) for field in self._two.values.arrow])
         self._keys, self._columns = key.names, [*keys.names, *value.names]
-        self._store = open_store(around, key, value, state)
+        self._open: Callable[[], LogStore] = lambda: open_store(around, key, value, state)
+        if state is not None or around.has_checkpoints:
+            _ = self._store
+        if self.changes is None:
+            self._standing = StandingProgram(self._two.partial, whole=group_of(root))
         self._oldest = FOREVER if state is None else as_int(as_map(state)["oldest"])  # slice in the store
         # Keys by slice; None: they have to be looked up in the store when a slice is closed for the first time.
         self._slices = Slices() if state is None else None
-        is_by_row = state is not None and as_map(state)["by_row"] is True
+        is_by_row = state is not None and as_map(state)["by_row"] is True and self.changes is None
         self._rows = ByRow(segment, around, self._store) if is_by_row else None
+
+    @cached_property
+    def _store(self) -> LogStore:
+        return self._open()
+
+    @property
+    def _has_store(self) -> bool:
+        return "_store" in self.__dict__
 
     def rows(self, arrivals: Iterable[Arrival]) -> list[Arrival]:
         if self._rows is not None:
             self._rows.merge([arrival.batch for arrival in arrivals])
             return []
         found = self._merged(self._partials(arrivals))
+        if self._standing.part_bytes > MOST_PARTED:
+            self.settle()
         if self._has_many and self.changes is None:
             self._rows = ByRow(self._segment, self._around, self._store)
         if self.changes is not None:
@@ -66,20 +89,32 @@ class Running(Partial):
     def _merged(self, partials: Batches) -> Batches:
         """Merge partial groups into the store; what that changed, if it is wanted."""
         found: Batches = []
+        if not partials:
+            return []
         self._store.set_workers(self._around.options.workers)
         for batch in partials:
             if self._keys == [_ONE]:
                 batch = batch.append_column(_ONE, pa.array(np.zeros(batch.num_rows, np.int8)))
-            before = None if self.changes is None else self._stored(batch)
+            # Where a group has one result, whatever it is, nobody asks for the one before.
+            has_one = self.changes is not None and self.changes.is_one_to_one
+            before = None if self.changes is None or has_one else self._stored(batch)
             self._store.merge(batch.select([*self._keys, *self._two.values.names]), **self._two.functions)
             if self._window is not None:
                 times = extent(batch.column("window_start"))
                 self._oldest = min(self._oldest, FOREVER if times is None else times[0])
-            if self.changes is not None and before is not None:
+            if self.changes is None:
+                continue
+            now = self._stored(batch)
+            if before is not None:
                 existed = np.asarray(before.column("#acc0").is_valid())
-                if self._window is not None and self._slices is not None and not existed.all():
-                    self._slices.add(filtered(batch, pa.array(~existed)).select(self._keys))
-                found += self.changes.between(before, self._stored(batch), existed)
+            else:  # it has more rows than these
+                existed = np.asarray(now.column("#acc0")) != np.asarray(batch.column("#acc0"))
+            if self._window is not None and self._slices is not None and not existed.all():
+                self._slices.add(filtered(batch, pa.array(~existed)).select(self._keys))
+            if has_one and self._finish.is_by_row:
+                found += self.changes.of_rows(self._finish.each([now]), existed)
+            else:
+                found += self.changes.between(now if before is None else before, now, existed)
         return found
 
     def _stored(self, partials: pa.RecordBatch) -> pa.RecordBatch:
@@ -102,6 +137,8 @@ class Running(Partial):
         return []
 
     def finish(self) -> Batches:
+        if not self._has_store and self._keys != [_ONE]:
+            return self._finish.behind(list(self._standing.take_whole()))
         self.settle()
         if self.changes is not None:
             is_empty = self._keys == [_ONE] and not len(self._store)
@@ -115,6 +152,7 @@ class Running(Partial):
         return [out for batch in batches for out in self._finish.each([batch])]
 
     def settle(self) -> None:
+        self._has_many |= self._standing.is_parted
         self._merged(self._taken())
 
     def freeze(self) -> Frozen:
@@ -122,14 +160,17 @@ class Running(Partial):
         return lambda: {**as_map(wait()), "oldest": oldest, "by_row": is_by_row}
 
     def forget(self, kept: list[Json]) -> None:
-        hold(self._store, kept)
+        if self._has_store:
+            hold(self._store, kept)
 
     @property
     def state_bytes(self) -> int:
-        return self._store.memory_bytes + (0 if self._slices is None else self._slices.held_bytes)
+        stored = self._store.memory_bytes if self._has_store else 0
+        return stored + self._standing.part_bytes + (0 if self._slices is None else self._slices.held_bytes)
 
     def close(self) -> None:
-        self._store.abandon()
+        if self._has_store:
+            self._store.abandon()
 
 
 class ByRow:

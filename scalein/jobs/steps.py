@@ -63,6 +63,7 @@ class Surroundings:
     timeless: Callable[[int], None]
     failed: Callable[[pa.RecordBatch, ComputeError], None] | None  # None: an error ends the job
     delay: int  # how much earlier time is here than at the sources
+    has_checkpoints: bool = True
 
 
 class Step(Protocol):

@@ -9,6 +9,7 @@ import json
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,12 @@ def log_lines(job: Job, path: str | os.PathLike[str], every_s: float = 1.0) -> t
         raise StoreFailed("cannot write the log of a job", at=here(), file=path, found=error) from error
 
     def write() -> None:
+        try:
+            lines()
+        except OSError as error:  # a full disk is no reason to end the job
+            warnings.warn(f"the log of a job ends here: {path}: {error}", RuntimeWarning, stacklevel=2)
+
+    def lines() -> None:
         with file:
             before, then = 0, time.monotonic()
             while True:

@@ -72,14 +72,14 @@ class GroupRun:
         self.mode = GroupMode.ONE if not node.keys and node.table.window is None else GroupMode.HASH
         self.table, self.keys = node.table, node.keys  # specialised when the kernel is
         exprs = (*node.keys, *table_exprs(node.table))
-        self.prepared = Prepared("group", node.input.schema, node.steps, self._sink, exprs, joins, options)
+        self.prepared = Prepared("group", node.input.schema, node.steps, self.sink, exprs, joins, options)
         self.prepared.assume(source)
         self.lock = threading.RLock()  # over facts, kernels and the mode, which workers share
         self.domain: Domain | None = None
         self.spare: list[HashTable] = []  # empty ones, to be used again
         self.seen: list[Seen] | None = None  # of the units so far, if times are watched
 
-    def _sink(self, special: Specialiser) -> Group:
+    def sink(self, special: Specialiser) -> Group:
         # Layout must not change between batches: nulls of keys and counts of values follow the whole
         # input's facts if they are known, else the schema.
         nullable = self.source is None

@@ -90,10 +90,41 @@ def run_radix(run: GroupRun, work: Iterator[Unit]) -> Iterator[pa.RecordBatch]:
 def _run_plan(run: GroupRun, plan: _Plan, work: Iterator[Unit]) -> Iterator[pa.RecordBatch]:
     partitioners = [_Partitioner(plan) for _ in range(run.options.workers)]
     each_worker(partitioners, work)
+    yield from _groups(run, plan, partitioners, run.options.workers)
+
+
+class Parted:
+    """Rows that go on to come, by key group, until their groups are asked for."""
+
+    def __init__(self, run: GroupRun) -> None:
+        self._run, self._plan = run, _Plan(run)
+        self._partitioners: list[_Partitioner] = []
+
+    @staticmethod
+    def fits(run: GroupRun) -> bool:
+        """Whether rows can be kept, within no limit, without the batches that they came in."""
+        texts = any(type_of(e).is_bytes for e in (*run.keys, *table_exprs(run.table)))
+        return fits(run.table) and not texts and run.options.memory is None
+
+    @property
+    def bytes(self) -> int:
+        return sum(each.bytes for each in self._partitioners)
+
+    def add(self, work: Iterator[Unit], workers: int) -> None:
+        while len(self._partitioners) < workers:
+            self._partitioners.append(_Partitioner(self._plan))
+        each_worker(self._partitioners[:workers], work)
+
+    def groups(self, workers: int) -> Iterator[pa.RecordBatch]:
+        """All groups, key group by key group."""
+        return _groups(self._run, self._plan, self._partitioners, workers)
+
+
+def _groups(run: GroupRun, plan: _Plan, partitioners: list[_Partitioner], workers: int) -> Iterator[pa.RecordBatch]:
     rows = [sum(p.rows(group) for p in partitioners) for group in range(GROUPS)]
     order = sorted((g for g in range(GROUPS) if rows[g]), key=lambda g: -rows[g])
     update = plan.update_kernel()
-    finishers = [_Finisher(plan, update, partitioners, sum(rows)) for _ in partitioners]
+    finishers = [_Finisher(plan, update, partitioners, sum(rows)) for _ in range(workers)]
     # A key group with a large share of all rows, because of a heavy key, is aggregated by all workers.
     heavy = [g for g in order if len(finishers) > 1 and rows[g] * len(finishers) * HEAVY_SHARE > sum(rows)]
     for group in heavy:
@@ -280,6 +311,10 @@ class _Partitioner:
         stay = taken[is_open].ravel().copy()
         self._log[: len(stay)] = stay
         self._taken = len(stay) // 2
+
+    @property
+    def bytes(self) -> int:
+        return sum(map(len, self._slabs))
 
     def rows(self, group: int) -> int:
         spilled = len(self._spilled[group]) * (self._chunk_bytes // self._stride)

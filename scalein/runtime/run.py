@@ -30,6 +30,7 @@ from scalein.runtime.pipe import Work, ready, run_pipe, run_ready
 from scalein.runtime.pushed import tests_of
 from scalein.runtime.standing import Standing
 from scalein.runtime.standing_ring import StandingRing
+from scalein.runtime.units import joined
 
 FEW_ROWS = 1 << 16  # in which making ready would take longer than running
 Again = dict[int, Standing | Work]  # by the node's identity
@@ -87,8 +88,8 @@ class StandingProgram:
     If times are `watched`, kernels tell how far those of each batch reach.
     """
 
-    def __init__(self, node: Grouped, watched: bool = False) -> None:
-        self.node, self._watched = node, watched
+    def __init__(self, node: Grouped, watched: bool = False, whole: Grouped | None = None) -> None:
+        self.node, self._watched, self._whole = node, watched, whole
         self._built: dict[int, Built] = {}
         self._standing: Standing | None = None
 
@@ -96,8 +97,10 @@ class StandingProgram:
         """Count rows in. After an error, nothing is known of the groups."""
         run = _Run(options, batches, self._built)
         if self._standing is None:
-            self._standing = Standing(self.node, run.joins(self.node.joins), options, watched=self._watched)
-        self._standing.add(run.rows(self.node.input), options.workers)
+            self._standing = Standing(self.node, run.joins(self.node.joins), options, watched=self._watched,
+                                      whole=self._whole)
+        rows = run.rows(self.node.input)
+        self._standing.add(rows if self._watched else joined(rows), options.workers)
 
     def seen(self, batches: list[pa.RecordBatch]) -> list[tuple[int, int]] | None:
         """The least and the greatest time of each of the batches that were added last; None if nobody could look."""
@@ -112,6 +115,20 @@ class StandingProgram:
         """All groups since the last time."""
         if self._standing is not None:
             yield from _conformed(self._standing.take, self.node.schema.arrow)
+
+    def take_whole(self) -> Iterator[pa.RecordBatch]:
+        """All groups since the last time, as those of `whole`."""
+        if self._standing is not None and self._whole is not None:
+            yield from _conformed(self._standing.take_whole, self._whole.schema.arrow)
+
+    @property
+    def is_parted(self) -> bool:
+        """Whether rows wait, by key group, to be aggregated when groups are taken."""
+        return self._standing is not None and self._standing.is_parted
+
+    @property
+    def part_bytes(self) -> int:
+        return 0 if self._standing is None else self._standing.part_bytes
 
 
 class RingProgram:

@@ -40,6 +40,7 @@ from scalein.runtime.tables import HashTable, grown
 from scalein.runtime.workers import side_by_side
 
 FEW_RECORDS = 1 << 16
+THREAD_ROWS = 1 << 14
 _LAST = 1 << 126  # behind all times
 DEAD_SHARE = 4  # times as many records as the last window had groups: most are of keys that come no more
 
@@ -101,7 +102,8 @@ class StandingRing:
             self._parts = [_Part(self._prepared, compiled, self._windows.table, self._options, worker, self._workers)
                            for worker in range(self._workers)]
         assert self._first is not None
-        self._serving = workers
+        rows = sum(batch.num_rows for batch in batches)
+        self._serving = max(1, min(workers, rows // THREAD_ROWS))  # a thread costs as much as many rows
         for part in self._parts:
             part.frame["ring.open"], part.frame["ring.limit"] = self._first, self._first + self._size
         self._share([partial(part.run, batches, self._lock) for part in self._parts])

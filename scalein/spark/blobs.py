@@ -1,8 +1,8 @@
 """Blobs: how rows cross Spark's shuffle, and which rows go where.
 
 Rows do not cross one by one: those for one target are a record batch, encoded as an Arrow IPC message without its
-schema (both sides know it) in one binary cell. So the JVM moves a few cells of up to some megabytes a task and target,
-whatever the number of rows. Cells are not compressed here: Spark compresses what it shuffles.
+schema (both sides know it) in one binary cell. So the JVM moves a few cells of some hundred kilobytes a task and
+target, not millions of rows. Cells are not compressed here: Spark compresses what it shuffles.
 
 A row's hash is that of its key columns: Spark's own `xxhash64` for one key (`scalein.hashing`), mixed for several, so
 that it is the same on every machine and in every version. The key group is its top 8 bits; targets are ranges of key
@@ -27,7 +27,7 @@ from scalein.options import Options
 from scalein.runtime.run import Program
 
 KEY_GROUPS = 256
-BLOB_BYTES = 8 << 20  # of a cell, about
+BLOB_BYTES = 384 << 10  # of a cell, about: from half a region on (512 kB at least), G1 treats arrays apart
 ROUTED_BYTES = 64 << 20  # held until they are cells, so that few cells are small
 ROUTED_ROWS = 1 << 16  # looked at at once: they stay in the caches
 PIECE_ROWS = 1 << 10  # of a target among them, at least: a slice costs some microseconds
@@ -152,7 +152,8 @@ def decoded(blob: pa.Buffer | bytes | pa.BinaryScalar, schema: pa.Schema) -> pa.
     return pa.ipc.read_record_batch(blob.as_buffer() if isinstance(blob, pa.Scalar) else blob, schema)
 
 
-def cells(parts: Iterable[tuple[int, pa.RecordBatch]], places: Sequence[int], kind: int = 0) -> Iterator[pa.RecordBatch]:
+def cells(parts: Iterable[tuple[int, pa.RecordBatch]], places: Sequence[int],
+          kind: int = 0) -> Iterator[pa.RecordBatch]:
     """Rows of `CELLS` for Spark to move: for target t the number is `places[t]` (see `placed`)."""
     for target, part in parts:
         blob = encoded(part)

@@ -7,6 +7,7 @@ installed. llvmlite, numpy, pyarrow and pandas are machine code and must be ther
 from __future__ import annotations
 
 import hashlib
+import py_compile
 import tempfile
 import zipfile
 from pathlib import Path
@@ -31,7 +32,11 @@ def ship(spark: SparkSession) -> str:
 
 
 def packed(folder: Path) -> Path:
-    """A zip of the package in `folder`; the same files give the same name and the same bytes."""
+    """A zip of the package in `folder`; the same files give the same name.
+
+    It has bytecode beside the source: Python never keeps what it compiled from a zip, so each worker process would
+    compile all of it again, for half a second. Executors run the driver's version of Python, or Spark refuses them.
+    """
     root = Path(scalein.__file__).parent
     files = {f"scalein/{path.relative_to(root)}": path.read_bytes() for path in sorted(root.rglob("*.py"))}
     digest = hashlib.sha256(b"\0".join(name.encode() + b"\0" + text for name, text in files.items())).hexdigest()
@@ -39,4 +44,8 @@ def packed(folder: Path) -> Path:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
         for name, text in files.items():
             file.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED)
+            compiled = py_compile.compile(str(root.parent / name), str(folder / "one.pyc"), dfile=f"{path.name}/{name}",
+                                          doraise=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+            file.write(str(compiled), f"{name}c")
+    (folder / "one.pyc").unlink()
     return path

@@ -347,7 +347,7 @@ def test_everything_is_on_disk_before_the_manifest(tmp_path: Path, monkeypatch: 
         real(old, new)
 
     monkeypatch.setattr(os, "rename", rename)
-    job = start(tmp_path, every="1ms")
+    job = start(tmp_path, every="1ms", max_rows_per_second=2_000)
     job.wait()
     assert len(checked) > 2
 

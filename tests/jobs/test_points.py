@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import scalein as si
 from scalein import testing
 from scalein.flow import Flow
 from scalein.jobs.job import Job
 from scalein.testing import POINTS, Clock, Crashed, Stream, crash_at, pause_at, until
+from tests.engines import examples
 from tests.jobs.streams import rows_in
 
 BATCHES = [pa.record_batch({"t": pa.array([n, n + 1]), "k": pa.array([n % 3, n % 5])}) for n in range(0, 40, 2)]
@@ -184,6 +189,38 @@ def test_a_job_that_died_goes_on_as_if_nothing_had_been(point: str, tmp_path: Pa
     testing.assert_same(pa.Table.from_pylist(ledger.rows, want.schema), want)
     testing.assert_same(pa.concat_tables(pa.ipc.open_file(part).read_all() for part in files.glob("part-*")), want)
     assert not list(files.glob("_*"))
+
+
+lives_of_jobs = st.lists(st.tuples(st.sampled_from(list(POINTS)), st.integers(1, 5), st.integers(1, 3),
+                                   st.integers(0, 20), st.sampled_from(["1ms", "20ms", "1h"])), max_size=6)
+
+
+@examples(6)
+@given(lives=lives_of_jobs, kind=st.sampled_from(["files", "ledger"]))
+def test_any_number_of_deaths(lives: list[tuple[str, int, int, int, str]], kind: str) -> None:
+    ledger = Ledger()
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+
+        def start(allowed: int, workers: int, every: str) -> Job:
+            stream = Stream({"all": BATCHES}, allowed={"all": allowed})
+            sink: Any = si.to_ipc(folder / "out") if kind == "files" else ledger
+            return build(si.from_source(stream)).start(sink=sink, checkpoint=folder / "c", every=every, workers=workers)
+
+        for point, number, workers, allowed, every in lives:
+            with crash_at(point, number), suppress(Crashed):
+                job = start(allowed, workers, every)
+                until(lambda: rows_in(job) >= 2 * allowed or not job.is_active, job)  # noqa: B023
+                job.scale(3)
+                job.stop()
+        job = start(len(BATCHES), 1, "1h")
+        job.wait()
+        want = build(si.from_arrow(WHOLE)).collect()
+        parts = [pa.ipc.open_file(part).read_all() for part in (folder / "out").glob("part-*")]
+        got = pa.concat_tables(parts) if parts else pa.Table.from_pylist(ledger.rows, want.schema)
+        testing.assert_same(got, want)
+        assert job.metrics()["rows_in"] == 40
+        assert not list(folder.rglob("_*"))
 
 
 def test_a_sink_that_forgets_is_found_out(tmp_path: Path) -> None:

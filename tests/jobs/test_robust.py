@@ -18,6 +18,7 @@ from scalein.flow import Flow
 from scalein.jobs.committing import MOST_TRIES
 from scalein.jobs.job import Job
 from scalein.jobs.rows import RowLog
+from scalein.jobs.watching import log_lines
 from scalein.testing import Crashed, Stream, crash_at, until
 from tests.jobs.streams import rows_in
 
@@ -118,6 +119,38 @@ def test_a_commit_that_fails_again_and_again_ends_the_job(tmp_path: Path) -> Non
     assert again.rows == 0  # all that the first sink has prepared
 
 
+@pytest.mark.filterwarnings("ignore:a checkpoint failed:RuntimeWarning")
+def test_output_of_a_checkpoint_that_failed_is_committed_with_the_next_one(tmp_path: Path,
+                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the job dies before that: then its next run commits the older part before it opens the sink."""
+    real, fails = os.rename, [True]
+
+    def rename(old: Any, new: Any) -> None:
+        if fails and "_epoch-0" in os.fspath(old):
+            raise OSError(errno.ENOSPC, "no space left", os.fspath(new))
+        real(old, new)
+
+    def start(allowed: int) -> tuple[Job, Stream]:
+        stream = Stream({"all": BATCHES}, allowed={"all": allowed})
+        sink = si.to_ipc(tmp_path / "out")
+        return si.from_source(stream).start(sink=sink, checkpoint=tmp_path / "c", every="1h"), stream
+
+    monkeypatch.setattr(os, "rename", rename)
+    job, stream = start(5)
+    until(lambda: rows_in(job) == 10, job)
+    with pytest.raises(si.ScaleinError, match="no space left"):
+        job.snapshot()
+    stream.allow("all", 9)
+    until(lambda: rows_in(job) == 18, job)
+    fails.clear()
+    with crash_at("commit"), pytest.raises(Crashed):
+        job.stop()
+    assert len(list((tmp_path / "out").glob("_staged-*"))) == 2
+    start(len(BATCHES))[0].wait()
+    parts = [pa.ipc.open_file(part).read_all() for part in (tmp_path / "out").glob("part-*")]
+    testing.assert_same(pa.concat_tables(parts), WHOLE)
+
+
 def start_late(folder: Path, **sinks: Any) -> Job:
     """A job with late rows."""
     rows = [pa.record_batch({"t": [100]}), pa.record_batch({"t": [1, 2]})]
@@ -129,13 +162,17 @@ def test_a_sink_with_output_that_is_not_visible_may_not_be_left_out(tmp_path: Pa
     late = si.to_ipc(tmp_path / "late")
     with crash_at("commit"), pytest.raises(Crashed):
         start_late(tmp_path, late=late).wait()
-    with pytest.raises(si.ScaleinError, match=r"had a sink for late rows, and its output is not all visible"):
+    with pytest.raises(si.ScaleinError, match=r"another sink for late rows, whose output is not all visible"):
         start_late(tmp_path)
+    with pytest.raises(si.ScaleinError, match=r"another sink for late rows(.|\n)*found  FileSink"):
+        start_late(tmp_path, late=si.to_memory())
     assert not list((tmp_path / "late").glob("part-*"))
     start_late(tmp_path, late=late).wait()
     assert len(list((tmp_path / "late").glob("part-*"))) == 1
     for _ in range(2):
         start_late(tmp_path).wait()  # now it may
+        start_late(tmp_path, late=Sink("", lambda: None)).wait()
+        start_late(tmp_path).wait()
     assert len(list((tmp_path / "late").glob("part-*"))) == 1
     start_late(tmp_path, late=late).wait()  # and come back
     assert len(list((tmp_path / "late").glob("part-*"))) == 1
@@ -230,6 +267,15 @@ def test_errors_of_the_system_name_the_file(tmp_path: Path, monkeypatch: pytest.
         patch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
         with pytest.raises(si.ScaleinError, match=r"needs a temporary folder(.|\n)*nowhere"):
             si.from_arrow(WHOLE).start(sink=si.to_memory())
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_a_log_that_cannot_be_written_ends_and_the_job_does_not() -> None:
+    job = si.from_source(Stream({"all": BATCHES}, ends=False)).start(sink=si.to_memory())
+    with pytest.warns(RuntimeWarning, match=r"the log of a job ends here: /dev/full(.|\n)*No space left"):
+        log_lines(job, "/dev/full", 0.01).join(20)
+    assert job.is_active
+    job.stop()
 
 
 @pytest.mark.parametrize("how", ["short", "gone"])

@@ -118,6 +118,17 @@ def batch(url: str, folder: Path, marks: Path) -> None:
     stream(url, folder, marks)
 
 
+def shipped(url: str, folder: Path, marks: Path) -> None:
+    """The stream on executors whose Python has no scalein until it is sent to them."""
+    import scalein.spark as sis
+
+    spark = connect(url)
+    (problem,) = sis.doctor(spark).problems
+    assert problem.endswith("has no scalein: install it there, or call scalein.spark.ship(spark) once"), problem
+    sis.ship(spark)
+    stream(url, folder, marks)
+
+
 def stream(url: str, folder: Path, marks: Path, pause_s: float = 0.1) -> None:
     """All files, as a stream of windows; started again it goes on where it was."""
     import scalein.spark as sis
@@ -139,4 +150,4 @@ def stream(url: str, folder: Path, marks: Path, pause_s: float = 0.1) -> None:
 
 if __name__ == "__main__":
     mode, url, place = sys.argv[1:4]
-    {"batch": batch, "stream": stream}[mode](url, Path(place), Path(place) / "marks")
+    {"batch": batch, "stream": stream, "shipped": shipped}[mode](url, Path(place), Path(place) / "marks")

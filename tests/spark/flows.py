@@ -140,7 +140,8 @@ SQL: dict[str, str] = {
     "join_anti": "select n from rows left anti join ads on rows.k = ads.k",
     "all": "select count(*) count, sum(i) s, max(x) m, cast(sum(d) as decimal(38, 2)) d from rows",
     "each": "select k, count(*) n, count(x) c, sum(i) s, sum(x) sx, avg(i) m, min(x) lo, max(x) hi, min(s) ls,"
-            " max(s) hs, cast(sum(d) as decimal(38, 2)) d, min(t) t0, max(z) z1, max(b) b, min(day) day from rows group by k",
+            " max(s) hs, cast(sum(d) as decimal(38, 2)) d, min(t) t0, max(z) z1, max(b) b, min(day) day from rows"
+            " group by k",
     "float_key": "select x, count(*) n, sum(i) s from rows group by x",
     "spread": "select k, var_samp(x) v, stddev_samp(i) s from rows where x is not null and not isnan(x) group by k",
     "distinct": "select distinct k, s, b from rows",

@@ -18,6 +18,7 @@ from scalein.spark.errors import SparkFailed
 from scalein.spark.session import java_version
 from tests.spark.cluster import PATIENCE_S, Cluster, kill, until
 from tests.spark.cluster_driver import write_events
+from tests.spark.pythons import python_without_this_tree
 
 KILLS = int(os.environ.get("SCALEIN_CLUSTER_KILLS", "0"))
 ROOT = Path(__file__).parent.parent.parent
@@ -37,10 +38,11 @@ def with_events(folder: Path) -> Path:
     return folder
 
 
-def driver(mode: str, url: str, folder: Path) -> subprocess.Popen[bytes]:
+def driver(mode: str, url: str, folder: Path, python: str = sys.executable) -> subprocess.Popen[bytes]:
     with open(folder / "driver.log", "ab") as log:
         return subprocess.Popen([sys.executable, "-m", "tests.spark.cluster_driver", mode, url, str(folder)], cwd=ROOT,
-                                stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+                                stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+                                env={**os.environ, "PYSPARK_PYTHON": python})
 
 
 def said(folder: Path) -> str:
@@ -48,7 +50,8 @@ def said(folder: Path) -> str:
 
 
 def test_workers_drivers_and_tasks_die(tmp_path: Path) -> None:
-    """A task fails, one is doubled, a worker dies in a batch and one in a stream, the driver dies and comes again."""
+    """A task fails, one is doubled, a worker dies in a batch and one in a stream, the driver dies and comes again,
+    with executors that get scalein from it."""
     folder = with_events(tmp_path)
 
     def marked(pattern: str) -> int:
@@ -73,7 +76,8 @@ def test_workers_drivers_and_tasks_die(tmp_path: Path) -> None:
         assert "apply is right" in said(folder)
         assert "run is right" in said(folder)
         assert "start is right" not in said(folder)
-        second = driver("stream", cluster.url, folder)
+        (folder / "hiding").mkdir()
+        second = driver("shipped", cluster.url, folder, python_without_this_tree(folder / "hiding"))
         try:
             assert second.wait(timeout=PATIENCE_S) == 0, said(folder)
         finally:

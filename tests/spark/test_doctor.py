@@ -11,6 +11,7 @@ import pytest
 
 import scalein
 from scalein.spark.doctor import PACKAGES, Checkup, Fitness, doctor, gathered, judged
+from tests.spark.pythons import python_that, without
 
 HERE = Fitness("driver", "3.11.2", dict.fromkeys(PACKAGES, "1.0"), "a CPU", "a folder", True, "works")
 THERE = replace(HERE, where="host-1", executors=2)
@@ -29,19 +30,6 @@ def test_a_local_session_is_fit(spark: Any) -> None:
     assert "cpu " in shown
     assert "cache " in shown
     assert "<table>" in found._repr_html_()
-
-
-def python_that(folder: Path, starts: str) -> str:
-    """An interpreter that runs some Python before anything else."""
-    (folder / "sitecustomize.py").write_text(starts, encoding="utf-8")
-    path = folder / "python"
-    path.write_text(f'#!/bin/sh\nPYTHONPATH="{folder}:$PYTHONPATH" exec "{sys.executable}" "$@"\n', encoding="utf-8")
-    path.chmod(0o755)
-    return str(path)
-
-
-def without(*packages: str) -> str:
-    return f"import sys\nfor name in {packages!r}: sys.modules[name] = None\n"
 
 
 @pytest.mark.parametrize(("packages", "said"), [

@@ -9,12 +9,17 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+import scalein as si
+import scalein.spark as sis
+from scalein import col
 from scalein.errors import BadData, ComputeError, ScaleinError, SourceLoc
 from scalein.spark.errors import SparkFailed, explained, in_our_words
 from scalein.spark.packing import packed
 from scalein.spark.session import _defaults, java_version, session
+from tests.spark.pythons import python_that, without
 
 
 def test_an_active_session_is_reused(spark: Any) -> None:
@@ -156,16 +161,28 @@ def test_what_is_not_known_passes_unchanged() -> None:
         raise in_spark("OSError: disk full")
 
 
+def test_what_a_worker_raises_is_found_in_what_spark_says(spark: Any, monkeypatch: pytest.MonkeyPatch,
+                                                          tmp_path: Path) -> None:
+    flow = si.flow({"id": pa.int64()}).select(big=col("id") * 2**62)
+    df = spark.range(5).mapInArrow(flow.map_in_arrow, sis.schema(flow))
+    with pytest.raises(ComputeError, match="overflow") as caught, in_our_words():
+        df.collect()
+    assert caught.value.facts["at"].startswith("test_session.py:")
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", python_that(tmp_path, without("llvmlite")))
+    df = spark.range(5).mapInArrow(flow.map_in_arrow, sis.schema(flow))
+    with pytest.raises(SparkFailed, match="the Python of an executor has no package llvmlite"), in_our_words():
+        df.collect()
+
+
 # --- shipping
 
 
 def test_a_zip_has_the_whole_package_and_works(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     zipped = packed(tmp_path)
-    assert zipped.read_bytes() == packed(tmp_path / "a").read_bytes()
     assert zipped.name == packed(tmp_path / "a").name
-    assert "scalein/spark/errors.py" in zipfile.ZipFile(zipped).namelist()
+    assert {"scalein/spark/errors.py", "scalein/spark/errors.pyc"} <= {*zipfile.ZipFile(zipped).namelist()}
     code = ("import sys; sys.path.insert(0, sys.argv[1]); import scalein; from scalein.cli.doctor import try_compiler; "
             "print(scalein.__file__, *try_compiler())")
     done = subprocess.run([sys.executable, "-c", code, str(zipped)], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith(f"{zipped}/scalein/__init__.py True works")
+    assert done.stdout.startswith(f"{zipped}/scalein/__init__.pyc True works")

@@ -1,12 +1,13 @@
 """Looking up and merging: what sorted pieces of a state (`runs.py`) have of the same keys.
 
 All of it works on whole columns: hashes are searched and sorted by numpy, rows are taken by pyarrow, and values of
-equal keys are combined by compiled code, to which a number stands for the key.
+equal keys are combined side by side (`combining.py`). Where a hash is that of several keys, or a key is in one piece
+several times, the rows are numbered by their keys instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,9 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scalein.interp.taking import taken
+from scalein.spark.streaming.combining import Combining, placed_in
 from scalein.spark.streaming.runs import PIECE_ROWS, between, hashes_of
-
-Combine = Callable[[pa.RecordBatch, np.ndarray], pa.RecordBatch]  # rows and the number of each -> one row a number
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +102,18 @@ class Merged:
     others: np.ndarray
 
 
-def merged(parts: Sequence[Sequence[pa.RecordBatch]], keys: Sequence[str], combine: Combine | None) -> Iterator[Merged]:
-    """The rows of several lists of pieces in one order, piece by piece; rows of equal keys combined, if they can be."""
+def merged(parts: Sequence[Sequence[pa.RecordBatch]], keys: Sequence[str], combine: Combining | None,
+           most_rows: int | None = None) -> Iterator[Merged]:
+    """The rows of several lists of pieces in one order, in pieces of about so many rows; rows of equal keys combined,
+    if they can be.
+    """
     rows = sum(piece.num_rows for part in parts for piece in part)
-    bounds = _bounds(parts, -(-rows // PIECE_ROWS))
+    bounds = _bounds(parts, -(-rows // (most_rows or PIECE_ROWS)))
     for start, end in zip([None, *bounds], [*bounds, None], strict=True):
         chosen = [[between(piece, start, end) for piece in part] for part in parts]
         if any(piece.num_rows for part in chosen for piece in part):
-            yield _merged([pa.concat_batches(part) if len(part) > 1 else part[0] for part in chosen if part],
-                          keys, combine)
+            whole = [pa.concat_batches(part) if len(part) > 1 else part[0] for part in chosen if part]
+            yield _one_by_one(whole, keys, combine) or _merged(whole, keys, combine)
 
 
 def _bounds(parts: Sequence[Sequence[pa.RecordBatch]], count: int) -> list[np.uint64]:
@@ -122,11 +125,53 @@ def _bounds(parts: Sequence[Sequence[pa.RecordBatch]], count: int) -> list[np.ui
     return [np.uint64(least + (greatest - least) * k // count) for k in range(1, count)]
 
 
-def _merged(parts: list[pa.RecordBatch], keys: Sequence[str], combine: Combine | None) -> Merged:
+def _one_by_one(parts: list[pa.RecordBatch], keys: Sequence[str], combine: Combining | None) -> Merged | None:
+    """Each part put into the next one; None if a hash is not that of one key, or there are no values to combine."""
+    if combine is None or len(parts) == 1 or any((np.diff(hashes_of(part)) == 0).any() for part in parts):
+        return None
+    rows, at = parts[0], np.arange(parts[0].num_rows)
+    others = np.zeros(len(at), bool)
+    for part in parts[1:]:
+        found = _put_into(part, rows, keys, combine)
+        if found is None:
+            return None
+        rows, others, at = found.piece, others | found.others[at], found.at[at]
+    return Merged(rows, at, others)
+
+
+def _put_into(large: pa.RecordBatch, small: pa.RecordBatch, keys: Sequence[str], combine: Combining) -> Merged | None:
+    """The rows of two pieces; both have each hash once."""
+    there, hashes = hashes_of(large), hashes_of(small)
+    places = np.searchsorted(there, hashes)
+    is_there = places < len(there)
+    is_there[is_there] = there[places[is_there]] == hashes[is_there]
+    old, new = np.flatnonzero(is_there), np.flatnonzero(~is_there)
+    if not _same(small, old, large, places[old], keys).all():
+        return None
+    values = dict[str, pa.Array]()
+    if len(old):
+        columns = combine.pairs(rows_at(small.select(combine.names), old),
+                                rows_at(large.select(combine.names), places[old]))
+        values = dict(zip(combine.names, columns, strict=True))
+    # Each new row comes before the place that was found for it.
+    order = np.insert(np.arange(len(there)), places[new], len(there) + np.arange(len(new))) if len(new) else None
+    found = []
+    for name, column in zip(large.schema.names, large.columns, strict=True):
+        if name in values:
+            column = placed_in(column, places[old], values[name])
+        if order is not None:
+            column = taken(pa.concat_arrays([column, taken(small.column(name), pa.array(new))]), pa.array(order))
+        found.append(column)
+    at = places + np.searchsorted(places[new], places, side="right")
+    at[new] = places[new] + np.arange(len(new))
+    return Merged(pa.RecordBatch.from_arrays(found, schema=large.schema), at, is_there)
+
+
+def _merged(parts: list[pa.RecordBatch], keys: Sequence[str], combine: Combining | None) -> Merged:
     together = parts[0] if len(parts) == 1 else pa.concat_batches(parts)
     hashes, first = hashes_of(together), parts[0].num_rows
     order = np.argsort(hashes, kind="stable")  # of lists that are sorted this is a merge
-    if combine is None or len(parts) == 1:
+    if combine is None or (len(parts) == 1 and not (np.diff(hashes) == 0).any()):
         at = np.empty(len(order), np.int64)
         at[order] = np.arange(len(order))
         return Merged(rows_at(together, order) if len(parts) > 1 else together, at[:first], np.zeros(first, bool))
@@ -139,7 +184,7 @@ def _merged(parts: list[pa.RecordBatch], keys: Sequence[str], combine: Combine |
     if not len(several):
         return Merged(rows_at(together, index), numbers[:first], others)
     again = np.cumsum(counts > 1) - 1  # numbers of those that are combined, counted from 0
-    combined = combine(rows_at(together, several), again[numbers[several]])
+    combined = combine.numbered(rows_at(together, several), again[numbers[several]])
     value_index = index.copy()
     value_index[counts > 1] = len(together) + np.arange(combined.num_rows)
     columns = []

@@ -8,7 +8,7 @@ may be run again, or twice at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -17,23 +17,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scalein.compiler import compile_flow
-from scalein.dtypes import I64, Field, Schema
-from scalein.ir import ops
-from scalein.ir.exprs import Col
-from scalein.ir.nodes import Grouped, Scan
-from scalein.ir.tables import Key, Slicing
 from scalein.ir.two_phase import TwoPhase, two_phase
-from scalein.jobs.changes import Changes
+from scalein.jobs.changes import OP, Changes
 from scalein.jobs.partials import group_of
 from scalein.jobs.steps import Surroundings, filtered
 from scalein.jobs.watermarks import as_integers
 from scalein.options import Options
-from scalein.runtime.run import Program
 from scalein.spark.blobs import hashes
 from scalein.spark.streaming.clocks import Clock
+from scalein.spark.streaming.combining import Combining, placed_in
 from scalein.spark.streaming.merging import Found, Merged, looked_up, merged, numbered_keys, rows_at
 from scalein.spark.streaming.places import Place
-from scalein.spark.streaming.runs import Run, in_order, pieces_of, to_merge, with_hash, with_slices, write_run
+from scalein.spark.streaming.runs import (
+    Run,
+    in_order,
+    pieces_of,
+    to_merge,
+    with_hash,
+    with_slices,
+    write_run,
+)
 from scalein.spark.streaming.work import SLICE, Work
 
 _NUMBER = "#number"
@@ -78,7 +81,7 @@ class Reducer:
         found: list[Merged] = []
 
         def pieces() -> Iterator[pa.RecordBatch]:
-            for each in merged(parts, self._work.identity, self._combined if self._two is not None else None):
+            for each in merged(parts, self._work.identity, self._combining):
                 if self._work.mode in ("running", "distinct"):
                     found.append(each)
                 yield each.piece
@@ -93,10 +96,8 @@ class Reducer:
     # --- what came
 
     def _sorted(self, given: list[pa.RecordBatch]) -> pa.RecordBatch:
-        """What has crossed, combined, in the order of runs."""
+        """What has crossed, each key once if rows combine, in the order of runs."""
         given = [batch for batch in given if batch.num_rows]
-        if len(given) > 1:
-            given = list(self._phases.combine(given, self._options))
         if not given:
             return _empty(with_hash(self._work.kept))
         rows = given[0] if len(given) == 1 else pa.concat_batches(given)
@@ -106,7 +107,8 @@ class Reducer:
             if self._work.slices == SLICE:
                 rows = pa.RecordBatch.from_arrays([*rows.columns, self._slices_of(rows)], schema=self._work.kept)
             found = with_slices(found, np.asarray(as_integers(rows.column(self._work.slices))))
-        return in_order(rows, found)
+        (found_rows,) = merged([[in_order(rows, found)]], self._work.identity, self._combining, most_rows=len(found))
+        return found_rows.piece
 
     def _slices_of(self, rows: pa.RecordBatch) -> pa.Array:
         size = self._phases.slice_size
@@ -158,32 +160,46 @@ class Reducer:
 
     def _changed(self, new: pa.RecordBatch, opened: list[Pieces], chosen: set[int], found: list[Merged]) -> Rows:
         """What rows of a batch did to the results of their groups."""
-        if self._two is None:
+        combining, keys = self._combining, self._work.identity
+        if combining is None:
             return iter(self._rows_changed(new, opened))
-        keys = self._work.identity
         existed = np.concatenate([each.others for each in found])
-        now = pa.concat_batches([rows_at(each.piece, each.at) for each in found])
-        others = [each for k, pieces in enumerate(opened) if k not in chosen for each in looked_up(new, pieces, keys)]
-        for each in others:
-            existed[each.numbers] = True
+        names = self._work.kept.names
+        parts = [rows_at(each.piece.select(names), each.at) for each in found]
+        now = parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+        for k, pieces in enumerate(opened):
+            for each in looked_up(new, pieces, keys) if k not in chosen else ():
+                existed[each.numbers] = True
+                values = combining.pairs(rows_at(now, each.numbers), each.rows)
+                now = _with_values(now, each.numbers, dict(zip(combining.names, values, strict=True)))
         if self._work.mode == "distinct":
             fresh = filtered(now, pa.array(~existed)).select(self._phases.crossing.names)
             return map(self._work.told, self._phases.final([fresh], self._options))
-        if others:
-            numbers = np.concatenate([np.arange(now.num_rows), *(each.numbers for each in others)])
-            values = self._combined(pa.concat_batches([now, *(each.rows for each in others)]), numbers)
-            now = _with_columns(now, values)
+        if self._changes.is_one_to_one and (groups := combining.finished(now)) is not None:
+            return self._told(groups, existed)
         before = now
         if not self._changes.is_one_to_one:
             before = self._before(new, [*(each for pieces in opened for each in looked_up(new, pieces, keys))])
         return iter(self._changes.between(before, now, existed))
 
+    def _told(self, groups: pa.RecordBatch, existed: np.ndarray) -> Rows:
+        """Results of groups row by row: what stands behind the aggregation gives a row for each, in the same order."""
+        start = 0
+        for batch in self._phases.behind([groups], self._options):
+            op = pc.if_else(pa.array(existed[start : start + batch.num_rows]), "update", "insert")
+            yield batch.append_column(pa.field(OP, pa.string(), False), op)
+            start += batch.num_rows
+
     def _before(self, new: pa.RecordBatch, found: list[Found]) -> pa.RecordBatch:
         """The groups of rows as they were; what did not exist has any value."""
+        assert self._combining is not None
         numbers = np.concatenate([np.zeros(0, np.int64), *(each.numbers for each in found)])
         missing = np.setdiff1d(np.arange(new.num_rows), numbers)
         rows = pa.concat_batches([rows_at(new, missing), *(each.rows for each in found)])
-        return _with_columns(new, self._combined(rows, np.concatenate([missing, numbers])))
+        values = self._combining.numbered(rows, np.concatenate([missing, numbers]))
+        columns = [values.column(name) if name in values.schema.names else column
+                   for name, column in zip(new.schema.names, new.columns, strict=True)]
+        return pa.RecordBatch.from_arrays(columns, schema=new.schema)
 
     def _rows_changed(self, new: pa.RecordBatch, opened: list[Pieces]) -> list[pa.RecordBatch]:
         """The same for rows that wait: the results of their groups are computed again."""
@@ -208,29 +224,14 @@ class Reducer:
         return two_phase(group_of(compile_flow(self._work.segment.op)))
 
     @cached_property
+    def _combining(self) -> Combining | None:
+        return None if self._two is None else Combining(self._two, self._options)
+
+    @cached_property
     def _changes(self) -> Changes:
         final = self._two.final if self._two is not None else group_of(compile_flow(self._phases._state_again))
         around = Surroundings(self._options, Path(), lambda rows: None, False, lambda rows: None, None, 0)
         return Changes(self._work.segment, final, around)
-
-    @cached_property
-    def _combining(self) -> Program:
-        """Partial groups, each with the number of its group, into one a number."""
-        assert self._two is not None
-        values = self._two.values
-        source = ops.Source("partials", Schema((Field(_NUMBER, I64, False), *values)).arrow, (_NUMBER, *values.names))
-        table = replace(self._two.combine.table, keys=(Key(_NUMBER, I64, False),), window=None, slicing=Slicing.NONE,
-                        slice_size=0)
-        return Program(Grouped(Scan(source), (), table, (Col(_NUMBER, I64, False),)))
-
-    def _combined(self, rows: pa.RecordBatch, numbers: np.ndarray) -> pa.RecordBatch:
-        """The values of numbered partial groups, combined, in the order of the numbers, which begin at 0."""
-        assert self._two is not None
-        names = self._two.values.names
-        given = rows.select(names).add_column(0, pa.field(_NUMBER, pa.int64(), False), pa.array(numbers, pa.int64()))
-        found = pa.concat_batches(list(self._combining.run([given], self._options)))
-        order = np.argsort(np.asarray(found.column(_NUMBER)), kind="stable")
-        return rows_at(found.select(names), order)
 
 
 def _is_past(run: Run, first_open: int | None) -> bool:
@@ -244,8 +245,8 @@ def _is_half_past(run: Run, first_open: int | None) -> bool:
     return first_open > run.oldest + (run.newest - run.oldest) // 2
 
 
-def _with_columns(rows: pa.RecordBatch, values: pa.RecordBatch) -> pa.RecordBatch:
-    columns = [values.column(name) if name in values.schema.names else column
+def _with_values(rows: pa.RecordBatch, places: np.ndarray, values: dict[str, pa.Array]) -> pa.RecordBatch:
+    columns = [placed_in(column, places, values[name]) if name in values else column
                for name, column in zip(rows.schema.names, rows.columns, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 

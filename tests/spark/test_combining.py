@@ -1,0 +1,105 @@
+"""Values combined side by side, and finished row by row: the same as compiled code does by key."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from decimal import Decimal
+from random import Random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import scalein as si
+from scalein import col
+from scalein.compiler import compile_flow
+from scalein.errors import ComputeError
+from scalein.flow import Flow
+from scalein.ir.two_phase import TwoPhase, two_phase
+from scalein.jobs.partials import group_of
+from scalein.options import Options
+from scalein.runtime.run import Program
+from scalein.spark.streaming.combining import Combining
+from tests.same import assert_same
+
+OPTIONS = Options.make(workers=1)
+NAN = float("nan")
+SCHEMA = pa.schema([("k", pa.int64()), ("i", pa.int64()), ("small", pa.int8()), ("u", pa.uint64()), ("f", pa.float64()),
+                    ("g", pa.float32()), ("t", pa.timestamp("us")), ("s", pa.string()), ("d", pa.decimal128(12, 2)),
+                    ("b", pa.bool_())])  # fmt: skip
+FLOWS: dict[str, Flow] = {
+    "numbers": si.flow(SCHEMA).group_by("k").agg(
+        n=si.count(), i=col("i").sum(), m=col("i").mean(), u=col("u").sum(), f=col("f").sum(), fm=col("f").mean(),
+        least=col("f").min(), most=col("f").max(), g=col("g").min(), small=col("small").max(), c=col("i").count()),
+    "times": si.flow(SCHEMA).group_by("k", si.tumbling("t", "10s")).agg(first=col("t").min(), last=col("t").max()),
+    "text": si.flow(SCHEMA).group_by("k").agg(least=col("s").min(), most=col("s").max(), n=si.count()),
+    "others": si.flow(SCHEMA).group_by("k").agg(d=col("d").sum(), least=col("d").min(), b=col("b").max()),
+}  # fmt: skip
+
+
+def rows(random: Random, count: int) -> pa.Table:
+    big = 1 << 40
+    return pa.Table.from_pylist([{
+        "k": random.choice([None, 1, 2, 3, 4]), "i": random.choice([None, -1, random.randint(-big, big)]),
+        "small": random.choice([None, -5, 7]), "u": random.choice([None, random.randint(0, 1 << 50)]),
+        "f": random.choice([None, 0.5, -2.0, NAN, float("inf")]), "g": random.choice([None, 1.5, NAN]),
+        "t": datetime(2026, 1, 1) + timedelta(seconds=random.randint(0, 30)), "s": random.choice([None, "", "a", "bc"]),
+        "d": random.choice([None, Decimal("12.34"), Decimal("-0.01")]), "b": random.choice([None, True, False]),
+    } for _ in range(count)], SCHEMA)  # fmt: skip
+
+
+def partials(flow: Flow, random: Random, count: int) -> tuple[TwoPhase, pa.RecordBatch]:
+    """Partial groups of a row each, and so many."""
+    two = two_phase(group_of(compile_flow(flow.op)))
+    names = [*two.keys.names, *two.values.names]
+    return two, pa.concat_batches(each_alone(two, names, rows(random, count)))
+
+
+def each_alone(two: TwoPhase, names: list[str], table: pa.Table) -> list[pa.RecordBatch]:
+    program = Program(two.partial)
+    return [batch.select(names) for row in range(table.num_rows)
+            for batch in program.run(table.slice(row, 1).to_batches(), OPTIONS)]
+
+
+@pytest.mark.parametrize("name", FLOWS)
+def test_numpy_and_compiled_code_combine_alike(name: str) -> None:
+    random = Random(name)
+    two, given = partials(FLOWS[name], random, 60)
+    combining = Combining(two, OPTIONS)
+    numbers = np.array([*range(7), *(random.randrange(7) for _ in range(53))])
+    got, want = combining.numbered(given, numbers), combining._compiled(given, numbers)
+    assert_same(pa.Table.from_batches([got]), pa.Table.from_batches([want]).cast(got.schema), ordered=True)
+    pairs = combining.pairs(given.slice(0, 30), given.slice(30))
+    want = combining._compiled(given, np.tile(np.arange(30), 2))
+    got = pa.RecordBatch.from_arrays(pairs, names=combining.names)
+    assert_same(pa.Table.from_batches([got]), pa.Table.from_batches([want]).cast(got.schema), ordered=True)
+
+
+@pytest.mark.parametrize("name", ["numbers", "times"])
+def test_numpy_and_compiled_code_finish_alike(name: str) -> None:
+    two, given = partials(FLOWS[name], Random(name), 80)
+    combined = Program(two.combine).run([given], OPTIONS)
+    whole = pa.concat_batches([batch.select(given.schema.names) for batch in combined])
+    got = Combining(two, OPTIONS).finished(whole)
+    assert got is not None
+    want = pa.Table.from_batches(list(Program(two.final).run([given], OPTIONS)))
+    assert_same(pa.Table.from_batches([got]), want, tolerance=1e-12)
+
+
+def test_what_numpy_does_not_do_is_left_to_compiled_code() -> None:
+    two, given = partials(FLOWS["others"], Random(1), 10)
+    assert Combining(two, OPTIONS).finished(given) is None
+
+
+def test_a_sum_that_overflows_is_left_to_who_can_say_so() -> None:
+    flow = si.flow(SCHEMA).group_by("k").agg(i=col("i").sum())
+    two = two_phase(group_of(compile_flow(flow.op)))
+    table = pa.table({"k": [1, 1, 2], "i": [(1 << 63) - 1, 1, -(1 << 63)]})
+    given = pa.concat_batches(each_alone(two, [*two.keys.names, *two.values.names], table))
+    combining = Combining(two, OPTIONS)
+    assert combining.finished(given) is not None
+    summed = combining.numbered(given, np.array([0, 0, 1]))
+    whole = pa.RecordBatch.from_arrays([pa.array([1, 2]), *summed.columns], schema=given.schema)
+    assert combining.finished(whole) is None
+    with pytest.raises(ComputeError):
+        list(Program(two.final).run([whole], OPTIONS))

@@ -1,0 +1,133 @@
+"""Manifests: what they say, who may write them, and what happens to damaged ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import fs
+
+import scalein as si
+from scalein import col
+from scalein.errors import NOWHERE, BadArgument, Damaged, NewerFormat, StoreFailed
+from scalein.spark.streaming.manifest import Manifests
+from scalein.spark.streaming.places import MANIFESTS, STATE, Place, place_of
+from scalein.spark.streaming.reading import read_state
+from tests.spark.simulated import acting, begun, run
+
+ROWS = pa.table({"k": [1, 2, 2], "x": [1.0, 2.0, 3.0]})
+FLOW = si.flow(ROWS.schema).group_by("k").agg(n=si.count(), s=col("x").sum())
+
+
+@pytest.fixture(params=["local", "elsewhere"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """A folder of this machine, and one that is reached as a store elsewhere is."""
+    if request.param == "local":
+        return place_of(tmp_path / "checkpoint", NOWHERE)
+    return Place(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "checkpoint", f"far://{tmp_path.name}")
+
+
+def test_manifests_are_read_as_they_were_written(place: Place) -> None:
+    manifests = Manifests(place)
+    assert manifests.newest() is None
+    manifests.take(NOWHERE)
+    for number in range(4):
+        manifests.publish(number, {"runs": [number], "text": "\u00e9 \n"})
+        place.put(f"{STATE}/{number}.arrow", b"x")
+        manifests.forget([f"{STATE}/{number}.arrow"], [f"{STATE}/{number - 1}.arrow"])
+    assert manifests.newest() == {"format": 1, "batch": 3, "runs": [3], "text": "\u00e9 \n"}
+    assert manifests.numbers() == [2, 3]
+    assert place.names(STATE) == ["2.arrow", "3.arrow"]
+    name, first = manifests.next_run()
+    assert manifests.next_run() == (name, first + 1)
+    manifests.close()
+
+
+@pytest.mark.parametrize("damage", ["flipped", "short", "empty", "other", "newer"])
+def test_a_damaged_manifest_is_named_and_not_passed_over(tmp_path: Path, damage: str) -> None:
+    commits = begun(FLOW, tmp_path, si.to_memory(), emit="changes")
+    run(commits, [[ROWS], [ROWS]])
+    commits.close()
+    path = tmp_path / MANIFESTS / "0000000001.json"
+    data = path.read_bytes()
+    middle = len(data) // 2
+    place = place_of(tmp_path, NOWHERE)
+    match damage:
+        case "flipped":
+            path.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
+        case "other":
+            path.write_bytes((tmp_path / MANIFESTS / "0000000000.json").read_bytes())
+        case "newer":
+            Manifests(place).place.put(f"{MANIFESTS}/0000000001.json", data.replace(b'"format":1', b'"format":9'))
+        case _:
+            path.write_bytes(data[:middle] if damage == "short" else b"")
+    for look in (lambda: read_state(tmp_path), lambda: begun(FLOW, tmp_path, si.to_memory(), emit="changes")):
+        with pytest.raises((Damaged, NewerFormat), match=r"0000000001\.json"):
+            look()
+
+
+def test_a_manifest_that_says_nonsense_is_damaged(tmp_path: Path) -> None:
+    manifests = Manifests(place_of(tmp_path, NOWHERE))
+    manifests.take(NOWHERE)
+    manifests.publish(0, {"flow": "nonsense", "clock": 3})
+    manifests.close()
+    with pytest.raises(Damaged, match=r"0000000000\.json"):
+        begun(FLOW, tmp_path, si.to_memory(), emit="changes")
+    with pytest.raises(Damaged, match="manifest"):
+        read_state(tmp_path)
+
+
+def test_one_stream_at_a_time(tmp_path: Path) -> None:
+    first = begun(FLOW, tmp_path, si.to_memory(), emit="changes")
+    with pytest.raises(StoreFailed, match="another stream is using"):
+        begun(FLOW, tmp_path, si.to_memory(), emit="changes")
+    first.close()
+    begun(FLOW, tmp_path, si.to_memory(), emit="changes").close()
+
+
+def test_a_driver_that_was_replaced_writes_no_more(tmp_path: Path) -> None:
+    """Where there is no lock, the one that came later wins."""
+    far = Place(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "checkpoint", f"far://{tmp_path.name}")
+    first = begun(FLOW, far, si.to_memory(), emit="changes")
+    run(first, [[ROWS]])
+    second = begun(FLOW, far, si.to_memory(), emit="changes")
+    with pytest.raises(StoreFailed, match="another driver has taken over"):
+        first.do(1, "query", acting([ROWS]), None)
+    second.do(1, "query", acting([ROWS]), None)
+    second.close()
+    first.close()
+
+
+def test_a_changed_flow_is_refused_with_the_difference(tmp_path: Path) -> None:
+    commits = begun(FLOW, tmp_path, si.to_memory(), emit="changes")
+    run(commits, [[ROWS]])
+    commits.close()
+    other = si.flow(ROWS.schema).group_by("k").agg(n=si.count(), s=col("x").max())
+    with pytest.raises(BadArgument, match="other state than the one that wrote the checkpoint") as found:
+        begun(other, tmp_path, si.to_memory(), emit="changes")
+    assert "sum" in found.value.facts["checkpoint"]
+    assert "max" in found.value.facts["flow"]
+    # What stands around the state may change.
+    begun(FLOW.filter(col("n") > 1), tmp_path, si.to_memory(), emit="changes").close()
+
+
+def test_another_query_on_the_same_checkpoint_is_refused(tmp_path: Path) -> None:
+    commits = begun(FLOW, tmp_path, si.to_memory(), emit="changes")
+    run(commits, [[ROWS]])
+    with pytest.raises(BadArgument, match="another query wrote this checkpoint"):
+        commits.do(0, "another", acting([ROWS]), None)
+    with pytest.raises(Damaged, match="Spark is at batch 3, and the last manifest is that of batch 0"):
+        commits.do(3, "query", acting([ROWS]), None)
+    commits.close()
+    commits = begun(FLOW, tmp_path / "new", si.to_memory(), emit="changes")
+    with pytest.raises(Damaged, match="the last manifest is missing"):
+        commits.do(3, "query", acting([ROWS]), None)
+    commits.close()
+
+
+def test_there_is_no_state_yet(tmp_path: Path) -> None:
+    with pytest.raises(BadArgument, match="no state of a stream"):
+        read_state(tmp_path)
+    with pytest.raises(BadArgument, match="no such place"):
+        read_state("nowhere://at/all")

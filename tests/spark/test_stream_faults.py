@@ -1,0 +1,295 @@
+"""Streams that fail: attempts that are repeated, drivers that end at every step, disks that refuse. Without Spark.
+
+A driver that dies is an exception that nothing catches, raised at some step of the protocol, after which another
+driver begins from what is on disk, as after a kill; `test_stream_spark.py` kills real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+
+import scalein as si
+from scalein import col
+from scalein.connectors.file_sinks import FileSink
+from scalein.errors import Damaged, StoreFailed, WriteFailed
+from scalein.spark.streaming import places, reducing, runs
+from scalein.spark.streaming.commits import Commits
+from scalein.spark.streaming.manifest import Manifests
+from scalein.spark.streaming.places import Place
+from scalein.spark.streaming.reading import read_state
+from scalein.spark.streaming.tasks import Batch, Heard
+from tests.same import assert_same
+from tests.spark.simulated import acting, begun, run
+
+BATCHES = 4
+
+
+def rows(batch: int) -> list[pa.Table]:
+    rng = np.random.default_rng(batch)
+    return [pa.table({"k": rng.integers(0, 12, 30), "x": rng.integers(0, 9, 30)}) for _ in range(2)]
+
+
+def everything() -> pa.Table:
+    return pa.concat_tables([part for batch in range(BATCHES) for part in rows(batch)])
+
+
+FLOW = si.flow(rows(0)[0].schema).group_by("k").agg(n=si.count(), s=col("x").sum())
+
+
+def changes(folder: Path) -> pa.Table:
+    """The changes that are visible; each has a count of its own, so that a row which comes twice shows."""
+    found = ds.dataset(folder).to_table() if any(folder.rglob("part-*")) else None
+    assert found is not None
+    assert len(found) == len(found.select(["k", "n"]).group_by(["k", "n"]).aggregate([])), "a change came twice"
+    return found
+
+
+def check(folder: Path, batches: int = BATCHES) -> None:
+    """All rows are counted once, in the state and in the output."""
+    want = FLOW.collect(pa.concat_tables([part for batch in range(batches) for part in rows(batch)]))
+    assert_same(read_state(folder / "checkpoint"), want)
+    last = changes(folder / "out").sort_by("n").to_pylist()
+    assert_same(pa.Table.from_pylist(list({row["k"]: row for row in last}.values())).drop_columns("op").cast(
+        want.schema), want)
+    assert not list((folder / "out").rglob("_staged*"))
+
+
+def begin(folder: Path, **how: Any) -> Commits:
+    return begun(FLOW, folder / "checkpoint", si.to_parquet(folder / "out"), emit="changes", **how)
+
+
+class Death(BaseException):
+    """Nothing of ours catches it."""
+
+
+@contextmanager
+def dying(target: object, name: str, call: int, before: bool) -> Iterator[None]:
+    """A process that ends at the n-th call of something, before or behind it."""
+    calls, original = [0], getattr(target, name)
+
+    def mortal(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == call and before:
+            raise Death
+        found = original(*args, **kwargs)
+        if calls[0] == call and not before:
+            raise Death
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target, name, mortal)
+        yield
+
+
+STEPS: list[tuple[object, str, int]] = [
+    (Manifests, "publish", 2),  # tasks are done; and the manifest is there
+    (Place, "put", 2), (places.os, "rename", 4), (places.os, "rename", 5),  # in the middle of writing it
+    (FileSink, "commit", 3), (places.os, "rename", 6), (places.os, "rename", 7),  # in the middle of the commit
+    (Manifests, "forget", 2), (Place, "remove", 2),
+    (reducing, "write_run", 4), (FileSink, "prepare", 5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "behind"])
+@pytest.mark.parametrize(("target", "name", "call"), STEPS)
+def test_a_driver_may_end_anywhere(target: object, name: str, call: int, before: bool, tmp_path: Path) -> None:
+    died, number = 0, 0
+    commits = begin(tmp_path)
+    with dying(target, name, call, before):
+        while number < BATCHES:
+            try:
+                commits.do(number, "query", acting(rows(number)), None)
+                number += 1
+            except Death:
+                died += 1
+                _let_go(commits)
+                runs._open.clear()
+                commits = begin(tmp_path, partitions=2)  # Spark plays the batch again, whose function did not come back
+    _let_go(commits)
+    assert died == 1
+    begin(tmp_path).close()
+    check(tmp_path)
+
+
+def _let_go(commits: Commits) -> None:
+    """What the system does for a process that has ended: nothing is committed, removed or closed well."""
+    commits._manifests.close()
+
+
+def test_a_batch_that_is_done_is_only_made_visible_again(tmp_path: Path) -> None:
+    commits = begin(tmp_path)
+    for number in range(BATCHES):
+        for _ in range(2):
+            commits.do(number, "query", acting(rows(number)) if _ == 0 else _never, None)
+    commits.do(1, "query", _never, None)  # long done
+    commits.close()
+    check(tmp_path)
+
+
+def _never(batch: Batch) -> Heard:
+    raise AssertionError("tasks of a batch that is done must not run")
+
+
+@pytest.mark.parametrize("attempts", [2, 3])
+def test_attempts_that_come_twice_count_once(attempts: int, tmp_path: Path) -> None:
+    commits = begin(tmp_path)
+    run(commits, [rows(number) for number in range(BATCHES)], attempts=attempts)
+    commits.close()
+    begin(tmp_path).close()  # what attempts that lost have staged goes at the next start
+    check(tmp_path)
+    kept = {path.name for path in (tmp_path / "checkpoint" / "state").iterdir()}
+    assert len(kept) <= 6  # nothing of theirs stays
+
+
+def test_either_of_two_attempts_may_win(tmp_path: Path) -> None:
+    """A speculative attempt runs beside the first one, and the one that ends first is heard."""
+
+    def act(batch: Batch) -> Heard:
+        first, second = acting(rows(0))(batch), acting(rows(0))(batch)
+        words = {task: (first if task % 2 else second).words[task] for task in first.words}
+        return Heard(words, first.out, first.late)
+
+    commits = begin(tmp_path)
+    commits.do(0, "query", act, None)
+    commits.close()
+    begin(tmp_path).close()
+    check(tmp_path, batches=1)
+
+
+def test_an_attempt_that_fails_leaves_nothing_that_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commits = begin(tmp_path)
+    run(commits, [rows(0)])
+    full = [True]
+    original = Place.writing
+
+    @contextmanager
+    def writing(self: Place, name: str) -> Iterator[places.Written]:
+        with original(self, name) as written:
+            yield written
+            if full[0]:
+                raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Place, "writing", writing)
+    with pytest.raises(StoreFailed, match="No space left"):
+        commits.do(1, "query", acting(rows(1)), None)
+    full[0] = False
+    run(commits, [rows(number) for number in range(1, BATCHES)], first=1)
+    commits.close()
+    begin(tmp_path).close()
+    check(tmp_path)
+
+
+def test_a_task_that_fails_unstages_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commits = begin(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(FileSink, "prepare", lambda sink: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            commits.do(0, "query", acting(rows(0)), None)
+    assert list((tmp_path / "out").iterdir()) == []
+    commits.close()
+
+
+def test_a_damaged_run_stops_the_stream_and_is_named(tmp_path: Path) -> None:
+    commits = begin(tmp_path)
+    run(commits, [rows(0)])
+    for path in (tmp_path / "checkpoint" / "state").iterdir():
+        path.write_bytes(path.read_bytes()[:-9] + b"?" * 9)
+    runs._open.clear()
+    with pytest.raises(Damaged, match=r"state/\w+\.arrow"):
+        commits.do(1, "query", acting(rows(1)), None)
+    commits.close()
+    with pytest.raises(Damaged, match=r"state/\w+\.arrow"):
+        read_state(tmp_path / "checkpoint")
+
+
+class Recorded:
+    """A sink of two phases, as users write them; what is committed is what outlives a crash."""
+
+    def __init__(self, disk: dict[str, list[int]]) -> None:
+        self._disk, self._rows, self._number = disk, list[int](), 0
+
+    def open(self, schema: pa.Schema, committed: Any, next: str) -> None:
+        self._next = next
+        self.commit(committed)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._rows += batch.column("n").to_pylist()
+
+    def prepare(self) -> Any:
+        rows, self._rows, self._number = self._rows, [], self._number + 1
+        return {"name": f"{self._next}-{self._number}", "rows": rows}
+
+    def commit(self, prepared: Any) -> None:
+        if prepared is not None:
+            self._disk[prepared["name"]] = prepared["rows"]
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("target", "name", "before"), [
+    (Manifests, "publish", True), (Manifests, "publish", False), (Recorded, "commit", True),
+    (Recorded, "commit", False)])
+def test_own_sinks_get_each_row_once(target: object, name: str, before: bool, tmp_path: Path) -> None:
+    disk: dict[str, list[int]] = {}
+    commits = begun(FLOW, tmp_path, Recorded(disk), emit="changes")
+    number = 0
+    with dying(target, name, 2, before):
+        while number < BATCHES:
+            try:
+                commits.do(number, "query", acting(rows(number)), None)
+                number += 1
+            except Death:
+                _let_go(commits)
+                commits = begun(FLOW, tmp_path, Recorded(disk), emit="changes")
+    commits.close()
+    told = [n for some in disk.values() for n in some]
+    plain = si.to_memory()
+    commits = begun(FLOW, tmp_path / "plain", plain, emit="changes")
+    run(commits, [rows(number) for number in range(BATCHES)])
+    commits.close()
+    assert sorted(told) == sorted(plain.table().column("n").to_pylist())
+
+
+def test_late_rows_are_staged_with_the_batch(tmp_path: Path) -> None:
+    schema = pa.schema([("t", pa.int64()), ("x", pa.int64())])
+    flow = si.flow(schema).with_watermark("t", 0).group_by(si.tumbling("t", 10)).agg(n=si.count())
+    commits = begun(flow, tmp_path / "checkpoint", si.to_parquet(tmp_path / "out"), late=si.to_csv(tmp_path / "late"))
+    run(commits, [[pa.table({"t": [1, 25], "x": [1, 2]}, schema)], [pa.table({"t": [3, 40], "x": [7, 8]}, schema)]],
+        attempts=2)  # fmt: skip
+    commits.close()
+    assert ds.dataset(tmp_path / "late", format="csv").to_table().to_pydict() == {"t": [3], "x": [7]}
+    assert sorted(ds.dataset(tmp_path / "out").to_table().column("n").to_pylist()) == [1, 1]
+
+
+def test_a_callback_that_raises_ends_the_batch(tmp_path: Path) -> None:
+    def refuse(batch: pa.RecordBatch) -> None:
+        raise RuntimeError("no more room at the inn")
+
+    commits = begun(FLOW, tmp_path, si.to_callback(refuse), emit="changes")
+    with pytest.raises(WriteFailed, match="no more room at the inn"):
+        run(commits, [rows(0)])
+    commits.close()
+
+
+def test_everything_runs_on_other_filesystems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyarrow import fs
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    far = Place(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "far", "far://away")
+    sink = si.to_memory()
+    make: Callable[[], Commits] = lambda: begun(FLOW, far, sink, emit="changes")  # noqa: E731
+    for number in range(BATCHES):
+        commits = make()
+        commits.do(number, "query", acting(rows(number)), None)
+        commits.close()
+        runs._open.clear()
+    assert_same(read_state(tmp_path / "far"), FLOW.collect(everything()))

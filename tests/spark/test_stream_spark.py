@@ -1,0 +1,196 @@
+"""Streams on Spark itself: what only Spark can show. Rows and faults are tested without it, much faster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+
+import scalein as si
+import scalein.spark as sis
+from scalein import col
+from scalein.errors import BadArgument, BadData, ComputeError, ScaleinError, WriteFailed
+from tests.same import assert_same
+from tests.spark.simulated import folded
+
+NOW = {"availableNow": True}
+LIVES = int(os.environ.get("SCALEIN_STREAM_LIVES", "0"))  # test_cluster.py kills drivers each day
+
+
+def rows(number: int, count: int = 400) -> pa.Table:
+    rng = np.random.default_rng(number)
+    times = np.datetime64("2026-01-01T00:00:00", "us") + (number * 10_000_000 + rng.integers(0, 10_000_000, count))
+    return pa.table({"t": times, "k": [None if k == 7 else f"key {k}" for k in rng.integers(0, 8, count)],
+                     "x": rng.integers(-9, 10, count), "unused": rng.random(count)})  # fmt: skip
+
+
+def write(folder: Path, numbers: range) -> pa.Table:
+    """A file a batch; all rows so far."""
+    folder.mkdir(exist_ok=True)
+    for number in numbers:
+        path = folder / f"p{number:03}.parquet"
+        pq.write_table(rows(number), path)
+        os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
+    return pa.concat_tables([rows(number) for number in range(numbers.stop)])
+
+
+def stream(spark: Any, folder: Path) -> Any:
+    schema = spark.read.parquet(str(folder)).schema
+    return spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(folder))
+
+
+GROUPS = si.flow(rows(0).schema).group_by("k").agg(n=si.count(), s=col("x").sum(), most=col("x").max())
+WINDOWS = (si.flow(rows(0).schema).with_watermark("t", "2s").group_by("k", si.tumbling("t", "5s"))
+           .agg(n=si.count(), m=col("x").mean()))  # fmt: skip
+
+
+def test_changes_scale_stop_and_go_on(spark: Any, tmp_path: Path) -> None:
+    write(tmp_path / "in", range(3))
+    where: dict[str, Any] = {"sink": si.to_parquet(tmp_path / "out"), "checkpoint": tmp_path / "checkpoint",
+                             "emit": "changes"}
+    job = sis.start(GROUPS, stream(spark, tmp_path / "in"), partitions=2, trigger="0 seconds", **where)
+    with pytest.raises(ScaleinError, match="another stream is using this checkpoint"):
+        sis.start(GROUPS, stream(spark, tmp_path / "in"), **where)
+    while job.last_progress is None or job.last_progress["batch_id"] != 2:
+        time.sleep(0.05)
+        assert job.is_active, job.exception
+    assert (job.last_progress["rows_in"], job.last_progress["partitions"]) == (400, 2)
+    job.scale(3)
+    everything = write(tmp_path / "in", range(3, 5))
+    while job.last_progress["batch_id"] != 4:
+        time.sleep(0.05)
+    assert job.last_progress["partitions"] == 3
+    job.stop()
+    assert (job.status, job.exception) == ("stopped", None)
+    job.wait()
+    assert_same(sis.read_state(tmp_path / "checkpoint"), GROUPS.collect(everything))
+    changed = ds.dataset(tmp_path / "out").to_table().sort_by("n")  # the count of a key tells the order of its changes
+    assert_same(pa.Table.from_pylist(folded(changed, ["k"]), GROUPS.schema), GROUPS.collect(everything))
+
+
+def test_windows_and_a_function_of_a_dataframe(spark: Any, tmp_path: Path) -> None:
+    everything = write(tmp_path / "in", range(3))
+    found: list[tuple[int, list[Any]]] = []
+    job = sis.start(WINDOWS, stream(spark, tmp_path / "in"), checkpoint=str(tmp_path / "checkpoint"), trigger=NOW,
+                    sink=lambda df, batch: found.append((batch, df.orderBy("window_start", "k").collect())),
+                    partitions=2)  # fmt: skip
+    job.wait()
+    assert job.status == "finished"
+    assert [batch for batch, _ in found] == [0, 1, 2]
+    want = WINDOWS.collect(everything)
+    closed = pa.scalar(np.datetime64("2026-01-01T00:00:25", "us"))  # the watermark is some 2 s before the last row
+    got = [row for _, some in found for row in some]
+    expected = [row for row in want.to_pylist() if row["window_end"] <= closed.as_py()]
+    assert sorted((str(row.k), row.window_start, row.n) for row in got) == sorted(
+        (str(row["k"]), row["window_start"], row["n"]) for row in expected)
+    left = sis.read_state(tmp_path / "checkpoint")
+    assert left.num_rows == want.num_rows - len(expected)
+
+
+def test_what_goes_wrong_is_told_in_our_words(spark: Any, tmp_path: Path) -> None:
+    write(tmp_path / "in", range(1))
+    given = stream(spark, tmp_path / "in")
+    where: dict[str, Any] = {"checkpoint": tmp_path / "checkpoint", "trigger": NOW, "emit": "changes"}
+    failing = si.flow(rows(0).schema).group_by("k").agg(s=(1 // (col("x") - col("x"))).sum())
+    job = sis.start(failing, given, sink=si.to_memory(), **where)
+    with pytest.raises(ComputeError, match="division by zero"):
+        job.wait()
+    assert job.status == "failed"
+
+    def refuse(df: Any, batch: int) -> None:
+        raise RuntimeError(f"not batch {batch}")
+
+    job = sis.start(GROUPS, given, sink=refuse, **{**where, "checkpoint": tmp_path / "second"})
+    with pytest.raises(WriteFailed, match="not batch 0"):
+        job.wait()
+    calls: list[int] = []  # its manifest is there: played again, it is only called again
+    job = sis.start(GROUPS, given, sink=lambda df, batch: calls.append(df.count()),
+                    **{**where, "checkpoint": tmp_path / "second"})
+    job.wait()
+    assert calls == [8]
+
+    refused: list[tuple[type[ScaleinError], str, dict[str, Any]]] = [
+        (BadArgument, "takes a streaming DataFrame", {"stream_df": spark.range(3)}),
+        (BadArgument, "sink takes a sink", {"sink": 3}),
+        (BadArgument, "no such trigger", {"trigger": {"now": True}}),
+        (BadArgument, "partitions must be", {"partitions": 0}),
+        (BadArgument, "no such way to emit", {"emit": "all"}),
+        (BadArgument, "late does not know this word", {"late": "keep"}),
+        (BadArgument, "late takes a sink of its own", {"late": 3}),
+        (BadArgument, "has no windows", {"late": si.to_memory()}),
+        (BadArgument, "checkpoint takes a directory", {"checkpoint": None}),
+        (BadData, "has no column 'y'", {"q": si.flow({"y": pa.int64()}).select("y")}),
+    ]  # fmt: skip
+    for kind, message, wrong in refused:
+        with pytest.raises(kind, match=message):
+            sis.start(**{"q": GROUPS, "stream_df": given, "sink": si.to_memory(), **where, **wrong})
+
+
+def test_another_query_is_refused(spark: Any, tmp_path: Path) -> None:
+    import shutil
+
+    write(tmp_path / "in", range(1))
+    where: dict[str, Any] = {"sink": si.to_memory(), "checkpoint": tmp_path / "checkpoint", "trigger": NOW}
+    flow = si.flow(rows(0).schema).filter(col("x") > 5).select("k", "x")
+    sis.start(flow, stream(spark, tmp_path / "in"), **where).wait()
+    shutil.rmtree(tmp_path / "checkpoint" / "spark")
+    job = sis.start(flow, stream(spark, tmp_path / "in"), **where)
+    with pytest.raises(BadArgument, match="another query wrote this checkpoint"):
+        job.wait()
+
+
+_DRIVER = """
+import sys
+from pathlib import Path
+import scalein as si, scalein.spark as sis
+from tests.spark.test_stream_spark import GROUPS, NOW, stream
+folder = Path(sys.argv[1])
+spark = sis.session(cores=2)
+print("begun", flush=True)
+job = sis.start(GROUPS, stream(spark, folder / "in"), sink=si.to_parquet(folder / "out"), emit="changes",
+                checkpoint=folder / "checkpoint", partitions=int(sys.argv[2]), trigger=NOW)
+job.wait()
+print("done", flush=True)
+"""
+
+
+@pytest.mark.skipif(not LIVES, reason="SCALEIN_STREAM_LIVES says how many drivers are killed")
+def test_a_driver_that_is_killed_goes_on(tmp_path: Path) -> None:
+    """Real processes, killed with -9 at any time; each life begins with another number of partitions."""
+    everything = write(tmp_path / "in", range(12))
+    random = Random(time.time_ns())
+    root = Path(__file__).parent.parent.parent
+    for life in range(LIVES + 1):
+        process = subprocess.Popen([sys.executable, "-c", _DRIVER, str(tmp_path), str(2 + life % 3)], cwd=root,
+                                   stdout=subprocess.PIPE, start_new_session=True)  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"begun\n"
+        if life < LIVES:
+            before = _manifests(tmp_path)
+            while process.poll() is None and _manifests(tmp_path) <= before:
+                time.sleep(0.01)
+            time.sleep(random.random())
+            os.killpg(process.pid, signal.SIGKILL)  # the JVM and its workers too
+            process.wait()
+        else:
+            assert process.stdout.read().endswith(b"done\n")
+            process.wait()
+    assert_same(sis.read_state(tmp_path / "checkpoint"), GROUPS.collect(everything))
+    changed = ds.dataset(tmp_path / "out").to_table().sort_by("n")
+    assert_same(pa.Table.from_pylist(folded(changed, ["k"]), GROUPS.schema), GROUPS.collect(everything))
+
+
+def _manifests(folder: Path) -> int:
+    names = [path.stem for path in (folder / "checkpoint" / "manifests").glob("0*.json")]
+    return max(map(int, names), default=-1)
