@@ -23,6 +23,7 @@ from scalein.jobs.json import as_int, as_list
 
 PIECE_ROWS = 1 << 21
 AHEAD_ROWS = 1 << 23  # of a partition, that wait to be taken
+HELD_ROWS = 1 << 25  # of one that the user holds anyway
 AHEAD_BATCHES = 256
 AHEAD_BYTES = 1 << 28  # where no limit is given
 MOST_SAVED_S = 1.0  # of a rate that was not used: a source that was silent for an hour does not flood the job
@@ -86,9 +87,13 @@ class Reader:
             self.data = self.data.within(memory // 2)
 
     @property
+    def _most_rows(self) -> int:
+        return HELD_ROWS if self.is_in_memory else AHEAD_ROWS
+
+    @property
     def is_full(self) -> bool:
         """Whether enough waits to be taken; one batch always may."""
-        return bool(self.pending) and (self.rows >= AHEAD_ROWS or len(self.pending) >= AHEAD_BATCHES
+        return bool(self.pending) and (self.rows >= self._most_rows or len(self.pending) >= AHEAD_BATCHES
                                        or self.bytes >= self.most_bytes)
 
     def deliveries(self) -> Iterator[Delivery]:

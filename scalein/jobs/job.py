@@ -42,8 +42,8 @@ from scalein.options import Options
 from scalein.runtime.run import batches
 from scalein.runtime.stopping import leaving_on_sigterm
 
-STEP_ROWS = 1 << 23  # that are run at once, at most, when there are so many
-FIRST_ROWS, FEW_ROWS = 1 << 20, 1 << 18  # the first time, and at least
+STEP_ROWS = 1 << 25  # that are run at once, at most, when there are so many
+FIRST_ROWS, FEW_ROWS = 1 << 21, 1 << 18  # the first time, and at least
 STEP_S = 0.02  # that it should take: requests and checkpoints wait for the end of it
 _PLAIN = re.compile(r"\w[\w .-]*")  # names of savepoints
 _WORKER = re.compile(r"scalein-(\d+|udf)")  # names of threads that may be any job's

@@ -40,7 +40,7 @@ from scalein.jobs.watermarks import extent
 from scalein.runtime.run import StandingProgram
 from scalein.state import LogStore
 
-MOST_PARTED = 1 << 30  # bytes of rows that wait to be aggregated
+MOST_PARTED = 640 << 20  # bytes of rows that wait to be aggregated
 _ONE = "#one"  # the key of groups without keys
 
 

@@ -25,7 +25,7 @@ def node_of(flow: Flow) -> object:
 def batches(n: int, size: int, kind: pa.DataType) -> list[pa.RecordBatch]:
     rng = np.random.default_rng(n)
     table = pa.table({"t": pa.array(rng.integers(0, 5000, n), kind), "k": rng.integers(0, 9, n), "f": rng.random(n)})
-    return table.to_batches(max_chunksize=size)
+    return list(table.to_batches(max_chunksize=size))
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.int32(), pa.timestamp("ms")])

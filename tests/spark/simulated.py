@@ -52,13 +52,13 @@ def acting(parts: Iterable[pa.Table], attempts: int = 1) -> Act:
                     for cell in cells:
                         given[cell.column("target")[0].as_py()].append(cell)
         if isinstance(task, RowTask):
-            return heard(_rows(cell for cells in given.values() for cell in cells), pa.py_buffer)
+            return heard(_rows(cell for cells in given.values() for cell in cells))
         for cells in given.values():
             for attempt in range(attempts):
                 found = list(ReduceTask(batch).run(iter(cells), OPTIONS))
                 if attempt == attempts - 1:
                     said += _rows(found)
-        return heard(said, pa.py_buffer)
+        return heard(said)
 
     return act
 

@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from scalein.errors import ScaleinError, here
 from scalein.spark.errors import explained, in_our_words
 from scalein.spark.streaming.commits import Commits, Plan, checked_partitions
@@ -26,8 +24,10 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 STOP_S = 60.0  # that a stop waits for the batch under way
-# The plan of a batch is one we know: two stages that Spark need not think over. Larger Arrow batches cost it less.
-_SETTINGS = {"spark.sql.adaptive.enabled": "false", "spark.sql.execution.arrow.maxRecordsPerBatch": "65536"}
+# The plan of a batch is one we know: two stages that Spark need not think over. Larger Arrow batches cost it less, but
+# cells are large: a batch of them must stay below what an Arrow column of bytes can hold.
+_SETTINGS = {"spark.sql.adaptive.enabled": "false", "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+             "spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20)}  # fmt: skip
 
 
 class _Stopped(Exception):
@@ -80,7 +80,7 @@ class StreamJob:
             else:
                 cells = (rows.mapInArrow(MapTask(batch), SPARK_CELLS).repartition(batch.partitions, "target")
                          .mapInArrow(ReduceTask(batch), SPARK_CELLS))
-            return heard(((row[0], row[1], row[2]) for row in cells.collect()), pa.py_buffer)
+            return heard((row[0], row[1], row[2]) for row in cells.collect())
 
     # --- what people ask
 
@@ -167,12 +167,14 @@ def _settings(spark: SparkSession) -> Iterator[None]:
     """Our settings for the action of a batch; the session is the stream's own, and a function of the user's sees it
     as it was.
     """
-    before = {name: spark.conf.get(name) for name in _SETTINGS}
+    before = {name: spark.conf.get(name, None) for name in _SETTINGS}
     try:
         for name, value in _SETTINGS.items():
             spark.conf.set(name, value)
         yield
     finally:
         for name, old in before.items():
-            if old is not None:
+            if old is None:
+                spark.conf.unset(name)
+            else:
                 spark.conf.set(name, old)

@@ -60,6 +60,7 @@ class Manifests:
                 self.close()
                 raise StoreFailed("another stream is using this checkpoint", at=at, file=self.place,
                                   hint="stop it first, or give another checkpoint") from error
+            self.place.remove_temporary(MANIFESTS)
         self.place.put(_OWNER, self._me.encode())
 
     def next_run(self) -> tuple[str, int]:
@@ -83,8 +84,12 @@ class Manifests:
 
     def newest(self) -> dict[str, Json] | None:
         """What the last batch left. If it is damaged there is no way back: Spark will not give its rows again."""
-        numbers = self.numbers()
-        return self.read(numbers[-1]) if numbers else None
+        while numbers := self.numbers():
+            try:
+                return self.read(numbers[-1])
+            except FileNotFoundError:  # a stream that runs has removed it meanwhile: there are newer ones
+                continue
+        return None
 
     def read(self, number: int) -> dict[str, Json]:
         name = _name(number)

@@ -114,6 +114,13 @@ class Place:
         with suppress(FileNotFoundError), _failing("cannot remove", self.uri_of(name)):
             self.files.delete_file(self.path(name))
 
+    def remove_temporary(self, folder: str) -> None:
+        """Remove what a process that ended was writing; nobody else writes here now."""
+        for each in os.scandir(self.path(folder)):
+            if each.name.startswith(_TEMPORARY):
+                with suppress(FileNotFoundError), _failing("cannot remove", each.path):
+                    os.remove(each.path)
+
     # --- reading whole files
 
     def mapped(self, name: str) -> pa.Buffer:

@@ -14,7 +14,7 @@ another.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -231,12 +231,12 @@ class Heard:
     late: list[pa.Buffer]
 
 
-def heard(rows: Iterable[tuple[int, int, Any]], buffer: Callable[[Any], pa.Buffer]) -> Heard:
+def heard(rows: Iterable[tuple[int, int, Any]]) -> Heard:
     """What tasks said, from (number, kind, blob)."""
     found = Heard({}, [], [])
     for number, kind, blob in rows:
         if kind == WORDS:
-            found.words[number] = json.loads(buffer(blob).to_pybytes())
+            found.words[number] = json.loads(bytes(blob))
         else:
-            (found.out if kind == OUT else found.late).append(buffer(blob))
+            (found.out if kind == OUT else found.late).append(pa.py_buffer(blob))
     return found
