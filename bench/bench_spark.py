@@ -237,7 +237,7 @@ def updates(rows: int, keys: int, batches: int, folder: Path) -> pa.Table:
         path = folder / f"{number:03}.parquet"
         tables.append(pa.table({"key": rng.integers(0, keys * (number + 1) // batches, rows),
                                 "value": rng.integers(0, 1 << 20, rows) / 64.0}))
-        pq.write_table(tables[-1], path)
+        pq.write_table(tables[-1], path, row_group_size=max(rows // 4, 1))  # for both cores
         os.utime(path, (1_700_000_000 + number,) * 2)
     return pa.concat_tables(tables)
 
