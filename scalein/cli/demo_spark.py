@@ -68,8 +68,8 @@ def stream(events: pa.Table, query: Callable[[Flow], Flow], views: pa.Table) -> 
         for line in progress(job):
             print(line, flush=True)
         took_s = time.perf_counter() - start
-        closed = ds.dataset(folder / "out").to_table()
         still_open = sis.read_state(folder / "checkpoint")
+        closed = ds.dataset(folder / "out", schema=still_open.schema).to_table()  # perhaps no window has closed
     rows = pa.concat_tables([closed, still_open.select(closed.column_names)]).cast(views.schema)
     by = [(column, "ascending") for column in ("window_start", "campaign_id")]
     if not rows.sort_by(by).equals(views.sort_by(by)):

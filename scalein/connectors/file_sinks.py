@@ -122,11 +122,14 @@ class FileSink:
         found._prefix, found._epoch, found._attempt = prefix, task, uuid.uuid4().hex[:12]
         return found
 
-    @staticmethod
-    def epoch_of(prefix: str, prepared: Sequence[Json]) -> Json:
-        """What `commit` takes for the files that tasks of one prefix have prepared."""
-        files: list[Json] = [name for each in prepared for name in _files(each)[1]]
-        return {"epoch": f"{prefix}-{_LAST_TASK}", "files": files}
+    def epoch_of(self, prefix: str, prepared: Sequence[Json]) -> Json:
+        """What `commit` takes for the files that tasks of one prefix have prepared; all must be there."""
+        files = [name for each in prepared for name in _files(each)[1]]
+        for name in files:
+            if not os.path.exists(os.path.join(self.path, name)):
+                raise WriteFailed(f"a task wrote a file to {self.path}, and it is not there", at=self._at, found=name,
+                                  hint="every machine that runs tasks must have this very directory under this path")
+        return {"epoch": f"{prefix}-{_LAST_TASK}", "files": [*files]}
 
     def remove_staged(self, prefix: str) -> None:
         """Remove staged files of a job: what attempts have left whose names did not arrive."""
@@ -181,8 +184,9 @@ class FileSink:
         return staged
 
     def _make(self, directory: str) -> None:
-        while directory and not os.path.isdir(os.path.join(self.path, directory)):
+        if directory:
             os.makedirs(os.path.join(self.path, directory), exist_ok=True)
+        while directory:  # also those that were there: another task may have made them, and not synced them yet
             directory = os.path.dirname(directory)
             self._changed.add(directory)
 

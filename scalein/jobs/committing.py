@@ -52,7 +52,7 @@ class Commits:
         if epoch is not None:
             self.number, self._run, self._name = as_int(epoch["epoch"]), as_int(epoch["run"]) + 1, as_text(epoch["job"])
             outputs = [as_map(each) for each in as_list(epoch["output"])]
-        kinds = {} if epoch is None else as_map(epoch["sinks"])
+        kinds = {} if epoch is None else as_map(epoch.get("sinks", {}))  # the first manifests of format 1 had none
         others = {name for name, sink in self._sinks.items() if kinds.get(name, sink.kind) != sink.kind}
         last = {name: word for each in outputs for name, word in each.items() if word is not None}
         self._absent = {name: word for name, word in last.items() if name not in self._sinks}
@@ -67,7 +67,9 @@ class Commits:
             words = [each[name] for each in outputs if name in each and name not in others]
             for earlier in words[:-1]:
                 sink.commit(earlier)
-            sink.open(schema_of(name), words[-1] if words else None, f"{self._name}-{self._run}")
+            # A sink may write below another's folder: neither must take the other's files for its own.
+            job = self._name if name == "out" else f"{self._name}{name}"
+            sink.open(schema_of(name), words[-1] if words else None, f"{job}-{self._run}")
 
     @property
     def is_free(self) -> bool:

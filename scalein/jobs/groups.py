@@ -15,6 +15,7 @@ Waiting   aggregates as large as their input (lists, distinct values, quantiles)
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +25,7 @@ from scalein.compiler import compile_flow
 from scalein.connectors.base import Json
 from scalein.errors import ComputeError
 from scalein.ir import ops
-from scalein.ir.nodes import Node, identity
+from scalein.ir.nodes import Node, Scan, identity
 from scalein.ir.two_phase import fits
 from scalein.jobs.json import as_int, as_map
 from scalein.jobs.partials import FOREVER, Finish, Partial, Timed, group_of
@@ -206,21 +207,30 @@ class Windowed(_Closing, Partial):
         """
         self._untried = max(0, self._untried - 1)
         return (self._late is not None and self._late.column == column and self._check is None
+                and isinstance(self._two.partial.input, Scan)  # else a user's function would see rows twice
                 and rows >= TRIED_ROWS and not self._untried)  # fmt: skip
 
     def is_late(self, time: int, watermark: int) -> bool:
-        return self._late is not None and time < self._late.least_open(watermark)
+        """Whether a row is late, or a window that it is in should have been told of before it came."""
+        if self._late is None:
+            return False
+        end = self._late.last_end(watermark)
+        return time < self._late.least_open(watermark) or (end > self._closed and time < end)
 
     def trial(self, batches: Batches) -> list[tuple[int, int]] | None:
         """Count rows in, apart from all others; gives the least and the greatest time of each batch."""
         self._trial = self._trial or StandingProgram(self._two.partial, watched=True)
-        try:
-            self._trial.add(batches, self._around.options)
-            found = self._trial.seen(batches)
-        except ComputeError:  # perhaps of a late row, that would not have come so far
-            found = None
-        if found is None:
-            self.end_trial(False)
+        is_short = self._around.options.memory is not None  # of memory: groups must not become many
+        found: list[tuple[int, int]] = []
+        for some in [[batch] for batch in batches] if is_short else [batches]:
+            told = None
+            with suppress(ComputeError):  # perhaps of a late row, that would not have come so far
+                self._trial.add(some, self._around.options)
+                told = self._trial.seen(some)
+            if told is None or (is_short and self._trial.count > self._most_standing):
+                self.end_trial(False)
+                return None
+            found += told
         return found
 
     def end_trial(self, is_good: bool) -> None:
@@ -290,8 +300,8 @@ class Sliding(Windowed):
 
     @property
     def next_end(self) -> int | None:  # type: ignore[override]
-        waits = super().next_end
-        earliest = None if self._ring is None else self._ring.ring.earliest
+        waits, ring_ = super().next_end, self._ring  # others look at it while it changes
+        earliest = None if ring_ is None else ring_.ring.earliest
         if earliest is None:
             return waits
         assert self._window is not None
@@ -300,14 +310,18 @@ class Sliding(Windowed):
 
     @property
     def state_bytes(self) -> int:
-        return super().state_bytes + (0 if self._ring is None else self._ring.ring.bytes)
+        ring_ = self._ring
+        return super().state_bytes + (0 if ring_ is None else ring_.ring.bytes)
 
     def _finished(self, after: int, end: int) -> Batches:
         if self._ring is None:
             return super()._finished(after, end)
         found = self._ring.ring
         if not any(each.first < end for each in self._log.kept):
-            return self._finish.behind(found.windows(after, end))
+            try:
+                return self._finish.behind(found.windows(after, end))
+            except ComputeError as error:
+                raise placed(error, self._segment.op, self._ring.node) from None
         given = [self._given(each, end) for each in self._log.kept if each.first < end]
         given += [batch.select(self._columns) for batch in found.partials(end)]
         return self._finish.between([batch for batch in given if batch.num_rows], after, end)

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.connectors.base import Json
+from scalein.errors import ComputeError
 from scalein.ir import ops
 from scalein.ir.exprs import Named
 from scalein.ir.nodes import Node
@@ -37,6 +38,7 @@ from scalein.jobs.steps import (
     open_store,
 )
 from scalein.jobs.watermarks import extent
+from scalein.runtime.blame import placed
 from scalein.runtime.run import StandingProgram
 from scalein.state import LogStore
 
@@ -138,7 +140,10 @@ class Running(Partial):
 
     def finish(self) -> Batches:
         if not self._has_store and self._keys != [_ONE]:
-            return self._finish.behind(list(self._standing.take_whole()))
+            try:
+                return self._finish.behind(list(self._standing.take_whole()))
+            except ComputeError as error:
+                raise placed(error, self._segment.op, self._standing.node) from None
         self.settle()
         if self.changes is not None:
             is_empty = self._keys == [_ONE] and not len(self._store)

@@ -76,6 +76,10 @@ def _tried(expr: Expr, fields: Schema) -> Expr:
 
 def _nullable(call: Call | Agg, args: Sequence[Expr]) -> bool:
     """Whether a call may be null, now that some of its arguments may."""
+    if call.fn == "fill_null":
+        return all(arg.nullable for arg in args)
+    if call.fn == "if_else":  # a condition that is null is one that does not hold
+        return any(arg.nullable for arg in args[1:])
     is_looser = any(new.nullable and not old.nullable for new, old in zip(args, call.args, strict=True))
     return call.nullable or (is_looser and call.fn not in _NEVER_NULL)
 

@@ -77,7 +77,8 @@ class GroupRun:
         self.lock = threading.RLock()  # over facts, kernels and the mode, which workers share
         self.domain: Domain | None = None
         self.spare: list[HashTable] = []  # empty ones, to be used again
-        self.seen: list[Seen] | None = None  # of the units so far, if times are watched
+        # Of the units so far, if times are watched; None of a unit that could not be looked at.
+        self.seen: list[Seen | None] | None = None
 
     def sink(self, special: Specialiser) -> Group:
         # Layout must not change between batches: nulls of keys and counts of values follow the whole
@@ -169,8 +170,9 @@ class Worker:
         state.attach(frame)
         status = call(compiled, frame)
         state.detach(frame)
-        if self._run.seen is not None and "time.least" in frame:
-            self._run.seen.append(Seen(unit.first_row, frame["time.least"], frame["time.greatest"]))
+        if self._run.seen is not None:
+            self._run.seen.append(Seen(unit.first_row, frame["time.least"], frame["time.greatest"])
+                                  if "time.least" in frame else None)
         if status == DONE:
             return True
         if status == OUT_OF_DOMAIN:

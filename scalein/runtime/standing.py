@@ -118,7 +118,10 @@ class Standing:
 
     def seen(self, batches: list[pa.RecordBatch]) -> list[tuple[int, int]] | None:
         """How far the times of each batch of the last `add` reach, if they are watched and could be."""
-        found, self._run.seen = self._run.seen or [], []
+        told, self._run.seen = self._run.seen or [], []
+        found = [each for each in told if each is not None]
+        if len(found) < len(told):
+            return None
         ends = np.cumsum([batch.num_rows for batch in batches])
         least, greatest = np.full(len(ends), 2**63 - 1), np.full(len(ends), -(2**63))
         places = np.searchsorted(ends, [each.first_row for each in found], side="right")

@@ -63,9 +63,10 @@ class StandingRing:
                                   (*node.keys, *table_exprs(node.table)), joins, options)
         self._node = node
         self._parts: list[_Part] = []
-        self._first: int | None = None  # slice that an open window needs
+        self._first: int | None = None  # slice that a window begins with, the first that is read from here
+        self._least = 0  # slice whose windows are all read from here, or closed
         self._last: int | None = None  # slice that may have a row
-        self._emitted = 0  # groups of the last window
+        self._emitted: int | None = None  # groups of the last window, if it was read from here alone
 
     def _sink(self, special: Specialiser) -> Group:
         # Of the facts so far: `add` begins anew when they change.
@@ -81,12 +82,13 @@ class StandingRing:
         low, high = least // self._slice_size, greatest // self._slice_size
         if low < -FAR_SLICE or high > FAR_SLICE:
             return False  # too near the limits of 64 bits for the arithmetic here
-        first = self._first
-        if first is None:
+        first, least_ = self._first, self._least
+        if first is None:  # earlier windows are open perhaps, and have rows that come later
             first = (low // self._step - (-(-self._of_window // self._step) - 1)) * self._step
-        if low < first or high >= first + self._size:
+            least_ = first + self._of_window - self._step
+        if low < least_ or high >= first + self._size:
             return False
-        self._first, self._last = first, high if self._last is None else max(high, self._last)
+        self._first, self._least, self._last = first, least_, high if self._last is None else max(high, self._last)
         return True
 
     def add(self, batches: list[pa.RecordBatch], workers: int) -> list[pa.RecordBatch]:
@@ -126,10 +128,13 @@ class StandingRing:
     @property
     def earliest(self) -> int | None:
         """A time before all that it has, if it has any."""
-        return None if self._first is None or not self._parts else self._first * self._slice_size
+        first = self._first  # others look at it while it changes
+        return None if first is None or not self._parts else first * self._slice_size
 
     @property
     def is_mostly_dead(self) -> bool:
+        if self._emitted is None:
+            return False
         return sum(part.records.count for part in self._parts) > max(FEW_RECORDS, DEAD_SHARE * self._emitted)
 
     # --- out
@@ -145,15 +150,17 @@ class StandingRing:
         start = max(self._first, -(-(after + 1) // self._slice_size) - size)
         start = -(-start // step) * step
         starts = range(start, min(end // self._slice_size - size, self._last) + 1, step)
-        self.forget(start * self._slice_size)
+        if start > self._first:
+            self.forget(start * self._slice_size)
         found = self._emit(self._windows, size, starts, forget=True)
         if starts and self._first is not None:
-            self._first = starts[-1] + step
-        self._emitted = sum(batch.num_rows for batch in found) // max(1, len(starts))
+            self._first = self._least = starts[-1] + step
+        self._emitted = sum(batch.num_rows for batch in found) // len(starts) if starts else None
         return found
 
     def partials(self, end: int) -> list[pa.RecordBatch]:
         """What it has of slices that begin before a time, as partial groups."""
+        self._emitted = None
         if self._first is None or self._last is None or not self._parts:
             return []
         stop = min(-(-end // self._slice_size) - 1, self._last)
@@ -173,10 +180,11 @@ class StandingRing:
                 for chunks in found for arrays in chunks if len(arrays[0])]
 
     def forget(self, first_open: int) -> None:
-        """Clear the slices before a time, which is where a window starts."""
+        """Clear the slices before a time, which is where the first window starts that is open."""
         first = first_open // self._slice_size
-        if self._first is None or first <= self._first:
+        if self._first is None or first < self._first:
             return
+        self._least = first
         if self._last is None or first > self._last:
             self._first, self._last, self._parts = None, None, []  # everything is over
             return

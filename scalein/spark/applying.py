@@ -32,7 +32,7 @@ from scalein.spark.blobs import CELL_COLUMNS, KEY_GROUPS, placed
 from scalein.spark.filters import pulled, quoted
 from scalein.spark.mapping import Entering, Leaving, Mapped, Received, Sent, Step, Task
 from scalein.spark.phases import Phases
-from scalein.spark.scanning import bound_rows
+from scalein.spark.scanning import bound_rows, shuffle_partitions
 from scalein.spark.shipping import optimised, settled
 from scalein.spark.types import checked_schema, leaving_schema, spark_schema
 
@@ -151,11 +151,10 @@ class _Planner:
         phases = Phases(segment)
         df = self._df if condition is None else self._df.filter(condition)
         schema = pa.schema([given.arrow.field(name) for name in phases.reads])
-        return [Part(_chosen(df, phases.reads), (Entering(schema),))], phases
+        return [Part(chosen(df, phases.reads), (Entering(schema),))], phases
 
     def _shuffled(self, parts: list[Part], phases: Phases) -> Part:
-        count = int(self._spark.conf.get("spark.sql.shuffle.partitions", "200") or 200)
-        places = placed(count)[:KEY_GROUPS] if phases.keys else (0,)
+        places = placed(shuffle_partitions(self._spark))[:KEY_GROUPS] if phases.keys else (0,)
         cells = [part.mapped(Sent(phases, places), CELL_COLUMNS) for part in parts]
         if phases.keys:
             whole = _union(cells).repartition("target")
@@ -188,7 +187,7 @@ class _Planner:
         source = placeholder(sort.schema)
         behind = Phases(Segment(over(segment.op, sort, source), source, None, None))
         schema = pa.schema([sort.schema.arrow.field(name) for name in behind.reads])
-        return [Part(_chosen(df, behind.reads), (Entering(schema), Mapped(behind)))]
+        return [Part(chosen(df, behind.reads), (Entering(schema), Mapped(behind)))]
 
 
 def _union(parts: Sequence[DataFrame]) -> DataFrame:
@@ -198,9 +197,11 @@ def _union(parts: Sequence[DataFrame]) -> DataFrame:
     return whole
 
 
-def _chosen(df: DataFrame, names: Sequence[str]) -> DataFrame:
-    """Some columns, in this order; a name that mapInArrow would take apart is replaced, for nobody looks at it."""
+def chosen(df: DataFrame, names: Sequence[str]) -> DataFrame:
+    """Some columns, in this order; where mapInArrow would take a name apart, all get others: nobody looks."""
     from pyspark.sql import functions
 
-    return df.select(*(functions.col(quoted(name)) if name.isidentifier() else
-                       functions.col(quoted(name)).alias(f"c{k}") for k, name in enumerate(names)))
+    columns = [functions.col(quoted(name)) for name in names]
+    if not all(name.isidentifier() for name in names):
+        columns = [column.alias(f"c{k}") for k, column in enumerate(columns)]
+    return df.select(*columns)

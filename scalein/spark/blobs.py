@@ -40,11 +40,11 @@ Hashes = np.ndarray  # of uint64
 
 def hashes(batch: pa.RecordBatch, keys: Sequence[str], options: Options) -> Hashes:
     """The hash of each row's keys, 64 bits of any value; equal keys have equal ones, as in groups: NaN, -0.0, null."""
-    fields = tuple(batch.schema.field(name) for name in keys)
-    names = [f"h{k}" for k in range(len(keys))]
-    found = list(_program(fields).run([batch.select(list(keys))], options))
-    each = [np.concatenate([np.asarray(part.column(name)).view(np.uint64) for part in found]) if found
-            else np.zeros(0, np.uint64) for name in names]
+    columns = list(dict.fromkeys(keys))  # two keys may be one column
+    fields = tuple(batch.schema.field(name) for name in columns)
+    found = list(_program(fields).run([batch.select(columns)], options))
+    each = [np.concatenate([np.asarray(part.column(f"h{columns.index(name)}")).view(np.uint64) for part in found])
+            if found else np.zeros(0, np.uint64) for name in keys]
     mixed = each[0]
     for other in each[1:]:
         mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(P1) + other

@@ -4,6 +4,10 @@ That costs far more than a comparison, so whatever Spark computes just as we do 
 a constant of numbers, text and booleans, null tests, and what `and`, `or` and `not` make of them. None of these can
 fail, so they may be looked at before the others. NaN is the greatest and equals itself, text is compared by its bytes,
 and null is neither true nor false, there as here.
+
+But statistics know nothing of NaN: Spark leaves out row groups of Parquet files, and batches of a cached DataFrame, if
+their greatest number is too small, whatever else is in them. So where NaN would pass, it is asked for by name, which no
+statistics can answer; and `not`, which Spark turns into such a comparison, stays here.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from scalein.dtypes import BOOL, NUMBERS, Kind
+from scalein.dtypes import BOOL, FLOATS, NUMBERS, Kind
 from scalein.ir import ops
 from scalein.ir.exprs import Call, Col, Expr, Lit, type_of
 from scalein.ir.rewrite import map_inputs
@@ -85,14 +89,14 @@ def _condition(expr: Expr, plain: set[str]) -> Column | None:
                 return None
             found: Column = {"eq": a.__eq__, "ne": a.__ne__, "lt": a.__lt__, "le": a.__le__, "gt": a.__gt__,
                              "ge": a.__ge__}[expr.fn](b)
-            return found
+            return found | _is_nan(left, right) if _passes_nan(expr.fn, left, right) else found
         case ("and" | "or"), (left, right):
             first, second = _condition(left, plain), _condition(right, plain)
             if first is None or second is None:
                 return None
             return first & second if expr.fn == "and" else first | second
         case "not", (inner,):
-            condition = _condition(inner, plain)
+            condition = None if _reads_floats(inner) else _condition(inner, plain)
             return None if condition is None else ~condition
         case ("is_null" | "is_not_null"), (Col() as column,):
             given = _column(column, plain)
@@ -109,11 +113,32 @@ def _operand(expr: Expr, plain: set[str]) -> Column | None:
     if not isinstance(expr, Lit) or expr.value is None or type_of(expr).kind not in _KINDS:
         return None
     value = expr.value
-    if isinstance(value, float) and (math.isinf(value) or type_of(expr).kind is Kind.F32):
+    if type_of(expr).kind is Kind.F32 or (isinstance(value, float) and not math.isfinite(value)):
         return None  # a literal of 32 bits would be widened here and rounded there
     if isinstance(value, int) and not isinstance(value, bool) and not -(1 << 63) <= value < 1 << 63:
         return None
     return functions.lit(value)
+
+
+def _passes_nan(fn: str, left: Expr, right: Expr) -> bool:
+    """Whether a comparison of a column with a constant is true of NaN, the greatest of all."""
+    if not (type_of(left).kind in FLOATS and isinstance(left, Lit) != isinstance(right, Lit)):
+        return False
+    return fn in (("gt", "ge", "ne") if isinstance(right, Lit) else ("lt", "le", "ne"))
+
+
+def _is_nan(left: Expr, right: Expr) -> Column:
+    from pyspark.sql import functions
+
+    column = left if isinstance(left, Col) else right
+    assert isinstance(column, Col)
+    return functions.isnan(functions.col(quoted(column.name)))
+
+
+def _reads_floats(expr: Expr) -> bool:
+    if isinstance(expr, Call):
+        return any(map(_reads_floats, expr.args))
+    return isinstance(expr, Col) and type_of(expr).kind in FLOATS
 
 
 def _column(column: Col, plain: set[str]) -> Column | None:

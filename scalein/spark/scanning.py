@@ -75,8 +75,10 @@ def bound_rows(source: ops.Source, phases: Phases, spark: SparkSession, at: Sour
         table = pa.Table.from_batches(list(data.read()), data.schema).select(columns)
         wanted = leaving_schema(table.schema, at)
         parts = [part for batch in table.to_batches() for part in leaving(batch, wanted)]
-        df = spark.createDataFrame(pa.Table.from_batches(parts, wanted), schema=spark_schema(table.schema, at))
-        return df, Entering(table.schema)
+        # Others than their own names: mapInArrow takes one with a dot apart.
+        named = pa.schema([field.with_name(f"c{k}") for k, field in enumerate(wanted)])
+        whole = pa.Table.from_batches(parts, wanted).rename_columns(named.names)
+        return spark.createDataFrame(whole, schema=spark_schema(named, at)), Entering(table.schema)
     if not isinstance(data, Connected):
         raise InternalError("a source without data reached Spark", at=at)
     connected = data.project(columns).where(phases.tests)
@@ -126,7 +128,13 @@ def parallelism(spark: SparkSession) -> int:
     try:
         return max(1, int(spark.sparkContext.defaultParallelism))
     except Exception:  # Spark Connect has no context; whatever it raises says so
-        return int(spark.conf.get("spark.sql.shuffle.partitions", "200") or 200)
+        return shuffle_partitions(spark)
+
+
+def shuffle_partitions(spark: SparkSession) -> int:
+    """How many partitions a shuffle has; some vendors' Spark says "auto"."""
+    found = str(spark.conf.get("spark.sql.shuffle.partitions", "200"))
+    return int(found) if found.isdigit() else 200
 
 
 @dataclass(frozen=True)

@@ -191,6 +191,11 @@ def checked_schema(wanted: pa.Schema, struct: Any, at: SourceLoc) -> pa.Schema:
     They are the flow's own, but for text and binary, which stay as they come.
     """
     found = {field.name: (_entering_type(field.dataType), field.dataType.simpleString()) for field in struct.fields}
+    names = [field.name for field in struct.fields]
+    for name in wanted.names:
+        if names.count(name) > 1:
+            raise BadData(f"the DataFrame has {names.count(name)} columns {name!r}", at=at, has=", ".join(names),
+                          hint="rename or drop all but one")
     return _checked(wanted, found, at)
 
 

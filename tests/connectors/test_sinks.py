@@ -36,6 +36,21 @@ def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
+def test_folders_within_folders_are_synced_up_to_the_sinks_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a power failure may take a folder that nothing else names."""
+    synced: list[str] = []
+    monkeypatch.setattr("scalein.connectors.file_sinks._sync", synced.append)
+    sink = si.to_parquet(tmp_path / "out", partition_by=["a", "b"])
+    table = pa.table({"a": [1], "b": [2], "x": [3]})
+    sink.open(table.schema, None, "job-1")
+    synced.clear()
+    sink.write(batch_of(table))
+    sink.prepare()
+    root = tmp_path / "out"
+    assert {str(root) + "/", str(root / "a=1"), str(root / "a=1" / "b=2")} <= set(synced)
+    sink.close()
+
+
 def batch_of(table: pa.Table) -> pa.RecordBatch:
     [batch] = table.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)]
     return batch

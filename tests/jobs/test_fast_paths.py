@@ -7,6 +7,7 @@ and the same are late.
 from __future__ import annotations
 
 import gc
+import time
 import warnings
 import weakref
 from itertools import pairwise
@@ -21,9 +22,10 @@ from hypothesis import strategies as st
 
 import scalein as si
 from scalein import col
+from scalein.errors import ComputeError
 from scalein.flow import Flow
 from scalein.jobs import feeds, groups, job, running
-from scalein.runtime import radix
+from scalein.runtime import radix, standing_ring, units
 
 WINDOWS = [(100, 100), (1000, 1000), (100, 20), (500, 200), (1000, 100), (30, 20)]
 
@@ -53,14 +55,14 @@ def stream(seed: int) -> list[pa.RecordBatch]:
             for batch in table.slice(a, b - a).combine_chunks().to_batches()]
 
 
-def windows(batches: list[pa.RecordBatch], size: int, every: int, delay: int, thinned: bool) -> Flow:
+def windows(batches: list[pa.RecordBatch], size: int, every: int, delay: int, thinned: bool, keys: list[str]) -> Flow:
     unit = "ms" if pa.types.is_timestamp(batches[0].schema.field("t").type) else ""
     size_, every_, delay_ = (f"{each}ms" if unit else each for each in (size, every, delay))
     flow = si.from_batches(batches).with_watermark("t", delay_)
     flow = flow.filter(col("f") > 2) if thinned else flow
     window = si.tumbling("t", size_) if size == every else si.sliding("t", size_, every=every_)
-    return flow.group_by("k", window).agg(n=si.count(), s=col("x").sum(), m=col("f").max(), c=col("x").count(),
-                                          lo=col("x").min())  # fmt: skip
+    return flow.group_by(*keys, window).agg(n=si.count(), s=col("x").sum(), m=col("f").max(), c=col("x").count(),
+                                            lo=col("x").min())  # fmt: skip
 
 
 Outcome = tuple[list[str], list[str], object, object]
@@ -82,27 +84,95 @@ def rows(table: pa.Table) -> list[str]:
     return sorted(map(repr, table.to_pylist()))
 
 
-
-
 @given(st.integers(0, 1 << 32), st.sampled_from(WINDOWS), st.sampled_from([0, 10, 300]), st.booleans(),
-       st.integers(1, 4), st.integers(1, 12), st.booleans(), st.lists(st.integers(1, 5), max_size=3))  # fmt: skip
+       st.integers(1, 4), st.integers(1, 12), st.booleans(), st.lists(st.integers(1, 5), max_size=3),
+       st.sampled_from([["k"], ["k"], []]))  # fmt: skip
 @settings(max_examples=15, deadline=None,
           suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_trials_and_rings_give_what_the_plain_way_gives(
         tmp_path_factory: pytest.TempPathFactory, seed: int, window: tuple[int, int], delay: int, thinned: bool,
-        workers: int, ahead: int, has_checkpoint: bool, scales: list[int]) -> None:
+        workers: int, ahead: int, has_checkpoint: bool, scales: list[int], keys: list[str]) -> None:
     batches = stream(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(groups, "TRIED_ROWS", 1 << 60)
         patch.setattr(groups, "ring", SimpleNamespace(fits=lambda table: False))
-        want = run(windows(batches, *window, delay, thinned), [], workers=1)
+        want = run(windows(batches, *window, delay, thinned, keys), [], workers=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(groups, "TRIED_ROWS", 1)
         patch.setattr(groups, "MANY_OUTSIDE", 50)
         patch.setattr(feeds, "AHEAD_BATCHES", ahead)
+        patch.setattr(units, "UNIT_ROWS", 64)
         folder = tmp_path_factory.mktemp("job") if has_checkpoint else None
-        got = run(windows(batches, *window, delay, thinned), scales, workers=workers, checkpoint=folder, every="1ms")
+        got = run(windows(batches, *window, delay, thinned, keys), scales, workers=workers, checkpoint=folder,
+                  every="1ms")
     assert got == want
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever there is comes at once, and is counted in on trial."""
+    take = feeds.Feeds.take
+
+    def whole(self: feeds.Feeds, most: int, wait_s: float) -> list[feeds.Delivery]:
+        while not all(reader.is_ended for reader in self.readers):
+            time.sleep(0.001)
+        return take(self, most, wait_s)
+
+    monkeypatch.setattr(feeds.Feeds, "take", whole)
+    monkeypatch.setattr(groups, "TRIED_ROWS", 1)
+
+
+def timed(*batches: list[int | None]) -> Flow:
+    return si.from_batches([pa.record_batch({"t": pa.array(times, pa.int64())}) for times in batches]
+                           ).with_watermark("t", 0)  # fmt: skip
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_trial_that_cannot_look_at_some_times_is_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel that reads nulls does not watch times: the units before tell nothing of the late row."""
+    monkeypatch.setattr(units, "UNIT_ROWS", 8)
+    flow = timed([1000] * 5, [*[1000] * 20, 5, None]).group_by(si.tumbling("t", 100)).agg(n=si.count())
+    found, _, late_rows, timeless_rows = run(flow, [], workers=2)
+    assert (found, late_rows, timeless_rows) == (["{'window_start': 1000, 'window_end': 1100, 'n': 25}"], 1, 1)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_windows_that_slide_close_in_the_midst_of_a_trial() -> None:
+    flow = timed([100], [115], [105]).group_by(si.sliding("t", 20, every=10)).agg(n=si.count())
+    found, *_ = run(flow, [], workers=1)
+    assert found == ["{'window_start': 100, 'window_end': 120, 'n': 3}", "{'window_start': 110, 'window_end': 130, "
+                     "'n': 1}", "{'window_start': 90, 'window_end': 110, 'n': 1}"]  # fmt: skip
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_function_of_the_users_sees_no_row_twice() -> None:
+    seen: list[int] = []
+
+    @si.udf(compile=False)
+    def is_good(at: int) -> bool:
+        seen.append(at)
+        return True
+
+    flow = timed([100, 101], [102]).filter(is_good(col("t"))).group_by(si.tumbling("t", 10)).agg(n=si.count())
+    run(flow, [], workers=1)
+    assert seen == [100, 101, 102]
+
+
+def test_a_ring_stays_while_a_log_has_a_part_of_its_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[int] = []
+    leave = standing_ring.StandingRing.leave
+
+    def counted(self: standing_ring.StandingRing, workers: int) -> list[pa.RecordBatch]:
+        left.append(workers)
+        return leave(self, workers)
+
+    monkeypatch.setattr(standing_ring, "FEW_RECORDS", 2)
+    monkeypatch.setattr(standing_ring.StandingRing, "leave", counted)
+    times = [500, 480, *range(505, 900, 5)]  # the second is no ring's
+    batches = [pa.record_batch({"k": list(range(10)), "t": [at] * 10}) for at in times]
+    flow = si.from_batches(batches).with_watermark("t", 10).group_by("k", si.sliding("t", 20, every=5))
+    run(flow.agg(n=si.count()), [], workers=1)
+    assert not left
 
 
 def keyed(n: int, keys: int) -> pa.Table:
@@ -137,6 +207,15 @@ def test_rows_of_many_groups_are_partitioned(monkeypatch: pytest.MonkeyPatch, tm
     assert rows(out.table()) == rows(flow.collect())
 
 
+@pytest.mark.parametrize("times", [[100, 90], [100, 90, 160, 140, 135, 200], [-100, -107, -115, -60, -75]])
+def test_windows_that_begin_before_a_ring_does_are_not_lost(times: list[int]) -> None:
+    """A ring begins with the first window of the first row; later rows may be in that one, and in earlier ones."""
+    flow = si.from_batches([pa.record_batch({"k": [1], "t": [at]}) for at in times]).with_watermark("t", 1000)
+    flow = flow.group_by("k", si.sliding("t", 20, every=5)).agg(n=si.count())
+    found, *_ = run(flow, [], workers=1)
+    assert found == rows(flow.collect())
+
+
 def test_a_ring_begins_anew_with_the_first_null() -> None:
     table = pa.table({"k": pa.array([1, 2, None, 1, None, 3] * 50), "t": list(range(300)), "x": [1.0, None] * 150})
     first = table.slice(0, 2).combine_chunks()
@@ -145,6 +224,15 @@ def test_a_ring_begins_anew_with_the_first_null() -> None:
     out = si.to_memory()
     flow.start(sink=out, workers=2).wait()
     assert rows(out.table()) == rows(flow.collect())
+
+
+@pytest.mark.parametrize("window", [[], [si.sliding("t", 20, every=5)]])
+def test_a_sum_that_is_too_large_has_its_line_however_it_was_made(window: list[object]) -> None:
+    flow = si.from_arrow(pa.table({"k": [1, 1], "t": [1, 1], "x": [2**62, 2**62]})).with_watermark("t", 0)
+    started = flow.group_by("k", *window).agg(s=col("x").sum()).start(sink=si.to_memory())  # type: ignore[arg-type]
+    with pytest.raises(ComputeError, match="overflow in the sum `s`") as found:
+        started.wait()
+    assert "test_fast_paths" in str(found.value)
 
 
 def test_results_do_not_keep_the_job() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import zlib
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,16 @@ def test_an_old_checkpoint_is_gone_on_from(name: str, golden: Path, tmp_path: Pa
     assert not list(old.rglob("_*"))
     for figure in ("rows_in", "late_rows"):
         assert job.metrics()[figure] == undisturbed.metrics()[figure], figure
+
+
+def test_a_manifest_that_does_not_name_kinds_of_sinks_is_gone_on_from(tmp_path: Path) -> None:
+    """The first that format 1 had were so."""
+    old = Path(shutil.copytree(FOLDER / "running", tmp_path / "old"))
+    for path in (old / "checkpoint").glob("epoch-*.json"):
+        known = json.loads(path.read_bytes().partition(b"\n")[0])
+        del known["sinks"]
+        text = json.dumps(known).encode()
+        path.write_bytes(text + b"\n%08x\n" % zlib.crc32(text))
+    for folder in (old, tmp_path / "fresh"):
+        start("running", folder, Stream({"all": BATCHES})).wait()
+    assert rows(old / "out") == rows(tmp_path / "fresh" / "out")

@@ -61,6 +61,8 @@ def test_a_table_that_may_not_be_null_may_be_so_then() -> None:
     schema = pa.schema([pa.field("x", pa.int64(), False)])
     flow = si.from_arrow(pa.table({"x": [0, 2]}, schema)).with_columns(y=4 // col("x")).with_columns(
         z=col("y") + 1, has=col("y").is_null())
+    never = flow.select(f=col("y").fill_null(0), w=when(col("y") > 1).then(1).otherwise(2))
+    assert not any(field.nullable for field in run(never, on_error="null").schema)
     rows = run(flow, on_error="null")
     assert rows.to_pylist() == [{"x": 0, "y": None, "z": None, "has": True}, {"x": 2, "y": 2, "z": 3, "has": False}]
     assert [field.nullable for field in rows.schema] == [False, True, True, False]

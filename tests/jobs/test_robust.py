@@ -178,6 +178,17 @@ def test_a_sink_with_output_that_is_not_visible_may_not_be_left_out(tmp_path: Pa
     assert len(list((tmp_path / "late").glob("part-*"))) == 1
 
 
+@pytest.mark.parametrize("below", [".", "late"])
+def test_a_sink_below_the_folder_of_another(below: str, tmp_path: Path) -> None:
+    late = tmp_path / "out" / below
+    with crash_at("commit"), pytest.raises(Crashed):
+        start_late(tmp_path, late=si.to_ipc(late)).wait()
+    start_late(tmp_path, late=si.to_ipc(late)).wait()
+    parts = [pa.ipc.open_file(part).read_all() for part in sorted((tmp_path / "out").rglob("part-*"))]
+    assert sorted(part.column_names for part in parts) == [["t"], ["window_start", "window_end", "n"]]
+    assert [part["t"].to_pylist() for part in parts if part.column_names == ["t"]] == [[1, 2]]
+
+
 # --- savepoints
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import scalein as si
@@ -133,11 +135,26 @@ def test_types_that_spark_has_not(spark: Any) -> None:
 
 
 def test_odd_names(spark: Any) -> None:
-    data = pa.table({"a.b": [1, 2, 2], "c d": ["x", "y", "z"], "`": [1.0, 2.0, 3.0]})
+    data = pa.table({"a.b": [1, 2, 2], "c d": ["x", "y", "z"], "`": [1.0, 2.0, 3.0], "c0": [7, 8, 9]})
     f = si.flow(data.schema)
     for q in (f.filter(col("a.b") > 1).select("`", **{"a.b": col("a.b")}), f.sort("c d").select(**{"x.y": col("a.b")}),
               f.group_by("a.b").agg(**{"n.n": si.count(), "m": col("`").sum()}), f.sort("a.b", "`")):
         same(sis.apply(q, spark.createDataFrame(data)), q.collect(data))
+    bound = si.from_arrow(data).group_by("a.b").agg(n=si.count(), m=col("`").sum())
+    same(sis.run(bound, spark), bound.collect())
+
+
+def test_statistics_do_not_hide_nan(spark: Any, tmp_path: Path) -> None:
+    """Spark knows the greatest number of a file and of a cached batch, and does not count NaN among them."""
+    data = pa.table({"x": [1.0, float("nan"), 3.0, None], "y": [1, 2, 3, 4]})
+    pq.write_table(data, tmp_path / "some.parquet")
+    stored, cached = spark.read.parquet(str(tmp_path / "some.parquet")), spark.createDataFrame(data).cache()
+    f = si.flow(data.schema)
+    for q in (f.filter(col("x") > 5.0), f.filter(si.lit(5.0) <= col("x")), f.filter(~(col("x") < 5.0)),
+              f.filter(col("x") != 3.0), f.filter(col("x") == float("nan")), f.filter(col("x") < 5.0)):  # fmt: skip
+        for df in (stored, cached):
+            same(sis.apply(q, df), q.collect(data))
+    cached.unpersist()
 
 
 def test_many_groups(spark: Any) -> None:

@@ -100,13 +100,14 @@ def test_many_deaths(tmp_path: Path) -> None:
                 running = driver("stream", cluster.url, folder)
                 try:
                     while running.poll() is None:
-                        time.sleep(chosen.uniform(1, 12))
-                        if running.poll() is None and chosen.random() < 0.5:
-                            kills += 1
+                        time.sleep(chosen.uniform(5, 25))
+                        if kills >= KILLS or running.poll() is not None:
+                            continue
+                        kills += 1
+                        if chosen.random() < 0.5:
                             break
                         cluster.kill_worker()
                         cluster.add_worker()
-                        kills += 1
                     else:
                         assert running.returncode == 0, said(folder)
                         break

@@ -99,6 +99,49 @@ def test_a_driver_that_was_replaced_writes_no_more(tmp_path: Path) -> None:
     first.close()
 
 
+def test_a_driver_that_was_replaced_removes_nothing(tmp_path: Path) -> None:
+    """While it makes output visible, another one may have taken over, and its tasks write."""
+    far = Place(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "checkpoint", f"far://{tmp_path.name}")
+    first, second = Manifests(far), Manifests(far)
+    first.take(NOWHERE)
+    first.publish(0, {})
+    second.take(NOWHERE)
+    far.put(f"{STATE}/new.arrow", b"x")
+    with pytest.raises(StoreFailed, match="another driver has taken over"):
+        first.forget([], [])
+    assert far.names(STATE) == ["new.arrow"]
+
+
+def test_a_manifest_is_never_there_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where others see a file that is being written, it gets its name last."""
+    far = Place(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "", f"far://{tmp_path.name}")
+    far.make(MANIFESTS)
+    far._is_whole = False
+    for number in range(2):
+        far.put(f"{MANIFESTS}/one", b"%d" % number)
+        assert far.read(f"{MANIFESTS}/one") == b"%d" % number
+    with monkeypatch.context() as patch:
+        patch.setattr(far, "files", _Torn(far.files))
+        with pytest.raises(ZeroDivisionError):
+            far.put(f"{MANIFESTS}/two", b"2")
+    assert far.names(MANIFESTS) == ["one"]
+
+
+class _Torn:
+    """A filesystem under a process that ends before a file has its name."""
+
+    def __init__(self, files: fs.FileSystem) -> None:
+        self.open_output_stream, self.get_file_info = files.open_output_stream, files.get_file_info
+
+    def move(self, *names: str) -> None:
+        raise ZeroDivisionError
+
+
+def test_an_address_with_one_slash_is_no_path() -> None:
+    with pytest.raises(BadArgument, match="two slashes"):
+        place_of("dbfs:/mnt/checkpoint", NOWHERE)
+
+
 def test_a_changed_flow_is_refused_with_the_difference(tmp_path: Path) -> None:
     commits = begun(FLOW, tmp_path, si.to_memory(), emit="changes")
     run(commits, [[ROWS]])

@@ -168,6 +168,17 @@ def test_equal_keys_have_equal_hashes() -> None:
     assert blobs.hashes(batch, ["y", "x"], OPTIONS)[0] != found[0]
 
 
+def test_two_keys_may_be_one_column() -> None:
+    batch = pa.record_batch({"x": [1.0, -0.0, None], "y": [1, 2, 2]})
+    twice = pa.record_batch({"a": batch.column("x"), "b": batch.column("x")})
+    assert blobs.hashes(batch, ["x", "x"], OPTIONS).tolist() == blobs.hashes(twice, ["a", "b"], OPTIONS).tolist()
+    flow = si.flow(batch.schema).group_by(a=col("x"), b=col("x")).agg(n=col("y").n_unique())
+    (first, *_) = segments(cut(flow.op))
+    halves = Phases(first)
+    crossing = [part for _, part in blobs.routed(halves.map([batch], OPTIONS), halves.keys, 4, OPTIONS)]
+    assert_same(pa.Table.from_batches(halves.final(crossing, OPTIONS)), flow.collect(pa.Table.from_batches([batch])))
+
+
 def test_several_keys_are_spread() -> None:
     batch = pa.record_batch({"a": np.arange(100_000) % 300, "b": np.arange(100_000) // 300})
     counts = np.bincount(blobs.key_groups(blobs.hashes(batch, ["a", "b"], OPTIONS)), minlength=256)

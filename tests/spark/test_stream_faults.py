@@ -6,9 +6,11 @@ driver begins from what is on disk, as after a kill; `test_stream_spark.py` kill
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,9 +21,10 @@ import pytest
 import scalein as si
 from scalein import col
 from scalein.connectors.file_sinks import FileSink
-from scalein.errors import Damaged, StoreFailed, WriteFailed
-from scalein.spark.streaming import places, reducing, runs
+from scalein.errors import BadArgument, Damaged, StoreFailed, WriteFailed
+from scalein.spark.streaming import outputs, places, reducing, runs
 from scalein.spark.streaming.commits import Commits
+from scalein.spark.streaming.job import StreamJob
 from scalein.spark.streaming.manifest import Manifests
 from scalein.spark.streaming.places import Place
 from scalein.spark.streaming.reading import read_state
@@ -268,6 +271,107 @@ def test_late_rows_are_staged_with_the_batch(tmp_path: Path) -> None:
     commits.close()
     assert ds.dataset(tmp_path / "late", format="csv").to_table().to_pydict() == {"t": [3], "x": [7]}
     assert sorted(ds.dataset(tmp_path / "out").to_table().column("n").to_pylist()) == [1, 1]
+
+
+def test_late_rows_may_go_below_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sink of the others looks through its folder for files that nobody wants: these are not."""
+    monkeypatch.setattr(outputs, "TIDY_EVERY", 1)
+    schema = pa.schema([("t", pa.int64())])
+    flow = si.flow(schema).with_watermark("t", 0).group_by(si.tumbling("t", 10)).agg(n=si.count())
+
+    def make() -> Commits:
+        return begun(flow, tmp_path / "checkpoint", si.to_parquet(tmp_path / "out"),
+                     late=si.to_parquet(tmp_path / "out" / "late"))
+
+    commits = make()
+    run(commits, [[pa.table({"t": [1, 25]}, schema)], [pa.table({"t": [2]}, schema)]])
+    with monkeypatch.context() as patch:
+        patch.setattr(Commits, "_commit", lambda *given: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(commits, [[pa.table({"t": [3]}, schema)]], first=2)
+    commits.close()
+    make().close()
+    assert sorted(ds.dataset(tmp_path / "out" / "late").to_table().column("t").to_pylist()) == [2, 3]
+
+
+def test_another_sink_does_not_take_over_what_is_not_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commits = begun(FLOW, tmp_path / "checkpoint", si.to_parquet(tmp_path / "out"), emit="changes")
+    with monkeypatch.context() as patch:
+        patch.setattr(Commits, "_commit", lambda *given: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(commits, [rows(0)])
+    commits.close()
+    commits = begun(FLOW, tmp_path / "checkpoint", si.to_memory(), emit="changes")
+    with pytest.raises(BadArgument, match="another sink, whose output"):
+        run(commits, [rows(0)])
+    commits.close()
+    commits = begun(FLOW, tmp_path / "checkpoint", si.to_parquet(tmp_path / "out"), emit="changes")
+    run(commits, [rows(0)])
+    commits.close()
+    commits = begun(FLOW, tmp_path / "checkpoint", sink := si.to_memory(), emit="changes")
+    run(commits, [rows(1)], first=1)
+    commits.close()
+    assert sink.table().num_rows
+    told = ds.dataset(tmp_path / "out").to_table().drop_columns("op")
+    assert_same(told, FLOW.collect(pa.concat_tables(rows(0))).cast(told.schema))
+
+
+def test_files_that_the_driver_does_not_see_are_no_output(tmp_path: Path) -> None:
+    """As on machines that have no folder in common."""
+    commits = begun(FLOW, tmp_path / "checkpoint", si.to_parquet(tmp_path / "out"), emit="changes")
+
+    def elsewhere(batch: Batch) -> Heard:
+        said = acting(rows(0))(batch)
+        next((tmp_path / "out").glob("_staged-*")).unlink()
+        return said
+
+    with pytest.raises(WriteFailed, match="it is not there"):
+        commits.do(0, "query", elsewhere, None)
+    commits.close()
+    assert not list((tmp_path / "checkpoint" / "manifests").glob("*.json"))
+
+
+def test_a_batch_does_not_wait_for_a_stop_that_waits_for_it() -> None:
+    stream = StreamJob.__new__(StreamJob)
+    stream._error, stream._wants_stop, stream._idle, stream._caller = None, True, threading.Lock(), 0
+    stream._idle.acquire()  # as `stop` does, before it asks Spark to end the thread that calls
+    found: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            stream._on_batch(None, 0)  # type: ignore[arg-type]
+        except Exception as error:
+            found.append(error)
+
+    caller = threading.Thread(target=call, daemon=True)
+    caller.start()
+    caller.join(20)
+    assert len(found) == 1
+    assert stream.exception is None
+
+
+def test_a_sinks_own_function_may_stop_the_stream() -> None:
+    """It would wait for its own batch."""
+    stream = StreamJob.__new__(StreamJob)
+    stream._error, stream._wants_stop, stream._idle, stream._caller = None, False, threading.Lock(), 0
+    stream._ended, said = threading.Event(), list[str]()
+
+    class Query:
+        def stop(self) -> None:
+            said.append("stopped")
+            stream._ended.set()
+
+    class Doing:
+        def do(self, *given: object) -> None:
+            stream.stop()
+            said.append("done")
+
+    stream._query, stream._commits = Query(), Doing()  # type: ignore[assignment]
+    context = SimpleNamespace(getLocalProperty=lambda name: "query")
+    df = SimpleNamespace(sparkSession=SimpleNamespace(sparkContext=context))
+    stream._on_batch(df, 0)  # type: ignore[arg-type]
+    assert stream._ended.wait(20)
+    assert said == ["done", "stopped"]
 
 
 def test_a_callback_that_raises_ends_the_batch(tmp_path: Path) -> None:

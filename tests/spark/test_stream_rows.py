@@ -258,6 +258,32 @@ def test_state_that_is_closed_goes_away(tmp_path: Path) -> None:
         assert len(list((tmp_path / emit / "state").iterdir())) <= 6  # of the last two manifests
 
 
+def test_the_state_has_no_part_of_a_closed_window(tmp_path: Path) -> None:
+    flow = WINDOWS["sliding"](si.flow(EVENTS).with_watermark("t", "0s"))  # 10 s, every 4 s
+    commits = begun(flow, tmp_path, si.to_memory())
+    run(commits, [[events(1, 6, 13)]])
+    commits.close()
+    found = read_state(tmp_path).column("window_end").to_pylist()
+    assert sorted((end - START).total_seconds() for end in found) == [14, 18, 22]
+
+
+@pytest.mark.parametrize(("before", "after", "want"), [("10s", "0s", [10, 20]), ("0s", "10s", [10])])
+def test_another_delay_closes_no_window_twice_and_leaves_none_out(before: str, after: str, want: list[int],
+                                                                  tmp_path: Path) -> None:
+    """A window is closed up to the watermark that there was, whatever the delay is now."""
+    for delay, first, batches in ((before, 0, [[events(1, 12, 25 if before > after else 12)]]),
+                                  (after, 1, [[events(5, 26)], [events(100)]])):  # fmt: skip
+        sink, late = si.to_memory(), si.to_memory()
+        commits = begun(WINDOWS["tumbling"](si.flow(EVENTS).with_watermark("t", delay)), tmp_path, sink, late=late)
+        run(commits, batches, first=first)
+        commits.close()
+        starts = [(start - START).total_seconds() for start in sink.table().column("window_start").to_pylist()]
+        if first == 0:
+            assert starts == [0]
+    assert sorted(starts) == sorted({*want, 20})
+    assert late.table().num_rows == 1
+
+
 def test_a_clock_far_ahead_closes_nothing(tmp_path: Path) -> None:
     flow = WINDOWS["tumbling"](si.flow(EVENTS).with_watermark("t", "0s"))
     sink = si.to_memory()

@@ -32,7 +32,8 @@ def rows(number: int, count: int = 400) -> pa.Table:
     rng = np.random.default_rng(number)
     times = np.datetime64("2026-01-01T00:00:00", "us") + (number * 10_000_000 + rng.integers(0, 10_000_000, count))
     return pa.table({"t": times, "k": [None if k == 7 else f"key {k}" for k in rng.integers(0, 8, count)],
-                     "x": rng.integers(-9, 10, count), "unused": rng.random(count)})  # fmt: skip
+                     "x": rng.integers(-9, 10, count), "unused": rng.random(count),
+                     "a.b": rng.integers(0, 9, count)})  # fmt: skip
 
 
 def write(folder: Path, numbers: range) -> pa.Table:
@@ -52,7 +53,7 @@ def stream(spark: Any, folder: Path) -> Any:
 
 GROUPS = si.flow(rows(0).schema).group_by("k").agg(n=si.count(), s=col("x").sum(), most=col("x").max())
 WINDOWS = (si.flow(rows(0).schema).with_watermark("t", "2s").group_by("k", si.tumbling("t", "5s"))
-           .agg(n=si.count(), m=col("x").mean()))  # fmt: skip
+           .agg(n=si.count(), m=col("x").mean(), most=col("a.b").max()))  # fmt: skip
 
 
 def test_changes_scale_stop_and_go_on(spark: Any, tmp_path: Path) -> None:

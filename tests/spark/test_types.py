@@ -68,6 +68,13 @@ def test_a_column_leaves_and_enters(arrow: pa.DataType, spark: t.DataType, value
     assert back.column(0).cast(arrow).equals(batch.column(0))
 
 
+def test_two_columns_of_one_name_are_refused() -> None:
+    struct = t.StructType([t.StructField(name, t.LongType()) for name in ("x", "y", "x")])
+    assert checked_schema(pa.schema({"y": pa.int64()}), struct, NOWHERE).names == ["y"]
+    with pytest.raises(BadData, match="2 columns 'x'"):
+        checked_schema(pa.schema({"x": pa.int64()}), struct, NOWHERE)
+
+
 def test_nothing_is_copied_where_types_match() -> None:
     sent = pa.record_batch({"x": pa.array([1, 2]), "t": pa.array([1, 2], pa.timestamp("us", "America/St_Johns"))})
     got = entering(sent, pa.schema({"x": pa.int64(), "t": pa.timestamp("us")}))

@@ -11,7 +11,7 @@ time (`moved`). Times are integers in units of the time column.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,7 @@ class Clock:
     greatest: int | None = None
     far_batches: int = 0  # one behind the other, most of whose rows were far ahead
     far_rows: int = 0
+    watermark: int | None = None  # kept, for a flow may go on with another delay: what is closed stays closed
 
     def to_json(self) -> Json:
         return asdict(self)
@@ -35,9 +36,9 @@ class Clock:
     @staticmethod
     def of(given: Json) -> Clock:
         about = as_map(given)
-        greatest = about["greatest"]
-        return Clock(None if greatest is None else as_int(greatest), as_int(about["far_batches"]),
-                     as_int(about["far_rows"]))
+        greatest, watermark = (None if about[name] is None else as_int(about[name])
+                               for name in ("greatest", "watermark"))
+        return Clock(greatest, as_int(about["far_batches"]), as_int(about["far_rows"]), watermark)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,16 @@ def seen(times: pa.Array, within: tuple[int, int], known: int | None, far: int |
     return Seen(count, int(near.max()) if len(near) else None, count - len(near), middle, believed)
 
 
-def moved(clock: Clock, what: Iterable[Seen], far: int | None) -> Clock:
+def moved(clock: Clock, what: Iterable[Seen], far: int | None, delay: int) -> Clock:
     """The time behind a batch."""
+    now = _seen_by_all(clock, what, far)
+    if now.greatest is None:
+        return now
+    reached = now.greatest - delay
+    return replace(now, watermark=reached if clock.watermark is None else max(clock.watermark, reached))
+
+
+def _seen_by_all(clock: Clock, what: Iterable[Seen], far: int | None) -> Clock:
     some = [each for each in what if each.rows]
     if not some:
         return clock

@@ -27,7 +27,7 @@ from scalein.errors import BadArgument, Damaged, InternalError, ScaleinError, So
 from scalein.jobs.json import as_int, as_list, as_map
 from scalein.spark.blobs import KEY_GROUPS
 from scalein.spark.shipping import pack
-from scalein.spark.streaming.clocks import Clock, moved
+from scalein.spark.streaming.clocks import Clock
 from scalein.spark.streaming.manifest import Manifests
 from scalein.spark.streaming.outputs import Outlet
 from scalein.spark.streaming.places import Place
@@ -97,7 +97,7 @@ class Commits:
         if role not in output:
             return None
         kind, prepared = as_list(output[role])
-        return prepared if kind == type(self._plan.outlets[role]).__name__ else None
+        return prepared if kind == self._plan.outlets[role].kind else None
 
     def _check_same(self, before: list[Json]) -> None:
         now = self._plan.work.signature
@@ -114,6 +114,7 @@ class Commits:
         self._check_query(query)
         done = -1 if self._last is None else as_int(self._last["batch"])
         if number == done:
+            self._check_outlets()
             self._commit(spark)
         elif number == done + 1:
             self._run(number, query, act, spark)
@@ -130,6 +131,15 @@ class Commits:
                               at=self._plan.at, file=self._plan.place.uri_of("spark"), checkpoint=known, found=found,
                               hint="give another checkpoint, or bring its folder spark back")
 
+    def _check_outlets(self) -> None:
+        """Spark plays the last batch again, so its output need not be visible: its own sink must see to that."""
+        assert self._last is not None
+        for role, (kind, prepared) in ((role, as_list(word)) for role, word in as_map(self._last["output"]).items()):
+            if prepared is not None and (role not in self._plan.outlets or self._plan.outlets[role].kind != kind):
+                raise BadArgument("the last start had another sink, whose output is perhaps not all visible",
+                                  at=self._plan.at, found=kind, rows=role,
+                                  hint="start the stream once more with that sink; then it may be another")
+
     def _run(self, number: int, query: str, act: Callable[[Batch], Heard], spark: SparkSession | None) -> None:
         began, partitions = time.monotonic(), self.partitions
         plan, prefix = self._plan, f"{self._name}-{number:010}"
@@ -141,12 +151,12 @@ class Commits:
         output: dict[str, Json] = {}
         for role, outlet in plan.outlets.items():
             prepared = outlet.prepared(prefix, [each[role] for each in words], getattr(said, role))
-            output[role] = [type(outlet).__name__, prepared]
+            output[role] = [outlet.kind, prepared]
         progress = self._counted(words, number, partitions, runs, clock)
         content: dict[str, Json] = {
             "query": query, "job": self._name, "partitions": partitions, "flow": plan.work.signature,
             "state": described(plan.work), "runs": [[*run.to_json()] for run in runs], "clock": clock.to_json(),
-            "watermark": plan.work.watermark(clock), "output": output, "progress": progress}  # fmt: skip
+            "watermark": clock.watermark, "output": output, "progress": progress}  # fmt: skip
         self._manifests.publish(number, content)
         self._last = {"batch": number, **content}
         self._runs, self._clock = runs, clock
@@ -158,7 +168,7 @@ class Commits:
 
     def _state_behind(self, words: list[dict[str, Json]], partitions: int) -> tuple[list[Run], Clock]:
         if self._plan.work.mode == "rowwise":
-            return [], moved(self._clock, seen_of(words), self._plan.work.far)
+            return [], self._plan.work.moved(self._clock, seen_of(words))
         if not words:  # a batch without a single partition
             return self._runs, self._clock
         clocks = [Clock.of(each["clock"]) for each in words]
@@ -178,7 +188,7 @@ class Commits:
                           'last_progress["late_rows"], or give late= a sink', RuntimeWarning, stacklevel=2)
         return {"batch_id": number, "partitions": partitions, "rows_in": rows,
                 "rows_out": sum(as_int(each["rows_out"]) for each in words), "late_rows": late,
-                "timeless_rows": timeless, "far_rows": clock.far_rows, "watermark": self._plan.work.watermark(clock),
+                "timeless_rows": timeless, "far_rows": clock.far_rows, "watermark": clock.watermark,
                 "state_files": len({run.file for run in runs}),
                 "state_bytes": sum({run.file: run.size_bytes for run in runs}.values())}
 

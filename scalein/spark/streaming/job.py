@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from scalein.errors import ScaleinError, here
+from scalein.spark.applying import chosen
 from scalein.spark.errors import explained, in_our_words
 from scalein.spark.streaming.commits import Commits, Plan, checked_partitions
 from scalein.spark.streaming.tasks import SPARK_CELLS, Batch, Heard, MapTask, ReduceTask, RowTask, heard
@@ -41,6 +42,7 @@ class StreamJob:
         self._plan = plan
         self._error: BaseException | None = None
         self._wants_stop = False
+        self._caller = 0  # the thread that a batch is done in
         self._ended, self._idle = threading.Event(), threading.Lock()  # the lock is held during a batch
         self._commits = Commits(plan)
         try:
@@ -52,28 +54,34 @@ class StreamJob:
 
     def _start(self, stream: DataFrame) -> StreamingQuery:
         writer = stream.writeStream.foreachBatch(self._on_batch)
-        writer = writer.option("checkpointLocation", self._plan.place.uri_of("spark"))
+        writer = writer.option("checkpointLocation", self._plan.place.address_of("spark"))
         if self._plan.trigger:
             writer = writer.trigger(**self._plan.trigger)  # type: ignore[call-overload]
         with in_our_words():
             return writer.start()
 
     def _on_batch(self, df: DataFrame, number: int) -> None:
-        with self._idle:
+        try:
+            # Only a stop can have it, and it waits for this thread: to wait here would be to wait for ever.
+            if not self._idle.acquire(blocking=False):
+                raise _Stopped
             try:
+                self._caller = threading.get_ident()
                 if self._wants_stop:
                     raise _Stopped  # whatever comes back is a batch that is done
                 spark = df.sparkSession
                 query = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
                 self._commits.do(number, str(query), lambda batch: self._act(df, batch), spark)
-            except BaseException as error:
-                self._error = self._error or explained(error) or error
-                raise
+            finally:
+                self._caller = 0
+                self._idle.release()
+        except BaseException as error:
+            self._error = self._error or explained(error) or error
+            raise
 
     def _act(self, df: DataFrame, batch: Batch) -> Heard:
         """Run a batch's one action."""
-        names = self._plan.entering.names
-        rows = df.select([df[f"`{name.replace('`', '``')}`"] for name in names])
+        rows = chosen(df, self._plan.entering.names)
         with _settings(df.sparkSession), in_our_words():
             if self._plan.work.mode == "rowwise":
                 cells = rows.mapInArrow(RowTask(batch), SPARK_CELLS)
@@ -93,6 +101,9 @@ class StreamJob:
         be played again. Started with the same checkpoint, the stream goes on.
         """
         self._wants_stop = True
+        if self._caller == threading.get_ident():  # a sink's own function asks, whose batch has to end first
+            threading.Thread(target=self.stop, name="scalein stop", daemon=True).start()
+            return
         is_idle = self._idle.acquire(timeout=STOP_S)
         try:
             if not self._ended.is_set():

@@ -124,7 +124,11 @@ class Manifests:
                               hint="one of the two must end; this one has")
 
     def forget(self, named: Iterable[str], before: Iterable[str]) -> None:
-        """Remove old manifests, and files that neither the last one names nor the one before."""
+        """Remove old manifests, and files that neither the last one names nor the one before.
+
+        Making output visible may have taken long: a driver that has taken over meanwhile has files of its own there.
+        """
+        self._check_owner()
         for number in self.numbers()[:-KEPT]:
             self.place.remove(_name(number))
         kept = {*named, *before}

@@ -58,9 +58,20 @@ class Staged:
 
     sink: FileSink
     schema: pa.Schema
+    role: str
 
     def begin(self, prefix: str, task: int) -> Taken:
-        return _Staging(self.sink.for_task(self.schema, prefix, task))
+        return _Staging(self.sink.for_task(self.schema, _named(prefix, self.role), task))
+
+
+def _named(prefix: str, role: str) -> str:
+    """The prefix of files: late rows may be in a folder below the others', whose sink must not take them for its own.
+
+    >>> _named("0a1b2c3d-0000000007", "late")
+    '0a1b2c3dlate-0000000007'
+    """
+    job, _, number = prefix.partition("-")
+    return prefix if role == "out" else f"{job}{role}-{number}"
 
 
 @dataclass
@@ -138,8 +149,9 @@ class _Storing:
 
 
 class Outlet(Protocol):
-    """The driver's part of an output."""
+    """The driver's part of an output. What one kind has prepared, another cannot commit."""
 
+    kind: str
     output: Output
 
     def open(self, committed: Json, next: str) -> None: ...
@@ -159,17 +171,19 @@ class Outlet(Protocol):
 class FileOutlet:
     """A file sink that tasks stage files for."""
 
-    def __init__(self, sink: FileSink, schema: pa.Schema) -> None:
-        self._sink, self._schema, self._job, self._commits = sink, schema, "", 0
-        self.output: Output = Staged(sink, schema)
+    kind = "files"
+
+    def __init__(self, sink: FileSink, schema: pa.Schema, role: str) -> None:
+        self._sink, self._schema, self._role, self._job, self._commits = sink, schema, role, "", 0
+        self.output: Output = Staged(sink, schema, role)
 
     def open(self, committed: Json, next: str) -> None:
-        self._sink.open(self._schema, committed, next)
-        self._job = next
+        self._job = _named(next, self._role)
+        self._sink.open(self._schema, committed, self._job)
 
     def prepared(self, prefix: str, words: list[Json], blobs: list[pa.Buffer]) -> Json:
         self._sink.prepare()  # syncs the directories in which files of the batch before were renamed
-        return self._sink.epoch_of(prefix, words)
+        return self._sink.epoch_of(_named(prefix, self._role), words)
 
     def commit(self, prepared: Json, spark: SparkSession | None, batch: int) -> None:
         self._sink.commit(prepared)
@@ -189,6 +203,7 @@ class DriverOutlet:
 
     def __init__(self, sink: Sink, schema: pa.Schema, role: str) -> None:
         self._sink, self._schema = SinkOutlet(sink, role), schema
+        self.kind = self._sink.kind
         self.output: Output = Sent()
 
     def open(self, committed: Json, next: str) -> None:
@@ -212,6 +227,8 @@ class DriverOutlet:
 class FunctionOutlet:
     """A function of a DataFrame and the batch's number, called at commit: after a crash again, with the same ones."""
 
+    kind = "function"
+
     def __init__(self, function: Function, schema: pa.Schema, place: Place, at: SourceLoc) -> None:
         self._function, self._place = function, place
         self._spark_schema = spark_schema(schema, at)
@@ -228,7 +245,7 @@ class FunctionOutlet:
 
     def commit(self, prepared: Json, spark: SparkSession | None, batch: int) -> None:
         assert spark is not None
-        paths = [self._place.uri_of(name) for name in self.files(prepared)]
+        paths = [self._place.address_of(name) for name in self.files(prepared)]
         df: DataFrame = (spark.read.schema(self._spark_schema).parquet(*paths) if paths
                          else spark.createDataFrame([], self._spark_schema))
         try:
@@ -247,7 +264,7 @@ class FunctionOutlet:
 def outlet(sink: object, schema: pa.Schema, role: str, place: Place, at: SourceLoc) -> Outlet:
     """The driver's part of whatever the user gave."""
     if isinstance(sink, FileSink):
-        return FileOutlet(sink, schema)
+        return FileOutlet(sink, schema, role)
     if isinstance(sink, Sink):
         return DriverOutlet(sink, schema, role)
     assert callable(sink)

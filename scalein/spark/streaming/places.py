@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import tempfile
 import time
 import uuid
@@ -36,6 +37,7 @@ class Place:
     def __init__(self, files: fs.FileSystem, base: str, uri: str) -> None:
         self.files, self.base, self.uri = files, base, uri
         self.is_local = isinstance(files, fs.LocalFileSystem)
+        self._is_whole = files.type_name != "hdfs"  # a file is there when it is closed, and not before
 
     def __reduce__(self) -> tuple[object, ...]:
         return Place, (self.files, self.base, self.uri)
@@ -48,8 +50,12 @@ class Place:
         return f"{self.base}/{name}"
 
     def uri_of(self, name: str) -> str:
-        """Where Spark finds a file, and what people call it."""
+        """What people call a file."""
         return f"{self.uri}/{name}"
+
+    def address_of(self, name: str) -> str:
+        """Where Spark finds a file: a path alone would be one of the cluster's default filesystem."""
+        return f"file://{self.path(name)}" if self.is_local else self.uri_of(name)
 
     def make(self, *folders: str) -> None:
         with _failing("cannot make a folder of", self.uri):
@@ -76,8 +82,12 @@ class Place:
         staged = f"{folder}/{_TEMPORARY}{base}-{uuid.uuid4().hex}"
         with _failing("cannot write", self.uri_of(name)):
             if not self.is_local:
-                with self.files.open_output_stream(self.path(name)) as file:
+                with self.files.open_output_stream(self.path(name if self._is_whole else staged)) as file:
                     file.write(data)
+                if not self._is_whole:
+                    if self.files.get_file_info(self.path(name)).type != fs.FileType.NotFound:
+                        self.files.delete_file(self.path(name))
+                    self.files.move(self.path(staged), self.path(name))
                 return
             try:
                 with open(self.path(staged), "wb") as local:
@@ -96,7 +106,11 @@ class Place:
         """A new file, durable when the block ends; after an error there is none."""
         path = self.path(name)
         with _failing("cannot write", self.uri_of(name)):
-            file: Any = open(path, "wb") if self.is_local else self.files.open_output_stream(path)  # noqa: SIM115
+            try:
+                file: Any = open(path, "wb") if self.is_local else self.files.open_output_stream(path)  # noqa: SIM115
+            except FileNotFoundError as error:
+                hint = "every machine that runs tasks must see the checkpoint, under this path"
+                raise StoreFailed(f"cannot write {self.uri_of(name)}: there is no such folder", hint=hint) from error
             try:
                 with file:
                     yield Written(file)
@@ -133,14 +147,25 @@ class Place:
         except (OSError, pa.ArrowException) as error:
             raise StoreFailed("cannot read a file of the checkpoint", file=self.uri_of(name), found=error) from error
 
+    def drop_copy(self, name: str) -> bool:
+        """Remove the copy of a file on this machine; whether files have copies. They are not synced, so one may be
+        damaged where the file is not.
+        """
+        if not self.is_local:
+            with suppress(FileNotFoundError):
+                os.remove(self._path_of_copy(name))
+        return not self.is_local
+
     @property
     def _copies(self) -> str:
         own = hashlib.sha256(f"{os.getuid()} {self.uri}".encode()).hexdigest()[:16]
         return os.path.join(tempfile.gettempdir(), f"scalein-runs-{own}")
 
+    def _path_of_copy(self, name: str) -> str:
+        return os.path.join(self._copies, name.replace("/", "-"))
+
     def _copy(self, name: str) -> str:
-        folder = self._copies
-        path = os.path.join(folder, name.replace("/", "-"))
+        folder, path = self._copies, self._path_of_copy(name)
         if os.path.exists(path):
             with suppress(OSError):
                 os.utime(path)
@@ -197,6 +222,9 @@ def place_of(given: object, at: SourceLoc) -> Place:
     if not isinstance(given, str | os.PathLike) or not (text := os.fspath(given)) or not isinstance(text, str):
         raise BadArgument("checkpoint takes a directory, or the address of one", at=at, found=repr(given))
     if "://" not in text:
+        if re.match(r"[A-Za-z][\w+.-]+:/", text):  # Spark knows that as well: "dbfs:/..."
+            raise BadArgument("an address has two slashes behind its colon", at=at, found=text,
+                              hint="scheme://..., or the path alone")
         path = os.path.abspath(os.path.expanduser(text))
         if os.path.exists(path) and not os.path.isdir(path):
             raise BadArgument("the checkpoint is no directory", at=at, file=path)

@@ -106,6 +106,9 @@ def _finished(state: dict[str, Json], pieces: list[pa.RecordBatch], watermark: J
         return pa.Table.from_batches(given, columns).select([name for name in columns.names if name != SLICE])
     program = Program(_group(state, window, columns))
     found = list(program.run(given, Options.make())) if given else []
+    if window is not None and watermark is not None:  # what is open is also part of windows that are closed
+        found = [filtered(batch, pc.greater(as_integers(batch.column("window_end")), as_int(watermark)))
+                 for batch in found]
     table = pa.Table.from_batches(found, program.node.schema.arrow)
     keys = _schema(state["keys"]).names
     return table.select(keys) if state["mode"] == "distinct" else table

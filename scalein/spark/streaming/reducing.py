@@ -26,7 +26,7 @@ from scalein.options import Options
 from scalein.spark.blobs import hashes
 from scalein.spark.streaming.clocks import Clock
 from scalein.spark.streaming.combining import Combining, placed_in
-from scalein.spark.streaming.merging import Found, Merged, looked_up, merged, numbered_keys, rows_at
+from scalein.spark.streaming.merging import Found, looked_up, merged, numbered_keys, rows_at
 from scalein.spark.streaming.places import Place
 from scalein.spark.streaming.runs import (
     Run,
@@ -78,17 +78,17 @@ class Reducer:
             return runs
         parts = [[self._still_open(piece, first_open) for piece in part]
                  for part in ([new], *(opened[k] for k in sorted(chosen)))]
-        found: list[Merged] = []
+        touched: list[tuple[pa.RecordBatch, np.ndarray]] = []  # new rows as they are now, and whether they were there
 
         def pieces() -> Iterator[pa.RecordBatch]:
             for each in merged(parts, self._work.identity, self._combining):
-                if self._work.mode in ("running", "distinct"):
-                    found.append(each)
+                if self._combining is not None and self._work.mode in ("running", "distinct"):
+                    touched.append((rows_at(each.piece.select(self._work.kept.names), each.at), each.others))
                 yield each.piece
 
         run = write_run(place, pieces(), share.groups, self._work.slices)
         if new.num_rows and self._work.mode in ("running", "distinct"):
-            for batch in self._changed(parts[0][0], opened, chosen, found):
+            for batch in self._changed(parts[0][0], opened, chosen, touched):
                 if batch.num_rows:
                     write(batch)
         return [*(each for k, each in enumerate(runs) if k not in chosen), *([] if run is None else [run])]
@@ -118,8 +118,8 @@ class Reducer:
 
     def _first_open(self, clock: Clock) -> int | None:
         """The least slice that is still needed."""
-        watermark = self._work.watermark(clock)
-        return None if watermark is None or self._work.lateness is None else self._work.lateness.least_open(watermark)
+        watermark, lateness = clock.watermark, self._work.lateness
+        return None if watermark is None or lateness is None else lateness.least_open(watermark)
 
     def _still_open(self, piece: pa.RecordBatch, first_open: int | None) -> pa.RecordBatch:
         if first_open is None or self._work.slices is None:
@@ -129,7 +129,7 @@ class Reducer:
     def _closed(self, share: Share, new: pa.RecordBatch, place: Place) -> Rows:
         """The results of windows that the batch has closed."""
         window, lateness, slices = self._work.window, self._work.lateness, self._work.slices
-        before, now = (self._work.watermark(clock) for clock in (share.before, share.now))
+        before, now = share.before.watermark, share.now.watermark
         assert window is not None and lateness is not None and slices is not None  # noqa: PT018
         if now is None or (before is not None and lateness.last_end(now) <= lateness.last_end(before)):
             return
@@ -158,15 +158,14 @@ class Reducer:
 
     # --- what changed
 
-    def _changed(self, new: pa.RecordBatch, opened: list[Pieces], chosen: set[int], found: list[Merged]) -> Rows:
+    def _changed(self, new: pa.RecordBatch, opened: list[Pieces], chosen: set[int],
+                 touched: list[tuple[pa.RecordBatch, np.ndarray]]) -> Rows:
         """What rows of a batch did to the results of their groups."""
         combining, keys = self._combining, self._work.identity
         if combining is None:
             return iter(self._rows_changed(new, opened))
-        existed = np.concatenate([each.others for each in found])
-        names = self._work.kept.names
-        parts = [rows_at(each.piece.select(names), each.at) for each in found]
-        now = parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+        existed = np.concatenate([is_there for _, is_there in touched])
+        now = touched[0][0] if len(touched) == 1 else pa.concat_batches([rows for rows, _ in touched])
         for k, pieces in enumerate(opened):
             for each in looked_up(new, pieces, keys) if k not in chosen else ():
                 existed[each.numbers] = True

@@ -27,7 +27,7 @@ from scalein.options import Options
 from scalein.spark.blobs import decoded, encoded, joined, placed, routed
 from scalein.spark.mapping import JOINED_BYTES, task_options
 from scalein.spark.shipping import Packed, unpack
-from scalein.spark.streaming.clocks import Clock, Seen, moved
+from scalein.spark.streaming.clocks import Clock, Seen
 from scalein.spark.streaming.outputs import Output, Taken
 from scalein.spark.streaming.places import Place
 from scalein.spark.streaming.reducing import Reducer, Share
@@ -115,7 +115,7 @@ class ReduceTask:
         assert not targets, "cells of several targets in one partition"
         groups = ranges(batch.partitions)[target]
         runs = [part for run in batch.runs if (part := run.within(*groups)) is not None]
-        share = Share(groups, runs, batch.clock, moved(batch.clock, seen_of(counted), work.far))
+        share = Share(groups, runs, batch.clock, work.moved(batch.clock, seen_of(counted)))
         with _outputs(batch, target) as (out, late_out):
             left = reducer(work, options).run(share, given, batch.place, out.write)
             for rows in late:

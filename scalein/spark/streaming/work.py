@@ -36,7 +36,7 @@ from scalein.jobs.watermarks import extent, far_ahead
 from scalein.options import Options
 from scalein.runtime.run import Program
 from scalein.spark.phases import Phases
-from scalein.spark.streaming.clocks import Clock, Seen, seen
+from scalein.spark.streaming.clocks import Clock, Seen, moved, seen
 
 SLICE = "#slice"  # the start of the slice of time of a row that waits
 
@@ -164,8 +164,9 @@ class Work:
         names = self.segment.input.arrow.names
         return [name for name in names if name in found] or names[:1]
 
-    def watermark(self, clock: Clock) -> int | None:
-        return None if self.mark is None or clock.greatest is None else clock.greatest - self.mark.delay
+    def moved(self, clock: Clock, what: Iterable[Seen]) -> Clock:
+        """The time behind a batch, of which tasks have seen that."""
+        return clock if self.mark is None else moved(clock, what, self.far, self.mark.delay)
 
     def told(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Results that nothing takes back, as whoever asked for changes wants them."""
@@ -191,7 +192,7 @@ class Work:
     def crossing(self, batches: Iterable[pa.RecordBatch], clock: Clock, tally: Tally,
                  options: Options) -> Iterator[pa.RecordBatch]:
         """What crosses for batches of the stream's columns `reads`; the rest is counted."""
-        watermark = self.watermark(clock)
+        watermark = clock.watermark
         arrivals = self._arrivals(batches, clock, watermark, tally, options)
         for is_in_time, some in groupby(self._split(arrivals), key=itemgetter(0)):
             rows = (batch for _, batch in some)
