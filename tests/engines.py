@@ -23,7 +23,7 @@ from scalein.flow import Flow
 from tests import duck
 from tests.same import assert_same
 
-EXAMPLES = float(os.environ.get("SCALEIN_EXAMPLES", "0.4"))  # 1 and more for longer runs; the campaign goes deeper
+EXAMPLES = float(os.environ.get("SCALEIN_EXAMPLES", "0.25"))  # 1 and more for longer runs; the campaign goes deeper
 
 Build = Callable[[Flow], Flow]
 Outcome = pa.Table | Exception

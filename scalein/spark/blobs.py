@@ -180,7 +180,7 @@ def placed(count: int) -> tuple[int, ...]:
     """For each partition of `df.repartition(count, "target")` a number that Spark puts exactly there.
 
     >>> placed(4)
-    (4, 2, 0, 3)
+    (12, 6, 2, 0)
     """
     found: dict[int, int] = {}
     number = 0

@@ -87,7 +87,7 @@ def rows(table: pa.Table) -> list[str]:
 @given(st.integers(0, 1 << 32), st.sampled_from(WINDOWS), st.sampled_from([0, 10, 300]), st.booleans(),
        st.integers(1, 4), st.integers(1, 12), st.booleans(), st.lists(st.integers(1, 5), max_size=3),
        st.sampled_from([["k"], ["k"], []]))  # fmt: skip
-@settings(max_examples=15, deadline=None,
+@settings(max_examples=6, deadline=None,
           suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_trials_and_rings_give_what_the_plain_way_gives(
         tmp_path_factory: pytest.TempPathFactory, seed: int, window: tuple[int, int], delay: int, thinned: bool,

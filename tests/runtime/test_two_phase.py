@@ -69,7 +69,7 @@ def pieces(table: pa.Table, random: Random) -> Iterator[list[pa.RecordBatch]]:
         start += size
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(seed=st.integers(0, 2**32), keys=st.sampled_from(sorted(KEYS)), window=st.sampled_from(sorted(WINDOWS)),
        workers=st.integers(1, 3))
 def test_partial_groups_finish_as_whole_ones(seed: int, keys: str, window: str, workers: int) -> None:

@@ -39,7 +39,7 @@ def test_gets_of_any_size(kind: str, is_async: bool, tmp_path: Path, monkeypatch
     if not is_async:
         monkeypatch.setattr(aio, "_system", lambda: None)
     pair = Pair(KINDS[kind], lambda readonly: RealFiles(tmp_path, readonly), TINY, 1)
-    for seed in range(8):
+    for seed in range(5):
         pair.op_more(Random(seed), 1500)
         pair.op_delete(Random(seed), 100)
         if seed == 4:
