@@ -20,8 +20,7 @@ from scalein.spark import scanning
 from tests.spark.flows import FLOWS, ORDERED, rows
 from tests.spark.test_apply import same
 
-NAMES = ("filter", "join_group", "all", "each", "unique", "sliding", "chained", "union_group", "union_static", "sort",
-         "top_k")  # fmt: skip
+NAMES = ("join_group", "all", "unique", "sliding", "union_static", "sort", "top_k")
 
 
 @pytest.fixture(scope="module")
