@@ -13,6 +13,8 @@ from scalein.errors import BadArgument, ScaleinError, WriteFailed
 class _AtOnce:
     """A sink that has nothing to commit."""
 
+    takes_many_jobs = True  # at once
+
     def open(self, schema: pa.Schema, committed: Json, next: str) -> None:
         pass
 

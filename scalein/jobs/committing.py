@@ -64,6 +64,7 @@ class Commits:
                               found=kinds.get(gone[0]),
                               hint="start the job once more with that sink; then it may be left out")
         for name, sink in self._sinks.items():
+            sink.take()
             words = [each[name] for each in outputs if name in each and name not in others]
             for earlier in words[:-1]:
                 sink.commit(earlier)

@@ -67,9 +67,14 @@ class Reader:
     pending: deque[Delivery] = field(default_factory=deque)
     rows: int = 0  # that are pending
     bytes: int = 0
-    is_ended: bool = False
+    is_ended: bool = False  # nothing more is read
     error: BaseException | None = None
     most_bytes: int = AHEAD_BYTES
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all its rows were taken; one that broke has more, which a later run will read."""
+        return self.is_ended and self.error is None and not self.pending
 
     @property
     def is_bounded(self) -> bool:

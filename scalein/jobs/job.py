@@ -63,7 +63,7 @@ class Job:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._sinks = {name: Outlet(sink, name) for name, sink in plan.sinks.items()}
+        self._sinks = {name: Outlet(sink, name, plan.at) for name, sink in plan.sinks.items()}
         self._metrics = Metrics()
         self._has_warned = False
         self._clock = clock()
@@ -78,12 +78,13 @@ class Job:
         self._is_finished = False
         self._pipeline: Pipeline
         self._commits: Commits
+        self._feeds: Feeds
         try:
             self._open()
+            self._feeds = Feeds(self._pipeline.readers, plan.rows_per_second, plan.memory.queues)
         except BaseException as error:
             self._release(isinstance(error, Crashed))
             raise
-        self._feeds = Feeds(self._pipeline.readers, plan.rows_per_second, plan.memory.queues)
         self._thread = threading.Thread(target=self._main, name="scalein-job", daemon=True)
         self._thread.start()
 
@@ -189,10 +190,9 @@ class Job:
     def _look_for_idle(self, seen_at: dict[Reader, float], idle: set[Reader]) -> None:
         now = self._clock.now()
         for reader, at in seen_at.items():
-            has_ended = reader.is_ended and not reader.pending
             if reader.rows:  # it is the job that is slow, or held back: that must not make its rows late
                 seen_at[reader] = now
-            elif has_ended or (now - at > IDLE_S and not reader.is_bounded):
+            elif reader.has_ended or (now - at > IDLE_S and not reader.is_bounded):
                 idle.add(reader)
                 self._pipeline.mark_idle(reader, True)
         self._write(self._pipeline.advance())
@@ -399,9 +399,9 @@ class Job:
             self._feeds.close()
         if hasattr(self, "_commits"):
             self._commits.close()
-        for sink in self._sinks.values() if not is_dead else ():
+        for sink in self._sinks.values():
             with suppress(Exception):
-                sink.close()
+                sink.leave() if is_dead else sink.close()
         if hasattr(self, "_pipeline"):
             self._pipeline.close()
         if self._checkpoint is not None:

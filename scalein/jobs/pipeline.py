@@ -326,7 +326,7 @@ class Pipeline:
         for line in self._lines:
             clock = line.clocks.get(reader.name) if reader in line.readers else None
             if clock is not None:
-                clock.is_idle, clock.is_ended = is_idle, reader.is_ended and not reader.pending
+                clock.is_idle, clock.is_ended = is_idle, reader.has_ended
         self.move_watermark()
 
     @property

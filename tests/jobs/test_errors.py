@@ -138,6 +138,44 @@ def test_a_partition_that_breaks_is_not_hidden_by_others() -> None:
     assert job.status == "failed"
 
 
+def test_a_partition_that_breaks_has_not_come_to_its_end(tmp_path: Path) -> None:
+    """Else the others' time would pass it by, and its rows, read by the next run, would be late."""
+    began, broke = threading.Event(), threading.Event()
+
+    class Half(Stream):
+        breaks = True
+
+        def read(self, partition: str, offset: Any) -> Iterator[tuple[pa.RecordBatch, Any]]:
+            for batch, behind in super().read(partition, offset):
+                if self.breaks and partition == "b":
+                    began.wait(5)
+                    broke.set()
+                    raise RuntimeError("my own mistake")
+                yield batch, behind
+
+    def slow(batch: pa.RecordBatch) -> pa.RecordBatch:
+        began.set()
+        broke.wait(5)
+        time.sleep(0.05)  # the thread of the other partition comes to its end
+        return batch
+
+    def start(breaks: bool) -> Job:
+        rows = {"a": [pa.record_batch({"t": [t]}) for t in (1, 100, 100)], "b": [pa.record_batch({"t": [2]})]}
+        source = Half(rows, allowed={"a": 2 if breaks else 3, "b": 1})  # at first, one goes on and one breaks
+        source.breaks = breaks
+        flow = si.from_source(source).map_batches(slow, source.schema).with_watermark("t", 0)
+        return flow.group_by(si.tumbling("t", 10)).agg(n=si.count()).start(
+            sink=si.to_ipc(tmp_path / "out"), checkpoint=tmp_path / "c", every="1ms", workers=1)
+
+    with pytest.raises(si.ScaleinError, match="my own mistake"):
+        start(True).wait()
+    job = start(False)
+    job.wait()
+    rows = si.read_ipc(tmp_path / "out").collect().to_pylist()
+    assert {row["window_start"]: row["n"] for row in rows} == {0: 2, 100: 2}
+    assert job.metrics()["late_rows"] == 0
+
+
 def test_a_callback_that_breaks_is_named() -> None:
     def shows_rows(batch: pa.RecordBatch) -> None:
         raise RuntimeError("my own mistake")
