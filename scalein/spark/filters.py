@@ -8,6 +8,10 @@ and null is neither true nor false, there as here.
 But statistics know nothing of NaN: Spark leaves out row groups of Parquet files, and batches of a cached DataFrame, if
 their greatest number is too small, whatever else is in them. So where NaN would pass, it is asked for by name, which no
 statistics can answer; and `not`, which Spark turns into such a comparison, stays here.
+
+And dictionaries and bloom filters of files know two zeros, where -0.0 comes before 0.0 and is another: a row group of
+which one is asked for is left out if it has the other. So a comparison that zero itself passes stays here, unless NaN
+passes it too: then the file is not asked.
 """
 
 from __future__ import annotations
@@ -85,7 +89,7 @@ def _condition(expr: Expr, plain: set[str]) -> Column | None:
         case ("eq" | "ne" | "lt" | "le" | "gt" | "ge"), (left, right):
             a, b = _operand(left, plain), _operand(right, plain)
             is_one = isinstance(left, Col) or isinstance(right, Col)
-            if a is None or b is None or not is_one:
+            if a is None or b is None or not is_one or _is_about_zero(expr.fn, left, right):
                 return None
             found: Column = {"eq": a.__eq__, "ne": a.__ne__, "lt": a.__lt__, "le": a.__le__, "gt": a.__gt__,
                              "ge": a.__ge__}[expr.fn](b)
@@ -125,6 +129,13 @@ def _passes_nan(fn: str, left: Expr, right: Expr) -> bool:
     if not (type_of(left).kind in FLOATS and isinstance(left, Lit) != isinstance(right, Lit)):
         return False
     return fn in (("gt", "ge", "ne") if isinstance(right, Lit) else ("lt", "le", "ne"))
+
+
+def _is_about_zero(fn: str, left: Expr, right: Expr) -> bool:
+    """Whether a file would be asked for one of the two zeros, and both are meant."""
+    is_float_zero = any(isinstance(each, Lit) and type_of(each).kind in FLOATS and each.value == 0
+                        for each in (left, right))
+    return is_float_zero and fn in ("eq", "le", "ge") and not _passes_nan(fn, left, right)
 
 
 def _is_nan(left: Expr, right: Expr) -> Column:

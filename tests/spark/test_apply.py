@@ -12,7 +12,7 @@ import pytest
 
 import scalein as si
 import scalein.spark as sis
-from scalein import col
+from scalein import col, lit
 from scalein.errors import NOWHERE, BadArgument, BadData, WrongType
 from scalein.spark.types import leaving_schema
 from tests.same import assert_same
@@ -140,6 +140,18 @@ def test_odd_names(spark: Any) -> None:
         same(sis.apply(q, spark.createDataFrame(data)), q.collect(data))
     bound = si.from_arrow(data).group_by("a.b").agg(n=si.count(), m=col("`").sum())
     same(sis.run(bound, spark), bound.collect())
+
+
+def test_dictionaries_do_not_hide_a_zero(spark: Any, tmp_path: Path) -> None:
+    """Those of Parquet files take -0.0 and 0.0 for two numbers, of which the first is less."""
+    for name, zero in (("minus", -0.0), ("plus", 0.0)):
+        data = pa.table({"x": [zero] * 50 + [1.0] * 5})
+        pq.write_table(data, tmp_path / name)
+        df, f = spark.read.parquet(str(tmp_path / name)), si.flow(data.schema)
+        tests = [test for asked in (0.0, -0.0) for test in (
+            col("x") == asked, lit(asked) >= col("x"), col("x") >= asked)]
+        for flow in (f.filter(test) for test in tests):
+            assert sis.apply(flow, df).count() == len(flow.collect(data)), flow
 
 
 def test_statistics_do_not_hide_nan(spark: Any, tmp_path: Path) -> None:
