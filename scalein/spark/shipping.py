@@ -4,6 +4,9 @@ What crosses is a plan, never machine code: executors compile for the CPU they h
 A value is packed into bytes with a digest. A process unpacks a digest once and keeps what comes out, so that programs
 are compiled once a process and static tables are hashed once, whatever the number of tasks. cloudpickle packs the
 user's functions (`map_batches`, UDFs) as Spark packs its own; packages of the user's go by name.
+
+Tasks of many actions carry a value as `Carried`: Spark sends a broadcast variable to a machine once. In the tasks
+themselves it would travel with each action, and above 1 MB leave a file on the driver's disk each time.
 """
 
 from __future__ import annotations
@@ -12,8 +15,9 @@ import hashlib
 import pickle
 import threading
 from collections import OrderedDict
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from scalein.connectors.memory import Batches, of_table
 from scalein.errors import BadArgument, SourceLoc
@@ -23,6 +27,8 @@ from scalein.ir.rewrite import map_inputs, walk_ops
 from scalein.options import Options
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
+
     from scalein.flow import Flow
 
 MOST_KEPT = 32  # plans of a process; each holds its static tables
@@ -43,16 +49,55 @@ def pack(value: object) -> Packed:
 
 def unpack(digest: str, data: bytes) -> object:
     """The value: the same object for each call with one digest, as long as it is among the last ones used."""
-    with _lock:
-        if digest in _kept:
-            _kept.move_to_end(digest)
-            return _kept[digest]
+    found = _known(digest)
+    if found is not None:
+        return found
     value = pickle.loads(data)
     with _lock:
         value = _kept.setdefault(digest, value)
         while len(_kept) > MOST_KEPT:
             _kept.popitem(last=False)
     return value
+
+
+def _known(digest: str) -> object | None:
+    with _lock:
+        if digest in _kept:
+            _kept.move_to_end(digest)
+        return _kept.get(digest)
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A packed value as tasks carry it: itself, or in a broadcast variable until `close`."""
+
+    digest: str
+    held: Any  # bytes, or a Broadcast whose value is the value
+
+    @staticmethod
+    def by(context: SparkContext, packed: Packed) -> Carried:
+        return Carried(packed[0], context.broadcast(_Unpacked(packed)))
+
+    def value(self) -> object:
+        found = _known(self.digest)
+        if found is None:
+            found = unpack(self.digest, self.held) if isinstance(self.held, bytes) else self.held.value
+        return found
+
+    def close(self) -> None:
+        if not isinstance(self.held, bytes):
+            with suppress(Exception):  # the session may have ended, and taken it along
+                self.held.destroy()
+
+
+class _Unpacked:
+    """Pickled as bytes, and unpickled as what they are: so no process holds both."""
+
+    def __init__(self, packed: Packed) -> None:
+        self._packed = packed
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpack, self._packed
 
 
 def ship(op: ops.Op) -> Packed:

@@ -12,7 +12,7 @@ import scalein as si
 from scalein.errors import NOWHERE
 from scalein.flow import Flow
 from scalein.options import Options
-from scalein.spark.shipping import settled
+from scalein.spark.shipping import Carried, pack, settled
 from scalein.spark.streaming.commits import Commits, Plan
 from scalein.spark.streaming.outputs import outlet
 from scalein.spark.streaming.places import Place, place_of
@@ -34,7 +34,7 @@ def begun(flow: Flow, checkpoint: Path | Place, sink: object, *, partitions: int
         outlets["late"] = outlet(late, work.late_schema, "late", place, NOWHERE)
     source = work.segment.input.arrow
     reads = pa.schema([source.field(name) for name in work.reads])
-    return Commits(Plan(work, reads, outlets, place, partitions, {}, NOWHERE))
+    return Commits(Plan(work, reads, outlets, place, partitions, {}, NOWHERE), Carried(*pack(work)))
 
 
 def acting(parts: Iterable[pa.Table], attempts: int = 1) -> Act:

@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,7 +17,7 @@ import scalein as si
 from scalein import col
 from scalein.errors import BadArgument
 from scalein.spark.mapping import Mapped, Task
-from scalein.spark.shipping import pack, unpack
+from scalein.spark.shipping import Carried, pack, unpack
 from tests.same import assert_same
 
 DATA = pa.table({"k": [1, 2, 3, None], "v": [1.0, 2.0, 3.0, 4.0]})
@@ -40,6 +41,26 @@ def test_a_digest_is_unpacked_once() -> None:
     packed = pack({"a": [1]})
     assert unpack(*packed) is unpack(*packed)
     assert unpack(*pack({"a": [2]})) == {"a": [2]}
+
+
+def test_what_is_carried_is_unpacked_once() -> None:
+    value = {"a": [3]}
+
+    class Context:
+        """Spark's, of which a broadcast variable is what another process unpickles."""
+
+        def broadcast(self, given: object) -> object:
+            return SimpleNamespace(value=pickle.loads(pickle.dumps(given)), destroy=lambda: destroyed.append(True))
+
+    destroyed: list[bool] = []
+    packed = pack(value)
+    broadcast = Carried.by(Context(), packed)  # type: ignore[arg-type]
+    assert broadcast.value() == value
+    assert broadcast.value() is Carried(*packed).value() is unpack(*packed)
+    assert len(broadcast.digest) < 100
+    broadcast.close()
+    Carried(*packed).close()
+    assert destroyed == [True]
 
 
 def test_functions_of_the_user_travel_by_value() -> None:

@@ -99,6 +99,23 @@ def test_windows_and_a_function_of_a_dataframe(spark: Any, tmp_path: Path) -> No
     assert left.num_rows == want.num_rows - len(expected)
 
 
+def test_a_static_table_is_sent_once_and_given_back(spark: Any, tmp_path: Path) -> None:
+    """A large value in the tasks of a batch would be a new file on the driver's disk for each of them."""
+    write(tmp_path / "in", range(2))
+    names = pa.table({"x": range(-9, 10), "name": ["a long name " * 10_000] * 19})
+    flow = si.flow(rows(0).schema).join(names, on="x").group_by("k").agg(n=si.count(), s=col("name").str.len().sum())
+    held: list[int] = []
+
+    def files() -> int:
+        return len(os.listdir(spark.sparkContext._temp_dir))
+
+    before = files()
+    sis.start(flow, stream(spark, tmp_path / "in"), sink=lambda df, batch: held.append(files()), partitions=2,
+              checkpoint=tmp_path / "checkpoint", trigger=NOW, emit="changes").wait()
+    assert held == [before + 1] * 2
+    assert files() == before
+
+
 def test_what_goes_wrong_is_told_in_our_words(spark: Any, tmp_path: Path) -> None:
     write(tmp_path / "in", range(1))
     given = stream(spark, tmp_path / "in")

@@ -26,7 +26,7 @@ from scalein.connectors.base import Json
 from scalein.errors import BadArgument, Damaged, InternalError, ScaleinError, SourceLoc
 from scalein.jobs.json import as_int, as_list, as_map
 from scalein.spark.blobs import KEY_GROUPS
-from scalein.spark.shipping import pack
+from scalein.spark.shipping import Carried
 from scalein.spark.streaming.clocks import Clock
 from scalein.spark.streaming.manifest import Manifests
 from scalein.spark.streaming.outputs import Outlet
@@ -56,8 +56,8 @@ class Plan:
 class Commits:
     """What a stream has committed, and how it goes on. It holds the checkpoint until `close`."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan, self._work = plan, pack(plan.work)
+    def __init__(self, plan: Plan, work: Carried) -> None:
+        self._plan, self._work = plan, work
         self.partitions = plan.partitions
         self.progress: dict[str, object] | None = None
         self._has_warned = False

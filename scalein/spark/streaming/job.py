@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from scalein.errors import ScaleinError, here
 from scalein.spark.applying import chosen
 from scalein.spark.errors import explained, in_our_words
+from scalein.spark.shipping import Carried, pack
 from scalein.spark.streaming.commits import Commits, Plan, checked_partitions
 from scalein.spark.streaming.tasks import SPARK_CELLS, Batch, Heard, MapTask, ReduceTask, RowTask, heard
 
@@ -44,11 +45,16 @@ class StreamJob:
         self._wants_stop = False
         self._caller = 0  # the thread that a batch is done in
         self._ended, self._idle = threading.Event(), threading.Lock()  # the lock is held during a batch
-        self._commits = Commits(plan)
+        self._work = Carried.by(stream.sparkSession.sparkContext, pack(plan.work))
         try:
-            self._query = self._start(stream)
+            self._commits = Commits(plan, self._work)
+            try:
+                self._query = self._start(stream)
+            except BaseException:
+                self._commits.close()
+                raise
         except BaseException:
-            self._commits.close()
+            self._work.close()
             raise
         threading.Thread(target=self._watch, name="scalein stream", daemon=True).start()
 
@@ -170,6 +176,7 @@ class StreamJob:
         except ScaleinError as error:
             self._error = self._error or error
         finally:
+            self._work.close()
             self._ended.set()
 
 

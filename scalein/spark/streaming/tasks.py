@@ -26,7 +26,7 @@ from scalein.connectors.base import Json
 from scalein.options import Options
 from scalein.spark.blobs import decoded, encoded, joined, placed, routed
 from scalein.spark.mapping import JOINED_BYTES, task_options
-from scalein.spark.shipping import Packed, unpack
+from scalein.spark.shipping import Carried
 from scalein.spark.streaming.clocks import Clock, Seen
 from scalein.spark.streaming.outputs import Output, Taken
 from scalein.spark.streaming.places import Place
@@ -48,7 +48,7 @@ Batches = Iterator[pa.RecordBatch]
 class Batch:
     """What the tasks of one batch are told."""
 
-    work: Packed
+    work: Carried
     entering: pa.Schema  # the stream's columns that are read, as the flow has them
     prefix: str  # of files: <job>-<batch>
     partitions: int
@@ -58,7 +58,7 @@ class Batch:
     outputs: tuple[Output, Output | None]  # of results and of late rows
 
     def unpacked(self) -> Work:
-        found = unpack(*self.work)
+        found = self.work.value()
         assert isinstance(found, Work)
         return found
 
