@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 
 import pyarrow as pa
@@ -139,7 +140,10 @@ class Job:
 
     def _loop(self) -> None:
         if self._plan.bootstrap is not None and not self._commits.number:
-            self._pipeline.fill(batches(self._plan.bootstrap, self._plan.options))
+            past = batches(self._plan.bootstrap, self._plan.options)
+            self._pipeline.fill(takewhile(lambda _: self._wants_stop is None, past))
+            if self._wants_stop is not None:
+                return  # without an epoch: the next run begins with the past again
         if self._checkpoint is not None and self._checkpoint.is_adopted:
             self._begin_epoch()  # what is written from here on is this job's: an epoch to go back to says so
         due = self._clock.now() + self._plan.every_s

@@ -10,34 +10,32 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 
 import pyarrow as pa
 
-from scalein.compiler import compile_flow
 from scalein.connectors.base import Connected, Json
-from scalein.connectors.memory import Batches
-from scalein.connectors.skipping import Condition
-from scalein.dtypes import UNITS_PER_SECOND, DType, Kind
+from scalein.dtypes import UNITS_PER_SECOND, DType, Kind, Schema
 from scalein.errors import BadArgument, ComputeError, SourceLoc
 from scalein.ir import ops
-from scalein.ir.exprs import Col, Named, type_of
+from scalein.ir.exprs import type_of
 from scalein.jobs import segments as cutting
 from scalein.jobs.changes import check as check_changes
 from scalein.jobs.changes import told
-from scalein.jobs.feeds import Delivery, Place, Reader
+from scalein.jobs.feeds import Delivery, Reader
 from scalein.jobs.groups import Waiting, Windowed, grouped
-from scalein.jobs.json import as_int, as_map
+from scalein.jobs.json import as_int
+from scalein.jobs.lines import Line, line_of
 from scalein.jobs.metrics import Metrics
 from scalein.jobs.remembered import check_same, label, places, signature, state_number, states
 from scalein.jobs.running import Running
 from scalein.jobs.segments import Feed, Segment
-from scalein.jobs.steps import Arrival, Distinct, Frozen, Limit, Runner, Sort, Stateless, Step, Surroundings
+from scalein.jobs.steps import Arrival, Distinct, Frozen, Limit, Sort, Stateless, Step, Surroundings
 from scalein.jobs.trials import counted_on_trial
-from scalein.jobs.watermarks import Partition, extent, far_ahead, least
+from scalein.jobs.watermarks import extent, least
 from scalein.options import Options
-from scalein.runtime.pushed import row_groups_skipped, tests_below
+from scalein.runtime.pushed import row_groups_skipped
 
 NEVER = 1 << 62  # rows come at the end: time does not pass behind them before
 
@@ -53,32 +51,19 @@ class Wishes:
     has_checkpoints: bool = True
 
 
-@dataclass(eq=False)
-class _Line:
-    """A source, its partitions, and the numbers of the steps that its rows pass."""
-
-    feed: Feed
-    data: Batches | Connected
-    readers: list[Reader]
-    clocks: dict[str, Partition]
-    path: list[int]
-    times: Runner | None  # of a batch, where they are no column of the source
-    is_timed: bool  # whether anything on the path looks at time
-
-
 class Pipeline:
     """Steps in an order in which each comes before the one that it feeds."""
 
     def __init__(self, op: ops.Op, options: Options, wishes: Wishes, folder: Path, epoch: dict[str, Json] | None,
                  metrics: Metrics, at: SourceLoc) -> None:
-        self.metrics, self._options, self._emit = metrics, options, wishes.emit
+        self.metrics, self._options, self._emit, self._at = metrics, options, wishes.emit, at
         self._op, self._skipped_before = op, row_groups_skipped(op)
         self._feeds = cutting.cut(op)
         self._segments = cutting.segments(self._feeds)
         cutting.check_bounded(self._feeds, self.is_bounded, wishes.emit, at)
         self.signature: list[Json] = [signature(segment) for segment in self._segments if segment.state is not None]
         if epoch is not None:
-            check_same(epoch, self.signature, at)
+            check_same(epoch, self.signature, self._told_how, at)
         known = places(epoch, self._feeds, at)
         kept = states(epoch, self._segments)
         self.steps: list[Step] = []
@@ -90,7 +75,7 @@ class Pipeline:
                                       wishes.has_checkpoints)
                 self._around.append(around)
                 self.steps.append(_step(segment, around, kept[number], self._emit_of(segment, wishes.emit, at)))
-                if isinstance(self.steps[-1], Waiting) and _window(segment) is None and not self.is_bounded:
+                if isinstance(self.steps[-1], Waiting) and segment.window is None and not self.is_bounded:
                     raise BadArgument("aggregates as large as their input have no result over an endless source",
                                       at=at, step="group_by", hint="group by a window of time as well")
             self._lines = [self._line(feed, about) for feed, about in zip(self._feeds, known, strict=True)]
@@ -103,6 +88,11 @@ class Pipeline:
             self.watermark = self._advanced = as_int(epoch["watermark"])
 
     @property
+    def _told_how(self) -> str:
+        """What the last state depends on besides its op: groups are kept otherwise where their changes are told."""
+        return self._emit if isinstance(self._segments[-1].state, ops.Aggregate) else "final"
+
+    @property
     def is_bounded(self) -> bool:
         return all(not isinstance(feed.source.data, Connected) or feed.source.data.bounded for feed in self._feeds)
 
@@ -113,53 +103,36 @@ class Pipeline:
     def schema_of(self, sink: str, emit: str) -> pa.Schema:
         """The columns of results ("out"), of late rows, or of rows that failed."""
         if sink == "late":
-            timed = (s for s in self._segments if isinstance(s.state, ops.Aggregate) and s.state.window is not None)
-            return next((segment.before.schema.arrow for segment in timed), self._segments[0].input.arrow)
+            return self._late_schema
         if sink == "failed":
             return pa.schema([self._segments[0].input.arrow.field(name) for name in self._lines[0].readers[0].columns])
         schema = self._segments[-1].op.schema.arrow
         return schema.append(pa.field("op", pa.string(), False)) if emit == "changes" else schema
 
+    @property
+    def _late_schema(self) -> pa.Schema:
+        """The columns of late rows: rows are late in the first windows on their way."""
+        found: list[Schema] = []
+        for line in self._lines:
+            windowed = (self._segments[number] for number in line.path if self._segments[number].window is not None)
+            found += [segment.before.schema for segment in islice(windowed, 1) if segment.before.schema not in found]
+        if len(found) > 1:
+            raise BadArgument("late rows of these windows have different columns, and late= takes one sink",
+                              at=self._at, found="; ".join(map(repr, found)),
+                              hint='select the same columns before each group_by, or late="drop"')
+        return found[0].arrow if found else self._segments[0].input.arrow
+
     def _count_timeless(self, rows: int) -> None:
         self.metrics.timeless_rows += rows
 
-    def _line(self, feed: Feed, known: dict[str, Json]) -> _Line:
-        data = feed.source.data
-        assert isinstance(data, Batches | Connected)
+    def _line(self, feed: Feed, known: dict[str, Json]) -> Line:
         first = self._segments.index(feed.first)
-        reads = list(dict.fromkeys(self.steps[first].reads))
-        times = None
-        if feed.watermark is not None:
-            if feed.timed is feed.first.input:
-                reads += [feed.watermark.column] if feed.watermark.column not in reads else []
-            else:
-                field = feed.timed.schema[feed.watermark.column]
-                item = Named("time", Col(field.name, field.dtype, field.nullable))
-                # Rows that fail here fail again on their way, and are told of there.
-                around = replace(self._around[first], options=replace(self._options, workers=1), failed=None if (
-                    self._around[first].failed is None) else lambda row, error: None)
-                times = Runner(ops.Project(feed.timed, (item,)), around)
-                reads = list(feed.first.input.columns)
-        reads = [name for name in feed.source.arrow.names if name in reads] or feed.source.arrow.names[:1]
-        if isinstance(data, Connected):
-            data = data.project(reads).where(_tests(feed))
-        names = data.partitions() if isinstance(data, Connected) else ["all"]
-        readers = [Reader(name, data, reads, Place.of(as_map(known[name])["place"]) if name in known else Place())
-                   for name in names]
-        clocks: dict[str, Partition] = {}
-        if feed.watermark is not None:
-            dtype = feed.timed.schema[feed.watermark.column].dtype
-            for name in names:
-                clocks[name] = Partition(feed.watermark.delay, far_ahead(dtype))
-                if name in known and (clock := as_map(known[name])["clock"]) is not None:  # there was a watermark
-                    clocks[name].restore(clock)
-        path = []
-        segment: Segment | None = feed.first
+        path, segment = [first], feed.first.then
         while segment is not None:
             path.append(self._segments.index(segment))
             segment = segment.then
-        is_timed = any(_window(self._segments[number]) is not None for number in path)
-        return _Line(feed, data, readers, clocks, path, times, is_timed)
+        is_timed = any(self._segments[number].window is not None for number in path)
+        return line_of(feed, self.steps[first].reads, self._around[first], known, path, is_timed)
 
     # --- rows
 
@@ -210,15 +183,20 @@ class Pipeline:
         for batch in rows:
             past = Delivery(line.readers[0], batch.select(names), line.readers[0].place, True, 0.0)
             self._along(line.path, self._arrivals(line, [past]))
+            if line.clocks:  # they are the past of all partitions
+                greatest = line.clocks[line.readers[0].name].greatest
+                for clock in line.clocks.values():
+                    clock.greatest = greatest
+                self.move_watermark()
             self.advance()
         for around, given in zip(self._around, late, strict=True):
             around.late = given
         self.metrics.restore({**counted})
 
-    def _line_of(self, delivery: Delivery) -> _Line:
+    def _line_of(self, delivery: Delivery) -> Line:
         return next(line for line in self._lines if delivery.reader in line.readers)
 
-    def _arrivals(self, line: _Line, deliveries: Iterable[Delivery]) -> Iterator[Arrival]:
+    def _arrivals(self, line: Line, deliveries: Iterable[Delivery]) -> Iterator[Arrival]:
         """Batches with the watermark before each; time moves behind them."""
         for reader, batch, _, is_last, _, size in deliveries:
             self.metrics.rows_in += batch.num_rows
@@ -241,7 +219,7 @@ class Pipeline:
                 clock.end_batch()
                 self.move_watermark()
 
-    def _times(self, line: _Line, batch: pa.RecordBatch) -> pa.Array:
+    def _times(self, line: Line, batch: pa.RecordBatch) -> pa.Array:
         assert line.feed.watermark is not None
         if line.times is None:
             return batch.column(line.feed.watermark.column)
@@ -285,7 +263,7 @@ class Pipeline:
     @property
     def first_window(self) -> DType | None:
         """The type of time of the first windows, if there are any."""
-        windows = (window for segment in self._segments if (window := _window(segment)) is not None)
+        windows = (segment.window for segment in self._segments if segment.window is not None)
         return next((type_of(window.time) for window in windows), None)
 
     @property
@@ -375,12 +353,10 @@ class Pipeline:
 
     def freeze(self) -> tuple[dict[str, Json], list[Frozen]]:
         """Where sources and time are, and the steps' states, as of now."""
-        sources: list[Json] = [{"name": label(line.feed.source), "partitions": {
-            reader.name: {"place": reader.place.to_json(),
-                          "clock": line.clocks[reader.name].to_json() if line.clocks else None}
-            for reader in line.readers}} for line in self._lines]  # fmt: skip
+        sources: list[Json] = [{"name": label(line.feed.source), "partitions": line.to_json()} for line in self._lines]
         frozen = [step.freeze() for step in self.steps]
-        return {"sources": sources, "watermark": self.watermark, "steps": self.signature}, frozen
+        return {"sources": sources, "watermark": self.watermark, "steps": self.signature,
+                "emit": self._told_how}, frozen
 
     def forget(self, kept: list[dict[str, Json]]) -> None:
         """Remove what epochs that stay do not name."""
@@ -402,26 +378,15 @@ class Pipeline:
             around.late, around.timeless, around.failed = _nothing, _nothing, None  # garbage collector
 
 
-def _tests(feed: Feed) -> tuple[Condition, ...]:
-    """What holds for all rows of a source that matter: for results, and for its watermark."""
-    rows = feed.first.before if feed.watermark is None else feed.timed
-    return () if rows is feed.first.input else tests_below(compile_flow(rows))
-
-
 def _nothing(given: object) -> None:
     pass
 
 
-def _window(segment: Segment) -> ops.Window | None:
-    return segment.state.window if isinstance(segment.state, ops.Aggregate) else None
-
-
 def _holds_back(segment: Segment) -> int:
     """How much later than their times rows of a segment come."""
-    if isinstance(segment.state, ops.Sort) or (isinstance(segment.state, ops.Aggregate) and _window(segment) is None):
+    if isinstance(segment.state, ops.Sort) or (isinstance(segment.state, ops.Aggregate) and segment.window is None):
         return NEVER
-    window = _window(segment)
-    return 0 if window is None else window.size
+    return 0 if segment.window is None else segment.window.size
 
 
 def _step(segment: Segment, around: Surroundings, state: Json, emit: str) -> Step:

@@ -1,7 +1,8 @@
 """What a checkpoint remembers of its flow: which state is whose, and how far each source was read.
 
 States are told apart by their order and by what they keep. Sources are told apart by name (`label`), so the inputs of a
-union may change places; one whose name is new, or not its own, is known by its place.
+union may change places; those of one name are known by their order. An offset means nothing in rows of another source,
+so one whose name is new is refused.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from scalein.jobs.segments import Feed, Segment, placeholder, segments
 from scalein.jobs.trying import untried
 
 _HINT = "give another checkpoint directory, or go on with the flow as it was"
+_RENAMED = ("give another checkpoint directory; or, if these are the same rows under another name, give them back the "
+            "one they had: a link at the old path will do, or the source's `name`")
 
 
 # --- states
@@ -39,10 +42,14 @@ def signature(segment: Segment) -> str:
     return f"{about.splitlines()[0]}  over {fields!r}"
 
 
-def check_same(epoch: dict[str, Json], now: list[Json], at: SourceLoc) -> None:
-    """Refuse a flow that keeps other state than an epoch has, with the difference."""
+def check_same(epoch: dict[str, Json], now: list[Json], emit: str, at: SourceLoc) -> None:
+    """Refuse a flow that keeps other state than an epoch has, with the difference; `emit` is how results are told."""
     before = as_list(epoch["steps"])
     if before == now:
+        was_told = epoch.get("emit", emit)  # the first manifests of format 1 do not say it
+        if was_told != emit:
+            raise BadArgument("groups are kept in another way where changes are told, so the checkpoint does not fit",
+                              at=at, checkpoint=f"emit={was_told!r}", flow=f"emit={emit!r}", hint=_HINT)
         return
     old, new = ([str(each) for each in some] for some in (before, now))
     pairs = [(a, b) for a, b in zip(old, new, strict=False) if a != b]
@@ -87,7 +94,8 @@ def places(epoch: dict[str, Json] | None, feeds: list[Feed], at: SourceLoc) -> l
     order = _order(old, new)
     if order is None:
         raise BadArgument("this flow has other sources than the one that wrote the checkpoint", at=at,
-                          checkpoint=", ".join(old), flow=", ".join(new), hint=_HINT)
+                          checkpoint=", ".join(old), flow=", ".join(new),
+                          hint=_RENAMED if len(old) == len(new) else _HINT)
     if order != sorted(order) and any(segment.state is not None and not _is_shared(segment, feeds)
                                       for segment in segments(feeds)):  # fmt: skip
         raise BadArgument("the sources have changed places, and some have state of their own", at=at,
@@ -96,15 +104,15 @@ def places(epoch: dict[str, Json] | None, feeds: list[Feed], at: SourceLoc) -> l
 
 
 def _order(old: list[str], new: list[str]) -> list[int] | None:
-    """For each source of the flow the number that it had, None if that cannot be told.
+    """For each source of the flow the number that it had, None if it had none.
 
-    >>> _order(["a", "b"], ["b", "a"]), _order(["a", "b"], ["moved", "b"]), _order(["a", "b"], ["b", "c"])
-    ([1, 0], [0, 1], None)
+    >>> _order(["a", "b"], ["b", "a"]), _order(["a", "b"], ["other", "b"]), _order(["a", "b", "a"], ["a", "a", "b"])
+    ([1, 0], None, [0, 2, 1])
     """
-    if len(old) != len(new):
+    if sorted(old) != sorted(new):
         return None
-    found = [old.index(name) if old.count(name) == new.count(name) == 1 else k for k, name in enumerate(new)]
-    return found if len(set(found)) == len(found) else None
+    numbers = {name: [k for k, each in enumerate(old) if each == name] for name in new}
+    return [numbers[name].pop(0) for name in new]
 
 
 def _is_shared(segment: Segment, feeds: list[Feed]) -> bool:

@@ -44,6 +44,11 @@ class Segment:
         """The rows that the op with state gets."""
         return self.op if self.state is None else self.state.input
 
+    @property
+    def window(self) -> ops.Window | None:
+        """The windows that it groups by."""
+        return self.state.window if isinstance(self.state, ops.Aggregate) else None
+
 
 @dataclass(eq=False)
 class Feed:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import scalein as si
@@ -50,3 +51,49 @@ def test_what_keeps_nothing_may_serve_many_jobs() -> None:
     until(lambda: out.table().num_rows == 80, jobs[0])
     for job in jobs:
         job.stop()
+
+
+# --- what the checkpoint knows
+
+
+def test_the_rows_of_another_source_are_not_passed_over(tmp_path: Path) -> None:
+    for name, values in (("in", [1, 2]), ("in2", [3, 4])):
+        (tmp_path / name).mkdir()
+        pq.write_table(pa.table({"t": values}), tmp_path / name / "rows.parquet")
+    given: dict[str, Any] = {"sink": si.to_ipc(tmp_path / "out"), "checkpoint": tmp_path / "c"}
+    si.read_parquet(tmp_path / "in").start(**given).wait()
+    with pytest.raises(si.BadArgument, match=r"(?s)other sources.*checkpoint .*/in/\n.*flow .*/in2/\n.*hint .*another"):
+        si.read_parquet(tmp_path / "in2").start(**given)
+
+
+@pytest.mark.parametrize("first", ["final", "changes"])
+@pytest.mark.parametrize("is_windowed", [False, True])
+def test_groups_are_told_of_in_one_way(first: str, is_windowed: bool, tmp_path: Path) -> None:
+    def start(emit: str) -> Job:
+        flow = si.from_source(Stream({"all": BATCHES}, allowed={"all": 5})).with_watermark("t", 100)
+        key = si.tumbling("t", 10) if is_windowed else "t"
+        return flow.group_by(key).agg(n=si.count()).start(sink=si.to_memory(), emit=emit, checkpoint=tmp_path)
+
+    job = start(first)
+    until(lambda: rows_in(job) == 10, job)
+    job.stop()
+    other = {"final": "changes", "changes": "final"}[first]
+    with pytest.raises(si.BadArgument, match=f"(?s)another way.*checkpoint .*{first}.*flow .*{other}"):
+        start(other)
+    start(first).stop()
+
+
+def test_rows_without_groups_may_be_told_of_in_another_way(tmp_path: Path) -> None:
+    for emit in ("final", "changes", "final"):
+        si.from_source(Stream({"all": BATCHES})).distinct("t").start(sink=si.to_memory(), emit=emit,
+                                                                     checkpoint=tmp_path).wait()  # fmt: skip
+
+
+def test_a_partition_that_comes_back_goes_on_where_it_was(tmp_path: Path) -> None:
+    for partitions, allowed in (("ab", 4), ("a", 6), ("ab", 10)):
+        stream = Stream({name: BATCHES[:10] if name == "a" else BATCHES[10:] for name in partitions}, ends=False,
+                        allowed=dict.fromkeys(partitions, allowed))  # fmt: skip
+        job = si.from_source(stream).start(sink=si.to_ipc(tmp_path / "out"), checkpoint=tmp_path / "c", every="1h")
+        until(lambda: all(r.place.offset == 2 * allowed for r in job._pipeline.readers), job)  # noqa: B023
+        job.stop()
+    assert written(tmp_path / "out") == WHOLE

@@ -152,6 +152,19 @@ def test_late_rows_warn_once_and_have_all_their_columns() -> None:
     assert late.table().to_pydict() == {"t": [1, 2], "unused": ["1", "2"]}
 
 
+def test_late_rows_of_two_kinds_do_not_fit_into_one_sink() -> None:
+    flow = si.from_batches([batch((50, 1)), batch((1, 2))], SCHEMA).with_watermark("t", 0)
+    first = flow.group_by(si.tumbling("t", 10)).agg(n=si.count())
+    second = flow.select("t", w=col("v") * 2).group_by(si.tumbling("t", 10)).agg(n=col("w").count())
+    with pytest.raises(si.BadArgument, match=r"(?s)different columns.*found .*v: i64.*; .*w: i64"):
+        first.union(second).start(sink=si.to_memory(), late=si.to_memory())
+    late = si.to_memory()
+    ran(first.union(first), late=late)
+    assert late.table().to_pydict() == {"t": [1, 1], "v": [2, 2]}
+    again = first.with_watermark("window_start", 0).group_by(si.tumbling("window_start", 20)).agg(n=col("n").sum())
+    ran(again, late=si.to_memory())  # of windows over windows, only the first have late rows
+
+
 def test_rows_that_a_filter_drops_are_not_late() -> None:
     flow = stream_of(batch((0, 1)), batch((50, 1)), batch((3, -7), (None, -1), (4, 5))).with_watermark("t", 0)
     found, job = ran(flow.filter(col("v") > 0).group_by(si.tumbling("t", 10)).agg(n=si.count()))
