@@ -162,7 +162,7 @@ class _Planner:
             empty = self._spark.range(0, 1, 1, 1).selectExpr(
                 "cast(0 as int) target", "cast(0 as tinyint) kind", "cast('' as binary) blob")
             whole = _union([*cells, empty]).repartition(1)
-        return Part(whole, (Received(phases),))
+        return Part(whole, (Received(phases.second),))
 
     def _sorted(self, segment: Segment, sort: ops.Sort, given: ops.Source | list[Part]) -> list[Part]:
         """Rows in Spark's order of the columns that they are sorted by, then through the ops behind the sort."""

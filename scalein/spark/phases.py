@@ -33,6 +33,7 @@ from scalein.errors import BadArgument, ComputeError
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Expr, Named, NamedAgg, type_of
 from scalein.ir.nodes import Grouped, Node, Pipe, Scan, identity, walk_nodes
+from scalein.ir.rewrite import map_inputs
 from scalein.ir.stages import Where
 from scalein.ir.two_phase import TwoPhase, fits, two_phase
 from scalein.jobs.partials import group_of, replaced, scan_of
@@ -94,6 +95,14 @@ class Phases:
 
     def __reduce__(self) -> tuple[object, ...]:
         return Phases, (self.segment,)
+
+    @property
+    def second(self) -> Phases:
+        """The same, for `final` alone: tables of joins before the shuffle need not travel behind it."""
+        state = self.state
+        assert isinstance(state, ops.Aggregate | ops.Sort)
+        new = replace(state, input=_without_tables(state.input))
+        return Phases(Segment(over(self.segment.op, state, new), self.segment.input, new, None))
 
     # --- what crosses
 
@@ -331,6 +340,12 @@ class Phases:
         """What an aggregation reads, row by row."""
         assert self.state is not None
         return ops.Project(self.state.input, tuple(Named(name, expr) for expr, name in self._crossing_names.items()))
+
+
+def _without_tables(op: ops.Op) -> ops.Op:
+    if isinstance(op, ops.Join):
+        return replace(op, left=_without_tables(op.left), right=placeholder(op.right.schema))
+    return map_inputs(op, _without_tables)
 
 
 class _Counted:

@@ -56,9 +56,18 @@ def test_halves_give_what_collect_gives(name: str, batch_rows: int, tasks: int, 
     if halved.kind == "rowwise":
         found = [batch for some in arrived.values() for batch in some]
     else:
+        second = pickle.loads(pickle.dumps(halved.second))
         found = [batch for target in ({0} | arrived.keys() if not halved.keys else arrived)
-                 for batch in halved.final(halved.combine(arrived.get(target, []), OPTIONS), OPTIONS)]
+                 for batch in second.final(halved.combine(arrived.get(target, []), OPTIONS), OPTIONS)]
     assert_same(pa.Table.from_batches(found, q.schema), q.collect(TABLE), tolerance=1e-9)
+
+
+def test_static_tables_do_not_travel_behind_the_shuffle() -> None:
+    names = pa.table({"k": [1], "name": ["a long name " * 10_000]})
+    q = si.flow(TABLE.schema).join(names, on="k").group_by("name").agg(n=si.count())
+    (segment,) = segments(cut(settled(optimised(q.op), NOWHERE)))
+    first = Phases(segment)
+    assert len(pickle.dumps(first)) > 100_000 > 10 * len(pickle.dumps(first.second))
 
 
 def test_kinds() -> None:
