@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import zlib
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pytest
 from pyarrow import fs
 
 import scalein as si
 from scalein import col
 from scalein.errors import NOWHERE, BadArgument, Damaged, NewerFormat, StoreFailed
+from scalein.spark.streaming.commits import Commits
 from scalein.spark.streaming.manifest import Manifests
 from scalein.spark.streaming.places import MANIFESTS, STATE, Place, place_of
 from scalein.spark.streaming.reading import read_state
+from tests.same import assert_same
 from tests.spark.simulated import acting, begun, run
 
 ROWS = pa.table({"k": [1, 2, 2], "x": [1.0, 2.0, 3.0]})
@@ -36,12 +41,14 @@ def test_manifests_are_read_as_they_were_written(place: Place) -> None:
         manifests.publish(number, {"runs": [number], "text": "\u00e9 \n"})
         place.put(f"{STATE}/{number}.arrow", b"x")
         manifests.forget([f"{STATE}/{number}.arrow"], [f"{STATE}/{number - 1}.arrow"])
-    assert manifests.newest() == {"format": 1, "batch": 3, "runs": [3], "text": "\u00e9 \n"}
-    assert manifests.numbers() == [2, 3]
+    assert manifests.newest() == {"format": 1, "start": 1, "batch": 3, "runs": [3], "text": "\u00e9 \n"}
+    assert manifests.known() == [(1, 2), (1, 3)]
     assert place.names(STATE) == ["2.arrow", "3.arrow"]
-    name, first = manifests.next_run()
-    assert manifests.next_run() == (name, first + 1)
     manifests.close()
+    again = Manifests(place)
+    again.take(NOWHERE)
+    assert (again.name, again.start) == (manifests.name, 2)
+    again.close()
 
 
 @pytest.mark.parametrize("damage", ["flipped", "short", "empty", "other", "newer"])
@@ -49,7 +56,7 @@ def test_a_damaged_manifest_is_named_and_not_passed_over(tmp_path: Path, damage:
     commits = begun(FLOW, tmp_path, si.to_memory(), emit="changes")
     run(commits, [[ROWS], [ROWS]])
     commits.close()
-    path = tmp_path / MANIFESTS / "0000000001.json"
+    path = tmp_path / MANIFESTS / "0000000001-0000000001.json"
     data = path.read_bytes()
     middle = len(data) // 2
     place = place_of(tmp_path, NOWHERE)
@@ -57,13 +64,13 @@ def test_a_damaged_manifest_is_named_and_not_passed_over(tmp_path: Path, damage:
         case "flipped":
             path.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
         case "other":
-            path.write_bytes((tmp_path / MANIFESTS / "0000000000.json").read_bytes())
+            path.write_bytes((tmp_path / MANIFESTS / "0000000001-0000000000.json").read_bytes())
         case "newer":
-            Manifests(place).place.put(f"{MANIFESTS}/0000000001.json", data.replace(b'"format":1', b'"format":9'))
+            place.put(f"{MANIFESTS}/{path.name}", data.replace(b'"format":1', b'"format":9'))
         case _:
             path.write_bytes(data[:middle] if damage == "short" else b"")
     for look in (lambda: read_state(tmp_path), lambda: begun(FLOW, tmp_path, si.to_memory(), emit="changes")):
-        with pytest.raises((Damaged, NewerFormat), match=r"0000000001\.json"):
+        with pytest.raises((Damaged, NewerFormat), match=r"0000000001-0000000001\.json"):
             look()
 
 
@@ -72,7 +79,7 @@ def test_a_manifest_that_says_nonsense_is_damaged(tmp_path: Path) -> None:
     manifests.take(NOWHERE)
     manifests.publish(0, {"flow": "nonsense", "clock": 3})
     manifests.close()
-    with pytest.raises(Damaged, match=r"0000000000\.json"):
+    with pytest.raises(Damaged, match=r"0000000001-0000000000\.json"):
         begun(FLOW, tmp_path, si.to_memory(), emit="changes")
     with pytest.raises(Damaged, match="manifest"):
         read_state(tmp_path)
@@ -86,30 +93,107 @@ def test_one_stream_at_a_time(tmp_path: Path) -> None:
     begun(FLOW, tmp_path, si.to_memory(), emit="changes").close()
 
 
+def far_place(folder: Path) -> Place:
+    """A store elsewhere, where nothing can be locked; each driver has a handle of its own."""
+    return Place(fs.SubTreeFileSystem(str(folder), fs.LocalFileSystem()), "checkpoint", f"far://{folder.name}")
+
+
 def test_a_driver_that_was_replaced_writes_no_more(tmp_path: Path) -> None:
     """Where there is no lock, the one that came later wins."""
-    far = Place(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "checkpoint", f"far://{tmp_path.name}")
-    first = begun(FLOW, far, si.to_memory(), emit="changes")
+    first = begun(FLOW, far_place(tmp_path), si.to_memory(), emit="changes")
     run(first, [[ROWS]])
-    second = begun(FLOW, far, si.to_memory(), emit="changes")
-    with pytest.raises(StoreFailed, match="another driver has taken over"):
-        first.do(1, "query", acting([ROWS]), None)
+    second = begun(FLOW, far_place(tmp_path), si.to_memory(), emit="changes")
+    for number in range(2):
+        with pytest.raises(StoreFailed, match="another driver has taken over"):
+            first.do(number, "query", acting([ROWS]), None)
     second.do(1, "query", acting([ROWS]), None)
     second.close()
     first.close()
 
 
-def test_a_driver_that_was_replaced_removes_nothing(tmp_path: Path) -> None:
-    """While it makes output visible, another one may have taken over, and its tasks write."""
-    far = Place(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "checkpoint", f"far://{tmp_path.name}")
-    first, second = Manifests(far), Manifests(far)
-    first.take(NOWHERE)
-    first.publish(0, {})
-    second.take(NOWHERE)
-    far.put(f"{STATE}/new.arrow", b"x")
+@pytest.mark.parametrize("done", [0, 1], ids=["at the first batch", "later"])
+@pytest.mark.parametrize("goes_on", [True, False], ids=["the other goes on", "the other ends"])
+def test_a_manifest_that_comes_late_is_void(done: int, goes_on: bool, tmp_path: Path) -> None:
+    """A driver finds that it may write, and stands still; when it goes on, another one has taken over."""
+    mine, out = far_place(tmp_path), si.to_parquet(tmp_path / "out")
+    first = begun(FLOW, mine, out, emit="changes")
+    run(first, [[ROWS]] * done)
+    put, others = mine.put, list[Commits]()
+
+    def late(name: str, data: bytes) -> None:
+        others.append(begun(FLOW, far_place(tmp_path), si.to_parquet(tmp_path / "out"), emit="changes"))
+        if goes_on:
+            run(others[0], [[ROWS]], first=done)
+        put(name, data)
+
+    mine.put = late  # type: ignore[method-assign]
     with pytest.raises(StoreFailed, match="another driver has taken over"):
-        first.forget([], [])
-    assert far.names(STATE) == ["new.arrow"]
+        run(first, [[ROWS]], first=done)
+    first.close()
+    others[0].close()
+    third = begun(FLOW, far_place(tmp_path), si.to_parquet(tmp_path / "out"), emit="changes")
+    run(third, [[ROWS]], first=done)  # Spark plays it again in any case
+    third.close()
+    assert_same(read_state(tmp_path / "checkpoint"), FLOW.collect(pa.concat_tables([ROWS] * (done + 1))))
+    told = ds.dataset(tmp_path / "out").to_table()
+    assert sorted(told["n"].to_pylist()) == sorted([1, 2] if done == 0 else [1, 2, 2, 4])
+
+
+def test_a_driver_that_was_replaced_removes_nothing_of_others(tmp_path: Path) -> None:
+    """While it makes output visible, or behind its last look, another one may have taken over, and its tasks write."""
+    first, second = Manifests(far_place(tmp_path)), Manifests(far_place(tmp_path))
+    first.take(NOWHERE)
+    for number in range(4):
+        first.publish(number, {})
+    old, new = first.place.new_name(STATE, ".arrow"), ""
+    first.place.put(old, b"x")
+    check = first.check
+
+    def stalled() -> None:
+        nonlocal new
+        check()
+        second.take(NOWHERE)
+        second.adopt(second.newest())
+        new = second.place.new_name(STATE, ".arrow")
+        second.place.put(new, b"x")
+
+    first.check = stalled  # type: ignore[method-assign]
+    first.forget([], [])
+    assert [f"{STATE}/{name}" for name in first.place.names(STATE)] == [new]
+    assert second.known() == [(1, 3), (2, 3)]
+    with pytest.raises(StoreFailed, match="another driver has taken over"):
+        check()
+
+
+def test_starts_at_one_moment_have_unlike_numbers(tmp_path: Path) -> None:
+    first, second = Manifests(far_place(tmp_path)), Manifests(far_place(tmp_path))
+    put = first.place.put
+
+    def late(name: str, data: bytes) -> None:
+        first.place.put = put  # type: ignore[method-assign]
+        second.take(NOWHERE)
+        put(name, data)
+
+    first.place.put = late  # type: ignore[method-assign]
+    first.take(NOWHERE)
+    assert (first.start, second.start) == (2, 1)
+
+
+def test_manifests_without_a_start_are_read(tmp_path: Path) -> None:
+    """As the first version wrote them."""
+    commits = begun(FLOW, tmp_path, si.to_memory(), emit="changes")
+    run(commits, [[ROWS], [ROWS]])
+    commits.close()
+    for path in (tmp_path / MANIFESTS).glob("*.json"):
+        content = json.loads(path.read_bytes().partition(b"\n")[0])
+        assert content.pop("start") == 1
+        text = json.dumps(content).encode()
+        path.with_name(path.name.partition("-")[2]).write_bytes(text + b"\n%08x\n" % zlib.crc32(text))
+        path.unlink()
+    commits = begun(FLOW, tmp_path, si.to_memory(), emit="changes")
+    run(commits, [[ROWS]], first=2)
+    commits.close()
+    assert_same(read_state(tmp_path), FLOW.collect(pa.concat_tables([ROWS] * 3)))
 
 
 def test_a_manifest_is_never_there_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,6 +246,9 @@ def test_another_query_on_the_same_checkpoint_is_refused(tmp_path: Path) -> None
         commits.do(0, "another", acting([ROWS]), None)
     with pytest.raises(Damaged, match="Spark is at batch 3, and the last manifest is that of batch 0"):
         commits.do(3, "query", acting([ROWS]), None)
+    run(commits, [[ROWS]], first=1)
+    with pytest.raises(Damaged, match="Spark is at batch 0, and the last manifest is that of batch 1"):
+        commits.do(0, "query", acting([ROWS]), None)  # an older copy of Spark's part of the checkpoint
     commits.close()
     commits = begun(FLOW, tmp_path / "new", si.to_memory(), emit="changes")
     with pytest.raises(Damaged, match="the last manifest is missing"):

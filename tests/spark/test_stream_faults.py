@@ -21,12 +21,12 @@ import pytest
 import scalein as si
 from scalein import col
 from scalein.connectors.file_sinks import FileSink
-from scalein.errors import BadArgument, Damaged, StoreFailed, WriteFailed
+from scalein.errors import NOWHERE, BadArgument, Damaged, StoreFailed, WriteFailed
 from scalein.spark.streaming import outputs, places, reducing, runs
 from scalein.spark.streaming.commits import Commits
 from scalein.spark.streaming.job import StreamJob
 from scalein.spark.streaming.manifest import Manifests
-from scalein.spark.streaming.places import Place
+from scalein.spark.streaming.places import Place, place_of
 from scalein.spark.streaming.reading import read_state
 from scalein.spark.streaming.tasks import Batch, Heard
 from tests.same import assert_same
@@ -132,7 +132,6 @@ def test_a_batch_that_is_done_is_only_made_visible_again(tmp_path: Path) -> None
     for number in range(BATCHES):
         for _ in range(2):
             commits.do(number, "query", acting(rows(number)) if _ == 0 else _never, None)
-    commits.do(1, "query", _never, None)  # long done
     commits.close()
     check(tmp_path)
 
@@ -206,10 +205,10 @@ def test_a_damaged_run_stops_the_stream_and_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "checkpoint" / "state").iterdir():
         path.write_bytes(path.read_bytes()[:-9] + b"?" * 9)
     runs._open.clear()
-    with pytest.raises(Damaged, match=r"state/\w+\.arrow"):
+    with pytest.raises(Damaged, match=r"state/[\w-]+\.arrow"):
         commits.do(1, "query", acting(rows(1)), None)
     commits.close()
-    with pytest.raises(Damaged, match=r"state/\w+\.arrow"):
+    with pytest.raises(Damaged, match=r"state/[\w-]+\.arrow"):
         read_state(tmp_path / "checkpoint")
 
 
@@ -328,7 +327,27 @@ def test_files_that_the_driver_does_not_see_are_no_output(tmp_path: Path) -> Non
     with pytest.raises(WriteFailed, match="it is not there"):
         commits.do(0, "query", elsewhere, None)
     commits.close()
-    assert not list((tmp_path / "checkpoint" / "manifests").glob("*.json"))
+    assert Manifests(place_of(tmp_path / "checkpoint", NOWHERE)).newest() is None
+
+
+def test_state_that_the_driver_does_not_see_is_not_committed(tmp_path: Path) -> None:
+    """As with a checkpoint on a disk that each machine has for itself."""
+    commits = begin(tmp_path)
+    run(commits, [rows(0)])
+
+    def elsewhere(batch: Batch) -> Heard:
+        said = acting(rows(1))(batch)
+        name = str(said.words[0]["runs"][-1][0])  # type: ignore[index, call-overload]
+        (tmp_path / "checkpoint" / name).unlink()
+        return said
+
+    with pytest.raises(StoreFailed, match="not there for the driver") as found:
+        commits.do(1, "query", elsewhere, None)
+    assert "state/" in found.value.facts["file"]
+    run(commits, [rows(number) for number in range(1, BATCHES)], first=1)
+    commits.close()
+    begin(tmp_path).close()
+    check(tmp_path)
 
 
 def test_a_batch_does_not_wait_for_a_stop_that_waits_for_it() -> None:

@@ -20,7 +20,9 @@ import pytest
 import scalein as si
 import scalein.spark as sis
 from scalein import col
-from scalein.errors import BadArgument, BadData, ComputeError, ScaleinError, WriteFailed
+from scalein.errors import NOWHERE, BadArgument, BadData, ComputeError, ScaleinError, WriteFailed
+from scalein.spark.streaming.manifest import Manifests
+from scalein.spark.streaming.places import place_of
 from tests.same import assert_same
 from tests.spark.simulated import folded
 
@@ -210,5 +212,5 @@ def test_a_driver_that_is_killed_goes_on(tmp_path: Path) -> None:
 
 
 def _manifests(folder: Path) -> int:
-    names = [path.stem for path in (folder / "checkpoint" / "manifests").glob("0*.json")]
-    return max(map(int, names), default=-1)
+    manifests = Manifests(place_of(folder / "checkpoint", NOWHERE))
+    return max((key.batch for key in manifests.known()), default=-1)

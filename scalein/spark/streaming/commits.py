@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from scalein.connectors.base import Json
-from scalein.errors import BadArgument, Damaged, InternalError, ScaleinError, SourceLoc
+from scalein.errors import BadArgument, Damaged, InternalError, ScaleinError, SourceLoc, StoreFailed
 from scalein.jobs.json import as_int, as_list, as_map
 from scalein.spark.blobs import KEY_GROUPS
 from scalein.spark.shipping import Carried
 from scalein.spark.streaming.clocks import Clock
-from scalein.spark.streaming.manifest import Manifests
+from scalein.spark.streaming.manifest import Manifests, key_of
 from scalein.spark.streaming.outputs import Outlet
 from scalein.spark.streaming.places import Place
 from scalein.spark.streaming.reading import described
@@ -74,8 +74,6 @@ class Commits:
         """Go on from the last manifest, if there is one."""
         plan, place = self._plan, self._plan.place
         self._last = self._manifests.newest()
-        name, run = self._manifests.next_run()
-        self._name = name
         self._clock, self._runs, self._before = Clock(), list[Run](), set[str]()
         committed: dict[str, Json] = {}
         if self._last is not None:
@@ -87,9 +85,10 @@ class Commits:
                 self._before = self._named(self._runs, committed)
             except (ValueError, KeyError, TypeError) as error:
                 raise Damaged("a manifest does not say what one says", found=repr(error),
-                              file=place.uri_of(f"manifests/{self._last['batch']:010}.json")) from error
+                              file=place.uri_of(key_of(self._last).name)) from error
+        self._last = self._manifests.adopt(self._last)  # before anything of earlier starts is removed
         for role, outlet in plan.outlets.items():
-            outlet.open(self._committed(role, committed), f"{name}-{run}")
+            outlet.open(self._committed(role, committed), f"{self._manifests.name}-{self._manifests.start}")
             self._opened.append(outlet)
 
     def _committed(self, role: str, output: dict[str, Json]) -> Json:
@@ -115,14 +114,15 @@ class Commits:
         done = -1 if self._last is None else as_int(self._last["batch"])
         if number == done:
             self._check_outlets()
+            self._manifests.check()
             self._commit(spark)
         elif number == done + 1:
             self._run(number, query, act, spark)
-        elif number > done:
+        else:  # a lower number too: its rows may be other ones than those that are counted
             raise Damaged(f"Spark is at batch {number}, and the last manifest is "
                           f"{f'that of batch {done}' if done >= 0 else 'missing'}",
-                          file=self._plan.place.uri_of("manifests"),
-                          hint="bring the missing ones back, or begin again with another checkpoint")
+                          file=self._plan.place.uri_of("manifests" if number > done else "spark"),
+                          hint="bring the missing files back, or begin again with another checkpoint")
 
     def _check_query(self, found: str) -> None:
         """Batches of two queries must not be mixed: numbers of one say nothing of the other's rows."""
@@ -142,7 +142,7 @@ class Commits:
 
     def _run(self, number: int, query: str, act: Callable[[Batch], Heard], spark: SparkSession | None) -> None:
         began, partitions = time.monotonic(), self.partitions
-        plan, prefix = self._plan, f"{self._name}-{number:010}"
+        plan, prefix = self._plan, f"{self._manifests.name}-{number:010}"
         outputs = (plan.outlets["out"].output, plan.outlets["late"].output if "late" in plan.outlets else None)
         said = act(Batch(self._work, plan.entering, prefix, partitions, self._clock, tuple(self._runs), plan.place,
                          outputs))
@@ -154,17 +154,28 @@ class Commits:
             output[role] = [outlet.kind, prepared]
         progress = self._counted(words, number, partitions, runs, clock)
         content: dict[str, Json] = {
-            "query": query, "job": self._name, "partitions": partitions, "flow": plan.work.signature,
+            "query": query, "job": self._manifests.name, "partitions": partitions, "flow": plan.work.signature,
             "state": described(plan.work), "runs": [[*run.to_json()] for run in runs], "clock": clock.to_json(),
             "watermark": clock.watermark, "output": output, "progress": progress}  # fmt: skip
-        self._manifests.publish(number, content)
-        self._last = {"batch": number, **content}
+        named = self._named(runs, output)
+        self._check_visible(runs, named - {run.file for run in runs})
+        self._last = self._manifests.publish(number, content)
         self._runs, self._clock = runs, clock
         self._commit(spark)
-        named = self._named(runs, output)
         self._manifests.forget(named, self._before)
         self._before = named
         self.progress = {**progress, "duration_s": round(time.monotonic() - began, 3)}
+
+    def _check_visible(self, runs: list[Run], others: set[str]) -> None:
+        """What tasks wrote must be where the driver looks for it, or nobody will find it in the next batch."""
+        known = {run.file for run in self._runs}
+        wanted = {run.file: run.size_bytes for run in runs if run.file not in known} | dict.fromkeys(others)
+        for name, size in zip(wanted, self._plan.place.sizes(list(wanted)), strict=True):
+            if size is None or wanted[name] not in (None, size):
+                raise StoreFailed("a task wrote a file of the checkpoint, and it is not there for the driver",
+                                  at=self._plan.at, file=self._plan.place.uri_of(name), found=f"{size} bytes",
+                                  hint="every machine must see this very folder under this path: give a checkpoint on "
+                                       "a filesystem that they share")
 
     def _state_behind(self, words: list[dict[str, Json]], partitions: int) -> tuple[list[Run], Clock]:
         if self._plan.work.mode == "rowwise":

@@ -4,12 +4,21 @@ A manifest is the commit point of a batch. What it names is durable before it is
 staged output; behind it comes only what can be done again: output is made visible. So a batch that Spark plays again,
 after a crash, is either as if it had never run, or done, and then only its output is made visible again.
 
-    <checkpoint>/manifests/0000000007.json   one line of JSON, and a line with its checksum
-    <checkpoint>/manifests/stream            its name over all starts, and how many there were
-    <checkpoint>/manifests/owner             the driver that may write: one that finds another's name ends
-    <checkpoint>/state/<id>.arrow            runs; <id> is unique to a task's attempt
-    <checkpoint>/output/<id>.parquet         rows for a function that takes a DataFrame
-    <checkpoint>/spark/                      Spark's own: offsets and commits
+    <checkpoint>/manifests/0000000003-0000000007.json   of the third start, behind batch 7: one line of JSON, and a line
+                                                        with its checksum; behind batch -1: nothing was done before
+    <checkpoint>/manifests/start-0000000003-<id>        a driver that may write, until there is a later start
+    <checkpoint>/manifests/stream                       the stream's name over all starts, and how many there were
+    <checkpoint>/state/0000000003-<id>.arrow            runs of the third start; <id> is unique to a task's attempt
+    <checkpoint>/output/0000000003-<id>.parquet         rows for a function that takes a DataFrame
+    <checkpoint>/spark/                                 Spark's own: offsets and commits
+
+Drivers and starts. An object store has no locks, and a driver that was taken for dead may go on at any moment. Each
+start has a number, greater than all before, and writes under names with that number only. Of all manifests the last
+one counts: that of the latest start, and of these the one of the latest batch. A start first takes its number, then
+looks for the last manifest and writes it again as its own; from then on nothing counts that an earlier start writes. A
+driver makes its manifest's output visible, and removes files, only when it has found no later start *behind* writing
+it: so whoever takes over afterwards has seen it. It removes nothing that a later start has made, and what a later one
+has taken over from it is named by its last manifests, which it keeps. So it may be stopped between any two steps.
 
 Files that none of the last `KEPT` manifests name are garbage: of attempts that lost, or merged since. They are removed
 between two batches, when nobody reads them but attempts that have lost already. Nothing in a manifest is executed or
@@ -24,30 +33,43 @@ import re
 import uuid
 import zlib
 from collections.abc import Iterable
-from contextlib import suppress
-from typing import IO
+from typing import IO, NamedTuple
 
 from scalein.connectors.base import Json
 from scalein.errors import Damaged, NewerFormat, SourceLoc, StoreFailed
+from scalein.jobs.json import as_int
 from scalein.spark.streaming.places import MANIFESTS, OUTPUT, STATE, Place
 
 FORMAT = 1
 KEPT = 2
-_NAME = re.compile(r"(\d{10})\.json")
-_OWNER = f"{MANIFESTS}/owner"
+_NAME = re.compile(r"(?:(\d{10})-)?(-?\d{9,10})\.json")  # without a start: of a version that did not number them
+_CLAIM = re.compile(r"start-(\d{10})-\w+")
+_MADE = re.compile(r"(\d{10})-\w+\.\w+")
 _STREAM = f"{MANIFESTS}/stream"
 _JOB = re.compile(r"([0-9a-f]{8}) (\d+)")
 
 
+class Key(NamedTuple):
+    """What a manifest is found by; the greatest one counts."""
+
+    start: int
+    batch: int  # -1: nothing was done
+
+    @property
+    def name(self) -> str:
+        start = f"{self.start:010}-" if self.start else ""
+        return f"{MANIFESTS}/{start}{self.batch:010}.json"
+
+
 class Manifests:
-    """The manifests of a checkpoint. One driver writes them: on a local disk it holds a lock, elsewhere its name is
-    looked up before each.
-    """
+    """The manifests of a checkpoint, and after `take` those of one start. On a local disk it also holds a lock."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        self._me = uuid.uuid4().hex
+        self.name, self.start = "", 0  # of the stream, and of this start
         self._lock: IO[bytes] | None = None
+
+    # --- who writes
 
     def take(self, at: SourceLoc) -> None:
         """Become the one that writes."""
@@ -61,82 +83,125 @@ class Manifests:
                 raise StoreFailed("another stream is using this checkpoint", at=at, file=self.place,
                                   hint="stop it first, or give another checkpoint") from error
             self.place.remove_temporary(MANIFESTS)
-        self.place.put(_OWNER, self._me.encode())
+        self.name, before = self._stream()
+        self.place.start = self.start = self._claimed(before)
+        self.place.put(_STREAM, f"{self.name} {self.start}".encode())
 
-    def next_run(self) -> tuple[str, int]:
-        """The stream's own name over all its starts, and the number of this one."""
-        name, run = uuid.uuid4().hex[:8], 0
-        with suppress(FileNotFoundError):
+    def _stream(self) -> tuple[str, int]:
+        """The stream's own name over all its starts, and how many there were."""
+        try:
             found = _JOB.fullmatch(self.place.read(_STREAM).decode("ascii", "replace"))
-            if found is None:
-                raise Damaged("the name of a stream cannot be read", file=self.place.uri_of(_STREAM))
-            name, run = found[1], int(found[2])
-        self.place.put(_STREAM, f"{name} {run + 1}".encode())
-        return name, run + 1
+        except FileNotFoundError:
+            return uuid.uuid4().hex[:8], 0
+        if found is None:
+            raise Damaged("the name of a stream cannot be read", file=self.place.uri_of(_STREAM))
+        return found[1], int(found[2])
+
+    def _claimed(self, before: int) -> int:
+        """A number of a start that nobody else has: whoever finds it taken as well goes on to the next."""
+        start = before
+        while True:
+            start = max([start, *self._starts()]) + 1
+            claim = f"{MANIFESTS}/start-{start:010}-{uuid.uuid4().hex}"
+            self.place.put(claim, b"")
+            starts = self._starts()
+            if starts.count(start) == 1:
+                break
+            self.place.remove(claim)
+        for name in self.place.names(MANIFESTS):
+            if (match := _CLAIM.fullmatch(name)) and int(match[1]) < start:
+                self.place.remove(f"{MANIFESTS}/{name}")
+        return start
+
+    def _starts(self) -> list[int]:
+        return [int(match[1]) for name in self.place.names(MANIFESTS) if (match := _CLAIM.fullmatch(name))]
+
+    def check(self) -> None:
+        """Refuse to go on if there is a later start."""
+        if max(self._starts(), default=0) != self.start:
+            raise StoreFailed("another driver has taken over this checkpoint", file=self.place,
+                              hint="one of the two must end; this one has")
 
     def close(self) -> None:
         if self._lock is not None:
             self._lock.close()
 
-    def numbers(self) -> list[int]:
-        """The batches that have a manifest."""
-        return [int(match[1]) for name in self.place.names(MANIFESTS) if (match := _NAME.fullmatch(name))]
+    # --- what they say
+
+    def known(self) -> list[Key]:
+        """The manifests that there are, the one that counts last."""
+        found = (_NAME.fullmatch(name) for name in self.place.names(MANIFESTS))
+        return sorted(Key(int(match[1] or 0), int(match[2])) for match in found if match)
 
     def newest(self) -> dict[str, Json] | None:
         """What the last batch left. If it is damaged there is no way back: Spark will not give its rows again."""
-        while numbers := self.numbers():
+        while known := self.known():
             try:
-                return self.read(numbers[-1])
+                found = self.read(known[-1])
+                return None if found["batch"] == -1 else found
             except FileNotFoundError:  # a stream that runs has removed it meanwhile: there are newer ones
                 continue
         return None
 
-    def read(self, number: int) -> dict[str, Json]:
-        name = _name(number)
+    def is_newest(self, manifest: dict[str, Json]) -> bool:
+        return self.known()[-1:] == [key_of(manifest)]
+
+    def read(self, key: Key) -> dict[str, Json]:
         try:
-            text, _, check = self.place.read(name).partition(b"\n")
+            text, _, check = self.place.read(key.name).partition(b"\n")
             if check.strip() != b"%08x" % zlib.crc32(text):
                 raise ValueError("the checksum does not fit")
             found = json.loads(text)
-            if not isinstance(found, dict) or found.get("batch") != number:
+            if not isinstance(found, dict) or key_of(found) != key:
                 raise ValueError("it is not what its name says")
         except (ValueError, RecursionError) as error:
-            raise Damaged("the manifest of a batch cannot be read", file=self.place.uri_of(name), found=error,
+            raise Damaged("the manifest of a batch cannot be read", file=self.place.uri_of(key.name), found=error,
                           hint="bring the file back, or begin again with another checkpoint") from error
         if not isinstance(found.get("format"), int) or found["format"] > FORMAT:
-            raise NewerFormat("the checkpoint was written by a newer scalein", file=self.place.uri_of(name),
+            raise NewerFormat("the checkpoint was written by a newer scalein", file=self.place.uri_of(key.name),
                               found=found.get("format"), has=FORMAT)
         return found
 
-    def publish(self, number: int, content: dict[str, Json]) -> None:
-        """Commit a batch."""
-        self._check_owner()
-        text = json.dumps({"format": FORMAT, "batch": number, **content}, separators=(",", ":")).encode()
-        self.place.put(_name(number), text + b"\n%08x\n" % zlib.crc32(text))
+    def adopt(self, last: dict[str, Json] | None) -> dict[str, Json] | None:
+        """Go on from a manifest of an earlier start, or from nothing: whatever else that start writes is void."""
+        if last is None:
+            self.publish(-1, {})
+            return None
+        return self.publish(as_int(last["batch"]), last)
 
-    def _check_owner(self) -> None:
-        try:
-            owner = self.place.read(_OWNER)
-        except FileNotFoundError:
-            owner = b"nobody"
-        if owner != self._me.encode():
-            raise StoreFailed("another driver has taken over this checkpoint", file=self.place,
-                              hint="one of the two must end; this one has")
+    def publish(self, number: int, content: dict[str, Json]) -> dict[str, Json]:
+        """Commit a batch, and give the manifest. An error may come behind it: then there is a later start."""
+        self.check()
+        found: dict[str, Json] = {**content, "format": FORMAT, "start": self.start, "batch": number}
+        text = json.dumps(found, separators=(",", ":")).encode()
+        self.place.put(Key(self.start, number).name, text + b"\n%08x\n" % zlib.crc32(text))
+        self.check()
+        return found
 
     def forget(self, named: Iterable[str], before: Iterable[str]) -> None:
         """Remove old manifests, and files that neither the last one names nor the one before.
 
-        Making output visible may have taken long: a driver that has taken over meanwhile has files of its own there.
+        Making output visible may have taken long: what a driver has made that has taken over meanwhile stays.
         """
-        self._check_owner()
-        for number in self.numbers()[:-KEPT]:
-            self.place.remove(_name(number))
+        self.check()
+        for key in self.known()[:-KEPT]:
+            if key.start <= self.start:
+                self.place.remove(key.name)
         kept = {*named, *before}
         for folder in (STATE, OUTPUT):
             for name in self.place.names(folder):
-                if f"{folder}/{name}" not in kept:
+                if f"{folder}/{name}" not in kept and _start_of(name) <= self.start:
                     self.place.remove(f"{folder}/{name}")
 
 
-def _name(number: int) -> str:
-    return f"{MANIFESTS}/{number:010}.json"
+def key_of(manifest: dict[str, Json]) -> Key:
+    start, batch = manifest.get("start", 0), manifest.get("batch")
+    if not isinstance(start, int) or not isinstance(batch, int):
+        raise ValueError("it has no number")
+    return Key(start, batch)
+
+
+def _start_of(name: str) -> int:
+    """The start that a file of state or output is of; 0 where these had no numbers."""
+    match = _MADE.fullmatch(name)
+    return 0 if match is None else int(match[1])

@@ -10,7 +10,6 @@ is the driver's part, for results ("out") and for late rows ("late").
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -136,7 +135,7 @@ class _Storing:
 
         if not self.batches:
             return [], []
-        name = f"{OUTPUT}/{uuid.uuid4().hex}.parquet"
+        name = self.place.new_name(OUTPUT, ".parquet")
         with self.place.writing(name) as written, pa.PythonFile(written, "w") as file:
             pq.write_table(pa.Table.from_batches(self.batches, self.schema), file, compression="lz4")
         return [name], []

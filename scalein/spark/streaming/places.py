@@ -17,7 +17,7 @@ import tempfile
 import time
 import uuid
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -34,13 +34,14 @@ _TEMPORARY = "_"  # names that begin with it are of files that are being written
 class Place:
     """A folder; pickled as where it is. Names are below it, with "/" between folders."""
 
-    def __init__(self, files: fs.FileSystem, base: str, uri: str) -> None:
+    def __init__(self, files: fs.FileSystem, base: str, uri: str, start: int = 0) -> None:
         self.files, self.base, self.uri = files, base, uri
+        self.start = start  # of the driver that has new files made here (`manifest.py`)
         self.is_local = isinstance(files, fs.LocalFileSystem)
         self._is_whole = files.type_name != "hdfs"  # a file is there when it is closed, and not before
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Place, (self.files, self.base, self.uri)
+        return Place, (self.files, self.base, self.uri, self.start)
 
     def __repr__(self) -> str:
         return self.uri
@@ -57,6 +58,10 @@ class Place:
         """Where Spark finds a file: a path alone would be one of the cluster's default filesystem."""
         return f"file://{self.path(name)}" if self.is_local else self.uri_of(name)
 
+    def new_name(self, folder: str, suffix: str) -> str:
+        """A name that no other file has, nor will have."""
+        return f"{folder}/{self.start:010}-{uuid.uuid4().hex}{suffix}"
+
     def make(self, *folders: str) -> None:
         with _failing("cannot make a folder of", self.uri):
             for folder in folders:
@@ -71,6 +76,12 @@ class Place:
             found = self.files.get_file_info(fs.FileSelector(self.path(folder), allow_not_found=True))
         names = (each.base_name for each in found if each.type == fs.FileType.File)
         return sorted(name for name in names if not name.startswith(_TEMPORARY))
+
+    def sizes(self, names: Sequence[str]) -> list[int | None]:
+        """Of some files, in bytes; None where there is none."""
+        with _failing("cannot look into", self.uri):
+            found = self.files.get_file_info([self.path(name) for name in names])
+        return [each.size if each.type == fs.FileType.File else None for each in found]
 
     def read(self, name: str) -> bytes:
         with _failing("cannot read", self.uri_of(name)), self.files.open_input_stream(self.path(name)) as file:

@@ -59,7 +59,7 @@ def read_state(checkpoint: object) -> pa.Table:
             raise Damaged("a manifest does not say what one says", file=place.uri_of("manifests"),
                           found=repr(error)) from error
         except Damaged:  # a running stream may have removed a file meanwhile: then there is a newer manifest
-            if attempt == _ATTEMPTS - 1 or manifests.numbers()[-1] == found["batch"]:
+            if attempt == _ATTEMPTS - 1 or manifests.is_newest(found):
                 raise
     raise AssertionError
 

@@ -18,7 +18,6 @@ A file is checked as a whole when a process opens it first; a piece of it (a rec
 
 from __future__ import annotations
 
-import uuid
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -118,7 +117,7 @@ def write_run(place: Place, pieces: Iterable[pa.RecordBatch], groups: tuple[int,
     first = next(some, None)
     if first is None:
         return None
-    name = f"{STATE}/{uuid.uuid4().hex}.arrow"
+    name = place.new_name(STATE, ".arrow")
     rows, ends = 0, list[int]()
     with place.writing(name) as written:
         with pa.ipc.new_file(pa.PythonFile(written, "w"), first.schema) as writer:
