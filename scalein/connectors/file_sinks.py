@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import uuid
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -75,9 +77,15 @@ class FileSink:
     def __init__(self, path: object, format: WriteFormat, partition_by: Sequence[str], roll_bytes: int, step: str,
                  at: SourceLoc) -> None:
         try:
-            self.path = os.path.abspath(os.path.expanduser(os.fspath(path)))  # type: ignore[call-overload]
+            text = os.path.expanduser(os.fspath(path))  # type: ignore[call-overload]
+            self.path = os.path.abspath(text)
         except TypeError:
             raise BadArgument(f"{step} takes the path of a directory", at=at, found=repr(path)) from None
+        if re.match(r"[A-Za-z][\w+.-]+:/", text):  # a pathlib.Path has one slash where an address has two
+            raise BadArgument(f"{step} writes to a directory of this machine, and this is an address", at=at,
+                              found=text,
+                              hint="the path of a mounted folder; a stream on Spark also takes a function: "
+                                   'sink=lambda df, batch: df.write.mode("append").parquet("s3://...")')
         if os.path.exists(self.path) and not os.path.isdir(self.path):
             raise WriteFailed(f"{self.path} is a file, but {step} writes to a directory", at=at)
         self._format, self._by, self._roll_bytes, self._step, self._at = format, partition_by, roll_bytes, step, at
@@ -142,7 +150,8 @@ class FileSink:
                 parts = (name for name in names if name.startswith(f"{PART}{job}-"))
                 orphans += [name for name in parts if (found := _number(name)) is not None and found > committed]
             for name in orphans:
-                with writing(os.path.join(directory, name)):
+                # Missing: the attempt that made it has removed it itself.
+                with writing(os.path.join(directory, name)), contextlib.suppress(FileNotFoundError):
                     os.remove(os.path.join(directory, name))
             if orphans and directory != self.path:
                 self._drop_empty(directory)
@@ -206,12 +215,20 @@ class FileSink:
         return prepared
 
     def commit(self, prepared: Json) -> None:
+        missing: list[str] = []
         for staged, final in _renames(prepared):
             path = os.path.join(self.path, final)
-            # Missing: an earlier call renamed it, and whoever reads the results may have taken it away since.
-            with writing(path), contextlib.suppress(FileNotFoundError):
-                os.rename(os.path.join(self.path, staged), path)
+            with writing(path):
+                try:
+                    os.rename(os.path.join(self.path, staged), path)
+                except FileNotFoundError:  # an earlier call renamed it
+                    if not os.path.exists(path):
+                        missing.append(final)
             self._changed.add(os.path.dirname(final))
+        if missing:  # whoever reads the results may have taken them away since: nobody else knows
+            warnings.warn(f"files of the last epoch are not in {self.path}, nor staged there: {missing[0]} and "
+                          f"{len(missing) - 1} more; if nobody has taken them away, their rows are lost",
+                          RuntimeWarning, stacklevel=2)
 
     def _sync_directories(self) -> None:
         """Also renames are on disk then: in time, as the manifest that names them is replaced by the next only."""

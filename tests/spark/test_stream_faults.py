@@ -20,6 +20,7 @@ import pytest
 
 import scalein as si
 from scalein import col
+from scalein.connectors import file_sinks
 from scalein.connectors.file_sinks import FileSink
 from scalein.errors import NOWHERE, BadArgument, Damaged, StoreFailed, WriteFailed
 from scalein.spark.streaming import outputs, places, reducing, runs
@@ -313,6 +314,64 @@ def test_another_sink_does_not_take_over_what_is_not_visible(tmp_path: Path, mon
     assert sink.table().num_rows
     told = ds.dataset(tmp_path / "out").to_table().drop_columns("op")
     assert_same(told, FLOW.collect(pa.concat_tables(rows(0))).cast(told.schema))
+
+
+def test_another_folder_does_not_take_over_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commits = begin(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Commits, "_commit", lambda *given: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(commits, [rows(0)])
+    commits.close()
+    commits = begun(FLOW, tmp_path / "checkpoint", si.to_parquet(tmp_path / "out2"), emit="changes")
+    with pytest.raises(BadArgument, match="another sink, whose output") as found:
+        run(commits, [rows(0)])
+    assert found.value.facts["found"] == f"files {tmp_path / 'out'}"
+    commits.close()
+    commits = begin(tmp_path)
+    run(commits, [rows(0)])
+    commits.close()
+    check(tmp_path, batches=1)
+
+
+def test_output_that_is_gone_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commits = begin(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Commits, "_commit", lambda *given: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(commits, [rows(0)])
+    commits.close()
+    for path in (tmp_path / "out").iterdir():
+        path.unlink()
+    with pytest.warns(RuntimeWarning, match="their rows are lost"):
+        begin(tmp_path).close()
+
+
+def test_attempts_may_clean_up_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here while the driver looks for what attempts have left, behind the commit of a batch."""
+    monkeypatch.setattr(outputs, "TIDY_EVERY", 1)
+    commits = begin(tmp_path)
+    original = file_sinks.os.walk
+
+    def walk(folder: str) -> Iterator[Any]:
+        for directory, folders, names in original(folder):
+            for name in names:
+                if name.startswith("_staged-"):
+                    (Path(directory) / name).unlink()
+            yield directory, folders, names
+
+    monkeypatch.setattr(file_sinks.os, "walk", walk)
+    run(commits, [rows(number) for number in range(BATCHES)], attempts=2)
+    commits.close()
+    monkeypatch.undo()
+    check(tmp_path)
+
+
+def test_file_sinks_write_to_this_machine() -> None:
+    for address in ("s3://bucket/x", Path("s3://bucket/x"), "file:///tmp/x", "dbfs:/x"):
+        with pytest.raises(BadArgument, match="this is an address") as found:
+            si.to_parquet(address)
+        assert "df.write" in found.value.facts["hint"]
 
 
 def test_files_that_the_driver_does_not_see_are_no_output(tmp_path: Path) -> None:

@@ -170,9 +170,8 @@ class Outlet(Protocol):
 class FileOutlet:
     """A file sink that tasks stage files for."""
 
-    kind = "files"
-
     def __init__(self, sink: FileSink, schema: pa.Schema, role: str) -> None:
+        self.kind = f"files {sink.path}"  # what is staged in one folder, a sink of another would look for in vain
         self._sink, self._schema, self._role, self._job, self._commits = sink, schema, role, "", 0
         self.output: Output = Staged(sink, schema, role)
 
