@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -218,6 +219,20 @@ def test_runs_of_other_filesystems_are_read_through_a_copy(tmp_path: Path, monke
     pieces_of(far, other)  # makes a copy, and removes what nobody has used for long
     assert not copies[0].exists()
     runs._open.clear()
+
+
+def test_copies_take_half_of_a_disk_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    far = Place(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "far", "far://away")
+    far.make(STATE)
+    written = [run for _ in range(4) if (run := write_run(far, [rows([("a", 1.0)])], (0, 256), None)) is not None]
+    size = written[0].size_bytes
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=size))  # beside what copies take
+    for number, run in enumerate(written):
+        far.mapped(run.file)
+        os.utime(far._path_of_copy(run.file), (10**9 * 2 + number,) * 2)
+        assert os.path.exists(far._path_of_copy(run.file))
+    assert len(list(tmp_path.glob("scalein-runs-*/*"))) == 1
 
 
 def test_few_runs_stay_however_many_batches_come() -> None:

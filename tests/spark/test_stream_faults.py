@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,13 +17,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
+from pyarrow import fs
 
 import scalein as si
 from scalein import col
 from scalein.connectors import file_sinks
 from scalein.connectors.file_sinks import FileSink
 from scalein.errors import NOWHERE, BadArgument, Damaged, StoreFailed, WriteFailed
-from scalein.spark.streaming import outputs, places, reducing, runs
+from scalein.spark.shipping import Carried
+from scalein.spark.streaming import job, outputs, places, reducing, runs
 from scalein.spark.streaming.commits import Commits
 from scalein.spark.streaming.job import StreamJob
 from scalein.spark.streaming.manifest import Manifests
@@ -409,9 +411,60 @@ def test_state_that_the_driver_does_not_see_is_not_committed(tmp_path: Path) -> 
     check(tmp_path)
 
 
-def test_a_batch_does_not_wait_for_a_stop_that_waits_for_it() -> None:
+DF: Any = SimpleNamespace(sparkSession=SimpleNamespace(
+    sparkContext=SimpleNamespace(getLocalProperty=lambda name: "query")))  # fmt: skip
+
+
+def standing() -> StreamJob:
+    """A stream that Spark does not know of."""
     stream = StreamJob.__new__(StreamJob)
-    stream._error, stream._wants_stop, stream._idle, stream._caller = None, True, threading.Lock(), 0
+    stream._error, stream._wants_stop, stream._is_cut, stream._caller = None, False, False, 0
+    stream._idle, stream._ended, stream._work = threading.Lock(), threading.Event(), Carried("", b"")
+    return stream
+
+
+@pytest.mark.parametrize("is_begun", [True, False], ids=["fails", "is cut"])
+def test_a_stop_does_not_hide_what_ended_the_stream(is_begun: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of whatever kind is told; what Spark says of a batch that a stop has cut is not one."""
+    stream, at_work, cut = standing(), threading.Event(), threading.Event()
+    monkeypatch.setattr(job, "STOP_S", 0.01)
+
+    class Query:
+        def stop(self) -> None:
+            cut.set()
+
+        def awaitTermination(self) -> None:
+            raise RuntimeError("said by Spark")
+
+    class Doing:
+        def do(self, *given: object) -> None:
+            at_work.set()
+            assert is_begun or cut.wait(20)
+            raise RuntimeError("no more room")
+
+        def close(self) -> None:
+            pass
+
+    stream._query, stream._commits = Query(), Doing()  # type: ignore[assignment]
+
+    def live() -> None:
+        with suppress(RuntimeError):
+            stream._on_batch(DF, 0)
+        stream._watch()
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    assert at_work.wait(20)
+    if is_begun:
+        thread.join(20)
+    stream.stop()
+    thread.join(20)
+    assert (str(stream.exception), stream.status) == (("no more room", "failed") if is_begun else ("None", "stopped"))
+
+
+def test_a_batch_does_not_wait_for_a_stop_that_waits_for_it() -> None:
+    stream = standing()
+    stream._wants_stop = True
     stream._idle.acquire()  # as `stop` does, before it asks Spark to end the thread that calls
     found: list[BaseException] = []
 
@@ -430,9 +483,7 @@ def test_a_batch_does_not_wait_for_a_stop_that_waits_for_it() -> None:
 
 def test_a_sinks_own_function_may_stop_the_stream() -> None:
     """It would wait for its own batch."""
-    stream = StreamJob.__new__(StreamJob)
-    stream._error, stream._wants_stop, stream._idle, stream._caller = None, False, threading.Lock(), 0
-    stream._ended, said = threading.Event(), list[str]()
+    stream, said = standing(), list[str]()
 
     class Query:
         def stop(self) -> None:
@@ -445,9 +496,7 @@ def test_a_sinks_own_function_may_stop_the_stream() -> None:
             said.append("done")
 
     stream._query, stream._commits = Query(), Doing()  # type: ignore[assignment]
-    context = SimpleNamespace(getLocalProperty=lambda name: "query")
-    df = SimpleNamespace(sparkSession=SimpleNamespace(sparkContext=context))
-    stream._on_batch(df, 0)  # type: ignore[arg-type]
+    stream._on_batch(DF, 0)
     assert stream._ended.wait(20)
     assert said == ["done", "stopped"]
 
@@ -462,9 +511,26 @@ def test_a_callback_that_raises_ends_the_batch(tmp_path: Path) -> None:
     commits.close()
 
 
-def test_everything_runs_on_other_filesystems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pyarrow import fs
+@pytest.mark.parametrize("is_local", [True, False], ids=["local", "elsewhere"])
+def test_files_that_no_batch_needs_are_let_go(is_local: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that lives for many batches holds the files of the last one, and so does its disk."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    runs._open.clear()
+    folder = tmp_path / "checkpoint"
+    where = folder if is_local else Place(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "checkpoint",
+                                          "far://off")
+    commits = begun(FLOW, where, si.to_memory(), emit="changes", partitions=1)
+    for number in range(12):
+        commits.do(number, "query", acting(rows(number % BATCHES)), None)
+        named = {run.file for run in commits._runs}
+    commits.do(12, "query", acting(rows(0)), None)
+    commits.close()
+    assert {name.partition("checkpoint/" if is_local else "off/")[2] for name in runs._open} <= named
+    assert len(list(tmp_path.glob("scalein-runs-*/*"))) <= (0 if is_local else len(named))
+    runs._open.clear()
 
+
+def test_everything_runs_on_other_filesystems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     far = Place(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "far", "far://away")
     sink = si.to_memory()

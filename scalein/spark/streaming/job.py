@@ -43,6 +43,7 @@ class StreamJob:
         self._plan = plan
         self._error: BaseException | None = None
         self._wants_stop = False
+        self._is_cut = False  # a stop has ended a batch, or kept one from beginning: what Spark says of it is no error
         self._caller = 0  # the thread that a batch is done in
         self._ended, self._idle = threading.Event(), threading.Lock()  # the lock is held during a batch
         self._work = Carried.by(stream.sparkSession.sparkContext, pack(plan.work))
@@ -81,9 +82,17 @@ class StreamJob:
             finally:
                 self._caller = 0
                 self._idle.release()
-        except BaseException as error:
-            self._error = self._error or explained(error) or error
+        except _Stopped:
+            self._is_cut = True
             raise
+        except BaseException as error:
+            self._note(error)
+            raise
+
+    def _note(self, error: BaseException) -> None:
+        """Keep the first error, unless it is what a stop makes of a batch."""
+        if self._error is None and not self._is_cut:
+            self._error = explained(error) or error
 
     def _act(self, df: DataFrame, batch: Batch) -> Heard:
         """Run a batch's one action."""
@@ -113,6 +122,7 @@ class StreamJob:
         is_idle = self._idle.acquire(timeout=STOP_S)
         try:
             if not self._ended.is_set():
+                self._is_cut = self._is_cut or not is_idle
                 with in_our_words():
                     self._query.stop()
         finally:
@@ -139,7 +149,7 @@ class StreamJob:
     @property
     def exception(self) -> BaseException | None:
         """What ended the stream, if it did not end well."""
-        return None if self._wants_stop and not isinstance(self._error, ScaleinError) else self._error
+        return self._error
 
     @property
     def is_active(self) -> bool:
@@ -170,7 +180,7 @@ class StreamJob:
         try:
             self._query.awaitTermination()
         except BaseException as error:
-            self._error = self._error or explained(error) or error
+            self._note(error)
         try:
             self._commits.close()
         except ScaleinError as error:

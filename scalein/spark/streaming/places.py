@@ -3,7 +3,8 @@
 A file of state or output is written once, under a name of its own, and never changed; what a manifest names is durable
 before the manifest is. On a local disk that means synced, and the folder too; an object store takes a file whole, when
 it is closed. Files of other filesystems are read through a copy on the local disk, which any process of this machine
-may make and use. A copy that nobody has used for some time is removed.
+may make and use. A copy is removed when a batch no longer needs the file, when nobody has used it for some time, and
+when copies take more than half of what the disk has to give: first those that were used least recently.
 
 `put` replaces a small file as a whole: a reader finds the old bytes or the new ones.
 """
@@ -13,11 +14,12 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import tempfile
 import time
 import uuid
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -187,17 +189,33 @@ class Place:
             while block := remote.read(1 << 22):
                 local.write(block)
         os.rename(staged, path)
-        self._forget_copies(folder)
+        self._forget_copies(keep=path)
         return path
 
-    @staticmethod
-    def _forget_copies(folder: str) -> None:
+    def keep_copies(self, names: Iterable[str]) -> None:
+        """Remove the copies of other files of state than these."""
+        if self.is_local:
+            return
+        wanted = {self._path_of_copy(name) for name in names}
+        with suppress(FileNotFoundError):
+            for path in [each.path for each in os.scandir(self._copies)]:
+                if path.endswith(".arrow") and path not in wanted:
+                    with suppress(OSError):  # another process is faster
+                        os.remove(path)
+
+    def _forget_copies(self, keep: str) -> None:
         oldest = time.time() - _UNUSED_S
-        with os.scandir(folder) as found:
-            for each in found:
-                with suppress(OSError):  # another process is faster
-                    if each.stat().st_mtime < oldest:
-                        os.remove(each.path)
+        copies: list[tuple[float, int, str]] = []  # when each was used last, its bytes and its path
+        for each in os.scandir(self._copies):
+            with suppress(OSError):
+                copies.append(((about := each.stat()).st_mtime, about.st_size, each.path))
+        used = sum(size for _, size, _ in copies)
+        most = (used + shutil.disk_usage(self._copies).free) // 2
+        for when, size, path in sorted(copies):
+            if path != keep and (when < oldest or used > most):
+                used -= size
+                with suppress(OSError):
+                    os.remove(path)
 
 
 class Written:

@@ -161,6 +161,17 @@ def pieces_of(place: Place, run: Run) -> list[pa.RecordBatch]:
     return [part for piece in whole if (part := between(piece, start, end)).num_rows]
 
 
+def keep_only(place: Place, runs: Iterable[Run]) -> None:
+    """Let go of all files of a stream but these. A mapped file's bytes stay on disk even when it is removed, and a
+    worker that lives on would hold those of all batches.
+    """
+    names = {run.file for run in runs}
+    wanted = {place.uri_of(name) for name in names}
+    for name in [name for name in _open if name.startswith(place.uri_of(STATE)) and name not in wanted]:
+        _open.pop(name, None)
+    place.keep_copies(names)
+
+
 def between(piece: pa.RecordBatch, start: np.uint64 | None, end: np.uint64 | None) -> pa.RecordBatch:
     """Rows whose hashes are in [start, end)."""
     found = hashes_of(piece)

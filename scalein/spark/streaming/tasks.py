@@ -31,7 +31,7 @@ from scalein.spark.streaming.clocks import Clock, Seen
 from scalein.spark.streaming.outputs import Output, Taken
 from scalein.spark.streaming.places import Place
 from scalein.spark.streaming.reducing import Reducer, Share
-from scalein.spark.streaming.runs import Run, ranges
+from scalein.spark.streaming.runs import Run, keep_only, ranges
 from scalein.spark.streaming.work import Tally, Work
 from scalein.spark.types import entering
 
@@ -97,6 +97,7 @@ class ReduceTask:
 
     def run(self, cells: Iterable[pa.RecordBatch], options: Options) -> Batches:
         batch, work = self.batch, self.batch.unpacked()
+        keep_only(batch.place, batch.runs)
         given: list[pa.RecordBatch] = []
         late: list[pa.RecordBatch] = []
         counted: list[dict[str, Any]] = []
