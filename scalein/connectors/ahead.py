@@ -21,13 +21,15 @@ DEPTH = 2
 
 
 def ahead(units: Iterator[Unit[Item] | None], threads: int, quiet_s: float, depth: int = DEPTH,
-          size_of: Callable[[Item], int] = lambda item: 0, most_bytes: int | None = None) -> Iterator[Item | None]:
+          size_of: Callable[[Item], int] = lambda item: 0, most_bytes: int | None = None,
+          units_wait: bool = True) -> Iterator[Item | None]:
     """The items of all units in order; None whenever there was no item for `quiet_s`. A lane holds `depth` items.
 
     `units` is asked by one thread at a time; it gives None when there is no unit now, but may be one later. Lanes
-    wait while they hold more than `most_bytes` together, by `size_of` each item.
+    wait while they hold more than `most_bytes` together, by `size_of` each item. If units do not wait for anybody, one
+    that has given no item for long is at work, and None comes only while there is no unit.
     """
-    crew = _Crew(units, threads, depth, size_of, most_bytes)
+    crew = _Crew(units, threads, depth, size_of, most_bytes, units_wait)
     try:
         yield from crew.items(quiet_s)
     finally:
@@ -47,8 +49,8 @@ class _Crew(Generic[Item]):
     """Threads and their lanes; every attribute below belongs to whoever holds `_turn`."""
 
     def __init__(self, units: Iterator[Unit[Item] | None], threads: int, depth: int, size_of: Callable[[Item], int],
-                 most_bytes: int | None) -> None:
-        self._units, self._depth, self._most_bytes = units, depth, most_bytes
+                 most_bytes: int | None, units_wait: bool) -> None:
+        self._units, self._depth, self._most_bytes, self._units_wait = units, depth, most_bytes, units_wait
         self._size_of = (lambda item: 0) if most_bytes is None else size_of
         self._bytes = 0  # that lanes hold
         self._turn = threading.Condition()
@@ -86,7 +88,7 @@ class _Crew(Generic[Item]):
             if lane is not None and lane.is_done:
                 self._lanes.popleft()
                 self._turn.notify_all()
-            elif not self._turn.wait(quiet_s):
+            elif not self._turn.wait(quiet_s) and (self._units_wait or not self._lanes):
                 return ()
 
     def stop(self) -> None:

@@ -4,7 +4,10 @@ Offset: {"file": name, "row": rows of it that were read, "done": whether these a
 names, so all before that one were read. A followed directory is in the order of modification time, then name. There a
 file may still appear behind others (it was written before them and got its name later), so the offset also has
 `since`, a modification time up to which all files count as read, and `read`, the names of later files that were.
-`since` stays `GRACE_NS` behind the newest file read; a file that appears with an older time is skipped, with a warning.
+`since` stays `GRACE_NS` behind the newest file read, or behind the clock, if that file is from the future; a file that
+appears with an older time is skipped, with a warning. One that appears while nobody looks cannot be told from one that
+was read long ago, except by the time when its entry last changed (`ctime`): `looked` is when the directory was last
+looked at before, and what is old and has changed since is warned of as well.
 """
 
 from __future__ import annotations
@@ -97,7 +100,7 @@ class FileSource:
         units = self._listed(offset) if self.bounded else self._followed(offset)
         empty = pa.RecordBatch.from_pylist([], schema=self.schema)
         threads = min(granted_cores(), _MOST_THREADS) + 1
-        for item in ahead(units, threads, QUIET_S, size_of=_size_of, most_bytes=self.memory):
+        for item in ahead(units, threads, QUIET_S, size_of=_size_of, most_bytes=self.memory, units_wait=False):
             if item is not None:
                 offset = item[1]
                 yield item
@@ -121,10 +124,12 @@ class FileSource:
         begun = {place["file"]: place["row"]} if place and not place["done"] else {}
         if place and place["done"]:
             read[place["file"]] = place["mtime_ns"]
+        looked_ns = time.time_ns()
         files = self.listing.files(timed=True)
         self._check_there(place, [file.name for file in files])
         # `past` were read long ago, or passed over.
         past = {file.name for file in files if file.mtime_ns <= since and file.name not in begun}
+        self._warn([file for file in files if file.name in past and file.ctime_ns > place.get("looked", looked_ns)])
         # What was begun is completed first, whatever has appeared before it in the meantime.
         files.sort(key=lambda file: (file.name not in begun, file))
         looked_s = time.monotonic()
@@ -133,12 +138,13 @@ class FileSource:
                 if file.name in read or file.name in past:
                     continue
                 if file.mtime_ns <= since and file.name not in begun:
-                    self._warn(file)
+                    self._warn([file])
                     past.add(file.name)
                     continue
-                known: Offset = {"file": file.name, "mtime_ns": file.mtime_ns, "since": since, "read": dict(read)}
+                known: Offset = {"file": file.name, "mtime_ns": file.mtime_ns, "since": since, "read": dict(read),
+                                 "looked": looked_ns}
                 yield from self._units(file, begun.pop(file.name, 0), known)
-                newest = max(newest, file.mtime_ns)
+                newest = max(newest, min(file.mtime_ns, time.time_ns()))
                 read[file.name] = file.mtime_ns
                 if newest - GRACE_NS > since:
                     since = newest - GRACE_NS
@@ -146,6 +152,7 @@ class FileSource:
                     read = {name: mtime_ns for name, mtime_ns in read.items() if mtime_ns > since}
             while time.monotonic() - looked_s < _LOOK_S:
                 yield None
+            looked_ns = time.time_ns()
             files, looked_s = self.listing.files(timed=True), time.monotonic()
 
     def _check_there(self, place: Offset, names: list[str]) -> None:
@@ -153,9 +160,12 @@ class FileSource:
         if place and not place.get("done") and place["file"] not in names:
             raise BadData(f"{self.listing.path(place['file'])} is gone, but only {place['row']} rows of it were read")
 
-    def _warn(self, file: File) -> None:
-        warnings.warn(f"{self.listing.path(file.name)} is not read: it appeared with a modification time more than an "
-                      "hour before files that were read already; touch it to have it read", stacklevel=2)
+    def _warn(self, old: list[File]) -> None:
+        if old:
+            more = f" (and {len(old) - 1:,} more)" if len(old) > 1 else ""
+            warnings.warn(f"{self.listing.path(old[0].name)} is not read{more}: it appeared, or was changed, with a "
+                          "modification time more than an hour before files that were read already; if it was never "
+                          "read, touch it", stacklevel=2)
 
     def _units(self, file: File, row: int, offset: Offset) -> Iterator[Unit[Item]]:
         """The parts of a file behind a row, each giving its batches with offsets; the last one marks the end."""

@@ -8,17 +8,18 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scalein.errors import BadArgument, BadData, SourceLoc
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class File:
-    """A file by the name it has below the root; `mtime_ns` is 0 where the order is by name only."""
+    """A file by the name it has below the root; its times are 0 where the order is by name only."""
 
     mtime_ns: int
     name: str
+    ctime_ns: int = field(default=0, compare=False)  # when it got this name, or its entry changed otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,8 @@ class Listing:
         found = []
         for name in self._names():
             try:
-                found.append(File(os.stat(self.path(name)).st_mtime_ns if timed else 0, name))
+                about = os.stat(self.path(name))
+                found.append(File(about.st_mtime_ns, name, about.st_ctime_ns) if timed else File(0, name))
             except FileNotFoundError:
                 continue  # removed since it was listed
         return sorted(found)

@@ -50,7 +50,7 @@ class Commits:
         """Go on behind an epoch, and open the sinks as it left them."""
         outputs: list[dict[str, Json]] = []
         if epoch is not None:
-            self.number, self._run, self._name = as_int(epoch["epoch"]), as_int(epoch["run"]) + 1, as_text(epoch["job"])
+            self.number, self._run, self._name = as_int(epoch["epoch"]), as_int(epoch["run"]), as_text(epoch["job"])
             outputs = [as_map(each) for each in as_list(epoch["output"])]
         kinds = {} if epoch is None else as_map(epoch.get("sinks", {}))  # the first manifests of format 1 had none
         others = {name for name, sink in self._sinks.items() if kinds.get(name, sink.kind) != sink.kind}
@@ -63,6 +63,8 @@ class Commits:
             raise BadArgument(f"the last run had another sink for {rows}, whose output is not all visible", at=at,
                               found=kinds.get(gone[0]),
                               hint="start the job once more with that sink; then it may be left out")
+        if self._checkpoint is not None:
+            self._run = self._checkpoint.begin_run(-1 if epoch is None else self._run)
         for name, sink in self._sinks.items():
             sink.take()
             words = [each[name] for each in outputs if name in each and name not in others]
@@ -75,6 +77,11 @@ class Commits:
     @property
     def is_free(self) -> bool:
         return self._under_way is None or self._under_way.done()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there is output that an epoch which failed should have committed."""
+        return bool(self._prepared)
 
     def has_thread(self, thread: threading.Thread) -> bool:
         return thread is self._thread

@@ -5,6 +5,7 @@ after it, the output is made visible, which can be done again. So a job that end
 last manifest, and no row is lost or doubled.
 
     <checkpoint>/name                      of the job, over all its runs
+    <checkpoint>/run                       the number of the last one
     <checkpoint>/epoch-0000000007.json     the manifests of the last epochs
     <checkpoint>/committed                 the checksum of the newest one whose output is known to be visible
     <checkpoint>/state-<segment>/          the stores of the flow's segments
@@ -16,6 +17,7 @@ A manifest is one line of JSON and a line with its checksum; nothing in it is ex
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -41,6 +43,7 @@ KEPT = 3  # epochs that stay
 SAVEPOINTS = "savepoints"
 _NAME = re.compile(r"epoch-(\d{10})\.json")
 _JOB = re.compile(r"[0-9a-f]{8}")
+_RUN = re.compile(r"[0-9]{1,9}")
 
 
 class Checkpoint:
@@ -73,16 +76,31 @@ class Checkpoint:
 
     def name(self) -> str:
         """The name of the job whose checkpoint this is. Files that it staged bear it, also before the first epoch."""
-        path, staged = self.path / "name", self.path / "_epoch-name"
+        found = self._noted("name", _JOB)
+        if found is None:
+            found = uuid.uuid4().hex[:8]
+            self._note("name", found)
+        return found
+
+    def begin_run(self, last: int) -> int:
+        """The number of a new run: above that of the last epoch's, and those of runs that ended before their first."""
+        found = self._noted("run", _RUN)
+        number = max(last, -1 if found is None else int(found)) + 1
+        self._note("run", str(number))
+        return number
+
+    def _noted(self, name: str, form: re.Pattern[str]) -> str | None:
         with suppress(OSError, UnicodeDecodeError):
-            if _JOB.fullmatch(found := path.read_text("ascii")):
+            if form.fullmatch(found := (self.path / name).read_text("ascii")):
                 return found
-        chosen = uuid.uuid4().hex[:8]
+        return None
+
+    def _note(self, name: str, text: str) -> None:
+        path, staged = self.path / name, self.path / f"_epoch-{name}"
         with _named("cannot write the checkpoint", path):
-            _write(staged, chosen.encode())
+            _write(staged, text.encode())
             os.rename(staged, path)
             _sync(self.path)
-        return chosen
 
     def recovered(self, attempt: Callable[[dict[str, Json] | None], Opened]) -> Opened:
         """What `attempt` makes of the newest epoch that is whole, with its state; of None if there is no epoch."""
@@ -117,13 +135,13 @@ class Checkpoint:
         return attempt(None)
 
     def save_as(self, name: str) -> Path:
-        """Keep the newest epoch under a name, for good: files are linked, nothing is copied. No epoch is under way."""
+        """Keep the newest epoch under a name, for good: files are linked where that can be. No epoch is under way."""
         path, staged = self.path / SAVEPOINTS / name, self.path / SAVEPOINTS / f"_{name}"
         try:
             shutil.rmtree(staged, ignore_errors=True)
             staged.mkdir(parents=True)
             newest = _name(self.numbers()[-1])
-            os.link(self.path / newest, staged / newest)
+            _link(self.path / newest, staged / newest)
             for state in self.path.glob("state-*"):
                 _link_files(state, staged / state.name)
             _sync(staged)
@@ -246,9 +264,9 @@ def _write(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _sync(directory: Path) -> None:
-    """Have the names in a directory on disk."""
-    handle = os.open(directory, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Have a file, or the names in a directory, on disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
@@ -261,8 +279,19 @@ def _link_files(source: Path, target: Path) -> None:
     for path in source.iterdir():
         with suppress(FileNotFoundError):  # what no epoch names may be removed meanwhile
             if path.is_file() and path.name != LOCK:
-                os.link(path, target / path.name)
+                _link(path, target / path.name)
     _sync(target)
+
+
+def _link(source: Path, target: Path) -> None:
+    """The same file under a second name; where file systems allow no link, a copy, synced."""
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK):
+            raise
+        shutil.copyfile(source, target)
+        _sync(target)
 
 
 def _name(number: int) -> str:

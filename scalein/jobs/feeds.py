@@ -1,6 +1,7 @@
 """Feeds: sources read ahead, each partition by a thread of its own, into queues of bounded size.
 
-The job takes what there is. A batch of the source's that is long comes in pieces; the watermark moves behind the last.
+The job takes what there is. A batch of the source's that is long, or longer than a rate allows, comes in pieces; the
+watermark moves behind the last.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ AHEAD_ROWS = 1 << 23  # of a partition, that wait to be taken
 HELD_ROWS = 1 << 25  # of one that the user holds anyway
 AHEAD_BATCHES = 256
 AHEAD_BYTES = 1 << 28  # where no limit is given
+SLICE_S = 0.01  # of a rate, that is taken at once, and waited for afterwards
 MOST_SAVED_S = 1.0  # of a rate that was not used: a source that was silent for an hour does not flood the job
 
 
@@ -70,6 +72,8 @@ class Reader:
     is_ended: bool = False  # nothing more is read
     error: BaseException | None = None
     most_bytes: int = AHEAD_BYTES
+    quiet_s: float = 0.0  # for how long the source has been saying that it has nothing; not how long it said nothing
+    _quiet_since: float | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -117,6 +121,31 @@ class Reader:
                                time.monotonic(), self._size(piece))
             at = behind
 
+    def hear(self, delivery: Delivery, now: float) -> None:
+        """Keep a delivery until it is taken. An empty one says that the source has nothing now."""
+        self.pending.append(delivery)
+        self.rows += delivery.batch.num_rows
+        self.bytes += delivery.size
+        if delivery.batch.num_rows:
+            self._quiet_since, self.quiet_s = None, 0.0
+        else:
+            self._quiet_since = now if self._quiet_since is None else self._quiet_since
+            self.quiet_s = now - self._quiet_since
+
+    def take(self, most: int | None) -> Delivery:
+        """The next delivery; of one that has more rows than `most`, a piece."""
+        found = self.pending.popleft()
+        rows = found.batch.num_rows
+        if most is not None and rows > most:
+            size = found.size * most // rows
+            self.pending.appendleft(found._replace(batch=found.batch.slice(most), size=found.size - size))
+            behind = Place(self.place.offset, self.place.rows + most)
+            found = found._replace(batch=found.batch.slice(0, most), behind=behind, is_last=False, size=size)
+        self.rows -= found.batch.num_rows
+        self.bytes -= found.size
+        self.place = found.behind
+        return found
+
     def _size(self, batch: pa.RecordBatch) -> int:
         """Its bytes; pyarrow takes 20 us to add them up."""
         if self._row_bytes is None:
@@ -157,7 +186,6 @@ class Feeds:
         self._rate = rows_per_second
         self._clock = clock()
         self._changed = threading.Condition()
-        self._is_stopped = False
         self._taken = 0
         self._began = self._clock.now()
         self._turn = 0
@@ -167,21 +195,21 @@ class Feeds:
             thread.start()
 
     def _read(self, reader: Reader) -> None:
+        error: BaseException | None = None
         try:
             for delivery in reader.deliveries():
                 with self._changed:
-                    while not self._is_stopped and reader.is_full:
+                    while not reader.is_ended and reader.is_full:
                         self._changed.wait()
-                    if self._is_stopped:
+                    if reader.is_ended:
                         return
-                    reader.pending.append(delivery)
-                    reader.rows += delivery.batch.num_rows
-                    reader.bytes += delivery.size
+                    reader.hear(delivery, self._clock.now())
                     self._changed.notify_all()
-        except BaseException as error:
-            reader.error = error
+        except BaseException as raised:
+            error = raised
         with self._changed:
-            reader.is_ended = True
+            if not reader.is_ended:  # else nobody wants to read it any more
+                reader.is_ended, reader.error = True, error
             self._changed.notify_all()
 
     @property
@@ -216,10 +244,7 @@ class Feeds:
                     break
                 self._turn = next((k for k in ready if k > self._turn), ready[0])
                 reader = self.readers[self._turn]
-                delivery = reader.pending.popleft()
-                reader.rows -= delivery.batch.num_rows
-                reader.bytes -= delivery.size
-                reader.place = delivery.behind
+                delivery = reader.take(None if self._rate is None else most - rows)
                 rows += delivery.batch.num_rows
                 found.append(delivery)
             self._changed.notify_all()
@@ -227,7 +252,7 @@ class Feeds:
         return found
 
     def _allowed(self, wait_s: float) -> int:
-        """Rows that may be taken now; a batch is taken whole, and waited for afterwards."""
+        """Rows that may be taken now."""
         if self._rate is None:
             return 1 << 62
         now = self._clock.now()
@@ -236,7 +261,7 @@ class Feeds:
         if ahead_s > 0:
             self._clock.sleep(min(ahead_s, wait_s))
             return 0
-        return max(1, int(-ahead_s * self._rate))
+        return max(1, int(max(-ahead_s, SLICE_S) * self._rate))
 
     def _raise(self) -> None:
         for reader in self.readers:
@@ -249,10 +274,26 @@ class Feeds:
     def has_thread(self, thread: threading.Thread) -> bool:
         return thread in self._threads
 
+    def has_more(self, wait_s: float) -> bool:
+        """Whether there are rows that nobody took, or come within some time."""
+        end = time.monotonic() + wait_s
+        with self._changed:
+            while not any(reader.rows for reader in self.readers) and (left_s := end - time.monotonic()) > 0:
+                if all(reader.is_ended for reader in self.readers):
+                    break
+                self._changed.wait(left_s)
+            return any(reader.rows for reader in self.readers)
+
+    def end(self) -> None:
+        """Read nothing more. What was read can be taken, at any rate."""
+        with self._changed:
+            self._rate = None
+            for reader in self.readers:
+                reader.is_ended = True
+            self._changed.notify_all()
+
     def close(self) -> None:
         """Stop reading."""
-        with self._changed:
-            self._is_stopped = True
-            self._changed.notify_all()
+        self.end()
         for thread in self._threads:
             thread.join(timeout=2.0)

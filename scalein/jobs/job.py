@@ -48,6 +48,7 @@ FIRST_ROWS, FEW_ROWS = 1 << 21, 1 << 18  # the first time, and at least
 STEP_S = 0.02  # that it should take: requests and checkpoints wait for the end of it
 _PLAIN = re.compile(r"\w[\w .-]*")  # names of savepoints
 _WORKER = re.compile(r"scalein-(\d+|udf)")  # names of threads that may be any job's
+MORE_S = 0.5  # the longest look for rows that a finished job does not read
 QUIET_S = 0.05  # the longest wait for rows before requests are looked at
 
 
@@ -77,6 +78,7 @@ class Job:
         self._ended = threading.Event()
         self._stop_serving: Callable[[], None] = lambda: None
         self._is_finished = False
+        self._marked: object = None  # how far the job had come at the last epoch
         self._pipeline: Pipeline
         self._commits: Commits
         self._feeds: Feeds
@@ -146,17 +148,17 @@ class Job:
                 return  # without an epoch: the next run begins with the past again
         if self._checkpoint is not None and self._checkpoint.is_adopted:
             self._begin_epoch()  # what is written from here on is this job's: an epoch to go back to says so
+        if self._is_finished and not self._pipeline.is_sated:
+            self._warn_of_more()
         due = self._clock.now() + self._plan.every_s
-        seen_at = dict.fromkeys(self._pipeline.readers, self._clock.now())
         idle: set[Reader] = set()
         step_rows = FIRST_ROWS
         while not self._is_finished:
             self._serve()
-            if self._wants_stop is not None:
-                if self._wants_stop == "drain":
-                    self._write(self._pipeline.finish())
-                    self._is_finished = True
+            if self._wants_stop == "stop":
                 break
+            if self._wants_stop == "drain":
+                self._feeds.end()
             start = time.monotonic()
             most = min(STEP_ROWS, step_rows)
             deliveries = self._feeds.take(most, min(QUIET_S, max(due - self._clock.now(), 0.001)))
@@ -167,7 +169,6 @@ class Job:
                 for reader in arrived & idle:
                     self._pipeline.mark_idle(reader, False)
                 idle -= arrived
-                seen_at.update(dict.fromkeys(arrived, self._clock.now()))
                 self._write(self._pipeline.run(deliveries))
                 for delivery in deliveries:
                     self._metrics.latency.add(time.monotonic() - delivery.came_s, delivery.batch.num_rows)
@@ -179,27 +180,33 @@ class Job:
                 self._write(self._pipeline.finish())
                 self._is_finished = True
                 break
-            self._look_for_idle(seen_at, idle)
+            self._look_for_idle(idle)
             if self._commits.is_free:
                 self._commits.settle()
                 if self._clock.now() >= due:
-                    self._begin_epoch()
+                    if self._commits.is_behind or self._pipeline.mark != self._marked:
+                        self._begin_epoch()
                     due = max(due + self._plan.every_s, self._clock.now())
         self._begin_epoch()
         self._commits.settle(is_last=True)
 
     def _begin_epoch(self) -> None:
+        self._marked = self._pipeline.mark
         self._commits.begin(self._pipeline, self._is_finished)
 
-    def _look_for_idle(self, seen_at: dict[Reader, float], idle: set[Reader]) -> None:
-        now = self._clock.now()
-        for reader, at in seen_at.items():
-            if reader.rows:  # it is the job that is slow, or held back: that must not make its rows late
-                seen_at[reader] = now
-            elif reader.has_ended or (now - at > IDLE_S and not reader.is_bounded):
+    def _look_for_idle(self, idle: set[Reader]) -> None:
+        """Partitions that have nothing hold back nobody's time. One that is slow, or waits for the job, is none."""
+        for reader in self._pipeline.readers:
+            if reader.has_ended or (reader.quiet_s > IDLE_S and not reader.rows and not reader.is_ended):
                 idle.add(reader)
                 self._pipeline.mark_idle(reader, True)
         self._write(self._pipeline.advance())
+
+    def _warn_of_more(self) -> None:
+        """What the sources have now, a finished job does not read: its windows are closed and its results are given."""
+        if self._feeds.has_more(MORE_S if self._pipeline.is_bounded else QUIET_S):
+            warnings.warn("the job of this checkpoint has finished, and rows that came later are not read: give another"
+                          f" directory than {self._plan.checkpoint} to begin anew", RuntimeWarning, stacklevel=2)
 
     def _write(self, batches: list[pa.RecordBatch]) -> None:
         for batch in batches:
@@ -249,8 +256,14 @@ class Job:
             _WORKER.fullmatch(me.name))
 
     def scale(self, workers: int) -> None:
-        """Change the number of workers, at the next border. State is shared: nothing of it moves."""
+        """Change the number of workers, at the next border. State is shared: nothing of it moves.
+
+        A job that has finished meanwhile needs none any more; one that was stopped or failed is refused.
+        """
         options = Options.make(workers=workers, at=self._plan.at)
+        if self.status in ("stopped", "failed"):
+            raise BadArgument("the job has ended, so its workers cannot be changed", at=here(), found=self.status,
+                              hint="start(workers=...) again with the same checkpoint")
 
         def change() -> None:
             start = time.perf_counter()
@@ -262,7 +275,7 @@ class Job:
         self._ask(change)
 
     def snapshot(self, name: str | None = None) -> Path | None:
-        """Take a checkpoint now, and wait until it is whole.
+        """Take a checkpoint now, and wait until it is whole. That of a job that has ended well is.
 
         With a name it is a savepoint: a directory that stays for good, to begin others from
         (`start(checkpoint="new/", savepoint=job.snapshot("before the change"))`).
@@ -283,19 +296,25 @@ class Job:
 
         self._check_outside()
         self._ask(take)
-        if outcome or self._error is not None:
-            raise outcome[0] if outcome else self._error  # type: ignore[misc]
+        if outcome:
+            raise outcome[0]
+        if self._error is not None:
+            self._ended.wait()  # it gives everything back first
+            raise self._error
         if name is not None and not places:
             raise ScaleinError("the job ended before the savepoint was taken", at=here(), found=repr(name),
                                hint="start it again with the same checkpoint, and ask then")
         return places[0] if places else None
 
     def stop(self, *, drain: bool = False) -> None:
-        """End the job with a last checkpoint; `drain` first gives the results of all windows that are open.
+        """End the job with a last checkpoint. It goes on from there when it is started again.
 
-        A job that was drained is finished: its checkpoint does not go on with rows that come later. Whatever
-        runs inside of the job (a sink, a source, a function) may call this; then it comes back at once, and the job
-        ends behind the rows at hand.
+        `drain=True` reads nothing more from the sources, runs all rows that were read ahead, at any rate, and gives the
+        results of all windows that are open. Such a job is finished: its checkpoint does not go on with rows that come
+        later, and who starts it again is warned of them.
+
+        Whatever runs inside of the job (a sink, a source, a function) may call this; then it comes back at once, and
+        the job ends behind the rows at hand.
         """
         self._wants_stop = "drain" if drain else "stop"
         self._feeds.wake()

@@ -9,6 +9,7 @@ from scalein.compiler import compile_flow
 from scalein.connectors.base import Connected, Json
 from scalein.connectors.memory import Batches
 from scalein.connectors.skipping import Condition
+from scalein.errors import BadArgument
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named
 from scalein.jobs.feeds import Place, Reader
@@ -30,11 +31,12 @@ class Line:
     path: list[int]
     times: Runner | None  # of a batch, where they are no column of the source
     is_timed: bool  # whether anything on the path looks at time
+    tests: str  # what a source may have left out, by which the rows of a batch that is half read are counted
 
     def to_json(self) -> dict[str, Json]:
         """How far each partition was read, and how far its time has come."""
         return {**self.absent, **{
-            reader.name: {"place": reader.place.to_json(),
+            reader.name: {"place": reader.place.to_json(), "tests": self.tests if reader.place.rows else "",
                           "clock": self.clocks[reader.name].to_json() if self.clocks else None}
             for reader in self.readers}}  # fmt: skip
 
@@ -52,13 +54,20 @@ def line_of(feed: Feed, needed: Sequence[str], around: Surroundings, known: dict
             times = _times(feed, feed.watermark, around)
             reads = list(feed.first.input.columns)
     reads = [name for name in feed.source.arrow.names if name in reads] or feed.source.arrow.names[:1]
+    tests = ""
     if isinstance(data, Connected):
-        data = data.project(reads).where(_tests(feed))
+        conditions = _tests(feed)
+        data, tests = data.project(reads).where(conditions), repr(conditions) if conditions else ""
     names = data.partitions() if isinstance(data, Connected) else ["all"]
     readers = [Reader(name, data, reads, Place.of(as_map(known[name])["place"]) if name in known else Place())
                for name in names]
+    for reader in readers:
+        if reader.place.rows and as_map(known[reader.name]).get("tests", tests) != tests:
+            raise BadArgument("a batch of the source is half read, and the filter by which it omits rows has changed",
+                              at=feed.source.at, source=feed.source.name, partition=reader.name,
+                              hint="run the flow as it was for a moment, without max_rows_per_second; then change it")
     absent = {name: about for name, about in known.items() if name not in names}
-    return Line(feed, readers, _clocks(feed, names, known), absent, path, times, is_timed)
+    return Line(feed, readers, _clocks(feed, names, known), absent, path, times, is_timed, tests)
 
 
 def _times(feed: Feed, mark: ops.Watermark, around: Surroundings) -> Runner:

@@ -100,6 +100,11 @@ class Pipeline:
     def readers(self) -> list[Reader]:
         return [reader for line in self._lines for reader in line.readers]
 
+    @property
+    def mark(self) -> object:
+        """How far the job has come: where it is equal, an epoch would say nothing new."""
+        return self.metrics.to_json(), self.watermark, [reader.place for reader in self.readers]
+
     def schema_of(self, sink: str, emit: str) -> pa.Schema:
         """The columns of results ("out"), of late rows, or of rows that failed."""
         if sink == "late":

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -120,6 +121,54 @@ def test_offsets_stay_small_and_files_older_than_that_are_refused_with_a_warning
         assert take(batches, 1)[0] == [8]
         nothing(batches)
     assert [str(each.message).split(" is not read")[0] for each in seen] == [str(tmp_path / "old")]
+
+
+def test_a_file_from_the_future_does_not_make_others_old(tmp_path: Path) -> None:
+    now = time.time() - 1_700_000_000
+    put(tmp_path, "a", [1], now)
+    put(tmp_path, "b", [2], now + 86_400)
+    with closing(follow(tmp_path).read_from("files", None)) as batches:
+        assert take(batches, 2)[0] == [1, 2]
+        put(tmp_path, "c", [3], now)
+        values, offset = take(batches, 1)
+        assert values == [3]
+    put(tmp_path, "d", [4], now)
+    with closing(follow(tmp_path).read_from("files", offset)) as batches:
+        assert take(batches, 1)[0] == [4]
+        nothing(batches)
+
+
+def test_old_files_that_appear_while_nobody_looks_are_warned_of(tmp_path: Path) -> None:
+    """Their names are not known any more, so they may have been read: only the times of their entries are new."""
+    for hour in range(4):
+        put(tmp_path, f"{hour}", [hour], 3600 * hour)
+    with closing(follow(tmp_path).read_from("files", None)) as batches:
+        _, offset = take(batches, 4)
+    time.sleep(0.02)  # longer than a tick of the clock that stamps files
+    for again, expected in ((False, []), (True, [f"{tmp_path}/old is not read (and 1 more)"])):
+        if again:
+            put(tmp_path, "old", [7], 1)
+            put(tmp_path, "old too", [8], 2)
+        with (closing(follow(tmp_path).read_from("files", offset)) as batches,
+              warnings.catch_warnings(record=True) as seen):  # fmt: skip
+            warnings.simplefilter("always")
+            nothing(batches)
+        assert [str(each.message).partition(":")[0] for each in seen] == expected
+
+
+def test_a_file_that_takes_long_is_not_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition that has nothing for long holds nobody's time back; one that is decoding must."""
+    real = files._numbered
+
+    def slow(*args: Any) -> Any:
+        time.sleep(0.4)
+        yield from real(*args)
+
+    monkeypatch.setattr(files, "_numbered", slow)
+    put(tmp_path, "a", [1])
+    with closing(follow(tmp_path).read_from("files", None)) as batches:
+        assert next(batches)[0].num_rows == 1
+        nothing(batches)
 
 
 def test_a_read_file_may_go_away(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,7 +11,7 @@ import pytest
 
 import scalein as si
 from scalein.jobs.job import Job
-from scalein.testing import Stream, until
+from scalein.testing import Crashed, Stream, crash_at, until
 from tests.jobs.streams import rows_in
 
 BATCHES = [pa.record_batch({"t": pa.array([n, n + 1])}) for n in range(0, 40, 2)]
@@ -51,6 +51,36 @@ def test_what_keeps_nothing_may_serve_many_jobs() -> None:
     until(lambda: out.table().num_rows == 80, jobs[0])
     for job in jobs:
         job.stop()
+
+
+@pytest.mark.parametrize("point", ["batch", "publish"])
+def test_no_two_runs_have_one_name(point: str, tmp_path: Path) -> None:
+    """Also those that died before they had an epoch: a sink may name its transactions so."""
+    class Sink:
+        names: ClassVar[list[str]] = []
+
+        def open(self, schema: pa.Schema, committed: Any, next: str) -> None:
+            self.names.append(next)
+
+        def prepare(self) -> None: ...
+
+        def write(self, batch: pa.RecordBatch) -> None: ...
+
+        def commit(self, prepared: Any) -> None: ...
+
+        def close(self) -> None: ...
+
+    def start() -> Job:
+        return si.from_source(Stream({"all": BATCHES})).start(sink=Sink(), checkpoint=tmp_path)
+
+    for _ in range(2):
+        with crash_at(point), pytest.raises(Crashed):
+            start().wait()
+    (tmp_path / "run").write_text("damaged")
+    for _ in range(2):
+        start().wait()
+    assert len({name.partition("-")[0] for name in Sink.names}) == 1
+    assert [int(name.partition("-")[2]) for name in Sink.names] == [0, 1, 0, 1]  # without its file, as it always was
 
 
 # --- what the checkpoint knows
@@ -97,3 +127,22 @@ def test_a_partition_that_comes_back_goes_on_where_it_was(tmp_path: Path) -> Non
         until(lambda: all(r.place.offset == 2 * allowed for r in job._pipeline.readers), job)  # noqa: B023
         job.stop()
     assert written(tmp_path / "out") == WHOLE
+
+
+def test_a_filter_may_not_change_what_a_half_read_batch_counts(tmp_path: Path) -> None:
+    """Where a source leaves rows out, so many rows of a batch are others behind another filter."""
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"t": range(300)}), tmp_path / "in" / "rows.parquet", row_group_size=100)
+
+    def start(least: int, **options: Any) -> Job:
+        flow = si.read_parquet(tmp_path / "in").filter(si.col("t") >= least)
+        return flow.start(sink=si.to_ipc(tmp_path / "out"), checkpoint=tmp_path / "c", every="1h", **options)
+
+    job = start(100, max_rows_per_second=1_000)
+    until(lambda: rows_in(job) > 0, job)
+    job.stop()
+    assert 0 < rows_in(job) < 200
+    with pytest.raises(si.BadArgument, match=r"(?s)half read, and the filter.*without max_rows_per_second"):
+        start(0)
+    start(100).wait()
+    assert written(tmp_path / "out") == list(range(100, 300))

@@ -262,6 +262,7 @@ def test_the_job_goes_on_when_a_checkpoint_cannot_be_written(
             until(lambda: int(str(job.metrics()["failed_checkpoints"])) > 1, job)
         fails.clear()
         epochs = int(str(job.metrics()["epochs"]))
+        stream.allow("all", 18)
         until(lambda: int(str(job.metrics()["epochs"])) > epochs, job)
     if job.metrics()["failed_checkpoints"]:
         assert any("a checkpoint failed" in str(each.message) for each in caught)

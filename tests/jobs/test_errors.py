@@ -109,7 +109,8 @@ def test_an_error_of_the_users_ends_the_job(kind: str) -> None:
     assert job.exception is found.value
     with pytest.raises(si.ScaleinError):
         job.stop()
-    job.scale(2)
+    with pytest.raises(si.BadArgument, match="the job has ended"):
+        job.scale(2)
 
 
 @pytest.mark.parametrize("rate", [None, 1e6])

@@ -19,7 +19,7 @@ from scalein.flow import Flow
 from scalein.jobs import job as job_module
 from scalein.jobs import watermarks
 from scalein.jobs.job import Job
-from scalein.testing import Stream, until
+from scalein.testing import Clock, Stream, until
 from tests.engines import examples
 from tests.jobs.streams import rows_in
 
@@ -243,6 +243,33 @@ def test_stop_keeps_open_windows_and_drain_gives_them(tmp_path: Any) -> None:
     assert rows_in(job) == 3
 
 
+def test_drain_runs_all_rows_that_were_read(tmp_path: Any) -> None:
+    rows = [batch((n, 1)) for n in range(200)]
+    out = si.to_memory()
+    flow = si.from_batches(rows, SCHEMA).with_watermark("t", 0).group_by(si.tumbling("t", 10)).agg(n=si.count())
+    job = flow.start(sink=out, checkpoint=tmp_path, max_rows_per_second=100)
+    until(lambda: job._feeds.readers[0].is_ended, job)
+    job.stop(drain=True)
+    assert (job.status, rows_in(job)) == ("finished", 200)
+    assert out.table().column("n").to_pylist() == [10] * 20
+
+
+@pytest.mark.parametrize("is_drained", [True, False])
+def test_a_finished_job_warns_of_rows_that_it_does_not_read(is_drained: bool, tmp_path: Any) -> None:
+    def started(count: int, ends: bool = True) -> Job:
+        flow = si.from_source(Stream({"a": [batch((n, 1)) for n in range(count)]}, ends=ends))
+        return flow.limit(5).start(sink=si.to_memory(), checkpoint=tmp_path)
+
+    job = started(3, not is_drained)
+    until(lambda: rows_in(job) == 3, job)
+    job.stop(drain=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        started(3).wait()
+    with pytest.warns(RuntimeWarning, match="has finished, and rows that came later are not read"):
+        started(4).wait()
+
+
 def test_a_slow_job_makes_no_row_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Partitions whose rows wait for the job are not idle."""
     monkeypatch.setattr(job_module, "IDLE_S", 0.05)
@@ -252,6 +279,35 @@ def test_a_slow_job_makes_no_row_late(monkeypatch: pytest.MonkeyPatch) -> None:
     found, job = ran(flow.group_by(si.tumbling("t", 10)).agg(n=si.count()), workers=1)
     assert job.metrics()["late_rows"] == 0
     assert sorted(found["n"]) == [1, 1, 1, 3]
+
+
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_a_source_that_says_that_it_has_nothing_is_idle(is_slow: bool) -> None:
+    """Also one that ends some day; but not one that says nothing, since it is at work."""
+    class Silent(Stream):
+        def read(self, partition: str, offset: Any) -> Any:
+            for found in super().read(partition, offset):
+                if found[0].num_rows or partition == "a" or not is_slow:
+                    yield found
+
+    rows = {"a": [batch((t, 1)) for t in (5, 100, 101, 102)], "b": [batch((1, 1)), batch((2, 1))]}
+    stream = Silent(rows, allowed={"a": 2, "b": 1})
+    out = si.to_memory()
+    with Clock() as clock:
+        flow = si.from_source(stream).with_watermark("t", 0).group_by(si.tumbling("t", 10)).agg(n=si.count())
+        job = flow.start(sink=out)
+        until(lambda: rows_in(job) == 3, job)
+        job.wait(0.1)
+        clock.advance("6s")
+        stream.allow("a", 3)
+        until(lambda: rows_in(job) == 4, job)
+        if not is_slow:
+            until(lambda: out.table().num_rows == 1, job)
+        job.wait(0.1)
+        assert out.table().num_rows == (not is_slow)
+        stream.end()
+        job.wait()
+    assert job.metrics()["late_rows"] == (not is_slow)
 
 
 def slowly(rows: pa.RecordBatch) -> pa.RecordBatch:

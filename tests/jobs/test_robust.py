@@ -232,6 +232,27 @@ def test_a_job_begun_from_a_savepoint_never_writes_twice(tmp_path: Path) -> None
         start("two", len(BATCHES), savepoint=point)
 
 
+@pytest.mark.parametrize("number", [errno.EXDEV, errno.EPERM])
+def test_a_savepoint_is_copied_where_files_cannot_be_linked(number: int, tmp_path: Path,
+                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(name: str, **options: Any) -> Job:
+        flow = si.from_arrow(WHOLE).group_by("k").agg(n=si.count())
+        return flow.start(sink=si.to_ipc(tmp_path / f"{name}-out"), checkpoint=tmp_path / name, every="1h", **options)
+
+    def link(old: Any, new: Any) -> None:
+        raise OSError(number, os.strerror(number), os.fspath(new))
+
+    monkeypatch.setattr(os, "link", link)
+    job = start("one", max_rows_per_second=100)
+    until(lambda: rows_in(job) > 0, job)
+    point = job.snapshot("fork")
+    job.stop(drain=True)
+    start("two", savepoint=point).wait()
+    for name in ("one", "two"):
+        rows = pa.concat_tables(pa.ipc.open_file(part).read_all() for part in (tmp_path / f"{name}-out").glob("part-*"))
+        testing.assert_same(rows, si.from_arrow(WHOLE).group_by("k").agg(n=si.count()).collect())
+
+
 # --- files
 
 
