@@ -11,6 +11,7 @@ import pyarrow as pa
 import scalein as si
 from scalein.errors import NOWHERE
 from scalein.flow import Flow
+from scalein.jobs.trying import tried
 from scalein.options import Options
 from scalein.spark.shipping import Carried, pack, settled
 from scalein.spark.streaming.commits import Commits, Plan
@@ -24,16 +25,20 @@ Act = Callable[[Batch], Heard]
 
 
 def begun(flow: Flow, checkpoint: Path | Place, sink: object, *, partitions: int = 3, emit: str = "final",
-          late: object = "drop") -> Commits:
+          late: object = "drop", on_error: object = "raise") -> Commits:
     """A stream as `start` makes it."""
     place = checkpoint if isinstance(checkpoint, Place) else place_of(checkpoint, NOWHERE)
     word = late if isinstance(late, str) else "sink"
-    work = Work(settled(flow.op, NOWHERE), emit, word, NOWHERE)
+    wrong = on_error if isinstance(on_error, str) else "sink"
+    op = settled(flow.op, NOWHERE)
+    work = Work(tried(op) if wrong == "null" else op, emit, word, wrong, NOWHERE)
     outlets = {"out": outlet(sink, work.schema, "out", place, NOWHERE)}
     if word == "sink":
         outlets["late"] = outlet(late, work.late_schema, "late", place, NOWHERE)
     source = work.segment.input.arrow
     reads = pa.schema([source.field(name) for name in work.reads])
+    if wrong == "sink":
+        outlets["failed"] = outlet(on_error, reads, "failed", place, NOWHERE)
     return Commits(Plan(work, reads, outlets, place, partitions, {}, NOWHERE), Carried(*pack(work)))
 
 

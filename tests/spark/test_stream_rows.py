@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import scalein as si
 from scalein import col
-from scalein.errors import BadArgument, LateData, ScaleinError
+from scalein.errors import BadArgument, ComputeError, LateData, ScaleinError
 from scalein.flow import Flow
 from scalein.spark.streaming import merging, reducing, runs
 from scalein.spark.streaming.reading import read_state
@@ -243,6 +244,40 @@ def test_late_rows_are_counted_dropped_or_refused(tmp_path: Path) -> None:
     with pytest.raises(LateData, match="1 rows came too late"):
         run(commits, [[events(1, 25)], [events(2)]])
     commits.close()
+
+
+FALLIBLE: dict[str, tuple[str, Callable[[Flow], Flow]]] = {
+    "rowwise": ("final", lambda q: q.select("k", y=60 // col("x"))),
+    "groups": ("changes", lambda q: q.group_by("k").agg(n=si.count(), s=(60 // col("x")).sum())),
+    "rows": ("changes", lambda q: q.group_by("k").agg(n=(60 // col("x")).n_unique())),
+    "distinct": ("final", lambda q: q.select(y=60 // col("x")).distinct()),
+    "windows": ("final", lambda q: q.with_watermark("t", "0s").with_columns(y=60 // col("x"))
+                .group_by("k", si.tumbling("t", "10s")).agg(n=si.count(), s=col("y").sum())),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FALLIBLE)
+def test_rows_that_fail_end_the_stream_are_null_or_go_elsewhere(name: str, tmp_path: Path) -> None:
+    emit, build = FALLIBLE[name]
+    flow = build(si.flow(EVENTS))
+    batches = [[events(1, 2, 3), events(4, 5, k="b")], [events(6, 25), events(30, k="b")]]  # x begins with 0
+    good = [[part.filter(pc.field("x") != 0) for part in parts] for parts in batches]
+    nulls = [[part.set_column(2, "x", pa.array([x or None for x in part["x"].to_pylist()], pa.int64()))
+              for part in parts] for parts in batches]  # fmt: skip
+    with pytest.raises(ComputeError, match="division by zero"):
+        rows_of(flow, batches, tmp_path / "raise", emit=emit)
+    # A stream that a row has ended goes on in the other ways.
+    assert_same(rows_of(flow, batches, tmp_path / "raise", emit=emit, on_error="null"),
+                rows_of(flow, nulls, tmp_path / "nulls", emit=emit))
+    failed = si.to_memory()
+    sink = si.to_memory()
+    commits = begun(flow, tmp_path / "sink", sink, emit=emit, on_error=failed)
+    run(commits, batches, attempts=2)
+    commits.close()
+    assert commits.progress is not None
+    assert (commits.progress["rows_in"], commits.progress["failed_rows"]) == (3, 2)
+    assert_same(sink.table(), rows_of(flow, good, tmp_path / "good", emit=emit))
+    assert failed.table()["x"].to_pylist() == [0] * 4
 
 
 def test_state_that_is_closed_goes_away(tmp_path: Path) -> None:

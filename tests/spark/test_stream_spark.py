@@ -149,6 +149,8 @@ def test_what_goes_wrong_is_told_in_our_words(spark: Any, tmp_path: Path) -> Non
         (BadArgument, "late does not know this word", {"late": "keep"}),
         (BadArgument, "late takes a sink of its own", {"late": 3}),
         (BadArgument, "has no windows", {"late": si.to_memory()}),
+        (BadArgument, "on_error does not know this word", {"on_error": "drop"}),
+        (BadArgument, "on_error takes a sink of its own", {"on_error": 3}),
         (BadArgument, "checkpoint takes a directory", {"checkpoint": None}),
         (BadData, "has no column 'y'", {"q": si.flow({"y": pa.int64()}).select("y")}),
     ]  # fmt: skip

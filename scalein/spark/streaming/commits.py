@@ -33,7 +33,7 @@ from scalein.spark.streaming.outputs import Outlet
 from scalein.spark.streaming.places import Place
 from scalein.spark.streaming.reading import described
 from scalein.spark.streaming.runs import Run, joined_runs
-from scalein.spark.streaming.tasks import Batch, Heard, seen_of
+from scalein.spark.streaming.tasks import TOTALS, Batch, Heard, seen_of
 from scalein.spark.streaming.work import Work
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Plan:
 
     work: Work
     entering: pa.Schema  # the stream's columns that are read
-    outlets: dict[str, Outlet]  # out, and perhaps late
+    outlets: dict[str, Outlet]  # out, and perhaps late and failed
     place: Place
     partitions: int
     trigger: dict[str, object]
@@ -143,14 +143,14 @@ class Commits:
     def _run(self, number: int, query: str, act: Callable[[Batch], Heard], spark: SparkSession | None) -> None:
         began, partitions = time.monotonic(), self.partitions
         plan, prefix = self._plan, f"{self._manifests.name}-{number:010}"
-        outputs = (plan.outlets["out"].output, plan.outlets["late"].output if "late" in plan.outlets else None)
+        outputs = {role: outlet.output for role, outlet in plan.outlets.items()}
         said = act(Batch(self._work, plan.entering, prefix, partitions, self._clock, tuple(self._runs), plan.place,
                          outputs))
         words = [said.words[task] for task in sorted(said.words)]
         runs, clock = self._state_behind(words, partitions)
         output: dict[str, Json] = {}
         for role, outlet in plan.outlets.items():
-            prepared = outlet.prepared(prefix, [each[role] for each in words], getattr(said, role))
+            prepared = outlet.prepared(prefix, [each[role] for each in words], said.rows[role])
             output[role] = [outlet.kind, prepared]
         progress = self._counted(words, number, partitions, runs, clock)
         content: dict[str, Json] = {
@@ -191,16 +191,15 @@ class Commits:
                  clock: Clock) -> dict[str, Json]:
         # Each reduce task has heard all map tasks, so any of them knows what they counted.
         from_maps = words if self._plan.work.mode == "rowwise" else words[:1]
-        rows, timeless, late = (sum(as_int(each[name]) for each in from_maps)
-                                for name in ("rows", "timeless", "late_rows"))
+        rows, timeless, late, failed = (sum(as_int(each[name]) for each in from_maps) for name in TOTALS)
         if late and "late" not in self._plan.outlets and not self._has_warned:
             self._has_warned = True
             warnings.warn(f"{late} rows came too late and were dropped; later ones are only counted: see "
                           'last_progress["late_rows"], or give late= a sink', RuntimeWarning, stacklevel=2)
         return {"batch_id": number, "partitions": partitions, "rows_in": rows,
                 "rows_out": sum(as_int(each["rows_out"]) for each in words), "late_rows": late,
-                "timeless_rows": timeless, "far_rows": clock.far_rows, "watermark": clock.watermark,
-                "state_files": len({run.file for run in runs}),
+                "failed_rows": failed, "timeless_rows": timeless, "far_rows": clock.far_rows,
+                "watermark": clock.watermark, "state_files": len({run.file for run in runs}),
                 "state_bytes": sum({run.file: run.size_bytes for run in runs}.values())}
 
     def _commit(self, spark: SparkSession | None) -> None:

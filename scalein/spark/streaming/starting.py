@@ -10,6 +10,7 @@ import pyarrow as pa
 from scalein.connectors.base import Sink
 from scalein.errors import BadArgument, SourceLoc, here
 from scalein.flow import Flow
+from scalein.jobs.trying import tried
 from scalein.spark.shipping import settled
 from scalein.spark.streaming.commits import Plan, checked_partitions
 from scalein.spark.streaming.job import StreamJob
@@ -25,7 +26,8 @@ _TRIGGERS = ("processingTime", "availableNow", "once")
 
 
 def start(q: Flow, stream_df: DataFrame, *, sink: object, checkpoint: object, partitions: int = 8,
-          trigger: str | Mapping[str, object] | None = None, emit: str = "final", late: object = "drop") -> StreamJob:
+          trigger: str | Mapping[str, object] | None = None, emit: str = "final", late: object = "drop",
+          on_error: object = "raise") -> StreamJob:
     """Run a flow on a stream of Spark's, in the background: `wait()` for its end, `stop()` it, `scale(n)` it meanwhile.
 
     The flow begins with `si.flow(schema)` and has at most one aggregation or `distinct()`; joins are with static
@@ -42,6 +44,10 @@ def start(q: Flow, stream_df: DataFrame, *, sink: object, checkpoint: object, pa
     `emit` is "final" (a window when the watermark has passed its end) or "changes" (each group that a batch has
     changed, with a column `op`: insert, update or delete). `late` is "drop", "error", or a sink for rows that come
     after all their windows have closed. A stream never ends by itself, so it does not close its last windows.
+
+    A row in which an expression fails ends the stream, and would end it again at each start (`on_error="raise"`).
+    "null" gives null where an expression fails; a sink takes the rows that fail, with the columns that the flow reads,
+    and the others go on. What fails behind an aggregation is no row's fault, and ends the stream.
     """
     at = here()
     if not isinstance(q, Flow):
@@ -49,26 +55,39 @@ def start(q: Flow, stream_df: DataFrame, *, sink: object, checkpoint: object, pa
     _check_stream(stream_df, at)
     if emit not in ("final", "changes"):
         raise BadArgument("no such way to emit", at=at, found=repr(emit), has="'final', 'changes'")
-    if isinstance(late, str) and late not in ("drop", "error"):
-        raise BadArgument("late does not know this word", at=at, found=repr(late), has="'drop', 'error', or a sink")
-    how_late = late if isinstance(late, str) else "sink"
+    how_late = _word("late", late, ("drop", "error"), at)
+    how_wrong = _word("on_error", on_error, ("raise", "null"), at)
     if not isinstance(sink, Sink) and not callable(sink):
         raise BadArgument("sink takes a sink, or a function of a DataFrame and a batch's number", at=at,
                           found=repr(sink), hint='for example si.to_parquet("out/"), or lambda df, batch: ...')
-    if how_late == "sink" and (not isinstance(late, Sink) or late is sink):
-        raise BadArgument("late takes a sink of its own", at=at, found=repr(late),
-                          hint='for example si.to_parquet("late/")')
+    if how_late == how_wrong == "sink" and late is on_error:
+        raise BadArgument("one sink cannot take two kinds of rows", at=at, hint="give each its own")
+    for name, given, how in (("late", late, how_late), ("on_error", on_error, how_wrong)):
+        if how == "sink" and (not isinstance(given, Sink) or given is sink):
+            raise BadArgument(f"{name} takes a sink of its own", at=at, found=repr(given),
+                              hint=f'for example si.to_parquet("{"late" if name == "late" else "failed"}/")')
     place = place_of(checkpoint, at)
     entering = checked_schema(one_source(q.op, at).arrow, stream_df.schema, at)
-    work = Work(settled(bound_types(q.op, entering), at), emit, how_late, at)
+    op = settled(bound_types(q.op, entering), at)
+    work = Work(tried(op) if how_wrong == "null" else op, emit, how_late, how_wrong, at)
     outlets = {"out": outlet(sink, work.schema, "out", place, at)}
     if how_late == "sink":
         if work.window is None:
             raise BadArgument("late rows are those whose windows have closed, and the flow has no windows", at=at)
         outlets["late"] = outlet(late, work.late_schema, "late", place, at)
     reads = pa.schema([entering.field(name) for name in work.reads])
+    if how_wrong == "sink":
+        outlets["failed"] = outlet(on_error, reads, "failed", place, at)
     return StreamJob(Plan(work, reads, outlets, place, checked_partitions(partitions, at), _trigger(trigger, at), at),
                      stream_df)
+
+
+def _word(name: str, given: object, words: tuple[str, str], at: SourceLoc) -> str:
+    """What becomes of rows that are no result: one of some words, or "sink"."""
+    if isinstance(given, str) and given not in words:
+        raise BadArgument(f"{name} does not know this word", at=at, found=repr(given),
+                          has=", ".join(map(repr, words)) + ", or a sink")
+    return given if isinstance(given, str) else "sink"
 
 
 def _check_stream(df: object, at: SourceLoc) -> None:

@@ -2,9 +2,9 @@
 
     stream's rows -> MapTask -> cells (target, kind, blob) -> repartition by target -> ReduceTask -> words, blobs
 
-The cells of a target hold what crosses (`PARTIALS`), late rows if they are wanted, and from each map task what it
-counted and saw of time: so each reduce task knows the batch's time, and closes windows in the same batch. A flow
-without state has no second task: `RowTask` does everything.
+The cells of a target hold what crosses (`PARTIALS`), late and failed rows if they are wanted, and from each map task
+what it counted and saw of time: so each reduce task knows the batch's time, and closes windows in the same batch. A
+flow without state has no second task: `RowTask` does everything.
 
 A task's words are JSON: the runs and files that it wrote, and what it counted. Whatever it wrote is durable before it
 speaks, and nothing of it counts before the driver has heard it: attempts may fail, be repeated, or run beside one
@@ -35,11 +35,13 @@ from scalein.spark.streaming.runs import Run, keep_only, ranges
 from scalein.spark.streaming.work import Tally, Work
 from scalein.spark.types import entering
 
-PARTIALS, COUNTED, LATE, WORDS, OUT = range(5)  # kinds of cells, and of what a task says
+PARTIALS, COUNTED, LATE, WORDS, OUT, FAILED = range(6)  # kinds of cells, and of what a task says
 CELLS = pa.schema([pa.field("target", pa.int32(), False), pa.field("kind", pa.int32(), False),
                    pa.field("blob", pa.binary(), False)])  # fmt: skip
 SPARK_CELLS = "target int, kind int, blob binary"
 JOINED_ROWS = 1 << 18  # of a batch for kernels
+TOTALS = ("rows", "timeless", "late_rows", "failed_rows")  # that map tasks count
+_KIND_OF = {"out": OUT, "late": LATE, "failed": FAILED}
 
 Batches = Iterator[pa.RecordBatch]
 
@@ -55,7 +57,7 @@ class Batch:
     clock: Clock
     runs: tuple[Run, ...]
     place: Place
-    outputs: tuple[Output, Output | None]  # of results and of late rows
+    outputs: dict[str, Output]  # of results ("out"), and perhaps of late and failed rows
 
     def unpacked(self) -> Work:
         found = self.work.value()
@@ -79,8 +81,9 @@ class MapTask:
         crossing = work.crossing(rows, batch.clock, tally, options)
         for target, part in routed(crossing, work.phases.keys, batch.partitions, options):
             yield cell(places[target], PARTIALS, encoded(part))
-        for late in joined(tally.late, JOINED_BYTES):
-            yield cell(places[number % batch.partitions], LATE, encoded(late))
+        for kind, kept in ((LATE, tally.late), (FAILED, tally.failed)):
+            for rows in joined(kept, JOINED_BYTES):
+                yield cell(places[number % batch.partitions], kind, encoded(rows))
         words = pa.py_buffer(json.dumps(tally.to_json()).encode())
         for target in range(batch.partitions):
             yield cell(places[target], COUNTED, words)
@@ -99,7 +102,7 @@ class ReduceTask:
         batch, work = self.batch, self.batch.unpacked()
         keep_only(batch.place, batch.runs)
         given: list[pa.RecordBatch] = []
-        late: list[pa.RecordBatch] = []
+        others: list[tuple[str, pa.RecordBatch]] = []  # late and failed rows
         counted: list[dict[str, Any]] = []
         targets = set[int]()
         for place, kind, blob in _blobs(cells):
@@ -107,7 +110,9 @@ class ReduceTask:
             if kind == PARTIALS:
                 given.append(decoded(blob, work.phases.crossing))
             elif kind == LATE:
-                late.append(decoded(blob, work.late_schema))
+                others.append(("late", decoded(blob, work.late_schema)))
+            elif kind == FAILED:
+                others.append(("failed", decoded(blob, batch.entering)))
             else:
                 counted.append(json.loads(blob.to_pybytes()))
         if not targets:  # no task had anything to say to this target
@@ -117,13 +122,12 @@ class ReduceTask:
         groups = ranges(batch.partitions)[target]
         runs = [part for run in batch.runs if (part := run.within(*groups)) is not None]
         share = Share(groups, runs, batch.clock, work.moved(batch.clock, seen_of(counted)))
-        with _outputs(batch, target) as (out, late_out):
-            left = reducer(work, options).run(share, given, batch.place, out.write)
-            for rows in late:
-                if late_out is not None:
-                    late_out.write(rows)
-            totals = {name: sum(words[name] for words in counted) for name in ("rows", "timeless", "late_rows")}
-            yield from _said(target, out, late_out, runs=[[*run.to_json()] for run in left],
+        with _outputs(batch, target) as outputs:
+            left = reducer(work, options).run(share, given, batch.place, outputs["out"].write)
+            for role, rows in others:
+                outputs[role].write(rows)
+            totals = {name: sum(words[name] for words in counted) for name in TOTALS}
+            yield from _said(target, outputs, runs=[[*run.to_json()] for run in left],
                              clock=share.now.to_json(), **totals)
 
 
@@ -138,10 +142,12 @@ class RowTask:
 
     def run(self, batches: Iterable[pa.RecordBatch], options: Options, number: int) -> Batches:
         batch, work, tally = self.batch, self.batch.unpacked(), Tally()
-        with _outputs(batch, number) as (out, late_out):
+        with _outputs(batch, number) as outputs:
             for found in work.crossing(_entered(batches, batch.entering), batch.clock, tally, options):
-                out.write(work.told(found))
-            yield from _said(number, out, late_out, **tally.to_json())
+                outputs["out"].write(work.told(found))
+            for rows in tally.failed:
+                outputs["failed"].write(rows)
+            yield from _said(number, outputs, **tally.to_json())
 
 
 def reducer(work: Work, options: Options) -> Reducer:
@@ -172,27 +178,24 @@ class _Counted:
 
 
 @contextmanager
-def _outputs(batch: Batch, number: int) -> Iterator[tuple[_Counted, Taken | None]]:
+def _outputs(batch: Batch, number: int) -> Iterator[dict[str, _Counted]]:
     """Where a task's rows go; if it fails, what it staged is given up."""
-    begun = [None if each is None else each.begin(batch.prefix, number) for each in batch.outputs]
+    begun = {role: _Counted(each.begin(batch.prefix, number)) for role, each in batch.outputs.items()}
     try:
-        assert begun[0] is not None
-        yield _Counted(begun[0]), begun[1]
+        yield begun
     except BaseException:
-        for each in begun:
-            if each is not None:
-                each.abandon()
+        for each in begun.values():
+            each.taken.abandon()
         raise
 
 
-def _said(number: int, out: _Counted, late: Taken | None, **words: Json) -> Batches:
+def _said(number: int, outputs: dict[str, _Counted], **words: Json) -> Batches:
     """The end of a task: its words, then rows for the driver."""
-    words["rows_out"] = out.rows
+    words["rows_out"] = outputs["out"].rows
     blobs: list[tuple[int, pa.Buffer]] = []
-    for kind, taken in ((OUT, out.taken), (LATE, late)):
-        if taken is not None:
-            words["out" if kind == OUT else "late"], sent = taken.finish()
-            blobs += ((kind, blob) for blob in sent)
+    for role, each in outputs.items():
+        words[role], sent = each.taken.finish()
+        blobs += ((_KIND_OF[role], blob) for blob in sent)
     yield cell(number, WORDS, pa.py_buffer(json.dumps(words).encode()))
     for kind, blob in blobs:
         yield cell(number, kind, blob)
@@ -225,19 +228,19 @@ def _task_number() -> int:
 
 @dataclass(frozen=True)
 class Heard:
-    """What all tasks of a batch have said: words by task, and rows for the driver."""
+    """What all tasks of a batch have said: words by task, and rows for the driver by role."""
 
     words: dict[int, dict[str, Json]]
-    out: list[pa.Buffer]
-    late: list[pa.Buffer]
+    rows: dict[str, list[pa.Buffer]]
 
 
 def heard(rows: Iterable[tuple[int, int, Any]]) -> Heard:
     """What tasks said, from (number, kind, blob)."""
-    found = Heard({}, [], [])
+    found = Heard({}, {role: [] for role in _KIND_OF})
+    role_of = {kind: role for role, kind in _KIND_OF.items()}
     for number, kind, blob in rows:
         if kind == WORDS:
             found.words[number] = json.loads(bytes(blob))
         else:
-            (found.out if kind == OUT else found.late).append(pa.py_buffer(blob))
+            found.rows[role_of[kind]].append(pa.py_buffer(blob))
     return found

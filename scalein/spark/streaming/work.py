@@ -16,22 +16,24 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
+from pathlib import Path
 
 import pyarrow as pa
 
 from scalein.compiler import compile_flow
 from scalein.connectors.base import Json
 from scalein.dtypes import Schema
-from scalein.errors import BadArgument, LateData, SourceLoc
+from scalein.errors import BadArgument, ComputeError, LateData, SourceLoc
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named, columns
 from scalein.ir.rewrite import exprs_of, rewrite, walk_ops
 from scalein.jobs.changes import OP, told
 from scalein.jobs.changes import check as check_changes
 from scalein.jobs.late import Lateness
+from scalein.jobs.partials import _computed
 from scalein.jobs.remembered import signature
 from scalein.jobs.segments import Feed, Segment, cut, over, placeholder
-from scalein.jobs.steps import Arrival, reads
+from scalein.jobs.steps import Arrival, Runner, Surroundings, reads
 from scalein.jobs.watermarks import extent, far_ahead
 from scalein.options import Options
 from scalein.runtime.run import Program
@@ -48,19 +50,22 @@ class Tally:
     rows: int = 0
     timeless: int = 0
     late_rows: int = 0
+    failed_rows: int = 0
     seen: list[Seen] = field(default_factory=list)
     late: list[pa.RecordBatch] = field(default_factory=list)  # if they are wanted
+    failed: list[pa.RecordBatch] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Json]:
         return {"rows": self.rows, "timeless": self.timeless, "late_rows": self.late_rows,
+                "failed_rows": self.failed_rows,
                 "seen": [[each.rows, each.near, each.far, each.middle, each.believed] for each in self.seen]}
 
 
 class Work:
-    """A flow over one stream. `late` is drop, error or sink."""
+    """A flow over one stream. `late` is drop, error or sink; `on_error` is raise or sink."""
 
-    def __init__(self, op: ops.Op, emit: str, late: str, at: SourceLoc) -> None:
-        self._op, self.emit, self._late, self._at = op, emit, late, at
+    def __init__(self, op: ops.Op, emit: str, late: str, on_error: str, at: SourceLoc) -> None:
+        self._op, self.emit, self._late, self._on_error, self._at = op, emit, late, on_error, at
         feed = _one_feed(op, at)
         self.feed, segment = feed, feed.first
         self.phases = Phases(segment)
@@ -75,7 +80,7 @@ class Work:
         self.far = None if dtype is None else far_ahead(dtype)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Work, (self._op, self.emit, self._late, self._at)
+        return Work, (self._op, self.emit, self._late, self._on_error, self._at)
 
     def _mode(self, segment: Segment) -> str:
         match segment.state:
@@ -161,6 +166,8 @@ class Work:
             found |= set(reads(self.lateness.rows.node))
         if self.mark is not None:
             found |= {self.mark.column} if self._times is None else set(reads(self._times.node))
+        if self._check is not None:
+            found |= set(reads(self._check.node))
         names = self.segment.input.arrow.names
         return [name for name in names if name in found] or names[:1]
 
@@ -193,13 +200,39 @@ class Work:
                  options: Options) -> Iterator[pa.RecordBatch]:
         """What crosses for batches of the stream's columns `reads`; the rest is counted."""
         watermark = clock.watermark
-        arrivals = self._arrivals(batches, clock, watermark, tally, options)
+        arrivals = self._arrivals(self._sound(batches, tally, options), clock, watermark, tally, options)
         for is_in_time, some in groupby(self._split(arrivals), key=itemgetter(0)):
             rows = (batch for _, batch in some)
             if is_in_time:
                 yield from self.phases.map(rows, options)
             else:
                 yield from self._sorted_phases.map(self._in_time(rows, watermark, tally, options), options)
+
+    @cached_property
+    def _check(self) -> Program | None:
+        """All that is computed of a row before it meets others, if rows that fail there are to be left out."""
+        if self._on_error != "sink":
+            return None
+        is_rowwise = self.mode == "rowwise"
+        return Program(compile_flow(self.segment.op if is_rowwise else _computed(self.segment, self.keeps_late)))
+
+    def _sound(self, batches: Iterable[pa.RecordBatch], tally: Tally, options: Options) -> Iterator[pa.RecordBatch]:
+        """The rows that do not fail. They are computed once more later: groups and the sorting out of late rows cannot
+        take a row back.
+        """
+        if self._check is None:
+            yield from batches
+            return
+
+        def failed(rows: pa.RecordBatch, error: ComputeError) -> None:
+            tally.rows += rows.num_rows
+            tally.failed_rows += rows.num_rows
+            tally.failed.append(rows)
+
+        around = Surroundings(options, Path(), lambda rows: None, False, lambda rows: None, failed, 0)
+        runner = Runner(self.segment.op, around, self._check)
+        for batch in batches:
+            yield from runner.sound(batch)
 
     def _split(self, arrivals: Iterable[Arrival]) -> Iterator[tuple[bool, pa.RecordBatch]]:
         """Batches, and whether all their rows are in time or must be looked at."""
