@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
@@ -29,7 +30,7 @@ from scalein.spark.streaming import job, outputs, places, reducing, runs
 from scalein.spark.streaming.commits import Commits
 from scalein.spark.streaming.job import StreamJob
 from scalein.spark.streaming.manifest import Manifests
-from scalein.spark.streaming.places import Place, place_of
+from scalein.spark.streaming.places import OUTPUT, Place, place_of
 from scalein.spark.streaming.reading import read_state
 from scalein.spark.streaming.tasks import Batch, Heard
 from tests.same import assert_same
@@ -160,7 +161,7 @@ def test_either_of_two_attempts_may_win(tmp_path: Path) -> None:
     def act(batch: Batch) -> Heard:
         first, second = acting(rows(0))(batch), acting(rows(0))(batch)
         words = {task: (first if task % 2 else second).words[task] for task in first.words}
-        return Heard(words, first.out, first.late)
+        return Heard(words, first.rows)
 
     commits = begin(tmp_path)
     commits.do(0, "query", act, None)
@@ -200,6 +201,26 @@ def test_a_task_that_fails_unstages_its_files(tmp_path: Path, monkeypatch: pytes
             commits.do(0, "query", acting(rows(0)), None)
     assert list((tmp_path / "out").iterdir()) == []
     commits.close()
+
+
+def test_rows_for_a_function_do_not_wait_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outputs, "GROUP_BYTES", 1000)
+    place = place_of(tmp_path, NOWHERE)
+    place.make(OUTPUT)
+    table = everything()
+    for is_kept in (True, False):
+        taken: Any = outputs.Stored(place, table.schema).begin("job-1", 0)
+        for batch in table.to_batches(max_chunksize=20):
+            taken.write(batch)
+            assert taken.waiting_bytes < 1000
+        if is_kept:
+            assert taken.finish() == ([taken.name], [])
+            assert pq.read_table(place.path(taken.name)).equals(table)
+            assert pq.ParquetFile(place.path(taken.name)).num_row_groups > 2
+        else:
+            taken.abandon()
+            assert not Path(place.path(taken.name)).exists()
+    assert outputs.Stored(place, table.schema).begin("job-1", 0).finish() == ([], [])
 
 
 def test_a_damaged_run_stops_the_stream_and_is_named(tmp_path: Path) -> None:

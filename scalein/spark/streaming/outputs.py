@@ -11,6 +11,7 @@ is the driver's part, for results ("out") and for late rows ("late").
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 Function = Callable[[Any, int], object]
 TIDY_EVERY = 64  # batches, after which files of attempts that have lost are looked for
+GROUP_BYTES = 32 << 20  # of a row group in the files for a function
 BLOB_ROWS = 1 << 16  # of results that come to the driver in one piece
 
 
@@ -123,25 +125,43 @@ class Stored:
 
 @dataclass
 class _Storing:
+    """A file that is begun with the first rows; a row group of them waits in memory, and no more."""
+
     place: Place
     schema: pa.Schema
-    batches: list[pa.RecordBatch] = field(default_factory=list)
+    waiting: list[pa.RecordBatch] = field(default_factory=list)
+    waiting_bytes: int = 0
+    name: str = ""
+    writer: Any = None
+    opened: ExitStack = field(default_factory=ExitStack)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        self.batches += leaving(batch, self.schema)
+        for rows in leaving(batch, self.schema):
+            self.waiting.append(rows)
+            self.waiting_bytes += rows.nbytes
+            if self.waiting_bytes >= GROUP_BYTES:
+                self._flush()
 
-    def finish(self) -> tuple[Json, list[pa.Buffer]]:
+    def _flush(self) -> None:
         import pyarrow.parquet as pq
 
-        if not self.batches:
-            return [], []
-        name = self.place.new_name(OUTPUT, ".parquet")
-        with self.place.writing(name) as written, pa.PythonFile(written, "w") as file:
-            pq.write_table(pa.Table.from_batches(self.batches, self.schema), file, compression="lz4")
-        return [name], []
+        if self.writer is None:
+            self.name = self.place.new_name(OUTPUT, ".parquet")
+            written = self.opened.enter_context(self.place.writing(self.name))
+            file = self.opened.enter_context(pa.PythonFile(written, "w"))
+            self.writer = self.opened.enter_context(pq.ParquetWriter(file, self.schema, compression="lz4"))
+        self.writer.write_table(pa.Table.from_batches(self.waiting, self.schema))
+        self.waiting, self.waiting_bytes = [], 0
+
+    def finish(self) -> tuple[Json, list[pa.Buffer]]:
+        if self.waiting:
+            self._flush()
+        self.opened.close()
+        return [self.name] if self.name else [], []
 
     def abandon(self) -> None:
-        pass
+        with suppress(WriteFailed), self.opened:
+            raise WriteFailed("the task has failed")  # then what is open does not become a file
 
 
 # --- on the driver
