@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from itertools import takewhile
@@ -208,7 +208,7 @@ class Job:
             warnings.warn("the job of this checkpoint has finished, and rows that came later are not read: give another"
                           f" directory than {self._plan.checkpoint} to begin anew", RuntimeWarning, stacklevel=2)
 
-    def _write(self, batches: list[pa.RecordBatch]) -> None:
+    def _write(self, batches: Iterable[pa.RecordBatch]) -> None:
         for batch in batches:
             if batch.num_rows:
                 self._metrics.rows_out += batch.num_rows

@@ -318,12 +318,11 @@ class Pipeline:
         sated = {number for number, step in enumerate(self.steps) if isinstance(step, Limit) and step.is_sated}
         return all(sated & set(line.path) for line in self._lines)
 
-    def finish(self) -> list[pa.RecordBatch]:
-        """Everything that is left: nothing follows."""
-        out: list[pa.RecordBatch] = []
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Everything that is left, one batch after the other: it may be more than fits into memory. Nothing follows."""
         for number, step in enumerate(self.steps):
-            out += self._along(self._behind(number), [Arrival(batch, self._advanced) for batch in step.finish()])
-        return self._told(out)
+            for batch in step.finish():
+                yield from self._told(self._along(self._behind(number), [Arrival(batch, self._advanced)]))
 
     def _delay(self, segment: Segment) -> int:
         """How much earlier time is here: a window that is still open behind a group begins less than its size ago."""

@@ -8,7 +8,7 @@ before that needs no store: its groups are read from the tables, as `collect` do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 
 import numpy as np
@@ -138,7 +138,7 @@ class Running(Partial):
             self._oldest = FOREVER if self._slices.oldest is None else self._slices.oldest
         return []
 
-    def finish(self) -> Batches:
+    def finish(self) -> Iterable[pa.RecordBatch]:
         if not self._has_store and self._keys != [_ONE]:
             try:
                 return self._finish.behind(list(self._standing.take_whole()))
@@ -150,11 +150,14 @@ class Running(Partial):
             return [told(batch, "insert") for batch in (self._finish.all([]) if is_empty else [])]
         return self._results()
 
-    def _results(self) -> Batches:
+    def _results(self) -> Iterator[pa.RecordBatch]:
+        """All groups, a part of the store at a time: they may be more than fit into memory."""
         batches = (batch.select(self._columns) for batch in self._store.scan() if batch.num_rows)
         if self._keys == [_ONE]:  # no row at all is a result as well
-            return self._finish.all(list(batches))
-        return [out for batch in batches for out in self._finish.each([batch])]
+            yield from self._finish.all(list(batches))
+        else:
+            for batch in batches:
+                yield from self._finish.each([batch])
 
     def settle(self) -> None:
         self._has_many |= self._standing.is_parted

@@ -87,7 +87,8 @@ class Step(Protocol):
 
     def advance(self, watermark: int) -> Batches: ...
 
-    def finish(self) -> Batches: ...
+    def finish(self) -> Iterable[pa.RecordBatch]:
+        """What is left, one batch after the other as it is asked for."""
 
     def settle(self) -> None:
         """Take all that has arrived into the state. Unlike `freeze`, whose error costs one checkpoint, it may fail
@@ -169,7 +170,7 @@ class Stateless:
     def advance(self, watermark: int) -> Batches:
         return []
 
-    def finish(self) -> Batches:
+    def finish(self) -> Iterable[pa.RecordBatch]:
         return []
 
     def settle(self) -> None:

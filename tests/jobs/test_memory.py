@@ -174,3 +174,21 @@ def test_a_small_budget_changes_nothing_but_time() -> None:
         flow.start(sink=out, memory=given, workers=2).wait()
         results.append(sorted(map(str, out.table().to_pylist())))
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_results_are_written_as_they_are_made(behind: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """All of them at once may be more than memory holds."""
+    real, scanned, seen = LogStore.scan, [0], []
+
+    def scan(self: LogStore) -> Iterator[pa.RecordBatch]:
+        for batch in real(self):
+            scanned[0] += batch.num_rows
+            yield batch
+
+    monkeypatch.setattr(LogStore, "scan", scan)
+    flow = si.from_arrow(pa.table({"k": np.arange(20_000)})).group_by("k").agg(n=si.count())
+    flow = flow.map_batches(lambda batch: batch, flow.collect().schema) if behind else flow
+    flow.start(sink=si.to_callback(lambda batch: seen.append((batch.num_rows, scanned[0]))), checkpoint=tmp_path).wait()
+    assert sum(rows for rows, _ in seen) == 20_000
+    assert seen[0][1] < 2_000
