@@ -133,7 +133,7 @@ class Phases:
         """The columns of rows that cross in the place of partial groups; None if these always are groups."""
         if self.kind != "partials" or not self.keys:
             return None
-        again = two_phase(group_of(compile_flow(self._over_rows)))
+        again = two_phase(group_of(compile_flow(self.over_rows)))
         is_same = again.partial.schema == self._two.partial.schema and again.functions == self._two.functions
         return self._rows_op.schema.arrow if is_same else None
 
@@ -273,7 +273,7 @@ class Phases:
 
     @cached_property
     def _partials_of_rows(self) -> Program:
-        return Program(two_phase(group_of(compile_flow(self._over_rows))).partial)
+        return Program(two_phase(group_of(compile_flow(self.over_rows))).partial)
 
     @cached_property
     def _combine(self) -> Program | None:
@@ -305,12 +305,12 @@ class Phases:
     def _state_again(self) -> ops.Op:
         """The op with state over rows that have crossed."""
         if isinstance(self.state, ops.Aggregate):
-            return self._over_rows
+            return self.over_rows
         assert self.state is not None
         return replace(self.state, input=placeholder(Schema.from_arrow(self.crossing)))
 
     @cached_property
-    def _over_rows(self) -> ops.Op:
+    def over_rows(self) -> ops.Aggregate:
         """The aggregation over what it reads."""
         assert isinstance(self.state, ops.Aggregate)
         names = self._crossing_names

@@ -114,7 +114,7 @@ def test_changes_of_groups_add_up_to_what_collect_gives(name: str, seed: int, tm
     if not keys and not all_rows(given).num_rows:
         want = want.slice(0, 0)  # a stream has no result before the first row
     assert_same(pa.Table.from_pylist(folded(told, keys), want.schema), want, tolerance=1e-9)
-    if name in ("one key", "text", "composite", "no key"):
+    if name in ("one key", "text", "composite", "no key", "keeping rows", "rows, no key"):
         assert_same(read_state(tmp_path), want, tolerance=1e-9)
 
 
@@ -300,6 +300,17 @@ def test_the_state_has_no_part_of_a_closed_window(tmp_path: Path) -> None:
     commits.close()
     found = read_state(tmp_path).column("window_end").to_pylist()
     assert sorted((end - START).total_seconds() for end in found) == [14, 18, 22]
+
+
+def test_the_state_of_windows_that_keep_rows(tmp_path: Path) -> None:
+    flow = (si.flow(EVENTS).with_watermark("t", "0s").group_by("k", si.sliding("t", "10s", every="4s"))
+            .agg(u=col("x").n_unique(), best=col("x").top_k(2, by=-col("x")), last=col("x").arg_max("t")))  # fmt: skip
+    commits = begun(flow, tmp_path, si.to_memory())
+    run(commits, [[events(1, 6, 13)], [events(13, k="b")]])
+    commits.close()
+    given = pa.concat_tables([events(1, 6, 13), events(13, k="b")])
+    want = flow.collect(given)
+    assert_same(read_state(tmp_path), want.filter(pc.field("window_end") > START + timedelta(seconds=13)))
 
 
 @pytest.mark.parametrize(("before", "after", "want"), [("10s", "0s", [10, 20]), ("0s", "10s", [10])])

@@ -1,7 +1,7 @@
 """The state of a stream as a table, without the flow that made it.
 
-A manifest says of what its runs are made: key columns, and how results come from accumulators. That is all that is
-needed to finish partial groups, so nothing of the flow's code is stored or run.
+A manifest says of what its runs are made: key columns, and how results come from accumulators, or from columns of
+rows that wait. That is all that is needed to finish groups, so nothing of the flow's code is stored or run.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from scalein.connectors.base import Json
 from scalein.dtypes import Field, Schema, from_arrow_type
 from scalein.errors import BadArgument, Damaged, here
 from scalein.ir import ops
-from scalein.ir.exprs import Col
+from scalein.ir.exprs import Agg, Col, Named, NamedAgg
 from scalein.ir.nodes import Grouped, Scan
 from scalein.ir.tables import Acc, AccKind, Key, Output, Slicing, Table
 from scalein.ir.two_phase import two_phase
 from scalein.jobs.json import as_int, as_list, as_map, as_text
 from scalein.jobs.partials import group_of
+from scalein.jobs.segments import placeholder
 from scalein.jobs.steps import filtered
 from scalein.jobs.watermarks import as_integers
 from scalein.options import Options
@@ -39,7 +40,7 @@ def read_state(checkpoint: object) -> pa.Table:
     """The state of a stream as it was behind the last batch that was committed; the stream may be running.
 
     Of groups these are the keys and aggregates, of open windows with what they have so far; of a distinct the rows
-    seen; of aggregates that keep their input (`n_unique`, `quantile`, ...) the rows that wait.
+    seen.
     """
     at = here()
     place = place_of(checkpoint, at)
@@ -75,6 +76,7 @@ def described(work: Work) -> Json:
     about: dict[str, Json] = {"mode": work.mode, "kind": work.phases.kind, "window": window, "slices": work.slices,
                               "columns": _schema_text(work.kept)}
     if work.phases.kind != "partials":
+        about["aggregate"] = _described_aggregate(work.phases.over_rows)
         return about
     final = two_phase(group_of(compile_flow(work.segment.op))).final
     table = final.table
@@ -86,6 +88,20 @@ def described(work: Work) -> Json:
     outputs = Schema(tuple(Field(output.name, output.dtype, output.nullable) for output in table.outputs))
     about["results"] = _schema_text(outputs.arrow)
     return about
+
+
+def _described_aggregate(op: ops.Aggregate) -> Json:
+    """An aggregation of columns: keys, the time of its window, and of each result the function and what it takes."""
+    aggs: list[Json] = []
+    for each in op.aggs:
+        params: list[Json] = []
+        for param in each.agg.params:
+            assert isinstance(param, str | int | float), param
+            params.append(param)
+        aggs.append([each.name, each.agg.fn, [_column(arg) for arg in each.agg.args], params])
+    return {"keys": [[key.name, _column(key.expr)] for key in op.keys],
+            "time": None if op.window is None else _column(op.window.time), "aggs": aggs,
+            "results": _schema_text(op.schema.arrow)}
 
 
 def _column(expr: object) -> str:
@@ -102,16 +118,19 @@ def _finished(state: dict[str, Json], pieces: list[pa.RecordBatch], watermark: J
         slices = as_text(state["slices"])
         pieces = [filtered(piece, pc.greater_equal(as_integers(piece.column(slices)), first)) for piece in pieces]
     given = [piece.drop_columns([HASH]) for piece in pieces if piece.num_rows]
-    if state["kind"] != "partials":
+    if state["kind"] == "partials":
+        program = Program(_group(state, window, columns))
+    elif "aggregate" in state:
+        program = Program(compile_flow(_aggregate(as_map(state["aggregate"]), window, columns)))
+        given = [piece.select([name for name in columns.names if name != SLICE]) for piece in given]
+    else:  # a version that did not say of what the rows are
         return pa.Table.from_batches(given, columns).select([name for name in columns.names if name != SLICE])
-    program = Program(_group(state, window, columns))
     found = list(program.run(given, Options.make())) if given else []
     if window is not None and watermark is not None:  # what is open is also part of windows that are closed
         found = [filtered(batch, pc.greater(as_integers(batch.column("window_end")), as_int(watermark)))
                  for batch in found]
     table = pa.Table.from_batches(found, program.node.schema.arrow)
-    keys = _schema(state["keys"]).names
-    return table.select(keys) if state["mode"] == "distinct" else table
+    return table.select(_schema(state["keys"]).names) if state["mode"] == "distinct" else table
 
 
 def _group(state: dict[str, Json], window: list[int] | None, columns: pa.Schema) -> Grouped:
@@ -132,6 +151,26 @@ def _group(state: dict[str, Json], window: list[int] | None, columns: pa.Schema)
                   0 if window is None else gcd(*window))
     source = ops.Source("partials", columns, tuple(columns.names))
     return Grouped(Scan(source), (), table, tuple(Col(key.name, key.dtype, key.nullable) for key in own))
+
+
+def _aggregate(about: dict[str, Json], window: list[int] | None, columns: pa.Schema) -> ops.Op:
+    """The aggregation of rows that wait, from its description."""
+    rows = Schema.from_arrow(pa.schema([field for field in columns if field.name != SLICE]))
+    results = _schema(about["results"])
+
+    def column(name: Json) -> Col:
+        found = rows[as_text(name)]
+        return Col(found.name, found.dtype, found.nullable)
+
+    keys = tuple(Named(as_text(name), column(of)) for name, of in map(as_list, as_list(about["keys"])))
+    aggs = []
+    for name, fn, args, params in map(as_list, as_list(about["aggs"])):
+        result = results.field(as_text(name))
+        agg = Agg(as_text(fn), tuple(map(column, as_list(args))), from_arrow_type(result.type), result.nullable,
+                  tuple(as_list(params)))
+        aggs.append(NamedAgg(result.name, agg))
+    span = None if window is None else ops.Window(column(about["time"]), *window)
+    return ops.Aggregate(placeholder(rows), keys, span, tuple(aggs))
 
 
 def _schema_text(schema: pa.Schema) -> str:
