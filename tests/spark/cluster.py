@@ -1,6 +1,7 @@
 """A standalone Spark cluster on the loopback, started from pyspark's own files: a master, and workers of one core each.
 
-A worker is a process group with its executor: killed with -9 they vanish together, as a machine does.
+A worker is a process group with its executor: killed with -9 they vanish together, as a machine does. Each has an
+address of its own, 127.0.0.2 and so on: Spark starts a second attempt of a task on another host only.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Self
 
 PATIENCE_S = 240.0  # a machine may be busy
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # a JVM that compiles less starts sooner
-ANYWHERE = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+ANYWHERE = ("--port", "0", "--webui-port", "0")
 
 
 def until(what: str, happened: Callable[[], object], seconds: float = PATIENCE_S) -> None:
@@ -37,7 +38,7 @@ class Cluster:
         self._folder = folder
         self._count = 0
         self.workers: list[subprocess.Popen[bytes]] = []
-        self._master = self._start("master", "org.apache.spark.deploy.master.Master", *ANYWHERE)
+        self._master = self._start("master", "127.0.0.1", "org.apache.spark.deploy.master.Master", *ANYWHERE)
         self.url = ""
 
     def __enter__(self) -> Self:
@@ -57,22 +58,23 @@ class Cluster:
     def add_worker(self) -> None:
         self._count += 1
         name = f"worker-{self._count}"
-        self.workers.append(self._start(name, "org.apache.spark.deploy.worker.Worker", *ANYWHERE, "--cores", "1",
-                                        "--memory", "1g", "--work-dir", str(self._folder / name), self.url))
+        self.workers.append(self._start(name, f"127.0.0.{self._count + 1}", "org.apache.spark.deploy.worker.Worker",
+                                        *ANYWHERE, "--cores", "1", "--memory", "1g", "--work-dir",
+                                        str(self._folder / name), self.url))
 
     def kill_worker(self) -> None:
         """The oldest one, with its executor and that one's Pythons."""
         kill(self.workers.pop(0))
 
-    def _start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
+    def _start(self, name: str, host: str, *command: str) -> subprocess.Popen[bytes]:
         import pyspark
 
         home = os.path.dirname(pyspark.__file__)
         with open(self._folder / f"{name}.log", "wb") as log:
             return subprocess.Popen(
-                [os.path.join(home, "bin", "spark-class"), *command], stdout=log, stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env={**os.environ, "SPARK_HOME": home, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "256m",
+                [os.path.join(home, "bin", "spark-class"), command[0], "--host", host, *command[1:]], stdout=log,
+                stderr=subprocess.STDOUT, start_new_session=True,
+                env={**os.environ, "SPARK_HOME": home, "SPARK_LOCAL_IP": host, "SPARK_DAEMON_MEMORY": "256m",
                      "SPARK_DAEMON_JAVA_OPTS": SHORT_LIVED,
                      "PYSPARK_PYTHON": sys.executable, "SPARK_NO_DAEMONIZE": "1"})
 

@@ -1,7 +1,7 @@
 """What the drivers of `test_cluster.py` run, each as a process of its own: `python -m tests.spark.cluster_driver ...`.
 
 Trouble comes from inside of the flows: a step that leaves a mark when a task is at work, takes a moment, fails the
-first time, or is slow the first time so that Spark starts a second attempt beside it.
+first time, or stands still the first time until Spark has started a second attempt beside it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from scalein import col
 from scalein.flow import Flow
 from tests.spark.cluster import SHORT_LIVED
 
-ROWS, FILES = 48_000, 8
+ROWS, FILES = 48_000, 12
+SLOW_S = 60.0  # that a task waits for its double
 Step = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 
@@ -47,12 +48,21 @@ def write_events(folder: Path) -> None:
 
 
 def trouble(marks: Path, name: str, *, pause_s: float = 0.0, fail: bool = False, slow_s: float = 0.0) -> Step:
-    """A step that changes nothing: it marks that it is at work, and makes trouble where it is the first to come."""
+    """A step that changes nothing: it marks that it is at work, and makes trouble where it is the first to come.
+
+    One that stands still goes on when another attempt of its task is at work, and then both come to their ends.
+    """
     place = str(marks)
 
     def step(batch: pa.RecordBatch) -> pa.RecordBatch:
         import os
         import time
+
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        task = f"{context.stageId()}.{context.partitionId()}"
 
         def is_first(what: str) -> bool:
             try:
@@ -65,7 +75,12 @@ def trouble(marks: Path, name: str, *, pause_s: float = 0.0, fail: bool = False,
         if fail and is_first("failed"):
             raise RuntimeError("a task that fails once")
         if slow_s and is_first("slow"):
-            time.sleep(slow_s)
+            is_first(f"slow-{task}")
+            end = time.monotonic() + slow_s
+            while not os.path.exists(f"{place}/{name}-doubled") and time.monotonic() < end:
+                time.sleep(0.05)
+        elif slow_s and os.path.exists(f"{place}/{name}-slow-{task}"):
+            is_first("doubled")
         time.sleep(pause_s)
         return batch
 
@@ -105,7 +120,7 @@ def batch(url: str, folder: Path, marks: Path) -> None:
     import scalein.spark as sis
 
     spark, table = connect(url), make_events()
-    bad = trouble(marks, "apply", fail=True, slow_s=3.0)
+    bad = trouble(marks, "apply", fail=True, slow_s=SLOW_S)
     asked = by_user(si.flow(table.schema).map_batches(bad, table.schema))
     df = spark.createDataFrame(table).repartition(6)
     check(sis.apply(asked, df).toArrow(), by_user(si.from_arrow(table)).collect(), "apply")
@@ -126,18 +141,18 @@ def shipped(url: str, folder: Path, marks: Path) -> None:
     (problem,) = sis.doctor(spark).problems
     assert problem.endswith("has no scalein: install it there, or call scalein.spark.ship(spark) once"), problem
     sis.ship(spark)
-    stream(url, folder, marks)
+    stream(url, folder, marks, "shipped")
 
 
-def stream(url: str, folder: Path, marks: Path, pause_s: float = 0.1) -> None:
+def stream(url: str, folder: Path, marks: Path, name: str = "stream") -> None:
     """All files, as a stream of windows; started again it goes on where it was."""
     import scalein.spark as sis
 
     spark, table = connect(url), make_events()
-    slow = trouble(marks, "stream", fail=True, pause_s=pause_s)
+    slow = trouble(marks, name, fail=True, slow_s=SLOW_S, pause_s=0.1)
     flow = by_window(si.flow(table.schema).with_watermark("time", "5s").map_batches(slow, table.schema))
     arriving = (spark.readStream.schema(spark.read.parquet(str(folder / "in")).schema)
-                .option("maxFilesPerTrigger", 1).parquet(str(folder / "in")))  # fmt: skip
+                .option("maxFilesPerTrigger", 2).parquet(str(folder / "in")))  # two tasks: a single one has no double
     job = sis.start(flow, arriving, sink=si.to_parquet(folder / "out"), checkpoint=folder / "checkpoint", partitions=3,
                     trigger={"availableNow": True})
     job.wait()

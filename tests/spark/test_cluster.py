@@ -83,7 +83,8 @@ def test_workers_drivers_and_tasks_die(tmp_path: Path) -> None:
         finally:
             kill(second)
     assert "start is right" in said(folder)
-    assert {"apply-failed", "apply-slow", "stream-failed"} <= {path.name for path in (folder / "marks").iterdir()}
+    assert {f"{name}-{what}" for name in ("apply", "shipped") for what in ("failed", "slow", "doubled")} <= {
+        path.name for path in (folder / "marks").iterdir()}
 
 
 @pytest.mark.skipif(KILLS == 0, reason="SCALEIN_CLUSTER_KILLS says how many")
