@@ -84,7 +84,7 @@ class Connected:
     `schema` is in the types that scalein reads; after `project` it has those columns, in that order.
     """
 
-    __slots__ = ("_at", "_columns", "_whole", "name", "schema", "source", "table")
+    __slots__ = ("__weakref__", "_at", "_columns", "_whole", "name", "schema", "source", "table")
 
     def __init__(self, name: str, source: Source, at: SourceLoc, columns: Sequence[str] | None = None) -> None:
         self._at, self.name, self.source = at, name, source

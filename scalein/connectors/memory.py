@@ -22,7 +22,7 @@ _NO_ARROW = "give a pyarrow Table, RecordBatch or reader, or anything with __arr
 class Batches:
     """Record batches of one schema. `table` holds them all if they are in memory, else it is None."""
 
-    __slots__ = ("_at", "_is_read", "_once", "_open", "schema", "table")
+    __slots__ = ("__weakref__", "_at", "_is_read", "_once", "_open", "schema", "table")
 
     def __init__(self, schema: pa.Schema, at: SourceLoc, *, table: pa.Table | None = None,
                  open: Callable[[], Iterable[object]] | None = None, once: bool = False) -> None:

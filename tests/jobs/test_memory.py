@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,13 @@ import pytest
 import scalein as si
 from scalein import col, memory
 from scalein.connectors import ahead as ahead_module
+from scalein.ir import ops
+from scalein.ir.rewrite import walk_ops
 from scalein.jobs.feeds import AHEAD_BYTES, Feeds, Place, Reader
 from scalein.jobs.partials import FEW_STANDING, MOST_STANDING, most_groups
 from scalein.jobs.plan import Shares
 from scalein.jobs.rows import RowLog
+from scalein.jobs.segments import cut
 from scalein.runtime.run import StandingProgram
 from scalein.state import LogStore
 from scalein.testing import until
@@ -192,3 +197,31 @@ def test_results_are_written_as_they_are_made(behind: bool, monkeypatch: pytest.
     flow.start(sink=si.to_callback(lambda batch: seen.append((batch.num_rows, scanned[0]))), checkpoint=tmp_path).wait()
     assert sum(rows for rows, _ in seen) == 20_000
     assert seen[0][1] < 2_000
+
+
+def test_the_rows_of_a_flow_that_is_gone_are_given_back() -> None:
+    """What was compiled for a flow that may be started again must not keep its tables."""
+    def run(join: bool) -> list[Any]:
+        rows = pa.table({"k": [1, 2, 3]})
+        flow = si.from_arrow(rows)
+        flow = flow.join(pa.table({"k": [1, 2]}), on="k") if join else flow
+        flow = flow.group_by("k").agg(n=si.count())
+        found = []
+        for _ in range(2):
+            out = si.to_memory()
+            flow.start(sink=out).wait()
+            found.append(out.table().sort_by("k").to_pydict())
+        assert found[0] == found[1] == {"k": [1, 2, 3][: 2 if join else 3], "n": [1, 1, 1][: 2 if join else 3]}
+        return [weakref.ref(op.data) for op in walk_ops(flow.op) if isinstance(op, ops.Source)]
+
+    held = [*run(False), *run(True)]
+    gc.collect()
+    assert [each() for each in held] == [None] * 3
+
+
+def test_a_flow_is_not_cut_twice() -> None:
+    flow = si.from_arrow(pa.table({"k": [1]})).join(pa.table({"k": [1]}), on="k").group_by("k").agg(n=si.count())
+    first, second = cut(flow.op), cut(flow.op)
+    assert [feed.first for feed in first] == [feed.first for feed in second]
+    assert [feed.source for feed in second] == [feed.source for feed in first]
+    assert second[0].source.data is first[0].source.data is not None
