@@ -25,7 +25,8 @@ Act = Callable[[Batch], Heard]
 
 
 def begun(flow: Flow, checkpoint: Path | Place, sink: object, *, partitions: int = 3, emit: str = "final",
-          late: object = "drop", on_error: object = "raise") -> Commits:
+          late: object = "drop", on_error: object = "raise",
+          migration: str = "lazy") -> Commits:
     """A stream as `start` makes it."""
     place = checkpoint if isinstance(checkpoint, Place) else place_of(checkpoint, NOWHERE)
     word = late if isinstance(late, str) else "sink"
@@ -39,7 +40,7 @@ def begun(flow: Flow, checkpoint: Path | Place, sink: object, *, partitions: int
     reads = pa.schema([source.field(name) for name in work.reads])
     if wrong == "sink":
         outlets["failed"] = outlet(on_error, reads, "failed", place, NOWHERE)
-    return Commits(Plan(work, reads, outlets, place, partitions, {}, NOWHERE), Carried(*pack(work)))
+    return Commits(Plan(work, reads, outlets, place, partitions, {}, migration, NOWHERE), Carried(*pack(work)))
 
 
 def acting(parts: Iterable[pa.Table], attempts: int = 1) -> Act:

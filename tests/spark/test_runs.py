@@ -24,6 +24,7 @@ from scalein.spark.streaming.places import STATE, Place, place_of
 from scalein.spark.streaming.runs import (
     HASH,
     Run,
+    hottest,
     in_order,
     joined_runs,
     pieces_of,
@@ -146,6 +147,17 @@ def test_ranges_are_those_that_rows_are_routed_by() -> None:
         targets = target_of_groups(count)
         assert [(int(np.flatnonzero(targets == k)[0]), int(np.flatnonzero(targets == k)[-1]) + 1)
                 for k in range(count)] == ranges(count)
+
+
+def test_the_hottest_range_moves_first() -> None:
+    run, rows = Run("a", 64, 128, 100, 10, 1), np.zeros(256, np.int64)
+    rows[3], rows[100:104] = 1000, 5
+    moved, rest = hottest(run, 8, rows)
+    assert moved.last - moved.first == 8
+    assert moved.first <= 100
+    assert moved.last >= 104
+    assert joined_runs([moved, *rest]) == [run]
+    assert hottest(run, 64, rows) == hottest(run, 100, rows) == (run, [])
 
 
 def test_slices_of_a_key_stay_in_its_group() -> None:

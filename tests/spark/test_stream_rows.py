@@ -21,6 +21,7 @@ from scalein.errors import BadArgument, ComputeError, LateData, ScaleinError
 from scalein.flow import Flow
 from scalein.spark.streaming import merging, reducing, runs
 from scalein.spark.streaming.reading import read_state
+from scalein.spark.streaming.runs import MIGRATIONS
 from scalein.testing import Stream, until
 from tests.engines import EXAMPLES
 from tests.same import assert_same
@@ -95,14 +96,14 @@ def test_changes_of_groups_add_up_to_what_collect_gives(name: str, seed: int, tm
     given, flow, restart = tables(random, a_row, SCHEMA), build(si.flow(SCHEMA)), random.random() < 0.5
     changes: list[pa.Table] = []
     sink = si.to_memory()
-    commits = begun(flow, tmp_path, sink, emit="changes")
+    commits = begun(flow, tmp_path, sink, emit="changes", migration=random.choice(MIGRATIONS))
     try:
         for number, parts in enumerate(given):
             if restart:
                 commits.close()
                 changes.append(sink.table())
                 sink = si.to_memory()
-                commits = begun(flow, tmp_path, sink, emit="changes")
+                commits = begun(flow, tmp_path, sink, emit="changes", migration=random.choice(MIGRATIONS))
             commits.partitions = random.choice([1, 2, 3, 7])
             with tightened(seed % 2 == 0):
                 commits.do(number, "query", acting(parts), None)
@@ -116,6 +117,33 @@ def test_changes_of_groups_add_up_to_what_collect_gives(name: str, seed: int, tm
     assert_same(pa.Table.from_pylist(folded(told, keys), want.schema), want, tolerance=1e-9)
     if name in ("one key", "text", "composite", "no key", "keeping rows", "rows, no key"):
         assert_same(read_state(tmp_path), want, tolerance=1e-9)
+
+
+@pytest.mark.parametrize("migration", MIGRATIONS)
+def test_state_moves_as_it_should(migration: str, tmp_path: Path) -> None:
+    """Whether it does changes no row; what is in common with other tasks is gone at once, piece by piece, or later."""
+    few = pa.table({"k": [1, 2, 3], "x": [1] * 3}).cast(pa.schema([SCHEMA.field("k"), SCHEMA.field("x")]))
+    many = pa.table({"k": range(3000), "x": [2] * 3000}).cast(few.schema)
+    flow = si.flow(few.schema).group_by("k").agg(n=si.count(), t=col("x").sum())
+    commits = begun(flow, tmp_path, si.to_memory(), emit="changes", partitions=1, migration=migration)
+    run(commits, [[many]])
+    commits.partitions = 4
+    left = list[int]()  # behind each batch, the key groups for which tasks read the file of all
+    for number in range(1, 12):
+        run(commits, [[few]], first=number)
+        left.append(sum(part.last - part.first for part in commits._runs if part.rows == 3000))
+    commits.close()
+    given = pa.concat_tables([many, *[few] * 11])
+    assert_same(read_state(tmp_path), flow.collect(given))
+    match migration:
+        case "lazy":
+            assert left[-1] > 200  # what small merges did not take along
+        case "eager":
+            assert left == [0] * 11
+        case "hybrid":
+            assert left[0] == 256 - 4 * 8
+            assert sorted(left, reverse=True) == left
+            assert left[7] == 0
 
 
 @pytest.mark.parametrize("emit", ["final", "changes"])
@@ -204,7 +232,7 @@ def test_windows_are_those_of_a_job(name: str, emit: str, seed: int, tmp_path: P
     given = tables(random, an_event, EVENTS)
     flow = WINDOWS[name](si.flow(EVENTS).with_watermark("t", "3s"))
     out, late = si.to_memory(), si.to_memory()
-    commits = begun(flow, tmp_path, out, emit=emit, late=late)
+    commits = begun(flow, tmp_path, out, emit=emit, late=late, migration=random.choice(MIGRATIONS))
     try:
         for number, parts in enumerate(given):
             commits.partitions = random.choice([1, 2, 5])

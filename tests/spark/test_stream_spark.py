@@ -146,6 +146,7 @@ def test_what_goes_wrong_is_told_in_our_words(spark: Any, tmp_path: Path) -> Non
         (BadArgument, "no such trigger", {"trigger": {"now": True}}),
         (BadArgument, "partitions must be", {"partitions": 0}),
         (BadArgument, "no such way to emit", {"emit": "all"}),
+        (BadArgument, "no such migration", {"migration": "now"}),
         (BadArgument, "late does not know this word", {"late": "keep"}),
         (BadArgument, "late takes a sink of its own", {"late": 3}),
         (BadArgument, "has no windows", {"late": si.to_memory()}),

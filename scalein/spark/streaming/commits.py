@@ -50,6 +50,7 @@ class Plan:
     place: Place
     partitions: int
     trigger: dict[str, object]
+    migration: str
     at: SourceLoc
 
 
@@ -145,7 +146,7 @@ class Commits:
         plan, prefix = self._plan, f"{self._manifests.name}-{number:010}"
         outputs = {role: outlet.output for role, outlet in plan.outlets.items()}
         said = act(Batch(self._work, plan.entering, prefix, partitions, self._clock, tuple(self._runs), plan.place,
-                         outputs))
+                         plan.migration, outputs))
         words = [said.words[task] for task in sorted(said.words)]
         runs, clock = self._state_behind(words, partitions)
         output: dict[str, Json] = {}

@@ -108,7 +108,9 @@ class StreamJob:
     # --- what people ask
 
     def scale(self, partitions: int) -> None:
-        """Have the state in so many partitions from the next batch on. No state is moved or rewritten for that."""
+        """Have the state in so many partitions from the next batch on. No state is moved for that, unless `migration`
+        says so.
+        """
         self._commits.partitions = checked_partitions(partitions, here())
 
     def stop(self) -> None:

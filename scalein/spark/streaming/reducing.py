@@ -23,13 +23,16 @@ from scalein.jobs.partials import group_of
 from scalein.jobs.steps import Surroundings, filtered
 from scalein.jobs.watermarks import as_integers
 from scalein.options import Options
-from scalein.spark.blobs import hashes
+from scalein.spark.blobs import KEY_GROUPS, hashes
 from scalein.spark.streaming.clocks import Clock
 from scalein.spark.streaming.combining import Combining, placed_in
 from scalein.spark.streaming.merging import Found, looked_up, merged, numbered_keys, rows_at
 from scalein.spark.streaming.places import Place
 from scalein.spark.streaming.runs import (
+    PIECES,
     Run,
+    hashes_of,
+    hottest,
     in_order,
     pieces_of,
     to_merge,
@@ -47,12 +50,13 @@ Pieces = list[pa.RecordBatch]
 
 @dataclass(frozen=True)
 class Share:
-    """What a task has to do: its key groups, their runs, and time before and behind the batch."""
+    """What a task has to do: its key groups, their runs, time before and behind the batch, and how state moves."""
 
     groups: tuple[int, int]
     runs: list[Run]
     before: Clock
     now: Clock
+    migration: str = "lazy"
 
 
 class Reducer:
@@ -71,9 +75,11 @@ class Reducer:
             for batch in self._closed(share, new, place):
                 write(self._work.told(batch))
         runs = [run for run in share.runs if not _is_past(run, first_open)]
+        runs, moved = self._moved(runs, share, new, place)
         opened = [pieces_of(place, run) for run in runs]
         sizes = [sum(piece.num_rows for piece in pieces) for pieces in opened]
         chosen = to_merge(sizes, new.num_rows) | {k for k, run in enumerate(runs) if _is_half_past(run, first_open)}
+        chosen |= moved
         if not new.num_rows and not chosen:
             return runs
         parts = [[self._still_open(piece, first_open) for piece in part]
@@ -92,6 +98,23 @@ class Reducer:
                 if batch.num_rows:
                     write(batch)
         return [*(each for k, each in enumerate(runs) if k not in chosen), *([] if run is None else [run])]
+
+    def _moved(self, runs: list[Run], share: Share, new: pa.RecordBatch, place: Place) -> tuple[list[Run], set[int]]:
+        """Runs, and which of them are rewritten because their files have rows of other tasks too. One that moves piece
+        by piece is cut.
+        """
+        if share.migration == "lazy":
+            return runs, set()
+        width = -(-(share.groups[1] - share.groups[0]) // (1 if share.migration == "eager" else PIECES))
+        rows = np.bincount(hashes_of(new) >> np.uint64(56), minlength=KEY_GROUPS)
+        found, moved = list[Run](), set[int]()
+        for run in runs:
+            rest: list[Run] = []
+            if sum(piece.num_rows for piece in pieces_of(place, run)) < run.rows:
+                run, rest = hottest(run, width, rows)
+                moved.add(len(found))
+            found += [run, *rest]
+        return found, moved
 
     # --- what came
 

@@ -8,7 +8,9 @@ what all runs have of it: no run is newer than another, and none is wrong.
 
 A range of key groups is a range of rows of every run. So another number of partitions moves nothing: a task opens the
 files that there are and takes its rows, and `Run` says which groups of a file still count. (The merges of several
-tasks may each take their part of one file.)
+tasks may each take their part of one file.) Until a merge comes by, a task reads what is its own of files that it has
+in common with others; `migration` says whether it waits for that (lazy), rewrites its part with the next batch (eager),
+or with each batch a piece of it, where the batch has most rows (hybrid).
 
 Where windows are, `#hash` is that of the key and the slice of time together, under the key's own group. Two keys may
 have one hash: whatever looks something up compares the keys themselves, in which NaN equals NaN and null equals null.
@@ -37,6 +39,8 @@ from scalein.spark.streaming.places import STATE, Place
 
 HASH = "#hash"
 PIECE_ROWS = 1 << 20  # of a piece, about; also what a merge holds at a time
+PIECES = 8  # in which the key groups of a task move
+MIGRATIONS = ("lazy", "eager", "hybrid")
 RATIO = 4  # runs of up to so many times what is merged already are merged too
 _KEPT_OPEN = 64  # files of a process; their memory is the page cache's
 _GROUP = np.uint64(0xFF << 56)
@@ -87,6 +91,17 @@ def joined_runs(runs: Iterable[Run]) -> list[Run]:
         else:
             found.append(run)
     return found
+
+
+def hottest(run: Run, width: int, rows: np.ndarray) -> tuple[Run, list[Run]]:
+    """So many key groups of a run, in one range, of which a batch has most rows, and what is left of the run; `rows`
+    are those of the batch by key group.
+    """
+    width = min(width, run.last - run.first)
+    heat = np.convolve(rows[run.first : run.last], np.ones(width, np.int64), "valid")
+    first = run.first + int(heat.argmax())
+    rest = (run.within(run.first, first), run.within(first + width, run.last))
+    return replace(run, first=first, last=first + width), [each for each in rest if each is not None]
 
 
 def ranges(partitions: int) -> list[tuple[int, int]]:

@@ -16,6 +16,7 @@ from scalein.spark.streaming.commits import Plan, checked_partitions
 from scalein.spark.streaming.job import StreamJob
 from scalein.spark.streaming.outputs import outlet
 from scalein.spark.streaming.places import place_of
+from scalein.spark.streaming.runs import MIGRATIONS
 from scalein.spark.streaming.work import Work, bound_types, one_source
 from scalein.spark.types import checked_schema
 
@@ -27,14 +28,17 @@ _TRIGGERS = ("processingTime", "availableNow", "once")
 
 def start(q: Flow, stream_df: DataFrame, *, sink: object, checkpoint: object, partitions: int = 8,
           trigger: str | Mapping[str, object] | None = None, emit: str = "final", late: object = "drop",
-          on_error: object = "raise") -> StreamJob:
+          on_error: object = "raise", migration: str = "lazy") -> StreamJob:
     """Run a flow on a stream of Spark's, in the background: `wait()` for its end, `stop()` it, `scale(n)` it meanwhile.
 
     The flow begins with `si.flow(schema)` and has at most one aggregation or `distinct()`; joins are with static
     tables. Spark reads, and says where the stream is; state and results are ours. `checkpoint` is a directory, or the
     address of one that both Spark and pyarrow know ("s3://...", "hdfs://..."): started again with the same one, after a
     stop or a crash, the stream goes on where it was, and no row is lost or counted twice. The state is in `partitions`
-    ranges of keys, 1 to 256; `job.scale(n)` changes that between two batches, and moves nothing.
+    ranges of keys, 1 to 256; `job.scale(n)` changes that between two batches, and moves nothing: tasks read what is
+    theirs of the files that there are, until these are merged as all are (`migration="lazy"`). With "eager" they write
+    it into files of their own in the next batch, which takes the longer; with "hybrid" some of it in each batch, first
+    where this has most rows, so that eight batches move all.
 
     `sink` is one of scalein's (`si.to_parquet("out/")`: written by the executors, visible batch by batch), any other
     with its methods (its rows come to the driver), or a function of a DataFrame and the batch's number, as
@@ -55,6 +59,8 @@ def start(q: Flow, stream_df: DataFrame, *, sink: object, checkpoint: object, pa
     _check_stream(stream_df, at)
     if emit not in ("final", "changes"):
         raise BadArgument("no such way to emit", at=at, found=repr(emit), has="'final', 'changes'")
+    if migration not in MIGRATIONS:
+        raise BadArgument("no such migration", at=at, found=repr(migration), has=", ".join(map(repr, MIGRATIONS)))
     how_late = _word("late", late, ("drop", "error"), at)
     how_wrong = _word("on_error", on_error, ("raise", "null"), at)
     if not isinstance(sink, Sink) and not callable(sink):
@@ -78,8 +84,8 @@ def start(q: Flow, stream_df: DataFrame, *, sink: object, checkpoint: object, pa
     reads = pa.schema([entering.field(name) for name in work.reads])
     if how_wrong == "sink":
         outlets["failed"] = outlet(on_error, reads, "failed", place, at)
-    return StreamJob(Plan(work, reads, outlets, place, checked_partitions(partitions, at), _trigger(trigger, at), at),
-                     stream_df)
+    return StreamJob(Plan(work, reads, outlets, place, checked_partitions(partitions, at), _trigger(trigger, at),
+                          migration, at), stream_df)
 
 
 def _word(name: str, given: object, words: tuple[str, str], at: SourceLoc) -> str:

@@ -57,6 +57,7 @@ class Batch:
     clock: Clock
     runs: tuple[Run, ...]
     place: Place
+    migration: str
     outputs: dict[str, Output]  # of results ("out"), and perhaps of late and failed rows
 
     def unpacked(self) -> Work:
@@ -121,7 +122,7 @@ class ReduceTask:
         assert not targets, "cells of several targets in one partition"
         groups = ranges(batch.partitions)[target]
         runs = [part for run in batch.runs if (part := run.within(*groups)) is not None]
-        share = Share(groups, runs, batch.clock, work.moved(batch.clock, seen_of(counted)))
+        share = Share(groups, runs, batch.clock, work.moved(batch.clock, seen_of(counted)), batch.migration)
         with _outputs(batch, target) as outputs:
             left = reducer(work, options).run(share, given, batch.place, outputs["out"].write)
             for role, rows in others:
