@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -184,8 +186,47 @@ def test_a_run_gives_the_rows_of_a_range(tmp_path: Path) -> None:
     assert got == list(range(5000))
     parts = [run.within(0, 100), run.within(100, 256)]
     assert joined_runs(part for part in reversed(parts) if part is not None) == [run]
-    assert run.within(0, 100) == Run(run.file, 0, 100, 5000, run.size_bytes, run.sum, 0, 4999)
+    assert run.within(0, 100) == Run(run.file, 0, 100, 5000, run.size_bytes, run.sum, 0, 4999, run.pieces)
     assert write_run(place(tmp_path), [batch.slice(0, 0)], (0, 256), None) is None
+
+
+def test_only_pieces_that_are_needed_are_read(tmp_path: Path) -> None:
+    """Here another one is damaged, which nobody sees before it is asked for."""
+    runs._open.clear()
+    hashes = np.arange(256, dtype=np.uint64) << np.uint64(56)
+    batch = pa.RecordBatch.from_arrays([pa.array(hashes), pa.array(np.arange(256))], names=[HASH, "v"])
+    here = place(tmp_path)
+    run = write_run(here, [batch.slice(first, 64) for first in range(0, 256, 64)], (0, 256), None)
+    assert run is not None
+    path, (start, end, *_) = tmp_path / run.file, run.pieces[2]
+    data = bytearray(path.read_bytes())
+    data[(start + end) // 2] ^= 1
+    path.write_bytes(data)
+    for first, last in ((0, 64), (60, 128), (192, 256), (0, 256), (130, 131)):
+        part = run.within(first, last)
+        assert part is not None
+        if last <= 128 or first >= 192:
+            assert [v for piece in pieces_of(here, part) for v in piece["v"].to_pylist()] == list(range(first, last))
+        else:
+            with pytest.raises(Damaged, match="not what was written"):
+                pieces_of(here, part)
+
+
+def test_a_run_without_pieces_is_checked_as_a_whole(tmp_path: Path) -> None:
+    """As the first version wrote them."""
+    here = place(tmp_path)
+    run = write_run(here, [rows([("a", 1.0), ("bb", None)])], (0, 256), None)
+    assert run is not None
+    data = (tmp_path / run.file).read_bytes()
+    old = Run.of([*replace(run, sum=zlib.crc32(data)).to_json()[:8]])
+    for text in (data, bytes([data[0] ^ 1]) + data[1:]):
+        runs._open.clear()
+        (tmp_path / run.file).write_bytes(text)
+        if text == data:
+            assert sum(piece.num_rows for piece in pieces_of(here, old)) == 2
+        else:
+            with pytest.raises(Damaged, match="not what was written"):
+                pieces_of(here, old)
 
 
 @pytest.mark.parametrize("damage", ["flipped", "short", "gone"])

@@ -219,19 +219,24 @@ class Place:
 
 
 class Written:
-    """A file that is being written, its size, and the checksum of its bytes."""
+    """A file that is being written, its size, and the checksum of bytes of it."""
 
     closed = False  # pyarrow asks
 
     def __init__(self, file: Any) -> None:
         self._file = file
-        self.size_bytes, self.sum = 0, 0
+        self.size_bytes, self._sum = 0, 0
 
     def write(self, data: bytes) -> int:
         self._file.write(data)
-        self.sum = zlib.crc32(data, self.sum)
+        self._sum = zlib.crc32(data, self._sum)
         self.size_bytes += len(data)
         return len(data)
+
+    def sum_since(self) -> int:
+        """Of the bytes since the last call."""
+        found, self._sum = self._sum, 0
+        return found
 
     def flush(self) -> None:
         pass

@@ -15,7 +15,8 @@ or with each batch a piece of it, where the batch has most rows (hybrid).
 Where windows are, `#hash` is that of the key and the slice of time together, under the key's own group. Two keys may
 have one hash: whatever looks something up compares the keys themselves, in which NaN equals NaN and null equals null.
 
-A file is checked as a whole when a process opens it first; a piece of it (a record batch) holds all rows of a hash.
+A piece of a file (a record batch) holds all rows of a hash, and has a checksum of its own: a process checks it when it
+first needs rows of the piece's key groups, and does not read the others.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -47,6 +49,16 @@ _GROUP = np.uint64(0xFF << 56)
 _MIX = np.uint64(0x9E3779B185EBCA87)
 
 
+class Piece(NamedTuple):
+    """Bytes [start, end) of a file, their checksum, and the first and the last key group that they have rows of."""
+
+    start: int
+    end: int
+    sum: int
+    first: int
+    last: int
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """A file, the key groups [first, last) of it that count, and from when to when its slices of time are."""
@@ -56,25 +68,25 @@ class Run:
     last: int
     rows: int  # in the whole file
     size_bytes: int
-    sum: int
+    sum: int  # of the bytes behind the pieces; of all, in a file of a version that wrote none
     oldest: int | None = None
     newest: int | None = None
+    pieces: tuple[Piece, ...] = ()
 
     def to_json(self) -> list[Json]:
-        return [self.file, self.first, self.last, self.rows, self.size_bytes, self.sum, self.oldest, self.newest]
+        return [self.file, self.first, self.last, self.rows, self.size_bytes, self.sum, self.oldest, self.newest,
+                [[*piece] for piece in self.pieces]]
 
     @staticmethod
     def of(given: Json) -> Run:
-        file, first, last, rows, size, total, oldest, newest = as_list(given)
+        file, first, last, rows, size, total, oldest, newest, *more = as_list(given)
+        pieces = [Piece(*map(as_int, as_list(each))) for some in more for each in as_list(some)]
         first, last = as_int(first), as_int(last)
         if not 0 <= first < last <= KEY_GROUPS:
             raise ValueError(f"no range of key groups: {first}, {last}")
         return Run(as_text(file), first, last, as_int(rows), as_int(size), as_int(total),
-                   None if oldest is None else as_int(oldest), None if newest is None else as_int(newest))
-
-    def is_sound(self, data: pa.Buffer) -> bool:
-        """Whether a file is what was written."""
-        return bool(data.size == self.size_bytes and zlib.crc32(data) == self.sum)
+                   None if oldest is None else as_int(oldest), None if newest is None else as_int(newest),
+                   tuple(pieces))
 
     def within(self, first: int, last: int) -> Run | None:
         """What of it is in a range of key groups."""
@@ -133,47 +145,83 @@ def write_run(place: Place, pieces: Iterable[pa.RecordBatch], groups: tuple[int,
     if first is None:
         return None
     name = place.new_name(STATE, ".arrow")
-    rows, ends = 0, list[int]()
+    rows, ends, written_pieces = 0, list[int](), list[Piece]()
     with place.writing(name) as written:
         with pa.ipc.new_file(pa.PythonFile(written, "w"), first.schema) as writer:
             for piece in chain([first], some):
+                start = written.size_bytes
                 writer.write_batch(piece)
+                groups_of = hashes_of(piece)[[0, -1]] >> np.uint64(56)
+                written_pieces.append(Piece(start, written.size_bytes, written.sum_since(), *map(int, groups_of)))
                 rows += piece.num_rows
                 if slices is not None:
                     times = np.asarray(as_integers(piece.column(slices)))
                     ends += [int(times.min()), int(times.max())]
-        return Run(name, *groups, rows, written.size_bytes, written.sum, min(ends, default=None),
-                   max(ends, default=None))
+        return Run(name, *groups, rows, written.size_bytes, written.sum_since(), min(ends, default=None),
+                   max(ends, default=None), tuple(written_pieces))
 
 
-_open: OrderedDict[str, list[pa.RecordBatch]] = OrderedDict()
+class _Unsound(Exception):
+    """A file is not what was written."""
+
+
+class _File:
+    """A mapped file, and those of its pieces that were checked."""
+
+    def __init__(self, data: pa.Buffer, run: Run) -> None:
+        end = run.pieces[-1].end if run.pieces else 0
+        if data.size != run.size_bytes or zlib.crc32(data.slice(end)) != run.sum:
+            raise _Unsound
+        self._data, self._reader = data, pa.ipc.open_file(data)
+        self._pieces = run.pieces
+        self._checked: dict[int, pa.RecordBatch] = {}
+
+    def within(self, first: int, last: int) -> list[pa.RecordBatch]:
+        """Its pieces that may have rows of the key groups [first, last)."""
+        return [self._piece(k) for k in range(self._reader.num_record_batches)
+                if not self._pieces or (self._pieces[k].first < last and first <= self._pieces[k].last)]
+
+    def _piece(self, number: int) -> pa.RecordBatch:
+        if number not in self._checked:
+            if self._pieces:
+                start, end, known = self._pieces[number][:3]
+                if zlib.crc32(self._data.slice(start, end - start)) != known:
+                    raise _Unsound
+            self._checked[number] = self._reader.get_batch(number)
+        return self._checked[number]
+
+
+_open: OrderedDict[str, _File] = OrderedDict()
 
 
 def pieces_of(place: Place, run: Run) -> list[pa.RecordBatch]:
-    """The rows of a run that count, mapped, in the order of their hashes; the file is checked when it is new here."""
+    """The rows of a run that count, mapped, in the order of their hashes; a piece is checked when it is new here."""
     name = place.uri_of(run.file)
-    whole = _open.get(name)
-    if whole is None:
-        data = place.mapped(run.file)
-        is_sound = run.is_sound(data)
-        if not is_sound and place.drop_copy(run.file):
-            data = place.mapped(run.file)
-            is_sound = run.is_sound(data)
-        if not is_sound:
-            raise Damaged("a file of a stream's state is not what was written", file=name)
+    try:
         try:
-            reader = pa.ipc.open_file(data)
-            whole = [reader.get_batch(k) for k in range(reader.num_record_batches)]
-        except (OSError, pa.ArrowException) as error:
-            raise Damaged("a file of a stream's state cannot be read", file=name, found=error) from error
-        _open[name] = whole
-        while len(_open) > _KEPT_OPEN:
-            _open.popitem(last=False)
-    _open.move_to_end(name)
+            whole = _opened(place, run, name).within(run.first, run.last)
+        except _Unsound:
+            _open.pop(name, None)
+            if not place.drop_copy(run.file):
+                raise
+            whole = _opened(place, run, name).within(run.first, run.last)
+    except _Unsound:
+        raise Damaged("a file of a stream's state is not what was written", file=name) from None
+    except (OSError, pa.ArrowException) as error:
+        raise Damaged("a file of a stream's state cannot be read", file=name, found=error) from error
     if (run.first, run.last) == (0, KEY_GROUPS):
         return whole
     start, end = (np.uint64(group << 56) if group < KEY_GROUPS else None for group in (run.first, run.last))
     return [part for piece in whole if (part := between(piece, start, end)).num_rows]
+
+
+def _opened(place: Place, run: Run, name: str) -> _File:
+    if name not in _open:
+        _open[name] = _File(place.mapped(run.file), run)
+        while len(_open) > _KEPT_OPEN:
+            _open.popitem(last=False)
+    _open.move_to_end(name)
+    return _open[name]
 
 
 def keep_only(place: Place, runs: Iterable[Run]) -> None:
