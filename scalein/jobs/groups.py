@@ -257,6 +257,7 @@ class Sliding(Windowed):
     """Windows that slide: rows are counted into a ring, what it does not cover waits as partial groups."""
 
     _ring: RingProgram | None = None  # from the first row on
+    moved_bytes = 0  # from the ring to the log, as it has a part for each worker
 
     def __init__(self, segment: Segment, around: Surroundings, root: Node, state: Json) -> None:
         super().__init__(segment, around, root, state)
@@ -333,7 +334,10 @@ class Sliding(Windowed):
         found, workers = self._ring.ring, self._around.options.workers
         found.forget(first_open)
         if found.workers != workers or found.is_mostly_dead:
-            self._keep(found.leave(workers))
+            is_other = found.workers != workers
+            left = found.leave(workers)
+            self.moved_bytes += sum(batch.nbytes for batch in left) if is_other else 0
+            self._keep(left)
 
     def finish(self) -> Batches:
         found = super().finish()

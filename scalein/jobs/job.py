@@ -35,7 +35,7 @@ from scalein.jobs.outlets import Outlet
 from scalein.jobs.pipeline import Pipeline, Wishes
 from scalein.jobs.plan import Plan
 from scalein.jobs.points import Crashed, reach
-from scalein.jobs.watching import log_lines, serve, show_bar
+from scalein.jobs.watching import figures, log_lines, serve, show_bar
 from scalein.jobs.watermarks import IDLE_S
 from scalein.jobs.words import why_no_output
 from scalein.memory import keep_at_most
@@ -256,7 +256,7 @@ class Job:
             _WORKER.fullmatch(me.name))
 
     def scale(self, workers: int) -> None:
-        """Change the number of workers, at the next border. State is shared: nothing of it moves.
+        """Change the number of workers, at the next border. They share the state: see `metrics()["rescales"]`.
 
         A job that has finished meanwhile needs none any more; one that was stopped or failed is refused.
         """
@@ -267,6 +267,7 @@ class Job:
 
         def change() -> None:
             start = time.perf_counter()
+            self._metrics.note_moved(self._pipeline.moved_bytes)
             self._workers = options.workers
             self._pipeline.set_workers(options.workers)
             self._metrics.rescales.append({"workers": options.workers, "state_bytes_moved": 0,
@@ -376,17 +377,12 @@ class Job:
         return "finished" if self._is_finished else "stopped"
 
     def metrics(self) -> dict[str, object]:
-        """Figures so far: rows, late rows, rescales, epochs, latency."""
-        found = self._metrics
-        return {
-            **found.to_json(), "epochs": found.epochs, "failed_checkpoints": found.failed_checkpoints,
-            "far_rows": self._pipeline.far_rows, "row_groups_skipped": self._pipeline.row_groups_skipped,
-            "checkpoint_s": found.checkpoint_s,
-            "workers": self._workers, "rescales": list(found.rescales), "watermark": self._pipeline.watermark,
-            "lag_s": self._pipeline.lag_s, "state_bytes": self._pipeline.state_bytes,
-            "busy_s": round(found.busy_s, 3), "wait_s": round(found.wait_s, 3),
-            "latency_s": {f"p{share * 100:g}": found.latency.percentile(share) for share in (0.5, 0.99, 0.999)},
-        }  # fmt: skip
+        """Figures so far: rows, late rows, rescales, epochs, latency; of each stage, rows and time of this run.
+
+        `state_bytes_moved` of a rescale is 0 where workers share the state, as in stores and logs. Sliding windows over
+        few slices are in tables of the workers: their groups go to the log when the next window closes.
+        """
+        return figures(self._metrics, self._pipeline, self._workers)
 
     @property
     def last_progress(self) -> dict[str, object]:

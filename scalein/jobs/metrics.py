@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Protocol, TypeVar
 
 import numpy as np
+import pyarrow as pa
 
 from scalein.connectors.base import Json
 from scalein.jobs.json import as_int
 
 _BUCKETS = np.geomspace(1e-5, 100.0, 141)  # seconds; 20 a decade
+
+
+class _Batch(Protocol):
+    @property
+    def batch(self) -> pa.RecordBatch: ...
+
+
+Arrived = TypeVar("Arrived", bound=_Batch)
 
 
 @dataclass
@@ -30,6 +41,44 @@ class Latency:
             return None
         place = int(np.searchsorted(np.cumsum(self.counts), share * total))
         return float(_BUCKETS[min(place, len(_BUCKETS) - 1)])
+
+
+@dataclass
+class Stage:
+    """What passed a step of a job in this run, and how long that took, with the workers that it waited for."""
+
+    name: str
+    rows_in: int = 0
+    rows_out: int = 0
+    busy_s: float = 0.0
+
+    def taking(self, arrivals: Iterable[Arrived]) -> Iterator[Arrived]:
+        for arrival in arrivals:
+            self.rows_in += arrival.batch.num_rows
+            yield arrival
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.busy_s += time.perf_counter() - begun
+
+    def giving(self, make: Callable[[], Iterable[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+        """What a step gives, one batch after the other; the time between two is not the step's."""
+        with self.working():
+            batches = iter(make())
+        while True:
+            with self.working():
+                batch = next(batches, None)
+            if batch is None:
+                return
+            self.rows_out += batch.num_rows
+            yield batch
+
+    def to_json(self) -> dict[str, object]:
+        return {"stage": self.name, "rows_in": self.rows_in, "rows_out": self.rows_out, "busy_s": round(self.busy_s, 3)}
 
 
 @dataclass
@@ -52,6 +101,12 @@ class Metrics:
     began: float = field(default_factory=time.time)
 
     KEPT: ClassVar = ("rows_in", "bytes_in", "rows_out", "late_rows", "timeless_rows", "failed_rows")
+
+    def note_moved(self, moved: int) -> None:
+        """Tell the last change of workers how much state has moved because of it: that comes later, bit by bit."""
+        if self.rescales:
+            before = sum(int(each["state_bytes_moved"]) for each in self.rescales[:-1])
+            self.rescales[-1]["state_bytes_moved"] = moved - before
 
     def to_json(self) -> dict[str, int]:
         """Counters that go on in the next run."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
 
@@ -24,10 +25,10 @@ from scalein.jobs import segments as cutting
 from scalein.jobs.changes import check as check_changes
 from scalein.jobs.changes import told
 from scalein.jobs.feeds import Delivery, Reader
-from scalein.jobs.groups import Waiting, Windowed, grouped
+from scalein.jobs.groups import Sliding, Waiting, Windowed, grouped
 from scalein.jobs.json import as_int
 from scalein.jobs.lines import Line, line_of
-from scalein.jobs.metrics import Metrics
+from scalein.jobs.metrics import Metrics, Stage
 from scalein.jobs.remembered import check_same, label, places, signature, state_number, states
 from scalein.jobs.running import Running
 from scalein.jobs.segments import Feed, Segment
@@ -82,6 +83,8 @@ class Pipeline:
         except BaseException:
             self.close()
             raise
+        self.stages = [Stage("rows" if segment.state is None else type(segment.state).__name__.lower())
+                       for segment in self._segments]  # fmt: skip
         self.watermark: int | None = None
         self._advanced: int | None = None  # the watermark that the steps know of
         if epoch is not None and epoch["watermark"] is not None:
@@ -146,10 +149,13 @@ class Pipeline:
         out: list[pa.RecordBatch] = []
         for line, each in groupby(deliveries, key=self._line_of):
             some = list(each)
-            mark, step = line.feed.watermark, self.steps[line.path[0]]
-            if mark is not None and line.times is None and isinstance(step, Windowed) and counted_on_trial(
-                    self, step, mark.column, line.clocks, some):  # fmt: skip
-                continue
+            mark, step, stage = line.feed.watermark, self.steps[line.path[0]], self.stages[line.path[0]]
+            if mark is not None and line.times is None and isinstance(step, Windowed):
+                with stage.working():
+                    is_done = counted_on_trial(self, step, mark.column, line.clocks, some)
+                if is_done:
+                    stage.rows_in += sum(delivery.batch.num_rows for delivery in some)
+                    continue
             arrivals = self._arrivals(line, some)
             behind: list[Arrival] = []  # a border
             while True:
@@ -233,7 +239,10 @@ class Pipeline:
 
     def _along(self, path: list[int], arrivals: Iterable[Arrival]) -> list[pa.RecordBatch]:
         for number in path:
-            arrivals = self.steps[number].rows(arrivals)
+            stage = self.stages[number]
+            with stage.working():
+                arrivals = found = self.steps[number].rows(stage.taking(arrivals))
+            stage.rows_out += sum(arrival.batch.num_rows for arrival in found)
         return [arrival.batch for arrival in arrivals]
 
     def move_watermark(self) -> None:
@@ -245,10 +254,11 @@ class Pipeline:
         """Results of windows that the watermark has closed."""
         if self.watermark is None or self.watermark == self._advanced:
             return []
-        before, self._advanced = self._advanced, self.watermark
+        before, self._advanced, now = self._advanced, self.watermark, self.watermark
         out: list[pa.RecordBatch] = []
         for number, step in enumerate(self.steps):  # what one gives comes before the next one's time advances
-            out += self._along(self._behind(number), [Arrival(batch, before) for batch in step.advance(self.watermark)])
+            given = self.stages[number].giving(partial(step.advance, now))
+            out += self._along(self._behind(number), [Arrival(batch, before) for batch in given])
         return self._told(out)
 
     # --- for who looks
@@ -282,10 +292,15 @@ class Pipeline:
         return min(ends, default=None)
 
     @property
+    def time_type(self) -> DType | None:
+        """The type of times that the watermark is about."""
+        return next((line.feed.timed.schema[line.feed.watermark.column].dtype for line in self._lines
+                     if line.feed.watermark is not None), None)
+
+    @property
     def lag_s(self) -> float | None:
         """How far the watermark is behind the clock on the wall, in seconds."""
-        dtype = next((line.feed.timed.schema[line.feed.watermark.column].dtype for line in self._lines
-                      if line.feed.watermark is not None), None)
+        dtype = self.time_type
         if self.watermark is None or dtype is None or dtype.kind is not Kind.TS:
             return None
         return round(time.time() - self.watermark / UNITS_PER_SECOND[dtype.unit], 3)
@@ -299,6 +314,11 @@ class Pipeline:
     def row_groups_skipped(self) -> int:
         """Row groups of Parquet that had nothing the flow keeps."""
         return row_groups_skipped(self._op) - self._skipped_before
+
+    @property
+    def moved_bytes(self) -> int:
+        """State that had to move because the number of workers changed."""
+        return sum(step.moved_bytes for step in self.steps if isinstance(step, Sliding))
 
     @property
     def state_bytes(self) -> int:
@@ -321,7 +341,7 @@ class Pipeline:
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Everything that is left, one batch after the other: it may be more than fits into memory. Nothing follows."""
         for number, step in enumerate(self.steps):
-            for batch in step.finish():
+            for batch in self.stages[number].giving(step.finish):
                 yield from self._told(self._along(self._behind(number), [Arrival(batch, self._advanced)]))
 
     def _delay(self, segment: Segment) -> int:

@@ -11,16 +11,37 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from scalein.errors import ScaleinError, StoreFailed, here
+from scalein.jobs.metrics import Metrics
+from scalein.jobs.pipeline import Pipeline
+from scalein.jobs.words import shown
 
 if TYPE_CHECKING:
     from scalein.jobs.job import Job
 
 _COUNTERS = ("rows_in", "bytes_in", "rows_out", "late_rows", "timeless_rows", "failed_rows", "epochs",
              "failed_checkpoints", "row_groups_skipped")  # fmt: skip
+_STAGE_COUNTERS = ("rows_in", "rows_out", "busy_s")
 _GAUGES = ("workers", "watermark", "state_bytes", "lag_s")
+
+
+def figures(metrics: Metrics, pipeline: Pipeline, workers: int) -> dict[str, object]:
+    """What a user sees of a job's figures."""
+    metrics.note_moved(pipeline.moved_bytes)
+    watermark, dtype = pipeline.watermark, pipeline.time_type
+    return {
+        **metrics.to_json(), "epochs": metrics.epochs, "failed_checkpoints": metrics.failed_checkpoints,
+        "far_rows": pipeline.far_rows, "row_groups_skipped": pipeline.row_groups_skipped,
+        "checkpoint_s": metrics.checkpoint_s, "workers": workers, "rescales": list(metrics.rescales),
+        "watermark": watermark,
+        "watermark_time": None if watermark is None or dtype is None else shown(watermark, dtype),
+        "lag_s": pipeline.lag_s, "state_bytes": pipeline.state_bytes,
+        "busy_s": round(metrics.busy_s, 3), "wait_s": round(metrics.wait_s, 3),
+        "latency_s": {f"p{share * 100:g}": metrics.latency.percentile(share) for share in (0.5, 0.99, 0.999)},
+        "stages": [stage.to_json() for stage in pipeline.stages],
+    }  # fmt: skip
 
 
 def log_lines(job: Job, path: str | os.PathLike[str], every_s: float = 1.0) -> threading.Thread:
@@ -41,11 +62,11 @@ def log_lines(job: Job, path: str | os.PathLike[str], every_s: float = 1.0) -> t
             before, then = 0, time.monotonic()
             while True:
                 has_ended = job.await_end(every_s)
-                figures = job.metrics()
-                now, rows = time.monotonic(), int(str(figures["rows_in"]))
+                found = job.metrics()
+                now, rows = time.monotonic(), int(str(found["rows_in"]))
                 rate = round((rows - before) / max(now - then, 1e-9))
                 before, then = rows, now
-                line = {"time": round(time.time(), 3), "status": job.status, "rows_per_s": rate, **figures}
+                line = {"time": round(time.time(), 3), "status": job.status, "rows_per_s": rate, **found}
                 file.write(json.dumps(line, default=str) + "\n")
                 file.flush()
                 if has_ended:
@@ -67,17 +88,23 @@ def serve(job: Job, port: int) -> tuple[int, Callable[[], None]]:
 
     class Collector:
         def collect(self) -> Any:
-            figures = job.metrics()
+            found = job.metrics()
             for name in _COUNTERS:
-                yield CounterMetricFamily(f"scalein_{name}", name.replace("_", " "), value=float(str(figures[name])))
+                yield CounterMetricFamily(f"scalein_{name}", name.replace("_", " "), value=float(str(found[name])))
             for name in _GAUGES:
-                if figures[name] is not None:
-                    yield GaugeMetricFamily(f"scalein_{name}", name.replace("_", " "), value=float(str(figures[name])))
+                if found[name] is not None:
+                    yield GaugeMetricFamily(f"scalein_{name}", name.replace("_", " "), value=float(str(found[name])))
             latency = GaugeMetricFamily("scalein_latency_seconds", "from row in to result out", labels=["quantile"])
-            for name, value in figures["latency_s"].items():  # type: ignore[attr-defined]
+            for name, value in found["latency_s"].items():  # type: ignore[attr-defined]
                 if value is not None:
-                    latency.add_metric([str(float(name[1:]) / 100)], value)
+                    latency.add_metric([f"{float(name[1:]) / 100:g}"], value)
             yield latency
+            stages = cast(list[dict[str, Any]], found["stages"])
+            for name in _STAGE_COUNTERS:
+                counter = CounterMetricFamily(f"scalein_stage_{name}", name.replace("_", " "), labels=["stage"])
+                for number, stage in enumerate(stages):
+                    counter.add_metric([f"{number} {stage['stage']}"], float(stage[name]))
+                yield counter
 
     registry = CollectorRegistry()
     registry.register(Collector())
@@ -95,7 +122,7 @@ def serve(job: Job, port: int) -> tuple[int, Callable[[], None]]:
 
 
 def show_bar(job: Job, timeout_s: float | None = None, every_s: float = 0.2) -> None:
-    """A bar with rows a second, lag, checkpoints, until the job ends or some time has passed."""
+    """A bar with rows a second, watermark, lag, state, checkpoints, until the job ends or some time has passed."""
     try:
         from tqdm.auto import tqdm
     except ImportError as error:
@@ -106,11 +133,12 @@ def show_bar(job: Job, timeout_s: float | None = None, every_s: float = 0.2) -> 
         while True:
             left_s = every_s if end is None else max(0.0, min(every_s, end - time.monotonic()))
             is_over = job.await_end(left_s) or left_s < every_s
-            figures = job.metrics()
-            rows = int(str(figures["rows_in"]))
+            found = job.metrics()
+            rows = int(str(found["rows_in"]))
             bar.update(rows - before)
             before = rows
-            bar.set_postfix(out=figures["rows_out"], late=figures["late_rows"], lag=figures["lag_s"],
-                            checkpoints=figures["epochs"], workers=figures["workers"])
+            bar.set_postfix(out=found["rows_out"], late=found["late_rows"], watermark=found["watermark_time"],
+                            lag=found["lag_s"], state=f"{int(str(found['state_bytes'])) / 1e6:,.1f} MB",
+                            checkpoints=found["epochs"], workers=found["workers"])
             if is_over:
                 return

@@ -1,0 +1,74 @@
+"""What a job tells of itself: figures of its stages, for Prometheus, and in a bar."""
+
+from __future__ import annotations
+
+import urllib.request
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import scalein as si
+from scalein import col
+from scalein.jobs.watching import show_bar
+from scalein.testing import Stream, until
+from tests.jobs.streams import rows_in
+
+BATCHES = [pa.record_batch({"t": pa.array([n, n + 1], pa.timestamp("s")), "k": [n % 3, 1]}) for n in range(0, 40, 2)]
+
+
+def stages(job: Any) -> list[tuple[object, ...]]:
+    found = job.metrics()["stages"]
+    assert all(stage["busy_s"] >= 0 for stage in found)
+    return [(stage["stage"], stage["rows_in"], stage["rows_out"]) for stage in found]
+
+
+def test_each_stage_counts_its_rows() -> None:
+    flow = si.from_source(Stream({"all": BATCHES})).with_watermark("t", "1s").filter(col("k") == 1)
+    flow = flow.group_by(si.tumbling("t", "10s")).agg(n=si.count()).sort("n").limit(3)
+    job = flow.start(sink=si.to_memory())
+    job.wait()
+    assert stages(job) == [("aggregate", 40, 4), ("sort", 4, 4), ("limit", 4, 3)]
+
+
+def test_figures_for_prometheus() -> None:
+    pytest.importorskip("prometheus_client")
+    job = si.from_source(Stream({"all": BATCHES}, ends=False)).group_by("k").agg(n=si.count()).start(
+        sink=si.to_memory(), emit="changes")  # fmt: skip
+    until(lambda: rows_in(job) == 40, job)
+    text = urllib.request.urlopen(f"http://localhost:{job.serve_metrics()}/metrics").read().decode()
+    job.stop()
+    assert 'scalein_stage_rows_in_total{stage="0 aggregate"} 40.0' in text
+    labels = [line.partition("}")[0] for line in text.splitlines() if line.startswith("scalein_latency_seconds{")]
+    assert [label.partition("=")[2] for label in labels] == ['"0.5"', '"0.99"', '"0.999"']
+
+
+def test_the_bar_says_how_far_time_is_and_how_large_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    tqdm_auto = pytest.importorskip("tqdm.auto")
+    monkeypatch.setattr(tqdm_auto.tqdm, "monitor_interval", 0)
+    told: dict[str, Any] = {}
+    monkeypatch.setattr(tqdm_auto.tqdm, "set_postfix", lambda self, **given: told.update(given))
+    flow = si.from_source(Stream({"all": BATCHES}, ends=False)).with_watermark("t", "1s")
+    job = flow.group_by(si.tumbling("t", "10s")).agg(n=si.count()).start(sink=si.to_memory())
+    until(lambda: rows_in(job) == 40, job)
+    job.wait(0.1)
+    show_bar(job, 0.05)
+    job.stop()
+    assert (told["watermark"], told["state"]) == ("1970-01-01 00:00:38", "0.0 MB")
+
+
+@pytest.mark.parametrize("slides", [False, True])
+def test_state_that_moves_because_of_a_change_of_workers_is_counted(slides: bool) -> None:
+    """Only rings, which have a part for each worker, have any: when the next window closes."""
+    stream = Stream({"all": BATCHES}, allowed={"all": 15}, ends=False)
+    window = si.sliding("t", "4s", every="2s") if slides else si.tumbling("t", "4s")
+    flow = si.from_source(stream).with_watermark("t", "1s").group_by("k", window).agg(n=si.count())
+    job = flow.start(sink=si.to_memory(), workers=1)
+    until(lambda: rows_in(job) == 30, job)
+    job.scale(2)
+    stream.allow("all", 20)
+    until(lambda: rows_in(job) == 40, job)
+    job.stop(drain=True)
+    moved = [rescale["state_bytes_moved"] for rescale in job.metrics()["rescales"]]  # type: ignore[attr-defined]
+    assert len(moved) == 1
+    assert (moved[0] > 0) == slides
