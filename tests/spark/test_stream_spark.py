@@ -127,6 +127,8 @@ def test_what_goes_wrong_is_told_in_our_words(spark: Any, tmp_path: Path) -> Non
     with pytest.raises(ComputeError, match="division by zero"):
         job.wait()
     assert job.status == "failed"
+    sis.start(failing, given, sink=si.to_memory(), on_error=(failed := si.to_memory()), **where).wait()
+    assert failed.table().num_rows == 400
 
     def refuse(df: Any, batch: int) -> None:
         raise RuntimeError(f"not batch {batch}")
