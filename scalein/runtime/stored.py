@@ -204,8 +204,8 @@ class StoredKernels:
         parts = collected(compiled, frame, items, len(pointers))
         return [pa.RecordBatch.from_arrays(arrays, names=list(names)) for arrays in parts if len(arrays[0])]
 
-    def gather(self, pointers: np.ndarray) -> np.ndarray:
-        records = np.empty((len(pointers), self.record_bytes), np.uint8)
+    def gather(self, pointers: np.ndarray, words: Words = new_words) -> np.ndarray:
+        records = words(len(pointers) * self.record_bytes // 8).view(np.uint8).reshape(-1, self.record_bytes)
         self._bulk("gather", len(pointers), target=address(records), size=self.record_bytes,
                    pointers=address(pointers))
         return records

@@ -212,8 +212,8 @@ class _Reading(NamedTuple):
 class Reader:
     """Reads what is wanted, part by part; while one part is looked at, the next ones are being read."""
 
-    def __init__(self, window_bytes: int) -> None:
-        self.window_bytes = window_bytes
+    def __init__(self, window_bytes: int, windows: int = WINDOWS) -> None:
+        self.window_bytes, self._count = window_bytes, windows
         self._windows: list[Window] = []
         self._reading: deque[_Reading] = deque()
         self._starter = ThreadPoolExecutor(1, "scalein-read")  # to start a read waits where the disk's queue is full
@@ -221,7 +221,7 @@ class Reader:
     def read(self, parts: Iterable[W]) -> Generator[tuple[W, np.ndarray], None, None]:
         """Each part with its bytes, which the step after the next may overwrite."""
         self._stop()
-        self._windows = self._windows or [Window(self.window_bytes) for _ in range(WINDOWS)]
+        self._windows = self._windows or [Window(self.window_bytes) for _ in range(self._count)]
         free, wanted = list(self._windows), deque[W]()
         for part in parts:
             if not free:

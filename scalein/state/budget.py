@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scalein.layout import GROUPS
+from scalein.layout import GROUPS, LOAD_SIXTEENTHS
 from scalein.state.arena import LEAST_CHUNK, MOST_CHUNK, SEGMENT_BYTES
 
 MOST_BYTES = 1 << 62  # without a limit
@@ -18,11 +18,12 @@ COPIED_SHARE = 0.1  # of the budget, for copies of segments
 COPIES = 64  # without a limit: a copy that need not wait for the disk is over sooner, and fewer changes are logged
 SCRATCH_SHARE = 0.1  # of the budget, for records of several runs; two or three such are under way
 MOST_SCRATCH = 1 << 18
+DENSE_SIXTEENTHS = 14  # of an index in a budget that are taken before it doubles
 LEAST_SEGMENT = 64 << 10
 SLICE_ROWS = 1 << 20
 SLICE_SHARE = 16  # slices of rows in a budget
 LEAST_ROWS = 256
-WINDOW_SHARE = 16  # windows of blocks in a budget
+WINDOW_SHARE = 32  # windows of blocks in a budget
 LEAST_WINDOW, MOST_WINDOW = 16 << 10, 4 << 20
 
 
@@ -42,6 +43,11 @@ class Budget:
         return Budget(total, segment, _power_of_two(total // GROUPS // 8, LEAST_CHUNK, MOST_CHUNK))
 
     @property
+    def load_sixteenths(self) -> int:
+        """How full an index may be. A group is nearly empty after it was evicted: on average it is half as full."""
+        return LOAD_SIXTEENTHS if self.total is None else DENSE_SIXTEENTHS
+
+    @property
     def copies(self) -> int:
         """Copies of segments that may wait to be written."""
         return COPIES if self.total is None else max(1, int(self.total * COPIED_SHARE) // self.segment_bytes)
@@ -52,8 +58,8 @@ class Budget:
         return 2 * self.segment_bytes if self.total is None else self.segment_bytes // 2
 
     def scratch_records(self, record_bytes: int) -> int:
-        """Records of several runs that may be brought together at once: read, merged and folded."""
-        most = MOST_SCRATCH if self.total is None else int(self.total * SCRATCH_SHARE) // (2 * record_bytes + 56)
+        """Records of several runs that may be brought together at once: read, merged and folded, the next ones read."""
+        most = MOST_SCRATCH if self.total is None else int(self.total * SCRATCH_SHARE) // (3 * record_bytes + 56)
         return max(LEAST_ROWS, min(MOST_SCRATCH, most))
 
     @property

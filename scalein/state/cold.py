@@ -24,12 +24,13 @@ import numpy as np
 
 from scalein.layout import GROUPS, MOST_HITS, PARTIAL, TOMB
 from scalein.memory import address
+from scalein.state.aio import Reader
 from scalein.state.arena import Arena
-from scalein.state.files import Files
+from scalein.state.files import Files, Input
 from scalein.state.hot import HotTable
 from scalein.state.kernels import Functions, Kernels, Sorted
 from scalein.state.room import Room
-from scalein.state.runs import Run
+from scalein.state.runs import Held, Run
 from scalein.state.writing import RunWriter
 
 BUNDLES = 16
@@ -95,6 +96,41 @@ class Aged(NamedTuple):
     kept: object
 
 
+class _Span(NamedTuple):
+    """A range of hashes, and the blocks [first, last) that runs have of it, read together."""
+
+    least: int
+    greatest: int
+    runs: list[ColdRun]  # oldest first
+    blocks: list[tuple[int, int]]
+    offsets: np.ndarray
+    sizes: np.ndarray
+
+    @staticmethod
+    def of(least: int, greatest: int, runs: tuple[ColdRun, ...]) -> _Span:
+        blocks = [cold.run.blocks_between(least, greatest) for cold in runs]
+        some = [(cold, each) for cold, each in zip(runs, blocks, strict=True) if each[0] < each[1]]
+        extents = np.array([cold.run.extent(*each) for cold, each in some], np.int64).reshape(-1, 2)
+        return _Span(least, greatest, [cold for cold, _ in some], [each for _, each in some], extents[:, 0],
+                     extents[:, 1])
+
+    @property
+    def inputs(self) -> list[Input]:
+        return [cold.run.input for cold in self.runs]
+
+    @property
+    def which(self) -> np.ndarray:
+        return np.arange(len(self.runs))
+
+
+class _Desk:
+    """What one thread needs to bring runs together, used again and again."""
+
+    def __init__(self) -> None:
+        self.room = Room()
+        self.reader = Reader(0, windows=2)  # one range is read while another is merged
+
+
 class Scratch:
     """A table in which records of several ages are brought together."""
 
@@ -130,7 +166,8 @@ class Cold:
     def __init__(self, files: Files, kernels: Kernels, at_once: int) -> None:
         self._files, self._kernels, self._at_once = files, kernels, at_once
         self.runs: list[tuple[ColdRun, ...]] = [() for _ in range(BUNDLES)]
-        self._rooms: list[Room] = []  # that nobody uses now
+        self._held = Held()
+        self._desks: list[_Desk] = []  # that nobody uses now
 
     def open(self, id: int, groups: frozenset[int] | None = None) -> ColdRun:
         run = self.reader(id)
@@ -139,13 +176,18 @@ class Cold:
         return ColdRun(id, int(run.record_count), tuple(json.loads(run.spec)), made, groups)
 
     def reader(self, id: int) -> Run:
-        return Run(self._files, id, self._kernels.record_bytes, self._kernels.text_cells, self._kernels.checksums)
+        kernels = self._kernels
+        return Run(self._files, id, kernels.record_bytes, kernels.text_cells, kernels.checksums, self._held)
 
     @property
     def index_bytes(self) -> int:
         """Directories and filters in memory."""
-        return sum(cold.run.index_bytes for runs in list(self.runs) for cold in runs
-                   if cold.made.done() and cold.made.exception() is None)
+        return self._held.bytes
+
+    @property
+    def whole_index_bytes(self) -> int:
+        """What those of all runs will take in memory when all are looked into."""
+        return sum(cold.run.index_bytes for runs in self.runs for cold in runs)
 
     def writer(self, id: int, functions: Functions, records: int, size_bytes: int, has_filter: bool) -> RunWriter:
         """A new run, with room for so much. A filter is for those most keys are not in: the oldest has nearly all."""
@@ -169,51 +211,54 @@ class Cold:
         count = sum(cold.record_count for cold in runs) + (0 if newest is None else len(newest[0]))
         parts = -(-count // self._at_once) or 1
         functions = {cold.functions for cold in runs} | ({newest[2]} if newest is not None else set())
-        can_fold = len(functions) == 1 and not self._kernels.text_cells
+        if self._kernels.text_cells:
+            for least, greatest in _cut(bundle, parts):
+                texts = [*self._with_text(least, greatest, runs), *_newest(least, greatest, newest)]
+                yield self._absorbed(texts, scratch_table(), least, greatest, count // parts)
+            return
         try:
-            room = self._rooms.pop()
+            desk = self._desks.pop()
         except IndexError:  # not asked for before: another thread may take the last one meanwhile
-            room = Room()
-        for least, greatest in _cut(bundle, parts):
-            room.begin()
-            given = list(self._within(least, greatest, runs, newest, room))
-            if can_fold and given:
-                hashes, pointers = self._kernels.merge([one.sorted for one in given], room.words)
-                yield Together(*self._kernels.fold(pointers, hashes, given[0].functions, room.words))
-                continue
-            scratch = scratch_table()
-            scratch.begin(least, greatest, count // parts)
-            for one in given:
-                scratch.absorb(one.sorted.pointers, one.functions)
-            yield Together(*self.sorted_records(scratch.pointers()))
-        self._rooms.append(room)
+            desk = _Desk()
+        spans = (_Span.of(least, greatest, runs) for least, greatest in _cut(bundle, parts))
+        for span, area in desk.reader.read(spans):
+            desk.room.begin()
+            given = [*self._plain(span, area, desk.room), *_newest(span.least, span.greatest, newest)]
+            if len(functions) == 1 and given:
+                hashes, pointers = self._kernels.merge([one.sorted for one in given], desk.room.words)
+                yield Together(*self._kernels.fold(pointers, hashes, given[0].functions, desk.room.words))
+            else:
+                yield self._absorbed(given, scratch_table(), span.least, span.greatest, count // parts)
+        self._desks.append(desk)
 
-    def _within(self, least: int, greatest: int, runs: tuple[ColdRun, ...],
-                newest: tuple[np.ndarray, np.ndarray, Functions] | None, room: Room) -> Iterator[Aged]:
-        """What runs, and newer records, have of a range of hashes; oldest first."""
+    def _absorbed(self, given: list[Aged], scratch: Scratch, least: int, greatest: int, records: int) -> Together:
+        """Records of several ages, by way of a table."""
+        scratch.begin(least, greatest, records)
+        for one in given:
+            scratch.absorb(one.sorted.pointers, one.functions)
+        return Together(*self.sorted_records(scratch.pointers()))
+
+    def _plain(self, span: _Span, area: np.ndarray, room: Room) -> Iterator[Aged]:
+        """What runs without text have of a range of hashes; oldest first."""
+        at = 0
+        for cold, (first, last), size in zip(span.runs, span.blocks, span.sizes.tolist(), strict=True):
+            found = cold.run.opened(area[at : at + size], first, last, self._kernels, room.words)
+            at += size
+            yield Aged(_counting(cold, found, span.least, span.greatest), cold.functions, None)
+
+    def _with_text(self, least: int, greatest: int, runs: tuple[ColdRun, ...]) -> Iterator[Aged]:
+        """What runs have of a range of hashes; oldest first."""
         for cold in runs:
             first, last = cold.run.blocks_between(least, greatest)
-            if first == last:
-                continue
-            kept: object = None
-            if self._kernels.text_cells:
-                kept = found = cold.run.read_range(first, last)
+            if first < last:
+                found = cold.run.read_range(first, last)
                 pointers = pointers_to(found.records)
-                hashes = self._kernels.hashes(pointers)
-            else:
-                hashes, pointers = cold.run.open_range(first, last, self._kernels, room)
-            low, high = hashes.searchsorted(np.uint64(least)), hashes.searchsorted(np.uint64(greatest), "right")
-            pointers, hashes = pointers[low:high], hashes[low:high]
-            if cold.groups is not None:
-                counts = cold.counting(hashes)
-                pointers, hashes = pointers[counts], hashes[counts]
-            yield Aged(Sorted(hashes, pointers), cold.functions, kept)
-        if newest is not None:
-            pointers, hashes, functions = newest
-            chosen = (hashes >= np.uint64(least)) & (hashes <= np.uint64(greatest))
-            hashes, pointers = hashes[chosen], pointers[chosen]
-            order = np.argsort(hashes)
-            yield Aged(Sorted(hashes[order], pointers[order]), functions, None)
+                in_order = Sorted(self._kernels.hashes(pointers), pointers)
+                yield Aged(_counting(cold, in_order, least, greatest), cold.functions, found)
+
+    def close(self) -> None:
+        for desk in self._desks:
+            desk.reader.close()
 
     def merged(self, bundle: int, runs: tuple[ColdRun, ...], id: int, scratch_table: Callable[[], Scratch],
                is_bottom: bool) -> ColdRun | None:
@@ -240,6 +285,26 @@ class Cold:
             return self.open(id)
         writer.abandon()
         return None
+
+
+def _counting(cold: ColdRun, found: Sorted, least: int, greatest: int) -> Sorted:
+    """Those of a run's records that count and are of a range of hashes."""
+    low, high = found.hashes.searchsorted(np.uint64(least)), found.hashes.searchsorted(np.uint64(greatest), "right")
+    hashes, pointers = found.hashes[low:high], found.pointers[low:high]
+    if cold.groups is not None:
+        counts = cold.counting(hashes)
+        hashes, pointers = hashes[counts], pointers[counts]
+    return Sorted(hashes, pointers)
+
+
+def _newest(least: int, greatest: int, newest: tuple[np.ndarray, np.ndarray, Functions] | None) -> Iterator[Aged]:
+    """What records in memory have of a range of hashes."""
+    if newest is not None:
+        pointers, hashes, functions = newest
+        chosen = (hashes >= np.uint64(least)) & (hashes <= np.uint64(greatest))
+        hashes, pointers = hashes[chosen], pointers[chosen]
+        order = np.argsort(hashes)
+        yield Aged(Sorted(hashes[order], pointers[order]), functions, None)
 
 
 def _cut(bundle: int, parts: int) -> list[tuple[int, int]]:

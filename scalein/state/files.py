@@ -19,6 +19,7 @@ Known limits: the lock is flock's. A process forked while it is held shares it, 
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import shutil
 import sys
@@ -31,6 +32,7 @@ import numpy as np
 
 from scalein.errors import Damaged, StoreFailed
 
+MAPPED_BYTES = 256 << 10
 PAGE = 4096  # what O_DIRECT wants of addresses, offsets and sizes, on every disk that we know
 DIRECT_BYTES = 64 << 10  # least size of a write that goes past the page cache
 UNSYNCED_BYTES = 32 << 20  # most bytes that plain writes leave in the page cache before they are synced
@@ -119,7 +121,11 @@ class Files(Protocol):
 
 
 def aligned(size_bytes: int) -> np.ndarray:
-    """New memory that begins at a page, its content anything."""
+    """New memory that begins at a page, its content anything. Much of it goes back to the system with its last user:
+    what malloc keeps for others would be no part of any budget.
+    """
+    if size_bytes >= MAPPED_BYTES:
+        return np.frombuffer(mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
     area = np.empty(size_bytes + PAGE, np.uint8)
     start = -int(area.ctypes.data) % PAGE
     return area[start : start + size_bytes]

@@ -1,6 +1,7 @@
-"""Filters: which hashes a run may have, by a byte or two a record. They never deny one that it has.
+"""Filters: which hashes a run may have, by about a byte a record. They never deny one that it has.
 
-Three bits of each hash are set among 8 to 16 a record: of hashes that a run does not have, 1 to 3 % pass.
+Three bits of each hash are set among 6 to 11 a record: of hashes that a run does not have, 1 to 7 % pass. More bits
+would deny more of them, and take memory from the records that need no run at all.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+
+from scalein.state.files import aligned
 
 _STEPS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93)  # odd; part of the format
 
@@ -18,7 +21,9 @@ Mark = Callable[[np.ndarray, np.ndarray, int], None]
 
 def empty_filter(records: int) -> np.ndarray:
     """The zeroed bytes of a filter over so many hashes: a power of two, at least 64."""
-    return np.zeros(max(64, 1 << max(0, records - 1).bit_length()), np.uint8)
+    filter = aligned(max(64, 1 << (3 * records // 4).bit_length()))
+    filter[:] = 0
+    return filter
 
 
 def shift_of(filter: np.ndarray) -> int:

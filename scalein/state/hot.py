@@ -54,11 +54,6 @@ POOL_SHARE = 64  # one of so many bytes in use may wait so
 RECORDS, TEXTS = 0, 1  # kinds of chunks
 
 
-def _room(words: int) -> int:
-    """Records that an index of so many words has room for."""
-    return words * LOAD_SIXTEENTHS // 16
-
-
 class ChunkList:
     """Chunks in use: columns that a snapshot can copy at once, whatever their number."""
 
@@ -97,8 +92,9 @@ class Pool:
 class HotTable:
     """Key groups in memory. `on_undo_full(segment)` copies a segment whose undo log is full."""
 
-    def __init__(self, kernels: Kernels, arena: Arena, most_chunk: int = MOST_CHUNK) -> None:
-        self.kernels, self.arena = kernels, arena
+    def __init__(self, kernels: Kernels, arena: Arena, most_chunk: int = MOST_CHUNK,
+                 load_sixteenths: int = LOAD_SIXTEENTHS) -> None:
+        self.kernels, self.arena, self._load_sixteenths = kernels, arena, load_sixteenths
         self.on_undo_full: Callable[[int], None] | None = None
         self.headers = np.zeros((GROUPS, GROUP_WORDS), np.int64)
         self.chunks = ChunkList()
@@ -173,6 +169,10 @@ class HotTable:
 
     # --- room
 
+    def _room_in(self, words: int) -> int:
+        """Records that an index of so many words has room for."""
+        return words * self._load_sixteenths // 16
+
     def _add_chunk(self, group: int, kind: int, need: int) -> None:
         """A chunk that is large enough, and the larger the more the group has."""
         own = self._own[group][kind]
@@ -208,7 +208,7 @@ class HotTable:
         header = self.headers[group]
         header[BUCKETS] = self.buckets.take(buckets * BUCKET_WORDS * 8)
         header[SHIFT], header[MASK] = TAG_BITS - (buckets.bit_length() - 1), buckets - 1
-        header[ROOM] = _room(buckets * BUCKET_WORDS)
+        header[ROOM] = self._room_in(buckets * BUCKET_WORDS)
 
     def _grow(self, group: int) -> None:
         """Double a group's index."""
@@ -220,7 +220,7 @@ class HotTable:
         new = self.buckets.take(2 * size)
         self.kernels.split(place, buckets, new, shift - 1, 2 * buckets - 1)
         header[BUCKETS], header[SHIFT], header[MASK] = new, shift - 1, 2 * buckets - 1
-        header[ROOM] = room + _room(buckets * BUCKET_WORDS)
+        header[ROOM] = room + self._room_in(buckets * BUCKET_WORDS)
         self.buckets.give_back(place, size)
 
     # --- groups
@@ -262,7 +262,7 @@ class HotTable:
         header = self.headers[group]
         buckets = int(header[MASK]) + 1
         ctypes.memset(int(header[BUCKETS]), 0, buckets * BUCKET_WORDS * 8)
-        header[ROOM] = _room(buckets * BUCKET_WORDS)
+        header[ROOM] = self._room_in(buckets * BUCKET_WORDS)
         chunks = []
         for own in self._own[group]:
             chunks += [(row, *self.chunks.rows[row, 2:].tolist()) for row in own]
@@ -288,7 +288,7 @@ class HotTable:
             ctypes.memmove(address(words) + 8 * at, place, 8 * count)
             at += count
             chunks += self.release(group)
-            if count > FIRST_BUCKETS * BUCKET_WORDS and used < _room(count // 2) * SHRINK_SHARE:
+            if count > FIRST_BUCKETS * BUCKET_WORDS and used < self._room_in(count // 2) * SHRINK_SHARE:
                 self.buckets.give_back(place, 8 * count)
                 self._new_index(group, count // 2 // BUCKET_WORDS)
         room = Sorted(self._room.words(records), self._room.words(records))
@@ -296,7 +296,7 @@ class HotTable:
 
     def record_count(self, group: int) -> int:
         header = self.headers[group]
-        return _room((int(header[MASK]) + 1) * BUCKET_WORDS) - int(header[ROOM])
+        return self._room_in((int(header[MASK]) + 1) * BUCKET_WORDS) - int(header[ROOM])
 
     def give_back(self, chunks: list[tuple[int, int, int]]) -> None:
         """Chunks of released groups may be used again. Any thread may say so."""
@@ -314,7 +314,7 @@ class HotTable:
     def expect(self, group: int, records: int) -> None:
         """Make the index of a group without records large enough for so many."""
         header = self.headers[group]
-        least = -(-records * 16 // LOAD_SIXTEENTHS // BUCKET_WORDS) + 1
+        least = -(-records * 16 // self._load_sixteenths // BUCKET_WORDS) + 1
         buckets = 1 << (least - 1).bit_length()
         if buckets > int(header[MASK]) + 1 and not self._own[group][RECORDS]:
             self.buckets.give_back(int(header[BUCKETS]), (int(header[MASK]) + 1) * BUCKET_WORDS * 8)

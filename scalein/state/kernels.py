@@ -91,7 +91,7 @@ class Kernels(Protocol):
     def rows(self, pointers: np.ndarray, names: Sequence[str]) -> list[pa.RecordBatch]:
         """Columns of records."""
 
-    def gather(self, pointers: np.ndarray) -> np.ndarray:
+    def gather(self, pointers: np.ndarray, words: Words = new_words) -> np.ndarray:
         """The records one behind the other: (count, record bytes)."""
 
     def copy(self, target: int, source: int, size: int) -> None:

@@ -55,11 +55,14 @@ class Points:
         self._kernels, self._reader = kernels, reader
         self._shape = Shape(kernels.record_bytes, kernels.text_cells)
 
-    def find(self, runs: list[tuple[ColdRun, ...]], hashes: np.ndarray, scratch: Scratch) -> None:
-        """Bring everything that the bundles' runs have of some sorted hashes together."""
+    def find(self, runs: list[tuple[ColdRun, ...]], hashes: np.ndarray, scratch: Scratch) -> np.ndarray:
+        """Bring everything that the bundles' runs have of some sorted hashes together; blocks read of each bundle."""
+        read = np.zeros(len(runs), np.int64)
         for part, area in self._reader.read(self._parts(runs, hashes)):
             found, _kept = self._found(part, area)
             scratch.absorb(found, part.functions)
+            read += np.bincount(np.array([run.least_hash >> 60 for run in part.runs])[part.which], minlength=len(read))
+        return read
 
     def search(self, pieces: list[Piece], images: Images, groups: set[int], hashes: np.ndarray, functions: Functions,
                scratch: Scratch) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
+from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
@@ -24,8 +25,7 @@ from scalein.state.blocks import Origin, Shape, checked, unpack
 from scalein.state.checksum import Checksums, block_checksums
 from scalein.state.files import Files, aligned
 from scalein.state.filters import passes
-from scalein.state.kernels import Kernels, Sorted
-from scalein.state.room import Room
+from scalein.state.kernels import Kernels, Sorted, Words
 from scalein.state.writing import HEADER, MOST_SPEC_BYTES, SPEC_AT, directory_bytes
 
 READ_BYTES = 4 << 20  # of a step of a scan
@@ -47,12 +47,25 @@ class Places(NamedTuple):
     hashes: np.ndarray
 
 
+class Held:
+    """Bytes in memory that some runs take for their directories and filters. Any thread may add."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._lock = Lock()
+
+    def add(self, size: int) -> None:
+        with self._lock:
+            self.bytes += size
+
+
 class Run:
     """A run file that is read. Raises `Damaged` or `NewerFormat` unless header and size are in order."""
 
     def __init__(self, files: Files, id: int, stride: int, text_cells: tuple[int, ...] = (),
-                 checksums: Checksums = block_checksums) -> None:  # fmt: skip
+                 checksums: Checksums = block_checksums, held: Held | None = None) -> None:  # fmt: skip
         self.id = id
+        self._held = held or Held()
         self.name = files.name_of(format.run_name(id))
         self._shape = Shape(stride, text_cells)
         self._checksums = checksums
@@ -89,8 +102,8 @@ class Run:
 
     @property
     def index_bytes(self) -> int:
-        """Its directory and filter in memory; nothing before they are first needed."""
-        return sum(part.nbytes for part in self.__dict__.get("_index", ()))
+        """What its directory and filter take in memory when they are needed."""
+        return self.input.size - self._directory_at
 
     @property
     def _directory(self) -> tuple[np.ndarray, np.ndarray]:
@@ -98,18 +111,19 @@ class Run:
 
     @cached_property
     def _index(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The first hash of each block; the offset of each block and of the end; the filter."""
+        """The first hash of each block; the offset of each block and of the end; the filter. Read when first needed."""
         data = self.input.read(self._directory_at, self.input.size - self._directory_at)
         self.input.forget(self._directory_at)
         format.check_seal(data, self.id, self.name, "a run's directory", self._directory_at, self._checksums)
         count = self.block_count
-        firsts = data[: 8 * count].view("<u8").copy()
+        firsts = data[: 8 * count].view("<u8")
         starts = data[8 * count :][: 4 * count + 4].view("<u4").astype(np.int64) * format.BLOCK
         if starts[0] != format.BLOCK or starts[-1] != self._directory_at or (np.diff(starts) <= 0).any():
             raise self._damaged(self._directory_at, "blocks in no order", "blocks one after the other")
         if count and (firsts[0] != self.least_hash or (firsts[1:] < firsts[:-1]).any()):
             raise self._damaged(self._directory_at, "hashes in no order", "sorted hashes")
-        return firsts, starts, data[12 * count + 4 :][: self._filter_bytes].copy()
+        self._held.add(data.nbytes)
+        return firsts, starts, data[12 * count + 4 :][: self._filter_bytes]
 
     def may_have(self, hashes: np.ndarray) -> np.ndarray:
         """Which of some hashes a record may have; without a filter, all."""
@@ -149,20 +163,24 @@ class Run:
     def read_range(self, first: int, last: int) -> Records:
         """The records of the blocks [first, last), past the page cache."""
         _, starts = self._directory
-        area = aligned(int(starts[last] - starts[first]))
-        self.input.read_into(int(starts[first]), area.data, direct=True)
+        offset, size = self.extent(first, last)
+        area = aligned(size)
+        self.input.read_into(offset, area.data, direct=True)
         return self._unpacked(area, starts[first:last], np.diff(starts[first : last + 1]))
 
-    def open_range(self, first: int, last: int, kernels: Kernels, room: Room) -> Sorted:
-        """The records, without text, of the blocks [first, last), in memory of `room`."""
+    def extent(self, first: int, last: int) -> tuple[int, int]:
+        """Where in the file the blocks [first, last) begin, and how many bytes they have."""
         _, starts = self._directory
-        offset, end = int(starts[first]), int(starts[last])
-        area = room.bytes(end - offset)
-        self.input.read_into(offset, area.data, direct=True)
+        return int(starts[first]), int(starts[last] - starts[first])
+
+    def opened(self, area: np.ndarray, first: int, last: int, kernels: Kernels, words: Words) -> Sorted:
+        """The records, without text, of the blocks [first, last), whose bytes are in `area`."""
+        _, starts = self._directory
+        offset, _ = self.extent(first, last)
         per_block, size = self._shape.whole_block
         found = None
-        if end - offset == (last - first) * size:
-            found = kernels.open_blocks(area, per_block, size, self.id, offset, room.words)
+        if len(area) == (last - first) * size:
+            found = kernels.open_blocks(area, per_block, size, self.id, offset, words)
         if found is None:
             self._unpacked(area, starts[first:last], np.diff(starts[first : last + 1]))
             raise self._damaged(offset, "records with text, or too many in a block", "records without text")
@@ -185,6 +203,8 @@ class Run:
 
     def close(self) -> None:
         self.input.close()
+        if self.__dict__.pop("_index", None) is not None:
+            self._held.add(-self.index_bytes)
 
     def _unpacked(self, area: np.ndarray, offsets: np.ndarray, sizes: np.ndarray) -> Records:
         if not len(sizes):

@@ -10,11 +10,13 @@ run. They replace lists of runs under a lock of these lists, and take no other.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from threading import Lock
+from threading import Lock, get_native_id
 
 import numpy as np
 import pyarrow as pa
@@ -42,6 +44,7 @@ from scalein.state.hot import HotTable
 from scalein.state.kernels import Functions, Kernels
 from scalein.state.points import Points
 from scalein.state.recover import Images, Piece, group_read, records_in
+from scalein.state.room import Room
 from scalein.state.runs import Run
 
 DEAD_SHARE = 0.3  # of a group's bytes, from which on it is written anew
@@ -49,6 +52,10 @@ KEPT_SHARE = 0.25  # of a bundle's records, those hit most, that stay in memory 
 HITS_LOOKED_AT = 1 << 12  # records of a bundle, to choose those that stay
 COMPACTING_AT_ONCE = 2  # bundles: one merges while the other waits for the disk
 LEAVING_AT_ONCE = 3  # bundles on their way to disk
+COMING_SHARE = 4  # one of so many bytes of hot memory, at most, is kept free for rows to come
+SPARE_SHARE = 16  # one of so many bytes may be free and not given back to the system
+READ_WORTH = 16 << 10  # bytes that can be merged in the time of one read
+NICE = 10  # of threads that compact
 MOST_RUNS = 32  # of a bundle, before its next records wait for compaction
 
 
@@ -58,8 +65,15 @@ class Leaving:
 
     bundle: int
     run: ColdRun
-    pointers: Callable[[], np.ndarray]
-    chunks: list[tuple[int, int, int]]
+    pointers: np.ndarray
+    chunks: list[tuple[int, int, int]]  # whoever gives them back empties it
+    room: Room | None  # the memory of all that is not in chunks
+
+
+def step_back() -> None:
+    """Let threads that rows wait for go first on a busy core; where that is not for us to say, all are alike."""
+    with suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, get_native_id(), NICE)
 
 
 class Tiers:
@@ -68,21 +82,25 @@ class Tiers:
     def __init__(self, files: Files, kernels: Kernels, budget: Budget, new_id: Callable[[], int],
                  clean: Callable[[], None]) -> None:
         self._kernels, self._budget, self._new_id, self._clean = kernels, budget, new_id, clean
-        self.hot = HotTable(kernels, Arena(budget.segment_bytes, whole=budget.most_chunk), budget.most_chunk)
+        self.hot = HotTable(kernels, Arena(budget.segment_bytes, whole=budget.most_chunk), budget.most_chunk,
+                            budget.load_sixteenths)
         self.cold = Cold(files, kernels, budget.scratch_records(kernels.record_bytes))
         self.pieces: list[Piece] = []  # oldest first
         self.read_again: list[Piece] | None = None  # of a store that is only read: pieces that memory may forget
         self.images = Images(files, kernels)
         self.functions: Functions = ()  # of the partials
         self._clock = 0  # the bundle that is evicted next
+        self._reads = np.zeros(BUNDLES, np.int64)  # blocks of a bundle that were read because it has several runs
+        self._in_use = 0  # bytes of hot records when room was made last
         self._scratch: Scratch | None = None
         self._searched: set[int] = set()  # groups of pieces that were read once: the next time they are loaded
         self._reader = Reader(budget.window_bytes)
         self._points = Points(kernels, self._reader)
-        self._compactor = ThreadPoolExecutor(COMPACTING_AT_ONCE, "scalein-compact")
+        self._compactor = ThreadPoolExecutor(COMPACTING_AT_ONCE, "scalein-compact", step_back)
         self._compacting: dict[int, tuple[int, Future[None]]] = {}  # bundle -> id of the run that is written
         self._spiller = ThreadPoolExecutor(LEAVING_AT_ONCE, "scalein-spill")  # they wait for the disk most of the time
         self._leaving: list[Leaving] = []
+        self._rooms: list[Room] = []  # of those that have left
         self._runs_lock = Lock()  # over the lists of runs, which are replaced as a whole
         self._retired: list[ColdRun] = []
         self.dropped: set[str] = set()  # files of runs that others replaced
@@ -127,6 +145,10 @@ class Tiers:
         self.settle()
         if self.pieces:
             self.make_room()
+        if self._budget.total is not None:  # before the filters come: afterwards nothing that was found may leave
+            self.make_room(index_bytes=self.cold.whole_index_bytes)
+            self.settle()
+            self._rooms.clear()
         pointers, hashes = self._kernels.find(self.hot, batch)
         groups = (hashes >> np.uint64(56)).astype(np.int64)
         touched = self.waiting() & set(np.unique(groups).tolist()) if self.pieces else set()
@@ -151,13 +173,24 @@ class Tiers:
         """Bring together what runs, some groups of pieces and memory have of rows' keys; let pointers lead there."""
         scratch = self._scratch_table()
         wanted = np.unique(hashes[asked])
-        self._points.find(list(self.cold.runs), wanted, scratch)
+        self._count_reads(self._points.find(list(self.cold.runs), wanted, scratch), wanted)
         inside = groups & set((wanted >> np.uint64(56)).tolist())
         if inside:
             self._points.search(self.pieces, self.images, inside, wanted, self.functions, scratch)
         partial = np.unique(pointers[asked])
         scratch.absorb(np.ascontiguousarray(partial[partial != 0]), self.functions)
         pointers[asked] = self._kernels.find(scratch.table, batch)[0]
+
+    def _count_reads(self, read: np.ndarray, wanted: np.ndarray) -> None:
+        """Merge all runs of a bundle when looking into several of them has cost as much as that will."""
+        if self.read_again is not None:
+            return
+        self._reads += np.maximum(0, read - np.bincount((wanted >> np.uint64(60)).astype(np.int64), minlength=BUNDLES))
+        for bundle in np.flatnonzero(self._reads).tolist():
+            size = sum(cold.run.size_bytes for cold in self.cold.runs[bundle])
+            if self._reads[bundle] * READ_WORTH > size:
+                self._compact_soon(bundle, whole=True)
+                self._reads[bundle] = 0
 
     def make_whole(self, batch: pa.RecordBatch) -> None:
         """Let the records of the batch's keys in memory know all that is older: sums that go on are the keys' own."""
@@ -206,24 +239,28 @@ class Tiers:
             self._scratch.begin()
         return self._scratch
 
-    def make_room(self, text_bytes: int = 0) -> None:
-        """Let bundles leave memory, one after the other, until what comes has room."""
+    def make_room(self, text_bytes: int = 0, index_bytes: int = 0) -> None:
+        """Let bundles leave memory, one after the other, until what comes has room: text, or an index of runs."""
         if self.hot.crowded and self.read_again is None:
             self.tidy()
-        most = self._budget.hot_beside(self.cold.index_bytes)
+        most = self._budget.hot_beside(max(index_bytes, self.cold.index_bytes))
         if self.read_again is not None:  # nothing may be written, and nothing in memory is newer than its piece
             if self.hot.in_use > most:
                 self.hot.clear(range(GROUPS))
                 self.pieces = list(self.read_again)
                 self.flag_groups()
             return
+        # As much will come as came last: with room for it, memory that is given up is used again, and not given back
+        # to the system, which would clear it anew.
+        coming = min(max(0, self.hot.in_use - self._in_use), most // COMING_SHARE)
         for _ in range(2 * BUNDLES):
-            going = sum(size for one in self._leaving for _, _, size in one.chunks)
-            if self.hot.in_use - going + text_bytes <= most:
-                self.hot.trim(most)
-                return
+            going = sum(size for one in self._leaving for _, _, size in tuple(one.chunks))
+            if self.hot.in_use - going + max(coming, text_bytes) <= most:
+                self.hot.trim(most + most // SPARE_SHARE)
+                break
             self._evict(self._clock, KEPT_SHARE)
             self._clock = (self._clock + 1) % BUNDLES
+        self._in_use = self.hot.in_use
 
     def tidy(self) -> None:
         """Write groups anew that deleted records and replaced texts fill."""
@@ -269,13 +306,25 @@ class Tiers:
         return (np.concatenate(found) >> np.uint64(HITS_SHIFT) & np.uint64(MOST_HITS)).astype(np.int64)
 
     def _leave_plain(self, bundle: int, least: int, drop: int) -> None:
-        """Copy those with fewer hits than `least` out of memory, which has the room of all for the others at once."""
-        (hashes, pointers), chunks = self.hot.thin(groups_of(bundle), least, drop)
-        hashes = hashes.copy()
-        records = self._kernels.gather(pointers)
-        self.hot.give_back(chunks)
-        if len(records):
-            self._leave(bundle, len(records), lambda: pointers_to(records), [], lambda: (records, hashes))
+        """Those with fewer hits than `least`; their chunks are free once the thread that writes has copied them."""
+        found, chunks = self.hot.thin(groups_of(bundle), least, drop)
+        if not len(found.hashes):
+            self.hot.give_back(chunks)
+            return
+        room = self._rooms.pop() if self._rooms else Room()
+        room.begin()
+        hashes, pointers = room.words(len(found.hashes)), room.words(len(found.hashes))
+        hashes[:], pointers[:] = found
+        words = room.words(len(hashes) * self._kernels.record_bytes // 8)
+
+        def in_order() -> tuple[np.ndarray, np.ndarray]:
+            records = self._kernels.gather(pointers, lambda _: words)
+            pointers[:] = pointers_to(records)  # for those who take them back should they not come to disk
+            self.hot.give_back(chunks)
+            chunks.clear()
+            return records, hashes
+
+        self._leave(bundle, pointers, chunks, in_order, room)
 
     def _leave_with_text(self, bundle: int, least: int, drop: int) -> None:
         """Those with fewer hits than `least`; their chunks stay as they are until they are written."""
@@ -287,18 +336,18 @@ class Tiers:
         pointers = np.ascontiguousarray(pointers[goes & ((heads & np.uint64(drop)) == 0)])
         chunks = [chunk for group in groups for chunk in hot.release(group)]
         if len(pointers):
-            self._leave(bundle, len(pointers), lambda: pointers, chunks, lambda: self.cold.sorted_records(pointers))
+            self._leave(bundle, pointers, chunks, lambda: self.cold.sorted_records(pointers))
         self._kernels.absorb(hot, staying, self.functions, older=False)
         if not len(pointers):
             hot.give_back(chunks)
 
-    def _leave(self, bundle: int, count: int, pointers: Callable[[], np.ndarray], chunks: list[tuple[int, int, int]],
-               in_order: Callable[[], tuple[np.ndarray, np.ndarray]]) -> None:
+    def _leave(self, bundle: int, pointers: np.ndarray, chunks: list[tuple[int, int, int]],
+               in_order: Callable[[], tuple[np.ndarray, np.ndarray]], room: Room | None = None) -> None:
         """Let a thread write records to a run. `in_order` gives them sorted, and their hashes."""
-        id, has_filter = self._new_id(), bool(self.cold.runs[bundle])
+        id, count, has_filter = self._new_id(), len(pointers), bool(self.cold.runs[bundle])
         made = self._spiller.submit(self._write_run, id, count, self.functions, has_filter, in_order)
         run = ColdRun(id, count, self.functions, made)
-        self._leaving.append(Leaving(bundle, run, pointers, chunks))
+        self._leaving.append(Leaving(bundle, run, pointers, chunks, room))
         self._replace_runs(bundle, (), [run])
 
     def _write_run(self, id: int, count: int, functions: Functions, has_filter: bool,
@@ -338,8 +387,9 @@ class Tiers:
             if error is not None:
                 self._replace_runs(one.bundle, (one.run,), [])
                 self.hot.batch += 1
-                self._kernels.absorb(self.hot, one.pointers(), self.functions, older=True)
+                self._kernels.absorb(self.hot, one.pointers, self.functions, older=True)
             self.hot.give_back(one.chunks)
+            self._rooms += [one.room] if one.room is not None else []
             if error is not None:
                 raise error
             self._compact_soon(one.bundle)
@@ -381,13 +431,13 @@ class Tiers:
 
     # --- compaction
 
-    def _compact_soon(self, bundle: int) -> None:
-        """Merge runs of a bundle in the background if there are too many."""
+    def _compact_soon(self, bundle: int, whole: bool = False) -> None:
+        """Merge runs of a bundle in the background, all or if there are too many."""
         if bundle in self._compacting:  # asked first: a job that ends now has replaced the runs that are looked at next
             return
         runs = tuple(run for run in self.cold.runs[bundle] if run.made.done())
-        first = to_merge([run.record_count for run in runs])
-        if first == len(runs):
+        first = 0 if whole else to_merge([run.record_count for run in runs])
+        if len(runs) - first < 2:
             return
         if len({run.functions for run in runs[first:]}) > 1:
             first = 0
@@ -438,6 +488,7 @@ class Tiers:
                 if run.made.exception() is None:
                     run.run.close()
         self.images.close()
+        self.cold.close()
         self._reader.close()
 
     def verify(self) -> None:

@@ -106,7 +106,7 @@ class RunWriter:
                 records = records[together:]
                 continue
             if not len(self._records):
-                self._records = np.empty((together, self._shape.stride), np.uint8)
+                self._records = aligned(together * self._shape.stride).reshape(together, -1)
             step = min(len(records), together - self._used)
             self._records[self._used : self._used + step] = records[:step]
             self._used += step

@@ -222,3 +222,25 @@ def test_seeking_records_by_hash() -> None:
         assert many.tolist() == [int((window == h).sum()) for h in asked]
         places = window.searchsorted(asked) + start
         assert found.tolist() == (base + places * size).tolist()
+
+
+def test_runs_that_are_read_again_and_again_become_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers, "to_merge", len)  # nothing else merges them
+    store = filled(tmp_path, TINY)
+    store.merge(pa.table({"k": np.arange(KEYS), "n": np.ones(KEYS, np.int64)}), n="sum")
+    store._tiers.settle()
+    assert any(len(runs) > 1 for runs in store._tiers.cold.runs)
+    random = np.random.default_rng(0)
+    for _ in range(200):
+        keys = random.integers(0, KEYS, 500)
+        assert store.get(pa.array(keys))["n"].to_pylist() == (keys + 1).tolist()
+        if all(len(runs) == 1 for runs in store._tiers.cold.runs):
+            break
+    else:
+        pytest.fail("runs of a bundle stayed apart")
+    store.close()
+    with LogStore.open(tmp_path, readonly=True) as again:
+        files = sorted(tmp_path.iterdir())
+        for _ in range(50):
+            again.get(pa.array(random.integers(0, KEYS, 500)))
+        assert sorted(tmp_path.iterdir()) == files  # who only reads writes nothing

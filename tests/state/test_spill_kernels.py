@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pytest
 
 from scalein.layout import HITS_SHIFT, MOST_HITS, TOMB
 from scalein.options import Options
+from scalein.state import LogStore, arena
 from scalein.state.arena import Arena, Buckets
 from scalein.state.blocks import Pulled, Shape, cut, pack
 from scalein.state.cold import least_kept, pointers_to, to_merge
@@ -241,3 +243,18 @@ def test_free_chunks_become_larger_ones_and_go_back_to_the_system() -> None:
     for _ in range(most >> 15):  # half of what was once in use, all of it as larger chunks
         arena.take(1 << 14)
     assert arena.segments == before
+
+
+def test_memory_that_records_left_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages that go back to the system are cleared when they come again: a store in its stride gives none back."""
+    forgotten: list[int] = []
+    real = arena.forget
+    monkeypatch.setattr(arena, "forget", lambda place, size: (forgotten.append(size), real(place, size))[1])
+    random, rows = np.random.default_rng(0), 60_000
+    with LogStore.open(tmp_path, key={"k": pa.int64()}, value={"n": pa.int64()}, memory=32 << 20) as store:
+        for step in range(60):
+            if step == 30:
+                forgotten.clear()
+            store.merge(pa.table({"k": random.integers(0, 1 << 40, rows), "n": np.ones(rows, np.int64)}), n="sum")
+        assert any(store._tiers.cold.runs)
+        assert sum(forgotten) < 30 * rows * store._kernels.record_bytes // 4
