@@ -140,12 +140,17 @@ class FileSink:
         return {"epoch": f"{prefix}-{_LAST_TASK}", "files": [*files]}
 
     def remove_staged(self, prefix: str) -> None:
-        """Remove staged files of a job: what attempts have left whose names did not arrive."""
-        self._remove_orphans(prefix.partition("-")[0], None)
+        """Remove staged files of a job up to a number: what attempts have left whose names did not arrive. Later ones
+        may be those of somebody who has taken over.
+        """
+        job, _, number = prefix.partition("-")
+        self._remove_orphans(job, None, int(number))
 
-    def _remove_orphans(self, job: str, committed: tuple[int, int] | None) -> None:
+    def _remove_orphans(self, job: str, committed: tuple[int, int] | None, last: int | None = None) -> None:
         for directory, _, names in os.walk(self.path):
             orphans = [name for name in names if name.startswith(f"{STAGED}{job}-")]
+            if last is not None:
+                orphans = [name for name in orphans if (found := _number(name)) is not None and found[0] <= last]
             if committed is not None:
                 parts = (name for name in names if name.startswith(f"{PART}{job}-"))
                 orphans += [name for name in parts if (found := _number(name)) is not None and found > committed]

@@ -384,9 +384,14 @@ def test_attempts_may_clean_up_at_any_moment(tmp_path: Path, monkeypatch: pytest
             yield directory, folders, names
 
     monkeypatch.setattr(file_sinks.os, "walk", walk)
-    run(commits, [rows(number) for number in range(BATCHES)], attempts=2)
+    run(commits, [rows(number) for number in range(BATCHES - 1)], attempts=2)
+    monkeypatch.setattr(file_sinks.os, "walk", original)
+    later = tmp_path / "out" / f"_staged-{commits._manifests.name}-{BATCHES:010}-000001-other0000.parquet"
+    later.write_bytes(b"")  # of a driver that has taken over
+    run(commits, [rows(BATCHES - 1)], first=BATCHES - 1, attempts=2)
     commits.close()
-    monkeypatch.undo()
+    assert list((tmp_path / "out").glob("_staged-*")) == [later]
+    later.unlink()
     check(tmp_path)
 
 

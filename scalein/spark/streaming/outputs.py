@@ -196,8 +196,9 @@ class FileOutlet:
         self.output: Output = Staged(sink, schema, role)
 
     def open(self, committed: Json, next: str) -> None:
-        self._job = _named(next, self._role)
-        self._sink.open(self._schema, committed, self._job)
+        prefix = _named(next, self._role)
+        self._job = prefix.partition("-")[0]
+        self._sink.open(self._schema, committed, prefix)
 
     def prepared(self, prefix: str, words: list[Json], blobs: list[pa.Buffer]) -> Json:
         self._sink.prepare()  # syncs the directories in which files of the batch before were renamed
@@ -207,7 +208,7 @@ class FileOutlet:
         self._sink.commit(prepared)
         self._commits += 1
         if self._commits % TIDY_EVERY == 0:
-            self._sink.remove_staged(self._job)
+            self._sink.remove_staged(f"{self._job}-{batch}")
 
     def files(self, prepared: Json) -> list[str]:
         return []
