@@ -103,7 +103,7 @@ class Run:
     @property
     def index_bytes(self) -> int:
         """What its directory and filter take in memory when they are needed."""
-        return self.input.size - self._directory_at
+        return int(self.input.size - self._directory_at)
 
     @property
     def _directory(self) -> tuple[np.ndarray, np.ndarray]:
