@@ -267,11 +267,9 @@ class Job:
 
         def change() -> None:
             start = time.perf_counter()
-            self._metrics.note_moved(self._pipeline.moved_bytes)
             self._workers = options.workers
             self._pipeline.set_workers(options.workers)
-            self._metrics.rescales.append({"workers": options.workers, "state_bytes_moved": 0,
-                                           "pause_s": time.perf_counter() - start, "at": time.time()})
+            self._metrics.note_rescale(options.workers, time.perf_counter() - start, self._pipeline.moved_bytes)
 
         self._ask(change)
 

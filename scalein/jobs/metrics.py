@@ -96,6 +96,7 @@ class Metrics:
     busy_s: float = 0.0
     wait_s: float = 0.0
     rescales: list[dict[str, float | int]] = field(default_factory=list)
+    moved_before: int = 0  # bytes of state, by changes of workers before the last one
     checkpoint_s: float | None = None  # from the freeze to the commit, of the last one
     latency: Latency = field(default_factory=Latency)
     began: float = field(default_factory=time.time)
@@ -105,8 +106,12 @@ class Metrics:
     def note_moved(self, moved: int) -> None:
         """Tell the last change of workers how much state has moved because of it: that comes later, bit by bit."""
         if self.rescales:
-            before = sum(int(each["state_bytes_moved"]) for each in self.rescales[:-1])
-            self.rescales[-1]["state_bytes_moved"] = moved - before
+            self.rescales[-1]["state_bytes_moved"] = moved - self.moved_before
+
+    def note_rescale(self, workers: int, pause_s: float, moved: int) -> None:
+        self.note_moved(moved)
+        self.moved_before = moved
+        self.rescales.append({"workers": workers, "state_bytes_moved": 0, "pause_s": pause_s, "at": time.time()})
 
     def to_json(self) -> dict[str, int]:
         """Counters that go on in the next run."""

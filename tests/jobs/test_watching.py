@@ -35,7 +35,7 @@ def test_figures_for_prometheus() -> None:
     pytest.importorskip("prometheus_client")
     job = si.from_source(Stream({"all": BATCHES}, ends=False)).group_by("k").agg(n=si.count()).start(
         sink=si.to_memory(), emit="changes")  # fmt: skip
-    until(lambda: rows_in(job) == 40, job)
+    until(lambda: rows_in(job) == 40 and "None" not in str(job.metrics()["latency_s"]), job)
     text = urllib.request.urlopen(f"http://localhost:{job.serve_metrics()}/metrics").read().decode()
     job.stop()
     assert 'scalein_stage_rows_in_total{stage="0 aggregate"} 40.0' in text
@@ -51,7 +51,7 @@ def test_the_bar_says_how_far_time_is_and_how_large_the_state(monkeypatch: pytes
     flow = si.from_source(Stream({"all": BATCHES}, ends=False)).with_watermark("t", "1s")
     job = flow.group_by(si.tumbling("t", "10s")).agg(n=si.count()).start(sink=si.to_memory())
     until(lambda: rows_in(job) == 40, job)
-    job.wait(0.1)
+    until(lambda: job.metrics()["watermark"] == 38, job)
     show_bar(job, 0.05)
     job.stop()
     assert (told["watermark"], told["state"]) == ("1970-01-01 00:00:38", "0.0 MB")
