@@ -44,7 +44,8 @@ class Source(Protocol):
         """Batches, each with the offset behind it; None is the beginning.
 
         Reading from an offset gives exactly the rows that followed it. An unbounded source gives an empty batch
-        (with the offset as it was) whenever it has had nothing for 100 ms. The iterator may be closed at any time.
+        (with the offset as it was) whenever it has had nothing for 100 ms: a partition that says so for 5 s holds
+        nobody's time back, one that says nothing is at work. The iterator may be closed at any time.
         """
 
 
