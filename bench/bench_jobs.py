@@ -216,9 +216,9 @@ def bench_job_latency(benchmark: Any, machine: Mapping[str, object], seconds: fl
 
 @pytest.mark.parametrize("workers", [2])
 def bench_job_killed(benchmark: Any, machine: Mapping[str, object], rows: int, workers: int, tmp_path: Path) -> None:
-    """A running aggregate of many keys (2 GB of state from 40 M rows on), killed and started again; goal: below 1 s to
+    """A running aggregate of many keys (2 GB of state with 20 M rows), killed and started again; goal: below 1 s to
     its first new output. Two processes: one fills and dies, one goes on."""
-    keys = 2 * rows
+    keys = rows * 3 // 4
 
     def child(what: str) -> list[float]:
         done = subprocess.run([sys.executable, "-m", "bench.job_child", what, str(tmp_path / "state"), str(keys)],

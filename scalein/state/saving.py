@@ -153,9 +153,9 @@ class Saver:
         with self._removing:
             names = self._files.names()
             # In this order: a freeze that names a run which is gone from the tiers by now is in the books by then.
-            dropped = self._tiers.dropped
+            dropped = self._tiers.compactor.dropped
             replaced = set(dropped)
-            needed = self._tiers.files(self._tiers.cold.runs) | self._tiers.being_written()
+            needed = self._tiers.files(self._tiers.cold.runs) | self._tiers.compactor.being_written()
             with self._books:
                 newest = max(self._kept, default=0)
                 needed = needed.union(*self._kept.values(), *(frozen.files for frozen in self._under_way))

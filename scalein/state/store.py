@@ -320,7 +320,7 @@ class LogStore:
                 "cold_records": sum(run.record_count for runs in tiers.cold.runs for run in runs),
                 "groups_not_loaded": len(tiers.waiting()),
                 "snapshots": self._saver.ids,
-                "compaction_error": None if tiers.compact_error is None else str(tiers.compact_error),
+                "compaction_error": None if tiers.compactor.error is None else str(tiers.compactor.error),
             }
 
     # --- closing

@@ -4,24 +4,19 @@ Invariant: what a key's value is follows from, oldest first: its bundle's runs, 
 record that does not know all that is older is PARTIAL; new records of a group are, while anything older lies outside
 of memory (`NEW_FLAGS`). All partials in memory and in pieces were made by the same functions.
 
-Threads: everything is called under the store's lock but `_write_run` and `_compact_runs`, which threads of their own
-run. They replace lists of runs under a lock of these lists, and take no other.
+Threads: everything is called under the store's lock but `_write_run`, which threads of its own run, and what
+`compacting.py` does in the background.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
-from threading import Lock, get_native_id
 
 import numpy as np
 import pyarrow as pa
 
-from scalein.errors import InternalError
 from scalein.layout import GROUPS, HITS_SHIFT, MOST_HITS, PARTIAL, TOMB
 from scalein.memory import address
 from scalein.state import format
@@ -37,8 +32,8 @@ from scalein.state.cold import (
     groups_of,
     least_kept,
     pointers_to,
-    to_merge,
 )
+from scalein.state.compacting import Compactor
 from scalein.state.files import Files
 from scalein.state.hot import HotTable
 from scalein.state.kernels import Functions, Kernels
@@ -50,13 +45,9 @@ from scalein.state.runs import Run
 DEAD_SHARE = 0.3  # of a group's bytes, from which on it is written anew
 KEPT_SHARE = 0.25  # of a bundle's records, those hit most, that stay in memory when it is evicted
 HITS_LOOKED_AT = 1 << 12  # records of a bundle, to choose those that stay
-COMPACTING_AT_ONCE = 2  # bundles: one merges while the other waits for the disk
 LEAVING_AT_ONCE = 3  # bundles on their way to disk
 COMING_SHARE = 4  # one of so many bytes of hot memory, at most, is kept free for rows to come
 SPARE_SHARE = 16  # one of so many bytes may be free and not given back to the system
-READ_WORTH = 16 << 10  # bytes that can be merged in the time of one read
-NICE = 10  # of threads that compact
-MOST_RUNS = 32  # of a bundle, before its next records wait for compaction
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,12 +59,6 @@ class Leaving:
     pointers: np.ndarray
     chunks: list[tuple[int, int, int]]  # whoever gives them back empties it
     room: Room | None  # the memory of all that is not in chunks
-
-
-def step_back() -> None:
-    """Let threads that rows wait for go first on a busy core; where that is not for us to say, all are alike."""
-    with suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, get_native_id(), NICE)
 
 
 class Tiers:
@@ -90,21 +75,15 @@ class Tiers:
         self.images = Images(files, kernels)
         self.functions: Functions = ()  # of the partials
         self._clock = 0  # the bundle that is evicted next
-        self._reads = np.zeros(BUNDLES, np.int64)  # blocks of a bundle that were read because it has several runs
         self._in_use = 0  # bytes of hot records when room was made last
         self._scratch: Scratch | None = None
         self._searched: set[int] = set()  # groups of pieces that were read once: the next time they are loaded
         self._reader = Reader(budget.window_bytes)
         self._points = Points(kernels, self._reader)
-        self._compactor = ThreadPoolExecutor(COMPACTING_AT_ONCE, "scalein-compact", step_back)
-        self._compacting: dict[int, tuple[int, Future[None]]] = {}  # bundle -> id of the run that is written
+        self.compactor = Compactor(self.cold, kernels, new_id, clean)
         self._spiller = ThreadPoolExecutor(LEAVING_AT_ONCE, "scalein-spill")  # they wait for the disk most of the time
         self._leaving: list[Leaving] = []
         self._rooms: list[Room] = []  # of those that have left
-        self._runs_lock = Lock()  # over the lists of runs, which are replaced as a whole
-        self._retired: list[ColdRun] = []
-        self.dropped: set[str] = set()  # files of runs that others replaced
-        self.compact_error: BaseException | None = None
         self._nothing = np.frombuffer(bytearray(kernels.template), np.uint8)  # the record of a key that is not there
         self._nothing[0] |= TOMB
         self._found = np.zeros((0, kernels.record_bytes), np.uint8)  # what the pointers given last lead to
@@ -124,9 +103,6 @@ class Tiers:
         """The files that records are in, apart from images of what is in memory."""
         return {format.run_name(run.id) for some in runs for run in some} | {
             format.image_name(id) for piece in self.pieces for id in piece.image_ids}  # fmt: skip
-
-    def being_written(self) -> set[str]:
-        return {format.run_name(id) for id, _ in list(self._compacting.values())}
 
     # --- rows
 
@@ -173,24 +149,15 @@ class Tiers:
         """Bring together what runs, some groups of pieces and memory have of rows' keys; let pointers lead there."""
         scratch = self._scratch_table()
         wanted = np.unique(hashes[asked])
-        self._count_reads(self._points.find(list(self.cold.runs), wanted, scratch), wanted)
+        read = self._points.find(list(self.cold.runs), wanted, scratch)
+        if self.read_again is None:  # who only reads merges nothing
+            self.compactor.count_reads(read, np.bincount((wanted >> np.uint64(60)).astype(int), minlength=BUNDLES))
         inside = groups & set((wanted >> np.uint64(56)).tolist())
         if inside:
             self._points.search(self.pieces, self.images, inside, wanted, self.functions, scratch)
         partial = np.unique(pointers[asked])
         scratch.absorb(np.ascontiguousarray(partial[partial != 0]), self.functions)
         pointers[asked] = self._kernels.find(scratch.table, batch)[0]
-
-    def _count_reads(self, read: np.ndarray, wanted: np.ndarray) -> None:
-        """Merge all runs of a bundle when looking into several of them has cost as much as that will."""
-        if self.read_again is not None:
-            return
-        self._reads += np.maximum(0, read - np.bincount((wanted >> np.uint64(60)).astype(np.int64), minlength=BUNDLES))
-        for bundle in np.flatnonzero(self._reads).tolist():
-            size = sum(cold.run.size_bytes for cold in self.cold.runs[bundle])
-            if self._reads[bundle] * READ_WORTH > size:
-                self._compact_soon(bundle, whole=True)
-                self._reads[bundle] = 0
 
     def make_whole(self, batch: pa.RecordBatch) -> None:
         """Let the records of the batch's keys in memory know all that is older: sums that go on are the keys' own."""
@@ -282,7 +249,7 @@ class Tiers:
         hot, groups = self.hot, groups_of(bundle)
         # One that is still leaving comes back if it cannot: then nothing newer of its bundle may be on disk.
         self.settle(0 if any(one.bundle == bundle for one in self._leaving) else LEAVING_AT_ONCE - 1)
-        self._wait_for_compaction(bundle)
+        self.compactor.wait_for_room(bundle)
         self.load_bundle(bundle, make_room=False)
         if not any(map(hot.record_count, groups)):
             return
@@ -348,7 +315,7 @@ class Tiers:
         made = self._spiller.submit(self._write_run, id, count, self.functions, has_filter, in_order)
         run = ColdRun(id, count, self.functions, made)
         self._leaving.append(Leaving(bundle, run, pointers, chunks, room))
-        self._replace_runs(bundle, (), [run])
+        self.compactor.replace(bundle, (), [run])
 
     def _write_run(self, id: int, count: int, functions: Functions, has_filter: bool,
                    in_order: Callable[[], tuple[np.ndarray, np.ndarray]]) -> Run:
@@ -361,22 +328,9 @@ class Tiers:
             raise
         return self.cold.reader(id)
 
-    def _replace_runs(self, bundle: int, old: tuple[ColdRun, ...], new: list[ColdRun]) -> None:
-        """Runs that follow one another by others, or others behind all. The compactor does so beside everybody else."""
-        with self._runs_lock:
-            now = self.cold.runs[bundle]
-            at = now.index(old[0]) if old else len(now)
-            if now[at : at + len(old)] != old:
-                raise InternalError("runs that others have replaced were replaced again", found=f"bundle {bundle}")
-            self.cold.runs[bundle] = (*now[:at], *new, *now[at + len(old) :])
-            self._retired += old
-            self.dropped |= {format.run_name(run.id) for run in old}
-
     def settle(self, most: int = 0) -> None:
         """Let records leave until at most so many bundles are on their way; what could not comes back."""
-        with self._runs_lock:
-            retired, self._retired = self._retired, []
-        for run in retired:  # nobody reads them any more: who does, does it under the store's lock
+        for run in self.compactor.take_retired():  # nobody reads them any more: that happens under the store's lock
             if run.made.exception() is None and most:  # rows come in: to free a removed file takes milliseconds
                 self._spiller.submit(run.run.close)
             elif run.made.exception() is None:
@@ -385,14 +339,14 @@ class Tiers:
             one = self._leaving.pop(0)
             error = one.run.made.exception()
             if error is not None:
-                self._replace_runs(one.bundle, (one.run,), [])
+                self.compactor.replace(one.bundle, (one.run,), [])
                 self.hot.batch += 1
                 self._kernels.absorb(self.hot, one.pointers, self.functions, older=True)
             self.hot.give_back(one.chunks)
             self._rooms += [one.room] if one.room is not None else []
             if error is not None:
                 raise error
-            self._compact_soon(one.bundle)
+            self.compactor.soon(one.bundle)
 
     # --- pieces of the past
 
@@ -429,61 +383,19 @@ class Tiers:
             self.make_room()
             self._load([group])
 
-    # --- compaction
-
-    def _compact_soon(self, bundle: int, whole: bool = False) -> None:
-        """Merge runs of a bundle in the background, all or if there are too many."""
-        if bundle in self._compacting:  # asked first: a job that ends now has replaced the runs that are looked at next
-            return
-        runs = tuple(run for run in self.cold.runs[bundle] if run.made.done())
-        first = 0 if whole else to_merge([run.record_count for run in runs])
-        if len(runs) - first < 2:
-            return
-        if len({run.functions for run in runs[first:]}) > 1:
-            first = 0
-        id = self._new_id()
-        with self._runs_lock:  # which the job needs to end
-            job = self._compactor.submit(self._compact_runs, bundle, runs[first:], first == 0, id)
-            self._compacting[bundle] = id, job
-
-    def _compact_runs(self, bundle: int, runs: tuple[ColdRun, ...], is_bottom: bool, id: int) -> None:
-        try:
-            merged = self.cold.merged(bundle, runs, id, cache(lambda: Scratch(self._kernels)), is_bottom)
-            self._replace_runs(bundle, runs, [merged] if merged else [])
-            self._clean()
-        except BaseException as error:
-            self.compact_error = error
-        finally:
-            with self._runs_lock:
-                del self._compacting[bundle]
-
     def compact(self) -> bool:
         """Merge all runs of each bundle into one; whether there was anything to merge."""
         self.settle()
-        self._wait_for_compaction()
-        some = False
-        for bundle, runs in enumerate(self.cold.runs):
-            if len(runs) > 1:
-                merged = self.cold.merged(bundle, runs, self._new_id(), self._scratch_table, is_bottom=True)
-                self._replace_runs(bundle, runs, [merged] if merged else [])
-                some = True
+        some = self.compactor.merge_all(self._scratch_table)
         self.settle()  # closes those that were replaced
         self._clean()
         return some
 
-    def _wait_for_compaction(self, bundle: int | None = None) -> None:
-        """Of one bundle only if it has too many runs."""
-        if bundle is not None and (len(self.cold.runs[bundle]) < MOST_RUNS or bundle not in self._compacting):
-            return
-        for number, (_, future) in list(self._compacting.items()):
-            if bundle in (None, number):
-                future.result()
-
     def close(self) -> None:
         """Stop compaction and close the files. Not under the lock."""
         self._spiller.shutdown(wait=True)
-        self._compactor.shutdown(wait=True, cancel_futures=True)
-        for runs in (*self.cold.runs, self._retired):
+        self.compactor.close()
+        for runs in (*self.cold.runs, self.compactor.take_retired()):
             for run in runs:
                 if run.made.exception() is None:
                     run.run.close()

@@ -15,7 +15,7 @@ import pytest
 
 from scalein.errors import Damaged
 from scalein.options import Options
-from scalein.state import LogStore, aio, format, tiers
+from scalein.state import LogStore, aio, compacting, format, tiers
 from scalein.state.arena import Arena
 from scalein.state.budget import Budget
 from scalein.state.checksum import block_checksum
@@ -23,7 +23,6 @@ from scalein.state.cold import Cold, pointers_to
 from scalein.state.files import RealFiles
 from scalein.state.hot import HotTable
 from scalein.state.kernels import find_kernels
-from scalein.state.room import Room
 from tests.state.store_model import KINDS, rows_of
 from tests.state.store_pair import Pair
 
@@ -161,7 +160,7 @@ def test_a_compaction_that_ends_while_the_next_is_decided(tmp_path: Path, monkey
 
     def ended() -> None:
         goes_on.set()
-        while ours._compacting:
+        while ours.compactor._under_way:
             time.sleep(0.001)
         goes_on.clear()
 
@@ -170,7 +169,7 @@ def test_a_compaction_that_ends_while_the_next_is_decided(tmp_path: Path, monkey
         return 0
 
     def leave(key: int, first: Callable[[list[int]], int]) -> None:
-        monkeypatch.setattr(tiers, "to_merge", first)
+        monkeypatch.setattr(compacting, "to_merge", first)
         store.merge(pa.table({"k": [key], "n": [key]}), n="sum")
         ours._evict(0, 0.0)
         ours.settle()
@@ -184,18 +183,18 @@ def test_a_compaction_that_ends_while_the_next_is_decided(tmp_path: Path, monkey
         leave(key, first)
     ended()
     assert damage(store, keys, 0) is None
-    assert ours.compact_error is None
+    assert ours.compactor.error is None
     store.close()
 
 
-def test_another_thread_takes_the_last_room(tmp_path: Path) -> None:
-    class Contended(list[Room]):
+def test_another_thread_takes_the_last_desk(tmp_path: Path) -> None:
+    class Contended(list[object]):
         def __bool__(self) -> bool:
             return True  # and somebody else takes it before us
 
     store = filled(tmp_path, LITTLE)
-    store._tiers._wait_for_compaction()
-    store._tiers.cold._rooms = Contended()
+    store._tiers.compactor.wait()
+    store._tiers.cold._desks = Contended()
     assert len(store) == KEYS
     store.close()
 
@@ -225,7 +224,7 @@ def test_seeking_records_by_hash() -> None:
 
 
 def test_runs_that_are_read_again_and_again_become_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiers, "to_merge", len)  # nothing else merges them
+    monkeypatch.setattr(compacting, "to_merge", len)  # nothing else merges them
     store = filled(tmp_path, TINY)
     store.merge(pa.table({"k": np.arange(KEYS), "n": np.ones(KEYS, np.int64)}), n="sum")
     store._tiers.settle()

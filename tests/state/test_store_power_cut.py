@@ -190,7 +190,7 @@ def test_a_run_that_failed_just_before_a_freeze_fails_the_snapshot() -> None:
     content, last = dict(pair.model.content), pair.store.stats()["snapshots"]
     store, tiers = pair.store, pair.store._tiers
     tiers.settle()
-    tiers._wait_for_compaction()
+    tiers.compactor.wait()
     disk.fail("sync", 0)
     tiers._evict(3, 0.0)
     with pytest.raises(ScaleinError, match="disk/run-"):
