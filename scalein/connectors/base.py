@@ -56,9 +56,9 @@ class Sink(Protocol):
     def open(self, schema: pa.Schema, committed: Json, next: str) -> None:
         """Called once, before anything is written. `committed` is what the last committed `prepare` gave.
 
-        The sink completes that commit and removes what it staged and no commit names. `next` is `<job>-<run>`: the
-        part before the first "-" is the job's own over all its runs, the whole is unique; names of new files begin
-        with it.
+        The sink completes that commit, also where an earlier run's sink has staged it elsewhere (in another folder),
+        and removes what it staged and no commit names. `next` is `<job>-<run>`: the part before the first "-" is the
+        job's own over all its runs, the whole is unique; names of new files begin with it.
         """
 
     def write(self, batch: pa.RecordBatch) -> None:

@@ -6,6 +6,10 @@ staged files: the next `open` of the same job renames those that its last manife
 that manifest is not the newest that there was, since that was damaged, the files of later epochs go as well: the job
 will write their rows again.
 
+An epoch says where it was staged: a sink of the same job in another folder makes its files visible there, if they have
+not come along (a folder may be moved, and a copy of a job must leave the job alone). It removes files of its own folder
+only.
+
 Where other processes make the rows (Spark's tasks), each stages files for the sink with `for_task`, under names of its
 own; of attempts that do one thing twice, only those are committed whose names arrive.
 
@@ -22,6 +26,7 @@ import uuid
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -94,7 +99,7 @@ class FileSink:
         self._attempt = ""  # part of names, where others stage files of the same epoch
         self._open: dict[str, _Staged] = {}  # by directory below `path`; the least recently begun first
         self._finished: list[str] = []  # names of the running epoch
-        self._changed: set[str] = set()  # directories whose entries were not synced
+        self._changed: set[str] = set()  # directories, below `path` or absolute, whose entries were not synced
 
     def __repr__(self) -> str:
         return f"{self._step}({self.path!r})"
@@ -132,7 +137,7 @@ class FileSink:
 
     def epoch_of(self, prefix: str, prepared: Sequence[Json]) -> Json:
         """What `commit` takes for the files that tasks of one prefix have prepared; all must be there."""
-        files = [name for each in prepared for name in _files(each)[1]]
+        files = [name for each in prepared for name in _read(each).files]
         for name in files:
             if not os.path.exists(os.path.join(self.path, name)):
                 raise WriteFailed(f"a task wrote a file to {self.path}, and it is not there", at=self._at, found=name,
@@ -215,25 +220,34 @@ class FileSink:
             self._finish(directory)
         self._sync(self._finished)
         self._sync_directories()
-        prepared: dict[str, Json] = {"epoch": f"{self._prefix}-{self._epoch:06}", "files": [*self._finished]}
+        prepared: dict[str, Json] = {"epoch": f"{self._prefix}-{self._epoch:06}", "files": [*self._finished],
+                                    "folder": self.path}  # fmt: skip
         self._finished, self._epoch, self._count = [], self._epoch + 1, 0
         return prepared
 
     def commit(self, prepared: Json) -> None:
-        missing: list[str] = []
-        for staged, final in _renames(prepared):
-            path = os.path.join(self.path, final)
-            with writing(path):
-                try:
-                    os.rename(os.path.join(self.path, staged), path)
-                except FileNotFoundError:  # an earlier call renamed it
-                    if not os.path.exists(path):
-                        missing.append(final)
-            self._changed.add(os.path.dirname(final))
+        if prepared is None:
+            return
+        epoch = _read(prepared)
+        folders = list(dict.fromkeys([self.path, epoch.folder or self.path]))
+        missing = [final for staged, final in epoch.renames()
+                   if not any(self._rename(folder, staged, final) for folder in folders)]
         if missing:  # whoever reads the results may have taken them away since: nobody else knows
-            warnings.warn(f"files of the last epoch are not in {self.path}, nor staged there: {missing[0]} and "
-                          f"{len(missing) - 1} more; if nobody has taken them away, their rows are lost",
+            warnings.warn(f"files of the last epoch are not in {' or '.join(folders)}, nor staged there: {missing[0]} "
+                          f"and {len(missing) - 1} more; if nobody has taken them away, their rows are lost",
                           RuntimeWarning, stacklevel=2)
+
+    def _rename(self, folder: str, staged: str, final: str) -> bool:
+        """Make a file visible; False if the folder has none such."""
+        path = os.path.join(folder, final)
+        with writing(path):
+            try:
+                os.rename(os.path.join(folder, staged), path)
+            except FileNotFoundError:  # an earlier call renamed it
+                if not os.path.exists(path):
+                    return False
+        self._changed.add(os.path.dirname(final if folder == self.path else path))
+        return True
 
     def _sync_directories(self) -> None:
         """Also renames are on disk then: in time, as the manifest that names them is replaced by the next only."""
@@ -266,13 +280,26 @@ class FileSink:
         self._sync_directories()
 
 
-def _files(prepared: Json) -> tuple[str, list[str]]:
-    """The name of an epoch, and those of its staged files."""
+class _Epoch(NamedTuple):
+    """What `prepare` gave."""
+
+    name: str
+    files: list[str]  # staged, below the folder
+    folder: str  # "": not said, as by the first manifests and by Spark's, whose sinks keep to one folder
+
+    def renames(self) -> Iterator[tuple[str, str]]:
+        for name in self.files:
+            directory, base = os.path.split(name)
+            yield name, os.path.join(directory, PART + base.removeprefix(STAGED))
+
+
+def _read(prepared: Json) -> _Epoch:
     match prepared:
-        case {"epoch": str(epoch), "files": list(files)}:
+        case {"epoch": str(epoch), "files": list(files), **more}:
             names = [name for name in files if isinstance(name, str) and _is_staged(name)]
-            if len(names) == len(files):
-                return epoch, names
+            folder = more.get("folder", "")
+            if len(names) == len(files) and isinstance(folder, str) and (not folder or os.path.isabs(folder)):
+                return _Epoch(epoch, names, folder)
     raise WriteFailed("this is no list of staged files", found=f"{prepared!r:.200}")
 
 
@@ -282,16 +309,8 @@ def _is_staged(name: str) -> bool:
     return base.startswith(STAGED) and not os.path.isabs(name) and ".." not in directory.split(os.sep)
 
 
-def _renames(prepared: Json) -> Iterator[tuple[str, str]]:
-    if prepared is None:
-        return
-    for name in _files(prepared)[1]:
-        directory, base = os.path.split(name)
-        yield name, os.path.join(directory, PART + base.removeprefix(STAGED))
-
-
 def _epoch_of(committed: Json) -> tuple[int, int] | None:
-    return None if committed is None else _number(f"{PART}{_files(committed)[0]}-")
+    return None if committed is None else _number(f"{PART}{_read(committed).name}-")
 
 
 def _number(name: str) -> tuple[int, int] | None:

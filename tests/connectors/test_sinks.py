@@ -129,6 +129,23 @@ def test_everything_is_on_disk_when_prepared(tmp_path: Path, monkeypatch: pytest
     assert set(synced) == folders - {str(tmp_path)}  # the renames
 
 
+def test_renames_in_the_folder_of_an_earlier_run_are_on_disk_in_time(tmp_path: Path,
+                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the next `prepare`: what names the files is replaced only then."""
+    old, new = (si.to_parquet(tmp_path / name, partition_by="k") for name in ("old", "new"))
+    table = pa.table({"k": [1], "v": [3]})
+    old.open(table.schema, None, "job-1")
+    old.write(batch_of(table))
+    prepared = old.prepare()
+    old.close()
+    new.open(table.schema, prepared, "job-2")
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.readlink(f"/proc/self/fd/{handle}")))
+    new.prepare()
+    assert synced == [str(tmp_path / "old" / "k=1")]
+    assert len(list((tmp_path / "old" / "k=1").glob("part-*"))) == 1
+
+
 def test_close_keeps_what_a_manifest_may_name(tmp_path: Path) -> None:
     sink = si.to_parquet(tmp_path)
     sink.open(SCHEMA, None, "job-1")
@@ -174,7 +191,10 @@ def test_epochs_behind_an_older_manifest_go(tmp_path: Path) -> None:
 
 
 def test_what_is_no_manifest_is_refused(tmp_path: Path) -> None:
-    for wrong in (["x"], {"epoch": "job-1-000000", "files": ["../x"]}, {"epoch": "job-1-000000", "files": [5]}, 7):
+    epoch: dict[str, Json] = {"epoch": "job-1-000000", "files": []}
+    wrongs: list[Json] = [["x"], {**epoch, "files": ["../x"]}, {**epoch, "files": [5]}, 7, {**epoch, "folder": "here"},
+                          {**epoch, "folder": 7}]  # fmt: skip
+    for wrong in wrongs:
         with pytest.raises(si.WriteFailed, match="no list of staged files"):
             si.to_parquet(tmp_path).open(SCHEMA, wrong, "job-2")
 

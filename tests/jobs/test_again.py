@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -146,3 +149,76 @@ def test_a_filter_may_not_change_what_a_half_read_batch_counts(tmp_path: Path) -
         start(0)
     start(100).wait()
     assert written(tmp_path / "out") == list(range(100, 300))
+
+
+# --- another folder
+
+
+def start_in(folder: Path, checkpoint: Path, allowed: int = len(BATCHES)) -> tuple[Job, Stream]:
+    stream = Stream({"all": BATCHES}, allowed={"all": allowed})
+    return si.from_source(stream).start(sink=si.to_ipc(folder), checkpoint=checkpoint, every="1h"), stream
+
+
+@pytest.fixture
+def died(tmp_path: Path) -> Path:
+    """The place of a job that died between a manifest and the renames that it tells of, with an epoch before."""
+    with crash_at("commit", 2):
+        job, stream = start_in(tmp_path / "one" / "out", tmp_path / "one" / "c", 5)
+        until(lambda: rows_in(job) == 10, job)
+        job.snapshot()
+        stream.allow("all", 9)
+        until(lambda: rows_in(job) == 18, job)
+        with pytest.raises(Crashed):
+            job.stop()
+    assert written(tmp_path / "one" / "out") == WHOLE[:10]
+    return tmp_path / "one"
+
+
+@pytest.fixture
+def without_a_warning() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+@pytest.mark.usefixtures("without_a_warning")
+def test_what_was_staged_in_another_folder_becomes_visible_there(died: Path) -> None:
+    start_in(died / "new", died / "c")[0].wait()
+    assert written(died / "out") == WHOLE[:18]
+    assert written(died / "new") == WHOLE[18:]
+    assert not list(died.rglob("_staged-*"))
+
+
+@pytest.mark.usefixtures("without_a_warning")
+def test_a_folder_that_was_moved_has_its_staged_files_with_it(died: Path) -> None:
+    (died / "out").rename(died / "moved")
+    start_in(died / "moved", died / "c")[0].wait()
+    assert written(died / "moved") == WHOLE
+    assert not (died / "out").exists()
+
+
+@pytest.mark.usefixtures("without_a_warning")
+def test_the_copy_of_a_job_leaves_the_job_alone(died: Path) -> None:
+    copy = shutil.copytree(died, died.parent / "copy")
+    start_in(copy / "out", copy / "c")[0].wait()
+    assert written(copy / "out") == WHOLE
+    assert written(died / "out") == WHOLE[:10]
+    start_in(died / "out", died / "c")[0].wait()
+    assert written(died / "out") == WHOLE
+
+
+@pytest.mark.usefixtures("without_a_warning")
+def test_a_job_that_was_stopped_may_go_on_in_another_folder(tmp_path: Path) -> None:
+    job, _ = start_in(tmp_path / "out", tmp_path / "c", 5)
+    until(lambda: rows_in(job) == 10, job)
+    job.stop()
+    start_in(tmp_path / "new", tmp_path / "c")[0].wait()
+    assert (written(tmp_path / "out"), written(tmp_path / "new")) == (WHOLE[:10], WHOLE[10:])
+
+
+def test_files_that_are_in_neither_folder_are_told_of(died: Path) -> None:
+    shutil.rmtree(died / "out")
+    with pytest.warns(RuntimeWarning, match=r"not in .*/new or .*/one/out, nor staged there: part-.*rows are lost"):
+        job, _ = start_in(died / "new", died / "c")
+    job.wait()
+    assert written(died / "new") == WHOLE[18:]
