@@ -56,7 +56,7 @@ class Timed:
             segment, self._window, around.delay, segment.before.schema.names if around.keeps_late else self._names)
         self._sorted_op = over(segment.op, segment.before, placeholder(fields))
         # Groups remember, and late rows are sorted out before: rows that fail have to leave before that.
-        self._check = None if around.failed is None else Runner(_computed(segment, around.keeps_late), around)
+        self._check = None if around.failed is None else Runner(all_computed(segment, around.keeps_late), around)
         self._counted = 0  # rows since partial groups were taken
         self._has_many = False  # groups, compared with rows
 
@@ -202,7 +202,7 @@ def _bits(type_: pa.DataType) -> int | None:
 # --- programs
 
 
-def _computed(segment: Segment, keeps_all: bool) -> ops.Op:
+def all_computed(segment: Segment, keeps_all: bool) -> ops.Op:
     """All that a group computes of a row, as columns. In a row without a time, it computes nothing more."""
     state = segment.state
     assert isinstance(state, ops.Aggregate)

@@ -30,7 +30,7 @@ from scalein.ir.rewrite import exprs_of, rewrite, walk_ops
 from scalein.jobs.changes import OP, told
 from scalein.jobs.changes import check as check_changes
 from scalein.jobs.late import Lateness
-from scalein.jobs.partials import _computed
+from scalein.jobs.partials import all_computed
 from scalein.jobs.remembered import signature
 from scalein.jobs.segments import Feed, Segment, cut, over, placeholder
 from scalein.jobs.steps import Arrival, Runner, Surroundings, reads
@@ -214,7 +214,7 @@ class Work:
         if self._on_error != "sink":
             return None
         is_rowwise = self.mode == "rowwise"
-        return Program(compile_flow(self.segment.op if is_rowwise else _computed(self.segment, self.keeps_late)))
+        return Program(compile_flow(self.segment.op if is_rowwise else all_computed(self.segment, self.keeps_late)))
 
     def _sound(self, batches: Iterable[pa.RecordBatch], tally: Tally, options: Options) -> Iterator[pa.RecordBatch]:
         """The rows that do not fail. They are computed once more later: groups and the sorting out of late rows cannot
