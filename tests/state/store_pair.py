@@ -17,6 +17,7 @@ from scalein.options import Options
 from scalein.state import LogStore, Snapshot, format
 from scalein.state.budget import Budget
 from scalein.state.cold import Cold
+from scalein.state.compacting import Compactor
 from scalein.state.files import Files
 from scalein.state.hot import HotTable
 from scalein.state.kernels import Kernels, find_kernels
@@ -203,7 +204,7 @@ def probes() -> Iterator[Counter[str]]:
             patch.setattr(owner, method, counted)
 
         count(Tiers, "_write_run", "evicted")
-        count(Tiers, "_compact_runs", "compacted behind")
+        count(Compactor, "_merge", "compacted behind")
         count(Tiers, "_load", "loaded")
         count(Tiers, "_find_cold", "read cold")
         count(Cold, "merged", "merged runs")
