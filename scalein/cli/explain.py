@@ -1,17 +1,23 @@
 """scalein explain FILE.py[:NAME]: print the plan of a flow that a Python file makes.
 
 The file is run as a module (its `__name__` is not "__main__", so a guarded script does not start), and the flow is
-looked up by name; without a name it must be the only one. Nothing is read or computed unless --analyze is given.
+looked up by name; without a name it must be the only one. Nothing is read or computed unless --analyze is given, or the
+file itself does so. What it prints goes to stderr, its arguments are none, and jobs do not start.
 """
 
 from __future__ import annotations
 
 import argparse
 import runpy
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
-from scalein.errors import BadArgument, guess
+from scalein.errors import BadArgument, ScaleinError, SourceLoc, guess
 from scalein.flow import Flow
+from scalein.starting import only_looking
 
 LEVELS = ("logical", "fused", "llvm", "asm")
 
@@ -34,7 +40,7 @@ def load_flow(place: str) -> Flow:
     path, _, name = place.partition(":")
     if not Path(path).is_file():
         raise BadArgument(f"no file {path!r}", hint="explain wants FILE.py or FILE.py:NAME")
-    found = {key: value for key, value in runpy.run_path(path).items() if isinstance(value, Flow)}
+    found = {key: value for key, value in run_script(path).items() if isinstance(value, Flow)}
     if name:
         if name not in found:
             raise BadArgument(f"no flow {name!r} in {path}", has=", ".join(found), hint=guess(name, found))
@@ -43,3 +49,30 @@ def load_flow(place: str) -> Flow:
         raise BadArgument(f"{path} has {len(found)} flows at top level", has=", ".join(found),
                           hint=f"name one: {path}:{next(iter(found), 'NAME')}")
     return next(iter(found.values()))
+
+
+def run_script(path: str) -> dict[str, object]:
+    """The names that a Python file makes at top level; whatever it raises is one error that names its line."""
+    try:
+        with redirect_stdout(sys.stderr), _arguments(path), only_looking():
+            return runpy.run_path(path)
+    except (ScaleinError, BrokenPipeError):
+        raise
+    except SyntaxError as error:
+        at = SourceLoc(error.filename or path, error.lineno or 0)
+        raise BadArgument(f"{path} is no Python", at=at, found=error.msg) from error
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        line = next((frame.lineno for frame in reversed(frames) if frame.filename == path), None)
+        raise BadArgument(f"{path} raised {type(error).__name__} while it was run", at=SourceLoc(path, line or 0),
+                          found=error, hint='what only a script does goes under if __name__ == "__main__":') from error
+
+
+@contextmanager
+def _arguments(path: str) -> Iterator[None]:
+    """A command line without arguments."""
+    kept, sys.argv = sys.argv, [path]
+    try:
+        yield
+    finally:
+        sys.argv = kept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,3 +47,28 @@ def test_two_flows_want_a_name(script: Path, capsys: pytest.CaptureFixture[str])
 def test_a_missing_file_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "nowhere.py:views"]) == 1
     assert "no file 'nowhere.py'" in capsys.readouterr().err
+
+
+def test_the_script_has_no_arguments_and_prints_to_stderr(script: Path, capsys: pytest.CaptureFixture[str],
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["scalein", "explain", "report.py"])
+    script.write_text("import sys\nprint(sys.argv)\n" + ONE, encoding="utf-8")
+    assert main(["explain", f"{script}:views"]) == 0
+    found = capsys.readouterr()
+    assert str([str(script)]) in found.err
+    assert str(script) not in found.out
+    assert sys.argv == ["scalein", "explain", "report.py"]
+
+
+@pytest.mark.parametrize(("line", "says"), [
+    ("1 +", "is no Python"), ("x = 1 // 0", "raised ZeroDivisionError"), ("import sys; sys.exit(3)", "SystemExit"),
+    ("views.start(sink=si.to_memory())", 'put it under if __name__ == "__main__":'),
+])  # fmt: skip
+def test_what_a_script_does_wrong_is_one_error(script: Path, line: str, says: str,
+                                               capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    script.write_text(ONE + line + "\n", encoding="utf-8")
+    assert main(["explain", str(script)]) == 1
+    error = capsys.readouterr().err
+    assert says in error
+    assert f"at     report.py:{ONE.count(chr(10)) + 1}" in error
+    assert "Traceback" not in error
