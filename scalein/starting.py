@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from scalein.binding import bind
 from scalein.connectors.base import Connected, Sink
@@ -43,6 +43,7 @@ def start(op: ops.Op, data: object, sink: object, checkpoint: object, savepoint:
         raise BadArgument("the script starts a job, but is only looked at", at=at,
                           hint='put it under if __name__ == "__main__":')
     op = bind(op, data, at, "give it here: start(data, ...)")
+    _check_joins(op)
     sinks = {"out": _sink(sink, "sink", at)}
     if emit not in ("final", "changes"):
         raise BadArgument("no such way to emit", at=at, found=repr(emit), has="'final', 'changes'")
@@ -117,8 +118,22 @@ def _check_past(op: ops.Op, past: ops.Op, at: SourceLoc) -> None:
         raise BadArgument("bootstrap gives other columns than the flow's source", at=at, found=repr(past.schema),
                           wanted=", ".join(f"{field.name}: {field.type}" for field in first))
     for source in walk_ops(past):
-        if isinstance(source, ops.Source) and isinstance(source.data, Connected) and not source.data.bounded:
+        if _is_endless(source):
             raise BadArgument("bootstrap takes a flow that ends", at=at, found=source.name)
+
+
+def _check_joins(op: ops.Op) -> None:
+    """A join begins when its right side has been read whole."""
+    for join in walk_ops(op):
+        for source in walk_ops(join.right) if isinstance(join, ops.Join) else ():
+            if _is_endless(source):
+                raise BadArgument("the right side of a join must be bounded: it is read whole before the first row",
+                                  at=join.at, found=f"{source.name}, which never ends",
+                                  hint="join with a table or files; the endless input goes to the left")
+
+
+def _is_endless(op: ops.Op) -> TypeGuard[ops.Source]:
+    return isinstance(op, ops.Source) and isinstance(op.data, Connected) and not op.data.bounded
 
 
 def _check_replays(op: ops.Op, at: SourceLoc) -> None:

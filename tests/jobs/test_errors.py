@@ -325,3 +325,12 @@ def test_waiting_with_a_bar_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> Non
     job.wait(0.3, progress=True)
     assert job.is_active
     job.stop()
+
+
+def test_a_join_with_an_endless_right_side_is_refused_before_anything_runs() -> None:
+    endless = si.from_source(Stream({"all": BATCHES}, ends=False))
+    joined = endless.join(endless.filter(col("x") > 0), on="x")
+    with pytest.raises(si.BadArgument, match="the right side of a join must be bounded") as caught:
+        joined.start(sink=si.to_memory())
+    assert "found  Stream, which never ends" in str(caught.value)
+    assert f"at     {Path(__file__).name}" in str(caught.value)
