@@ -75,6 +75,10 @@ def batches_of(given: Given, key: pa.Schema, value: Iterable[pa.Field], what: st
 
 def _cast(column: pa.Array | pa.ChunkedArray, field: pa.Field, what: str) -> pa.Array | pa.ChunkedArray:
     if column.type != field.type:
+        if not pa.types.is_null(column.type) and _is_text(column.type) != _is_text(field.type):
+            raise WrongType(f"column {field.name!r} of the rows given to {what} does not fit the store", at=here(),
+                            found=column.type, wanted=field.type,
+                            hint=f"text is not cast by itself: cast the column to {field.type} before")
         try:
             column = column.cast(field.type)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
@@ -84,6 +88,10 @@ def _cast(column: pa.Array | pa.ChunkedArray, field: pa.Field, what: str) -> pa.
         raise BadData(f"column {field.name!r} of the rows given to {what} has nulls", at=here(),
                       found=f"{column.null_count} of {len(column)}", wanted="none: it was declared not nullable")
     return column
+
+
+def _is_text(arrow: pa.DataType) -> bool:
+    return from_arrow_type(arrow).is_bytes
 
 
 def check_texts(batches: list[pa.RecordBatch], most: int) -> None:
@@ -108,6 +116,10 @@ def keys_of(given: Given | pa.Array | pa.ChunkedArray, key: pa.Schema, what: str
             raise BadData(f"{what} takes a table with the key columns", at=here(), found="one array",
                           wanted=", ".join(key.names))
         given = pa.table({key.names[0]: given})
+    elif not isinstance(given, pa.Table | pa.RecordBatch | pa.RecordBatchReader):
+        raise BadData(f"{what} takes an Arrow array of keys, or a table, record batch or reader with the key columns",
+                      at=here(), found=type(given).__name__, wanted=", ".join(key.names),
+                      hint="write pa.array([...])" if len(key) == 1 else "write pa.table({...})")
     return batches_of(given, key, (), what)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -56,6 +57,12 @@ class LogStore:
     ...     store.get(pa.array(["a", "z"])).to_pylist()
     [{'n': 2, 'best': 1.5}, {'n': None, 'best': None}]
     """
+
+    def __new__(cls, *parts: object, **more: object) -> Self:
+        if len(parts) < 5:
+            raise BadArgument("a store is opened with LogStore.open, not with LogStore", at=here(),
+                              hint='LogStore.open("directory", key={"user": pa.string()}, value={"n": pa.int64()})')
+        return super().__new__(cls)
 
     def __init__(self, files: Files, key: pa.Schema, value: pa.Schema, kernels: Kernels, ids: Ids, *, budget: Budget,
                  workers: int, keep: int, readonly: bool) -> None:

@@ -33,8 +33,13 @@ CALLS: list[tuple[Callable[[LogStore], object], type[ScaleinError], str]] = [
     (lambda s: s.merge(ROWS.append_column("z", [[1]]), n="sum"), UnknownColumn, "'z'"),
     (lambda s: s.merge(TWICE, n="sum"), BadName, "two columns 'n'"),
     (lambda s: s.upsert(ROWS), UnknownColumn, "no column 't'"),
-    (lambda s: s.get([1]), BadData, "list"),
-    (lambda s: s.get(pa.array(["x"])), WrongType, "int64"),
+    (lambda s: s.merge(pa.table({"k": [1], "n": ["1"]}), n="sum"), WrongType, "found  string\n  wanted int64"),
+    (lambda s: s.upsert(pa.table({"k": [1], "n": [1], "t": [5]})), WrongType, "column 't'"),
+    (lambda s: s.get([1]), BadData, "an Arrow array of keys"),
+    (lambda s: s.get("a"), BadData, "found  str"),
+    (lambda s: s.get(pa.array(["1"])), WrongType, "found  string\n  wanted int64"),
+    (lambda s: s.get(pa.array(["1"]).dictionary_encode()), WrongType, "column 'k'"),
+    (lambda s: LogStore("x"), BadArgument, "LogStore.open"),  # type: ignore[call-arg, arg-type]
     (lambda s: s.delete(None), BadData, "NoneType"),
     (lambda s: s.upsert(pa.table({"k": [1], "n": [1], "t": ["x" * 5_000_000]})), BadData, "5000000 bytes"),
 ]  # fmt: skip
@@ -67,6 +72,16 @@ def test_a_store_that_cannot_be_made(tmp_path: Path, given: dict[str, object], s
         LogStore.open(tmp_path / "s", **given)  # type: ignore[arg-type]
     assert says in str(caught.value)
     LogStore.open(tmp_path / "s", key=KEY, value=VALUE).close()
+
+
+def test_keys_and_values_in_other_types_that_hold_the_same(tmp_path: Path) -> None:
+    with LogStore.open(tmp_path, key={"k": pa.string()}, value={"n": pa.int64()}) as store:
+        store.upsert(pa.table({"k": pa.array(["a"], pa.large_string()), "n": pa.array([1], pa.int8())}))
+        store.upsert(pa.table({"k": pa.array(["b"], pa.string_view()), "n": pa.array([2.0])}))
+        store.upsert(pa.table({"k": pa.array(["c"]).dictionary_encode(), "n": pa.nulls(1)}))
+        assert store.get(pa.array(["a", "b", "c"]))["n"].to_pylist() == [1, 2, None]
+        with pytest.raises(WrongType, match="column 'k'"):
+            store.get(pa.array([1]))
 
 
 def test_a_closed_store_says_so(tmp_path: Path) -> None:
