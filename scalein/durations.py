@@ -66,7 +66,7 @@ def span(value: object, what: str, at: SourceLoc, *, zero: bool = False) -> Span
 
 
 def _unreadable(value: object, what: str, at: SourceLoc, hint: str = _FORMS) -> BadDuration:
-    return BadDuration(f"the {what} is no duration", at=at, found=repr(value), hint=hint)
+    return BadDuration(f"the {what} must be a duration such as '5s'", at=at, found=repr(value), hint=hint)
 
 
 def _parse(text: str, what: str, at: SourceLoc) -> int:

@@ -84,6 +84,13 @@ def guess(name: str, among: Iterable[str]) -> str | None:
     return f"did you mean {close[0]!r}?" if close else None
 
 
+def type_name(value: object) -> str:
+    """The type of a user's object and where it is from: "int", "pandas.DataFrame", "pyspark.Column"."""
+    kind = type(value)
+    package = kind.__module__.partition(".")[0]
+    return kind.__name__ if package in ("builtins", "__main__") else f"{package}.{kind.__name__}"
+
+
 class UnknownColumn(ScaleinError):
     """An expression names a column that its input doesn't have."""
 

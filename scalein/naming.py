@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from scalein.column import Column, as_column, lit
-from scalein.errors import BadArgument, BadName
+from scalein.errors import BadArgument, BadName, type_name
 from scalein.ir.exprs import Agg, Expr, Named
+from scalein.ir.literals import PLAIN
 from scalein.ir.printer import show_agg
 from scalein.ir.resolve import Scope, resolve
 
@@ -23,10 +24,13 @@ def as_item(item: object, scope: Scope) -> Column:
     """A positional argument as a column: a Column, or a name."""
     if isinstance(item, Column | str):
         return as_column(item, scope.step)
+    found = repr(item) if isinstance(item, (*PLAIN, list, tuple, set)) else type_name(item)
     hint = "a constant needs a name: give it as name=value"
     if isinstance(item, list | tuple | set):
         hint = f"unpack it: {scope.step}(*names)"
-    raise BadArgument(f"{scope.step} takes columns and their names", at=scope.at, found=repr(item), hint=hint)
+    elif scope.step == "filter" or not isinstance(item, PLAIN):
+        hint = f'write it with scalein.col: {scope.step}(col("x") > 1)'
+    raise BadArgument(f"{scope.step} takes columns and their names", at=scope.at, found=found, hint=hint)
 
 
 def _keyword(value: object) -> Column:

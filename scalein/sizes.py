@@ -23,6 +23,6 @@ def parse_size(given: str | int, what: str = "memory", at: SourceLoc = NOWHERE) 
     found = _FORM.fullmatch(given) if isinstance(given, str) else None
     size = int(float(found[1]) * _UNITS[found[2].lower()]) if found else 0
     if size <= 0:
-        raise BadArgument(f"{what} is no amount of memory", at=at, found=repr(given),
-                          hint='write it like "64MB", "1.5GB", or as a number of bytes')
+        raise BadArgument(f"{what}= takes an amount such as '500MB' or '1.5GB', or a number of bytes", at=at,
+                          found=repr(given))
     return size

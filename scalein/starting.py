@@ -65,7 +65,7 @@ def start(op: ops.Op, data: object, sink: object, checkpoint: object, savepoint:
                           hint='give checkpoint="another directory/" as well')
     if bootstrap is not None:
         _check_past(op, bootstrap, at)
-    every_s = span(every, "every", at).length / 1e9
+    every_s = span(every, "argument every", at).length / 1e9
     from scalein.jobs.job import Job
     from scalein.jobs.plan import Plan
     from scalein.jobs.trying import tried

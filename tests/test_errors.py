@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import scalein as si
@@ -83,6 +84,10 @@ CASES: dict[str, list[tuple[str, Callable[[], object]]]] = {
     ],
     "types": [
         ('flow.filter(col("price") + 1)', lambda: flow.filter(col("price") + 1)),
+        ("flow.filter(lambda row: row.price > 1)", lambda: flow.filter(lambda row: row.price > 1)),  # type: ignore[arg-type, attr-defined]
+        ("flow.filter(a pyarrow expression)", lambda: flow.filter(pc.field("price") > 1)),  # type: ignore[arg-type]
+        ("flow.filter(5)", lambda: flow.filter(5)),  # type: ignore[arg-type]
+        ('flow.filter("price > 1")', lambda: flow.filter("price > 1")),
         ('flow.filter("kind")', lambda: flow.filter("kind")),
         ('flow.with_columns(x=col("kind") * 2)', lambda: flow.with_columns(x=col("kind") * 2)),
         ('flow.select(x=col("kind") + col("kind"))', lambda: flow.select(x=col("kind") + col("kind"))),
@@ -296,6 +301,8 @@ CASES: dict[str, list[tuple[str, Callable[[], object]]]] = {
          lambda: collect(si.flow(BATCH.schema).join(si.flow(BATCH.schema), on="x"), BATCH)),
         ("collect(data) without the column", lambda: collect(si.flow({"y": int}), BATCH)),
         ("collect(data) with another type", lambda: collect(si.flow({"x": float}), BATCH)),
+        ('flow.collect(memory="lots")', lambda: flow.collect(memory="lots")),
+        ('flow.start(sink=..., every="soon")', lambda: flow.start(sink=si.to_memory(), every="soon")),
         ('flow.collect(engine="gpu")', lambda: flow.collect(engine="gpu")),
         ("flow.collect(workers=0)", lambda: flow.collect(workers=0)),
         ('flow.explain("wasm")', lambda: flow.explain("wasm")),

@@ -8,6 +8,7 @@ raised at the user's call.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -56,8 +57,8 @@ def column(name: str, scope: Scope) -> Col:
     field = scope.schema.get(name)
     if field is None:
         raise UnknownColumn(f"no column {name!r} in the input of {scope.step}", at=scope.at, has=shown(scope.schema),
-                            hint=_as_field(name, scope.schema) or guess(name, scope.schema.names)
-                            or _as_expression(name))
+                            hint=_as_field(name, scope.schema) or _as_expression(name, scope.schema)
+                            or guess(name, scope.schema.names))
     return Col(name, field.dtype, field.nullable)
 
 
@@ -71,10 +72,13 @@ def _as_field(name: str, schema: Schema) -> str | None:
     return f"a field of a struct is written col({whole!r}){fields}"
 
 
-def _as_expression(name: str) -> str | None:
+def _as_expression(name: str, schema: Schema) -> str | None:
     """A hint for text that looks like SQL where a column's name is wanted."""
-    is_sql = any(sign in name for sign in "<>=+*/")
-    return 'a str is a column\'s name; write an expression as in col("x") > 1' if is_sql else None
+    if not any(sign in name for sign in "<>=+*/"):
+        return None
+    known = [word for word in re.findall(r"\w+", name) if word in schema.names]
+    close = None if known else guess(name, schema.names)
+    return close or f'a str is a column\'s name; write an expression as in col("{known[0] if known else "x"}") > 1'
 
 
 def shown(schema: Schema) -> str:

@@ -93,5 +93,5 @@ def test_a_full_disk_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("memory", ["", "lots", 0, -1, True, "0MB", 1.5])
 def test_no_amount_of_memory(memory: object) -> None:
-    with pytest.raises(ScaleinError, match="memory is no amount of memory"):
+    with pytest.raises(ScaleinError, match="memory= takes an amount such as '500MB'"):
         si.from_arrow(table(10)).group_by("k").agg(n=si.count()).collect(memory=memory)  # type: ignore[arg-type]

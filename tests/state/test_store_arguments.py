@@ -62,7 +62,7 @@ def test_a_wrong_call_says_what_is_wrong_and_where(store: LogStore, call: Callab
 
 @pytest.mark.parametrize(("given", "says"), [
     ({"key": KEY, "keep": 0}, "keep"), ({"key": KEY, "keep": True}, "keep"), ({"key": KEY, "workers": 0}, "workers"),
-    ({"key": KEY, "memory": "lots"}, "64MB"), ({"key": ["k"]}, "no schema"), ({"key": {}}, "at least one key"),
+    ({"key": KEY, "memory": "lots"}, "500MB"), ({"key": ["k"]}, "no schema"), ({"key": {}}, "at least one key"),
     ({"key": {"k": pa.list_(pa.int64())}}, "not stored"), ({"key": KEY, "value": KEY}, "two columns"),
     ({"key": KEY, "value": {f"v{k}": pa.int64() for k in range(40)}}, "at most 32"),
     ({"key": {"k": pa.decimal256(50, 1)}}, "38 digits"),
