@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from scalein.errors import BadArgument, SourceLoc, here
+from scalein.errors import BadArgument, SourceLoc, here, type_name
 from scalein.flow import Flow
 from scalein.ir import ops
 from scalein.ir.exprs import Named
@@ -78,7 +78,7 @@ def apply(q: Flow, df: DataFrame) -> DataFrame:
     if not isinstance(q, Flow):
         raise BadArgument("apply takes a flow and a DataFrame, in this order", at=at, found=type(q).__name__)
     if not hasattr(df, "mapInArrow"):
-        raise BadArgument("apply takes a Spark DataFrame", at=at, found=type(df).__name__,
+        raise BadArgument("apply takes a Spark DataFrame", at=at, found=type_name(df),
                           hint="of other data, use q.collect(data)")
     waiting = {id(below): below for below in walk_ops(q.op) if isinstance(below, ops.Source) and below.data is None}
     if not waiting:

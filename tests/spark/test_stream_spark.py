@@ -143,9 +143,12 @@ def test_what_goes_wrong_is_told_in_our_words(spark: Any, tmp_path: Path) -> Non
     assert calls == [8]
 
     refused: list[tuple[type[ScaleinError], str, dict[str, Any]]] = [
-        (BadArgument, "takes a streaming DataFrame", {"stream_df": spark.range(3)}),
+        (BadArgument, r"takes a streaming DataFrame(.|\n)*found  a batch DataFrame", {"stream_df": spark.range(3)}),
+        (BadArgument, r"takes a streaming DataFrame(.|\n)*found  pyarrow.Table", {"stream_df": rows(0)}),
         (BadArgument, "sink takes a sink", {"sink": 3}),
         (BadArgument, "no such trigger", {"trigger": {"now": True}}),
+        (BadArgument, "does not take this trigger", {"trigger": "often"}),
+        (BadArgument, "does not take this trigger", {"trigger": {"availableNow": False}}),
         (BadArgument, "partitions must be", {"partitions": 0}),
         (BadArgument, "no such way to emit", {"emit": "all"}),
         (BadArgument, "no such migration", {"migration": "now"}),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from scalein.connectors.base import Sink
-from scalein.errors import BadArgument, SourceLoc, here
+from scalein.errors import BadArgument, SourceLoc, here, type_name
 from scalein.flow import Flow
 from scalein.jobs.trying import tried
 from scalein.spark.shipping import settled
@@ -84,8 +84,8 @@ def start(q: Flow, stream_df: DataFrame, *, sink: object, checkpoint: object, pa
     reads = pa.schema([entering.field(name) for name in work.reads])
     if how_wrong == "sink":
         outlets["failed"] = outlet(on_error, reads, "failed", place, at)
-    return StreamJob(Plan(work, reads, outlets, place, checked_partitions(partitions, at), _trigger(trigger, at),
-                          migration, at), stream_df)
+    return StreamJob(Plan(work, reads, outlets, place, checked_partitions(partitions, at),
+                          _trigger(trigger, stream_df, at), migration, at), stream_df)
 
 
 def _word(name: str, given: object, words: tuple[str, str], at: SourceLoc) -> str:
@@ -98,17 +98,27 @@ def _word(name: str, given: object, words: tuple[str, str], at: SourceLoc) -> st
 
 def _check_stream(df: object, at: SourceLoc) -> None:
     if not getattr(df, "isStreaming", False):
-        raise BadArgument("start takes a streaming DataFrame", at=at, found=type(df).__name__,
+        raise BadArgument("start takes a streaming DataFrame", at=at,
+                          found="a batch DataFrame" if hasattr(df, "isStreaming") else type_name(df),
                           hint="spark.readStream...; of other data use scalein.spark.apply(q, df)")
     if ".connect." in type(df).__module__:
         raise BadArgument("streams run where the driver is, so Spark Connect cannot start them", at=at,
                           hint="use a session that is not remote")
 
 
-def _trigger(given: str | Mapping[str, object] | None, at: SourceLoc) -> dict[str, object]:
-    if isinstance(given, str):
-        return {"processingTime": given}
-    if given is None or (isinstance(given, Mapping) and len(given) == 1 and set(given) <= {*_TRIGGERS}):
-        return dict(given or {})
-    raise BadArgument("no such trigger", at=at, found=repr(given), has=", ".join(_TRIGGERS),
-                      hint='for example {"availableNow": True}')
+def _trigger(given: str | Mapping[str, object] | None, df: DataFrame, at: SourceLoc) -> dict[str, object]:
+    """What Spark's `trigger` takes, and has taken once: a writer that is not started does nothing."""
+    from pyspark.errors import PySparkException
+
+    if given is None:
+        return {}
+    found = {"processingTime": given} if isinstance(given, str) else given
+    if not isinstance(found, Mapping) or len(found) != 1 or not set(found) <= {*_TRIGGERS}:
+        raise BadArgument("no such trigger", at=at, found=repr(given), has=", ".join(_TRIGGERS),
+                          hint='for example {"availableNow": True}')
+    try:
+        df.writeStream.trigger(**found)  # type: ignore[call-overload]
+    except PySparkException:
+        raise BadArgument("Spark does not take this trigger", at=at, found=repr(given),
+                          hint='for example "5 seconds" or {"availableNow": True}') from None
+    return dict(found)
