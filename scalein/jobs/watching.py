@@ -84,7 +84,7 @@ def serve(job: Job, port: int) -> tuple[int, Callable[[], None]]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
     except ImportError as error:
         raise ScaleinError("metrics over HTTP need the package prometheus-client", at=here(),
-                           hint="pip install scalein[jobs]") from error
+                           hint="pip install 'scalein[jobs]'") from error
 
     class Collector:
         def collect(self) -> Any:
@@ -127,7 +127,7 @@ def show_bar(job: Job, timeout_s: float | None = None, every_s: float = 0.2) -> 
         from tqdm.auto import tqdm
     except ImportError as error:
         raise ScaleinError("a progress bar needs the package tqdm", at=here(),
-                           hint="pip install scalein[jobs], or wait() without progress=True") from error
+                           hint="pip install 'scalein[jobs]', or wait() without progress=True") from error
     with tqdm(unit=" rows", unit_scale=True, desc="scalein") as bar:
         before, end = 0, None if timeout_s is None else time.monotonic() + timeout_s
         while True:

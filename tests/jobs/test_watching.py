@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import urllib.request
 from typing import Any
 
@@ -41,6 +42,16 @@ def test_figures_for_prometheus() -> None:
     assert 'scalein_stage_rows_in_total{stage="0 aggregate"} 40.0' in text
     labels = [line.partition("}")[0] for line in text.splitlines() if line.startswith("scalein_latency_seconds{")]
     assert [label.partition("=")[2] for label in labels] == ['"0.5"', '"0.99"', '"0.999"']
+
+
+def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("tqdm.auto", "prometheus_client"):
+        monkeypatch.setitem(sys.modules, name, None)
+    job = si.from_source(Stream({"all": BATCHES})).start(sink=si.to_memory())
+    job.wait()
+    for call in (job.serve_metrics, lambda: job.wait(progress=True)):
+        with pytest.raises(si.ScaleinError, match=r"pip install 'scalein\[jobs\]'"):
+            call()
 
 
 def test_the_bar_says_how_far_time_is_and_how_large_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
