@@ -126,6 +126,11 @@ class CannotCompile(ScaleinError):
 class ComputeError(ScaleinError):
     """A live row for which an expression has no value: overflow, division by zero, impossible cast."""
 
+    def __init__(self, what: str, *, at: SourceLoc | None = None, hint: str | None = None, **facts: object) -> None:
+        if hint is None and what.startswith("impossible cast") and ".cast(" in what:
+            hint = "try_cast gives null instead"
+        super().__init__(what, at=at, hint=hint, **facts)
+
 
 class StoreFailed(ScaleinError):
     """A store's directory or one of its files could not be opened, read, written or locked."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
+import shutil
 import stat
 import sys
 import time
@@ -39,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
     print(f"cache     {describe_cache(options.cache)}")
     print(f"options   cpu={options.cpu}, safe={'on' if options.safe else 'off'} (SCALEIN_CPU, SCALEIN_SAFE)")
     print(f"versions  {describe_versions()}")
+    print(f"java      {describe_java()}")
+    print(f"pyspark   {_version('pyspark', 'not found')}")
     works, verdict = try_compiler()
     print(f"compiler  {verdict}")
     return 0 if works else 1
@@ -102,6 +106,20 @@ def describe_versions() -> str:
     return f"scalein {si.__version__}, {packages}, python {platform.python_version()}, {system}"
 
 
+def describe_java() -> str:
+    """The Java that Spark would start, as the file beside it says: none is started to be asked."""
+    home = os.environ.get("JAVA_HOME")
+    path = shutil.which(os.path.join(home, "bin", "java") if home else "java")
+    if path is None:
+        return f"not found: JAVA_HOME is {home}, and has no bin/java" if home else "not found"
+    try:
+        release = (Path(path).resolve().parent.parent / "release").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        release = ""
+    number = re.search(r'^JAVA_VERSION="(.+)"', release, re.MULTILINE)
+    return f"{number[1] if number else 'of unknown version'}, {path}"
+
+
 def try_compiler() -> tuple[bool, str]:
     """Whether a small flow gives the same compiled and interpreted, and the sentence that says so."""
     table = pa.table({"k": [1, 2, 1, 3], "v": [10, 20, 30, 40]})
@@ -117,11 +135,11 @@ def try_compiler() -> tuple[bool, str]:
     return True, f"works; a first small flow took {took_ms:.0f} ms"
 
 
-def _version(package: str) -> str:
+def _version(package: str, otherwise: str = "missing") -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return "missing"
+        return otherwise
 
 
 def _proc_fields(path: str) -> dict[str, str]:

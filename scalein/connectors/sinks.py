@@ -52,6 +52,9 @@ class MemorySink(_AtOnce):
         self._schema: pa.Schema | None = None
         self._batches: list[pa.RecordBatch] = []
 
+    def __repr__(self) -> str:
+        return f"<to_memory(): {sum(batch.num_rows for batch in self._batches):,} rows>"
+
     def open(self, schema: pa.Schema, committed: Json, next: str) -> None:
         if self._schema is not None and self._schema != schema:
             raise BadArgument("this to_memory() holds rows of another flow", found=str(schema), has=str(self._schema),
@@ -73,6 +76,9 @@ class ConsoleSink(_AtOnce):
 
     def __init__(self, rows: int, show: Callable[[pa.Table], str]) -> None:
         self._rows, self._show = rows, show
+
+    def __repr__(self) -> str:
+        return f"to_console(rows={self._rows})"
 
     def write(self, batch: pa.RecordBatch) -> None:
         if not batch.num_rows:

@@ -82,6 +82,10 @@ class LogStore:
         self._is_closed = False
         self._is_torn = False
 
+    def __repr__(self) -> str:
+        state = ", closed" if self._is_closed else ""
+        return f"<LogStore {self._files.name_of('')}: {_shown(self._key)} -> {_shown(self._value)}{state}>"
+
     # --- opening
 
     @classmethod

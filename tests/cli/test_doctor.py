@@ -19,7 +19,8 @@ def test_one_line_each(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     assert main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == [
-        "cpu", "cores", "memory", "bandwidth", "cache", "options", "versions", "compiler"]
+        "cpu", "cores", "memory", "bandwidth", "cache", "options", "versions", "java", "pyspark",
+        "compiler"]
     assert lines[-1].split(maxsplit=1)[1].startswith("works;")
 
 
@@ -29,6 +30,21 @@ def test_a_broken_compiler_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Flow, "collect", broken)
     assert doctor.try_compiler() == (False, "fails: OSError: no LLVM here")
+
+
+def test_java_is_found_but_not_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert doctor.describe_java() == f"not found: JAVA_HOME is {tmp_path}, and has no bin/java"
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("no program", encoding="utf-8")
+    java.chmod(0o755)
+    assert doctor.describe_java() == f"of unknown version, {java}"
+    (tmp_path / "release").write_text('IMPLEMENTOR="X"\nJAVA_VERSION="17.0.15"\n', encoding="utf-8")
+    assert doctor.describe_java() == f"17.0.15, {java}"
+    monkeypatch.delenv("JAVA_HOME")
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    assert doctor.describe_java() == "not found"
 
 
 def test_bandwidth_is_a_rate() -> None:

@@ -354,12 +354,14 @@ def test_memory() -> None:
     sink.open(SCHEMA, None, "job-2")
     sink.write(batch_of(rows(3, 3)))
     assert sink.table().equals(rows(0, 6))
+    assert repr(sink) == "<to_memory(): 6 rows>"
     with pytest.raises(si.BadArgument, match="another flow"):
         sink.open(pa.schema({"v": pa.int64()}), None, "job-3")
 
 
 def test_console(capsys: pytest.CaptureFixture[str]) -> None:
     sink = si.to_console(rows=2)
+    assert repr(sink) == "to_console(rows=2)"
     sink.open(SCHEMA, None, "job-1")
     sink.write(batch_of(rows(0, 0)))
     sink.write(pa.record_batch({"k": ["a", None, "c"], "t": pa.array([0, 1, None], pa.timestamp("s"))}))

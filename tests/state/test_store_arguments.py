@@ -84,6 +84,12 @@ def test_keys_and_values_in_other_types_that_hold_the_same(tmp_path: Path) -> No
             store.get(pa.array([1]))
 
 
+def test_a_store_shows_where_it_is_and_what_it_holds(tmp_path: Path) -> None:
+    with LogStore.open(tmp_path / "s", key=KEY, value=VALUE) as store:
+        assert repr(store) == f"<LogStore {tmp_path}/s/: k: int64 -> n: int64, t: string>"
+    assert repr(store).endswith(", closed>")
+
+
 def test_a_closed_store_says_so(tmp_path: Path) -> None:
     store = LogStore.open(tmp_path, key=KEY, value=VALUE)
     reader = store.scan()
