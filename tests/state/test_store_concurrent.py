@@ -92,12 +92,13 @@ def test_every_snapshot_is_a_point_in_time(tmp_path: Path, budget: Budget) -> No
                     held = set(os.listdir(tmp_path))
                     if f"snapshot-{snapshot.id:010d}.manifest" in held:
                         copy = copies / f"copy{snapshot.id}"
-                        with lock:  # files must not be removed while they are linked
+                        with lock:
                             store._saver._writer.submit(lambda: None).result(60)
                             copy.mkdir()
-                            for name in os.listdir(tmp_path):
-                                if name != "LOCK":
-                                    os.link(tmp_path / name, copy / name)
+                            with store._saver._removing:  # files must not be removed while they are linked
+                                for name in os.listdir(tmp_path):
+                                    if name != "LOCK":
+                                        os.link(tmp_path / name, copy / name)
                         if f"snapshot-{snapshot.id:010d}.manifest" in os.listdir(copy):
                             with LogStore.open(copy, snapshot=snapshot.id, readonly=True) as old:
                                 check(old, wanted)
