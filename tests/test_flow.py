@@ -272,5 +272,5 @@ def test_a_name_from_elsewhere_is_told_what_it_is_called_here(name: str, use: st
 
 
 def test_text_that_looks_like_sql_is_told_how_to_write_it() -> None:
-    with pytest.raises(si.UnknownColumn, match=r'col\("x"\) > 1'):
+    with pytest.raises(si.UnknownColumn, match=r'col\("v"\) > 1'):
         si.from_arrow(pa.table({"v": [1]})).filter("v > 1")
