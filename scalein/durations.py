@@ -65,6 +65,14 @@ def span(value: object, what: str, at: SourceLoc, *, zero: bool = False) -> Span
     return found
 
 
+def seconds(value: object, what: str, at: SourceLoc) -> float:
+    """A length on the clock, where a plain integer has no unit."""
+    found = span(value, what, at)
+    if found.is_count:
+        raise _unreadable(value, what, at)
+    return found.length / _SECOND_NS
+
+
 def _unreadable(value: object, what: str, at: SourceLoc, hint: str = _FORMS) -> BadDuration:
     return BadDuration(f"the {what} must be a duration such as '5s'", at=at, found=repr(value), hint=hint)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeGuard
 from scalein.binding import bind
 from scalein.connectors.base import Connected, Sink
 from scalein.connectors.memory import Batches
-from scalein.durations import Duration, span
+from scalein.durations import Duration, seconds
 from scalein.errors import BadArgument, SourceLoc
 from scalein.ir import ops
 from scalein.ir.rewrite import walk_ops
@@ -65,7 +65,7 @@ def start(op: ops.Op, data: object, sink: object, checkpoint: object, savepoint:
                           hint='give checkpoint="another directory/" as well')
     if bootstrap is not None:
         _check_past(op, bootstrap, at)
-    every_s = span(every, "argument every", at).length / 1e9
+    every_s = seconds(every, "argument every", at)
     from scalein.jobs.job import Job
     from scalein.jobs.plan import Plan
     from scalein.jobs.trying import tried

@@ -303,6 +303,7 @@ CASES: dict[str, list[tuple[str, Callable[[], object]]]] = {
         ("collect(data) with another type", lambda: collect(si.flow({"x": float}), BATCH)),
         ('flow.collect(memory="lots")', lambda: flow.collect(memory="lots")),
         ('flow.start(sink=..., every="soon")', lambda: flow.start(sink=si.to_memory(), every="soon")),
+        ("flow.start(sink=..., every=5)", lambda: flow.start(sink=si.to_memory(), every=5)),
         ('flow.collect(engine="gpu")', lambda: flow.collect(engine="gpu")),
         ("flow.collect(workers=0)", lambda: flow.collect(workers=0)),
         ('flow.explain("wasm")', lambda: flow.explain("wasm")),

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scalein.dtypes import DType, as_plain, from_arrow_type
+from scalein.dtypes import DType, Kind, as_plain, from_arrow_type
 from scalein.errors import BadArgument, BadData, BadName, UnknownColumn, WrongType, guess, here
 from scalein.layout import FUNCTIONS, KEPT, MOST_KEYS, MOST_VALUES
 from scalein.state.kernels import Functions
@@ -75,10 +75,10 @@ def batches_of(given: Given, key: pa.Schema, value: Iterable[pa.Field], what: st
 
 def _cast(column: pa.Array | pa.ChunkedArray, field: pa.Field, what: str) -> pa.Array | pa.ChunkedArray:
     if column.type != field.type:
-        if not pa.types.is_null(column.type) and _is_text(column.type) != _is_text(field.type):
+        if not pa.types.is_null(column.type) and _kind(column.type) != _kind(field.type):
             raise WrongType(f"column {field.name!r} of the rows given to {what} does not fit the store", at=here(),
                             found=column.type, wanted=field.type,
-                            hint=f"text is not cast by itself: cast the column to {field.type} before")
+                            hint=f"text and bools are not cast by themselves: cast the column to {field.type} before")
         try:
             column = column.cast(field.type)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
@@ -90,8 +90,10 @@ def _cast(column: pa.Array | pa.ChunkedArray, field: pa.Field, what: str) -> pa.
     return column
 
 
-def _is_text(arrow: pa.DataType) -> bool:
-    return from_arrow_type(arrow).is_bytes
+def _kind(arrow: pa.DataType) -> str:
+    """What Arrow would cast into each other and we would not: text, truth, and all that is a number."""
+    found = from_arrow_type(arrow)
+    return "text" if found.is_bytes else "bool" if found.kind is Kind.BOOL else "number"
 
 
 def check_texts(batches: list[pa.RecordBatch], most: int) -> None:

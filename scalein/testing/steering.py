@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Self
 
 from scalein.connectors import clock as clocks
-from scalein.durations import Duration, span
+from scalein.durations import Duration, seconds
 from scalein.errors import BadArgument, here
 from scalein.jobs import points
 from scalein.jobs.points import POINTS, Crashed
@@ -46,7 +46,7 @@ class Clock(clocks.Clock):
     def advance(self, duration: Duration) -> None:
         """Let time pass, as in "10s"; it does not wait for what that brings about: see `until`."""
         with self._moved:
-            self._now += span(duration, "advance", here()).length / 1e9
+            self._now += seconds(duration, "advance", here())
             self._moved.notify_all()
 
     def __enter__(self) -> Self:

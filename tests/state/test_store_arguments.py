@@ -34,6 +34,7 @@ CALLS: list[tuple[Callable[[LogStore], object], type[ScaleinError], str]] = [
     (lambda s: s.merge(TWICE, n="sum"), BadName, "two columns 'n'"),
     (lambda s: s.upsert(ROWS), UnknownColumn, "no column 't'"),
     (lambda s: s.merge(pa.table({"k": [1], "n": ["1"]}), n="sum"), WrongType, "found  string\n  wanted int64"),
+    (lambda s: s.merge(pa.table({"k": [1], "n": [True]}), n="sum"), WrongType, "bools are not cast"),
     (lambda s: s.upsert(pa.table({"k": [1], "n": [1], "t": [5]})), WrongType, "column 't'"),
     (lambda s: s.get([1]), BadData, "an Arrow array of keys"),
     (lambda s: s.get("a"), BadData, "found  str"),
