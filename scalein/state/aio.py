@@ -219,7 +219,7 @@ class Reader:
         self._starter = ThreadPoolExecutor(1, "scalein-read")  # to start a read waits where the disk's queue is full
 
     def read(self, parts: Iterable[W]) -> Generator[tuple[W, np.ndarray], None, None]:
-        """Each part with its bytes, which the step after the next may overwrite."""
+        """Each part with its bytes, which the next step may overwrite."""
         self._stop()
         self._windows = self._windows or [Window(self.window_bytes) for _ in range(self._count)]
         free, wanted = list(self._windows), deque[W]()

@@ -185,6 +185,11 @@ class Cold:
         return self._held.bytes
 
     @property
+    def memory_bytes(self) -> int:
+        """Directories and filters, and what waits on desks for the next who merges."""
+        return self.index_bytes + sum(desk.room.size_bytes + desk.reader.memory_bytes for desk in list(self._desks))
+
+    @property
     def whole_index_bytes(self) -> int:
         """What those of all runs will take in memory when all are looked into."""
         return sum(cold.run.index_bytes for runs in self.runs for cold in runs)

@@ -94,7 +94,7 @@ class Compactor:
             self.replace(bundle, runs, [merged] if merged else [])
             self._clean()
         except BaseException as error:
-            self.error = error
+            self.error = error.with_traceback(None)  # which would keep buffers alive
         finally:
             with self._lock:
                 del self._under_way[bundle]

@@ -125,7 +125,10 @@ def aligned(size_bytes: int) -> np.ndarray:
     what malloc keeps for others would be no part of any budget.
     """
     if size_bytes >= MAPPED_BYTES:
-        return np.frombuffer(mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+        try:
+            return np.frombuffer(mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+        except OSError as error:  # no file failed: whoever asks is told what malloc would have told
+            raise MemoryError(f"{size_bytes} bytes") from error
     area = np.empty(size_bytes + PAGE, np.uint8)
     start = -int(area.ctypes.data) % PAGE
     return area[start : start + size_bytes]

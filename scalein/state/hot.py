@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -280,8 +280,9 @@ class HotTable:
         """
         counts = (self.headers[groups, MASK] + 1) * BUCKET_WORDS
         records = sum(map(self.record_count, groups))
-        self._room.begin()
+        self._room.begin()  # and all that it gives: without memory nothing may be released
         words = self._room.words(int(counts.sum()))
+        room = Sorted(self._room.words(records), self._room.words(records))
         chunks, at = [], 0
         for group, count in zip(groups, counts.tolist(), strict=True):
             place, used = int(self.headers[group, BUCKETS]), self.record_count(group)
@@ -291,18 +292,27 @@ class HotTable:
             if count > FIRST_BUCKETS * BUCKET_WORDS and used < self._room_in(count // 2) * SHRINK_SHARE:
                 self.buckets.give_back(place, 8 * count)
                 self._new_index(group, count // 2 // BUCKET_WORDS)
-        room = Sorted(self._room.words(records), self._room.words(records))
         return self.kernels.leave(self, words, least_hits, drop, room), chunks
 
     def record_count(self, group: int) -> int:
         header = self.headers[group]
         return self._room_in((int(header[MASK]) + 1) * BUCKET_WORDS) - int(header[ROOM])
 
+    @property
+    def memory_bytes(self) -> int:
+        return self.arena.touched + self.buckets.touched + self._room.size_bytes
+
     def give_back(self, chunks: list[tuple[int, int, int]]) -> None:
-        """Chunks of released groups may be used again. Any thread may say so."""
+        """Chunks of released groups may be used again, and are in the list no more. Any thread may say so."""
         with self._lock:
-            for _, offset, size in chunks:
+            while chunks:
+                _, offset, size = chunks.pop()
                 self.arena.give_back(offset, size)
+
+    def in_use_beside(self, leaving: Iterable[list[tuple[int, int, int]]]) -> int:
+        """Bytes in use, but for chunks that will be given back."""
+        with self._lock:
+            return self.in_use - sum(size for chunks in leaving for _, _, size in chunks)
 
     def trim(self, most: int) -> None:
         """Give memory that nobody uses back to the system, down to so many bytes in all."""
@@ -363,7 +373,7 @@ class HotTable:
             header = self.headers[group]
             words = (int(header[MASK]) + 1) * BUCKET_WORDS
             ctypes.memset(int(header[BUCKETS]), 0, words * 8)
-            header[ROOM] = words * LOAD_SIXTEENTHS // 16
+            header[ROOM] = self._room_in(words)
             header[RECORD_AT] = self.arena.base + int(self.chunks.rows[records[0], 2])
 
     @property

@@ -21,6 +21,10 @@ class Room:
         self._others: list[np.ndarray] = []
         self._used = 0
 
+    @property
+    def size_bytes(self) -> int:
+        return len(self._area)
+
     def begin(self) -> None:
         """The next step begins: the pieces of the last may be overwritten."""
         self._others.clear()

@@ -13,7 +13,6 @@ Threads: a `Run` may be read by any number at once.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
 from threading import Lock
 from typing import NamedTuple
 
@@ -47,6 +46,10 @@ class Places(NamedTuple):
     hashes: np.ndarray
 
 
+# The first hash of each block; the offset of each block and of the end; the filter.
+_Index = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
 class Held:
     """Bytes in memory that some runs take for their directories and filters. Any thread may add."""
 
@@ -66,6 +69,8 @@ class Run:
                  checksums: Checksums = block_checksums, held: Held | None = None) -> None:  # fmt: skip
         self.id = id
         self._held = held or Held()
+        self._loading = Lock()
+        self._loaded: _Index | None = None
         self.name = files.name_of(format.run_name(id))
         self._shape = Shape(stride, text_cells)
         self._checksums = checksums
@@ -103,15 +108,22 @@ class Run:
     @property
     def index_bytes(self) -> int:
         """What its directory and filter take in memory when they are needed."""
-        return int(self.input.size - self._directory_at)
+        return int(self.input.size - self._directory_at + 8 * (self.block_count + 1))
 
     @property
     def _directory(self) -> tuple[np.ndarray, np.ndarray]:
         return self._index[:2]
 
-    @cached_property
-    def _index(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The first hash of each block; the offset of each block and of the end; the filter. Read when first needed."""
+    @property
+    def _index(self) -> _Index:
+        """Read when first needed, whoever needs it."""
+        with self._loading:
+            if self._loaded is None:
+                self._loaded = self._read_index()
+                self._held.add(self.index_bytes)
+            return self._loaded
+
+    def _read_index(self) -> _Index:
         data = self.input.read(self._directory_at, self.input.size - self._directory_at)
         self.input.forget(self._directory_at)
         format.check_seal(data, self.id, self.name, "a run's directory", self._directory_at, self._checksums)
@@ -122,7 +134,6 @@ class Run:
             raise self._damaged(self._directory_at, "blocks in no order", "blocks one after the other")
         if count and (firsts[0] != self.least_hash or (firsts[1:] < firsts[:-1]).any()):
             raise self._damaged(self._directory_at, "hashes in no order", "sorted hashes")
-        self._held.add(data.nbytes)
         return firsts, starts, data[12 * count + 4 :][: self._filter_bytes]
 
     def may_have(self, hashes: np.ndarray) -> np.ndarray:
@@ -203,8 +214,10 @@ class Run:
 
     def close(self) -> None:
         self.input.close()
-        if self.__dict__.pop("_index", None) is not None:
-            self._held.add(-self.index_bytes)
+        with self._loading:
+            if self._loaded is not None:
+                self._loaded = None
+                self._held.add(-self.index_bytes)
 
     def _unpacked(self, area: np.ndarray, offsets: np.ndarray, sizes: np.ndarray) -> Records:
         if not len(sizes):

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
+from scalein.errors import StoreFailed
 from scalein.layout import GROUPS, HITS_SHIFT, MOST_HITS, PARTIAL, TOMB
 from scalein.memory import address
 from scalein.state import format
@@ -57,7 +59,7 @@ class Leaving:
     bundle: int
     run: ColdRun
     pointers: np.ndarray
-    chunks: list[tuple[int, int, int]]  # whoever gives them back empties it
+    chunks: list[tuple[int, int, int]]  # that were not given back yet
     room: Room | None  # the memory of all that is not in chunks
 
 
@@ -114,6 +116,7 @@ class Tiers:
                 for bundle in range(BUNDLES):
                     self._evict(bundle, 0.0)
                 self.settle()
+                self._rooms.clear()  # as large as bundles are, and not needed soon
             self.functions = functions
 
     def find(self, batch: pa.RecordBatch) -> np.ndarray:
@@ -121,9 +124,14 @@ class Tiers:
         self.settle()
         if self.pieces:
             self.make_room()
-        if self._budget.total is not None:  # before the filters come: afterwards nothing that was found may leave
-            self.make_room(index_bytes=self.cold.whole_index_bytes)
-            self.settle()
+        if self._budget.total is not None:
+            # Before the filters come: afterwards nothing that was found may leave. A disk that takes nothing any more
+            # still gives what it has, and memory is over the budget then.
+            with suppress(StoreFailed):
+                self.make_room(index_bytes=self.cold.whole_index_bytes)
+            while self._leaving:
+                with suppress(StoreFailed):
+                    self.settle()
             self._rooms.clear()
         pointers, hashes = self._kernels.find(self.hot, batch)
         groups = (hashes >> np.uint64(56)).astype(np.int64)
@@ -196,8 +204,8 @@ class Tiers:
     @property
     def memory_bytes(self) -> int:
         scratch = self._scratch.memory_bytes if self._scratch else 0
-        return (self.hot.arena.touched + self.hot.buckets.touched + scratch + self._reader.memory_bytes
-                + self.cold.index_bytes)
+        rooms = sum(room.size_bytes for room in self._rooms)
+        return (self.hot.memory_bytes + scratch + self._reader.memory_bytes + self.cold.memory_bytes + rooms)
 
     def _scratch_table(self, clear: bool = True) -> Scratch:
         if self._scratch is None:
@@ -221,8 +229,8 @@ class Tiers:
         # to the system, which would clear it anew.
         coming = min(max(0, self.hot.in_use - self._in_use), most // COMING_SHARE)
         for _ in range(2 * BUNDLES):
-            going = sum(size for one in self._leaving for _, _, size in tuple(one.chunks))
-            if self.hot.in_use - going + max(coming, text_bytes) <= most:
+            staying = self.hot.in_use_beside(one.chunks for one in self._leaving)
+            if staying + max(coming, text_bytes) <= most:
                 self.hot.trim(most + most // SPARE_SHARE)
                 break
             self._evict(self._clock, KEPT_SHARE)
@@ -288,7 +296,6 @@ class Tiers:
             records = self._kernels.gather(pointers, lambda _: words)
             pointers[:] = pointers_to(records)  # for those who take them back should they not come to disk
             self.hot.give_back(chunks)
-            chunks.clear()
             return records, hashes
 
         self._leave(bundle, pointers, chunks, in_order, room)

@@ -265,3 +265,12 @@ def test_a_second_process_is_told_who_owns_the_store(tmp_path: Path) -> None:
         assert caught.value.facts["owner"] == f"process {other.pid}"
         other.kill()
     RealFiles(tmp_path).lock().release()  # a killed owner's lock is gone with it
+
+
+def test_no_memory_is_no_failed_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(files_module.mmap, "mmap", none)
+    with pytest.raises(MemoryError):
+        aligned(files_module.MAPPED_BYTES)

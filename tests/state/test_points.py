@@ -13,16 +13,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from scalein.errors import Damaged
+from scalein.errors import Damaged, StoreFailed
 from scalein.options import Options
 from scalein.state import LogStore, aio, compacting, format, tiers
 from scalein.state.arena import Arena
 from scalein.state.budget import Budget
 from scalein.state.checksum import block_checksum
-from scalein.state.cold import Cold, pointers_to
+from scalein.state.cold import BUNDLES, Cold, pointers_to
 from scalein.state.files import RealFiles
 from scalein.state.hot import HotTable
 from scalein.state.kernels import find_kernels
+from scalein.state.writing import RunWriter
 from tests.state.store_model import KINDS, rows_of
 from tests.state.store_pair import Pair
 
@@ -243,3 +244,34 @@ def test_runs_that_are_read_again_and_again_become_one(tmp_path: Path, monkeypat
         for _ in range(50):
             again.get(pa.array(random.integers(0, KEYS, 500)))
         assert sorted(tmp_path.iterdir()) == files  # who only reads writes nothing
+
+
+def test_a_get_needs_no_disk_that_takes_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = filled(tmp_path, LITTLE)
+    store._tiers.settle()
+    store._tiers.compactor.wait()
+
+    def full(*_: object) -> None:
+        raise StoreFailed("no space left")
+
+    monkeypatch.setattr(RunWriter, "add", full)
+    monkeypatch.setattr(Cold, "whole_index_bytes", LITTLE.hot_bytes)  # so records would have to leave
+    for keys in np.split(np.random.default_rng(0).permutation(KEYS), 5):
+        assert damage(store, keys, 0) is None
+    with pytest.raises(StoreFailed, match="no space left"):
+        store.compact()
+    monkeypatch.undo()
+    assert damage(store, np.arange(KEYS), 0) is None
+    store.close()
+
+
+def test_no_room_of_an_evicted_store_is_kept(tmp_path: Path) -> None:
+    store = filled(tmp_path, Budget(None, 1 << 16, 1 << 12))
+    for bundle in range(BUNDLES):
+        store._tiers._evict(bundle, 0.0)
+    store._tiers.settle()
+    assert store._tiers._rooms
+    store.merge(pa.table({"k": np.arange(KEYS), "n": np.arange(KEYS)}), n="max")  # partials of other functions leave
+    assert store._tiers._rooms == []
+    assert damage(store, np.arange(KEYS), 0) is None
+    store.close()

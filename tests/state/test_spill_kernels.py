@@ -256,5 +256,6 @@ def test_memory_that_records_left_is_used_again(tmp_path: Path, monkeypatch: pyt
             if step == 30:
                 forgotten.clear()
             store.merge(pa.table({"k": random.integers(0, 1 << 40, rows), "n": np.ones(rows, np.int64)}), n="sum")
+            store._tiers.settle()  # a thread that is late gives its chunks back late
         assert any(store._tiers.cold.runs)
         assert sum(forgotten) < 30 * rows * store._kernels.record_bytes // 4
