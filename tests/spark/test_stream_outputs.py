@@ -135,13 +135,18 @@ def test_another_sink_does_not_take_over_what_is_not_visible(tmp_path: Path, mon
     assert_same(told, FLOW.collect(pa.concat_tables(rows(0))).cast(told.schema))
 
 
-def test_another_folder_does_not_take_over_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commits = begin(tmp_path)
+def end_before_commit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first batch whose manifest is there, and whose output is not visible yet."""
+    commits = begin(folder)
     with monkeypatch.context() as patch:
         patch.setattr(Commits, "_commit", lambda *given: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run(commits, [rows(0)])
     commits.close()
+
+
+def test_another_folder_does_not_take_over_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    end_before_commit(tmp_path, monkeypatch)
     commits = begun(FLOW, tmp_path / "checkpoint", si.to_parquet(tmp_path / "out2"), emit="changes")
     with pytest.raises(BadArgument, match="another sink, whose output") as found:
         run(commits, [rows(0)])
@@ -154,12 +159,7 @@ def test_another_folder_does_not_take_over_either(tmp_path: Path, monkeypatch: p
 
 
 def test_output_that_is_gone_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commits = begin(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(Commits, "_commit", lambda *given: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            run(commits, [rows(0)])
-    commits.close()
+    end_before_commit(tmp_path, monkeypatch)
     for path in (tmp_path / "out").iterdir():
         path.unlink()
     with pytest.warns(RuntimeWarning, match="their rows are lost"):
