@@ -107,7 +107,9 @@ class FrameData:
 # Words of a key group's header: bucket array, shift, mask, room (as of any index); then where its next record and
 # its next text go, the ends of their chunks, the flags of a record that is inserted, and whether the next chunk of
 # records may come from the pool (slots `pool.chunks`, `pool.groups`: who took each, `pool.left`, `pool.size`).
-GROUP_WORDS = 16
+# One word of all groups, then the next word: every row reads two words of its group, which then take 4 KiB of L1 and
+# not a line a group.
+GROUP_WORDS = 10
 (BUCKETS, SHIFT, MASK, ROOM, RECORD_AT, RECORD_END, TEXT_AT, TEXT_END, NEW_FLAGS, POOLED) = range(10)
 # What a row, or a newer record, may do to a value. All of them are associative, so records of rows that came later
 # (partials) can be merged into older ones at any time.

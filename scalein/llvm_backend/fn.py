@@ -273,9 +273,14 @@ class Fn:
         fn = self.module.globals.get(name) or ir.Function(self.module, typ, name)
         return self.b.call(fn, list(args))
 
-    def prefetch(self, ptr: ir.Value, write: bool = True) -> None:
-        self.call("llvm.prefetch.p0", ir.VoidType(),
-                  [ptr, const(int(write), I32), const(3, I32), const(1, I32)])
+    def prefetch(self, ptr: ir.Value) -> None:
+        """Have a cache line brought into L2 (`prefetcht1`), whether it will be read or written.
+
+        L1 has some two dozen places for lines on their way, and prefetching into it waits for one: 12 ns a random line
+        on a Zen 4 core, whatever the distance. L2 has many more: 5 ns.
+        """
+        read, into_l2, data = const(0, I32), const(2, I32), const(1, I32)
+        self.call("llvm.prefetch.p0", ir.VoidType(), [ptr, read, into_l2, data])
 
     def min(self, a: ir.Value, b: ir.Value) -> ir.Value:
         return self.b.select(self.b.icmp_signed("<", a, b), a, b)

@@ -240,7 +240,7 @@ def _fetch_ahead(low: _Lowering, block: Block, seen: set[str]) -> None:
             size = size_of(read.dtype)
             first = f.byte_at(f.slot(f"{COLUMN}{read.name}.data", PTR), b.mul(following, const(size)))
             with f.loop(b.mul(rows, const(size)), step=64) as offset:
-                f.prefetch(f.byte_at(first, offset), write=False)
+                f.prefetch(f.byte_at(first, offset))
 
 
 def _is_true(code: Code, predicate: Expr, env: Env, row: Row) -> ir.Value:

@@ -23,11 +23,12 @@ from scalein.layout import (
     ADDRESS_BITS,
     ARENA_FULL,
     ERROR,
-    GROUP_WORDS,
+    GROUPS,
     HEAP_FULL,
     INDEX_FULL,
     INLINE_BYTES,
     KEY_NULLS,
+    MASK,
     NEW_FLAGS,
     PARTIAL,
     POOLED,
@@ -40,10 +41,9 @@ from scalein.layout import (
     UNDO_FULL,
 )
 from scalein.llvm_backend import accumulators, arithmetic, decimals
-from scalein.llvm_backend.block import PADDED
 from scalein.llvm_backend.cells import ordering, read_cell
 from scalein.llvm_backend.code import Code
-from scalein.llvm_backend.fn import I1, I64, PTR, Fn, const
+from scalein.llvm_backend.fn import I1, I8, I64, PTR, Fn, const
 from scalein.llvm_backend.keys import KeyBlock, first_bytes, key_at, string_words
 from scalein.llvm_backend.readers import field_value
 from scalein.llvm_backend.table import NULL, Index
@@ -51,24 +51,33 @@ from scalein.llvm_backend.values import Binding, Env, Row, Str, Value, to_memory
 
 LINE = 64  # bytes of a cache line
 RUN = 4  # rows that are changed together; many at once would leave memory idle meanwhile (runs of 32: 8 % slower)
-RECORDS_AHEAD = 24  # rows that a record is fetched before it is changed, and a bucket before that
-BUCKETS_AHEAD = 2 * RECORDS_AHEAD
+# Rows that a record is fetched before it is changed, its bucket before that, and what overflowed into the next bucket
+# after it. What is on its way lies in rings of so many rows: as long as a block they would push it out of L1 again.
+OVERFLOW_AHEAD, RECORDS_AHEAD, BUCKETS_AHEAD = 12, 24, 48
+RING = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Rows [start, end) of a block and the scratch with their records; null where there is none."""
+    """Rows [start, end) of a block and the ring with their records; null where there is none."""
 
-    records: ir.Value
+    ring: ir.Value
     start: ir.Value
     end: ir.Value
+
+    def record(self, f: Fn, k: ir.Value) -> ir.Value:
+        return f.b.load(_in_ring(f, self.ring, k), typ=PTR)
+
+
+def _in_ring(f: Fn, ring: ir.Value, k: ir.Value) -> ir.Value:
+    return f.at(ring, f.b.and_(k, const(RING - 1)), PTR)
 
 
 @dataclass(frozen=True, slots=True)
 class StoreIndex(Index):
     """The index of a stored table. Slots: groups, arena, arena_size, and those of `protect`."""
 
-    header_words: ClassVar[int] = GROUP_WORDS
+    header_words: ClassVar[int] = 1  # from a group to the next: see `GROUP_WORDS`
     flags: int | None = None  # of an inserted record; None: as the group's header says
     only_hidden: bool = False  # insert only where older records may lie outside of memory
     first: list[ir.Value] = field(default_factory=list)  # the row that a kernel goes on with if it leaves here
@@ -87,31 +96,54 @@ class StoreIndex(Index):
         in the batch; what was done of the runs before a kernel leaves stays.
         """
         f, b = self.code.f, self.code.f.b
-        records, buckets = f.scratch(PTR, PADDED, "records"), f.scratch(PTR, PADDED, "buckets")
+        records, buckets = f.scratch(PTR, RING, "records"), f.scratch(PTR, RING, "buckets")
 
         def fetch_buckets(start: ir.Value, size: int) -> None:
             with f.loop(f.min(b.add(start, const(size)), count), start=start) as k:
                 h = f.load(keys.hashes, k, I64)
                 header = self._header(h)
                 bucket = self._bucket(header, self._home(header, self._tag(h)))
-                f.prefetch(bucket, write=False)
-                f.store(bucket, buckets, k)
+                f.prefetch(bucket)
+                f.store(bucket, _in_ring(f, buckets, k))
 
         def fetch_records(start: ir.Value, size: int) -> None:
             with f.loop(f.min(b.add(start, const(size)), count), start=start) as k:
-                self._first_candidate(f.load(buckets, k, PTR), f.load(keys.hashes, k, I64), records, k)
+                bucket = b.load(_in_ring(f, buckets, k), typ=PTR)
+                none = self._first_candidate(bucket, f.load(keys.hashes, k, I64), _in_ring(f, records, k))
+                with f.when(none, likely=False):
+                    f.prefetch(f.byte_at(bucket, LINE))
+
+        def fetch_overflown(start: ir.Value, size: int) -> None:
+            with f.loop(f.min(b.add(start, const(size)), count), start=start) as k:
+                place = _in_ring(f, records, k)
+                with f.when(b.icmp_unsigned("==", b.load(place, typ=PTR), NULL), likely=False):
+                    self._second_candidate(f.load(keys.hashes, k, I64), place)
 
         fetch_buckets(const(0), BUCKETS_AHEAD)
         fetch_records(const(0), RECORDS_AHEAD)
+        fetch_overflown(const(0), OVERFLOW_AHEAD)
         with f.loop(count, step=RUN) as start:
             fetch_buckets(b.add(start, const(BUCKETS_AHEAD)), RUN)
             fetch_records(b.add(start, const(RECORDS_AHEAD)), RUN)
+            fetch_overflown(b.add(start, const(OVERFLOW_AHEAD)), RUN)
             end = f.min(b.add(start, const(RUN)), count)
             self.first[:] = [number(start)]
             with f.loop(end, start=start) as k:
-                self._settle(keys, k, None, records, insert=True)
+                self._settle(keys, k, None, _in_ring(f, records, k), insert=True)
             yield Run(records, start, end)
             self.first.clear()
+
+    def _second_candidate(self, h: ir.Value, place: ir.Value) -> None:
+        """Where a full bucket has no record for a hash, look into the next one."""
+        b = self.code.f.b
+        header, tag = self._header(h), self._tag(h)
+        number = self._home(header, tag)
+        with self.code.f.when(b.icmp_unsigned("==", self._matches(self._bucket(header, number), tag)[1], const(0, I8))):
+            following = b.and_(b.add(number, const(1)), b.load(self._word(header, MASK), typ=I64))
+            self._first_candidate(self._bucket(header, following), h, place)
+
+    def _word(self, header: ir.Value, number: int) -> ir.Value:
+        return header_word(self.code.f, header, number)
 
     def _prefetch(self, record: ir.Value) -> None:
         f, size = self.code.f, self.table.layout.size
@@ -137,7 +169,7 @@ class StoreIndex(Index):
         if not self.only_hidden:
             return self._appended(header, word, tag, keys, k)
         record = f.var(PTR, NULL)
-        flags = f.load(header, const(NEW_FLAGS), I64)
+        flags = b.load(self._word(header, NEW_FLAGS), typ=I64)
         with f.when(b.icmp_unsigned("!=", b.and_(flags, const(PARTIAL)), const(0))):
             record.set(self._appended(header, word, tag, keys, k))
         return record.get()
@@ -145,7 +177,7 @@ class StoreIndex(Index):
     def _appended(self, header: ir.Value, word: ir.Value, tag: ir.Value, keys: KeyBlock, k: ir.Value) -> ir.Value:
         f, b, layout = self.code.f, self.code.f.b, self.table.layout
         h = f.load(keys.hashes, k, I64)
-        room = f.at(header, const(ROOM), I64)
+        room = self._word(header, ROOM)
         free = b.load(room, typ=I64)
         with f.when(b.icmp_signed("<=", free, const(0)), likely=False):
             self._leave_for(h, INDEX_FULL)
@@ -153,7 +185,7 @@ class StoreIndex(Index):
         self._ensure_text(header, h, keys, k)
         template = self.code.text(layout.template)
         f.call("llvm.memcpy.p0.p0.i64", ir.VoidType(), [record, template, const(layout.size), const(0, I1)])
-        flags = f.load(header, const(NEW_FLAGS), I64) if self.flags is None else const(self.flags)
+        flags = b.load(self._word(header, NEW_FLAGS), typ=I64) if self.flags is None else const(self.flags)
         head = b.or_(b.load(record, typ=I64), flags)
         if keys.nulls is not None:
             head = b.or_(head, b.shl(f.load(keys.nulls, k, I64), const(KEY_NULLS)))
@@ -174,11 +206,11 @@ class StoreIndex(Index):
     def next_record(self, header: ir.Value, group: ir.Value, leave: Callable[[], None]) -> tuple[ir.Value, ir.Value]:
         """Where a group's header says that its next record goes, and that; from the pool if its chunk is full."""
         f, b = self.code.f, self.code.f.b
-        at = f.at(header, const(RECORD_AT), I64)
+        at = self._word(header, RECORD_AT)
         end = b.add(b.load(at, typ=I64), const(self.table.layout.size))
-        with f.when(b.icmp_unsigned(">", end, f.load(header, const(RECORD_END), I64)), likely=False):
+        with f.when(b.icmp_unsigned(">", end, b.load(self._word(header, RECORD_END), typ=I64)), likely=False):
             left = f.get_slot("pool.left")
-            pooled = b.select(is_set(f, f.load(header, const(POOLED), I64), 1), left, const(0))
+            pooled = b.select(is_set(f, b.load(self._word(header, POOLED), typ=I64), 1), left, const(0))
             with f.when(b.icmp_unsigned("==", pooled, const(0))):
                 leave()
             taken = b.sub(left, const(1))
@@ -186,7 +218,7 @@ class StoreIndex(Index):
             f.store(group, f.slot("pool.groups", PTR), taken)
             f.set_slot("pool.left", taken)
             f.store(chunk, at)
-            f.store(b.add(chunk, f.slot("pool.size")), header, const(RECORD_END))
+            f.store(b.add(chunk, f.slot("pool.size")), self._word(header, RECORD_END))
         return at, b.load(at, typ=PTR)
 
     def _ensure_text(self, header: ir.Value, h: ir.Value, keys: KeyBlock, k: ir.Value) -> None:
@@ -204,7 +236,7 @@ class StoreIndex(Index):
         f, b = self.code.f, self.code.f.b
         if isinstance(need, ir.Constant):
             return
-        left = b.sub(f.load(header, const(TEXT_END), I64), f.load(header, const(TEXT_AT), I64))
+        left = b.sub(b.load(self._word(header, TEXT_END), typ=I64), b.load(self._word(header, TEXT_AT), typ=I64))
         with f.when(b.icmp_signed("<", left, need), likely=False):
             f.set_slot("full.need", need)
             f.set_slot("full.group", b.lshr(h, const(56)))
@@ -230,36 +262,37 @@ class StoreIndex(Index):
             self.code.f.set_slot("row", row)
         self.code.f.leave(status)
 
-    def protect(self, run: Run) -> None:
-        """Before records are changed: keep what segments under copy held, and mark all their segments as changed.
+    def _place_of(self, record: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """A record's offset in the arena, and its segment."""
+        f, b = self.code.f, self.code.f.b
+        offset = b.sub(b.ptrtoint(record, I64), b.ptrtoint(self.slot("arena"), I64))
+        return offset, b.lshr(offset, f.slot("segment.shift"))
 
-        Slots: `segment.shift`; `segment.dirty` and `segment.copying`, a word a segment; `copying`, whether any is;
-        `undo.at` and `undo.end`, the rest of each segment's undo log; `undo.batch`. An entry is the number of the call
-        and the record's place, then its bytes.
+    def protect(self, run: Run) -> None:
+        """Before records are changed: keep what segments under copy held.
+
+        Slots: `segment.shift`; `segment.copying`, a word a segment; `copying`, whether any is; `undo.at` and
+        `undo.end`, the rest of each segment's undo log; `undo.batch`. An entry is the number of the call and the
+        record's place, then its bytes.
         """
         f, b, size = self.code.f, self.code.f.b, self.table.layout.size
-        arena = b.ptrtoint(self.slot("arena"), I64)
-
-        def place_of(record: ir.Value) -> tuple[ir.Value, ir.Value]:
-            offset = b.sub(b.ptrtoint(record, I64), arena)
-            return offset, b.lshr(offset, f.slot("segment.shift"))
-
         with f.when(b.icmp_unsigned("!=", f.load_now(f.slot("copying", PTR)), const(0)), likely=False):
             with f.loop(run.end, start=run.start, rare=True) as k:
-                record = f.load(run.records, k, PTR)
+                record = run.record(f, k)
                 with f.when(b.icmp_unsigned("!=", record, NULL)):
-                    offset, segment = place_of(record)
+                    offset, segment = self._place_of(record)
                     copying = f.load_now(f.at(f.slot("segment.copying", PTR), segment, I64))
                     with f.when(b.icmp_unsigned("!=", copying, const(0))):
                         self._log(record, offset, segment, size)
             f.b.fence("release")
-        with f.loop(run.end, start=run.start, rare=True) as k:
-            record = f.load(run.records, k, PTR)
-            with f.when(b.icmp_unsigned("!=", record, NULL)):
-                dirty = f.at(f.slot("segment.dirty", PTR), place_of(record)[1], I64)
-                # Not stored again: workers would take the few lines of these words from each other at every row.
-                with f.when(b.icmp_unsigned("==", b.load(dirty, typ=I64), const(0)), likely=False):
-                    f.store(const(1), dirty)
+
+    def touch(self, record: ir.Value) -> None:
+        """Mark a record's segment as changed; slot `segment.dirty`, a word a segment."""
+        f, b = self.code.f, self.code.f.b
+        dirty = f.at(f.slot("segment.dirty", PTR), self._place_of(record)[1], I64)
+        # Not stored again: workers would take the few lines of these words from each other at every row.
+        with f.when(b.icmp_unsigned("==", b.load(dirty, typ=I64), const(0)), likely=False):
+            f.store(const(1), dirty)
 
     def _log(self, record: ir.Value, offset: ir.Value, segment: ir.Value, size: int) -> None:
         f, b = self.code.f, self.code.f.b
@@ -273,6 +306,11 @@ class StoreIndex(Index):
         f.store(b.or_(offset, f.slot("undo.batch")), at)
         f.call("llvm.memcpy.p0.p0.i64", ir.VoidType(), [f.byte_at(at, 8), record, const(size), const(0, I1)])
         f.store(after, tail)
+
+
+def header_word(f: Fn, header: ir.Value, number: int) -> ir.Value:
+    """Where a word of a key group's header is: see `GROUP_WORDS`."""
+    return f.at(header, const(number * GROUPS), I64)
 
 
 # --- texts
@@ -290,7 +328,7 @@ def store_text(f: Fn, header: ir.Value, place: ir.Value, first: ir.Value, second
     f.store(second, f.byte_at(place, 8), align=8)
     size = b.and_(first, const(0xFFFFFFFF))
     with f.when(b.icmp_unsigned(">", size, const(INLINE_BYTES))):
-        at = f.at(header, const(TEXT_AT), I64)
+        at = header_word(f, header, TEXT_AT)
         target = b.load(at, typ=PTR)
         source = b.load(f.byte_at(place, 8), typ=PTR, align=8)
         f.call("llvm.memcpy.p0.p0.i64", ir.VoidType(), [target, source, size, const(0, I1)])

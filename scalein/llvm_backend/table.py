@@ -24,8 +24,12 @@ from scalein.layout import (
     ADDRESS_UNIT,
     ARENA_FULL,
     BUCKET_WORDS,
+    BUCKETS,
     INDEX_FULL,
     INLINE_BYTES,
+    MASK,
+    ROOM,
+    SHIFT,
     TAG_BITS,
 )
 from scalein.llvm_backend.block import PADDED
@@ -62,14 +66,18 @@ class Index:
         b = self.code.f.b
         return b.and_(b.lshr(h, const(32)), const((1 << TAG_BITS) - 1))
 
+    def _word(self, header: ir.Value, number: int) -> ir.Value:
+        """Where a word of a key group's header is."""
+        return self.code.f.at(header, const(number), I64)
+
     def _bucket(self, header: ir.Value, number: ir.Value) -> ir.Value:
         f = self.code.f
-        buckets = f.b.load(header, typ=PTR)
+        buckets = f.b.load(self._word(header, BUCKETS), typ=PTR)
         return f.at(buckets, f.b.mul(number, const(BUCKET_WORDS)), I64)
 
     def _home(self, header: ir.Value, tag: ir.Value) -> ir.Value:
-        f = self.code.f
-        return f.b.lshr(tag, f.load(header, const(1), I64))
+        b = self.code.f.b
+        return b.lshr(tag, b.load(self._word(header, SHIFT), typ=I64))
 
     def _matches(self, bucket: ir.Value, tag: ir.Value) -> tuple[ir.Value, ir.Value]:
         """Bit masks of the words with this tag, and of the empty words."""
@@ -101,24 +109,26 @@ class Index:
                 h = f.load(keys.hashes, b.add(start, i), I64)
                 header = self._header(h)
                 bucket = self._bucket(header, self._home(header, self._tag(h)))
-                f.prefetch(bucket, write=False)
+                f.prefetch(bucket)
                 f.store(bucket, buckets, i)
             with f.loop(size) as i:
                 k = b.add(start, i)
-                self._first_candidate(f.load(buckets, i, PTR), f.load(keys.hashes, k, I64), records, k)
+                self._first_candidate(f.load(buckets, i, PTR), f.load(keys.hashes, k, I64), f.at(records, k, PTR))
             with f.loop(size) as i:
                 k = b.add(start, i)
-                self._settle(keys, k, slices, records, insert)
+                self._settle(keys, k, slices, f.at(records, k, PTR), insert)
         return records
 
-    def _first_candidate(self, bucket: ir.Value, h: ir.Value, records: ir.Value, k: ir.Value) -> None:
+    def _first_candidate(self, bucket: ir.Value, h: ir.Value, place: ir.Value) -> ir.Value:
+        """Put the first record of a bucket that a hash may mean into `place`, or null; gives whether there is none."""
         f, b = self.code.f, self.code.f.b
         hits, _ = self._matches(bucket, self._tag(h))
         position = b.and_(b.zext(b.cttz(hits, const(0, I1)), I64), const(BUCKET_WORDS - 1))
         record = self._record(f.load(bucket, position, I64))
         none = b.icmp_unsigned("==", hits, const(0, I8))
         self._prefetch(record)  # of an empty bucket: the arena's start, which costs nothing
-        f.store(b.select(none, NULL, record), records, k)
+        f.store(b.select(none, NULL, record), place)
+        return none
 
     def _prefetch(self, record: ir.Value) -> None:
         self.code.f.prefetch(record)
@@ -136,16 +146,16 @@ class Index:
         """Where the arena's records end."""
         return self.code.f.get_slot(f"{self.prefix}.used")
 
-    def _settle(self, keys: KeyBlock, k: ir.Value, slices: ir.Value | None, records: ir.Value, insert: bool) -> None:
-        """Keep the candidate if its key is the row's, else look on."""
+    def _settle(self, keys: KeyBlock, k: ir.Value, slices: ir.Value | None, place: ir.Value, insert: bool) -> None:
+        """Keep the candidate in `place` if its key is the row's, else look on."""
         f, b = self.code.f, self.code.f.b
-        record = f.load(records, k, PTR)
+        record = b.load(place, typ=PTR)
         good = f.var(I1, b.icmp_unsigned("!=", record, NULL))
         with f.when(good.get()):
             self._check_record(record)
             good.set(self._same_key(record, keys, k, slices))
         with f.when(b.not_(good.get()), likely=False):
-            f.store(self._search(keys, k, slices, insert), records, k)
+            f.store(self._search(keys, k, slices, insert), place)
 
     def _same_key(self, record: ir.Value, keys: KeyBlock, k: ir.Value, slices: ir.Value | None) -> ir.Value:
         f, b, layout = self.code.f, self.code.f.b, self.table.layout
@@ -196,14 +206,14 @@ class Index:
                     position = b.zext(b.cttz(empty, const(0, I1)), I64)
                     found.set(self._insert(header, f.at(bucket, position, I64), tag, keys, k, slices))
                 walk.stop()
-            number.set(b.and_(b.add(number.get(), const(1)), f.load(header, const(2), I64)))
+            number.set(b.and_(b.add(number.get(), const(1)), b.load(self._word(header, MASK), typ=I64)))
         return found.get()
 
     def _insert(self, header: ir.Value, word: ir.Value, tag: ir.Value, keys: KeyBlock, k: ir.Value,
                 slices: ir.Value | None) -> ir.Value:
         """Append a new record; leaves the kernel if its key group's table is full."""
         f, b, layout = self.code.f, self.code.f.b, self.table.layout
-        room = f.at(header, const(3), I64)
+        room = self._word(header, ROOM)
         free = b.load(room, typ=I64)
         with f.when(b.icmp_signed("<=", free, const(0)), likely=False):
             self._leave(INDEX_FULL)

@@ -96,7 +96,7 @@ class HotTable:
                  load_sixteenths: int = LOAD_SIXTEENTHS) -> None:
         self.kernels, self.arena, self._load_sixteenths = kernels, arena, load_sixteenths
         self.on_undo_full: Callable[[int], None] | None = None
-        self.headers = np.zeros((GROUPS, GROUP_WORDS), np.int64)
+        self.headers = np.zeros((GROUP_WORDS, GROUPS), np.int64).T
         self.chunks = ChunkList()
         self.buckets = Buckets(len(arena.memory) >> 2)
         self._own: list[tuple[list[int], list[int]]] = [([], []) for _ in range(GROUPS)]  # rows of `chunks`, by kind

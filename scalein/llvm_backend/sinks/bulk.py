@@ -78,7 +78,7 @@ def sum_of(code: Code, first: ir.Value, size: ir.Value, seed: ir.Value) -> ir.Va
     sums = f.var(_VECTOR, b.xor(lanes, begin))
     with f.loop(size, step=LANES * 8) as at:
         words = b.load(f.byte_at(first, at), typ=_VECTOR, align=8)
-        f.prefetch(f.byte_at(first, b.add(at, size)), write=False)  # of the next block, which the disk wrote
+        f.prefetch(f.byte_at(first, b.add(at, size)))  # of the next block, which the disk wrote
         mixed = b.mul(b.xor(sums.get(), words), ir.Constant(_VECTOR, [_MIX] * LANES))
         sums.set(b.xor(mixed, b.lshr(mixed, ir.Constant(_VECTOR, [32] * LANES))))
     h: ir.Value = const(0)

@@ -30,7 +30,7 @@ from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import I1, I32, I64, PTR, const
 from scalein.llvm_backend.keys import array_type, halves, hash_words
 from scalein.llvm_backend.sinks.bulk import sum_of
-from scalein.llvm_backend.stored import StoreIndex
+from scalein.llvm_backend.stored import StoreIndex, header_word
 
 HEAD = 16  # bytes of a block before its records
 
@@ -112,15 +112,15 @@ def _stay(code: Code, sink: Leave, index: StoreIndex, h: ir.Value, word: ir.Valu
     f.store(b.or_(other_bits, halved), target)
     f.store(f.byte_at(target, size), at)
     tag = b.lshr(word, const(ADDRESS_BITS))
-    buckets = f.load(header, const(BUCKETS), PTR)
-    place = f.var(I64, b.mul(b.lshr(tag, f.load(header, const(SHIFT), I64)), const(BUCKET_WORDS)))
-    last = b.add(b.mul(f.load(header, const(MASK), I64), const(BUCKET_WORDS)), const(BUCKET_WORDS - 1))
+    buckets = b.load(header_word(f, header, BUCKETS), typ=PTR)
+    place = f.var(I64, b.mul(b.lshr(tag, b.load(header_word(f, header, SHIFT), typ=I64)), const(BUCKET_WORDS)))
+    last = b.add(b.mul(b.load(header_word(f, header, MASK), typ=I64), const(BUCKET_WORDS)), const(BUCKET_WORDS - 1))
     with f.forever() as probe:
         probe.stop_if(b.icmp_unsigned("==", f.load(buckets, place.get(), I64), const(0)))
         place.set(b.and_(b.add(place.get(), const(1)), last))
     offset = b.sub(b.ptrtoint(target, I64), b.ptrtoint(f.slot("table.arena", PTR), I64))
     f.store(b.or_(b.shl(tag, const(ADDRESS_BITS)), b.lshr(offset, const(3))), buckets, place.get())
-    room = f.at(header, const(ROOM), I64)
+    room = header_word(f, header, ROOM)
     f.store(b.sub(b.load(room, typ=I64), const(1)), room)
 
 

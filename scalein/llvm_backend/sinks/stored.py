@@ -45,12 +45,14 @@ def lower_keep(code: Code, sink: Keep, block: Block, env: Env, start: ir.Value) 
     with index.runs(keys, block.count, number) as run:
         index.protect(run)
         with f.loop(run.end, start=run.start) as k:
-            record = f.load(run.records, k, PTR)
+            record = run.record(f, k)
             if sink.delete:
                 with f.when(f.b.icmp_unsigned("!=", record, NULL)):
+                    index.touch(record)
                     head = f.b.and_(f.b.load(record, typ=I64), const(_KEYS))
                     f.store(f.b.or_(head, const(_all_null(sink.table) | TOMB)), record)
             else:
+                index.touch(record)
                 _merge_row(code, sink, index, block.row(f, k), env, record, f.load(keys.hashes, k, I64), number(k))
     code.check_errors(ERROR)
     _report_progress(code, start)
@@ -150,7 +152,7 @@ def _keys_of(code: Code, table: StoredTable, block: Block, start: ir.Value) -> K
     nulls = f.scratch(I64, PADDED, "nulls") if any(key.nullable for key in table.keys) else None
     hashes = f.scratch(I64, PADDED, "hashes")
     with f.loop(block.count) as k:
-        f.prefetch(_pointer(code, start, k), write=False)
+        f.prefetch(_pointer(code, start, k))
     with f.loop(block.count) as k:
         f.store(_take_key(code, table, _pointer(code, start, k), arrays, nulls, k), hashes, k)
     return KeyBlock(types, arrays, nulls, hashes)
@@ -216,7 +218,9 @@ def lower_absorb(code: Code, sink: Absorb, block: Block, start: ir.Value) -> Non
     with index.runs(keys, block.count, lambda k: f.b.add(start, k)) as run:
         index.protect(run)
         with f.loop(run.end, start=run.start) as k:
-            _absorb(code, sink, index, f.load(run.records, k, PTR), _pointer(code, start, k),
+            record = run.record(f, k)
+            index.touch(record)
+            _absorb(code, sink, index, record, _pointer(code, start, k),
                     f.load(keys.hashes, k, I64), f.b.add(start, k))
     code.check_errors(ERROR)
     _report_progress(code, start)
