@@ -108,10 +108,11 @@ class StoreIndex(Index):
 
         def fetch_records(start: ir.Value, size: int) -> None:
             with f.loop(f.min(b.add(start, const(size)), count), start=start) as k:
-                bucket = b.load(_in_ring(f, buckets, k), typ=PTR)
-                none = self._first_candidate(bucket, f.load(keys.hashes, k, I64), _in_ring(f, records, k))
-                with f.when(none, likely=False):
+                bucket, h = b.load(_in_ring(f, buckets, k), typ=PTR), f.load(keys.hashes, k, I64)
+                none = self._first_candidate(bucket, h, _in_ring(f, records, k))
+                with f.when(none, likely=False):  # it is in the next bucket, or will be where the group's next one goes
                     f.prefetch(f.byte_at(bucket, LINE))
+                    self._prefetch(b.load(self._word(self._header(h), RECORD_AT), typ=PTR))
 
         def fetch_overflown(start: ir.Value, size: int) -> None:
             with f.loop(f.min(b.add(start, const(size)), count), start=start) as k:
