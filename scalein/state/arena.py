@@ -10,12 +10,13 @@ Threads: chunks are taken and given back under the lock of the table; the copier
 from __future__ import annotations
 
 from collections import defaultdict
+from heapq import heappop, heappush
 
 import numpy as np
 
 from scalein.errors import ScaleinError
 from scalein.layout import PAGE_BYTES
-from scalein.memory import address, forget, reserve
+from scalein.memory import HUGE, address, forget, reserve
 
 SEGMENT_BYTES = 16 << 20
 SPACE_BYTES = 1 << 38
@@ -23,10 +24,33 @@ LEAST_CHUNK = PAGE_BYTES
 MOST_CHUNK = 256 << 10
 
 
+class _Free:
+    """Free chunks of one size: the first goes first."""
+
+    def __init__(self) -> None:
+        self.offsets: set[int] = set()  # whoever removes one here leaves it in the heap
+        self._heap: list[int] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.offsets)
+
+    def add(self, offset: int) -> None:
+        self.offsets.add(offset)
+        heappush(self._heap, offset)
+
+    def pop(self) -> int:
+        while (offset := heappop(self._heap)) not in self.offsets:
+            pass
+        self.offsets.remove(offset)
+        return offset
+
+
 class Arena:
     """Chunks of powers of two between a page and a segment. Free ones that make a larger one, up to `whole`, become it.
 
-    So groups that grow, and want larger chunks than before, find those that they once had.
+    So groups that grow, and want larger chunks than before, find those that they once had. The first free chunk is
+    taken, so the last ones become free together, and whole huge pages go back to the system. Holes would break them up:
+    a store of 57 MB on small pages waits for the page table at every other row.
     """
 
     def __init__(self, segment_bytes: int = SEGMENT_BYTES, space_bytes: int = SPACE_BYTES,
@@ -42,8 +66,8 @@ class Arena:
         self.in_use = 0  # bytes of chunks
         self._at = LEAST_CHUNK  # address 0 means "empty" in the index
         self._whole = whole
-        self._free: dict[int, dict[int, None]] = defaultdict(dict)  # by size; the last that came goes first
-        self._forgotten: dict[int, list[int]] = defaultdict(list)  # free as well, but taking no memory
+        self._free: dict[int, _Free] = defaultdict(_Free)  # by size
+        self._forgotten: dict[int, _Free] = defaultdict(_Free)  # free as well, but taking no memory
         self._forgotten_bytes = 0
         self._waiting: list[tuple[int, int]] = []
 
@@ -53,16 +77,25 @@ class Arena:
         return self._at - self._forgotten_bytes
 
     def trim(self, size: int) -> None:
-        """Give free chunks back to the system, so many bytes of them if there are as many."""
+        """Give free memory back to the system, so many bytes if there are as many, and the last first.
+
+        Only where a whole huge page, or a whole segment if these are smaller, is free.
+        """
+        whole = min(self.segment_bytes, HUGE)
+        if self.touched - self.in_use < whole:
+            return
+        found: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for chunk, free in self._free.items():
-            while free and size > 0:
-                offset, _ = free.popitem()
-                if not forget(self.base + offset, chunk):
-                    free[offset] = None
-                    return
-                self._forgotten[chunk].append(offset)
-                self._forgotten_bytes += chunk
-                size -= chunk
+            for offset in free.offsets:
+                found[offset // whole].append((offset, chunk))
+        for number in sorted((n for n, some in found.items() if sum(chunk for _, chunk in some) == whole), reverse=True):
+            if size <= 0 or not forget(self.base + number * whole, whole):
+                return
+            for offset, chunk in found[number]:
+                self._free[chunk].offsets.remove(offset)
+                self._forgotten[chunk].add(offset)
+            self._forgotten_bytes += whole
+            size -= whole
 
     @property
     def segments(self) -> int:
@@ -82,13 +115,13 @@ class Arena:
         while not free and larger < self._whole:  # halves of a larger one
             larger *= 2
             if self._free[larger]:
-                first, _ = self._free[larger].popitem()
+                first = self._free[larger].pop()
                 while larger > size:
                     larger //= 2
-                    self._free[larger][first + larger] = None
-                free[first] = None
+                    self._free[larger].add(first + larger)
+                free.add(first)
         if not free and self._forgotten[size]:
-            free[self._forgotten[size].pop()] = None
+            free.add(self._forgotten[size].pop())
             self._forgotten_bytes -= size
         while not free and self._at + size > (self._at >> self.shift) + 1 << self.shift:
             self._finish_segment()  # what is left of the segment is too small
@@ -96,7 +129,7 @@ class Arena:
             self._fill_up(-self._at & size - 1)
         self.in_use += size
         if free:
-            return free.popitem()[0]
+            return free.pop()
         if self._at + size > len(self.memory):
             raise ScaleinError("the store needs more address space than this process may have",
                                found=f"{len(self.memory) >> 20} MiB", hint="give it a smaller memory= budget")
@@ -112,7 +145,7 @@ class Arena:
         end = self._at + size
         while self._at < end:
             step = min(self._at & -self._at, 1 << (end - self._at).bit_length() - 1, MOST_CHUNK)
-            self._free[step][self._at] = None
+            self._free[step].add(self._at)
             self._at += step
 
     def give_back(self, offset: int, size: int) -> None:
@@ -123,11 +156,11 @@ class Arena:
             self._add_free(offset, size)
 
     def _add_free(self, offset: int, size: int) -> None:
-        while size < self._whole and offset ^ size in self._free[size]:
-            del self._free[size][offset ^ size]
+        while size < self._whole and offset ^ size in self._free[size].offsets:
+            self._free[size].offsets.remove(offset ^ size)
             offset &= ~size
             size *= 2
-        self._free[size][offset] = None
+        self._free[size].add(offset)
 
     def _settle(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -139,50 +172,51 @@ class Arena:
 
 
 class Buckets:
-    """Zeroed memory for index tables, whose sizes are powers of two. Whole pages go back to the system."""
+    """Zeroed memory for index tables, whose sizes are powers of two. Free ones that make a larger one become it.
+
+    None goes back to the system: that would break huge pages up, and every row looks into a table. Tables grow at about
+    the same time, so what one of them leaves another takes.
+    """
 
     def __init__(self, space_bytes: int = SPACE_BYTES >> 2) -> None:
         self.memory = reserve(space_bytes)
         self.base = address(self.memory)
-        self._at = 0
-        self._free: dict[int, list[int]] = defaultdict(list)
-        self._forgotten: set[int] = set()  # free tables that take no memory, and are zero
-        self._forgotten_bytes = 0
+        self._free: dict[int, set[int]] = defaultdict(set)  # offsets by size, each a multiple of it
+        self.touched = 0  # bytes from the start; what follows is zero
         self.in_use = 0
-
-    @property
-    def touched(self) -> int:
-        return self._at - self._forgotten_bytes
 
     def take(self, size: int) -> int:
         """The address of zeroed bytes."""
-        if size < PAGE_BYTES and not self._free[size]:  # small ones share pages
-            first = self._new(PAGE_BYTES)
-            self._free[size] = [first + at for at in range(0, PAGE_BYTES, size)]
         self.in_use += size
-        free = self._free[size]
-        if not free:
+        larger = min((free for free, some in self._free.items() if some and free >= size), default=0)
+        if not larger:
             return self.base + self._new(size)
-        at = free.pop()
-        if at in self._forgotten:
-            self._forgotten.discard(at)
-            self._forgotten_bytes -= size
-        else:
-            self.memory[at : at + size] = 0
+        at = self._free[larger].pop()
+        while larger > size:
+            larger //= 2
+            self._free[larger].add(at + larger)
+        self.memory[at : at + size] = 0
         return self.base + at
 
     def _new(self, size: int) -> int:
-        if self._at + size > len(self.memory):
+        at = -(-self.touched // size) * size
+        if at + size > len(self.memory):
             raise ScaleinError("the index needs more address space than this process may have",
                                found=f"{len(self.memory) >> 20} MiB", hint="give the store a smaller memory= budget")
-        at = self._at
-        self._at += size
+        while self.touched < at:
+            step = self.touched & -self.touched
+            self._add_free(self.touched, step)
+            self.touched += step
+        self.touched += size
         return at
 
     def give_back(self, place: int, size: int) -> None:
         self.in_use -= size
-        at = place - self.base
-        self._free[size].append(at)
-        if size >= PAGE_BYTES and forget(place, size):
-            self._forgotten.add(at)
-            self._forgotten_bytes += size
+        self._add_free(place - self.base, size)
+
+    def _add_free(self, at: int, size: int) -> None:
+        while at ^ size in self._free[size]:
+            self._free[size].remove(at ^ size)
+            at &= ~size
+            size *= 2
+        self._free[size].add(at)
