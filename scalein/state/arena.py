@@ -76,26 +76,34 @@ class Arena:
         """Bytes that may be in memory: all that were ever used, but for those that went back to the system."""
         return self._at - self._forgotten_bytes
 
-    def trim(self, size: int) -> None:
-        """Give free memory back to the system, so many bytes if there are as many, and the last first.
-
-        Only where a whole huge page, or a whole segment if these are smaller, is free.
+    def trim(self, size: int, must: int) -> None:
+        """Give free memory back to the system, the last first: so many bytes if there are as many whole huge pages
+        (segments, if these are smaller); where there are not, `must` bytes in pieces.
         """
         whole = min(self.segment_bytes, HUGE)
-        if self.touched - self.in_use < whole:
+        if self.touched - self.in_use < whole and must <= 0:
             return
+        before = self._forgotten_bytes
         found: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for chunk, free in self._free.items():
             for offset in free.offsets:
                 found[offset // whole].append((offset, chunk))
-        for number in sorted((n for n, some in found.items() if sum(chunk for _, chunk in some) == whole), reverse=True):
-            if size <= 0 or not forget(self.base + number * whole, whole):
-                return
-            for offset, chunk in found[number]:
-                self._free[chunk].offsets.remove(offset)
-                self._forgotten[chunk].add(offset)
-            self._forgotten_bytes += whole
-            size -= whole
+        places = sorted(found, reverse=True)
+        for is_whole, wanted in ((True, size), (False, must)):
+            for place in places:
+                if self._forgotten_bytes - before >= wanted:
+                    break
+                if (sum(chunk for _, chunk in found[place]) == whole) == is_whole and not self._forget(found[place]):
+                    return
+
+    def _forget(self, chunks: list[tuple[int, int]]) -> bool:
+        for offset, chunk in chunks:
+            if not forget(self.base + offset, chunk):
+                return False
+            self._free[chunk].offsets.remove(offset)
+            self._forgotten[chunk].add(offset)
+            self._forgotten_bytes += chunk
+        return True
 
     @property
     def segments(self) -> int:

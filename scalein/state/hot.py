@@ -314,12 +314,13 @@ class HotTable:
         with self._lock:
             return self.in_use - sum(size for chunks in leaving for _, _, size in chunks)
 
-    def trim(self, most: int) -> None:
-        """Give memory that nobody uses back to the system, down to so many bytes in all."""
-        over = self.arena.touched + self.buckets.touched - most
-        if over > 0:
+    def trim(self, most: int, at_most: int) -> None:
+        """Give memory that nobody uses back to the system: down to `most` bytes in all by whole huge pages, and down to
+        `at_most` in any case."""
+        touched = self.arena.touched + self.buckets.touched
+        if touched > most:
             with self._lock:
-                self.arena.trim(over)
+                self.arena.trim(touched - most, touched - at_most)
 
     def expect(self, group: int, records: int) -> None:
         """Make the index of a group without records large enough for so many."""

@@ -49,7 +49,8 @@ KEPT_SHARE = 0.25  # of a bundle's records, those hit most, that stay in memory 
 HITS_LOOKED_AT = 1 << 12  # records of a bundle, to choose those that stay
 LEAVING_AT_ONCE = 3  # bundles on their way to disk
 COMING_SHARE = 4  # one of so many bytes of hot memory, at most, is kept free for rows to come
-SPARE_SHARE = 16  # one of so many bytes may be free and not given back to the system
+SPARE_SHARE = 16  # one of so many bytes may be free and not given back to the system,
+BROKEN_SHARE = 4  # or one of so many where huge pages would be broken up
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,7 +232,7 @@ class Tiers:
         for _ in range(2 * BUNDLES):
             staying = self.hot.in_use_beside(one.chunks for one in self._leaving)
             if staying + max(coming, text_bytes) <= most:
-                self.hot.trim(most + most // SPARE_SHARE)
+                self.hot.trim(most + most // SPARE_SHARE, most + most // BROKEN_SHARE)
                 break
             self._evict(self._clock, KEPT_SHARE)
             self._clock = (self._clock + 1) % BUNDLES

@@ -223,7 +223,7 @@ def test_free_chunks_become_larger_ones_and_go_back_to_the_system() -> None:
     most = 0
     for step in range(4_000):
         if step % 500 == 499:
-            arena.trim(int(rng.integers(1, 1 << 18)))
+            arena.trim(int(rng.integers(1, 1 << 18)), int(rng.integers(-1, 1 << 17)))
         if taken and rng.random() < (0.45 if step < 2_000 else 0.55):
             offset = list(taken)[int(rng.integers(len(taken)))]
             arena.give_back(offset, taken.pop(offset))
