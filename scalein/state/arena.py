@@ -1,10 +1,10 @@
 """Arena: one reserved address range, cut into segments; key groups take chunks of it and give them back.
 
 Invariant: an address is an offset from the range's start, for as long as the store is open. A chunk lies in one
-segment and has one owner. A chunk that was given back while a snapshot copies its segment is not used again before
-that is done.
+segment and has one owner. A chunk that was given back while a snapshot copies its segment, or while the index of a
+snapshot is made from records in memory, is not used again before that is done.
 
-Threads: chunks are taken and given back under the lock of the table; the copier only clears `copying`.
+Threads: chunks are taken, given back and pinned under the lock of the table; the copier only clears `copying`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class Arena:
         self._free: dict[int, _Free] = defaultdict(_Free)  # by size
         self._forgotten: dict[int, _Free] = defaultdict(_Free)  # free as well, but taking no memory
         self._forgotten_bytes = 0
-        self._waiting: list[tuple[int, int]] = []
+        self.pinned = self.unpinned = 0  # snapshots that have asked that chunks stay, and those that need them no more
+        self._waiting: list[tuple[int, int, int]] = []  # offset, size, the snapshots that were pinned
 
     @property
     def touched(self) -> int:
@@ -158,8 +159,11 @@ class Arena:
 
     def give_back(self, offset: int, size: int) -> None:
         self.in_use -= size
-        if self.copying[offset >> self.shift]:
-            self._waiting.append((offset, size))
+        self._free_unless_needed(offset, size, self.pinned)
+
+    def _free_unless_needed(self, offset: int, size: int, pinned: int) -> None:
+        if self.copying[offset >> self.shift] or pinned > self.unpinned:
+            self._waiting.append((offset, size, pinned))
         else:
             self._add_free(offset, size)
 
@@ -172,11 +176,8 @@ class Arena:
 
     def _settle(self) -> None:
         waiting, self._waiting = self._waiting, []
-        for offset, size in waiting:
-            if self.copying[offset >> self.shift]:
-                self._waiting.append((offset, size))
-            else:
-                self._add_free(offset, size)
+        for one in waiting:
+            self._free_unless_needed(*one)
 
 
 class Buckets:

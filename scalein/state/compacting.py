@@ -34,7 +34,7 @@ class Compactor:
 
     def __init__(self, cold: Cold, kernels: Kernels, new_id: Callable[[], int], clean: Callable[[], None]) -> None:
         self._cold, self._kernels, self._new_id, self._clean = cold, kernels, new_id, clean
-        self._threads = ThreadPoolExecutor(AT_ONCE, "scalein-compact", _step_back)
+        self._threads = ThreadPoolExecutor(AT_ONCE, "scalein-compact", step_back)
         self._under_way: dict[int, tuple[int, Future[None]]] = {}  # bundle -> id of the run that is written
         self._lock = Lock()  # over the lists of runs, which are replaced as a whole
         self._reads = np.zeros(BUNDLES, np.int64)  # blocks of a bundle that were read because it has several runs
@@ -125,7 +125,7 @@ class Compactor:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
 
-def _step_back() -> None:
+def step_back() -> None:
     """Let threads that rows wait for go first on a busy core; where that is not for us to say, all are alike."""
     with suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, get_native_id(), NICE)

@@ -18,16 +18,19 @@ from scalein.state.checksum import Checksums, block_checksums
 
 BLOCK = 4096
 SEAL = 8  # bytes of an area's checksum
-VERSION = 1
+VERSION = 2  # 1 had no index files: else files of both are the same
 
 RUN_MAGIC = b"SCRUN\0\0\0"
 IMAGE_MAGIC = b"SCIMAGE\0"
+INDEX_MAGIC = b"SCINDEX\0"
 MANIFEST_MAGIC = b"SCSNAP\0\0"
 
 # magic, version, a word that the kind of file defines, file id
 START = struct.Struct("<8sIIQ")
 
-_NAMES = {"run": "run-{:010d}.run", "image": "image-{:010d}.seg", "snapshot": "snapshot-{:010d}.manifest"}
+_NAMES = {"run": "run-{:010d}.run", "image": "image-{:010d}.seg", "index": "index-{:010d}.idx",
+          "snapshot": "snapshot-{:010d}.manifest"}  # fmt: skip
+KINDS = tuple(_NAMES)
 _PATTERNS = {kind: re.compile(re.escape(name).replace(re.escape("{:010d}"), r"(\d{10,20})"), re.ASCII)
              for kind, name in _NAMES.items()}  # fmt: skip
 TEMPORARY = "_"  # names begin with it until the file is whole
@@ -41,12 +44,16 @@ def image_name(id: int) -> str:
     return _NAMES["image"].format(id)
 
 
+def index_name(id: int) -> str:
+    return _NAMES["index"].format(id)
+
+
 def manifest_name(id: int) -> str:
     return _NAMES["snapshot"].format(id)
 
 
 def ids(names: Iterable[str], kind: str) -> list[int]:
-    """The ids of the files of a kind ("run", "image", "snapshot") among these names, sorted.
+    """The ids of the files of a kind ("run", "image", "index", "snapshot") among these names, sorted.
 
     >>> ids(["LOCK", "run-0000000012.run", "run-0000000003.run", "_snapshot-0000000001.manifest"], "run")
     [3, 12]
@@ -99,7 +106,7 @@ def check_start(area: np.ndarray, magic: bytes, id: int, file: str, what: str,
     if version > VERSION:
         raise NewerFormat("the store was written by a newer scalein", file=file, format=version,
                           reads=f"up to format {VERSION}", hint="open it with that version of scalein")  # fmt: skip
-    if version != VERSION:
+    if not version:
         raise Damaged(f"{what} has no format that ever was", file=file, offset=8, found=version, right=VERSION)
     if stored_id != id:
         raise Damaged(f"{what} is that of another file", file=file, offset=16, found=f"id {stored_id}",

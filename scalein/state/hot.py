@@ -58,9 +58,10 @@ class ChunkList:
     """Chunks in use: columns that a snapshot can copy at once, whatever their number."""
 
     def __init__(self) -> None:
-        self.rows = np.zeros((64, 4), np.int64)  # group, kind, offset, size; free rows have group -1
+        self.rows = np.zeros((64, 5), np.int64)  # group, kind, offset, size, serial; free rows have group -1
         self.rows[:, 0] = -1
         self.count = 0
+        self._serial = 0  # of the last one: another chunk in the same place has another
         self._free: list[int] = []
 
     def add(self, group: int, kind: int, offset: int, size: int) -> int:
@@ -72,7 +73,8 @@ class ChunkList:
                 more[:, 0] = -1
                 self.rows = np.concatenate((self.rows, more))
             row, self.count = self.count, self.count + 1
-        self.rows[row] = group, kind, offset, size
+        self._serial += 1
+        self.rows[row] = group, kind, offset, size, self._serial
         return row
 
     def drop(self, row: int) -> None:
@@ -265,7 +267,7 @@ class HotTable:
         header[ROOM] = self._room_in(buckets * BUCKET_WORDS)
         chunks = []
         for own in self._own[group]:
-            chunks += [(row, *self.chunks.rows[row, 2:].tolist()) for row in own]
+            chunks += [(row, *self.chunks.rows[row, 2:4].tolist()) for row in own]
             own.clear()
         header[[RECORD_AT, RECORD_END, TEXT_AT, TEXT_END]] = 0
         self._bytes[group] = 0
@@ -308,6 +310,17 @@ class HotTable:
             while chunks:
                 _, offset, size = chunks.pop()
                 self.arena.give_back(offset, size)
+
+    def pin(self) -> int:
+        """Keep the records of all chunks as they are, also of those that will be given back, until this is unpinned."""
+        with self._lock:
+            self.arena.pinned += 1
+            return self.arena.pinned
+
+    def unpin(self, pin: int) -> None:
+        """In the order in which they were pinned. Any thread may say so."""
+        with self._lock:
+            self.arena.unpinned = pin
 
     def in_use_beside(self, leaving: Iterable[list[tuple[int, int, int]]]) -> int:
         """Bytes in use, but for chunks that will be given back."""

@@ -100,19 +100,22 @@ class ImageWriter:
 
 
 class Image:
-    """An image file that is read. Raises `Damaged` or `NewerFormat` unless its start is in order."""
+    """An image file that is read. Its start is verified when something of it is first needed."""
 
     def __init__(self, files: Files, id: int, checksums: Checksums = block_checksums) -> None:
         self.id = id
         self.name = files.name_of(format.image_name(id))
         self._checksums = checksums
+        self._is_begun = False
         self.input = files.open(format.image_name(id))
-        try:
+
+    def begin(self) -> Image:
+        """The image, once its start was verified: `Damaged` or `NewerFormat` unless that is in order."""
+        if not self._is_begun:
             start = self.input.read(0, _START_BYTES)
-            format.check_start(start, format.IMAGE_MAGIC, id, self.name, "an image", checksums)
-        except BaseException:
-            self.close()
-            raise
+            format.check_start(start, format.IMAGE_MAGIC, self.id, self.name, "an image", self._checksums)
+            self._is_begun = True
+        return self
 
     @property
     def size_bytes(self) -> int:
@@ -120,7 +123,7 @@ class Image:
 
     def places(self, extent: Extent, start: int, size: int) -> Places:
         """The blocks of the file that have the bytes [start, start + size) of an extent, and their checksums."""
-        extent = self._checked(extent, start, size)
+        extent = self.begin()._checked(extent, start, size)
         first, last = _blocks(start, size)
         sums_at = extent.offset + extent.size + first * SUM_BYTES
         sums_block = sums_at // format.BLOCK * format.BLOCK
@@ -130,7 +133,7 @@ class Image:
 
     def read(self, extent: Extent, start: int, size: int, direct: bool = False) -> np.ndarray:
         """The bytes [start, start + size) of an extent, verified; `direct` leaves the page cache alone."""
-        extent = self._checked(extent, start, size)
+        extent = self.begin()._checked(extent, start, size)
         first, last = _blocks(start, size)
         data = aligned((last - first) * format.BLOCK)
         place = extent.offset + first * format.BLOCK

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -14,6 +15,7 @@ import pyarrow as pa
 
 from scalein.layout import FrameData
 from scalein.options import Options
+from scalein.state.checksum import Checksums
 
 Functions = tuple[str, ...]  # what rows do to each value; "" leaves it as it is
 
@@ -118,3 +120,9 @@ def find_kernels(key: pa.Schema, value: pa.Schema, options: Options) -> Kernels:
     """The engine's kernels for a table; they are compiled when they are first used."""
     engine: Any = import_module("scalein.runtime.stored")
     return cast(Kernels, engine.StoredKernels(key, value, options))
+
+
+def find_checksums(options: Options) -> Checksums:
+    """The engine's checksums, for who does not know a table's columns yet; asked for when they are first used."""
+    kernels = cache(lambda: find_kernels(pa.schema([("key", pa.int64())]), pa.schema([]), options))
+    return lambda blocks, seeds: kernels().checksums(blocks, seeds)

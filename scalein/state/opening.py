@@ -20,6 +20,7 @@ import pyarrow as pa
 from scalein.errors import BadArgument, Damaged, here
 from scalein.layout import GROUPS
 from scalein.state import format
+from scalein.state.checksum import Checksums
 from scalein.state.cold import BUNDLES, Cold, ColdRun
 from scalein.state.columns import known_functions
 from scalein.state.files import Files, RealFiles
@@ -58,7 +59,7 @@ class Ids:
 
     def pass_over(self, names: list[str]) -> None:
         """Never give a number again that a file has."""
-        numbers = [self.number(id) for kind in ("image", "run") for id in format.ids(names, kind)]
+        numbers = [self.number(id) for kind in ("image", "index", "run") for id in format.ids(names, kind)]
         self.following = max([self.following, *(n + 1 for n in [*numbers, *format.ids(names, "snapshot")])])
 
 
@@ -127,13 +128,13 @@ def _only(part: Part, wanted: Groups, files: Files) -> Part:
                 [tuple(run for run in some if run.groups) for some in runs], wanted)
 
 
-def move_in(files: Files, old: Sequence[RealFiles], columns: tuple[pa.Schema, pa.Schema] | None,
-            wanted: Groups | None) -> tuple[tuple[pa.Schema, pa.Schema], list[tuple[Manifest, Groups | None]]]:
+def move_in(files: Files, old: Sequence[RealFiles], columns: tuple[pa.Schema, pa.Schema] | None, wanted: Groups | None,
+            checksums: Checksums) -> tuple[tuple[pa.Schema, pa.Schema], list[tuple[Manifest, Groups | None]]]:
     """Link the files of old stores into a new one; gives their columns, and which groups come from which manifest."""
     found: list[tuple[Manifest, Groups | None]] = []
     taken: Groups = frozenset()
     for other in old:
-        manifest = find_manifest(other, None)
+        manifest = find_manifest(other, None, checksums)
         if manifest is None:
             raise BadArgument("there is no store to move in from", at=here(), file=other.path)
         theirs = schemas_of(manifest, other)

@@ -21,7 +21,6 @@ from scalein.state.blocks import HEAD, Origin, Shape, checked, unpack
 from scalein.state.cold import ColdRun, Scratch, bundle_range
 from scalein.state.files import Input
 from scalein.state.kernels import Functions, Kernels
-from scalein.state.recover import Images, Piece, group_read, records_in
 from scalein.state.runs import Run
 
 
@@ -63,24 +62,6 @@ class Points:
             scratch.absorb(found, part.functions)
             read += np.bincount(np.array([run.least_hash >> 60 for run in part.runs])[part.which], minlength=len(read))
         return read
-
-    def search(self, pieces: list[Piece], images: Images, groups: set[int], hashes: np.ndarray, functions: Functions,
-               scratch: Scratch) -> None:
-        """Bring together what pieces, oldest first, have of some sorted hashes, without loading their groups.
-
-        All records of these groups are looked at: nothing says where in a group a key is.
-        """
-        whole = bool(self._shape.text_cells)  # strings may lead to any text of their group
-        reads = (group_read(number, piece, group, images, rows) for number, piece in enumerate(pieces)
-                 for group in sorted(groups & piece.groups)
-                 for rows in ([piece.rows[group]] if whole else piece.cut(group, self._reader.window_bytes)))
-        for read, area in self._reader.read(reads):
-            pointers = records_in(read, area, pieces[read.number], self._kernels)
-            first, last = hashes.searchsorted(np.array([read.group << 56, (read.group + 1 << 56) - 1], np.uint64))
-            asked = hashes[first : last + 1]
-            theirs = self._kernels.hashes(pointers)
-            is_asked = asked[np.minimum(asked.searchsorted(theirs), len(asked) - 1)] == theirs
-            scratch.absorb(np.ascontiguousarray(pointers[is_asked]), functions)
 
     def _parts(self, runs: list[tuple[ColdRun, ...]], hashes: np.ndarray) -> Iterator[_Part]:
         borders = hashes.searchsorted(np.array([bundle_range(bundle)[0] for bundle in range(len(runs))], np.uint64))

@@ -5,7 +5,7 @@ lead to addresses of that process; they are translated, and held against the chu
 follows them.
 
 Invariant: a group of a piece is older than whatever memory holds of it, and newer than its runs. It is loaded whole,
-once; before, it may be searched for some keys, which changes nothing.
+once; before, single keys may be looked up in it (lookups.py), which changes nothing.
 """
 
 from __future__ import annotations
@@ -23,8 +23,36 @@ from scalein.state import format
 from scalein.state.files import Files, Input
 from scalein.state.hot import RECORDS, TEXTS
 from scalein.state.images import SUM_BYTES, Extent, Image, Places, verify_blocks
+from scalein.state.index_runs import IndexRun
 from scalein.state.kernels import Kernels
 from scalein.state.manifest import Json, Manifest
+from scalein.state.runs import Held
+
+
+class ChunksByPlace(NamedTuple):
+    """Chunks of one kind, sorted by where they were in memory."""
+
+    offset: np.ndarray
+    used: np.ndarray
+    group: np.ndarray
+
+    def holding(self, places: np.ndarray, groups: np.ndarray, sizes: np.ndarray | int) -> tuple[np.ndarray, np.ndarray]:
+        """Which ranges of bytes lie in one chunk of their group, and how far behind its beginning."""
+        if not len(self.offset):
+            return np.zeros(len(places), bool), np.zeros(len(places), np.int64)
+        at = np.maximum(self.offset.searchsorted(places, "right") - 1, 0)
+        within = places - self.offset[at]
+        return (within >= 0) & (within + sizes <= self.used[at]) & (self.group[at] == groups), within
+
+
+class ExtentsBySegment(NamedTuple):
+    """Where images have the segments of a piece that have chunks."""
+
+    segment: np.ndarray  # sorted
+    offset: np.ndarray
+    size: np.ndarray
+    which: np.ndarray  # of the images
+    ids: list[int]
 
 
 @dataclass(eq=False)
@@ -38,6 +66,7 @@ class Piece:
     offset: np.ndarray
     used: np.ndarray
     segments: dict[int, tuple[int, Extent]]  # -> image file, extent
+    indexes: tuple[int, ...] | None = None  # index files; None: of a time when there were none
     loaded: frozenset[int] = frozenset()  # groups that are in memory again
 
     @cached_property
@@ -56,21 +85,54 @@ class Piece:
     def image_ids(self) -> set[int]:
         return {id for id, _ in self.segments.values()} if self.groups else set()
 
+    @property
+    def index_ids(self) -> set[int]:
+        return set(self.indexes or ()) if self.groups else set()
+
+    @cached_property
+    def extents(self) -> ExtentsBySegment:
+        needed = np.unique(self.offset >> np.uint64(self.shift)).astype(np.int64)
+        found = [self.segments[segment] for segment in needed.tolist()]
+        ids = sorted({id for id, _ in found})
+        return ExtentsBySegment(needed, np.array([extent.offset for _, extent in found], np.int64),
+                                np.array([extent.size for _, extent in found], np.int64),
+                                np.array([ids.index(id) for id, _ in found], np.int64), ids)
+
+    @cached_property
+    def _by_place(self) -> tuple[ChunksByPlace, ChunksByPlace]:
+        order = np.argsort(self.offset, kind="stable")
+        kinds = [order[self.kind[order] & 1 == kind] for kind in (RECORDS, TEXTS)]
+        records, texts = (ChunksByPlace(self.offset[rows].astype(np.int64), self.used[rows].astype(np.int64),
+                                        self.group[rows].astype(np.int64)) for rows in kinds)
+        return records, texts
+
+    def chunks_of(self, kind: int) -> ChunksByPlace:
+        return self._by_place[kind]
+
+    @cached_property
+    def group_bytes(self) -> np.ndarray:
+        """What each group has, loaded or not."""
+        return np.bincount(self.group, self.used, GROUPS)
+
+    def has(self, hashes: np.ndarray) -> np.ndarray:
+        """Which hashes are of groups that were not loaded yet."""
+        mask = np.zeros(GROUPS, bool)
+        mask[list(self.groups)] = True
+        found: np.ndarray = mask[(hashes >> np.uint64(56)).astype(np.int64)]
+        return found
+
     def without(self, group: int) -> Piece:
-        piece = replace(self, loaded=self.loaded | {group})
-        piece.__dict__["rows"] = self.rows
-        return piece
+        return self._with_loaded(self.loaded | {group})
 
     def only(self, groups: frozenset[int]) -> Piece:
-        piece = replace(self, loaded=self.loaded | (frozenset(self.rows) - groups))
-        piece.__dict__["rows"] = self.rows
-        return piece
+        return self._with_loaded(self.loaded | (frozenset(self.rows) - groups))
 
-    def cut(self, group: int, size_bytes: int) -> list[np.ndarray]:
-        """The chunks of a group, about so many bytes at a time."""
-        rows = self.rows[group]
-        ends = (self.used[rows].cumsum() - self.used[rows]) // np.uint64(size_bytes)
-        return np.split(rows, np.flatnonzero(ends[1:] != ends[:-1]) + 1)
+    def _with_loaded(self, loaded: frozenset[int]) -> Piece:
+        piece = replace(self, loaded=loaded)
+        for name in ("rows", "extents", "_by_place", "group_bytes"):  # which depend on all chunks
+            if name in self.__dict__:
+                piece.__dict__[name] = self.__dict__[name]
+        return piece
 
     def to_tables(self, number: int) -> tuple[Json, dict[str, np.ndarray]]:
         """The piece for a manifest: facts, and tables whose names begin with its number."""
@@ -84,6 +146,8 @@ class Piece:
             "at": np.array([extent.offset for _, (_, extent) in places], np.uint64),
             "size": np.array([extent.size for _, (_, extent) in places], np.uint64),
         }  # fmt: skip
+        if self.indexes is not None:
+            columns["index"] = np.array(self.indexes, np.uint64)
         return {"base": self.base, "shift": self.shift}, {f"{number}.{name}": c for name, c in columns.items()}
 
     @staticmethod
@@ -95,7 +159,8 @@ class Piece:
                     for segment, id, at, size in zip(column("segment"), column("image"), column("at"), column("size"),
                                                      strict=True)}
         piece = Piece(facts["base"], facts["shift"], column("group"), column("kind"),
-                      column("offset").astype(np.uint64), column("used").astype(np.uint64), segments)
+                      column("offset").astype(np.uint64), column("used").astype(np.uint64), segments,
+                      tuple(column("index").tolist()) if f"{number}.index" in manifest.tables else None)
         piece.check()
         return piece
 
@@ -110,25 +175,57 @@ class Piece:
             raise ValueError(f"key group {self.group.max()}")
         if int(self.offset.max(initial=0)) >= 1 << 62 or int(self.used.max(initial=0)) > 1 << shift:
             raise ValueError(f"{self.used.max()} bytes, offsets up to {self.offset.max()}")
+        if len(self.offset) and int(((self.offset & np.uint64((1 << shift) - 1)) + self.used).max()) > 1 << shift:
+            raise ValueError("chunks beyond the ends of their segments")
+        if not all(isinstance(id, int) and 0 <= id < 1 << 62 for id in self.indexes or ()):
+            raise ValueError(f"index files {self.indexes}")
         if missing := set(np.unique(self.offset >> np.uint64(shift)).tolist()) - self.segments.keys():
             raise ValueError(f"no image of segment {min(missing)}")
 
 
 class Images:
-    """Image files, opened once."""
+    """Image files and their index files, opened once."""
 
     def __init__(self, files: Files, kernels: Kernels) -> None:
         self._files, self._kernels = files, kernels
+        self._held = Held()
         self._open: dict[int, Image] = {}
+        self._indexes: dict[int, IndexRun] = {}
+
+    @property
+    def memory_bytes(self) -> int:
+        """What directories of indexes take."""
+        return self._held.bytes
 
     def get(self, id: int) -> Image:
         if id not in self._open:
             self._open[id] = Image(self._files, id, self._kernels.checksums)
         return self._open[id]
 
+    def index(self, id: int) -> IndexRun:
+        if id not in self._indexes:
+            self._indexes[id] = IndexRun(self._files, id, self._kernels.checksums, self._held)
+        return self._indexes[id]
+
+    def check(self, piece: Piece) -> None:
+        """Open the files of a piece, which others may remove from now on; `Damaged` if they are too short for it."""
+        for id, extent in piece.segments.values() if piece.groups else ():
+            self.get(id).check(extent)
+        for id in piece.index_ids:
+            self.index(id)
+
+    def verify(self, piece: Piece) -> None:
+        """Read all of a piece; `Damaged` names the file that is not what was written."""
+        for id, extent in piece.segments.values():
+            self.get(id).verify(extent)
+        for id in piece.index_ids:
+            self.index(id).verify()
+
     def close(self) -> None:
         for image in self._open.values():
             image.close()
+        for index in self._indexes.values():
+            index.close()
 
 
 class _Chunk(NamedTuple):
@@ -156,14 +253,11 @@ class GroupRead:
     sums_at: np.ndarray  # of each chunk, where its checksums begin among the bytes that are read
 
 
-def group_read(number: int, piece: Piece, group: int, images: Images, rows: np.ndarray | None = None) -> GroupRead:
-    """What to read for a group of a piece, or for some of its chunks, by their rows.
-
-    `Damaged` if the manifest names bytes that an image does not have.
-    """
+def group_read(number: int, piece: Piece, group: int, images: Images) -> GroupRead:
+    """What to read for a group of a piece; `Damaged` if the manifest names bytes that an image does not have."""
     found: list[tuple[_Chunk, Places]] = []
     end = 0
-    rows = piece.rows[group] if rows is None else rows
+    rows = piece.rows[group]
     for kind, offset, used in zip((piece.kind[rows] & 1).tolist(), piece.offset[rows].tolist(),
                                   piece.used[rows].tolist(), strict=True):  # fmt: skip
         if not used:

@@ -20,13 +20,15 @@ import pyarrow as pa
 from scalein.errors import BadArgument, BadName, Damaged, ScaleinError, StoreFailed, WrongType, here
 from scalein.state import format, manifest
 from scalein.state.budget import Budget
+from scalein.state.checksum import Checksums
 from scalein.state.columns import check_names, key_schema, value_schema
 from scalein.state.files import Files
+from scalein.state.indexing import Chunks, Indexer
 from scalein.state.kernels import Kernels
 from scalein.state.manifest import Json, Manifest
 from scalein.state.recover import Images, Piece
 from scalein.state.snapshot import Copier, Frozen, ImageFiles, Snapshot
-from scalein.state.tiers import Tiers
+from scalein.state.tiers import Tiers, piece_files
 
 
 class Saver:
@@ -37,6 +39,7 @@ class Saver:
         self._files, self._kernels, self._tiers, self._keep, self._number = files, kernels, tiers, keep, number
         self.copier = Copier(tiers.hot, workers, budget.copies, budget.log_bytes)
         self._images = ImageFiles(files, tiers.hot, self.copier)
+        self._indexer = Indexer(files, kernels, tiers.hot.arena.base, budget.scratch_records(kernels.record_bytes))
         self._kept: dict[int, frozenset[str]] = {}  # snapshots -> the files that they name
         self.held: frozenset[int] = frozenset()  # snapshots that stay however many newer ones there are
         self._doubtful: set[str] = set()  # files of snapshots that failed, but may be found at the next start
@@ -55,9 +58,11 @@ class Saver:
         for id in format.ids(self._files.names(), "snapshot"):
             if id > newest.id:
                 self._files.remove(format.manifest_name(id))
+            elif id == newest.id:
+                self._kept[id] = names_in(newest)
             else:
                 try:
-                    self._kept[id] = names_in(manifest.read(self._files, id))
+                    self._kept[id] = names_in(manifest.read(self._files, id, self._kernels.checksums))
                 except (Damaged, KeyError, ValueError):  # a damaged one is no reason to keep anything
                     self._files.remove(format.manifest_name(id))
         self._files.sync_directory()
@@ -65,7 +70,7 @@ class Saver:
 
     # --- writing
 
-    def save(self, id: int, image_id: int, meta: dict[str, Json]) -> Snapshot:
+    def save(self, id: int, image_id: int, merged_id: int, meta: dict[str, Json]) -> Snapshot:
         """Freeze the store as it is, and write it in the background."""
         tiers, hot = self._tiers, self._tiers.hot
         copy = self.copier.mark()
@@ -81,9 +86,9 @@ class Saver:
             masks: dict[str, Json] = {str(run.id): [*sorted(run.groups)] for some in runs for run in some
                                       if run.groups is not None}
             meta = {**meta, "runs": ids, "masks": masks, "pieces": facts, "functions": list(tiers.functions)}
-            frozen = Frozen(id, image_id, meta,
+            frozen = Frozen(id, image_id, merged_id, meta,
                             hot.headers.copy(), hot.chunks.rows[: hot.chunks.count].copy(), copy,
-                            frozenset(tiers.files(runs)), tables)
+                            frozenset(tiers.files(runs)), hot.pin(), tables)
             frozen.waits = [run.made for some in runs for run in some]  # also those that failed by now
             self._under_way.append(frozen)
         self._writer.submit(self._write, frozen)
@@ -91,34 +96,41 @@ class Saver:
 
     def _write(self, frozen: Frozen) -> None:
         try:
-            self._images.write(frozen)
-            for run in frozen.waits:
-                run.result()
-            self._publish(frozen)
+            self._write_files(frozen)
         except BaseException as error:
             frozen.error = error
+        self._tiers.hot.unpin(frozen.pin)
         with self._books:
             self._under_way.remove(frozen)
             self.is_behind = frozen.error is not None
         frozen.done.set()
         if frozen.error is None:
+            self._indexer.merge_soon(frozen.merged_id)
             try:
                 self._forget_old()
             except ScaleinError as error:
                 warnings.warn(f"old files of a store could not be removed: {error}", RuntimeWarning, stacklevel=2)
 
-    def _publish(self, frozen: Frozen) -> None:
+    def _write_files(self, frozen: Frozen) -> None:
+        chunks = frozen.chunk_tables(self._tiers.hot.arena.base)
+        self._images.write(frozen)
+        indexes = self._indexer.add(frozen.image_id, Chunks.of(chunks, self._kernels.record_bytes))
+        self._tiers.hot.unpin(frozen.pin)
+        for run in frozen.waits:
+            run.result()
+        self._publish(frozen, chunks, indexes)
+
+    def _publish(self, frozen: Frozen, chunks: dict[str, np.ndarray], indexes: list[int]) -> None:
         arena = self._tiers.hot.arena
-        chunks = frozen.chunk_tables(arena.base)
         needed = np.unique(chunks["offset"] >> np.uint64(arena.shift)).tolist()
         if any(segment not in self._images.known for segment in needed):
             raise StoreFailed("a snapshot before this one failed, and this one needs what that should have written")
         piece = Piece(arena.base, arena.shift, chunks["group"], chunks["kind"], chunks["offset"], chunks["used"],
-                      {segment: self._images.known[segment] for segment in needed})
+                      {segment: self._images.known[segment] for segment in needed}, tuple(indexes))
         pieces = frozen.meta["pieces"]
         assert isinstance(pieces, list)
         about, columns = piece.to_tables(len(pieces))
-        files = frozen.files | {format.image_name(id) for id in piece.image_ids}
+        files = frozen.files | piece_files(piece)
         names: list[Json] = [*sorted(files)]
         meta: dict[str, Json] = {**frozen.meta, "pieces": [*pieces, about], "files": names}
         with self._books:
@@ -161,9 +173,11 @@ class Saver:
                 needed = needed.union(*self._kept.values(), *(frozen.files for frozen in self._under_way))
                 needed |= {format.image_name(frozen.image_id) for frozen in self._under_way}
                 needed |= self._doubtful
-            needed |= {format.image_name(id) for id, _ in list(self._images.known.values())}
-            found = [(id, format.run_name(id)) for id in format.ids(names, "run")]
-            found += [(id, format.image_name(id)) for id in format.ids(names, "image")]
+                needed |= {format.index_name(frozen.image_id) for frozen in self._under_way}
+            needed |= {format.image_name(id) for id, _ in list(self._images.known.values())} | self._indexer.files
+            found = [(id, name_of(id)) for kind, name_of in (("run", format.run_name), ("image", format.image_name),
+                                                             ("index", format.index_name))
+                     for id in format.ids(names, kind)]
             for id, name in found:
                 if name not in needed and (is_start or self._number(id) < newest or name in replaced):
                     self._files.remove(name)
@@ -171,7 +185,7 @@ class Saver:
             if is_start:
                 for name in names:
                     plain = name.removeprefix(format.TEMPORARY)
-                    if plain != name and any(format.ids([plain], kind) for kind in ("snapshot", "image", "run")):
+                    if plain != name and any(format.ids([plain], kind) for kind in format.KINDS):
                         self._files.remove(name)
 
     def verify(self) -> None:
@@ -180,6 +194,8 @@ class Saver:
         try:
             for id, extent in list(self._images.known.values()):
                 images.get(id).verify(extent)
+            for run in self._indexer.runs:
+                images.index(run.id).verify()
         finally:
             images.close()
 
@@ -192,21 +208,22 @@ class Saver:
         """Wait for the snapshots under way, and take no more. Not under the lock."""
         self._writer.shutdown(wait=True)
         self._images.close()
+        self._indexer.close()
 
 
 # --- manifests
 
 
-def find_manifest(files: Files, snapshot: int | None) -> Manifest | None:
+def find_manifest(files: Files, snapshot: int | None, checksums: Checksums) -> Manifest | None:
     """The newest whole manifest, or the one asked for; a damaged newest one is said and passed over."""
     if snapshot is not None:
         known = format.ids(files.names(), "snapshot")
         if snapshot not in known:
             raise StoreFailed(f"the store has no snapshot {snapshot}", at=here(), file=files.name_of(""),
                               has=", ".join(map(str, known)))
-        return manifest.read(files, snapshot)
+        return manifest.read(files, snapshot, checksums)
     damaged: Damaged | None = None
-    for found in manifest.newest(files):
+    for found in manifest.newest(files, checksums):
         if isinstance(found, Manifest):
             if damaged is not None:
                 warnings.warn(f"the newest snapshot is damaged, going back to {found.id}: {damaged}", RuntimeWarning,

@@ -41,28 +41,30 @@ class Frozen:
     """What the store was at a freeze."""
 
     id: int
-    image_id: int  # of the file that its images are in
+    image_id: int  # of the file that its images are in, and of that with the index of its new records
+    merged_id: int  # of an index file that others may be merged into, once it is on disk
     meta: dict[str, Json]
     headers: np.ndarray
     chunks: np.ndarray
     copy: Copy  # of the segments that changed
     files: frozenset[str]  # that it will name, besides images
+    pin: int  # see `HotTable.pin`
     tables: dict[str, np.ndarray] = field(default_factory=dict)  # of pieces that were not loaded
     waits: list[Future[Run]] = field(default_factory=list)  # for runs that were being written
     done: threading.Event = field(default_factory=threading.Event)
     error: BaseException | None = None
 
     def chunk_tables(self, base: int) -> dict[str, np.ndarray]:
-        """The chunks in use: group, kind, offset, and how many bytes of each were used."""
+        """The chunks in use: group, kind, offset, how many bytes of each were used, and their serial numbers."""
         rows = self.chunks[self.chunks[:, 0] >= 0]
-        group, kind, offset, size = rows.T
+        group, kind, offset, size, serial = rows.T
         used = size.copy()
         for at, end, wanted in ((RECORD_AT, RECORD_END, RECORDS), (TEXT_AT, TEXT_END, TEXTS)):
             # Not by where the next record goes: behind a chunk that is just full, another one of the group may begin.
             is_open = (kind == wanted) & (self.headers[group, end] == base + offset + size)
             used[is_open] = (self.headers[group, at] - base - offset)[is_open]
         return {"group": group.astype(np.uint16), "kind": kind.astype(np.uint8), "offset": offset.astype(np.uint64),
-                "used": used.astype(np.uint64)}
+                "used": used.astype(np.uint64), "serial": serial}
 
 
 class Snapshot:

@@ -35,7 +35,7 @@ from scalein.state.columns import (
     value_schema,
 )
 from scalein.state.files import Files, Held, RealFiles
-from scalein.state.kernels import Functions, Kernels, find_kernels
+from scalein.state.kernels import Functions, Kernels, find_checksums, find_kernels
 from scalein.state.manifest import Json, Manifest
 from scalein.state.opening import Groups, Ids, Part, groups_given, mask_of, move_in, part_of, shown_groups, together
 from scalein.state.saving import Saver, file_id, find_manifest, schema_text, schemas_of
@@ -121,7 +121,8 @@ class LogStore:
         groups = groups_given(key_groups)
         held = None if readonly else files.lock()
         try:
-            found = find_manifest(files, snapshot)
+            checksums = kernels.checksums if kernels is not None else find_checksums(options)
+            found = find_manifest(files, snapshot, checksums)
             ids, sources = Ids(), []
             if found is not None:
                 columns = schemas_of(found, files)
@@ -131,7 +132,7 @@ class LogStore:
                     raise BadArgument("only a new store can begin with what old ones have", at=here(),
                                       file=files.name_of(""))
             elif old and not readonly:
-                columns, sources = move_in(files, old, given, groups)
+                columns, sources = move_in(files, old, given, groups, checksums)
             elif given is not None and not readonly:
                 columns = given
             else:
@@ -160,8 +161,7 @@ class LogStore:
         self._sums.restore(part.bounds)
         tiers.read_again = list(tiers.pieces) if self._readonly else None
         for piece in tiers.pieces:
-            for id, extent in piece.segments.values() if piece.groups else ():
-                tiers.images.get(id).check(extent)
+            tiers.images.check(piece)
         tiers.flag_groups()
 
     def _begin(self, found: Manifest | None) -> None:
@@ -284,12 +284,12 @@ class LogStore:
         """Freeze the store as it is now and write it in the background. Calls go on meanwhile."""
         with self._entered(writes=True):
             self._tiers.settle(LEAVING_AT_ONCE)
-            id = self._ids.new()
+            id, merged = self._ids.new(), self._ids.new_file()
             meta: dict[str, Json] = {"key": schema_text(self._key), "value": schema_text(self._value),
                                      "bounds": self._sums.to_json(), "store": self._ids.store,
                                      "next": self._ids.following,
                                      "groups": None if self._groups is None else [*sorted(self._groups)]}  # fmt: skip
-            saved = self._saver.save(id, self._ids.file(id), meta)
+            saved = self._saver.save(id, self._ids.file(id), merged, meta)
             self._has_changed = False
             return saved
 

@@ -39,6 +39,7 @@ from scalein.state.compacting import Compactor
 from scalein.state.files import Files
 from scalein.state.hot import HotTable
 from scalein.state.kernels import Functions, Kernels
+from scalein.state.lookups import Lookups
 from scalein.state.points import Points
 from scalein.state.recover import Images, Piece, group_read, records_in
 from scalein.state.room import Room
@@ -80,9 +81,9 @@ class Tiers:
         self._clock = 0  # the bundle that is evicted next
         self._in_use = 0  # bytes of hot records when room was made last
         self._scratch: Scratch | None = None
-        self._searched: set[int] = set()  # groups of pieces that were read once: the next time they are loaded
         self._reader = Reader(budget.window_bytes)
         self._points = Points(kernels, self._reader)
+        self._lookups = Lookups(kernels, self._reader)
         self.compactor = Compactor(self.cold, kernels, new_id, clean)
         self._spiller = ThreadPoolExecutor(LEAVING_AT_ONCE, "scalein-spill")  # they wait for the disk most of the time
         self._leaving: list[Leaving] = []
@@ -104,8 +105,7 @@ class Tiers:
 
     def files(self, runs: list[tuple[ColdRun, ...]]) -> set[str]:
         """The files that records are in, apart from images of what is in memory."""
-        return {format.run_name(run.id) for some in runs for run in some} | {
-            format.image_name(id) for piece in self.pieces for id in piece.image_ids}  # fmt: skip
+        return {format.run_name(run.id) for some in runs for run in some}.union(*map(piece_files, self.pieces))
 
     # --- rows
 
@@ -136,13 +136,11 @@ class Tiers:
             self._rooms.clear()
         pointers, hashes = self._kernels.find(self.hot, batch)
         groups = (hashes >> np.uint64(56)).astype(np.int64)
-        touched = self.waiting() & set(np.unique(groups).tolist()) if self.pieces else set()
-        again, self._searched = touched & self._searched, self._searched | touched
-        if again:
-            self._load_within(again, make_room=True)
+        if self.pieces and (worth := self._lookups.worth_loading(self.pieces, np.bincount(groups, minlength=GROUPS))):
+            self._load_within(worth, make_room=True)
             pointers, hashes = self._kernels.find(self.hot, batch)
-        first = touched - again
-        has_older = np.array([bool(self.cold.runs[group // BUNDLE_GROUPS]) or group in first
+        waiting = self.waiting()
+        has_older = np.array([bool(self.cold.runs[group // BUNDLE_GROUPS]) or group in waiting
                               for group in range(GROUPS)])[groups]
         asked = np.flatnonzero(has_older & (pointers == 0))
         found = np.flatnonzero(has_older & (pointers != 0))
@@ -150,20 +148,18 @@ class Tiers:
             partial = (self._heads(pointers[found]) & np.uint64(PARTIAL)) != 0
             asked = np.sort(np.concatenate((asked, found[partial])))
         if len(asked):
-            self._find_cold(batch.take(pa.array(asked)), asked, pointers, hashes, first)
+            self._find_cold(batch.take(pa.array(asked)), asked, pointers, hashes)
         return np.where(pointers == 0, np.uint64(address(self._nothing)), pointers)
 
-    def _find_cold(self, batch: pa.RecordBatch, asked: np.ndarray, pointers: np.ndarray, hashes: np.ndarray,
-                   groups: set[int]) -> None:
-        """Bring together what runs, some groups of pieces and memory have of rows' keys; let pointers lead there."""
+    def _find_cold(self, batch: pa.RecordBatch, asked: np.ndarray, pointers: np.ndarray, hashes: np.ndarray) -> None:
+        """Bring together what runs, pieces and memory have of rows' keys; let pointers lead there."""
         scratch = self._scratch_table()
         wanted = np.unique(hashes[asked])
         read = self._points.find(list(self.cold.runs), wanted, scratch)
         if self.read_again is None:  # who only reads merges nothing
             self.compactor.count_reads(read, np.bincount((wanted >> np.uint64(60)).astype(int), minlength=BUNDLES))
-        inside = groups & set((wanted >> np.uint64(56)).tolist())
-        if inside:
-            self._points.search(self.pieces, self.images, inside, wanted, self.functions, scratch)
+        for piece in self.pieces:
+            self._lookups.find(piece, self.images, wanted, self.functions, scratch)
         partial = np.unique(pointers[asked])
         scratch.absorb(np.ascontiguousarray(partial[partial != 0]), self.functions)
         pointers[asked] = self._kernels.find(scratch.table, batch)[0]
@@ -206,7 +202,8 @@ class Tiers:
     def memory_bytes(self) -> int:
         scratch = self._scratch.memory_bytes if self._scratch else 0
         rooms = sum(room.size_bytes for room in self._rooms)
-        return (self.hot.memory_bytes + scratch + self._reader.memory_bytes + self.cold.memory_bytes + rooms)
+        return (self.hot.memory_bytes + scratch + self._reader.memory_bytes + self.cold.memory_bytes + rooms +
+                self.images.memory_bytes)  # fmt: skip
 
     def _scratch_table(self, clear: bool = True) -> Scratch:
         if self._scratch is None:
@@ -417,5 +414,9 @@ class Tiers:
             for run in runs:
                 run.run.verify()
         for piece in self.pieces:
-            for id, extent in piece.segments.values():
-                self.images.get(id).verify(extent)
+            self.images.verify(piece)
+
+
+def piece_files(piece: Piece) -> set[str]:
+    """The files that a piece is in."""
+    return {format.image_name(id) for id in piece.image_ids} | {format.index_name(id) for id in piece.index_ids}

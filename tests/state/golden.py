@@ -1,4 +1,4 @@
-"""A store as version 1 of the format writes it, kept for every later version to read: `python -m tests.state.golden`.
+"""A store as this version of the format writes it, for every later one to read: `python -m tests.state.golden`.
 
 Run it only for a new version of the format, into a new folder: the old ones stay.
 """
@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from scalein.state import LogStore
+from scalein.state import LogStore, format
 from scalein.state.budget import Budget
 from scalein.state.files import RealFiles
 
-FOLDER = Path(__file__).parent / "golden_v1"
+FOLDER = Path(__file__).parent / f"golden_v{format.VERSION}"
 KEY = pa.schema([("user", pa.string()), ("day", pa.date32()), ("x", pa.float64())])
 VALUE = pa.schema([("n", pa.int64()), ("hi", pa.float32()), ("text", pa.string()), ("raw", pa.binary()),
                    ("amount", pa.decimal128(20, 2)), ("flag", pa.bool_()), ("at", pa.timestamp("us"))])  # fmt: skip

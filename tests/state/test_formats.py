@@ -1,4 +1,4 @@
-"""Checksums, manifests and images: what is written is read, and no flipped byte of any file goes unseen."""
+"""Checksums, manifests, images and indexes: what is written is read, and no flipped byte of any file goes unseen."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from scalein.errors import Damaged, InternalError, NewerFormat
 from scalein.state import format, manifest
 from scalein.state.checksum import block_checksum, block_checksums
 from scalein.state.images import Extent, Image, ImageWriter
+from scalein.state.index_runs import IndexRun, IndexWriter, entries_of
 from scalein.state.manifest import Manifest
 from scalein.state.runs import Run
 from tests.state.obvious import M64, Row, obvious_checksum, write_run
@@ -88,7 +89,7 @@ def test_a_newer_format_says_so() -> None:
     with pytest.raises(NewerFormat, match="newer scalein") as caught:
         list(manifest.newest(disk))  # and does not fall back to 2
     assert caught.value.facts["format"] == "7"
-    assert caught.value.facts["reads"] == "up to format 1"
+    assert caught.value.facts["reads"] == "up to format 2"
     assert format.manifest_name(3) in caught.value.facts["file"]
 
 
@@ -161,7 +162,7 @@ def test_only_numbers_are_tables() -> None:
 def test_the_bytes_of_a_manifest_are_those_of_the_format() -> None:
     content = manifest.encode(some_manifest()).tobytes()
     text = json.dumps({"meta": {"tables": ["clicks"]}, "tables": [["runs", "<u4", 20]]}, separators=(",", ":")).encode()
-    start = struct.pack("<8sIIQQQ", b"SCSNAP\0\0", 1, 0, 3, len(text), 80) + text + struct.pack("<20I", *range(20))
+    start = struct.pack("<8sIIQQQ", b"SCSNAP\0\0", 2, 0, 3, len(text), 80) + text + struct.pack("<20I", *range(20))
     assert content == start + bytes(BLOCK - 8 - len(start)) + content[-8:]
     assert content[-8:] == obvious_checksum(content[:-8] + bytes(8), 3).to_bytes(8, "little")
 
@@ -193,7 +194,7 @@ def test_images_are_read_as_written(sizes: list[int], seed: int) -> None:
         assert image.read(extent, start, size).tobytes() == part[start : start + size].tobytes()
         image.verify(extent)
     content = disk.content(format.image_name(8))
-    assert content[:24] == struct.pack("<8sIIQ", b"SCIMAGE\0", 1, 0, 8)
+    assert content[:24] == struct.pack("<8sIIQ", b"SCIMAGE\0", 2, 0, 8)
     first_sum = content[extents[0].offset + extents[0].size :][:8]
     assert first_sum == obvious_checksum(content[BLOCK : 2 * BLOCK], 8 ^ BLOCK).to_bytes(8, "little")
 
@@ -233,6 +234,87 @@ def test_an_image_that_is_given_up_leaves_no_file() -> None:
     assert disk.names() == []
 
 
+# --- indexes
+
+
+def write_index(disk: PowerCutFiles, given: dict[int, tuple[np.ndarray, np.ndarray]], id: int = 9) -> None:
+    """By group, hashes and places."""
+    writer = IndexWriter(disk, id, 1)
+    for group, (hashes, places) in given.items():
+        writer.add(group, np.sort(entries_of(hashes, places)))
+    writer.finish()
+
+
+@given(st.dictionaries(st.integers(0, 255), st.integers(1, 1400), max_size=4), st.integers(0, 1 << 32))
+@settings(deadline=None, max_examples=30)
+def test_indexes_are_read_as_written(counts: dict[int, int], seed: int) -> None:
+    """Also where many hashes are alike but for their lowest bits, over the borders of blocks and groups."""
+    random, disk = np.random.default_rng(seed), PowerCutFiles()
+    given_: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    for group, count in sorted(counts.items()):
+        low = random.integers(0, random.choice([3, 1 << 29]), count, np.uint64) << np.uint64(27)
+        hashes = np.uint64(group << 56) | low | random.integers(0, 1 << 27, count, np.uint64)
+        given_[group] = hashes, random.integers(0, 1 << 35, count) * 8
+    write_index(disk, given_)
+    run = IndexRun(disk, 9)
+    run.verify()
+    assert run.count == sum(counts.values())
+    every = np.concatenate([np.zeros(0, np.uint64), *(hashes for hashes, _ in given_.values())])
+    asked = np.unique(np.append(every[::3], random.integers(0, M64, 5, np.uint64)))
+    found: set[tuple[int, int]] = set()
+    for part in run.asked(asked, 2):
+        area = np.concatenate([run.input.read(offset, BLOCK) for offset in part.offsets.tolist()])
+        found |= set(zip(*(column.tolist() for column in run.found(part, area)[::-1]), strict=True))
+    wanted = {(one, place) for one in asked.tolist() for hashes, places in given_.values()
+              for theirs, place in zip(hashes.tolist(), places.tolist(), strict=True) if one >> 27 == theirs >> 27}
+    assert found == wanted
+
+
+def test_the_bytes_of_an_index_are_those_of_the_format() -> None:
+    disk = PowerCutFiles()
+    hashes = (np.uint64(7 << 56) | np.arange(512, dtype=np.uint64) << np.uint64(27)) + np.uint64(5)
+    write_index(disk, {7: (hashes, np.arange(512) * 40), 9: (hashes[:1] + np.uint64(2 << 56), np.array([80]))})
+    content = disk.content(format.index_name(9))
+    header = struct.pack("<8sIIQ", b"SCINDEX\0", 2, 0, 9) + struct.pack("<257Q", *[0] * 8, 512, 512, *[513] * 247)
+    assert content[: len(header)] == header
+    assert content[:BLOCK][-8:] == obvious_checksum(content[: BLOCK - 8] + bytes(8), 9).to_bytes(8, "little")
+    entries = [bits << 35 | bits * 5 for bits in range(512)] + [10]
+    for number in (0, 1):
+        words = entries[511 * number : 511 * (number + 1)]
+        block = bytes(8) + struct.pack(f"<{len(words)}Q", *words) + bytes(8 * (511 - len(words)))
+        sum = obvious_checksum(block, 9 ^ BLOCK * (1 + number)).to_bytes(8, "little")
+        assert content[BLOCK * (1 + number) :][:BLOCK] == sum + block[8:]
+    directory = struct.pack("<QQ", 7 << 56, 7 << 56 | 511 << 27) + bytes(BLOCK - 16)
+    sum = obvious_checksum(directory, 9).to_bytes(8, "little")
+    assert content[3 * BLOCK :] == directory[:-8] + sum
+
+
+HOSTILE_BORDERS = {"first": (0, 1), "descending": (100, 50), "more than there are": (256, 100_000),
+                   "huge": (256, M64), "fewer": (256, 1)}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", HOSTILE_BORDERS)
+def test_hostile_borders_of_an_index_are_damage(what: str) -> None:
+    disk = PowerCutFiles()
+    write_index(disk, {3: (np.uint64(3 << 56) + np.arange(600, dtype=np.uint64), np.arange(600) * 8)})
+    content = np.frombuffer(bytearray(disk.content(format.index_name(9))), np.uint8)
+    at, value = HOSTILE_BORDERS[what]
+    content[24:][8 * at :][:8].view("<u8")[0] = value
+    format.seal(content[:BLOCK], 9)
+    disk.replace(format.index_name(9), content.tobytes())
+    with pytest.raises(Damaged, match=format.index_name(9)):
+        IndexRun(disk, 9)
+
+
+def test_an_index_in_no_order_is_no_index() -> None:
+    writer = IndexWriter(PowerCutFiles(), 9, 1)
+    with pytest.raises(InternalError):
+        writer.add(4, np.array([2, 1], np.uint64))
+    writer.add(4, np.array([1, 2], np.uint64))
+    with pytest.raises(InternalError):
+        writer.add(4, np.array([3], np.uint64))
+
+
 # --- damage
 
 
@@ -249,6 +331,10 @@ def every_kind() -> tuple[PowerCutFiles, dict[str, Callable[[], object]]]:
     extents = [writer.add(0, data[: 3 * BLOCK]), writer.add(4, data[3 * BLOCK :])]
     writer.finish()
 
+    random_hashes = np.random.default_rng(0).integers(0, M64, 900, np.uint64)
+    in_groups = {group: random_hashes[random_hashes >> np.uint64(56) == group] for group in range(256)}
+    write_index(disk, {group: (some, np.arange(len(some)) * 8) for group, some in in_groups.items()})
+
     def verify_image() -> None:
         for extent in extents:
             Image(disk, 8).verify(extent)
@@ -257,6 +343,7 @@ def every_kind() -> tuple[PowerCutFiles, dict[str, Callable[[], object]]]:
         format.run_name(5): lambda: Run(disk, 5, 24, (8,)).verify(),
         format.manifest_name(3): lambda: manifest.read(disk, 3),
         format.image_name(8): verify_image,
+        format.index_name(9): lambda: IndexRun(disk, 9).verify(),
     }
 
 

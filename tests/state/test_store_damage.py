@@ -50,7 +50,7 @@ class Built:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     found = Built(tmp_path_factory.mktemp("built") / "store")
-    assert {name.split("-")[0] for name in found.names} == {"snapshot", "image", "run"}
+    assert {name.split("-")[0] for name in found.names} == {"snapshot", "image", "index", "run"}
     return found
 
 
@@ -72,8 +72,8 @@ def look(path: Path, how: str) -> Content | None:
                 store.verify()
                 return None
             if how == "get":
-                found = store.scan()
-                keys = found.read_all().select(KIND.key.names)
+                with opened(path, readonly=True) as other:
+                    keys = other.scan().read_all().select(KIND.key.names)
                 values = store.get(keys)
                 columns = {**dict(zip(keys.column_names, keys.columns, strict=True)),
                            **dict(zip(values.column_names, values.columns, strict=True))}  # fmt: skip
@@ -93,7 +93,7 @@ def is_found(built: Built, path: Path, how: str, name: str) -> bool:
     return error is not None
 
 
-@pytest.mark.parametrize("kind", ["snapshot", "image", "run"])
+@pytest.mark.parametrize("kind", ["snapshot", "image", "index", "run"])
 def test_a_flipped_byte_is_found(built: Built, tmp_path: Path, kind: str) -> None:
     """An error that names the file, or what an older snapshot holds; never anything else."""
     random = Random(kind)
@@ -112,7 +112,7 @@ def test_a_flipped_byte_is_found(built: Built, tmp_path: Path, kind: str) -> Non
     assert found or kind == "snapshot"
 
 
-@pytest.mark.parametrize("kind", ["snapshot", "image", "run"])
+@pytest.mark.parametrize("kind", ["snapshot", "image", "index", "run"])
 @pytest.mark.parametrize("what", ["empty", "cut", "gone", "another", "longer", "zeros"])
 def test_a_file_that_is_not_the_one(built: Built, tmp_path: Path, kind: str, what: str) -> None:
     path = copied(built, tmp_path / "s")
@@ -247,6 +247,11 @@ HOSTILE: dict[str, Callable[[Manifest], None]] = {
     "size 0": _fill("0.size", 0),
     "huge size": _fill("0.size", (1 << 63)),
     "size 2^40": _fill("0.size", (1 << 40)),
+    "no index": _changed(tables=lambda tables: tables.pop("0.index")),
+    "index 0": _fill("0.index", 0),
+    "huge index": _fill("0.index", 1 << 63),
+    "many indexes": _changed(tables=lambda tables: tables.__setitem__("0.index", np.repeat(tables["0.index"], 9))),
+    "float index": _changed(tables=lambda tables: tables.__setitem__("0.index", tables["0.index"] * 0.5)),
     "no table": _changed(tables=lambda tables: tables.pop("0.group")),
     "short table": _changed(tables=lambda tables: tables.__setitem__("0.used", tables["0.used"][:3])),
     "short segments": _changed(tables=lambda tables: tables.__setitem__("0.segment", tables["0.segment"][:1])),
@@ -258,6 +263,8 @@ PROGRAM = """
 import sys, warnings
 from pathlib import Path
 warnings.simplefilter("ignore")
+from scalein.state import lookups
+lookups.READ_WORTH = 0
 from tests.state.test_store_damage import attempt
 for line in sys.stdin:
     name, path = line.rstrip().split(chr(9))
@@ -269,6 +276,8 @@ def attempt(path: Path) -> str:
     """What happens to a store with a hostile file: "" if it opens, else the kind of error and its first line."""
     try:
         with LogStore.open_files(RealFiles(path), key=None, value=None, budget=BUDGET) as store:
+            with suppress(ScaleinError, UnicodeDecodeError):
+                store.get(KIND.key_table(Random(0), 500))
             with suppress(ScaleinError):
                 store.verify()
             keys = store.scan().read_all().select(store._key.names)
@@ -318,7 +327,8 @@ def test_hostile_manifests_do_no_harm(built: Built, tmp_path: Path) -> None:
     wrong = {name: text for name, text in found_errors.items() if text.startswith("!")}
     assert not wrong, "\n".join(f"{name}: {text}" for name, text in wrong.items())
     for name, text in found_errors.items():
-        assert text.startswith("fine") or ".manifest" in text or ".seg" in text or ".run" in text, (name, text)
+        said = text.startswith("fine") or any(end in text for end in (".manifest", ".seg", ".run", ".idx"))
+        assert said, (name, text)
 
 
 def test_hostile_records_do_no_harm(built: Built, tmp_path: Path) -> None:
@@ -346,6 +356,33 @@ def test_hostile_records_do_no_harm(built: Built, tmp_path: Path) -> None:
             seeds = np.uint64(id) ^ (np.uint64(at) + np.arange(len(sums), dtype=np.uint64) * np.uint64(4096))
             sums[:] = kernels.checksums(np.ascontiguousarray(area.reshape(-1, 4096)), seeds)
             file.write_bytes(raw.tobytes())
+        places[str(number)] = path
+    wrong = {name: text for name, text in tried(places).items() if text.startswith("!")}
+    assert not wrong, "\n".join(f"{name}: {text}" for name, text in wrong.items())
+
+
+def test_hostile_indexes_do_no_harm(built: Built, tmp_path: Path) -> None:
+    """Indexes whose checksums are right and whose entries lead anywhere: to no chunk, into records, into texts."""
+    random = np.random.default_rng(4)
+    kernels = kernels_of("text", 1)
+    places = {}
+    for number in range(3):
+        path = copied(built, tmp_path / str(number))
+        for name in built.names:
+            if not name.startswith("index"):
+                continue
+            raw = np.frombuffer(bytearray((path / name).read_bytes()), np.uint8)
+            id = int(raw[16:24].view("<u8")[0])
+            blocks = -(-int(raw[24 + 8 * 256 :][:8].view("<u8")[0]) // 511)
+            area = raw[4096 : 4096 * (1 + blocks)].reshape(-1, 4096)
+            words = area.view("<u8")[:, 1:]
+            noise = random.integers(0, (1 << 35) if number == 0 else (1 << 14), words.shape, np.uint64)
+            words[:] = words >> np.uint64(35) << np.uint64(35) | (words + np.uint64(1) if number == 2 else noise) % (
+                np.uint64(1 << 35))  # fmt: skip
+            area[:, :8] = 0
+            seeds = np.uint64(id) ^ (np.arange(1, 1 + blocks, dtype=np.uint64) * np.uint64(4096))
+            area.view("<u8")[:, 0] = kernels.checksums(np.ascontiguousarray(area), seeds)
+            (path / name).write_bytes(raw.tobytes())
         places[str(number)] = path
     wrong = {name: text for name, text in tried(places).items() if text.startswith("!")}
     assert not wrong, "\n".join(f"{name}: {text}" for name, text in wrong.items())

@@ -28,7 +28,7 @@ def golden(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, dict[s
 
 
 def test_there_is_a_golden_store_of_every_version() -> None:
-    assert [path.name for path in GOLDEN] == ["golden_v1"]
+    assert [path.name for path in GOLDEN] == ["golden_v1", "golden_v2"]
 
 
 def test_an_old_store_is_read(golden: tuple[Path, dict[str, object]]) -> None:
@@ -36,7 +36,10 @@ def test_an_old_store_is_read(golden: tuple[Path, dict[str, object]]) -> None:
     with LogStore.open(path, readonly=True) as store:
         assert store.stats()["runs"] == 6
         store.verify()
+        keys = rows(0, 30).select(store._key.names)
+        single = [row for k in range(30) for row in store.get(keys.slice(k, 1)).to_pylist()]
         assert content(store) == about["now"]
+        assert store.get(keys).to_pylist() == single
     with LogStore.open(path, snapshot=about["snapshot"], readonly=True) as store:  # type: ignore[arg-type]
         assert content(store) == about["then"]
 

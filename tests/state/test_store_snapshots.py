@@ -170,8 +170,8 @@ def test_a_chunk_that_begins_where_a_full_one_ends_is_whole() -> None:
     headers = np.zeros((256, 16), np.int64)
     base = 1 << 20
     headers[3, RECORD_AT], headers[3, RECORD_END] = base + 8192, base + 8192  # the open one is just full
-    chunks = np.array([[3, 0, 8192, 4096], [3, 0, 4096, 4096], [3, 1, 12288, 4096], [-1, 0, 0, 0]])
-    frozen = Frozen(1, 1, {}, headers, chunks, Copy({}), frozenset())
+    chunks = np.array([[3, 0, 8192, 4096, 1], [3, 0, 4096, 4096, 2], [3, 1, 12288, 4096, 3], [-1, 0, 0, 0, 0]])
+    frozen = Frozen(1, 1, 2, {}, headers, chunks, Copy({}), frozenset(), 0)
     tables = frozen.chunk_tables(base)
     assert tables["offset"].tolist() == [8192, 4096, 12288]
     assert tables["used"].tolist() == [4096, 4096, 4096]
