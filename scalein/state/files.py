@@ -34,7 +34,7 @@ from scalein.errors import Damaged, StoreFailed
 
 MAPPED_BYTES = 256 << 10
 PAGE = 4096  # what O_DIRECT wants of addresses, offsets and sizes, on every disk that we know
-DIRECT_BYTES = 64 << 10  # least size of a write that goes past the page cache
+DIRECT_BYTES = 64 << 10  # least size of what goes past the page cache where nobody asks for it
 UNSYNCED_BYTES = 32 << 20  # most bytes that plain writes leave in the page cache before they are synced
 BOUNCE_BYTES = 1 << 20
 LOCK = "LOCK"
@@ -390,7 +390,8 @@ class RealInput:
         if offset + size > self.size:  # before memory is taken for it
             raise ends_early(self._path, offset, size, self.size)
         into = aligned(size)
-        self.read_into(offset, into.data)
+        # Much at once goes past the page cache, which would read it page by page: see the advice above.
+        self.read_into(offset, into.data, direct=size >= DIRECT_BYTES)
         return into
 
     def read_into(self, offset: int, into: memoryview, direct: bool = False) -> None:
