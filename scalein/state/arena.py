@@ -117,7 +117,7 @@ class Arena:
 
     def take(self, size: int) -> int:
         """The offset of a chunk; its content is anything."""
-        if self._waiting:
+        if self._waiting and not self._is_needed(*self._waiting[0]):  # the one that waits longest
             self._settle()
         free = self._free[size]
         larger = size
@@ -161,8 +161,11 @@ class Arena:
         self.in_use -= size
         self._free_unless_needed(offset, size, self.pinned)
 
+    def _is_needed(self, offset: int, size: int, pinned: int) -> bool:
+        return pinned > self.unpinned or bool(self.copying[offset >> self.shift])
+
     def _free_unless_needed(self, offset: int, size: int, pinned: int) -> None:
-        if self.copying[offset >> self.shift] or pinned > self.unpinned:
+        if self._is_needed(offset, size, pinned):
             self._waiting.append((offset, size, pinned))
         else:
             self._add_free(offset, size)
