@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from scalein.errors import ScaleinError
 from scalein.layout import GROUPS
 from scalein.state import format
 from scalein.state.compacting import step_back
@@ -83,6 +84,7 @@ class Indexer:
         nothing = np.zeros(0, np.int64)
         self._known = Chunks(nothing, nothing, nothing, nothing)  # what the runs have entries of
         self._merging: _Merging | None = None
+        self._is_closing = False
         self._thread = ThreadPoolExecutor(1, "scalein-index", step_back)
 
     @property
@@ -154,6 +156,8 @@ class Indexer:
         writer = IndexWriter(self._files, id, sum(run.count for run in runs), self._kernels.checksums)
         try:
             for group, (low, high) in enumerate(_spans(chunks.group)):
+                if self._is_closing:
+                    raise ScaleinError("the store is being closed: no snapshot would name what is merged")
                 some = chunks.some(low, high)
                 entries = np.concatenate([run.entries(group, group + 1) for run in runs])
                 entries = entries[_inside(places_of(entries), some, self._kernels.record_bytes)]
@@ -181,6 +185,7 @@ class Indexer:
         self._merging = None
 
     def close(self) -> None:
+        self._is_closing = True
         self._thread.shutdown(wait=True)
         self._adopt()
         for run in self.runs:

@@ -190,6 +190,7 @@ class Saver:
 
     def verify(self) -> None:
         """Read the images of what is in memory; `Damaged` names the file that is not what was written."""
+        self._writer.submit(lambda: None).result()  # what is being written may replace and remove what is read here
         images = Images(self._files, self._kernels)
         try:
             for id, extent in list(self._images.known.values()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from random import Random
 
@@ -206,6 +207,29 @@ def test_files_are_merged_and_old_ones_removed(tmp_path: Path, monkeypatch: pyte
     with LogStore.open(tmp_path) as store:
         assert store.get(pa.array(np.arange(800)))["n"].to_pylist() == np.repeat(np.arange(8), 100).tolist()
         assert store.stats()["groups_not_loaded"]
+
+
+def test_a_store_that_is_closed_waits_for_no_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+    entries, groups = IndexRun.entries, list[int]()
+
+    def held(self: IndexRun, first: int, last: int) -> np.ndarray:
+        groups.append(first)
+        begun.set()
+        goes_on.wait(10)
+        return entries(self, first, last)
+
+    monkeypatch.setattr(IndexRun, "entries", held)
+    store = LogStore.open_files(RealFiles(tmp_path), key={"k": pa.int64()}, value={"n": pa.int64()}, budget=PLENTY)
+    for step in range(2):
+        store.upsert(pa.table({"k": np.arange(100 * step, 100 * step + 100), "n": np.arange(100)}))
+        store.snapshot().wait()
+    assert begun.wait(10)
+    indexer = store._saver._indexer
+    threading.Timer(0.2, lambda: (goes_on.set() if indexer._is_closing else None)).start()
+    store.close()
+    assert set(groups) == {0}
+    assert len(index_names(tmp_path)) == 2
 
 
 def test_few_files_each_much_larger_than_all_newer_ones() -> None:
