@@ -177,7 +177,8 @@ def test_another_version_or_cpu_is_another_kernel(run: Run, tmp_path: Path, monk
     monkeypatch.setenv("SCALEIN_CPU", "x86-64")
     assert "disk" not in run(tmp_path)
     monkeypatch.delenv("SCALEIN_CPU")
-    monkeypatch.setattr(cache, "_code_version", lambda: "another")
+    for name in ("_code_version", "_version_now"):
+        monkeypatch.setattr(cache, name, lambda: "another")
     assert "disk" not in run(tmp_path)
     assert len(_files(tmp_path)) == 3 * count
 

@@ -28,7 +28,7 @@ def test_workers_of_a_pinned_caller_are_not_pinned() -> None:
 
 
 def test_a_crew_has_the_caller_and_others() -> None:
-    crew, seen = Crew(3), dict[int, int]()
+    crew, seen = Crew(), dict[int, int]()
 
     def job(worker: int) -> None:
         seen[worker] = threading.get_ident()
@@ -42,7 +42,7 @@ def test_a_crew_has_the_caller_and_others() -> None:
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
 def test_an_error_stops_the_crew(failing: int) -> None:
-    crew, ended = Crew(3), list[int]()
+    crew, ended = Crew(), list[int]()
 
     def job(worker: int) -> None:
         try:
@@ -68,4 +68,4 @@ def test_a_worker_that_cannot_begin_is_an_error(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(workers_module, "begin", fails)
     with pytest.raises(OSError, match="not implemented"):
-        Crew(2).run(lambda worker: None, 2)
+        Crew().run(lambda worker: None, 2)
