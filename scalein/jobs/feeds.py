@@ -294,11 +294,11 @@ class Feeds:
             return any(reader.rows for reader in self.readers)
 
     def end(self) -> None:
-        """Read nothing more. What was read can be taken, at any rate."""
+        """Read nothing more. What was read can be taken, at any rate; a table in memory was."""
         with self._changed:
             self._rate = None
             for reader in self.readers:
-                reader.is_ended = True
+                reader.is_ended = reader.is_ended or reader not in self._held
             self._changed.notify_all()
 
     def close(self) -> None:
