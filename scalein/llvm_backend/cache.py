@@ -20,9 +20,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
+import scalein
 from scalein.ir.stages import FromBatches, Stage
 from scalein.layout import Frame
 from scalein.llvm_backend.jit import Kernel, emit, link
@@ -62,10 +62,7 @@ def _code_version() -> str:
 
 def _version_now() -> str:
     """Changes whenever the compiler itself does: the release, and the state of its files."""
-    try:
-        release = version("scalein")
-    except PackageNotFoundError:
-        release = "0"
+    release = scalein.__version__
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     facts = [release]
     if not os.path.isdir(root):  # in a zip: scalein.spark.ship, or --py-files
