@@ -10,7 +10,7 @@ import pytest
 from scalein.options import STARTUP_CPUS
 from scalein.runtime import workers as workers_module
 from scalein.runtime.stopping import leave_if_stopped
-from scalein.runtime.workers import Crew, side_by_side
+from scalein.runtime.workers import Crew, side_by_side, staying
 
 
 @pytest.mark.skipif(len(STARTUP_CPUS) < 2, reason="needs two CPUs to tell them apart")
@@ -69,3 +69,29 @@ def test_a_worker_that_cannot_begin_is_an_error(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(workers_module, "begin", fails)
     with pytest.raises(OSError, match="not implemented"):
         Crew().run(lambda worker: None, 2)
+
+
+def test_workers_that_stay_are_used_again_and_end_with_their_thread() -> None:
+    calls: list[set[threading.Thread]] = []
+
+    def caller() -> None:
+        with staying():
+            for _ in range(3):
+                here, met = set[threading.Thread](), threading.Barrier(3)
+
+                def job(here: set[threading.Thread] = here, met: threading.Barrier = met) -> None:
+                    here.add(threading.current_thread())
+                    met.wait()
+
+                side_by_side([job] * 3)
+                calls.append(here)
+
+    thread = threading.Thread(target=caller)
+    thread.start()
+    thread.join()
+    assert calls[0] == calls[1] == calls[2]
+    assert thread in calls[0]
+    assert len(calls[0]) == 3
+    for other in calls[0]:
+        other.join(5)
+        assert not other.is_alive()
