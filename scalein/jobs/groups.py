@@ -292,10 +292,10 @@ class Sliding(Windowed):
         self._outside += sum(batch.num_rows for batch in outside)
         self._inside += sum(batch.num_rows for batch in inside)
         if not self._puts_off:
-            self._closed_before += self.given()
+            self._closed_before = self.given()
         is_narrow = self._outside > max(MANY_OUTSIDE, self._inside // 4)
         if is_narrow or self._ring.ring.bytes > self._most_bytes:
-            self._closed_before += self.given()
+            self._closed_before = self.given()
             self._keep(self._ring.ring.leave())
             self._ring, self._ring_slices, self._outside, self._inside = None, 2 * self._ring_slices, 0, 0
             self._has_ring = is_narrow and self._ring_slices <= MOST_RING_SLICES
