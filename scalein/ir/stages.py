@@ -46,6 +46,21 @@ class FromBatches:
 
     reads: tuple[Read, ...]
 
+    @property
+    def row_bytes(self) -> float:
+        """What a row takes in memory; of strings only the place of their bytes."""
+        return sum(_width(read) + read.nulls / 8 for read in self.reads)
+
+
+_WIDTHS = {"str32": 4, "str64": 8, "view": 16, "dict": 4, "lut": 4}
+
+
+def _width(read: Read) -> float:
+    """Bytes a row of a column: a value, a dictionary code, or where a string's bytes are."""
+    if read.form == "bytes":
+        return read.dtype.width
+    return _WIDTHS[read.form] if read.form in _WIDTHS else read.dtype.bits / 8
+
 
 @dataclass(frozen=True, slots=True)
 class FromRows:

@@ -1,4 +1,5 @@
-"""Feeds: sources read ahead, each partition by a thread of its own, into queues of bounded size.
+"""Feeds: sources read ahead, each partition by a thread of its own, into queues of bounded size. A table in memory has
+neither: its batches are taken from it one by one.
 
 The job takes what there is. A batch of the source's that is long, or longer than a rate allows, comes in pieces; the
 watermark moves behind the last.
@@ -24,7 +25,6 @@ from scalein.jobs.json import as_int, as_list
 
 PIECE_ROWS = 1 << 21
 AHEAD_ROWS = 1 << 23  # of a partition, that wait to be taken
-HELD_ROWS = 1 << 25  # of one that the user holds anyway
 AHEAD_BATCHES = 256
 AHEAD_BYTES = 1 << 28  # where no limit is given
 SLICE_S = 0.01  # of a rate, that is taken at once, and waited for afterwards
@@ -96,13 +96,9 @@ class Reader:
             self.data = self.data.within(memory // 2)
 
     @property
-    def _most_rows(self) -> int:
-        return HELD_ROWS if self.is_in_memory else AHEAD_ROWS
-
-    @property
     def is_full(self) -> bool:
         """Whether enough waits to be taken; one batch always may."""
-        return bool(self.pending) and (self.rows >= self._most_rows or len(self.pending) >= AHEAD_BATCHES
+        return bool(self.pending) and (self.rows >= AHEAD_ROWS or len(self.pending) >= AHEAD_BATCHES
                                        or self.bytes >= self.most_bytes)
 
     def deliveries(self) -> Iterator[Delivery]:
@@ -114,7 +110,7 @@ class Reader:
             skipped -= first
             is_last = first == batch.num_rows > 0
             while not is_last:
-                piece = batch.slice(first, PIECE_ROWS)
+                piece = batch if not first and batch.num_rows <= PIECE_ROWS else batch.slice(first, PIECE_ROWS)
                 first += piece.num_rows
                 is_last = first >= batch.num_rows
                 yield Delivery(self, piece, Place(behind, skipped) if is_last else Place(at, first), is_last,
@@ -170,7 +166,7 @@ def _numbered(data: Batches, start: Json) -> Iterator[tuple[pa.RecordBatch, Json
     for batch in data.read():
         behind += batch.num_rows
         if batch.num_rows > left:
-            yield batch.slice(left), behind
+            yield batch.slice(left) if left else batch, behind
         left = max(0, left - batch.num_rows)
 
 
@@ -189,10 +185,22 @@ class Feeds:
         self._taken = 0
         self._began = self._clock.now()
         self._turn = 0
+        self._held = {reader: reader.deliveries() for reader in readers if reader.is_in_memory}
+        for reader in self._held:
+            self._go_on(reader)
         self._threads = [threading.Thread(target=self._read, args=(reader,), name=f"scalein-read-{k}", daemon=True)
-                         for k, reader in enumerate(readers)]
+                         for k, reader in enumerate(reading)]
         for thread in self._threads:
             thread.start()
+
+    def _go_on(self, reader: Reader) -> None:
+        """Let the next batch of a table wait; of others a thread sees to that."""
+        if reader in self._held and not reader.pending and not reader.is_ended:
+            found = next(self._held[reader], None)
+            if found is None:
+                reader.is_ended = True
+            else:
+                reader.hear(found, self._clock.now())
 
     def _read(self, reader: Reader) -> None:
         error: BaseException | None = None
@@ -247,6 +255,7 @@ class Feeds:
                 delivery = reader.take(None if self._rate is None else most - rows)
                 rows += delivery.batch.num_rows
                 found.append(delivery)
+                self._go_on(reader)
             self._changed.notify_all()
         self._taken += rows
         return found
@@ -285,11 +294,11 @@ class Feeds:
             return any(reader.rows for reader in self.readers)
 
     def end(self) -> None:
-        """Read nothing more. What was read can be taken, at any rate."""
+        """Read nothing more. What was read can be taken, at any rate; a table in memory was."""
         with self._changed:
             self._rate = None
             for reader in self.readers:
-                reader.is_ended = True
+                reader.is_ended = reader.is_ended or reader not in self._held
             self._changed.notify_all()
 
     def close(self) -> None:

@@ -257,7 +257,6 @@ class Sliding(Windowed):
     """Windows that slide: rows are counted into a ring, what it does not cover waits as partial groups."""
 
     _ring: RingProgram | None = None  # from the first row on
-    moved_bytes = 0  # from the ring to the log, as it has a part for each worker
 
     def __init__(self, segment: Segment, around: Surroundings, root: Node, state: Json) -> None:
         super().__init__(segment, around, root, state)
@@ -270,6 +269,9 @@ class Sliding(Windowed):
         self._most_bytes = RING_BYTES if memory is None else min(RING_BYTES, memory // 4)
         assert self._late is not None
         self._has_ring = self._late.column is not None  # else nobody knows what it would have to cover
+        # Workers need not wait for each other at each window, if nothing but the sink wants it.
+        self._puts_off = segment.then is None and memory is None
+        self._closed_before: Batches = []  # windows of a ring that is no more
 
     def rows(self, arrivals: Iterable[Arrival]) -> list[Arrival]:
         if not self._has_ring:
@@ -289,9 +291,12 @@ class Sliding(Windowed):
         self._keep([*self._counted_in(outside), *self._of_sorted(sorted_)])
         self._outside += sum(batch.num_rows for batch in outside)
         self._inside += sum(batch.num_rows for batch in inside)
+        if not self._puts_off:
+            self._closed_before = self.given()
         is_narrow = self._outside > max(MANY_OUTSIDE, self._inside // 4)
         if is_narrow or self._ring.ring.bytes > self._most_bytes:
-            self._keep(self._ring.ring.leave(1))
+            self._closed_before = self.given()
+            self._keep(self._ring.ring.leave())
             self._ring, self._ring_slices, self._outside, self._inside = None, 2 * self._ring_slices, 0, 0
             self._has_ring = is_narrow and self._ring_slices <= MOST_RING_SLICES
         return []
@@ -318,29 +323,36 @@ class Sliding(Windowed):
         if self._ring is None:
             return super()._finished(after, end)
         found = self._ring.ring
-        if not any(each.first < end for each in self._log.kept):
-            try:
-                return self._finish.behind(found.windows(after, end))
-            except ComputeError as error:
-                raise placed(error, self._segment.op, self._ring.node) from None
+        if not found.is_divided and not any(each.first < end for each in self._log.kept):
+            found.close(after, end)
+            return [] if self._puts_off else self.given()
+        before = self.given()
         given = [self._given(each, end) for each in self._log.kept if each.first < end]
         given += [batch.select(self._columns) for batch in found.partials(end)]
-        return self._finish.between([batch for batch in given if batch.num_rows], after, end)
+        return before + self._finish.between([batch for batch in given if batch.num_rows], after, end)
+
+    def given(self) -> Batches:
+        """Results of windows that have closed, and that nobody has seen yet."""
+        found, self._closed_before = self._closed_before, []
+        if self._ring is None:
+            return found
+        try:
+            return found + self._finish.behind(self._ring.ring.given())
+        except ComputeError as error:
+            raise placed(error, self._segment.op, self._ring.node) from None
 
     def _drop(self, first_open: int) -> None:
         super()._drop(first_open)
         if self._ring is None:
             return
-        found, workers = self._ring.ring, self._around.options.workers
+        found = self._ring.ring
         found.forget(first_open)
-        if found.workers != workers or found.is_mostly_dead:
-            is_other = found.workers != workers
-            left = found.leave(workers)
-            self.moved_bytes += sum(batch.nbytes for batch in left) if is_other else 0
-            self._keep(left)
+        found.divide(self._around.options.workers)
+        if found.is_mostly_dead:
+            self._keep(found.leave())
 
     def finish(self) -> Batches:
-        found = super().finish()
+        found = super().finish() + self.given()
         self._ring, self._has_ring = None, False
         return found
 

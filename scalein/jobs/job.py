@@ -42,12 +42,13 @@ from scalein.memory import keep_at_most
 from scalein.options import Options
 from scalein.runtime.run import batches
 from scalein.runtime.stopping import leaving_on_sigterm
+from scalein.runtime.workers import staying
 
 STEP_ROWS = 1 << 25  # that are run at once, at most, when there are so many
 FIRST_ROWS, FEW_ROWS = 1 << 21, 1 << 18  # the first time, and at least
 STEP_S = 0.02  # that it should take: requests and checkpoints wait for the end of it
 _PLAIN = re.compile(r"\w[\w .-]*")  # names of savepoints
-_WORKER = re.compile(r"scalein-(\d+|udf)")  # names of threads that may be any job's
+_WORKER = re.compile(r"scalein-(\d+|udf|crew)")  # names of threads that may be any job's
 MORE_S = 0.5  # the longest look for rows that a finished job does not read
 QUIET_S = 0.05  # the longest wait for rows before requests are looked at
 
@@ -126,7 +127,7 @@ class Job:
 
     def _main(self) -> None:
         try:
-            with keep_at_most(self._plan.memory.spare):
+            with keep_at_most(self._plan.memory.spare), staying():
                 self._loop()
         except BaseException as error:
             self._error = error
@@ -170,11 +171,10 @@ class Job:
                     self._pipeline.mark_idle(reader, False)
                 idle -= arrived
                 self._write(self._pipeline.run(deliveries))
-                for delivery in deliveries:
-                    self._metrics.latency.add(time.monotonic() - delivery.came_s, delivery.batch.num_rows)
-                took, rows = time.monotonic() - now, sum(delivery.batch.num_rows for delivery in deliveries)
-                self._metrics.busy_s += took
-                step_rows = max(FEW_ROWS, int(rows * STEP_S / max(took, 1e-6)))
+                end, rows = time.monotonic(), [delivery.batch.num_rows for delivery in deliveries]
+                self._metrics.latency.add([end - delivery.came_s for delivery in deliveries], rows)
+                self._metrics.busy_s += end - now
+                step_rows = max(FEW_ROWS, int(sum(rows) * STEP_S / max(end - now, 1e-6)))
                 reach("batch")
             if self._pipeline.is_sated or (not deliveries and self._feeds.has_ended):
                 self._write(self._pipeline.finish())
@@ -269,7 +269,7 @@ class Job:
             start = time.perf_counter()
             self._workers = options.workers
             self._pipeline.set_workers(options.workers)
-            self._metrics.note_rescale(options.workers, time.perf_counter() - start, self._pipeline.moved_bytes)
+            self._metrics.note_rescale(options.workers, time.perf_counter() - start)
 
         self._ask(change)
 
@@ -375,10 +375,10 @@ class Job:
         return "finished" if self._is_finished else "stopped"
 
     def metrics(self) -> dict[str, object]:
-        """Figures so far: rows, late rows, rescales, epochs, latency; of each stage, rows and time of this run.
+        """Figures so far: rows, late rows, rescales, epochs, latency; of each stage, rows and time of this run, and of
+        each of its workers rows, bytes, the time in kernels and the time that it waited for the others.
 
-        `state_bytes_moved` of a rescale is 0 where workers share the state, as in stores and logs. Sliding windows over
-        few slices are in tables of the workers: their groups go to the log when the next window closes.
+        `state_bytes_moved` of a rescale is 0: workers share the state, in whatever tables, stores or logs it is.
         """
         return figures(self._metrics, self._pipeline, self._workers)
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from scalein.connectors.base import Json
 from scalein.jobs.json import as_int
+from scalein.runtime.tally import Tally, counting
 
 _BUCKETS = np.geomspace(1e-5, 100.0, 141)  # seconds; 20 a decade
 
@@ -31,8 +32,9 @@ class Latency:
 
     counts: np.ndarray = field(default_factory=lambda: np.zeros(len(_BUCKETS) + 1, np.int64))
 
-    def add(self, seconds: float, rows: int) -> None:
-        self.counts[np.searchsorted(_BUCKETS, seconds)] += rows
+    def add(self, seconds: list[float], rows: list[int]) -> None:
+        """How long each of some batches took, and how many rows it had."""
+        np.add.at(self.counts, np.searchsorted(_BUCKETS, seconds), rows)
 
     def percentile(self, share: float) -> float | None:
         """The time that a share of the rows stayed below, in seconds."""
@@ -51,6 +53,7 @@ class Stage:
     rows_in: int = 0
     rows_out: int = 0
     busy_s: float = 0.0
+    tally: Tally = field(default_factory=Tally)
 
     def taking(self, arrivals: Iterable[Arrived]) -> Iterator[Arrived]:
         for arrival in arrivals:
@@ -61,7 +64,8 @@ class Stage:
     def working(self) -> Iterator[None]:
         begun = time.perf_counter()
         try:
-            yield
+            with counting(self.tally):
+                yield
         finally:
             self.busy_s += time.perf_counter() - begun
 
@@ -78,7 +82,10 @@ class Stage:
             yield batch
 
     def to_json(self) -> dict[str, object]:
-        return {"stage": self.name, "rows_in": self.rows_in, "rows_out": self.rows_out, "busy_s": round(self.busy_s, 3)}
+        workers = [{"rows": work.rows, "bytes": int(work.bytes), "useful_s": round(work.useful_s, 3),
+                    "wait_s": round(work.wait_s, 3)} for work in list(self.tally.works)]
+        return {"stage": self.name, "rows_in": self.rows_in, "rows_out": self.rows_out,
+                "busy_s": round(self.busy_s, 3), "workers": workers}
 
 
 @dataclass
@@ -96,21 +103,14 @@ class Metrics:
     busy_s: float = 0.0
     wait_s: float = 0.0
     rescales: list[dict[str, float | int]] = field(default_factory=list)
-    moved_before: int = 0  # bytes of state, by changes of workers before the last one
     checkpoint_s: float | None = None  # from the freeze to the commit, of the last one
     latency: Latency = field(default_factory=Latency)
     began: float = field(default_factory=time.time)
 
     KEPT: ClassVar = ("rows_in", "bytes_in", "rows_out", "late_rows", "timeless_rows", "failed_rows")
 
-    def note_moved(self, moved: int) -> None:
-        """Tell the last change of workers how much state has moved because of it: that comes later, bit by bit."""
-        if self.rescales:
-            self.rescales[-1]["state_bytes_moved"] = moved - self.moved_before
-
-    def note_rescale(self, workers: int, pause_s: float, moved: int) -> None:
-        self.note_moved(moved)
-        self.moved_before = moved
+    def note_rescale(self, workers: int, pause_s: float) -> None:
+        """No state has moved: tables and stores belong to the steps, and any worker may serve them."""
         self.rescales.append({"workers": workers, "state_bytes_moved": 0, "pause_s": pause_s, "at": time.time()})
 
     def to_json(self) -> dict[str, int]:

@@ -162,7 +162,7 @@ class Pipeline:
                 out += self._told(self._along(line.path, self._until_due(arrivals, behind)))
                 if not behind:
                     break
-                out += self.advance()
+                out += self._advance()
         return out + self.advance()
 
     def _until_due(self, arrivals: Iterator[Arrival], behind: list[Arrival]) -> Iterator[Arrival]:
@@ -217,15 +217,14 @@ class Pipeline:
                 if batch.num_rows:
                     yield Arrival(batch, self.watermark if line.is_timed else None)
                 continue
-            times = self._times(line, batch)
-            within = extent(times)
+            within = extent(self._times(line, batch))
             if batch.num_rows:
                 assert line.feed.watermark is not None
                 own = line.feed.watermark.column if line.times is None else ""
                 yield Arrival(batch, self.watermark if line.is_timed else None, own if within else "",
                               *(within or ()))
             if within is not None:
-                clock.see(times, within)
+                clock.see(within, partial(self._times, line, batch))
             if is_last:
                 clock.end_batch()
                 self.move_watermark()
@@ -252,6 +251,13 @@ class Pipeline:
 
     def advance(self) -> list[pa.RecordBatch]:
         """Results of windows that the watermark has closed."""
+        out = self._advance()
+        for step, stage in zip(self.steps, self.stages, strict=True):
+            if isinstance(step, Sliding):  # nothing follows one that puts results off
+                out += self._told(list(stage.giving(step.given)))
+        return out
+
+    def _advance(self) -> list[pa.RecordBatch]:
         if self.watermark is None or self.watermark == self._advanced:
             return []
         before, self._advanced, now = self._advanced, self.watermark, self.watermark
@@ -314,11 +320,6 @@ class Pipeline:
     def row_groups_skipped(self) -> int:
         """Row groups of Parquet that had nothing the flow keeps."""
         return row_groups_skipped(self._op) - self._skipped_before
-
-    @property
-    def moved_bytes(self) -> int:
-        """State that had to move because the number of workers changed."""
-        return sum(step.moved_bytes for step in self.steps if isinstance(step, Sliding))
 
     @property
     def state_bytes(self) -> int:

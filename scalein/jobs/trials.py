@@ -8,6 +8,7 @@ a row that is late by then, all that was counted in is forgotten, and everything
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from scalein.jobs.feeds import Delivery
@@ -44,7 +45,7 @@ def counted_on_trial(time: Timed, step: Windowed, column: str, clocks: dict[str,
                 time.watermark = watermark
                 step.end_trial(False)
                 return False
-            clock.see(delivery.batch.column(column), times)
+            clock.see(times, partial(delivery.batch.column, column))
         if delivery.is_last:
             clock.end_batch()
             time.move_watermark()

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 _COUNTERS = ("rows_in", "bytes_in", "rows_out", "late_rows", "timeless_rows", "failed_rows", "epochs",
              "failed_checkpoints", "row_groups_skipped")  # fmt: skip
 _STAGE_COUNTERS = ("rows_in", "rows_out", "busy_s")
+_WORKER_COUNTERS = ("rows", "bytes", "useful_s", "wait_s")
 _GAUGES = ("workers", "watermark", "state_bytes", "lag_s")
 
 
 def figures(metrics: Metrics, pipeline: Pipeline, workers: int) -> dict[str, object]:
     """What a user sees of a job's figures."""
-    metrics.note_moved(pipeline.moved_bytes)
     watermark, dtype = pipeline.watermark, pipeline.time_type
     return {
         **metrics.to_json(), "epochs": metrics.epochs, "failed_checkpoints": metrics.failed_checkpoints,
@@ -104,6 +104,13 @@ def serve(job: Job, port: int) -> tuple[int, Callable[[], None]]:
                 counter = CounterMetricFamily(f"scalein_stage_{name}", name.replace("_", " "), labels=["stage"])
                 for number, stage in enumerate(stages):
                     counter.add_metric([f"{number} {stage['stage']}"], float(stage[name]))
+                yield counter
+            for name in _WORKER_COUNTERS:
+                counter = CounterMetricFamily(f"scalein_worker_{name}", name.replace("_", " "),
+                                              labels=["stage", "worker"])
+                for number, stage in enumerate(stages):
+                    for worker, work in enumerate(stage["workers"]):
+                        counter.add_metric([f"{number} {stage['stage']}", str(worker)], float(work[name]))
                 yield counter
 
     registry = CollectorRegistry()

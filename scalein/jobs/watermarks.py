@@ -9,6 +9,7 @@ Times are integers in units of the time column.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,13 +66,13 @@ class Partition:
     def watermark(self) -> int | None:
         return None if self.greatest is None else self.greatest - self.delay
 
-    def see(self, times: pa.Array, within: tuple[int, int]) -> None:
-        """Times of the batch under way, and the least and the greatest of them."""
+    def see(self, within: tuple[int, int], times: Callable[[], pa.Array]) -> None:
+        """The least and the greatest time of the batch under way; what gives all of them is asked if these are odd."""
         least, greatest = within
         known = self.greatest if self.coming is None else self.coming
         base = least if known is None else known
         if self.far is not None and greatest - base > self.far:
-            greatest = self._believed(times, known)
+            greatest = self._believed(times(), known)
         else:
             self.far_batches = 0
         self.coming = greatest if known is None else max(known, greatest)

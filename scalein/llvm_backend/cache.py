@@ -17,16 +17,20 @@ import tempfile
 import threading
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
-from scalein.ir.stages import Stage
+import scalein
+from scalein.ir.stages import FromBatches, Stage
 from scalein.layout import Frame
 from scalein.llvm_backend.jit import Kernel, emit, link
-from scalein.llvm_backend.stage import Lowered, lower_stage
 from scalein.llvm_backend.target import LLVM_LOCK, Target, target_for
 from scalein.options import Options
+
+if TYPE_CHECKING:
+    from scalein.llvm_backend.stage import Lowered
 
 _MAGIC = b"scalein kernel 1\n"
 
@@ -41,6 +45,7 @@ class Compiled:
     checks: tuple[str, ...]
     origin: str  # "disk" or "compiled"
     seconds: float
+    row_bytes: float = 0.0  # of Arrow columns that it reads
 
 
 # Kernels used last; one that falls out is unloaded when nobody runs it any more.
@@ -51,11 +56,13 @@ _lock = threading.Lock()
 
 @cache
 def _code_version() -> str:
+    """That of the compiler when this process began."""
+    return _version_now()
+
+
+def _version_now() -> str:
     """Changes whenever the compiler itself does: the release, and the state of its files."""
-    try:
-        release = version("scalein")
-    except PackageNotFoundError:
-        release = "0"
+    release = scalein.__version__
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     facts = [release]
     if not os.path.isdir(root):  # in a zip: scalein.spark.ship, or --py-files
@@ -71,19 +78,31 @@ def _code_version() -> str:
     return "|".join(facts)
 
 
-_code_version()  # at once: it is what was imported that compiles, and files may change before the first kernel
+_code_version()  # at once: files may change before the first kernel
 
 
-def digest(stage: Stage, target: Target, safe: bool) -> str:
-    """The name of a stage's kernel in the cache."""
+def digest(stage: Stage | str, target: Target, safe: bool) -> str:
+    """The name of a stage's kernel in the cache; those without a stage have a name of their own."""
     text = "\n".join((repr(stage), repr(target), target.version, _code_version(), str(safe)))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def load_kernel(stage: Stage, options: Options) -> Compiled:
     """The stage's kernel: from memory, from disk, or compiled now."""
+
+    def lower(target: Target) -> Lowered:
+        from scalein.llvm_backend.stage import lower_stage  # half of all imports, and kernels are mostly on disk
+
+        return lower_stage(stage, target, options.safe)
+
+    return load_lowered(stage, lower, options, stage.brief)
+
+
+def load_lowered(name: Stage | str, lower: Callable[[Target], Lowered], options: Options,
+                 brief: bool = False) -> Compiled:
+    """A kernel: from memory, from disk, or lowered and compiled now."""
     target = target_for(options.cpu)
-    key = digest(stage, target, options.safe)
+    key = digest(name, target, options.safe)
     found = _from_memory(key)
     if found is not None:
         return found
@@ -91,7 +110,11 @@ def load_kernel(stage: Stage, options: Options) -> Compiled:
         found = _from_memory(key)
         if found is None:
             started = time.perf_counter()
-            found = _from_disk(key, options.cache, started) or _compile(stage, target, options, key, started)
+            found = _from_disk(key, options.cache, started)
+            if found is None:
+                found = _compile(lower(target), target, options.cache, key, brief, started)
+            if isinstance(name, Stage) and isinstance(name.reader, FromBatches):
+                found = replace(found, row_bytes=name.reader.row_bytes)
             with _lock:
                 _known[key] = found
                 if len(_known) > KEPT_KERNELS:
@@ -107,11 +130,11 @@ def _from_memory(key: str) -> Compiled | None:
         return found
 
 
-def _compile(stage: Stage, target: Target, options: Options, key: str, started: float) -> Compiled:
-    lowered = lower_stage(stage, target, options.safe)
-    image = emit(lowered.text, target, stage.brief)
+def _compile(lowered: Lowered, target: Target, folder: str, key: str, brief: bool, started: float) -> Compiled:
+    image = emit(lowered.text, target, brief)
     kernel = link(lowered.name, image, lowered.frame)
-    _to_disk(key, options.cache, lowered, image)
+    if _version_now() == _code_version():  # else what was imported to lower it may be another than the key says
+        _to_disk(key, folder, lowered, image)
     took = time.perf_counter() - started
     return Compiled(kernel, lowered.errors, lowered.never_null, lowered.checks, "compiled", took)
 

@@ -7,15 +7,19 @@ goes on to the next one, as it did before.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from scalein.layout import ADDRESS_BITS, BUCKET_WORDS, DONE, FrameData
-from scalein.llvm_backend.fn import I64, PTR, Fn, const
-from scalein.llvm_backend.jit import Kernel, emit, link
-from scalein.llvm_backend.target import target_for
+from scalein.llvm_backend.cache import load_lowered
+from scalein.llvm_backend.jit import Kernel
+from scalein.llvm_backend.target import Target
 from scalein.memory import address
 from scalein.options import Options
+
+if TYPE_CHECKING:
+    from scalein.llvm_backend.stage import Lowered
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,13 @@ class Grow:
 
 
 def grow_kernel(options: Options) -> Grow:
+    return Grow(load_lowered("grow", _lower, options).kernel)
+
+
+def _lower(target: Target) -> Lowered:
+    from scalein.llvm_backend.fn import I64, PTR, Fn, const  # LLVM's builder: only who compiles needs it
+    from scalein.llvm_backend.stage import Lowered
+
     f = Fn("grow")
     b = f.b
     moves = f.slot("moves", PTR)
@@ -53,5 +64,4 @@ def grow_kernel(options: Options) -> Grow:
                 f.store(word, new, place.get())
     b.ret(const(DONE))
     frame = f.finish()
-    target = target_for(options.cpu)
-    return Grow(link("grow", emit(f.text(), target), frame))
+    return Lowered("grow", f.text(), frame, (), (), ())

@@ -13,6 +13,7 @@ from scalein.ir.stages import Stage
 from scalein.layout import COLUMN, ERROR, OUT_OF_BOUNDS, PAUSED, FrameData
 from scalein.llvm_backend.cache import Compiled, load_kernel
 from scalein.options import Options
+from scalein.runtime import tally
 from scalein.runtime.profile import Profile, current
 from scalein.runtime.stopping import leave_if_stopped
 from scalein.runtime.watched import enter
@@ -30,11 +31,17 @@ def kernel(stage: Stage, options: Options) -> Compiled:
 
 def call(compiled: Compiled, frame: FrameData) -> int:
     """Run the kernel until it is done or wants something; raises for a row that failed."""
-    profile = current()
+    profile, work = current(), tally.mine()
+    first, started = frame["row"] if work is not None else 0, time.perf_counter()
     status = PAUSED
     while status == PAUSED:
         leave_if_stopped()
         status = enter(compiled.kernel, frame) if profile is None else _measured(compiled, frame, profile)
+    if work is not None:
+        work.useful_s += time.perf_counter() - started
+        if compiled.row_bytes:
+            rows = frame["row"] - first
+            work.rows, work.bytes = work.rows + rows, work.bytes + rows * compiled.row_bytes
     if status == OUT_OF_BOUNDS:
         raise _unsafe(compiled, frame)
     if status == ERROR:

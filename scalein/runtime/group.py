@@ -41,7 +41,7 @@ from scalein.runtime.merge import EVERYTHING, Merging
 from scalein.runtime.settle import mode_of, shorten
 from scalein.runtime.specialise import Specialiser
 from scalein.runtime.stages import Prepared, specialised_table, table_exprs
-from scalein.runtime.tables import DirectTable, Domain, HashTable, OneRecord, State, grown
+from scalein.runtime.tables import Blank, DirectTable, Domain, HashTable, OneRecord, State, grown
 from scalein.runtime.units import Unit, units
 from scalein.runtime.workers import each_worker
 
@@ -76,6 +76,8 @@ class GroupRun:
         self.prepared.assume(source)
         self.lock = threading.RLock()  # over facts, kernels and the mode, which workers share
         self.domain: Domain | None = None
+        self._blank: Blank | None = None
+        self._mergings: dict[tuple[GroupMode, bool], Merging] = {}
         self.spare: list[HashTable] = []  # empty ones, to be used again
         # Of the units so far, if times are watched; None of a unit that could not be looked at.
         self.seen: list[Seen | None] | None = None
@@ -126,7 +128,18 @@ class GroupRun:
         yield from self.emitter.emit(self.prepared, self.table, first.settled())
 
     def merging(self, mode: GroupMode, slide: bool = False) -> Merging:
-        return Merging(self.table, mode, self.options, slide)
+        known = self._mergings.get((mode, slide))
+        if known is None or known.table is not self.table:
+            known = self._mergings[mode, slide] = Merging(self.table, mode, self.options, slide)
+        return known
+
+    def direct_table(self) -> DirectTable:
+        """An empty one over the domain."""
+        with self.lock:
+            assert self.domain is not None
+            if self._blank is None or not self._blank.fits(self.table, self.domain):
+                self._blank = Blank(self.table, self.domain)
+            return DirectTable(self._blank, self.domain, self.options)
 
 
 class Worker:
@@ -190,8 +203,7 @@ class Worker:
                 case GroupMode.ONE:
                     self._state = OneRecord(table, self._run.options)
                 case GroupMode.DIRECT:
-                    assert self._run.domain is not None
-                    self._state = DirectTable(table, self._run.domain, self._run.options)
+                    self._state = self._run.direct_table()
                 case GroupMode.HASH:
                     self._state = self._hash_table()
             self.states.append(self._state)

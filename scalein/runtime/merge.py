@@ -19,7 +19,7 @@ class Merging:
     """The kernels that merge states of one table."""
 
     def __init__(self, table: Table, mode: GroupMode, options: Options, slide: bool = False) -> None:
-        self._table, self._options = table, options
+        self.table, self._options = table, options
         self._records = self._kernel(Merge(table, mode, slide))
         self._bags = [self._kernel(MergeBag(table, k, mode)) for k in range(len(table.bags))]
 
@@ -44,7 +44,7 @@ class Merging:
             _run(compiled, frame, target, bag.first, bag.count, source)
         if moved is not None:
             for log, other in zip(target.sides.logs, source.sides.logs, strict=True):
-                places = moved[(other.column("owner") - source.base) // self._table.layout.size]
+                places = moved[(other.column("owner") - source.base) // self.table.layout.size]
                 stay = places >= 0
                 entries = other.entries if stay.all() else other.entries[stay]
                 log.add(entries)
@@ -53,9 +53,9 @@ class Merging:
 
     def _moved(self, source: State) -> np.ndarray | None:
         """Where each record of the source went, if anything outside of it must follow."""
-        if not self._table.has_sides:
+        if not self.table.has_sides:
             return None
-        layout = self._table.layout
+        layout = self.table.layout
         return source.words(layout.size // 8)[:, layout.offset("moved") // 8]
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 
 import pyarrow as pa
 
@@ -25,6 +26,7 @@ from scalein.ir.stages import Collect, Fresh, Let, Probe, Where
 from scalein.layout import DONE, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
+from scalein.runtime import tally
 from scalein.runtime.call import call
 from scalein.runtime.joins import Built
 from scalein.runtime.output import CHUNK_ROWS, MOST_TEXT_BYTES, TEXT_BYTES, TEXT_BYTES_A_ROW, Chunk
@@ -62,8 +64,13 @@ def run_ready(work: Work, batches: Iterator[pa.RecordBatch], options: Options) -
             if batch.num_rows:
                 yield from work.run(batch, work.bound(batch))
         return
-    stop = threading.Event()
-    with ThreadPoolExecutor(options.workers, "scalein", begin, (stop, options.workers)) as pool, _stopping(pool, stop):
+    stop, numbers, counted = threading.Event(), count(), tally.current()
+
+    def ready_to_work() -> None:
+        begin(stop, options.workers)
+        tally.enlist(counted, next(numbers))
+
+    with ThreadPoolExecutor(options.workers, "scalein", ready_to_work) as pool, _stopping(pool, stop):
         under_way: deque[Future[list[pa.RecordBatch]]] = deque()
         for batch in batches:
             for start in range(0, batch.num_rows, UNIT_ROWS):

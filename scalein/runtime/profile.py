@@ -20,7 +20,6 @@ from scalein.ir.stages import (
     MergeBag,
     Partition,
     Rank,
-    Read,
     Sink,
     Spread,
     Stage,
@@ -46,8 +45,8 @@ class Usage:
     def bytes_read(self) -> float:
         """What the rows of the input take in memory; of strings only the place of their bytes."""
         match self.stage.reader:
-            case FromBatches(reads):
-                return self.rows * sum(_width(read) + read.nulls / 8 for read in reads)
+            case FromBatches() as reader:
+                return self.rows * reader.row_bytes
             case FromRows(stride=stride):
                 return self.rows * stride
             case FromTable(table):
@@ -81,16 +80,6 @@ def _record_bytes(sink: Sink) -> int:
             return log_layout(table.accs[number]).size
         case _:
             return 0
-
-
-_WIDTHS = {"str32": 4, "str64": 8, "view": 16, "dict": 4, "lut": 4}
-
-
-def _width(read: Read) -> float:
-    """Bytes a row of a column: a value, a dictionary code, or where a string's bytes are."""
-    if read.form == "bytes":
-        return read.dtype.width
-    return _WIDTHS[read.form] if read.form in _WIDTHS else read.dtype.bits / 8
 
 
 @dataclass(slots=True)

@@ -124,10 +124,10 @@ class Standing:
             return None
         ends = np.cumsum([batch.num_rows for batch in batches])
         least, greatest = np.full(len(ends), 2**63 - 1), np.full(len(ends), -(2**63))
-        places = np.searchsorted(ends, [each.first_row for each in found], side="right")
-        for place, each in zip(places, found, strict=True):
-            least[place] = min(each.least, least[place])
-            greatest[place] = max(each.greatest, greatest[place])
+        first_rows, *times = np.array(found, np.int64).reshape(-1, 3).T
+        places = np.searchsorted(ends, first_rows, side="right")
+        np.minimum.at(least, places, times[0])
+        np.maximum.at(greatest, places, times[1])
         return list(zip(least.tolist(), greatest.tolist(), strict=True)) if np.all(least <= greatest) else None
 
     @property

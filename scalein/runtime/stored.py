@@ -56,7 +56,7 @@ class StoredKernels:
         self._compiled: dict[Stage, Compiled] = {}
         self._grow: Grow | None = None
         self._lock = threading.Lock()
-        self._crew = Crew(options.workers)
+        self._crew = Crew()
 
     # --- rows
 

@@ -183,11 +183,8 @@ class _Placed:
 
     base = 0  # of the first record's place
 
-    def __init__(self, table: Table, count: int, options: Options) -> None:
-        size = count * table.layout.size
-        self.records = allocate(size)[:size].reshape(count, table.layout.size)
-        self.records[:] = np.frombuffer(table.layout.template, np.uint8)
-        self.count = count
+    def __init__(self, table: Table, records: np.ndarray, options: Options) -> None:
+        self.records, self.count = records, len(records)
         self.sides = _sides(table, options)
 
     def attach(self, frame: FrameData) -> None:
@@ -214,7 +211,7 @@ class OneRecord(_Placed):
     """The record of an aggregate without keys."""
 
     def __init__(self, table: Table, options: Options) -> None:
-        super().__init__(table, 1, options)
+        super().__init__(table, _records(table, 1), options)
 
     def attach(self, frame: FrameData) -> None:
         super().attach(frame)
@@ -239,15 +236,21 @@ class Domain:
 
     def is_same(self, other: Domain) -> bool:
         """Whether every key has the same position in both."""
-        return (self.spans, self.nullable, self.slices) == (other.spans, other.nullable, other.slices)
+        return self.slices == other.slices and self.has_shape(other)
+
+    def has_shape(self, other: Domain) -> bool:
+        """Whether the other differs at most in where its slices begin."""
+        return (self.spans, self.nullable, self.size) == (other.spans, other.nullable, other.size)
 
 
-class DirectTable(_Placed):
-    """An arena with a record for every key of a small domain, keys already written."""
+class Blank:
+    """The records of a direct table before any row, keys written. Tables over the same ranges have the same, but for
+    where their slices begin: what is computed here is copied for each of them.
+    """
 
-    def __init__(self, table: Table, domain: Domain, options: Options) -> None:
-        super().__init__(table, domain.size, options)
-        self._table, self.domain = table, domain
+    def __init__(self, table: Table, domain: Domain) -> None:
+        self.table, self._domain = table, domain
+        self.records = _records(table, domain.size)
         places = np.arange(domain.size)
         nulls = np.zeros(domain.size, np.int64)
         for k, (key, (least, span), null) in enumerate(zip(table.keys, domain.spans, domain.nullable, strict=True)):
@@ -255,16 +258,27 @@ class DirectTable(_Placed):
             is_null = place == span if null else np.zeros(domain.size, bool)
             start = least - (1 << 64) if least >= 1 << 63 else least  # unsigned keys wrap around, as their bits do
             values = np.where(is_null, 0, place.astype(np.int64) + start)
-            self._field(f"key{k}", _numpy(key))[:] = values.astype(_numpy(key))
+            _field(table, self.records, f"key{k}", _numpy(key))[:] = values.astype(_numpy(key))
             nulls |= is_null.astype(np.int64) << k
         if table.has_nulls:
-            self._field("nulls", np.dtype(np.int64))[:] = nulls
-        if table.slicing is Slicing.KEY and domain.slices is not None:
-            self._field("slice", np.dtype(np.int64))[:] = domain.slices[0] + places // domain.per_slice
+            _field(table, self.records, "nulls", np.dtype(np.int64))[:] = nulls
+        self.slices = places // domain.per_slice  # of each record, from the first on
 
-    def _field(self, name: str, dtype: np.dtype) -> np.ndarray:
-        start = self._table.layout.offset(name)
-        return self.records[:, start : start + dtype.itemsize].view(dtype)[:, 0]
+    def fits(self, table: Table, domain: Domain) -> bool:
+        return self.table is table and self._domain.has_shape(domain)
+
+
+class DirectTable(_Placed):
+    """An arena with a record for every key of a small domain, keys already written."""
+
+    def __init__(self, blank: Blank, domain: Domain, options: Options) -> None:
+        table = blank.table
+        records = allocate(blank.records.size)[: blank.records.size].reshape(blank.records.shape)
+        records[:] = blank.records
+        super().__init__(table, records, options)
+        self.domain = domain
+        if table.slicing is Slicing.KEY and domain.slices is not None:
+            _field(table, records, "slice", np.dtype(np.int64))[:] = blank.slices + domain.slices[0]
 
     def attach(self, frame: FrameData) -> None:
         super().attach(frame)
@@ -279,6 +293,19 @@ class DirectTable(_Placed):
 
 
 State = OneRecord | DirectTable | HashTable
+
+
+def _records(table: Table, count: int) -> np.ndarray:
+    """So many empty records."""
+    size = count * table.layout.size
+    records = allocate(size)[:size].reshape(count, table.layout.size)
+    records[:] = np.frombuffer(table.layout.template, np.uint8)
+    return records
+
+
+def _field(table: Table, records: np.ndarray, name: str, dtype: np.dtype) -> np.ndarray:
+    start = table.layout.offset(name)
+    return records[:, start : start + dtype.itemsize].view(dtype)[:, 0]
 
 
 def _numpy(key: Key) -> np.dtype:

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
+from queue import SimpleQueue
 from typing import Protocol, TypeVar
 
 from scalein.options import STARTUP_CPUS
+from scalein.runtime import tally
 from scalein.runtime.stopping import heed
 
 Work = TypeVar("Work", contravariant=True)
+_thread = threading.local()
 
 
 class Does(Protocol[Work]):
@@ -56,9 +60,15 @@ def begin(stop: threading.Event, workers: int) -> None:
 
 
 def side_by_side(jobs: Sequence[Callable[[], None]], stop: threading.Event | None = None) -> None:
-    """Run functions in threads of their own; an error, or Ctrl-C, sets `stop` and is raised here."""
+    """Run functions in threads of their own, or on workers that stay; an error, or Ctrl-C, sets `stop` and is raised
+    here.
+    """
     if len(jobs) == 1:
         jobs[0]()
+        return
+    crew: Crew | None = getattr(_thread, "crew", None)
+    if crew is not None:
+        crew.share(jobs, stop)
         return
     stop = stop or threading.Event()
     errors: list[BaseException] = []
@@ -102,36 +112,89 @@ def side_by_side(jobs: Sequence[Callable[[], None]], stop: threading.Event | Non
 class Crew:
     """Workers that stay for the next call, for jobs of a millisecond: the caller is the first, others have threads.
 
-    Callers may come at once: then they share the threads.
+    Callers may come at once: each has threads of its own then. They end when the crew is gone.
     """
 
-    def __init__(self, workers: int) -> None:
-        self._others = ThreadPoolExecutor(max(1, workers - 1), "scalein-crew")  # starts threads when they are needed
+    def __init__(self) -> None:
+        self._idle: list[_Tasks] = []  # of threads that have nothing to do
+        weakref.finalize(self, _dismiss, self._idle)
 
     def run(self, job: Callable[[int], None], workers: int) -> None:
-        """Call `job` with the numbers of so many workers, side by side; the first error is raised when all have ended.
+        """Call `job` with the numbers of so many workers, side by side."""
+        self.share([partial(job, worker) for worker in range(workers)])
 
-        An error, or Ctrl-C, stops the others.
+    def share(self, jobs: Sequence[Callable[[], None]], stop: threading.Event | None = None) -> None:
+        """Run functions side by side; the first error is raised when all have ended.
+
+        An error, or Ctrl-C, sets `stop`, which the others heed.
         """
-        stop, errors = threading.Event(), list[BaseException]()
+        first, *others = jobs
+        stop, errors, idle = stop or threading.Event(), list[BaseException](), self._idle
+        counted = tally.current()
+        ends = [0.0] * len(jobs)
+        begun, ended = 0, list[_Tasks]()
+        one_ended = SimpleQueue[None]()
 
-        def guarded(worker: int) -> None:
+        def guarded(job: Callable[[], None], worker: int, own: _Tasks) -> None:
             try:
-                begin(stop, workers)
-                job(worker)
+                begin(stop, len(jobs))
+                with tally.counting(counted, worker):
+                    job()
+                ends[worker] = time.perf_counter()
             except BaseException as error:
                 errors.append(error)
                 stop.set()
+            finally:
+                idle.append(own)  # before the caller knows: its next call finds this thread
+                ended.append(own)
+                one_ended.put(None)
 
-        others: list[Future[None]] = []
         try:
-            for worker in range(1, workers):
-                others.append(self._others.submit(guarded, worker))
-            job(0)
-            wait(others)
+            for job in others:
+                tasks = idle.pop() if idle else _hired()
+                tasks.put(partial(guarded, job, begun + 1, tasks))
+                begun += 1
+            first()
+            ends[0] = time.perf_counter()
+            while len(ended) < begun:
+                one_ended.get()
         except BaseException:
             stop.set()
-            wait(others)
+            while len(ended) < begun:  # counted by `ended`: Ctrl-C may come behind a `get`
+                one_ended.get()
             raise
         if errors:
             raise errors[0]
+        if counted is not None:
+            for worker, end in enumerate(ends):
+                counted.of(worker).wait_s += max(ends) - end
+
+
+_Tasks = SimpleQueue[Callable[[], None] | None]  # of a thread of a crew; None ends it
+
+
+def _hired() -> _Tasks:
+    tasks: _Tasks = SimpleQueue()
+    threading.Thread(target=_work, args=(tasks,), name="scalein-crew", daemon=True).start()
+    return tasks
+
+
+def _work(tasks: _Tasks) -> None:
+    while (task := tasks.get()) is not None:
+        task()
+        del task  # what it holds is the caller's
+
+
+def _dismiss(idle: list[_Tasks]) -> None:
+    for tasks in idle:
+        tasks.put(None)
+
+
+@contextmanager
+def staying() -> Iterator[None]:
+    """Within, the workers of this thread stay between one call and the next."""
+    _thread.crew = Crew()
+    try:
+        yield
+    finally:
+        del _thread.crew

@@ -321,7 +321,7 @@ def test_a_broken_clock_in_a_batch_of_its_own_moves_nothing() -> None:
     clock = watermarks.Partition(delay=0, far=day)
 
     def see(*times: int) -> int | None:
-        clock.see(pa.array(times, pa.int64()), (min(times), max(times)))
+        clock.see((min(times), max(times)), lambda: pa.array(times, pa.int64()))
         clock.end_batch()
         return clock.watermark
 

@@ -11,8 +11,11 @@ import pytest
 
 import scalein as si
 from scalein import col
+from scalein.jobs.groups import Sliding
 from scalein.jobs.watching import show_bar
-from scalein.testing import Stream, until
+from scalein.runtime import pipe
+from scalein.runtime.standing_ring import StandingRing
+from scalein.testing import Stream, assert_same, until
 from tests.jobs.streams import rows_in
 
 BATCHES = [pa.record_batch({"t": pa.array([n, n + 1], pa.timestamp("s")), "k": [n % 3, 1]}) for n in range(0, 40, 2)]
@@ -32,6 +35,21 @@ def test_each_stage_counts_its_rows() -> None:
     assert stages(job) == [("aggregate", 40, 4), ("sort", 4, 4), ("limit", 4, 3)]
 
 
+@pytest.mark.parametrize("is_grouped", [True, False])
+def test_each_worker_of_a_stage_counts(monkeypatch: pytest.MonkeyPatch, is_grouped: bool) -> None:
+    monkeypatch.setattr(pipe, "UNIT_ROWS", 1 << 14)
+    flow = si.from_arrow(pa.table({"k": list(range(1 << 17))})).filter(col("k") * 3 % 7 != 1)
+    flow = flow.group_by(col("k") % 5).agg(n=si.count()) if is_grouped else flow.select("k", j=col("k") + 1)
+    job = flow.start(sink=si.to_memory(), workers=2)
+    job.wait()
+    stage, *_ = job.metrics()["stages"]  # type: ignore[misc]
+    found = stage["workers"]
+    assert len(found) <= 2
+    assert sum(work["rows"] for work in found) == 1 << 17
+    assert sum(work["bytes"] for work in found) == 8 << 17
+    assert all(0 <= work[name] <= stage["busy_s"] + 0.002 for work in found for name in ("useful_s", "wait_s"))
+
+
 def test_figures_for_prometheus() -> None:
     pytest.importorskip("prometheus_client")
     job = si.from_source(Stream({"all": BATCHES}, ends=False)).group_by("k").agg(n=si.count()).start(
@@ -40,6 +58,7 @@ def test_figures_for_prometheus() -> None:
     text = urllib.request.urlopen(f"http://localhost:{job.serve_metrics()}/metrics").read().decode()
     job.stop()
     assert 'scalein_stage_rows_in_total{stage="0 aggregate"} 40.0' in text
+    assert 'scalein_worker_rows_total{stage="0 aggregate",worker="0"}' in text
     labels = [line.partition("}")[0] for line in text.splitlines() if line.startswith("scalein_latency_seconds{")]
     assert [label.partition("=")[2] for label in labels] == ['"0.5"', '"0.99"', '"0.999"']
 
@@ -69,17 +88,33 @@ def test_the_bar_says_how_far_time_is_and_how_large_the_state(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("slides", [False, True])
-def test_state_that_moves_because_of_a_change_of_workers_is_counted(slides: bool) -> None:
-    """Only rings, which have a part for each worker, have any: when the next window closes."""
-    stream = Stream({"all": BATCHES}, allowed={"all": 15}, ends=False)
+def test_a_change_of_workers_moves_no_state(monkeypatch: pytest.MonkeyPatch, slides: bool) -> None:
+    """Tables of a ring stay as they are, also when others take the rows: all that leaves them is windows."""
+    divided: list[bool] = []
+    finished = Sliding._finished
+
+    def looked_at(self: Sliding, after: int, end: int) -> list[pa.RecordBatch]:
+        divided.append(self._ring is not None and self._ring.ring.is_divided)
+        return finished(self, after, end)
+
+    monkeypatch.setattr(StandingRing, "leave", None)
+    monkeypatch.setattr(Sliding, "_finished", looked_at)
+    stream = Stream({"all": BATCHES}, allowed={"all": 10}, ends=False)
     window = si.sliding("t", "4s", every="2s") if slides else si.tumbling("t", "4s")
-    flow = si.from_source(stream).with_watermark("t", "1s").group_by("k", window).agg(n=si.count())
-    job = flow.start(sink=si.to_memory(), workers=1)
-    until(lambda: rows_in(job) == 30, job)
-    job.scale(2)
+    aggs = {"n": si.count(), "last": col("t").max()}
+    flow = si.from_source(stream).with_watermark("t", "1s").group_by("k", window).agg(**aggs)
+    out = si.to_memory()
+    job = flow.start(sink=out, workers=1)
+    for number, workers in enumerate((2, 3, 1)):
+        until(lambda number=number: rows_in(job) == 20 + 6 * number, job)
+        job.scale(workers)
+        stream.allow("all", 13 + 3 * number)
+    until(lambda: rows_in(job) == 38, job)
     stream.allow("all", 20)
     until(lambda: rows_in(job) == 40, job)
     job.stop(drain=True)
-    moved = [rescale["state_bytes_moved"] for rescale in job.metrics()["rescales"]]  # type: ignore[attr-defined]
-    assert len(moved) == 1
-    assert (moved[0] > 0) == slides
+    rescales: list[dict[str, float]] = job.metrics()["rescales"]  # type: ignore[assignment]
+    assert [each["state_bytes_moved"] for each in rescales] == [0, 0, 0]
+    assert any(divided) == slides
+    want = si.from_batches(BATCHES).with_watermark("t", "1s").group_by("k", window).agg(**aggs).collect()
+    assert_same(out.table(), want)

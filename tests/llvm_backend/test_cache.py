@@ -177,7 +177,8 @@ def test_another_version_or_cpu_is_another_kernel(run: Run, tmp_path: Path, monk
     monkeypatch.setenv("SCALEIN_CPU", "x86-64")
     assert "disk" not in run(tmp_path)
     monkeypatch.delenv("SCALEIN_CPU")
-    monkeypatch.setattr(cache, "_code_version", lambda: "another")
+    for name in ("_code_version", "_version_now"):
+        monkeypatch.setattr(cache, name, lambda: "another")
     assert "disk" not in run(tmp_path)
     assert len(_files(tmp_path)) == 3 * count
 
@@ -189,13 +190,15 @@ def test_the_version_is_that_of_the_files_that_were_imported() -> None:
 
 
 PROGRAM = """
+import sys
 import pyarrow as pa, scalein as si
 from scalein import col
 from scalein.llvm_backend import cache
 table = pa.table({"k": [f"a key of some length {n % 7}" for n in range(5000)], "x": range(5000)})
 flow = si.from_arrow(table).filter(col("x") % 3 != 0).group_by("k").agg(n=si.count(), s=col("x").sum())
 found = flow.collect(workers=2)
-print(sum(found["s"].to_pylist()), {kernel.origin for kernel in cache._known.values()})
+print(sum(found["s"].to_pylist()), {kernel.origin for kernel in cache._known.values()},
+      "scalein.llvm_backend.stage" in sys.modules)
 """
 
 
@@ -214,5 +217,5 @@ def test_many_processes_at_once(tmp_path: Path) -> None:
             out, err = process.communicate(timeout=60)
             assert process.returncode == 0, err
             assert out.startswith(f"{total} "), out
-    assert out == f"{total} {{'disk'}}\n"  # a warm start compiles nothing
+    assert out.split()[1:] == ["{'disk'}", "False"]  # a warm start compiles nothing, and needs no compiler
     assert {path.suffix for path in tmp_path.iterdir()} == {".kernel"}

@@ -10,7 +10,7 @@ import pytest
 from scalein.options import STARTUP_CPUS
 from scalein.runtime import workers as workers_module
 from scalein.runtime.stopping import leave_if_stopped
-from scalein.runtime.workers import Crew, side_by_side
+from scalein.runtime.workers import Crew, side_by_side, staying
 
 
 @pytest.mark.skipif(len(STARTUP_CPUS) < 2, reason="needs two CPUs to tell them apart")
@@ -28,7 +28,7 @@ def test_workers_of_a_pinned_caller_are_not_pinned() -> None:
 
 
 def test_a_crew_has_the_caller_and_others() -> None:
-    crew, seen = Crew(3), dict[int, int]()
+    crew, seen = Crew(), dict[int, int]()
 
     def job(worker: int) -> None:
         seen[worker] = threading.get_ident()
@@ -42,7 +42,7 @@ def test_a_crew_has_the_caller_and_others() -> None:
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
 def test_an_error_stops_the_crew(failing: int) -> None:
-    crew, ended = Crew(3), list[int]()
+    crew, ended = Crew(), list[int]()
 
     def job(worker: int) -> None:
         try:
@@ -68,4 +68,30 @@ def test_a_worker_that_cannot_begin_is_an_error(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(workers_module, "begin", fails)
     with pytest.raises(OSError, match="not implemented"):
-        Crew(2).run(lambda worker: None, 2)
+        Crew().run(lambda worker: None, 2)
+
+
+def test_workers_that_stay_are_used_again_and_end_with_their_thread() -> None:
+    calls: list[set[threading.Thread]] = []
+
+    def caller() -> None:
+        with staying():
+            for _ in range(3):
+                here, met = set[threading.Thread](), threading.Barrier(3)
+
+                def job(here: set[threading.Thread] = here, met: threading.Barrier = met) -> None:
+                    here.add(threading.current_thread())
+                    met.wait()
+
+                side_by_side([job] * 3)
+                calls.append(here)
+
+    thread = threading.Thread(target=caller)
+    thread.start()
+    thread.join()
+    assert calls[0] == calls[1] == calls[2]
+    assert thread in calls[0]
+    assert len(calls[0]) == 3
+    for other in calls[0]:
+        other.join(5)
+        assert not other.is_alive()
