@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 TASK_BYTES = 256 << 20  # of files, compressed as they are, that a task reads at least if there are cores enough
 
+Item = TypeVar("Item")
 Split = tuple[str, int, int | None]  # name of a file, first row, and the row behind the last; None is the file's end
 
 
@@ -106,7 +107,7 @@ def splits_of(source: FileSource) -> tuple[list[Split], list[int]]:
     return splits, sizes
 
 
-def dealt(splits: Sequence[Split], sizes: Sequence[int], cores: int) -> list[list[Split]]:
+def dealt(splits: Sequence[Item], sizes: Sequence[int], cores: int) -> list[list[Item]]:
     """The splits of each task: about the same number of bytes, neighbours together where that costs nothing.
 
     >>> [[name for name, *_ in share] for share in dealt([(name, 0, None) for name in "abcd"], [9, 1, 1, 7], 2)]
