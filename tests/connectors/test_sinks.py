@@ -201,7 +201,7 @@ def test_what_is_no_manifest_is_refused(tmp_path: Path) -> None:
 
 @formats
 def test_files_roll_over(to: Callable[..., FileSink], read: Callable[..., Flow], tmp_path: Path) -> None:
-    sink = to(tmp_path, roll=40_000)
+    sink = to(tmp_path, roll=30_000)
     table = pa.table({"v": range(100_000)})
     sink.open(table.schema, None, "job-1")
     for batch in table.to_batches(max_chunksize=2_000):

@@ -78,18 +78,18 @@ class Scanned:
         self.counted.add(rows)
 
 
-def scanned(spark: SparkSession, query: str, schema: pa.Schema) -> Scanned | None:
+def scanned(spark: SparkSession, own: SparkSession, query: str, schema: pa.Schema) -> Scanned | None:
     """What the batch under way of a query reads, if tasks can read it as `schema` says; None if Spark has to.
 
-    `spark` is the session that the query was started in.
+    `spark` is the session that the query was started in, `own` the query's own copy of it.
     """
     scan = _scan(spark, query)
-    if scan is None or any(spark.conf.get(name, None) != value for name, value in _PLAIN_SETTINGS.items()):
+    if scan is None or any(own.conf.get(name) != value for name, value in _PLAIN_SETTINGS.items()):
         return None
     paths = [_local(address) for address in scan.relation().location().inputFiles()]
     if len(paths) > MOST_FILES or None in paths:
         return None
-    files = _row_groups([path for path in paths if path is not None], schema)
+    files = row_groups([path for path in paths if path is not None], schema)
     return None if files is None else Scanned(files, scan.metrics().apply("numOutputRows"))
 
 
@@ -127,7 +127,7 @@ def _local(address: str) -> str | None:
     return unquote(parts.path) if parts.scheme == "file" and not parts.netloc else None
 
 
-def _row_groups(paths: Sequence[str], schema: pa.Schema) -> Files | None:
+def row_groups(paths: Sequence[str], schema: pa.Schema) -> Files | None:
     """All rows of some files, if each has the columns of a schema as it says."""
     import pyarrow.parquet as pq
 

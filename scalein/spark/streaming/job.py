@@ -1,7 +1,8 @@
 """A stream: a flow inside Spark's Structured Streaming, seen from the driver.
 
 Spark owns the source, its offsets, the numbers of batches and the retries of tasks. A batch is one action inside of
-`foreachBatch`, and what becomes of it is told in `commits.py`.
+`foreachBatch`, and what becomes of it is told in `commits.py`. Who reads its rows, Spark or the tasks, is decided batch
+by batch (`files.py`).
 
 Spark's thread calls `_on_batch`; others ask and set flags. A thread of our own waits for the query's end, to give the
 checkpoint free.
@@ -109,7 +110,7 @@ class StreamJob:
 
     def _act(self, df: DataFrame, batch: Batch, query: str) -> Heard:
         """Run a batch's one action."""
-        found = scanned(self._session, query, self._plan.entering)
+        found = scanned(self._session, df.sparkSession, query, self._plan.entering)
         with in_our_words():
             said = self._by_spark(df, batch) if found is None else self._from_files(df.sparkSession, batch, found.files)
         if found is not None:

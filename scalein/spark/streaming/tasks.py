@@ -25,12 +25,11 @@ import pyarrow as pa
 
 from scalein.connectors.base import Json
 from scalein.options import Options
-from scalein.spark.blobs import decoded, encoded, hashes, joined, key_groups, placed, routed
+from scalein.spark.blobs import decoded, encoded, joined, own_rows, placed, routed
 from scalein.spark.mapping import JOINED_BYTES, task_options
 from scalein.spark.shipping import Carried
 from scalein.spark.streaming.clocks import Clock, Seen
 from scalein.spark.streaming.files import Files
-from scalein.spark.streaming.merging import rows_at
 from scalein.spark.streaming.outputs import Output, Taken
 from scalein.spark.streaming.places import Place
 from scalein.spark.streaming.reducing import Reducer, Share
@@ -147,7 +146,7 @@ class WholeTask:
         keep_only(batch.place, batch.runs)
         rows = _entered(self.files.read(), batch.entering)
         if (keys := work.row_keys) is not None:  # others need not become groups here
-            rows = _own(rows, keys, ranges(batch.partitions)[target], tally, options)
+            rows = _own(rows, keys, target, batch.partitions, tally, options)
         crossing = work.crossing(rows, batch.clock, tally, options)
         if keys is None:
             parts = routed(crossing, work.phases.keys, batch.partitions, options)
@@ -263,15 +262,13 @@ def _entered(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Batches:
         yield entering(batch, schema)
 
 
-def _own(batches: Batches, keys: Sequence[str], groups: tuple[int, int], tally: Tally, options: Options) -> Batches:
-    """The rows whose keys are of some key groups; the others are only counted."""
-    first, last = groups
+def _own(batches: Batches, keys: Sequence[str], target: int, targets: int, tally: Tally, options: Options) -> Batches:
+    """The rows of a target; the others are only counted."""
     for batch in batches:
-        found = key_groups(hashes(batch, keys, options))
-        rows = np.flatnonzero((found >= first) & (found < last))
-        tally.rows += batch.num_rows - len(rows)
-        if len(rows):
-            yield batch if len(rows) == batch.num_rows else rows_at(batch, rows)
+        rows = own_rows(batch, keys, target, targets, options)
+        tally.rows += batch.num_rows - rows.num_rows
+        if rows.num_rows:
+            yield rows
 
 
 def cell(number: int, kind: int, blob: pa.Buffer) -> pa.RecordBatch:

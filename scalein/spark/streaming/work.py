@@ -26,13 +26,11 @@ from scalein.dtypes import Schema
 from scalein.errors import BadArgument, ComputeError, LateData, SourceLoc
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named, columns
-from scalein.ir.nodes import Scan
 from scalein.ir.rewrite import exprs_of, rewrite, walk_ops
-from scalein.ir.stages import Where
 from scalein.jobs.changes import OP, told
 from scalein.jobs.changes import check as check_changes
 from scalein.jobs.late import Lateness
-from scalein.jobs.partials import all_computed, group_of
+from scalein.jobs.partials import all_computed
 from scalein.jobs.remembered import signature
 from scalein.jobs.segments import Feed, Segment, cut, over, placeholder
 from scalein.jobs.steps import Arrival, Runner, Surroundings, reads
@@ -178,13 +176,7 @@ class Work:
         """The columns of the stream that are the keys, if rows of other keys need not be looked at: those that are
         counted or kept apart by their time, or because they fail, must be.
         """
-        if self.phases.kind != "partials" or not self.phases.keys or self.mark is not None or self._check is not None:
-            return None
-        node = group_of(compile_flow(self.segment.op))
-        if not isinstance(node.input, Scan) or not all(isinstance(step, Where) for step in node.steps):
-            return None
-        return tuple(key.name for key in node.keys if isinstance(key, Col)) if all(
-            isinstance(key, Col) for key in node.keys) else None
+        return None if self.mark is not None or self._check is not None else self.phases.source_keys
 
     def moved(self, clock: Clock, what: Iterable[Seen]) -> Clock:
         """The time behind a batch, of which tasks have seen that."""
