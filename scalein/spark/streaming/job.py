@@ -110,12 +110,13 @@ class StreamJob:
 
     def _act(self, df: DataFrame, batch: Batch, query: str) -> Heard:
         """Run a batch's one action."""
-        found = scanned(self._session, df.sparkSession, query, self._plan.entering)
         with in_our_words():
-            said = self._by_spark(df, batch) if found is None else self._from_files(df.sparkSession, batch, found.files)
-        if found is not None:
+            found = scanned(self._session, df.sparkSession, query, self._plan.entering)
+            if found is None:
+                return self._by_spark(df, batch)
+            said = self._from_files(df.sparkSession, batch, found.files)
             found.count(counted([*said.words.values()], self._plan.work.mode)["rows"])
-        return said
+            return said
 
     def _by_spark(self, df: DataFrame, batch: Batch) -> Heard:
         """Spark reads."""
