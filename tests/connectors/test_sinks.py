@@ -213,7 +213,8 @@ def test_files_roll_over(to: Callable[..., FileSink], read: Callable[..., Flow],
 
 
 def test_numbers_that_do_not_repeat_get_no_dictionary(tmp_path: Path) -> None:
-    table = pa.table({"key": range(9_000), "few": [k % 9 for k in range(9_000)], "text": [f"{k}" for k in range(9_000)]})
+    keys = range(9_000)
+    table = pa.table({"key": keys, "few": [k % 9 for k in keys], "text": [f"{k}" for k in keys]})
     write(si.to_parquet(tmp_path), table)
     group = pq.ParquetFile(tmp_path / names(tmp_path)[0]).metadata.row_group(0)
     assert [group.column(k).has_dictionary_page for k in range(3)] == [False, True, True]
