@@ -119,14 +119,14 @@ def bench_run_yahoo(race: Race, spark: Any, rows: int, workers: int, tmp_path: P
 
 @two_cores
 def bench_run_many_keys(race: Race, spark: Any, rows: int, workers: int, tmp_path: Path) -> None:
-    """W3 of 20 Parquet files; goal: three times Spark SQL; bound: groups crossing twice."""
+    """W3 of 20 Parquet files, which both tasks read; goal: three times Spark SQL; bound: results to the JVM."""
     import scalein.spark as sis
 
     folder = in_files(data.keyed_values(rows, rows // 2), tmp_path / "values")
     flow, in_sql = totals(si.read_parquet(folder)), totals_in_spark(spark.read.parquet(str(folder)))
     assert_equal(sis.run(flow, spark), in_sql)
     race(lambda: drained(sis.run(flow, spark)), spark_sql=lambda: drained(in_sql), goals={"spark_sql": 3}, rounds=3,
-         row_count=rows, size_bytes=16 * rows, bound="partial groups to the JVM and back")
+         row_count=rows, size_bytes=16 * rows, bound="results to the JVM")
 
 
 # --- apply and map_in_arrow: rows come out of the JVM

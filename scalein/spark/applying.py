@@ -30,9 +30,9 @@ from scalein.ir.rewrite import rewrite, walk_ops
 from scalein.jobs.segments import Feed, Segment, cut, over, placeholder, segments
 from scalein.spark.blobs import CELL_COLUMNS, KEY_GROUPS, placed
 from scalein.spark.filters import pulled, quoted
-from scalein.spark.mapping import Entering, Leaving, Mapped, Received, Sent, Step, Task
+from scalein.spark.mapping import Entering, Leaving, Mapped, Received, Sent, Step, Task, Whole
 from scalein.spark.phases import Phases
-from scalein.spark.scanning import bound_rows, shuffle_partitions
+from scalein.spark.scanning import bound_rows, read_by_all, shuffle_partitions
 from scalein.spark.shipping import optimised, settled
 from scalein.spark.types import checked_schema, leaving_schema, spark_schema
 
@@ -130,6 +130,8 @@ class _Planner:
                 return self._sorted(segment, state, given)
             # Nothing behind it looks at the order: whatever would is refused.
             segment = Segment(over(segment.op, state, state.input), segment.input, None, segment.then)
+        if isinstance(given, ops.Source) and (whole := self._without_shuffle(segment, given)) is not None:
+            return [whole]
         parts, phases = self._entered(segment, given)
         if phases.kind == "rowwise":
             return [part.through(Mapped(phases)) for part in parts]
@@ -152,6 +154,14 @@ class _Planner:
         df = self._df if condition is None else self._df.filter(condition)
         schema = pa.schema([given.arrow.field(name) for name in phases.reads])
         return [Part(chosen(df, phases.reads), (Entering(schema),))], phases
+
+    def _without_shuffle(self, segment: Segment, source: ops.Source) -> Part | None:
+        """A segment each of whose tasks reads all files for the rows of its own keys, if that costs less."""
+        if source.data is None or not isinstance(segment.state, ops.Aggregate):
+            return None
+        phases = Phases(segment)
+        read = read_by_all(source, phases, self._spark)
+        return None if read is None else Part(read[0], (read[1], Whole(phases)))
 
     def _shuffled(self, parts: list[Part], phases: Phases) -> Part:
         places = placed(shuffle_partitions(self._spark))[:KEY_GROUPS] if phases.keys else (0,)

@@ -115,6 +115,17 @@ def _pieces(batch: pa.RecordBatch, keys: Sequence[str], targets: int,
             yield target, batch.slice(start, end - start)
 
 
+def own_rows(batch: pa.RecordBatch, keys: Sequence[str], target: int, targets: int, options: Options) -> pa.RecordBatch:
+    """The rows of a batch for one target."""
+    if targets == 1:
+        return batch
+    rows = np.flatnonzero((target_of_groups(targets) == target)[key_groups(hashes(batch, keys, options))])
+    if len(rows) == batch.num_rows:
+        return batch
+    at = pa.array(rows)
+    return pa.RecordBatch.from_arrays([taken(column, at) for column in batch.columns], schema=batch.schema)
+
+
 def _one(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
     return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
 

@@ -114,6 +114,16 @@ class Mapped:
 
 
 @dataclass(frozen=True)
+class Whole:
+    """A segment over all rows of some keys."""
+
+    phases: Phases
+
+    def run(self, batches: Rows, options: Options) -> Rows:
+        return self.phases.whole(batches, options)
+
+
+@dataclass(frozen=True)
 class Received:
     """The half of a segment behind the shuffle."""
 

@@ -143,6 +143,16 @@ class Phases:
         assert isinstance(self.state, ops.Aggregate)
         return tuple(self._crossing_names[key.expr] for key in self.state.keys)
 
+    @cached_property
+    def source_keys(self) -> tuple[str, ...] | None:
+        """The columns of the input that `keys` are; None if they are computed, or there are none."""
+        if not self.keys:
+            return None
+        node = group_of(self._root)
+        names = tuple(key.name for key in node.keys if isinstance(key, Col))
+        is_plain = isinstance(node.input, Scan) and all(isinstance(step, Where) for step in node.steps)
+        return names if is_plain and len(names) == len(node.keys) else None
+
     @property
     def functions(self) -> dict[str, str]:
         """Of partial groups, how the columns that are no keys combine: sum, min or max."""
@@ -210,6 +220,10 @@ class Phases:
         if waiting:
             yield from self._run(self._partials_of_rows, iter(waiting), options)
 
+    def whole(self, batches: Batches, options: Options) -> Rows:
+        """The results for all rows of some keys, in one half."""
+        return self._run(self._whole, batches, options)
+
     def groups(self, batches: Batches, options: Options) -> Rows:
         """The groups (or windows) of what has crossed, before the ops that stand behind the aggregation."""
         return self._run(self._groups, batches, options)
@@ -266,6 +280,10 @@ class Phases:
                 return Program(compile_flow(self.state))
             case _:
                 return Program(self._root)
+
+    @cached_property
+    def _whole(self) -> Program:
+        return Program(self._root)
 
     @cached_property
     def _map_rows(self) -> Program:

@@ -2,10 +2,11 @@
 
 Spark schedules and moves what must meet; rows never go through the JVM before they are aggregated. Files are cut into
 splits (parts of a Parquet file, whole files of other formats), which are dealt out to tasks of about the same size:
-not more tasks than needed, because each sends partial groups of its own. A task decodes its splits with our readers, on
-a thread beside the kernels; row groups whose statistics rule them out are left out here already. What has partitions of
-another kind (own sources, generators) is a task a partition. Data in this process's memory goes through
-`createDataFrame`.
+not more tasks than needed, because each sends partial groups of its own. Where groups are many and tasks few, each
+task reads all splits instead, for the rows of its own keys, and nothing has to cross (`read_by_all`). A task decodes
+its splits with our readers, on a thread beside the kernels; row groups whose statistics rule them out are left out here
+already. What has partitions of another kind (own sources, generators) is a task a partition. Data in this process's
+memory goes through `createDataFrame`.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from scalein.connectors.ahead import Unit, ahead
@@ -28,6 +30,7 @@ from scalein.errors import BadArgument, InternalError, SourceLoc, here
 from scalein.ir import ops
 from scalein.ir.rewrite import walk_ops
 from scalein.options import Options
+from scalein.spark.blobs import hashes, own_rows
 from scalein.spark.mapping import Entering, Rows, Step
 from scalein.spark.phases import Phases
 from scalein.spark.types import leaving, leaving_schema, spark_schema
@@ -38,7 +41,10 @@ if TYPE_CHECKING:
     from scalein.flow import Flow
 
 TASK_BYTES = 256 << 20  # of files, compressed as they are, that a task reads at least if there are cores enough
+MOST_READERS = 4  # tasks that each read all files
+ROWS_A_GROUP = 8  # up to which partial groups take about as much room as rows
 
+Item = TypeVar("Item")
 Split = tuple[str, int, int | None]  # name of a file, first row, and the row behind the last; None is the file's end
 
 
@@ -92,6 +98,47 @@ def bound_rows(source: ops.Source, phases: Phases, spark: SparkSession, at: Sour
     return spark.range(0, count, 1, max(1, count)), step
 
 
+def read_by_all(source: ops.Source, phases: Phases, spark: SparkSession) -> tuple[DataFrame, Step] | None:
+    """The rows of a source that `phases` read, dealt out by their keys: each task reads everything and keeps its own.
+
+    None unless this costs less than a shuffle: there a row takes some five times what it takes to decode it and to
+    look at its key. So tasks must be few, and partial groups not many times fewer than rows.
+    """
+    data, keys = source.data, phases.source_keys
+    cores = parallelism(spark)
+    if keys is None or cores > MOST_READERS or not isinstance(data, Connected):
+        return None
+    connected = data.project(phases.reads).where(phases.tests)
+    files = connected.source
+    if not isinstance(files, FileSource) or not isinstance(files.format, Parquet):
+        return None
+    splits, sizes = splits_of(files)
+    if not splits or sum(sizes) > TASK_BYTES * cores or not _has_many_groups(files, keys, splits, sizes):
+        return None
+    step = AllRead(FilesRead(connected.name, files, (tuple(splits),), source.at), keys, cores)
+    return spark.range(0, cores, 1, cores), step
+
+
+def _has_many_groups(files: FileSource, keys: Sequence[str], splits: Sequence[Split], sizes: Sequence[int]) -> bool:
+    """Whether there are about as many groups as rows, or not many times fewer, by some rows in the middle.
+
+    Of s rows of n equally frequent keys, where n is much greater, some s * s / 2n have a key that was there before.
+    """
+    import pyarrow.parquet as pq
+
+    name, row, _ = splits[len(splits) // 2]
+    path = files.listing.path(name)
+    part = next(files.format.parts(path, files.whole, list(dict.fromkeys(keys)), row), None)
+    batch = None if part is None else next(part.open(), None)
+    if batch is None:
+        return False
+    of_file = sum(size for (each, *_), size in zip(splits, sizes, strict=True) if each == name)
+    rows = pq.read_metadata(path, memory_map=True).num_rows / max(1, of_file) * sum(sizes)
+    found = hashes(batch, keys, Options.make(workers=1))
+    repeats = len(found) - len(np.unique(found))
+    return bool(4 * repeats <= len(found) and 2 * repeats * rows <= ROWS_A_GROUP * len(found) ** 2)
+
+
 def splits_of(source: FileSource) -> tuple[list[Split], list[int]]:
     """The splits of files, and how many bytes each has, about."""
     splits: list[Split] = []
@@ -106,7 +153,7 @@ def splits_of(source: FileSource) -> tuple[list[Split], list[int]]:
     return splits, sizes
 
 
-def dealt(splits: Sequence[Split], sizes: Sequence[int], cores: int) -> list[list[Split]]:
+def dealt(splits: Sequence[Item], sizes: Sequence[int], cores: int) -> list[list[Item]]:
     """The splits of each task: about the same number of bytes, neighbours together where that costs nothing.
 
     >>> [[name for name, *_ in share] for share in dealt([(name, 0, None) for name in "abcd"], [9, 1, 1, 7], 2)]
@@ -162,8 +209,25 @@ class FilesRead:
     def run(self, batches: Rows, options: Options) -> Rows:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                some = Connected(self.name, _Some(self.files, self.shares[number], options.workers), self.at)
-                yield from some.read()
+                yield from self.share(number, options)
+
+    def share(self, number: int, options: Options) -> Rows:
+        return Connected(self.name, _Some(self.files, self.shares[number], options.workers), self.at).read()
+
+
+@dataclass(frozen=True)
+class AllRead:
+    """All rows of a source, of which each task keeps those of its own keys; Spark gives the numbers of tasks."""
+
+    rows: FilesRead  # in one share
+    keys: tuple[str, ...]
+    tasks: int
+
+    def run(self, batches: Rows, options: Options) -> Rows:
+        for number in (each for batch in batches for each in batch.column(0).to_pylist()):
+            for rows in self.rows.share(0, options):
+                if (own := own_rows(rows, self.keys, number, self.tasks, options)).num_rows:
+                    yield own
 
 
 @dataclass(frozen=True)

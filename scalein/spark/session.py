@@ -98,6 +98,8 @@ def _defaults(cores: int, master: str | None) -> dict[str, str]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": f"{_driver_memory_mb()}m",  # executors of a local session live in the driver
         "spark.ui.enabled": "false",
+        # TCP keeps small messages back for 40 ms and more (delayed acknowledgements), some in every task of Python's.
+        "spark.python.unix.domain.socket.enabled": "true",
         "spark.sql.shuffle.partitions": str(2 * cores),
     }
 

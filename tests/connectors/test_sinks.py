@@ -201,7 +201,7 @@ def test_what_is_no_manifest_is_refused(tmp_path: Path) -> None:
 
 @formats
 def test_files_roll_over(to: Callable[..., FileSink], read: Callable[..., Flow], tmp_path: Path) -> None:
-    sink = to(tmp_path, roll=40_000)
+    sink = to(tmp_path, roll=30_000)
     table = pa.table({"v": range(100_000)})
     sink.open(table.schema, None, "job-1")
     for batch in table.to_batches(max_chunksize=2_000):
@@ -210,6 +210,14 @@ def test_files_roll_over(to: Callable[..., FileSink], read: Callable[..., Flow],
     assert len(names(tmp_path)) > 3
     assert all((tmp_path / name).stat().st_size < 150_000 for name in names(tmp_path))
     assert read(tmp_path).collect().equals(table)
+
+
+def test_numbers_that_do_not_repeat_get_no_dictionary(tmp_path: Path) -> None:
+    keys = range(9_000)
+    table = pa.table({"key": keys, "few": [k % 9 for k in keys], "text": [f"{k}" for k in keys]})
+    write(si.to_parquet(tmp_path), table)
+    group = pq.ParquetFile(tmp_path / names(tmp_path)[0]).metadata.row_group(0)
+    assert [group.column(k).has_dictionary_page for k in range(3)] == [False, True, True]
 
 
 @formats

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 import scalein as si
 from scalein.errors import NOWHERE
@@ -15,9 +16,10 @@ from scalein.jobs.trying import tried
 from scalein.options import Options
 from scalein.spark.shipping import Carried, pack, settled
 from scalein.spark.streaming.commits import Commits, Plan
+from scalein.spark.streaming.files import Files, row_groups
 from scalein.spark.streaming.outputs import outlet
 from scalein.spark.streaming.places import Place, place_of
-from scalein.spark.streaming.tasks import Batch, Heard, MapTask, ReduceTask, RowTask, heard
+from scalein.spark.streaming.tasks import Batch, Heard, MapTask, ReduceTask, RowTask, WholeTask, heard
 from scalein.spark.streaming.work import Work
 
 OPTIONS = Options.make(workers=1)
@@ -43,11 +45,18 @@ def begun(flow: Flow, checkpoint: Path | Place, sink: object, *, partitions: int
     return Commits(Plan(work, reads, outlets, place, partitions, {}, migration, NOWHERE), Carried(*pack(work)))
 
 
-def acting(parts: Iterable[pa.Table], attempts: int = 1) -> Act:
-    """The tasks of a batch, whose rows come in some partitions; of several attempts of each, the last one counts."""
+def acting(parts: Iterable[pa.Table], attempts: int = 1, folder: Path | None = None) -> Act:
+    """The tasks of a batch, whose rows come in some partitions; of several attempts of each, the last one counts.
+
+    With a folder, tasks with state read the rows themselves from files there.
+    """
     tables = list(parts)
 
     def act(batch: Batch) -> Heard:
+        if folder is not None and batch.unpacked().mode != "rowwise":
+            task_of_files = WholeTask(batch, _filed(tables, folder, batch.entering))
+            return heard([row for target in range(batch.partitions) for row in [
+                list(task_of_files([target])) for _ in range(attempts)][-1]])
         task = RowTask(batch) if batch.unpacked().mode == "rowwise" else MapTask(batch)
         given: defaultdict[int, list[pa.RecordBatch]] = defaultdict(list)
         said: list[tuple[int, int, bytes]] = []
@@ -73,10 +82,21 @@ def _rows(cells: Iterable[pa.RecordBatch]) -> list[tuple[int, int, bytes]]:
     return [(row["target"], row["kind"], row["blob"]) for cell in cells for row in cell.to_pylist()]
 
 
-def run(commits: Commits, batches: Sequence[Sequence[pa.Table]], first: int = 0, attempts: int = 1) -> None:
+def _filed(tables: Sequence[pa.Table], folder: Path, schema: pa.Schema) -> Files:
+    folder.mkdir(exist_ok=True)
+    paths = [str(folder / f"{number}.parquet") for number in range(len(tables))]
+    for table, path in zip(tables, paths, strict=True):
+        pq.write_table(table, path, row_group_size=7)
+    found = row_groups(paths, schema)
+    assert found is not None
+    return found
+
+
+def run(commits: Commits, batches: Sequence[Sequence[pa.Table]], first: int = 0, attempts: int = 1,
+        folder: Path | None = None) -> None:
     """Some batches, each in some partitions."""
     for number, parts in enumerate(batches, first):
-        commits.do(number, "query", acting(parts, attempts), None)
+        commits.do(number, "query", acting(parts, attempts, folder), None)
 
 
 def rows_of(flow: Flow, batches: Sequence[Sequence[pa.Table]], checkpoint: Path, **how: object) -> pa.Table:

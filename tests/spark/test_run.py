@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -88,6 +89,24 @@ def test_only_partials_cross(spark: Any, folder: Path) -> None:
     plan = sis.run(q, spark)._jdf.queryExecution().toString()
     assert "parquet" not in plan.lower()
     assert "Range" in plan
+
+
+def test_many_groups_are_not_shuffled(spark: Any, tmp_path: Path) -> None:
+    """Each task reads all files for the rows of its own keys; of few groups it sends partial ones."""
+    rng = np.random.default_rng(5)
+    count = 30_000
+    table = pa.table({"i": pa.array(rng.permutation(count), mask=rng.random(count) < 0.001),
+                      "f": rng.choice([0.0, -0.0, float("nan"), 1.5], count), "few": rng.integers(0, 9, count),
+                      "x": rng.integers(-99, 99, count)})  # fmt: skip
+    for number in range(3):
+        pq.write_table(table.slice(number * 10_000, 10_000), tmp_path / f"{number}.parquet", row_group_size=4_000)
+    events = si.read_parquet(tmp_path).filter(col("x") > -50)
+    aggs = {"n": si.count(), "s": col("x").sum(), "u": col("few").n_unique()}
+    for keys, is_shuffled in ((("i", "f"), False), (("few",), True), (((col("i") + 1).alias("computed"), "f"), True)):
+        q = events.group_by(*keys).agg(**aggs).filter(col("s") != 3)
+        df = sis.run(q, spark)
+        same(df, q.collect())
+        assert ("Exchange" in df._jdf.queryExecution().toString()) == is_shuffled, keys
 
 
 def test_what_is_refused(spark: Any, folder: Path) -> None:

@@ -106,7 +106,9 @@ def test_changes_of_groups_add_up_to_what_collect_gives(name: str, seed: int, tm
                 commits = begun(flow, tmp_path, sink, emit="changes", migration=random.choice(MIGRATIONS))
             commits.partitions = random.choice([1, 2, 3, 7])
             with tightened(seed % 2 == 0):
-                commits.do(number, "query", acting(parts), None)
+                commits.do(number, "query", acting(parts, folder=random.choice([None, tmp_path / "in"])), None)
+            assert commits.progress is not None
+            assert commits.progress["rows_in"] == sum(part.num_rows for part in parts)
     finally:
         commits.close()
     changes.append(sink.table())
@@ -237,7 +239,7 @@ def test_windows_are_those_of_a_job(name: str, emit: str, seed: int, tmp_path: P
         for number, parts in enumerate(given):
             commits.partitions = random.choice([1, 2, 5])
             with tightened(seed % 2 == 0):
-                commits.do(number, "query", acting(parts), None)
+                commits.do(number, "query", acting(parts, folder=random.choice([None, tmp_path / "in"])), None)
     finally:
         commits.close()
     want, want_late = as_a_job(flow, given, emit=emit)
@@ -284,8 +286,9 @@ FALLIBLE: dict[str, tuple[str, Callable[[Flow], Flow]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("is_in_files", [False, True])
 @pytest.mark.parametrize("name", FALLIBLE)
-def test_rows_that_fail_end_the_stream_are_null_or_go_elsewhere(name: str, tmp_path: Path) -> None:
+def test_rows_that_fail_end_the_stream_are_null_or_go_elsewhere(name: str, is_in_files: bool, tmp_path: Path) -> None:
     emit, build = FALLIBLE[name]
     flow = build(si.flow(EVENTS))
     batches = [[events(1, 2, 3), events(4, 5, k="b")], [events(6, 25), events(30, k="b")]]  # x begins with 0
@@ -300,7 +303,7 @@ def test_rows_that_fail_end_the_stream_are_null_or_go_elsewhere(name: str, tmp_p
     failed = si.to_memory()
     sink = si.to_memory()
     commits = begun(flow, tmp_path / "sink", sink, emit=emit, on_error=failed)
-    run(commits, batches, attempts=2)
+    run(commits, batches, attempts=2, folder=tmp_path / "in" if is_in_files else None)
     commits.close()
     assert commits.progress is not None
     assert (commits.progress["rows_in"], commits.progress["failed_rows"]) == (3, 2)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
@@ -21,6 +22,8 @@ import scalein as si
 import scalein.spark as sis
 from scalein import col
 from scalein.errors import NOWHERE, BadArgument, BadData, ComputeError, ScaleinError, WriteFailed
+from scalein.spark.streaming import files
+from scalein.spark.streaming import job as job_module
 from scalein.spark.streaming.manifest import Manifests
 from scalein.spark.streaming.places import place_of
 from tests.same import assert_same
@@ -80,6 +83,49 @@ def test_changes_scale_stop_and_go_on(spark: Any, tmp_path: Path) -> None:
     assert_same(sis.read_state(tmp_path / "checkpoint"), GROUPS.collect(everything))
     changed = ds.dataset(tmp_path / "out").to_table().sort_by("n")  # the count of a key tells the order of its changes
     assert_same(pa.Table.from_pylist(folded(changed, ["k"]), GROUPS.schema), GROUPS.collect(everything))
+
+
+@pytest.mark.parametrize("way", ["whole", "shares", "spark"])
+def test_who_reads_the_files_makes_no_difference(way: str, spark: Any, tmp_path: Path,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks read plain files themselves, all of them or a share; what Spark has to filter, or to fill up, it reads."""
+    everything = write(tmp_path / "in", range(2))
+    found: list[bool] = []
+
+    def noted(*given: Any) -> Any:
+        scan = files.scanned(*given)
+        found.append(scan is not None)
+        return scan
+
+    monkeypatch.setattr(job_module, "scanned", noted)
+    monkeypatch.setattr(job_module, "WHOLE_BYTES", 1 << 20 if way == "whole" else 0)
+    rows_in = stream(spark, tmp_path / "in")
+    job = sis.start(GROUPS, rows_in.filter("x > -7") if way == "spark" else rows_in, partitions=3, trigger=NOW,
+                    sink=si.to_parquet(tmp_path / "out"), checkpoint=tmp_path / "checkpoint", emit="changes")
+    job.wait()
+    wanted = everything.filter(pc.field("x") > -7) if way == "spark" else everything
+    assert_same(sis.read_state(tmp_path / "checkpoint"), GROUPS.collect(wanted))
+    assert found == [way != "spark"] * 2
+    assert [each.numInputRows for each in job.query.recentProgress if each.numInputRows] == [400, 400]
+
+
+def test_files_that_spark_must_read(tmp_path: Path) -> None:
+    """Those that are not as the flow has them: without a column, of another type, or with dates of the old calendar."""
+    table = rows(0)
+    path = str(tmp_path / "a.parquet")
+    for given, wanted, is_ours in (
+        (table, table.schema, True),
+        (table.drop_columns("x"), table.schema, False),
+        (table.drop_columns("x"), pa.schema([table.schema.field("k")]), True),
+        (table.set_column(2, "x", table["x"].cast(pa.int32())), table.schema, False),
+        (table.replace_schema_metadata({"org.apache.spark.legacyDateTime": ""}), table.schema, False),
+        (table.replace_schema_metadata({"org.apache.spark.version": "2.4.0"}), table.schema, False),
+        (table.replace_schema_metadata({"org.apache.spark.version": "2.4.0"}), table.select(["x"]).schema, True),
+    ):
+        pq.write_table(given, path)
+        assert (files.row_groups([path], wanted) is not None) == is_ours
+    (tmp_path / "a.parquet").write_bytes(b"no Parquet")
+    assert files.row_groups([path], table.schema) is None
 
 
 def test_windows_and_a_function_of_a_dataframe(spark: Any, tmp_path: Path) -> None:

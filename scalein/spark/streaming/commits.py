@@ -33,7 +33,7 @@ from scalein.spark.streaming.outputs import Outlet
 from scalein.spark.streaming.places import Place
 from scalein.spark.streaming.reading import described
 from scalein.spark.streaming.runs import Run, joined_runs
-from scalein.spark.streaming.tasks import TOTALS, Batch, Heard, seen_of
+from scalein.spark.streaming.tasks import Batch, Heard, counted, seen_of
 from scalein.spark.streaming.work import Work
 
 if TYPE_CHECKING:
@@ -190,9 +190,7 @@ class Commits:
 
     def _counted(self, words: list[dict[str, Json]], number: int, partitions: int, runs: list[Run],
                  clock: Clock) -> dict[str, Json]:
-        # Each reduce task has heard all map tasks, so any of them knows what they counted.
-        from_maps = words if self._plan.work.mode == "rowwise" else words[:1]
-        rows, timeless, late, failed = (sum(as_int(each[name]) for each in from_maps) for name in TOTALS)
+        rows, timeless, late, failed = counted(words, self._plan.work.mode).values()
         if late and "late" not in self._plan.outlets and not self._has_warned:
             self._has_warned = True
             warnings.warn(f"{late} rows came too late and were dropped; later ones are only counted: see "

@@ -1,7 +1,8 @@
 """A stream: a flow inside Spark's Structured Streaming, seen from the driver.
 
 Spark owns the source, its offsets, the numbers of batches and the retries of tasks. A batch is one action inside of
-`foreachBatch`, and what becomes of it is told in `commits.py`.
+`foreachBatch`, and what becomes of it is told in `commits.py`. Who reads its rows, Spark or the tasks, is decided batch
+by batch (`files.py`).
 
 Spark's thread calls `_on_batch`; others ask and set flags. A thread of our own waits for the query's end, to give the
 checkpoint free.
@@ -10,16 +11,29 @@ checkpoint free.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scalein.errors import ScaleinError, here
 from scalein.spark.applying import chosen
 from scalein.spark.errors import explained, in_our_words
+from scalein.spark.scanning import parallelism
 from scalein.spark.shipping import Carried, pack
 from scalein.spark.streaming.commits import Commits, Plan, checked_partitions
-from scalein.spark.streaming.tasks import SPARK_CELLS, Batch, Heard, MapTask, ReduceTask, RowTask, heard
+from scalein.spark.streaming.files import WHOLE_BYTES, Files, scanned
+from scalein.spark.streaming.tasks import (
+    SPARK_CELLS,
+    Batch,
+    FromFiles,
+    Heard,
+    MapTask,
+    ReduceTask,
+    RowTask,
+    WholeTask,
+    counted,
+    heard,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -40,7 +54,7 @@ class StreamJob:
     """A running stream: `scale` it, `stop` it, `wait` for its end."""
 
     def __init__(self, plan: Plan, stream: DataFrame) -> None:
-        self._plan = plan
+        self._plan, self._session = plan, stream.sparkSession
         self._error: BaseException | None = None
         self._wants_stop = False
         self._is_cut = False  # a stop has ended a batch, or kept one from beginning: what Spark says of it is no error
@@ -78,7 +92,7 @@ class StreamJob:
                     raise _Stopped  # whatever comes back is a batch that is done
                 spark = df.sparkSession
                 query = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
-                self._commits.do(number, str(query), lambda batch: self._act(df, batch), spark)
+                self._commits.do(number, str(query), lambda batch: self._act(df, batch, str(query)), spark)
             finally:
                 self._caller = 0
                 self._idle.release()
@@ -94,16 +108,42 @@ class StreamJob:
         if self._error is None and not self._is_cut:
             self._error = explained(error) or error
 
-    def _act(self, df: DataFrame, batch: Batch) -> Heard:
+    def _act(self, df: DataFrame, batch: Batch, query: str) -> Heard:
         """Run a batch's one action."""
-        rows = chosen(df, self._plan.entering.names)
-        with _settings(df.sparkSession), in_our_words():
-            if self._plan.work.mode == "rowwise":
-                cells = rows.mapInArrow(RowTask(batch), SPARK_CELLS)
-            else:
-                cells = (rows.mapInArrow(MapTask(batch), SPARK_CELLS).repartition(batch.partitions, "target")
-                         .mapInArrow(ReduceTask(batch), SPARK_CELLS))
-            return heard((row[0], row[1], row[2]) for row in cells.collect())
+        with in_our_words():
+            found = scanned(self._session, df.sparkSession, query, self._plan.entering)
+            if found is None:
+                return self._by_spark(df, batch)
+            said = self._from_files(df.sparkSession, batch, found.files)
+            found.count(counted([*said.words.values()], self._plan.work.mode)["rows"])
+            return said
+
+    def _by_spark(self, df: DataFrame, batch: Batch) -> Heard:
+        """Spark reads."""
+        with _settings(df.sparkSession):
+            return self._collected(chosen(df, self._plan.entering.names), self._first(batch), batch)
+
+    def _from_files(self, spark: SparkSession, batch: Batch, files: Files) -> Heard:
+        """Tasks read files themselves; all of them everything, if that is less than a shuffle costs."""
+        cores = parallelism(spark)
+        if self._plan.work.mode != "rowwise" and batch.partitions * sum(files.sizes) <= cores * WHOLE_BYTES:
+            targets = spark.sparkContext.parallelize(range(batch.partitions), batch.partitions)
+            return heard(targets.mapPartitions(WholeTask(batch, files)).collect())
+        shares = files.shares(cores)
+        with _settings(spark):
+            numbers = spark.range(0, len(shares), 1, max(1, len(shares)))
+            return self._collected(numbers, FromFiles(self._first(batch), shares), batch)
+
+    def _first(self, batch: Batch) -> MapTask | RowTask:
+        """The task that gets the stream's rows."""
+        return RowTask(batch) if self._plan.work.mode == "rowwise" else MapTask(batch)
+
+    def _collected(self, rows: DataFrame, first: Callable[..., Any], batch: Batch) -> Heard:
+        """What the tasks of a batch say, whose first ones get these rows."""
+        cells = rows.mapInArrow(first, SPARK_CELLS)
+        if self._plan.work.mode != "rowwise":
+            cells = cells.repartition(batch.partitions, "target").mapInArrow(ReduceTask(batch), SPARK_CELLS)
+        return heard((row[0], row[1], row[2]) for row in cells.collect())
 
     # --- what people ask
 

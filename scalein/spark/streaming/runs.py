@@ -249,9 +249,19 @@ def hashes_of(piece: pa.RecordBatch) -> np.ndarray:
 
 def in_order(rows: pa.RecordBatch, hashes: np.ndarray) -> pa.RecordBatch:
     """Rows with their hashes, sorted by these."""
-    order = np.argsort(hashes)
+    order = _order(hashes)
     columns = [pa.array(hashes[order]), *(taken(column, pa.array(order)) for column in rows.columns)]
     return pa.RecordBatch.from_arrays(columns, schema=with_hash(rows.schema))
+
+
+def _order(hashes: np.ndarray) -> np.ndarray:
+    """The places of hashes in their order. numpy sorts 16 bits at a time by radix, which takes half as long as to
+    compare 64; what is left to do then is next to nothing, and it has a way to sort that sees that.
+    """
+    order = np.argsort((hashes >> np.uint64(32)).astype(np.uint16), kind="stable")
+    order = order[np.argsort((hashes >> np.uint64(48)).astype(np.uint16)[order], kind="stable")]
+    found: np.ndarray = order[np.argsort(hashes[order], kind="stable")]
+    return found
 
 
 def with_hash(schema: pa.Schema) -> pa.Schema:

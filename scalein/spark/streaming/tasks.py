@@ -1,6 +1,7 @@
-"""Tasks: the two Python functions of a batch's one action, and what crosses between them and to the driver.
+"""Tasks: the Python functions of a batch's one action, and what crosses between them and to the driver.
 
     stream's rows -> MapTask -> cells (target, kind, blob) -> repartition by target -> ReduceTask -> words, blobs
+    a few files -> WholeTask -> words, blobs
 
 The cells of a target hold what crosses (`PARTIALS`), late and failed rows if they are wanted, and from each map task
 what it counted and saw of time: so each reduce task knows the batch's time, and closes windows in the same batch. A
@@ -14,7 +15,7 @@ another.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,10 +25,11 @@ import pyarrow as pa
 
 from scalein.connectors.base import Json
 from scalein.options import Options
-from scalein.spark.blobs import decoded, encoded, joined, placed, routed
+from scalein.spark.blobs import decoded, encoded, joined, own_rows, placed, routed
 from scalein.spark.mapping import JOINED_BYTES, task_options
 from scalein.spark.shipping import Carried
 from scalein.spark.streaming.clocks import Clock, Seen
+from scalein.spark.streaming.files import Files
 from scalein.spark.streaming.outputs import Output, Taken
 from scalein.spark.streaming.places import Place
 from scalein.spark.streaming.reducing import Reducer, Share
@@ -120,16 +122,56 @@ class ReduceTask:
             return
         target = placed(batch.partitions).index(targets.pop())
         assert not targets, "cells of several targets in one partition"
-        groups = ranges(batch.partitions)[target]
-        runs = [part for run in batch.runs if (part := run.within(*groups)) is not None]
-        share = Share(groups, runs, batch.clock, work.moved(batch.clock, seen_of(counted)), batch.migration)
-        with _outputs(batch, target) as outputs:
-            left = reducer(work, options).run(share, given, batch.place, outputs["out"].write)
-            for role, rows in others:
-                outputs[role].write(rows)
-            totals = {name: sum(words[name] for words in counted) for name in TOTALS}
-            yield from _said(target, outputs, runs=[[*run.to_json()] for run in left],
-                             clock=share.now.to_json(), **totals)
+        yield from _reduced(batch, target, given, others, counted, options)
+
+
+@dataclass(frozen=True)
+class WholeTask:
+    """A target's state and all rows of the batch, which the task reads itself, into results and new state.
+
+    Each task goes through all rows for those of its own keys, so nothing has to be shuffled. All see the same rows in
+    the same order, and come to the same time.
+    """
+
+    batch: Batch
+    files: Files
+
+    def __call__(self, targets: Iterable[int]) -> Iterator[tuple[int, int, bytes]]:
+        for target in targets:
+            for said in self.run(target, task_options()):
+                yield from ((number, kind, blob.to_pybytes()) for number, kind, blob in _blobs([said]))
+
+    def run(self, target: int, options: Options) -> Batches:
+        batch, work, tally = self.batch, self.batch.unpacked(), Tally()
+        keep_only(batch.place, batch.runs)
+        rows = _entered(self.files.read(), batch.entering)
+        if (keys := work.row_keys) is not None:  # others need not become groups here
+            rows = _own(rows, keys, target, batch.partitions, tally, options)
+        crossing = work.crossing(rows, batch.clock, tally, options)
+        if keys is None:
+            parts = routed(crossing, work.phases.keys, batch.partitions, options)
+            given = [part for to, part in parts if to == target]
+        else:
+            given = list(crossing)
+        others = [(role, rows) for role, kept in (("late", tally.late), ("failed", tally.failed)) for rows in kept]
+        yield from _reduced(batch, target, given, others if target == 0 else [], [tally.to_json()], options)
+
+
+def _reduced(batch: Batch, target: int, given: list[pa.RecordBatch], others: list[tuple[str, pa.RecordBatch]],
+             counted: list[dict[str, Any]], options: Options) -> Batches:
+    """The end of a batch for a target: what crossed to it and its state into results and new state. `others` are late
+    and failed rows, `counted` what map tasks counted.
+    """
+    work, groups = batch.unpacked(), ranges(batch.partitions)[target]
+    runs = [part for run in batch.runs if (part := run.within(*groups)) is not None]
+    share = Share(groups, runs, batch.clock, work.moved(batch.clock, seen_of(counted)), batch.migration)
+    with _outputs(batch, target) as outputs:
+        left = reducer(work, options).run(share, given, batch.place, outputs["out"].write)
+        for role, rows in others:
+            outputs[role].write(rows)
+        totals = {name: sum(words[name] for words in counted) for name in TOTALS}
+        yield from _said(target, outputs, runs=[[*run.to_json()] for run in left],
+                         clock=share.now.to_json(), **totals)
 
 
 @dataclass(frozen=True)
@@ -149,6 +191,19 @@ class RowTask:
             for rows in tally.failed:
                 outputs["failed"].write(rows)
             yield from _said(number, outputs, **tally.to_json())
+
+
+@dataclass(frozen=True)
+class FromFiles:
+    """A task whose rows are in files; Spark gives the number of its share."""
+
+    task: MapTask | RowTask
+    shares: tuple[Files, ...]
+
+    def __call__(self, numbers: Batches) -> Batches:
+        options = task_options()
+        for number in (each for batch in numbers for each in batch.column(0).to_pylist()):
+            yield from self.task.run(self.shares[number].read(), options, number)
 
 
 def reducer(work: Work, options: Options) -> Reducer:
@@ -207,6 +262,15 @@ def _entered(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Batches:
         yield entering(batch, schema)
 
 
+def _own(batches: Batches, keys: Sequence[str], target: int, targets: int, tally: Tally, options: Options) -> Batches:
+    """The rows of a target; the others are only counted."""
+    for batch in batches:
+        rows = own_rows(batch, keys, target, targets, options)
+        tally.rows += batch.num_rows - rows.num_rows
+        if rows.num_rows:
+            yield rows
+
+
 def cell(number: int, kind: int, blob: pa.Buffer) -> pa.RecordBatch:
     offsets = pa.py_buffer(np.array([0, blob.size], np.int32))
     column = pa.BinaryArray.from_buffers(pa.binary(), 1, [None, offsets, blob])
@@ -233,6 +297,11 @@ class Heard:
 
     words: dict[int, dict[str, Json]]
     rows: dict[str, list[pa.Buffer]]
+
+
+def counted(words: Sequence[dict[str, Any]], mode: str) -> dict[str, int]:
+    """The totals of a batch. A task with state has heard of all rows, so any of them knows."""
+    return {name: sum(each[name] for each in (words if mode == "rowwise" else words[:1])) for name in TOTALS}
 
 
 def heard(rows: Iterable[tuple[int, int, Any]]) -> Heard:

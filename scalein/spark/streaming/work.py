@@ -171,6 +171,13 @@ class Work:
         names = self.segment.input.arrow.names
         return [name for name in names if name in found] or names[:1]
 
+    @cached_property
+    def row_keys(self) -> tuple[str, ...] | None:
+        """The columns of the stream that are the keys, if rows of other keys need not be looked at: those that are
+        counted or kept apart by their time, or because they fail, must be.
+        """
+        return None if self.mark is not None or self._check is not None else self.phases.source_keys
+
     def moved(self, clock: Clock, what: Iterable[Seen]) -> Clock:
         """The time behind a batch, of which tasks have seen that."""
         return clock if self.mark is None else moved(clock, what, self.far, self.mark.delay)
