@@ -151,7 +151,7 @@ class Crew:
 
         try:
             for job in others:
-                tasks = idle.pop() if idle else _hired()
+                tasks = _free(idle)
                 tasks.put(partial(guarded, job, begun + 1, tasks))
                 begun += 1
             first()
@@ -173,7 +173,10 @@ class Crew:
 _Tasks = SimpleQueue[Callable[[], None] | None]  # of a thread of a crew; None ends it
 
 
-def _hired() -> _Tasks:
+def _free(idle: list[_Tasks]) -> _Tasks:
+    """A thread that has nothing to do, else a new one."""
+    with suppress(IndexError):  # not looked at before: another caller may take the last
+        return idle.pop()
     tasks: _Tasks = SimpleQueue()
     threading.Thread(target=_work, args=(tasks,), name="scalein-crew", daemon=True).start()
     return tasks
