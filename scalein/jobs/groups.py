@@ -26,9 +26,9 @@ from scalein.connectors.base import Json
 from scalein.errors import ComputeError
 from scalein.ir import ops
 from scalein.ir.nodes import Node, Scan, identity
-from scalein.ir.two_phase import fits
+from scalein.ir.two_phase import fits, has_parts, width
 from scalein.jobs.json import as_int, as_map
-from scalein.jobs.partials import FOREVER, Finish, Partial, Timed, group_of
+from scalein.jobs.partials import FOREVER, ROW, Finish, Partial, Timed, group_of
 from scalein.jobs.rows import Kept, RowLog
 from scalein.jobs.running import Running
 from scalein.jobs.segments import Segment
@@ -65,12 +65,16 @@ def grouped(segment: Segment, around: Surroundings, state: Json, emit: str) -> S
     """The step of an aggregation."""
     root = segment.program("whole", lambda: segment.op)
     table = group_of(root).table
-    is_narrow = len(table.keys) < MOST_KEYS and len(table.accs) <= MOST_VALUES
+    is_narrow = len(table.keys) < MOST_KEYS and width(table) <= MOST_VALUES
     if not fits(table) or (not is_narrow and (table.window is None or emit == "changes")):
         return Waiting(segment, around, state)
+    if state is not None and has_parts(table) and ROW not in as_map(state):
+        return Waiting(segment, around, state)  # as the first versions of format 1 kept these, and it goes on so
     if table.window is None or emit == "changes":
         return Running(segment, around, root, state, emit)
-    return (Sliding if ring.fits(table) else Windowed)(segment, around, root, state)
+    # In a ring rows have no numbers.
+    is_ring = ring.fits(table) and not any(acc.needs_order for acc in table.accs)
+    return (Sliding if is_ring else Windowed)(segment, around, root, state)
 
 
 class _Closing(Timed):
@@ -159,8 +163,8 @@ class _Closing(Timed):
             self._log.replace(kept)
 
     def freeze(self) -> Frozen:
-        kept, closed = self._frozen(), self._closed
-        return lambda: {**self._log.to_json(kept), "closed": closed}
+        kept, about = self._frozen(), {"closed": self._closed, **self._counting}
+        return lambda: {**self._log.to_json(kept), **about}
 
     def _frozen(self) -> list[Kept]:
         """All that waits."""
@@ -170,6 +174,7 @@ class _Closing(Timed):
         if state is not None:
             self._log.restore(state)
             self._closed = as_int(as_map(state)["closed"])
+            self._count_from(state)
 
     def forget(self, kept: list[Json]) -> None:
         self._log.remove_others(files_of(kept))
@@ -189,6 +194,7 @@ class Windowed(_Closing, Partial):
         self._restore(state)
         self._together = 0  # rows when they were put together last
         self._trial: StandingProgram | None = None
+        self._behind_trial = 0  # the number of the next row, if the trial is good
         self._untried = 0  # times that nothing should be tried
 
     def rows(self, arrivals: Iterable[Arrival]) -> list[Arrival]:
@@ -221,16 +227,18 @@ class Windowed(_Closing, Partial):
         """Count rows in, apart from all others; gives the least and the greatest time of each batch."""
         self._trial = self._trial or StandingProgram(self._two.partial, watched=True)
         is_short = self._around.options.memory is not None  # of memory: groups must not become many
+        row = self._row
         found: list[tuple[int, int]] = []
         for some in [[batch] for batch in batches] if is_short else [batches]:
             told = None
             with suppress(ComputeError):  # perhaps of a late row, that would not have come so far
-                self._trial.add(some, self._around.options)
+                row = self._trial.add(some, self._around.options, row)
                 told = self._trial.seen(some)
             if told is None or (is_short and self._trial.count > self._most_standing):
                 self.end_trial(False)
                 return None
             found += told
+        self._behind_trial = row
         return found
 
     def end_trial(self, is_good: bool) -> None:
@@ -238,6 +246,7 @@ class Windowed(_Closing, Partial):
         assert self._trial is not None
         if is_good:
             self._untried = UNTRIED if self._trial.count > MOST_TRIED else 0
+            self._row = self._behind_trial
             self._keep(list(self._trial.take()))
         else:
             self._untried, self._trial = UNTRIED, None

@@ -23,6 +23,7 @@ from scalein.ir.passes.place_state import place_state
 from scalein.ir.two_phase import row_values
 from scalein.jobs.changes import Changes, told
 from scalein.jobs.json import as_int, as_map
+from scalein.jobs.numbered import Numbered
 from scalein.jobs.partials import FOREVER, Partial, group_of
 from scalein.jobs.segments import Segment
 from scalein.jobs.slices import Slices
@@ -56,6 +57,7 @@ class Running(Partial):
         key = keys.arrow if keys.names else pa.schema([pa.field(_ONE, pa.int8(), False)])
         value = pa.schema([field.with_nullable(True) for field in self._two.values.arrow])
         self._keys, self._columns = key.names, [*keys.names, *value.names]
+        self._numbered = Numbered(self._two)
         self._open: Callable[[], LogStore] = lambda: open_store(around, key, value, state)
         if state is not None or around.has_checkpoints:
             _ = self._store
@@ -64,6 +66,8 @@ class Running(Partial):
         self._oldest = FOREVER if state is None else as_int(as_map(state)["oldest"])  # slice in the store
         # Keys by slice; None: they have to be looked up in the store when a slice is closed for the first time.
         self._slices = Slices() if state is None else None
+        if state is not None:
+            self._count_from(state)
         is_by_row = state is not None and as_map(state)["by_row"] is True and self.changes is None
         self._rows = ByRow(segment, around, self._store) if is_by_row else None
 
@@ -82,7 +86,7 @@ class Running(Partial):
         found = self._merged(self._partials(arrivals))
         if self._standing.part_bytes > MOST_PARTED:
             self.settle()
-        if self._has_many and self.changes is None:
+        if self._has_many and self.changes is None and self._two.is_by_column:
             self._rows = ByRow(self._segment, self._around, self._store)
         if self.changes is not None:
             found += self._merged(self._taken())
@@ -99,8 +103,9 @@ class Running(Partial):
                 batch = batch.append_column(_ONE, pa.array(np.zeros(batch.num_rows, np.int8)))
             # Where a group has one result, whatever it is, nobody asks for the one before.
             has_one = self.changes is not None and self.changes.is_one_to_one
-            before = None if self.changes is None or has_one else self._stored(batch)
-            self._store.merge(batch.select([*self._keys, *self._two.values.names]), **self._two.functions)
+            is_asked = self.changes is not None and not has_one
+            before = self._stored(batch) if is_asked or not self._two.is_by_column else None
+            self._put(batch, before)
             if self._window is not None:
                 times = extent(batch.column("window_start"))
                 self._oldest = min(self._oldest, FOREVER if times is None else times[0])
@@ -118,6 +123,23 @@ class Running(Partial):
             else:
                 found += self.changes.between(now if before is None else before, now, existed)
         return found
+
+    def _put(self, partials: pa.RecordBatch, before: pa.RecordBatch | None) -> None:
+        """Merge partial groups, no key twice, into the store: column by column, or, where columns mean something only
+        together, with those that were there `before`.
+        """
+        names = self._two.values.names
+        if self._two.is_by_column:
+            self._store.merge(partials.select([*self._keys, *names]), **self._two.functions)
+            return
+        assert before is not None
+        existed = np.asarray(before.column("#acc0").is_valid())
+        new = pa.RecordBatch.from_arrays([partials.column(name) for name in names], names=names)
+        both = pa.concat_batches([filtered(before.select(names), pa.array(existed)), new])
+        numbers = np.concatenate([np.flatnonzero(existed), np.arange(new.num_rows)])
+        values = self._numbered.combined(both, numbers, self._around.options)
+        self._store.upsert(pa.RecordBatch.from_arrays(
+            [*(partials.column(name) for name in self._keys), *values.columns], names=[*self._keys, *names]))
 
     def _stored(self, partials: pa.RecordBatch) -> pa.RecordBatch:
         """The groups of partial ones, as they are in the store; values of those that are not there are null."""
@@ -164,8 +186,9 @@ class Running(Partial):
         self._merged(self._taken())
 
     def freeze(self) -> Frozen:
-        wait, oldest, is_by_row = freeze_store(self._store), self._oldest, self._rows is not None
-        return lambda: {**as_map(wait()), "oldest": oldest, "by_row": is_by_row}
+        about = {"oldest": self._oldest, "by_row": self._rows is not None, **self._counting}
+        wait = freeze_store(self._store)
+        return lambda: {**as_map(wait()), **about}
 
     def forget(self, kept: list[Json]) -> None:
         if self._has_store:
