@@ -8,7 +8,8 @@ Windowed  windows close together: partial groups wait as batches, by slice of ti
 Sliding   windows that slide over few slices: rows go to a ring of slices in each key's record, as in `collect`, which
           windows are read from (`runtime/standing_ring.py`). Whatever the ring does not cover waits in the log, and
           so does all that a checkpoint left; while there is some of a window, it is finished from partial groups of
-          both. A checkpoint writes the ring whole: it is small, or the log is used instead.
+          both. A checkpoint writes the ring whole: it is small, or the log is used instead. A ring does not number
+          rows, so aggregates that follow their order are `Windowed`.
 Waiting   aggregates as large as their input (lists, distinct values, quantiles): the rows themselves wait
 """
 

@@ -18,7 +18,7 @@ from scalein.flow import Flow
 from scalein.testing import Stream, until
 from tests.engines import examples
 from tests.jobs.streams import Course, ran, rows_in
-from tests.jobs.test_same_rows import DELAY_MS, NAMES, SIMPLE, courses, tables
+from tests.jobs.test_same_rows import DELAY_MS, NAMES, SIMPLE, TOGETHER, courses, tables
 from tests.same import assert_same
 
 Build = Callable[[Flow], Flow]
@@ -28,6 +28,14 @@ FLOWS: dict[str, tuple[Build, list[str]]] = {
     "no keys": (lambda s: s.group_by().agg(n=si.count(), total=col("x").sum()), []),
     "tumbling": (lambda s: s.with_watermark("t", f"{DELAY_MS}ms").group_by("k", si.tumbling("t", "30ms")).agg(
         n=si.count(), m=col("f").mean()), ["k", "window_start"]),
+    "together": (lambda s: s.group_by("k").agg(**TOGETHER), ["k"]),
+    "together, row by row": (lambda s: s.group_by("k").agg(v=col("x").var(), s=col("f").std(), a=col("g").arg_min(
+        "x"), l=col("f").last(), m=col("f").mean()), ["k"]),
+    "together, filtered": (lambda s: s.group_by("k").agg(v=col("x").var(), l=col("x").last()).filter(
+        col("l") % 2 == 0), ["k"]),
+    "together, no keys": (lambda s: s.group_by().agg(**TOGETHER), []),
+    "tumbling together": (lambda s: s.with_watermark("t", f"{DELAY_MS}ms").group_by("k", si.tumbling(
+        "t", "30ms")).agg(**TOGETHER), ["k", "window_start"]),
     "computed": (lambda s: s.group_by("k").agg(n=si.count()).select("k", m=col("n") * 2), ["k"]),
     "filtered": (lambda s: s.group_by("k").agg(n=si.count(), s=col("x").sum()).filter(col("s") % 3 == 0), ["k"]),
     "joined": (lambda s: s.group_by("k").agg(n=si.count()).join(NAMES, on="k"), ["k", "name"]),

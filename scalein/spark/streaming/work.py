@@ -116,7 +116,10 @@ class Work:
     @property
     def signature(self) -> list[Json]:
         """What the state depends on: a checkpoint goes on with a flow that has the same."""
-        return [] if self.feed.first.state is None else [f"{self.mode} {signature(self.feed.first)}"]
+        if self.feed.first.state is None:
+            return []
+        how = self.mode if self.phases.is_by_column else f"{self.mode}, columns together"
+        return [f"{how} {signature(self.feed.first)}"]
 
     @property
     def slices(self) -> str | None:
