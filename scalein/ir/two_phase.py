@@ -101,6 +101,15 @@ def two_phase(node: Grouped, partials: str = "partials") -> TwoPhase:
     return TwoPhase(partial, combine, final, functions)
 
 
+def by_window(two: TwoPhase) -> TwoPhase:
+    """The same, where each partial group is of one window, which `window_start` is the start of, and not of a slice."""
+    window = two.final.table.window
+    if window is None:
+        return two
+    whole = replace(two.final.table, window=replace(window, every=window.size))  # starts stay multiples of a slice
+    return replace(two, final=replace(two.final, table=whole))
+
+
 def row_values(table: Table) -> tuple[tuple[Expr | None, str], ...]:
     """For each accumulator's column, what a single row brings to it, and by which function: count, sum, min, max.
 

@@ -21,7 +21,7 @@ from scalein.ir.exprs import Call, Lit, Named, columns, type_of
 from scalein.ir.nodes import Grouped, Host, Node, Ordered, Pipe, Scan, Take, identity
 from scalein.ir.passes.fuse import fuse
 from scalein.ir.rewrite import exprs_of
-from scalein.ir.two_phase import TwoPhase, finished_rows, two_phase
+from scalein.ir.two_phase import TwoPhase, by_window, finished_rows, two_phase
 from scalein.jobs.json import as_int, as_map
 from scalein.jobs.late import Lateness
 from scalein.jobs.segments import Segment, over, placeholder
@@ -108,10 +108,11 @@ class Timed:
 class Partial(Timed):
     """Rows to partial groups, and those to results."""
 
-    def __init__(self, segment: Segment, around: Surroundings, root: Node) -> None:
+    def __init__(self, segment: Segment, around: Surroundings, root: Node, is_told: bool = False) -> None:
+        """If changes are told, what is kept is of a window each."""
         super().__init__(segment, around)
         node = group_of(root)
-        self._two = two = two_phase(node)
+        self._two = two = by_window(two_phase(node)) if is_told else two_phase(node)
         self._standing = StandingProgram(two.partial)
         self._most_standing = most_groups(two.partial.schema.arrow, around.options.memory)
         self._finish = Finish(segment.op, root, node, two.final, around, two)

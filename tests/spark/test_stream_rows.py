@@ -259,6 +259,11 @@ def test_windows_are_those_of_a_job(name: str, emit: str, seed: int, tmp_path: P
     assert_same(late.table(), want_late.select(late.table().column_names))
 
 
+def test_changes_of_sliding_windows_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadArgument, match="sliding windows is not there on Spark"):
+        begun(WINDOWS["sliding"](si.flow(EVENTS).with_watermark("t", "3s")), tmp_path, si.to_memory(), emit="changes")
+
+
 def events(*seconds: float | None, k: str = "a") -> pa.Table:
     return pa.table({"t": [None if s is None else START + timedelta(seconds=s) for s in seconds],
                      "k": [k] * len(seconds), "x": list(range(len(seconds)))}, EVENTS)  # fmt: skip

@@ -75,6 +75,9 @@ class Work:
         self.mode = self._mode(segment)
         if emit == "changes":
             check_changes(segment, at)
+            if self.window is not None and not self.window.is_tumbling:
+                raise BadArgument('emit="changes" of sliding windows is not there on Spark yet', at=at, step="group_by",
+                                  hint='tumbling windows have it; or emit="final"')
         self.keeps_late = late == "sink"
         dtype = None if self.mark is None else feed.timed.schema[self.mark.column].dtype
         self.far = None if dtype is None else far_ahead(dtype)
