@@ -106,8 +106,8 @@ def test_changes_of_windows_add_up_to_what_final_gives(seed: int, window: tuple[
 
 
 def test_a_window_that_slides_has_one_row_a_key_and_batch(tmp_path: Path) -> None:
-    """Whatever slices its rows are in. What has closed is not told again, also not behind a checkpoint, though a row that
-    is late for it is not for others.
+    """Whatever slices its rows are in. What has closed is not told again, also not behind a checkpoint, though a row
+    that is late for it is not for others.
     """
     times = [[0, 1, 2, 3, 4, 9], [4, 5], [30], [9, 17, 21]]
     want = [{(-8, 4): "insert", (-4, 5): "insert", (0, 6): "insert", (4, 2): "insert", (8, 1): "insert"},
