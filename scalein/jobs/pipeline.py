@@ -18,10 +18,11 @@ import pyarrow as pa
 
 from scalein.connectors.base import Connected, Json
 from scalein.dtypes import UNITS_PER_SECOND, DType, Kind, Schema
-from scalein.errors import BadArgument, ComputeError, SourceLoc
+from scalein.errors import BadArgument, ScaleinError, SourceLoc
 from scalein.ir import ops
 from scalein.ir.exprs import type_of
 from scalein.jobs import segments as cutting
+from scalein.jobs.bad_lines import failed_schema, without_bad_lines
 from scalein.jobs.changes import check as check_changes
 from scalein.jobs.changes import told
 from scalein.jobs.feeds import Delivery, Reader
@@ -48,7 +49,7 @@ class Wishes:
     emit: str
     late: Callable[[pa.RecordBatch], None]
     keeps_late: bool  # with all their columns
-    failed: Callable[[pa.RecordBatch, ComputeError], None] | None
+    failed: Callable[[pa.RecordBatch, ScaleinError], None] | None
     has_checkpoints: bool = True
 
 
@@ -58,6 +59,7 @@ class Pipeline:
     def __init__(self, op: ops.Op, options: Options, wishes: Wishes, folder: Path, epoch: dict[str, Json] | None,
                  metrics: Metrics, at: SourceLoc) -> None:
         self.metrics, self._options, self._emit, self._at = metrics, options, wishes.emit, at
+        self._failed = wishes.failed
         self._op, self._skipped_before = op, row_groups_skipped(op)
         self._feeds = cutting.cut(op)
         self._segments = cutting.segments(self._feeds)
@@ -113,7 +115,7 @@ class Pipeline:
         if sink == "late":
             return self._late_schema
         if sink == "failed":
-            return pa.schema([self._segments[0].input.arrow.field(name) for name in self._lines[0].readers[0].columns])
+            return failed_schema(self._segments[0].input.arrow, self._lines[0].readers[0])
         schema = self._segments[-1].op.schema.arrow
         return schema.append(pa.field("op", pa.string(), False)) if emit == "changes" else schema
 
@@ -212,6 +214,7 @@ class Pipeline:
         for reader, batch, _, is_last, _, size in deliveries:
             self.metrics.rows_in += batch.num_rows
             self.metrics.bytes_in += size
+            batch = without_bad_lines(reader, batch, self._failed)
             clock = line.clocks.get(reader.name)
             if clock is None:
                 if batch.num_rows:
@@ -401,6 +404,7 @@ class Pipeline:
             step.close()
         for around in self._around:  # they lead back to the job: it, and the results in its sinks, would wait for the
             around.late, around.timeless, around.failed = _nothing, _nothing, None  # garbage collector
+        self._failed = None
 
 
 def _nothing(given: object) -> None:
