@@ -7,6 +7,7 @@ closes goes on along the path behind it.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -146,9 +147,8 @@ class Pipeline:
 
     # --- rows
 
-    def run(self, deliveries: list[Delivery]) -> list[pa.RecordBatch]:
-        """What the rows that arrived give at once, and what they close."""
-        out: list[pa.RecordBatch] = []
+    def run(self, deliveries: list[Delivery]) -> Iterator[pa.RecordBatch]:
+        """What the rows that arrived give at once, and what they close, as it is asked for: all of it has to be."""
         for line, each in groupby(deliveries, key=self._line_of):
             some = list(each)
             mark, step, stage = line.feed.watermark, self.steps[line.path[0]], self.stages[line.path[0]]
@@ -161,11 +161,11 @@ class Pipeline:
             arrivals = self._arrivals(line, some)
             behind: list[Arrival] = []  # a border
             while True:
-                out += self._told(self._along(line.path, self._until_due(arrivals, behind)))
+                yield from self._told(self._along(line.path, self._until_due(arrivals, behind)))
                 if not behind:
                     break
-                out += self._advance()
-        return out + self.advance()
+                yield from self._advance()
+        yield from self.advance()
 
     def _until_due(self, arrivals: Iterator[Arrival], behind: list[Arrival]) -> Iterator[Arrival]:
         """Arrivals up to where a step wants to know of time; the one behind that border is in `behind` then."""
@@ -201,7 +201,7 @@ class Pipeline:
                 for clock in line.clocks.values():
                     clock.greatest = greatest
                 self.move_watermark()
-            self.advance()
+            deque(self.advance(), maxlen=0)
         for around, given in zip(self._around, late, strict=True):
             around.late = given
         self.metrics.restore({**counted})
@@ -252,23 +252,20 @@ class Pipeline:
         if found is not None and (self.watermark is None or found > self.watermark):
             self.watermark = found
 
-    def advance(self) -> list[pa.RecordBatch]:
-        """Results of windows that the watermark has closed."""
-        out = self._advance()
+    def advance(self) -> Iterator[pa.RecordBatch]:
+        """Results of windows that the watermark has closed, as they are asked for."""
+        yield from self._advance()
         for step, stage in zip(self.steps, self.stages, strict=True):
             if isinstance(step, Sliding):  # nothing follows one that puts results off
-                out += self._told(list(stage.giving(step.given)))
-        return out
+                yield from self._told(list(stage.giving(step.given)))
 
-    def _advance(self) -> list[pa.RecordBatch]:
+    def _advance(self) -> Iterator[pa.RecordBatch]:
         if self.watermark is None or self.watermark == self._advanced:
-            return []
+            return
         before, self._advanced, now = self._advanced, self.watermark, self.watermark
-        out: list[pa.RecordBatch] = []
         for number, step in enumerate(self.steps):  # what one gives comes before the next one's time advances
-            given = self.stages[number].giving(partial(step.advance, now))
-            out += self._along(self._behind(number), [Arrival(batch, before) for batch in given])
-        return self._told(out)
+            for batch in self.stages[number].giving(partial(step.advance, now)):
+                yield from self._told(self._along(self._behind(number), [Arrival(batch, before)]))
 
     # --- for who looks
 
