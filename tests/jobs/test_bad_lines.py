@@ -12,6 +12,8 @@ import scalein as si
 from scalein import col
 from scalein.connectors import careful
 from scalein.flow import Flow
+from scalein.jobs import feeds
+from scalein.jobs import job as job_module
 from scalein.jobs.job import Job
 from scalein.testing import Crashed, crash_at, until
 from tests.jobs.streams import rows_in
@@ -48,12 +50,15 @@ def read(folder: Path) -> pa.Table:
     return pa.concat_tables(pa.ipc.open_file(part).read_all() for part in sorted(folder.glob("part-*")))
 
 
-def test_each_line_comes_once_however_the_job_ends(files: Path, tmp_path: Path) -> None:
+def test_each_line_comes_once_however_the_job_ends(files: Path, tmp_path: Path,
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     """Among them one row that fails where it is computed: it has its values, and no line."""
-    for point, times in (("commit", 2), ("batch", 7), ("batch", 20)):
+    monkeypatch.setattr(feeds, "PIECE_ROWS", 30)  # so that there are at least forty batches
+    monkeypatch.setattr(job_module, "STEP_ROWS", 30)
+    for point, times in (("commit", 1), ("batch", 7), ("batch", 9)):
         with crash_at(point, times), pytest.raises(Crashed):
-            started(files, tmp_path, si.to_ipc(tmp_path / "bad"), max_rows_per_second=20_000).wait()
-    job = started(files, tmp_path, si.to_ipc(tmp_path / "bad"), max_rows_per_second=20_000)
+            started(files, tmp_path, si.to_ipc(tmp_path / "bad")).wait()
+    job = started(files, tmp_path, si.to_ipc(tmp_path / "bad"))
     until(lambda: rows_in(job) > 2 * LINES, job)
     job.stop()
     job = started(files, tmp_path, si.to_ipc(tmp_path / "bad"))
