@@ -340,10 +340,12 @@ class Flow(InSpark):
         stop or a crash, the job goes on where it was, and no row is lost or written twice. `emit` is "final" (a window
         when it closes, a running aggregate at the end) or "changes" (each group whenever it changed, with a column
         `op`). `late` is "drop", "error", or a sink for rows that come after all their windows have closed; `on_error`
-        is "raise", "null" (an expression that fails in a row is null there), or a sink for rows whose computation
-        fails. A new job may begin from a `savepoint` of another one (`job.snapshot("name")`), or with the rows of a
-        bounded flow (`bootstrap`), which fill its state and give no results. `memory` is for batches that wait, tables
-        and state together; what is more goes to disk, or waits in the source.
+        is "raise", "null" (an expression that fails in a row is null there, and so is a field of a CSV or JSON line
+        that cannot be decoded), or a sink for rows whose computation fails, and for lines that are none: these have
+        their file, number and text in the columns `bad_file`, `bad_line` and `bad_text`. A new job may begin from a
+        `savepoint` of another one (`job.snapshot("name")`), or with the rows of a bounded flow (`bootstrap`), which
+        fill its state and give no results. `memory` is for batches that wait, tables and state together; what is more
+        goes to disk, or waits in the source.
 
         >>> import pyarrow as pa, scalein as si
         >>> from scalein import col

@@ -39,7 +39,8 @@ def read_csv(path: object, *, delimiter: str = ",", follow: bool = False, schema
     r"""The rows of CSV files, each with a line of names on top; paths and `follow` as in `read_parquet`.
 
     An empty field is null, an empty text is `""`. Types are found out from the first rows of the first file, unless
-    `schema` gives them. Files ending in .gz, .bz2 or .zst are unpacked.
+    `schema` gives them. Files ending in .gz, .bz2 or .zst are unpacked. A line that cannot be decoded is an error that
+    names it; in a job, `start(on_error=...)` says otherwise.
 
     >>> import scalein as si, tempfile
     >>> with open(f"{tempfile.mkdtemp()}/people.csv", "w") as file:
@@ -57,7 +58,8 @@ def read_json(path: object, *, follow: bool = False, schema: object = None) -> F
     r"""The rows of files with one JSON object a line; paths and `follow` as in `read_parquet`.
 
     Columns and types are found out from the first rows of the first file, unless `schema` gives them. A field that is
-    missing in a row is null; fields of other names are left out. Files ending in .gz, .bz2 or .zst are unpacked.
+    missing in a row is null; fields of other names are left out. Files ending in .gz, .bz2 or .zst are unpacked. Lines
+    that cannot be decoded are as in `read_csv`.
 
     >>> import scalein as si, tempfile
     >>> with open(f"{tempfile.mkdtemp()}/people.json", "w") as file:

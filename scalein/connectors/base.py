@@ -132,6 +132,11 @@ class Connected:
         within = getattr(self.source, "within", None)
         return self if within is None else Connected(self.name, within(memory), self._at, self._columns)
 
+    def lenient(self, how: str) -> Connected:
+        """The same input, in which what cannot be decoded is a row, if it knows of such: see `careful.py`."""
+        lenient = getattr(self.source, "lenient", None)
+        return self if lenient is None else Connected(self.name, lenient(how), self._at, self._columns)
+
     @property
     def row_groups_skipped(self) -> int:
         """How many row groups of Parquet `where` has left out so far."""

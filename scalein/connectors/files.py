@@ -23,10 +23,12 @@ import pyarrow as pa
 
 from scalein.connectors.ahead import Unit, ahead
 from scalein.connectors.base import QUIET_S, Json
+from scalein.connectors.careful import BAD
 from scalein.connectors.formats import MOST_ROWS, Format, Parquet, Part
+from scalein.connectors.formats_text import Csv, JsonLines
 from scalein.connectors.listing import File, Listing
 from scalein.connectors.skipping import Condition
-from scalein.errors import BadData, SourceLoc
+from scalein.errors import BadArgument, BadData, SourceLoc, here
 from scalein.options import granted_cores
 
 GRACE_NS = 3600 * 10**9
@@ -70,8 +72,10 @@ class FileSource:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns it reads."""
-        return self.whole if self.columns is None else pa.schema([self.whole.field(name) for name in self.columns])
+        """The columns it reads, and those of lines that cannot be, if they are kept."""
+        found = self.whole if self.columns is None else pa.schema([self.whole.field(name) for name in self.columns])
+        has_bad = isinstance(self.format, Csv | JsonLines) and self.format.bad == "keep"
+        return pa.schema([*found, *BAD]) if has_bad else found
 
     def partitions(self) -> Sequence[str]:
         return (_PARTITION,)
@@ -85,6 +89,16 @@ class FileSource:
         if not tests or not isinstance(self.format, Parquet):
             return self
         return replace(self, format=replace(self.format, tests=tests))
+
+    def lenient(self, how: str) -> FileSource:
+        """The same files, in which a line that cannot be decoded is a row: "null" or "keep", see `careful.py`."""
+        if not isinstance(self.format, Csv | JsonLines):
+            return self
+        taken = [name for name in self.schema.names if how == "keep" and name in BAD.names]
+        if taken:
+            raise BadArgument(f"on_error= adds columns to rows that fail, and the source has one of them: {taken[0]!r}",
+                              at=here(), has=", ".join(BAD.names), hint='rename it in the files, or on_error="null"')
+        return replace(self, format=replace(self.format, bad=how))
 
     def within(self, memory: int) -> FileSource:
         """The same files, of which no more than so many bytes are decoded ahead, or one batch."""

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import pyarrow as pa
 
+from scalein.connectors.careful import BLOCK_BYTES, Careful, beside, newlines
 from scalein.connectors.formats import Part, check_names, reading
 from scalein.errors import BadData
 
-_BLOCK_BYTES = 4 << 20
 _HINT = "types come from the first rows of the first file: give schema= if they are others"
 
 
@@ -27,6 +29,7 @@ class Csv:
 
     delimiter: str
     name: str = "csv"
+    bad: str = "raise"  # what becomes of lines that cannot be decoded: see `careful.py`
 
     def schema(self, path: str) -> pa.Schema | None:
         if not self._header(path):
@@ -40,29 +43,72 @@ class Csv:
             return
         check_names(path, names, schema.names)
 
+        wanted = pa.schema([schema.field(name) for name in columns or schema.names])
+
         def open() -> Iterator[pa.RecordBatch]:
-            with reading(path, _HINT), self._open(path, schema, columns or schema.names) as reader:
+            with reading(path, _HINT), self._open(path, schema, wanted.names) as reader:
                 yield from reader
 
-        yield Part(0, open)
+        careful = Careful(path, _CsvRecords(self, names, wanted), wanted, self.bad, _HINT)
+        yield Part(0, partial(_at_first_fast, open, careful, has_header=True))
 
     def _header(self, path: str) -> list[str]:
         """The names in the first line; none if the file is empty."""
         try:
             with reading(path), pa.input_stream(path) as file:
-                text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+                # What follows may be wrong: that is found out when it is read.
+                text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="", errors="surrogateescape")
                 names = next(csv.reader(text, delimiter=self.delimiter), [])
-        except (UnicodeDecodeError, csv.Error) as error:
+                "".join(names).encode()
+        except (UnicodeEncodeError, csv.Error) as error:
             raise BadData(f"{path} does not begin with a line of names", found=error) from error
         return names
 
     def _open(self, path: str, schema: pa.Schema | None = None, columns: list[str] | None = None) -> Any:
-        from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions, open_csv
+        from pyarrow.csv import ReadOptions, open_csv
+
+        return open_csv(path, ReadOptions(block_size=BLOCK_BYTES), *self.options(schema, columns))
+
+    def options(self, schema: pa.Schema | None, columns: list[str] | None) -> tuple[Any, Any]:
+        """How text is parsed, and its fields are converted."""
+        from pyarrow.csv import ConvertOptions, ParseOptions
 
         convert = ConvertOptions(column_types=schema, include_columns=columns, null_values=[""],
                                  strings_can_be_null=True, quoted_strings_can_be_null=False)
-        return open_csv(path, ReadOptions(block_size=_BLOCK_BYTES),
-                        ParseOptions(delimiter=self.delimiter, newlines_in_values=True), convert)
+        return ParseOptions(delimiter=self.delimiter, newlines_in_values=True), convert
+
+
+@dataclass(frozen=True)
+class _CsvRecords:
+    """Lines with fields, of which quoted ones may have newlines."""
+
+    format: Csv
+    names: list[str]  # in the file
+    wanted: pa.Schema
+
+    def ends(self, data: bytes) -> list[int]:
+        if b'"' not in data:
+            return newlines(data)
+        found, match = [], self._record.match(data)
+        while match is not None:
+            found.append(match.end())
+            match = self._record.match(data, match.end())
+        return found
+
+    @cached_property
+    def _record(self) -> re.Pattern[bytes]:
+        rest = f"[^{re.escape(self.format.delimiter)}\r\n]*"
+        field = f'(?:"[^"]*(?:""[^"]*)*"{rest}|(?!"){rest})'
+        more = f"(?:{re.escape(self.format.delimiter)}{field})*"
+        return re.compile(f"{field}{more}(?:\r\n|\n|\r(?=[^\n]))".encode())
+
+    def decode(self, data: bytes, names: list[str]) -> pa.RecordBatch:
+        from pyarrow.csv import ReadOptions, read_csv
+
+        if not data.strip(b"\r\n"):
+            return _none_of(self.wanted, names)
+        read = ReadOptions(column_names=self.names, use_threads=False, block_size=len(data) + 1)
+        return _one(read_csv(pa.BufferReader(data), read, *self.format.options(self.wanted, names)), names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +116,7 @@ class JsonLines:
     """One JSON object a line. A field that is missing is null; one that the schema does not name is left out."""
 
     name: str = "json"
+    bad: str = "raise"  # as in `Csv`
 
     def schema(self, path: str) -> pa.Schema | None:
         if self._is_empty(path):
@@ -88,7 +135,8 @@ class JsonLines:
                     yield batch.select(names) if stored == wanted else batch.select(names).cast(wanted)
 
         if not self._is_empty(path):
-            yield Part(0, open)
+            careful = Careful(path, _JsonRecords(wanted, stored), wanted, self.bad, _HINT)
+            yield Part(0, partial(_at_first_fast, open, careful, has_header=False))
 
     def _is_empty(self, path: str) -> bool:
         with reading(path), pa.input_stream(path) as file:
@@ -98,7 +146,63 @@ class JsonLines:
         from pyarrow.json import ParseOptions, ReadOptions, open_json
 
         parse = ParseOptions(explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "ignore")
-        return open_json(pa.input_stream(path), ReadOptions(block_size=_BLOCK_BYTES), parse)
+        return open_json(pa.input_stream(path), ReadOptions(block_size=BLOCK_BYTES), parse)
+
+
+@dataclass(frozen=True, slots=True)
+class _JsonRecords:
+    """A line each."""
+
+    wanted: pa.Schema
+    stored: pa.Schema
+
+    def ends(self, data: bytes) -> list[int]:
+        return newlines(data)
+
+    def decode(self, data: bytes, names: list[str]) -> pa.RecordBatch:
+        from pyarrow.json import ParseOptions, ReadOptions, read_json
+
+        if not data.strip():
+            return _none_of(self.wanted, names)
+        stored = pa.schema([self.stored.field(name) for name in names])
+        wanted = pa.schema([self.wanted.field(name).with_nullable(True) for name in names])
+        parse = ParseOptions(explicit_schema=stored, unexpected_field_behavior="ignore")
+        found = read_json(pa.BufferReader(data), ReadOptions(use_threads=False, block_size=len(data) + 1), parse)
+        return _one(found.select(names).cast(wanted), names)
+
+
+def _at_first_fast(open: Callable[[], Iterator[pa.RecordBatch]], careful: Careful,
+                   has_header: bool) -> Iterator[pa.RecordBatch]:
+    """The rows of a file as pyarrow gives them, and from where it fails, if it does, line by line."""
+    done = 0
+    try:
+        for batch in open():
+            if any(not field.nullable and batch.column(field.name).null_count for field in careful.schema):
+                raise BadData(f"{careful.path} cannot be read", found="an empty field of a column that cannot be null")
+            yield beside(batch) if careful.how == "keep" else batch
+            done += batch.num_rows
+        return
+    except BadData as error:
+        if error.__cause__ is not None and not isinstance(error.__cause__, pa.ArrowInvalid):
+            raise
+        failed = error
+    with reading(careful.path, _HINT):
+        for batch in careful.rows(has_header):
+            skipped = min(done, batch.num_rows)
+            done -= skipped
+            if skipped < batch.num_rows:
+                yield batch.slice(skipped)
+    if careful.how == "raise":
+        raise failed  # and line by line it would not have
+
+
+def _none_of(schema: pa.Schema, names: list[str]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([], pa.schema([schema.field(name) for name in names]))
+
+
+def _one(table: pa.Table, names: list[str]) -> pa.RecordBatch:
+    batches = table.select(names).combine_chunks().to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)
 
 
 def _stored(arrow: pa.DataType) -> pa.DataType:

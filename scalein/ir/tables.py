@@ -7,7 +7,8 @@ reads the same description.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
@@ -42,12 +43,27 @@ class AccKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Acc:
-    """One accumulator: its kind and the expressions it takes."""
+    """One accumulator: its kind and the expressions it takes.
+
+    One that counts partial groups in (`two_phase.py`) takes their columns: as `arg` a value, or a mean; the `parts` are
+    the number of that value's row, or count and spread.
+    """
 
     kind: AccKind
     arg: Expr | None = None
     by: Expr | None = None
     params: tuple[object, ...] = ()
+    parts: tuple[Expr, ...] = ()
+
+    @property
+    def exprs(self) -> tuple[Expr, ...]:
+        """All that it takes from a row."""
+        return tuple(e for e in (self.arg, self.by, *self.parts) if e is not None)
+
+    def over(self, new: Callable[[Expr], Expr]) -> Acc:
+        """The same over other expressions."""
+        arg, by = (None if e is None else new(e) for e in (self.arg, self.by))
+        return replace(self, arg=arg, by=by, parts=tuple(map(new, self.parts)))
 
     @property
     def dtype(self) -> DType:
@@ -67,7 +83,7 @@ class Acc:
     @property
     def needs_order(self) -> bool:
         """Whether rows are told apart by their number in the source."""
-        return self.kind in _ORDERED
+        return self.kind in _ORDERED and not self.parts
 
 
 _KEEPS_VALUES = (AccKind.MIN, AccKind.MAX, AccKind.FIRST, AccKind.LAST, AccKind.ARG_MIN, AccKind.ARG_MAX,
@@ -84,6 +100,7 @@ class Output:
     dtype: DType
     nullable: bool
     accs: tuple[int, ...]
+    part: str = ""  # of an accumulator that has several fields, the one that is given as it is
 
     @property
     def is_list(self) -> bool:

@@ -1,13 +1,20 @@
 """Aggregation in two phases: rows into partial groups, partial groups into finished ones.
 
-A partial group is a row of plain columns: the keys, the start of its slice of time if there are windows, and a column
-for each accumulator. Two of one key combine by a function a column (`functions`), so a state store can keep them and
-other machines can make them; any number of them are finished by the same engine that made them.
+A partial group is a row of plain columns: the keys, the start of its slice of time if there are windows, and one or
+more columns for each accumulator. Any number of them are finished by the same engine that made them, and so are some
+put together into one (`combine`); a state store can keep them, and other machines can make them.
 
     group(k, sum(x), mean(x))  ->  partial: k, #acc0 = rows, #acc1 = sum(x), #acc2 = valid(x)
                                    final:   sum(#acc1), sum(#acc1) / sum(#acc2)
+    group(k, var(x))           ->  partial: k, #acc0 = rows, #acc1_n, #acc1_mean, #acc1_m2
+    group(k, last(x))          ->  partial: k, #acc0 = rows, #acc1_row = its number in the source, #acc1_value
+    group(k, arg_min(x, y))    ->  partial: k, #acc0 = rows, #acc1_row, #acc1_by = the least y, #acc1_value
 
-Accumulators of any size (distinct values, lists) and those that carry a row's number have no such columns: see `fits`.
+An accumulator of one column combines by a function of that column alone (`functions`); the columns of others mean
+something only together, so only `combine` knows how. Moments are merged by Chan's formula. Rows are told apart by their
+number in the source, which whoever makes partial groups goes on counting: first, last and ties follow it.
+
+Accumulators of any size (distinct values, lists, sketches) have no columns: see `fits`.
 """
 
 from __future__ import annotations
@@ -22,6 +29,8 @@ from scalein.ir.tables import Acc, AccKind, Output, Table
 
 _FUNCTIONS = {AccKind.ROWS: "sum", AccKind.VALID: "sum", AccKind.ISUM: "sum", AccKind.FSUM: "sum",
               AccKind.MIN: "min", AccKind.MAX: "max"}  # fmt: skip
+_PARTS = {AccKind.MOMENTS: ("n", "mean", "m2"), AccKind.FIRST: ("row", "value"), AccKind.LAST: ("row", "value"),
+          AccKind.ARG_MIN: ("row", "by", "value"), AccKind.ARG_MAX: ("row", "by", "value")}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +40,7 @@ class TwoPhase:
     partial: Grouped
     combine: Grouped  # partial groups into fewer of them
     final: Grouped
-    functions: dict[str, str]  # column of a partial group -> sum, min or max
+    functions: dict[str, str]  # column of a partial group -> sum, min or max; not of those that combine together
 
     @property
     def keys(self) -> Schema:
@@ -44,16 +53,32 @@ class TwoPhase:
     def values(self) -> Schema:
         return Schema(tuple(Field(o.name, o.dtype, o.nullable) for o in self.partial.table.outputs))
 
+    @property
+    def is_by_column(self) -> bool:
+        """Whether each column combines on its own."""
+        return len(self.functions) == len(self.partial.table.outputs)
+
 
 def fits(table: Table) -> bool:
     """Whether all accumulators of a table have columns."""
-    return all(acc.kind in _FUNCTIONS for acc in table.accs)
+    return all(acc.kind in _FUNCTIONS or acc.kind in _PARTS for acc in table.accs)
+
+
+def has_parts(table: Table) -> bool:
+    """Whether some have columns that combine only together."""
+    return any(acc.kind in _PARTS for acc in table.accs)
+
+
+def width(table: Table) -> int:
+    """The number of columns of all accumulators."""
+    return sum(len(_PARTS.get(acc.kind, ("",))) for acc in table.accs)
 
 
 def two_phase(node: Grouped, partials: str = "partials") -> TwoPhase:
     """group(k, window, ...) -> a group by k and slice, and one over its rows, by k and window."""
     table = node.table
-    columns = tuple(Output(f"#acc{k}", "raw", _type(acc), _has_nulls(acc), (k,)) for k, acc in enumerate(table.accs))
+    each = [_columns(k, acc) for k, acc in enumerate(table.accs)]
+    columns = tuple(column for some in each for column in some)
     slices = None if table.window is None else ops.Window(table.window.time, table.slice_size, table.slice_size)
     partial = replace(node, table=replace(table, outputs=columns, window=slices))
     fields = Schema(tuple(f for f in partial.schema if f.name != "window_end"))
@@ -62,20 +87,34 @@ def two_phase(node: Grouped, partials: str = "partials") -> TwoPhase:
     if table.window is not None:
         start = Col("window_start", type_of(table.window.time), False)
         window = ops.Window(start, table.window.size, table.window.every)
-    accs = (Acc(AccKind.ROWS), *(_again(acc, column) for acc, column in zip(table.accs, columns, strict=True)))
+    accs = (Acc(AccKind.ROWS), *(_again(acc, some) for acc, some in zip(table.accs, each, strict=True)))
     outputs = tuple(replace(o, fn="sum" if o.fn in ("count", "count_valid") else o.fn,
                             accs=tuple(k + 1 for k in o.accs)) for o in table.outputs)
     keys: tuple[Expr, ...] = tuple(Col(k.name, k.dtype, k.nullable) for k in table.keys)
     final = Grouped(source, (), replace(table, accs=accs, outputs=outputs, window=window), keys)
-    functions = {column.name: _FUNCTIONS[acc.kind] for acc, column in zip(table.accs, columns, strict=True)}
-    combined = tuple(replace(column, fn=functions[column.name], accs=(k + 1,)) for k, column in enumerate(columns))
+    functions = {some[0].name: _FUNCTIONS[acc.kind] for acc, some in zip(table.accs, each, strict=True)
+                 if acc.kind in _FUNCTIONS}
+    combined = tuple(replace(column, fn=functions.get(column.name, "raw"), accs=(column.accs[0] + 1,))
+                     for column in columns)
     slices = None if window is None else replace(window, size=table.slice_size, every=table.slice_size)
     combine = Grouped(source, (), replace(final.table, outputs=combined, window=slices), keys)
     return TwoPhase(partial, combine, final, functions)
 
 
+def by_window(two: TwoPhase) -> TwoPhase:
+    """The same, where each partial group is of one window, which `window_start` is the start of, and not of a slice."""
+    window = two.final.table.window
+    if window is None:
+        return two
+    whole = replace(two.final.table, window=replace(window, every=window.size))  # starts stay multiples of a slice
+    return replace(two, final=replace(two.final, table=whole))
+
+
 def row_values(table: Table) -> tuple[tuple[Expr | None, str], ...]:
-    """For each accumulator's column, what a single row brings to it, and by which function: count, sum, min, max."""
+    """For each accumulator's column, what a single row brings to it, and by which function: count, sum, min, max.
+
+    For tables without accumulators of several columns.
+    """
     return tuple(_row_value(acc) for acc in table.accs)
 
 
@@ -102,6 +141,10 @@ def finished_rows(two: TwoPhase) -> tuple[Named, ...] | None:
 def _finished(output: Output, accs: tuple[Acc, ...]) -> Expr:
     """An output over the columns of its accumulators, which the second phase counts from 1."""
     first, *counts = (k - 1 for k in output.accs)
+    if accs[first].kind is AccKind.MOMENTS:
+        return _spread(output, *(Col(f"#acc{first}_{part}", F64, False) for part in ("n", "m2")))
+    if accs[first].kind in _PARTS:
+        return Col(f"#acc{first}_value", output.dtype, output.nullable)
     value: Expr = Col(f"#acc{first}", _type(accs[first]), output.nullable)
     if not counts:
         return value
@@ -114,8 +157,28 @@ def _finished(output: Output, accs: tuple[Acc, ...]) -> Expr:
     return Call("if_else", (is_any, value, Lit(None, output.dtype)), (), output.dtype)
 
 
+def _spread(output: Output, n: Expr, m2: Expr) -> Expr:
+    """Variance or standard deviation, of at least two values."""
+    value: Expr = Call("div", (m2, Call("sub", (n, Lit(1.0, F64)), (), F64, False)), (), F64, False)
+    if output.fn == "std":
+        value = Call("sqrt", (value,), (), F64, False)
+    is_there = Call("ge", (n, Lit(2.0, F64)), (), BOOL, False)
+    return Call("if_else", (is_there, value, Lit(None, F64)), (), F64)
+
+
+def _columns(number: int, acc: Acc) -> tuple[Output, ...]:
+    """The columns of an accumulator: one, or one for each of its parts."""
+    name = f"#acc{number}"
+    if acc.kind in _FUNCTIONS:
+        return (Output(name, "raw", _type(acc), _has_nulls(acc), (number,)),)
+    by = I64 if acc.by is None else type_of(acc.by)
+    types = {"n": F64, "mean": F64, "m2": F64, "row": I64, "by": by, "value": acc.dtype}
+    return tuple(Output(f"{name}_{part}", "raw", types[part], part in ("by", "value"), (number,), part)
+                 for part in _PARTS[acc.kind])
+
+
 def _type(acc: Acc) -> DType:
-    """The type of an accumulator's column. Sums of integers are as wide as they are in a record."""
+    """The type of an accumulator's one column. Sums of integers are as wide as they are in a record."""
     match acc.kind:
         case AccKind.ROWS | AccKind.VALID:
             return I64
@@ -132,8 +195,16 @@ def _has_nulls(acc: Acc) -> bool:
     return acc.kind in (AccKind.MIN, AccKind.MAX) and acc.dtype.is_bytes
 
 
-def _again(acc: Acc, column: Output) -> Acc:
-    """What the second phase does with an accumulator's column."""
-    kind = AccKind.ISUM if acc.kind in (AccKind.ROWS, AccKind.VALID) else acc.kind
+def _again(acc: Acc, columns: tuple[Output, ...]) -> Acc:
+    """What the second phase does with an accumulator's columns."""
     # Stored columns may be null where no row had a value, whatever the accumulator does.
-    return Acc(kind, Col(column.name, column.dtype, nullable=True))
+    given = {column.part: Col(column.name, column.dtype, nullable=True) for column in columns}
+    match acc.kind:
+        case AccKind.ROWS | AccKind.VALID:
+            return Acc(AccKind.ISUM, given[""])
+        case AccKind.MOMENTS:
+            return Acc(acc.kind, given["mean"], parts=(given["n"], given["m2"]))
+        case AccKind.FIRST | AccKind.LAST | AccKind.ARG_MIN | AccKind.ARG_MAX:
+            return Acc(acc.kind, given["value"], given.get("by"), parts=(given["row"],))
+        case _:
+            return Acc(acc.kind, given[""])

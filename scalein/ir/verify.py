@@ -311,7 +311,7 @@ def _wrong_keys_of(table: Table, keys: tuple[Expr, ...], fields: Fields) -> Iter
 def _wrong_in_table(node: Grouped, fields: Fields) -> Iterator[str]:
     table = node.table
     yield from _wrong_keys_of(table, node.keys, fields)
-    given = [e for acc in table.accs for e in (acc.arg, acc.by) if e is not None]
+    given = [e for acc in table.accs for e in acc.exprs]
     for expr in given if table.window is None else [*given, table.window.time]:
         yield from _wrong_in_kernel_expr(expr, fields)
     if table.accs[:1] != (Acc(AccKind.ROWS),):

@@ -37,10 +37,6 @@ def check(segment: Segment, at: SourceLoc) -> None:
         raise BadArgument(f'emit="changes" adds a column {OP!r}, and the flow has one', at=at, hint="rename it")
     if not isinstance(segment.state, ops.Aggregate):
         return
-    window = segment.state.window
-    if window is not None and window.size != window.every:
-        raise BadArgument('emit="changes" has no meaning for sliding windows yet', at=at, step="group_by",
-                          hint='tumbling windows have it; or emit="final"')
     if any(isinstance(op, ops.MapBatches) for op in _behind(segment)):
         raise BadArgument('emit="changes" cannot look through a Python function behind a group', at=at,
                           step="map_batches", hint='map before the group, or emit="final"')

@@ -66,6 +66,7 @@ class Reader:
     data: Batches | Connected
     columns: list[str]
     place: Place  # behind what was taken
+    beside: list[str] = field(default_factory=list)  # columns that only lines which cannot be decoded have values in
     pending: deque[Delivery] = field(default_factory=deque)
     rows: int = 0  # that are pending
     bytes: int = 0
@@ -102,10 +103,10 @@ class Reader:
                                        or self.bytes >= self.most_bytes)
 
     def deliveries(self) -> Iterator[Delivery]:
-        at, skipped = self.place.offset, self.place.rows
+        at, skipped, names = self.place.offset, self.place.rows, [*self.columns, *self.beside]
         for batch, behind in self._batches(at):
-            if batch.schema.names != self.columns:
-                batch = batch.select(self.columns)
+            if batch.schema.names != names:
+                batch = batch.select(names)
             first = min(skipped, batch.num_rows)  # the source may cut its rows elsewhere than the last time
             skipped -= first
             is_last = first == batch.num_rows > 0

@@ -8,7 +8,8 @@ Windowed  windows close together: partial groups wait as batches, by slice of ti
 Sliding   windows that slide over few slices: rows go to a ring of slices in each key's record, as in `collect`, which
           windows are read from (`runtime/standing_ring.py`). Whatever the ring does not cover waits in the log, and
           so does all that a checkpoint left; while there is some of a window, it is finished from partial groups of
-          both. A checkpoint writes the ring whole: it is small, or the log is used instead.
+          both. A checkpoint writes the ring whole: it is small, or the log is used instead. A ring does not number
+          rows, so aggregates that follow their order are `Windowed`.
 Waiting   aggregates as large as their input (lists, distinct values, quantiles): the rows themselves wait
 """
 
@@ -19,30 +20,28 @@ from contextlib import suppress
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from scalein.compiler import compile_flow
 from scalein.connectors.base import Json
 from scalein.errors import ComputeError
 from scalein.ir import ops
 from scalein.ir.nodes import Node, Scan, identity
-from scalein.ir.two_phase import fits
-from scalein.jobs.json import as_int, as_map
-from scalein.jobs.partials import FOREVER, Finish, Partial, Timed, group_of
+from scalein.ir.two_phase import fits, has_parts, width
+from scalein.jobs.closing import Closing
+from scalein.jobs.json import as_map
+from scalein.jobs.partials import FOREVER, ROW, Finish, Partial, group_of
+from scalein.jobs.parts import Part
 from scalein.jobs.rows import Kept, RowLog
 from scalein.jobs.running import Running
 from scalein.jobs.segments import Segment
 from scalein.jobs.steps import (
     Arrival,
     Batches,
-    Frozen,
     Runner,
     Step,
     Surroundings,
-    files_of,
-    filtered,
 )
-from scalein.jobs.watermarks import as_integers, extent
+from scalein.jobs.watermarks import extent
 from scalein.runtime import ring
 from scalein.runtime.blame import placed
 from scalein.runtime.run import Program, RingProgram, StandingProgram
@@ -65,117 +64,19 @@ def grouped(segment: Segment, around: Surroundings, state: Json, emit: str) -> S
     """The step of an aggregation."""
     root = segment.program("whole", lambda: segment.op)
     table = group_of(root).table
-    is_narrow = len(table.keys) < MOST_KEYS and len(table.accs) <= MOST_VALUES
+    is_narrow = len(table.keys) < MOST_KEYS and width(table) <= MOST_VALUES
     if not fits(table) or (not is_narrow and (table.window is None or emit == "changes")):
         return Waiting(segment, around, state)
+    if state is not None and has_parts(table) and ROW not in as_map(state):
+        return Waiting(segment, around, state)  # as the first versions of format 1 kept these, and it goes on so
     if table.window is None or emit == "changes":
         return Running(segment, around, root, state, emit)
-    return (Sliding if ring.fits(table) else Windowed)(segment, around, root, state)
+    # In a ring rows have no numbers.
+    is_ring = ring.fits(table) and not any(acc.needs_order for acc in table.accs)
+    return (Sliding if is_ring else Windowed)(segment, around, root, state)
 
 
-class _Closing(Timed):
-    """Batches that wait in a log until the windows close that their slices are in."""
-
-    _log: RowLog
-    _finish: Finish
-    _slices: str  # the column with the start of a row's slice
-    _closed = -FOREVER  # windows that end here or before are done
-
-    def settle(self) -> None:
-        """Put everything that has arrived into the log."""
-
-    @property
-    def next_end(self) -> int | None:  # type: ignore[override]
-        starts = [each.first for each in self._log.kept]
-        if self._window is None or not starts:
-            return None
-        size, every = self._window.size, self._window.every
-        return max(min(starts) // every * every + size - (size - every) // every * every, self._closed + every)
-
-    @property
-    def due(self) -> int | None:  # type: ignore[override]
-        """Where windows slide, a row may come after some of its windows have closed, but not all: which of them count
-        it must not depend on how much is run at once. And a ring covers few slices.
-        """
-        if self._window is None or self._window.size == self._window.every:
-            return None
-        return -FOREVER if self._closed == -FOREVER else self._closed + self._window.every + self._around.delay
-
-    @property
-    def state_bytes(self) -> int:
-        return self._log.held_bytes
-
-    def _add(self, batch: pa.RecordBatch) -> None:
-        found = extent(batch.column(self._slices))
-        if found is not None:
-            self._log.add(batch, *found)
-
-    def advance(self, watermark: int) -> Batches:
-        if self._late is None or (end := self._late.last_end(watermark)) <= self._closed:
-            return []
-        self.settle()
-        before, self._closed = self._closed, end
-        found = self._finished(before, end)
-        self._drop(self._late.least_open(watermark))
-        return found
-
-    def finish(self) -> Batches:
-        self.settle()
-        found = self._finished(self._closed, FOREVER)
-        self._closed = FOREVER
-        self._log.replace([])
-        return found
-
-    def _finished(self, after: int, end: int) -> Batches:
-        window = self._window
-        if window is None:
-            return self._finish.all([self._given(each, FOREVER) for each in self._log.kept])
-        given = [self._given(each, end) for each in self._log.kept if each.first < end]
-        given = [batch for batch in given if batch.num_rows]
-        if not given:
-            return []
-        return self._finish.all(given) if window.size == window.every else self._finish.between(given, after, end)
-
-    def _given(self, kept: Kept, end: int) -> pa.RecordBatch:
-        """The rows of a batch whose windows may end before a time."""
-        batch = self._log.batch(kept)
-        if kept.last >= end:
-            batch = filtered(batch, pc.less(as_integers(batch.column(self._slices)), end))
-        return batch
-
-    def _drop(self, first_open: int) -> None:
-        """Forget slices that no open window has a part in."""
-        kept = []
-        for each in self._log.kept:
-            if each.first >= first_open:
-                kept.append(each)
-            elif each.last >= first_open:
-                batch = self._log.batch(each)
-                batch = filtered(batch, pc.greater_equal(as_integers(batch.column(self._slices)), first_open))
-                found = extent(batch.column(self._slices))
-                assert found is not None
-                kept.append(Kept(*found, batch.num_rows, batch))
-        if len(kept) < len(self._log.kept) or any(a is not b for a, b in zip(kept, self._log.kept, strict=True)):
-            self._log.replace(kept)
-
-    def freeze(self) -> Frozen:
-        kept, closed = self._frozen(), self._closed
-        return lambda: {**self._log.to_json(kept), "closed": closed}
-
-    def _frozen(self) -> list[Kept]:
-        """All that waits."""
-        return list(self._log.kept)
-
-    def _restore(self, state: Json) -> None:
-        if state is not None:
-            self._log.restore(state)
-            self._closed = as_int(as_map(state)["closed"])
-
-    def forget(self, kept: list[Json]) -> None:
-        self._log.remove_others(files_of(kept))
-
-
-class Windowed(_Closing, Partial):
+class Windowed(Closing, Partial):
     """Windows of aggregates of a fixed size: partial groups wait."""
 
     _slices = "window_start"
@@ -183,12 +84,14 @@ class Windowed(_Closing, Partial):
     def __init__(self, segment: Segment, around: Surroundings, root: Node, state: Json) -> None:
         super().__init__(segment, around, root)
         self._combine = Runner(segment.op, around, Program(self._two.combine), by_row=False)
+        self._by, self._slice = self._two.final.keys, self._two.combine.table.window
         self._columns = [name for name in self._two.partial.schema.names if name != "window_end"]
         schema = pa.schema([self._two.partial.schema.arrow.field(name) for name in self._columns])
         self._log = RowLog(around.folder, schema, around.options.memory)
         self._restore(state)
         self._together = 0  # rows when they were put together last
         self._trial: StandingProgram | None = None
+        self._behind_trial = 0  # the number of the next row, if the trial is good
         self._untried = 0  # times that nothing should be tried
 
     def rows(self, arrivals: Iterable[Arrival]) -> list[Arrival]:
@@ -221,16 +124,18 @@ class Windowed(_Closing, Partial):
         """Count rows in, apart from all others; gives the least and the greatest time of each batch."""
         self._trial = self._trial or StandingProgram(self._two.partial, watched=True)
         is_short = self._around.options.memory is not None  # of memory: groups must not become many
+        row = self._row
         found: list[tuple[int, int]] = []
         for some in [[batch] for batch in batches] if is_short else [batches]:
             told = None
             with suppress(ComputeError):  # perhaps of a late row, that would not have come so far
-                self._trial.add(some, self._around.options)
+                row = self._trial.add(some, self._around.options, row)
                 told = self._trial.seen(some)
             if told is None or (is_short and self._trial.count > self._most_standing):
                 self.end_trial(False)
                 return None
             found += told
+        self._behind_trial = row
         return found
 
     def end_trial(self, is_good: bool) -> None:
@@ -238,6 +143,7 @@ class Windowed(_Closing, Partial):
         assert self._trial is not None
         if is_good:
             self._untried = UNTRIED if self._trial.count > MOST_TRIED else 0
+            self._row = self._behind_trial
             self._keep(list(self._trial.take()))
         else:
             self._untried, self._trial = UNTRIED, None
@@ -246,10 +152,11 @@ class Windowed(_Closing, Partial):
         for batch in partials:
             self._add(batch.select(self._columns))
         if self._log.rows > max(FEW_ROWS, GROWN * self._together) or len(self._log.kept) > MOST_BATCHES:
-            given = [self._log.batch(each) for each in self._log.kept]
+            waiting = list(self._log.kept)
             self._log.replace([])
-            for batch in self._combine.run(given):
-                self._add(batch.select(self._columns))
+            for part in self._parts(waiting, Part(-FOREVER, FOREVER), self._slice):
+                for batch in self._combine.run(self._given(waiting, part, self._slice)):
+                    self._add(batch.select(self._columns))
             self._together = self._log.rows
 
 
@@ -319,17 +226,17 @@ class Sliding(Windowed):
         ring_ = self._ring
         return super().state_bytes + (0 if ring_ is None else ring_.ring.bytes)
 
-    def _finished(self, after: int, end: int) -> Batches:
+    def _finished(self, after: int, end: int) -> Iterator[pa.RecordBatch]:
         if self._ring is None:
-            return super()._finished(after, end)
+            yield from super()._finished(after, end)
+            return
         found = self._ring.ring
         if not found.is_divided and not any(each.first < end for each in self._log.kept):
             found.close(after, end)
-            return [] if self._puts_off else self.given()
-        before = self.given()
-        given = [self._given(each, end) for each in self._log.kept if each.first < end]
-        given += [batch.select(self._columns) for batch in found.partials(end)]
-        return before + self._finish.between([batch for batch in given if batch.num_rows], after, end)
+            yield from [] if self._puts_off else self.given()
+            return
+        yield from self.given()
+        yield from super()._finished(after, end)
 
     def given(self) -> Batches:
         """Results of windows that have closed, and that nobody has seen yet."""
@@ -341,6 +248,15 @@ class Sliding(Windowed):
         except ComputeError as error:
             raise placed(error, self._segment.op, self._ring.node) from None
 
+    def _waiting(self, end: int) -> list[Kept]:
+        return super()._waiting(end) + self._held(end)
+
+    def _held(self, end: int) -> list[Kept]:
+        """What the ring has of slices before a time."""
+        batches = [] if self._ring is None else self._ring.ring.partials(end)
+        found = ((batch.select(self._columns), extent(batch.column(self._slices))) for batch in batches)
+        return [Kept(*within, batch.num_rows, batch) for batch, within in found if within]
+
     def _drop(self, first_open: int) -> None:
         super()._drop(first_open)
         if self._ring is None:
@@ -351,19 +267,16 @@ class Sliding(Windowed):
         if found.is_mostly_dead:
             self._keep(found.leave())
 
-    def finish(self) -> Batches:
-        found = super().finish() + self.given()
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        yield from super().finish()
+        yield from self.given()
         self._ring, self._has_ring = None, False
-        return found
 
     def _frozen(self) -> list[Kept]:
-        held = [] if self._ring is None else self._ring.ring.partials(FOREVER)
-        batches = [batch.select(self._columns) for batch in held]
-        found = ((batch, extent(batch.column(self._slices))) for batch in batches)
-        return super()._frozen() + [Kept(*within, batch.num_rows, batch) for batch, within in found if within]
+        return super()._frozen() + self._held(FOREVER)
 
 
-class Waiting(_Closing):
+class Waiting(Closing):
     """Aggregates as large as their input: rows wait, in the columns that they need."""
 
     _slices = _SLICE
@@ -374,6 +287,8 @@ class Waiting(_Closing):
         self._before = Runner(ops.Project(segment.before, needed), around)
         root = compile_flow(self._sorted_op)
         self._finish = Finish(self._sorted_op, root, group_of(root), group_of(root), around)
+        assert isinstance(segment.state, ops.Aggregate)
+        self._by = tuple(key.expr for key in segment.state.keys)
         self.reads = self._reads(self._before.program.node)
         schema = self._before.program.node.schema.arrow.append(pa.field(_SLICE, pa.int64()))
         self._log = RowLog(around.folder, schema, around.options.memory)

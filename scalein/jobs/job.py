@@ -25,7 +25,8 @@ import pyarrow as pa
 
 from scalein.connectors.base import Json
 from scalein.connectors.clock import clock
-from scalein.errors import BadArgument, ComputeError, LateData, ScaleinError, StoreFailed, here
+from scalein.errors import BadArgument, LateData, ScaleinError, StoreFailed, here
+from scalein.jobs.bad_lines import in_columns
 from scalein.jobs.committing import Commits
 from scalein.jobs.epochs import Checkpoint
 from scalein.jobs.feeds import Feeds, Reader
@@ -227,11 +228,12 @@ class Job:
             warnings.warn(f"{rows.num_rows} rows came too late and were dropped; later ones are only counted: see "
                           "metrics()[\"late_rows\"], or give late= a sink", RuntimeWarning, stacklevel=2)
 
-    def _failed(self, row: pa.RecordBatch, error: ComputeError) -> None:
-        if row.schema.names != self._pipeline.schema_of("failed", self._plan.emit).names:
+    def _failed(self, rows: pa.RecordBatch, error: ScaleinError) -> None:
+        found = in_columns(rows, self._pipeline.schema_of("failed", self._plan.emit))
+        if found is None:
             raise error  # it failed far behind the source: there is no row of the source's to give
-        self._metrics.failed_rows += row.num_rows
-        self._sinks["failed"].write(row)
+        self._metrics.failed_rows += found.num_rows
+        self._sinks["failed"].write(found)
 
     # --- requests
 

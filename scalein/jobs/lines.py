@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from scalein.compiler import compile_flow
 from scalein.connectors.base import Connected, Json
+from scalein.connectors.careful import BAD
 from scalein.connectors.memory import Batches
 from scalein.connectors.skipping import Condition
 from scalein.errors import BadArgument
@@ -58,9 +59,12 @@ def line_of(feed: Feed, needed: Sequence[str], around: Surroundings, known: dict
     if isinstance(data, Connected):
         conditions = _tests(feed)
         data, tests = data.project(reads).where(conditions), repr(conditions) if conditions else ""
+        if around.failed is not None:
+            data = data.lenient("keep")
+    beside = [name for name in BAD.names if name in data.schema.names and name not in reads]
     names = data.partitions() if isinstance(data, Connected) else ["all"]
-    readers = [Reader(name, data, reads, Place.of(as_map(known[name])["place"]) if name in known else Place())
-               for name in names]
+    readers = [Reader(name, data, reads, Place.of(as_map(known[name])["place"]) if name in known else Place(),
+                      beside=beside) for name in names]
     for reader in readers:
         if reader.place.rows and as_map(known[reader.name]).get("tests", tests) != tests:
             raise BadArgument("a batch of the source is half read, and the filter by which it omits rows has changed",

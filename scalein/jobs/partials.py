@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scalein.compiler import compile_flow
+from scalein.connectors.base import Json
 from scalein.dtypes import BOOL, Schema
 from scalein.errors import ComputeError
 from scalein.ir import ops
@@ -20,7 +21,8 @@ from scalein.ir.exprs import Call, Lit, Named, columns, type_of
 from scalein.ir.nodes import Grouped, Host, Node, Ordered, Pipe, Scan, Take, identity
 from scalein.ir.passes.fuse import fuse
 from scalein.ir.rewrite import exprs_of
-from scalein.ir.two_phase import TwoPhase, finished_rows, two_phase
+from scalein.ir.two_phase import TwoPhase, by_window, finished_rows, two_phase
+from scalein.jobs.json import as_int, as_map
 from scalein.jobs.late import Lateness
 from scalein.jobs.segments import Segment, over, placeholder
 from scalein.jobs.steps import (
@@ -39,6 +41,7 @@ FOREVER = (1 << 63) - 1  # in units of time
 MOST_STANDING = 1 << 20  # groups in workers' own tables
 FEW_STANDING = 1 << 10  # that always may be
 MANY_SHARE = 0.3  # of the rows, from which on groups are many
+ROW = "row"  # in the state of groups that count rows, or whose columns combine only together: the next row's number
 
 
 class Timed:
@@ -58,6 +61,7 @@ class Timed:
         # Groups remember, and late rows are sorted out before: rows that fail have to leave before that.
         self._check = None if around.failed is None else Runner(all_computed(segment, around.keeps_late), around)
         self._counted = 0  # rows since partial groups were taken
+        self._row = 0  # the number of the next row that a group gets, if groups follow the order of rows
         self._has_many = False  # groups, compared with rows
 
     def _reads(self, program: Node) -> list[str]:
@@ -86,6 +90,14 @@ class Timed:
             return arrivals
         return (arrival._replace(batch=batch) for arrival in arrivals for batch in check.sound(arrival.batch))
 
+    @property
+    def _counting(self) -> dict[str, Json]:
+        """What a checkpoint says of the numbers of rows, where they matter."""
+        return {}
+
+    def _count_from(self, state: Json) -> None:
+        """Go on counting rows where a checkpoint was."""
+
     next_end: int | None = None
     due: int | None = None
 
@@ -96,17 +108,28 @@ class Timed:
 class Partial(Timed):
     """Rows to partial groups, and those to results."""
 
-    def __init__(self, segment: Segment, around: Surroundings, root: Node) -> None:
+    def __init__(self, segment: Segment, around: Surroundings, root: Node, is_told: bool = False) -> None:
+        """If changes are told, what is kept is of a window each."""
         super().__init__(segment, around)
         node = group_of(root)
-        self._two = two = two_phase(node)
+        self._two = two = by_window(two_phase(node)) if is_told else two_phase(node)
         self._standing = StandingProgram(two.partial)
         self._most_standing = most_groups(two.partial.schema.arrow, around.options.memory)
         self._finish = Finish(segment.op, root, node, two.final, around, two)
         self.reads = self._reads(two.partial)
 
+    @property
+    def _counting(self) -> dict[str, Json]:
+        return {} if self._two.is_by_column else {ROW: self._row}
+
+    def _count_from(self, state: Json) -> None:
+        self._row = 0 if self._two.is_by_column else as_int(as_map(state)[ROW])
+
     def _partials(self, arrivals: Iterable[Arrival]) -> Batches:
-        """Partial groups of rows; those of most rows come with `_taken`."""
+        """Partial groups of rows; those of most rows come with `_taken`.
+
+        Rows come one way or the other: `Lateness` knows their times before the group's input is made, or never does.
+        """
         sorted_: Batches = []
         clean = (arrival.batch for arrival in self._arrived(arrivals, sorted_))
         return [*self._counted_in(clean), *self._of_sorted(sorted_)]
@@ -118,10 +141,7 @@ class Partial(Timed):
         return [out for batch in clean for out in self._added([batch])]
 
     def _added(self, clean: Iterable[pa.RecordBatch]) -> Batches:
-        try:
-            self._standing.add(clean, self._around.options)
-        except ComputeError as error:
-            raise placed(error, self._segment.op, self._standing.node) from None
+        self._count_in(self._standing, clean)
         if self._standing.count <= self._most_standing:
             return []
         counted = self._counted
@@ -131,12 +151,20 @@ class Partial(Timed):
 
     def _of_sorted(self, rows: Batches) -> Batches:
         """Partial groups of rows of the group's input."""
-        return self._sorted_partial.run(rows) if rows else []
+        if not rows:
+            return []
+        self._count_in(self._sorted_partial, rows)
+        return list(self._sorted_partial.take())
+
+    def _count_in(self, standing: StandingProgram, rows: Iterable[pa.RecordBatch]) -> None:
+        try:
+            self._row = standing.add(rows, self._around.options, self._row)
+        except ComputeError as error:
+            raise placed(error, self._segment.op, standing.node) from None
 
     @cached_property
-    def _sorted_partial(self) -> Runner:
-        again = two_phase(group_of(compile_flow(self._sorted_op))).partial
-        return Runner(self._sorted_op, self._around, Program(again))
+    def _sorted_partial(self) -> StandingProgram:
+        return StandingProgram(two_phase(group_of(compile_flow(self._sorted_op))).partial)
 
     def _taken(self) -> Batches:
         """Partial groups of the rows since the last time."""

@@ -7,6 +7,7 @@ closes goes on along the path behind it.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,10 +19,11 @@ import pyarrow as pa
 
 from scalein.connectors.base import Connected, Json
 from scalein.dtypes import UNITS_PER_SECOND, DType, Kind, Schema
-from scalein.errors import BadArgument, ComputeError, SourceLoc
+from scalein.errors import BadArgument, ScaleinError, SourceLoc
 from scalein.ir import ops
 from scalein.ir.exprs import type_of
 from scalein.jobs import segments as cutting
+from scalein.jobs.bad_lines import failed_schema, without_bad_lines
 from scalein.jobs.changes import check as check_changes
 from scalein.jobs.changes import told
 from scalein.jobs.feeds import Delivery, Reader
@@ -48,7 +50,7 @@ class Wishes:
     emit: str
     late: Callable[[pa.RecordBatch], None]
     keeps_late: bool  # with all their columns
-    failed: Callable[[pa.RecordBatch, ComputeError], None] | None
+    failed: Callable[[pa.RecordBatch, ScaleinError], None] | None
     has_checkpoints: bool = True
 
 
@@ -58,6 +60,7 @@ class Pipeline:
     def __init__(self, op: ops.Op, options: Options, wishes: Wishes, folder: Path, epoch: dict[str, Json] | None,
                  metrics: Metrics, at: SourceLoc) -> None:
         self.metrics, self._options, self._emit, self._at = metrics, options, wishes.emit, at
+        self._failed = wishes.failed
         self._op, self._skipped_before = op, row_groups_skipped(op)
         self._feeds = cutting.cut(op)
         self._segments = cutting.segments(self._feeds)
@@ -113,7 +116,7 @@ class Pipeline:
         if sink == "late":
             return self._late_schema
         if sink == "failed":
-            return pa.schema([self._segments[0].input.arrow.field(name) for name in self._lines[0].readers[0].columns])
+            return failed_schema(self._segments[0].input.arrow, self._lines[0].readers[0])
         schema = self._segments[-1].op.schema.arrow
         return schema.append(pa.field("op", pa.string(), False)) if emit == "changes" else schema
 
@@ -144,9 +147,8 @@ class Pipeline:
 
     # --- rows
 
-    def run(self, deliveries: list[Delivery]) -> list[pa.RecordBatch]:
-        """What the rows that arrived give at once, and what they close."""
-        out: list[pa.RecordBatch] = []
+    def run(self, deliveries: list[Delivery]) -> Iterator[pa.RecordBatch]:
+        """What the rows that arrived give at once, and what they close, as it is asked for: all of it has to be."""
         for line, each in groupby(deliveries, key=self._line_of):
             some = list(each)
             mark, step, stage = line.feed.watermark, self.steps[line.path[0]], self.stages[line.path[0]]
@@ -159,11 +161,11 @@ class Pipeline:
             arrivals = self._arrivals(line, some)
             behind: list[Arrival] = []  # a border
             while True:
-                out += self._told(self._along(line.path, self._until_due(arrivals, behind)))
+                yield from self._told(self._along(line.path, self._until_due(arrivals, behind)))
                 if not behind:
                     break
-                out += self._advance()
-        return out + self.advance()
+                yield from self._advance()
+        yield from self.advance()
 
     def _until_due(self, arrivals: Iterator[Arrival], behind: list[Arrival]) -> Iterator[Arrival]:
         """Arrivals up to where a step wants to know of time; the one behind that border is in `behind` then."""
@@ -199,7 +201,7 @@ class Pipeline:
                 for clock in line.clocks.values():
                     clock.greatest = greatest
                 self.move_watermark()
-            self.advance()
+            deque(self.advance(), maxlen=0)
         for around, given in zip(self._around, late, strict=True):
             around.late = given
         self.metrics.restore({**counted})
@@ -212,6 +214,7 @@ class Pipeline:
         for reader, batch, _, is_last, _, size in deliveries:
             self.metrics.rows_in += batch.num_rows
             self.metrics.bytes_in += size
+            batch = without_bad_lines(reader, batch, self._failed)
             clock = line.clocks.get(reader.name)
             if clock is None:
                 if batch.num_rows:
@@ -249,23 +252,20 @@ class Pipeline:
         if found is not None and (self.watermark is None or found > self.watermark):
             self.watermark = found
 
-    def advance(self) -> list[pa.RecordBatch]:
-        """Results of windows that the watermark has closed."""
-        out = self._advance()
+    def advance(self) -> Iterator[pa.RecordBatch]:
+        """Results of windows that the watermark has closed, as they are asked for."""
+        yield from self._advance()
         for step, stage in zip(self.steps, self.stages, strict=True):
             if isinstance(step, Sliding):  # nothing follows one that puts results off
-                out += self._told(list(stage.giving(step.given)))
-        return out
+                yield from self._told(list(stage.giving(step.given)))
 
-    def _advance(self) -> list[pa.RecordBatch]:
+    def _advance(self) -> Iterator[pa.RecordBatch]:
         if self.watermark is None or self.watermark == self._advanced:
-            return []
+            return
         before, self._advanced, now = self._advanced, self.watermark, self.watermark
-        out: list[pa.RecordBatch] = []
         for number, step in enumerate(self.steps):  # what one gives comes before the next one's time advances
-            given = self.stages[number].giving(partial(step.advance, now))
-            out += self._along(self._behind(number), [Arrival(batch, before) for batch in given])
-        return self._told(out)
+            for batch in self.stages[number].giving(partial(step.advance, now)):
+                yield from self._told(self._along(self._behind(number), [Arrival(batch, before)]))
 
     # --- for who looks
 
@@ -401,6 +401,7 @@ class Pipeline:
             step.close()
         for around in self._around:  # they lead back to the job: it, and the results in its sinks, would wait for the
             around.late, around.timeless, around.failed = _nothing, _nothing, None  # garbage collector
+        self._failed = None
 
 
 def _nothing(given: object) -> None:

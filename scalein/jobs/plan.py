@@ -18,7 +18,8 @@ MOST_QUEUED = 1 << 29  # bytes of batches that wait; more would not make anythin
 class Shares:
     """How a job divides its memory, in bytes: a quarter for batches that wait to be taken, an eighth for maps that are
     kept to be used again, the rest alike for what its steps keep, a third of that again for tables in which a group is
-    made. None: as much as they want. Static tables, and what a batch or a window is turned into, come on top.
+    made. None: as much as they want. Static tables, what a batch is turned into, and the windows that are finished at
+    once (`parts.py`: a quarter of what the step keeps), come on top.
     """
 
     queues: int | None

@@ -23,9 +23,10 @@ from scalein.ir.passes.place_state import place_state
 from scalein.ir.two_phase import row_values
 from scalein.jobs.changes import Changes, told
 from scalein.jobs.json import as_int, as_map
+from scalein.jobs.numbered import Numbered
 from scalein.jobs.partials import FOREVER, Partial, group_of
 from scalein.jobs.segments import Segment
-from scalein.jobs.slices import Slices
+from scalein.jobs.slices import Slices, windows_of
 from scalein.jobs.steps import (
     Arrival,
     Batches,
@@ -39,7 +40,7 @@ from scalein.jobs.steps import (
 )
 from scalein.jobs.watermarks import extent
 from scalein.runtime.blame import placed
-from scalein.runtime.run import StandingProgram
+from scalein.runtime.run import Program, StandingProgram
 from scalein.state import LogStore
 
 MOST_PARTED = 640 << 20  # bytes of rows that wait to be aggregated
@@ -50,20 +51,28 @@ class Running(Partial):
     """Groups in a store; at the end, or whenever they change, they are results."""
 
     def __init__(self, segment: Segment, around: Surroundings, root: Node, state: Json, emit: str) -> None:
-        super().__init__(segment, around, root)
+        super().__init__(segment, around, root, is_told=emit == "changes")
         self.changes = Changes(segment, self._two.final, around) if emit == "changes" else None
         keys = self._two.keys
         key = keys.arrow if keys.names else pa.schema([pa.field(_ONE, pa.int8(), False)])
         value = pa.schema([field.with_nullable(True) for field in self._two.values.arrow])
         self._keys, self._columns = key.names, [*keys.names, *value.names]
+        self._numbered = Numbered(self._two)
         self._open: Callable[[], LogStore] = lambda: open_store(around, key, value, state)
         if state is not None or around.has_checkpoints:
             _ = self._store
         if self.changes is None:
             self._standing = StandingProgram(self._two.partial, whole=group_of(root))
-        self._oldest = FOREVER if state is None else as_int(as_map(state)["oldest"])  # slice in the store
-        # Keys by slice; None: they have to be looked up in the store when a slice is closed for the first time.
+        self._oldest = FOREVER if state is None else as_int(as_map(state)["oldest"])  # window in the store
+        self._slides = self._window is not None and not self._window.is_tumbling
+        self._apart = Runner(segment.op, around, Program(self._two.combine), by_row=False) if self._slides else None
+        self._first_open = -FOREVER  # the start of the first window that is not closed
+        if state is not None and self._slides:
+            self._first_open = as_int(as_map(state)["first_open"])
+        # Keys by window; None: they have to be looked up in the store when a window is closed for the first time.
         self._slices = Slices() if state is None else None
+        if state is not None:
+            self._count_from(state)
         is_by_row = state is not None and as_map(state)["by_row"] is True and self.changes is None
         self._rows = ByRow(segment, around, self._store) if is_by_row else None
 
@@ -82,7 +91,7 @@ class Running(Partial):
         found = self._merged(self._partials(arrivals))
         if self._standing.part_bytes > MOST_PARTED:
             self.settle()
-        if self._has_many and self.changes is None:
+        if self._has_many and self.changes is None and self._two.is_by_column:
             self._rows = ByRow(self._segment, self._around, self._store)
         if self.changes is not None:
             found += self._merged(self._taken())
@@ -94,13 +103,14 @@ class Running(Partial):
         if not partials:
             return []
         self._store.set_workers(self._around.options.workers)
-        for batch in partials:
+        for batch in self._of_windows(partials):
             if self._keys == [_ONE]:
                 batch = batch.append_column(_ONE, pa.array(np.zeros(batch.num_rows, np.int8)))
             # Where a group has one result, whatever it is, nobody asks for the one before.
             has_one = self.changes is not None and self.changes.is_one_to_one
-            before = None if self.changes is None or has_one else self._stored(batch)
-            self._store.merge(batch.select([*self._keys, *self._two.values.names]), **self._two.functions)
+            is_asked = self.changes is not None and not has_one
+            before = self._stored(batch) if is_asked or not self._two.is_by_column else None
+            self._put(batch, before)
             if self._window is not None:
                 times = extent(batch.column("window_start"))
                 self._oldest = min(self._oldest, FOREVER if times is None else times[0])
@@ -119,6 +129,31 @@ class Running(Partial):
                 found += self.changes.between(now if before is None else before, now, existed)
         return found
 
+    def _of_windows(self, partials: Batches) -> Batches:
+        """Partial groups, of which a slice is in one window or, where these slide, in several that are open."""
+        if self._apart is None or self._window is None:
+            return partials
+        of_each = [found for batch in partials
+                   for found in windows_of(batch, self._window.size, self._window.every, self._first_open)]
+        return [batch for batch in self._apart.run(of_each) if batch.num_rows]
+
+    def _put(self, partials: pa.RecordBatch, before: pa.RecordBatch | None) -> None:
+        """Merge partial groups, no key twice, into the store: column by column, or, where columns mean something only
+        together, with those that were there `before`.
+        """
+        names = self._two.values.names
+        if self._two.is_by_column:
+            self._store.merge(partials.select([*self._keys, *names]), **self._two.functions)
+            return
+        assert before is not None
+        existed = np.asarray(before.column("#acc0").is_valid())
+        new = pa.RecordBatch.from_arrays([partials.column(name) for name in names], names=names)
+        both = pa.concat_batches([filtered(before.select(names), pa.array(existed)), new])
+        numbers = np.concatenate([np.flatnonzero(existed), np.arange(new.num_rows)])
+        values = self._numbered.combined(both, numbers, self._around.options)
+        self._store.upsert(pa.RecordBatch.from_arrays(
+            [*(partials.column(name) for name in self._keys), *values.columns], names=[*self._keys, *names]))
+
     def _stored(self, partials: pa.RecordBatch) -> pa.RecordBatch:
         """The groups of partial ones, as they are in the store; values of those that are not there are null."""
         found = self._store.get(partials.select(self._keys)).combine_chunks()
@@ -126,9 +161,20 @@ class Running(Partial):
                   **{name: pa.concat_arrays(found.column(name).chunks) for name in self._two.values.names}}
         return pa.RecordBatch.from_arrays([values[name] for name in self._columns], names=self._columns)
 
+    @property
+    def due(self) -> int | None:  # type: ignore[override]
+        """Of windows that slide, a row may come after some that it is in have closed: see `closing.py`."""
+        if self._window is None or not self._slides:
+            return None
+        return -FOREVER if self._first_open == -FOREVER else self._first_open + self._window.size + self._around.delay
+
     def advance(self, watermark: int) -> Batches:
         """Windows that changes were told of are forgotten when they close."""
-        if self._late is not None and self._oldest < (first_open := self._late.least_open(watermark)):
+        if self._late is None:
+            return []
+        first_open = self._late.least_open(watermark)
+        self._first_open = max(self._first_open, first_open)
+        if self._oldest < first_open:
             if self._slices is None:
                 self._slices = Slices()
                 for batch in self._store.scan():
@@ -164,8 +210,11 @@ class Running(Partial):
         self._merged(self._taken())
 
     def freeze(self) -> Frozen:
-        wait, oldest, is_by_row = freeze_store(self._store), self._oldest, self._rows is not None
-        return lambda: {**as_map(wait()), "oldest": oldest, "by_row": is_by_row}
+        about = {"oldest": self._oldest, "by_row": self._rows is not None, **self._counting}
+        if self._slides:
+            about["first_open"] = self._first_open
+        wait = freeze_store(self._store)
+        return lambda: {**as_map(wait()), **about}
 
     def forget(self, kept: list[Json]) -> None:
         if self._has_store:

@@ -1,12 +1,30 @@
-"""Slices: the keys of groups by the slice of time that they are of, so that to close some costs what these hold."""
+"""Slices of time: which windows they are in; and the keys of groups by the slice, or window, that they are of, so that
+to close some costs what these hold.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
 
-from scalein.jobs.steps import Batches
+from scalein.jobs.steps import Batches, filtered
 from scalein.jobs.watermarks import as_integers
+
+
+def windows_of(partials: pa.RecordBatch, size: int, every: int, first_open: int) -> Batches:
+    """Partial groups of slices, again for each window that their slice is in and that begins at `first_open` or later,
+    with the window's start in the place of the slice's. A key may come several times.
+    """
+    at = partials.schema.get_field_index("window_start")
+    field, starts = partials.schema.field(at), np.asarray(as_integers(partials.column(at)))
+    newest, found = starts // every * every, []
+    for back in range(-(-size // every)):
+        windows = newest - back * every
+        is_in = (windows + size > starts) & (windows >= first_open)
+        values = np.ascontiguousarray(windows.astype(f"i{field.type.bit_width // 8}"))
+        column = pa.Array.from_buffers(field.type, len(values), [None, pa.py_buffer(values)])
+        found.append(filtered(partials.set_column(at, field, column), pa.array(is_in)))
+    return [batch for batch in found if batch.num_rows]
 
 
 class Slices:

@@ -85,10 +85,11 @@ class Step(Protocol):
 
     def rows(self, arrivals: Iterable[Arrival]) -> list[Arrival]: ...
 
-    def advance(self, watermark: int) -> Batches: ...
+    def advance(self, watermark: int) -> Iterable[pa.RecordBatch]:
+        """What is over by now, one batch after the other as it is asked for, and all are."""
 
     def finish(self) -> Iterable[pa.RecordBatch]:
-        """What is left, one batch after the other as it is asked for."""
+        """What is left, in the same way."""
 
     def settle(self) -> None:
         """Take all that has arrived into the state. Unlike `freeze`, whose error costs one checkpoint, it may fail

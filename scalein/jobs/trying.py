@@ -3,7 +3,7 @@
 It is the innermost expression that fails that becomes null, as with `try_cast` and its like: `60 // x` in
 `(60 // x).fill_null(0)`, and null means what it always means to what stands around it. So the plan is rewritten once,
 and the job runs it as it would run any other; no row is computed twice. What is now null at times is declared so, all
-the way up.
+the way up. A line of a file that cannot be decoded is null in the fields that cannot.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from scalein.connectors.base import Connected
 from scalein.dtypes import Schema
 from scalein.ir import ops
 from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, Named, NamedAgg
@@ -38,6 +39,8 @@ def tried(root: ops.Op) -> ops.Op:
 
 def _with_exprs(op: ops.Op) -> ops.Op:
     match op:
+        case ops.Source(data=Connected() as data):
+            return replace(op, data=data.lenient("null"))
         case ops.Join():
             left, right = op.left.schema, op.right.schema
             return replace(op, left_keys=tuple(_tried(key, left) for key in op.left_keys),

@@ -60,19 +60,25 @@ def update(code: Code, number: int, acc: Acc, place: Place, row: Row, env: Env,
             if valid is not None:
                 new = b.select(valid, new, old)
             f.store(to_memory(f, new), place(name))
+        case AccKind.MOMENTS if acc.parts:
+            n, m2 = (lower_expr(code, part, env, row) for part in acc.parts)
+            counted = n.data if n.valid is None else b.select(n.valid, n.data, const(0.0, F64))
+            merge_moments(f, name, place, counted, data, m2.data)
         case AccKind.MOMENTS:
             one = const(1.0, F64) if valid is None else b.uitofp(valid, F64)
             if valid is not None:
                 data = b.select(valid, data, b.load(place(f"{name}.mean"), typ=F64))
             merge_moments(f, name, place, one, data, const(0.0, F64))
         case AccKind.FIRST | AccKind.LAST:
-            this = ordinal()
-            _take(code, name, place, _is_before(f, acc.kind, name, place, this), this, data, valid)
+            this, known = _row_number(code, acc, row, env, ordinal)
+            wins = f.all_of(_is_before(f, acc.kind, name, place, this), known)
+            assert wins is not None
+            _take(code, name, place, wins, this, data, valid)
         case AccKind.ARG_MIN | AccKind.ARG_MAX:
             assert acc.by is not None
             by = lower_expr(code, acc.by, env, row)
-            this = ordinal()
-            wins = f.all_of(_wins(code, acc, name, place, by.data, this), by.valid)
+            this, known = _row_number(code, acc, row, env, ordinal)
+            wins = f.all_of(_wins(code, acc, name, place, by.data, this), by.valid, known)
             assert wins is not None
             _take(code, name, place, wins, this, data, valid)
             _write_if(code, wins, place, f"{name}.by", by.data)
@@ -82,6 +88,15 @@ def update(code: Code, number: int, acc: Acc, place: Place, row: Row, env: Env,
             pass
         case _:
             raise AssertionError(f"{acc.kind} is counted in by `sides`")
+
+
+def _row_number(code: Code, acc: Acc, row: Row, env: Env,
+                ordinal: Callable[[], ir.Value]) -> tuple[ir.Value, ir.Value | None]:
+    """The number of the row that a value is of, and whether there is one: of a partial group a column says it."""
+    if not acc.parts:
+        return ordinal(), None
+    value = lower_expr(code, acc.parts[0], env, row)
+    return value.number, value.valid
 
 
 def merge(code: Code, number: int, acc: Acc, place: Place, other: Place) -> None:
@@ -208,6 +223,16 @@ def _raw(code: Code, acc: Acc, name: str, output: Output, place: Place) -> Value
             return Value(data, b.icmp_unsigned("!=", b.load(place(f"{name}.ok"), typ=I8), const(0, I8)))
         case AccKind.MIN | AccKind.MAX:
             return Value(from_memory(f, b.load(place(name), typ=memory_type(acc.dtype)), acc.dtype))
+        case AccKind.MOMENTS:
+            return Value(b.load(place(f"{name}.{output.part}"), typ=F64))
+        case AccKind.FIRST | AccKind.LAST | AccKind.ARG_MIN | AccKind.ARG_MAX:
+            row = b.load(place(f"{name}.row"), typ=I64)
+            if output.part == "row":
+                return Value(row)
+            data = read_cell(f, place(f"{name}.{output.part}"), output.dtype)
+            if output.part == "by":
+                return Value(data, b.icmp_signed(">=", row, const(0)))
+            return Value(data, b.icmp_unsigned("!=", b.load(place(f"{name}.ok"), typ=I8), const(0, I8)))
         case _:
             return Value(b.load(place(name), typ=I64))
 

@@ -169,7 +169,7 @@ def _renamed(sink: Sink, names: Mapping[Call, Col]) -> Sink:
         case Collect(items):
             return Collect(tuple(Named(item.name, new(item.expr)) for item in items))
         case Group(table, keys):
-            accs = tuple(replace(acc, arg=acc.arg and new(acc.arg), by=acc.by and new(acc.by)) for acc in table.accs)
+            accs = tuple(acc.over(new) for acc in table.accs)
             return replace(sink, table=replace(table, accs=accs), keys=tuple(map(new, keys)))
         case _:
             return sink
@@ -189,12 +189,12 @@ def _loops(sink: Sink) -> list[Sequence[Expr]]:
         case Partition():
             return [[*sink.keys, *(item.expr for item in sink.items)]]
         case Group(table, keys):
-            given = [(acc, [expr for expr in (acc.arg, acc.by) if expr is not None]) for acc in table.accs]
+            given = [(acc, acc.exprs) for acc in table.accs]
             early = [exprs for acc, exprs in given
                      if acc.has_side or acc.has_heap or (acc.kind is AccKind.MOMENTS and sink.mode is GroupMode.ONE)]
             late = [exprs for _, exprs in given]
             if sink.mode is not GroupMode.ONE:
-                late = [[expr for exprs in late for expr in exprs]]
+                late = [tuple(expr for exprs in late for expr in exprs)]
             times = [] if table.window is None else [[table.window.time]] * 2
             return [*times, *([keys] * (2 if sink.owned else 1)), *early, *late]
         case Keep():

@@ -30,7 +30,7 @@ _ROW_BY_ROW = (AccKind.FIRST, AccKind.LAST, AccKind.ARG_MIN, AccKind.ARG_MAX, Ac
 
 
 def _is_slow(acc: Acc) -> bool:
-    return acc.kind in _ROW_BY_ROW or acc.has_side or acc.has_heap
+    return acc.kind in _ROW_BY_ROW or acc.has_side or acc.has_heap or bool(acc.parts)
 
 
 def lower_reduce(code: Code, table: Table, block: Block, env: Env, ordinal: Callable[[Row], ir.Value],

@@ -204,16 +204,12 @@ class _Plan:
         by_expr = {_plain(item.expr): Col(item.name, item.expr.dtype, item.expr.nullable)
                    for item in partition.items if item.name.startswith("arg")}
 
-        def field(expr: Expr | None) -> Expr | None:
-            return None if expr is None else by_expr[_plain(expr)]
+        def field(expr: Expr) -> Expr:
+            return by_expr[_plain(expr)]
 
         table = run.table
-        window = table.window
-        if window is not None:
-            time = field(window.time)
-            assert time is not None
-            window = replace(window, time=time)
-        accs = tuple(replace(acc, arg=field(acc.arg), by=field(acc.by)) for acc in table.accs)
+        window = None if table.window is None else replace(table.window, time=field(table.window.time))
+        accs = tuple(acc.over(field) for acc in table.accs)
         keys = tuple(Col(item.name, item.expr.dtype, item.expr.nullable)
                      for item in partition.items if item.name.startswith("key"))
         over_rows = replace(table, accs=accs, window=window)

@@ -93,14 +93,18 @@ class StandingProgram:
         self._built: dict[int, Built] = {}
         self._standing: Standing | None = None
 
-    def add(self, batches: Iterable[pa.RecordBatch], options: Options) -> None:
-        """Count rows in. After an error, nothing is known of the groups."""
+    def add(self, batches: Iterable[pa.RecordBatch], options: Options, row: int = 0) -> int:
+        """Count rows in, which as the groups get them are numbered from `row` on; gives the number behind the last.
+
+        After an error, nothing is known of the groups.
+        """
         run = _Run(options, batches, self._built)
         if self._standing is None:
             self._standing = Standing(self.node, run.joins(self.node.joins), options, watched=self._watched,
                                       whole=self._whole)
-        rows = run.rows(self.node.input)
+        rows, self._standing.row = run.rows(self.node.input), row
         self._standing.add(rows if self._watched else joined(rows), options.workers)
+        return self._standing.row
 
     def seen(self, batches: list[pa.RecordBatch]) -> list[tuple[int, int]] | None:
         """The least and the greatest time of each of the batches that were added last; None if nobody could look."""

@@ -253,7 +253,7 @@ def table_exprs(table: Table) -> list[Expr]:
 def table_args(table: Table) -> list[tuple[Expr, bool]]:
     """The same, and whether a dictionary's code does as well as its text: to tell values apart, it does."""
     exprs = [(e, acc.kind is AccKind.DISTINCT and type_of(e).is_string)
-             for acc in table.accs for e in (acc.arg, acc.by) if e is not None]
+             for acc in table.accs for e in acc.exprs]
     return [*exprs, (table.window.time, False)] if table.window is not None else exprs
 
 
@@ -269,12 +269,12 @@ def specialised_table(table: Table, keys: Iterable[Expr], special: Specialiser,
     accs: list[Acc] = []
     numbers: list[int] = []
     for acc in table.accs:
-        arg, by = (None if e is None else special.expr(e) for e in (acc.arg, acc.by))
-        if acc.kind is AccKind.DISTINCT and acc.arg is not None and type_of(acc.arg).is_string:
-            arg = special.key(acc.arg)
-        every_row = arg is not None and not arg.nullable and not special.may_fail(arg)  # what can fail must be tried
-        is_by_rows = acc.kind is AccKind.VALID and every_row and not nullable
-        acc = Acc(AccKind.ROWS) if is_by_rows else replace(acc, arg=arg, by=by)
+        is_by_code = acc.kind is AccKind.DISTINCT and acc.arg is not None and type_of(acc.arg).is_string
+        acc = acc.over(special.key if is_by_code else special.expr)
+        # What can fail must be tried.
+        every_row = acc.arg is not None and not acc.arg.nullable and not special.may_fail(acc.arg)
+        if acc.kind is AccKind.VALID and every_row and not nullable:
+            acc = Acc(AccKind.ROWS)
         if acc not in accs:
             accs.append(acc)
         numbers.append(accs.index(acc))

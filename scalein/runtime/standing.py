@@ -50,6 +50,8 @@ class Standing:
         self._first_mode = self._run.mode
         self._last_rows = 0 if few else DIRECT_ROWS  # between the last two times that groups were taken
         self._rows = 0
+        self.row = 0  # the number of the next row that is added
+        self._before = 0  # of the first row of the last `add`
         self._mode: GroupMode | None = None  # that the kernel at hand is for
         self._workers: list[Worker] = []
         self._parted: Parted | None = None
@@ -64,9 +66,9 @@ class Standing:
         return self._run.sink(special)
 
     def add(self, batches: Iterator[pa.RecordBatch], workers: int) -> None:
-        """Count the rows of batches in."""
+        """Count the rows of batches in; they are numbered from `row` on."""
         batches = self._counted(batches)
-        self._now, is_begin = workers, not self._workers
+        self._now, is_begin, self._before = workers, not self._workers, self.row
         if is_begin:
             first = next(batches, None)
             if first is None:
@@ -75,7 +77,7 @@ class Standing:
             batches = chain([first], batches)
         while len(self._workers) < workers:
             self._workers.append(Worker(self._run))
-        work = units(batches, workers)
+        work = units(batches, workers, self._before)
         begun = list(islice(work, workers))  # a thread costs as much as many rows: none without work
         work, workers = chain(begun, work), max(1, len(begun))
         if is_begin and self._whole is not None and self._run.mode is GroupMode.HASH and Parted.fits(self._run):
@@ -89,6 +91,7 @@ class Standing:
         for batch in batches:
             if batch.num_rows:
                 self._rows += batch.num_rows
+                self.row += batch.num_rows
                 yield batch
 
     def _tried(self, work: Iterator[Unit]) -> Iterator[Unit]:
@@ -125,7 +128,7 @@ class Standing:
         ends = np.cumsum([batch.num_rows for batch in batches])
         least, greatest = np.full(len(ends), 2**63 - 1), np.full(len(ends), -(2**63))
         first_rows, *times = np.array(found, np.int64).reshape(-1, 3).T
-        places = np.searchsorted(ends, first_rows, side="right")
+        places = np.searchsorted(ends, first_rows - self._before, side="right")
         np.minimum.at(least, places, times[0])
         np.maximum.at(greatest, places, times[1])
         return list(zip(least.tolist(), greatest.tolist(), strict=True)) if np.all(least <= greatest) else None

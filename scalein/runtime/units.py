@@ -45,10 +45,11 @@ def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
-def units(batches: Iterator[pa.RecordBatch], workers: int) -> Iterator[Unit]:
-    """The batches cut into units; order and row numbers do not depend on the number of workers."""
+def units(batches: Iterator[pa.RecordBatch], workers: int, row: int = 0) -> Iterator[Unit]:
+    """The batches cut into units; order and row numbers do not depend on the number of workers. Rows are numbered from
+    `row` on.
+    """
     size = ALONE_ROWS if workers == 1 else UNIT_ROWS
-    row = 0
     for batch in batches:
         for start in range(0, batch.num_rows, size):
             piece = batch.slice(start, size) if batch.num_rows > size else batch

@@ -154,9 +154,9 @@ class Phases:
         return names if is_plain and len(names) == len(node.keys) else None
 
     @property
-    def functions(self) -> dict[str, str]:
-        """Of partial groups, how the columns that are no keys combine: sum, min or max."""
-        return self._two.functions
+    def is_by_column(self) -> bool:
+        """Whether the columns of partial groups, if these are what crosses, combine each on its own."""
+        return self.kind != "partials" or self._two.is_by_column
 
     @property
     def window(self) -> ops.Window | None:

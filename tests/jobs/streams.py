@@ -12,7 +12,7 @@ import pytest
 
 import scalein as si
 from scalein.flow import Flow
-from scalein.jobs import feeds, groups
+from scalein.jobs import feeds, groups, parts
 from scalein.jobs import job as job_module
 from scalein.jobs.job import Job
 from scalein.testing import Stream, until
@@ -58,6 +58,7 @@ def ran(build: Callable[[Flow], Flow], table: pa.Table, course: Course, folder: 
             patch.setattr(job_module, "STEP_ROWS", 9)
             patch.setattr(groups, "FEW_ROWS", 5)
             patch.setattr(groups, "GROWN", 2)
+            patch.setattr(parts, "LEAST_BYTES", 300)
         return _ran(build, table, course, folder)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from scalein.flow import Flow
 from scalein.testing import Stream, until
 from tests.engines import examples
 from tests.jobs.streams import Course, ran, rows_in
-from tests.jobs.test_same_rows import DELAY_MS, NAMES, SIMPLE, courses, tables
+from tests.jobs.test_fast_paths import rows, run, stream, windows
+from tests.jobs.test_same_rows import DELAY_MS, NAMES, SIMPLE, TOGETHER, courses, tables
 from tests.same import assert_same
 
 Build = Callable[[Flow], Flow]
@@ -28,6 +30,24 @@ FLOWS: dict[str, tuple[Build, list[str]]] = {
     "no keys": (lambda s: s.group_by().agg(n=si.count(), total=col("x").sum()), []),
     "tumbling": (lambda s: s.with_watermark("t", f"{DELAY_MS}ms").group_by("k", si.tumbling("t", "30ms")).agg(
         n=si.count(), m=col("f").mean()), ["k", "window_start"]),
+    "together": (lambda s: s.group_by("k").agg(**TOGETHER), ["k"]),
+    "together, row by row": (lambda s: s.group_by("k").agg(v=col("x").var(), s=col("f").std(), a=col("g").arg_min(
+        "x"), l=col("f").last(), m=col("f").mean()), ["k"]),
+    "together, filtered": (lambda s: s.group_by("k").agg(v=col("x").var(), l=col("x").last()).filter(
+        col("l") % 2 == 0), ["k"]),
+    "together, no keys": (lambda s: s.group_by().agg(**TOGETHER), []),
+    "tumbling together": (lambda s: s.with_watermark("t", f"{DELAY_MS}ms").group_by("k", si.tumbling(
+        "t", "30ms")).agg(**TOGETHER), ["k", "window_start"]),
+    "sliding": (lambda s: s.with_watermark("t", f"{DELAY_MS}ms").group_by("k", si.sliding(
+        "t", "40ms", every="15ms")).agg(**SIMPLE), ["k", "window_start"]),
+    "sliding together": (lambda s: s.with_watermark("t", f"{DELAY_MS}ms").group_by("g", si.sliding(
+        "t", "40ms", every="20ms")).agg(**TOGETHER), ["g", "window_start"]),
+    "sliding filtered": (lambda s: s.with_watermark("t", f"{DELAY_MS}ms").group_by(si.sliding(
+        "t", "60ms", every="20ms")).agg(n=si.count()).filter(col("n") % 3 != 0), ["window_start"]),
+    "sliding computed time": (lambda s: s.with_columns(u=col("t")).with_watermark("u", f"{DELAY_MS}ms").group_by(
+        "k", si.sliding("u", "30ms", every="10ms")).agg(n=si.count()), ["k", "window_start"]),
+    "sliding large": (lambda s: s.with_watermark("t", f"{DELAY_MS}ms").group_by("k", si.sliding(
+        "t", "40ms", every="20ms")).agg(u=col("x").n_unique()), ["k", "window_start"]),
     "computed": (lambda s: s.group_by("k").agg(n=si.count()).select("k", m=col("n") * 2), ["k"]),
     "filtered": (lambda s: s.group_by("k").agg(n=si.count(), s=col("x").sum()).filter(col("s") % 3 == 0), ["k"]),
     "joined": (lambda s: s.group_by("k").agg(n=si.count()).join(NAMES, on="k"), ["k", "name"]),
@@ -67,6 +87,48 @@ def test_applied_changes_are_what_collect_gives(name: str, table: pa.Table, cour
     assert_same(applied(changes, keys), build(si.from_arrow(table)).collect(), ordered=False, tolerance=1e-9)
 
 
+@examples(4)
+@given(seed=st.integers(0, 1 << 32), window=st.sampled_from([(100, 20), (500, 200), (30, 20), (100, 100)]),
+       delay=st.sampled_from([0, 10, 300]), workers=st.integers(1, 3), ordered=st.booleans())  # fmt: skip
+def test_changes_of_windows_add_up_to_what_final_gives(seed: int, window: tuple[int, int], delay: int, workers: int,
+                                                       ordered: bool) -> None:
+    """Also where rows come late, or late for some of their windows only; `collect` knows of no such rows."""
+    flow = windows(stream(seed), *window, delay, False, ["k"], ordered)
+    want, late, late_rows, timeless_rows = run(flow, [], workers=workers)
+    out, others = si.to_memory(), si.to_memory()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        job = flow.start(sink=out, late=others, workers=workers, emit="changes")
+        job.wait()
+    assert rows(applied(out.table(), ["k", "window_start"])) == want
+    assert rows(others.table()) == late
+    assert (job.metrics()["late_rows"], job.metrics()["timeless_rows"]) == (late_rows, timeless_rows)
+
+
+def test_a_window_that_slides_has_one_row_a_key_and_batch(tmp_path: Path) -> None:
+    """Whatever slices its rows are in. What has closed is not told again, also not behind a checkpoint, though a row
+    that is late for it is not for others.
+    """
+    times = [[0, 1, 2, 3, 4, 9], [4, 5], [30], [9, 17, 21]]
+    want = [{(-8, 4): "insert", (-4, 5): "insert", (0, 6): "insert", (4, 2): "insert", (8, 1): "insert"},
+            {(-4, 7): "update", (0, 8): "update", (4, 4): "update"},
+            {(20, 1): "insert", (24, 1): "insert", (28, 1): "insert"},
+            {(12, 2): "insert", (16, 2): "insert", (20, 2): "update"}]  # fmt: skip
+    given = [pa.record_batch({"t": pa.array(some, pa.int64())}) for some in times]
+    for number, told in enumerate(want):
+        seen: list[pa.RecordBatch] = []
+        stream = Stream({"a": given}, ends=False, allowed={"a": number + 1})
+        flow = si.from_source(stream).with_watermark("t", 8).group_by(si.sliding("t", 12, every=4)).agg(n=si.count())
+        job = flow.start(sink=si.to_callback(seen.append), late=si.to_memory(), emit="changes",
+                         checkpoint=tmp_path, every="1h")
+        until(lambda: rows_in(job) == sum(map(len, times[: number + 1])), job)  # noqa: B023
+        job.stop()
+        found = [row for batch in seen for row in batch.to_pylist()]
+        assert {(row["window_start"], row["n"]): row["op"] for row in found} == told
+        assert len(found) == len(told)
+        assert all(row["window_end"] == row["window_start"] + 12 for row in found)
+
+
 @examples(3)
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=5), min_size=1, max_size=6))
 def test_a_key_has_one_row_a_batch(batches: list[list[int]]) -> None:
@@ -89,7 +151,6 @@ def test_a_key_has_one_row_a_batch(batches: list[list[int]]) -> None:
 
 
 @pytest.mark.parametrize(("build", "message"), [
-    (lambda s: s.group_by(si.sliding("x", 10, every=5)).agg(n=si.count()), "sliding"),
     (lambda s: s.group_by("k").agg(op=si.count()), "'op'"),
     (lambda s: s.select(op=col("k")), "'op'"),
     (lambda s: s.group_by("k").agg(n=si.count()).map_batches(lambda b: b, pa.schema(

@@ -54,14 +54,16 @@ def stream(seed: int) -> list[pa.RecordBatch]:
             for batch in table.slice(a, b - a).combine_chunks().to_batches()]
 
 
-def windows(batches: list[pa.RecordBatch], size: int, every: int, delay: int, thinned: bool, keys: list[str]) -> Flow:
+def windows(batches: list[pa.RecordBatch], size: int, every: int, delay: int, thinned: bool, keys: list[str],
+            ordered: bool) -> Flow:
     unit = "ms" if pa.types.is_timestamp(batches[0].schema.field("t").type) else ""
     size_, every_, delay_ = (f"{each}ms" if unit else each for each in (size, every, delay))
     flow = si.from_batches(batches).with_watermark("t", delay_)
     flow = flow.filter(col("f") > 2) if thinned else flow
     window = si.tumbling("t", size_) if size == every else si.sliding("t", size_, every=every_)
+    more = {"first": col("x").first(), "last": col("f").last(), "a": col("f").arg_min("x")} if ordered else {}
     return flow.group_by(*keys, window).agg(n=si.count(), s=col("x").sum(), m=col("f").max(), c=col("x").count(),
-                                            lo=col("x").min())  # fmt: skip
+                                            lo=col("x").min(), **more)  # fmt: skip
 
 
 Outcome = tuple[list[str], list[str], object, object]
@@ -85,25 +87,25 @@ def rows(table: pa.Table) -> list[str]:
 
 @given(st.integers(0, 1 << 32), st.sampled_from(WINDOWS), st.sampled_from([0, 10, 300]), st.booleans(),
        st.integers(1, 4), st.integers(1, 12), st.booleans(), st.lists(st.integers(1, 5), max_size=3),
-       st.sampled_from([["k"], ["k"], []]))  # fmt: skip
+       st.sampled_from([["k"], ["k"], []]), st.booleans())  # fmt: skip
 @settings(max_examples=6, deadline=None,
           suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_trials_and_rings_give_what_the_plain_way_gives(
         tmp_path_factory: pytest.TempPathFactory, seed: int, window: tuple[int, int], delay: int, thinned: bool,
-        workers: int, ahead: int, has_checkpoint: bool, scales: list[int], keys: list[str]) -> None:
+        workers: int, ahead: int, has_checkpoint: bool, scales: list[int], keys: list[str], ordered: bool) -> None:
     batches = stream(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(groups, "TRIED_ROWS", 1 << 60)
         patch.setattr(groups, "ring", SimpleNamespace(fits=lambda table: False))
-        want = run(windows(batches, *window, delay, thinned, keys), [], workers=1)
+        want = run(windows(batches, *window, delay, thinned, keys, ordered), [], workers=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(groups, "TRIED_ROWS", 1)
         patch.setattr(groups, "MANY_OUTSIDE", 50)
         patch.setattr(job, "STEP_ROWS", 60 * ahead)
         patch.setattr(units, "UNIT_ROWS", 64)
         folder = tmp_path_factory.mktemp("job") if has_checkpoint else None
-        got = run(windows(batches, *window, delay, thinned, keys), scales, workers=workers, checkpoint=folder,
-                  every="1ms")
+        got = run(windows(batches, *window, delay, thinned, keys, ordered), scales, workers=workers,
+                  checkpoint=folder, every="1ms")
     assert got == want
 
 

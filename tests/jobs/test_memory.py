@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,14 +20,15 @@ from scalein import col, memory
 from scalein.connectors import ahead as ahead_module
 from scalein.ir import ops
 from scalein.ir.rewrite import walk_ops
+from scalein.jobs import groups, parts
 from scalein.jobs.feeds import AHEAD_BYTES, Feeds, Place, Reader
-from scalein.jobs.partials import FEW_STANDING, MOST_STANDING, most_groups
+from scalein.jobs.partials import FEW_STANDING, MOST_STANDING, Finish, most_groups
 from scalein.jobs.plan import Shares
 from scalein.jobs.rows import RowLog
 from scalein.jobs.segments import cut
 from scalein.runtime.run import StandingProgram
 from scalein.state import LogStore
-from scalein.testing import until
+from scalein.testing import Stream, until
 
 MB = 1 << 20
 SCHEMA = pa.schema({"t": pa.int64(), "k": pa.int64()})
@@ -197,6 +199,49 @@ def test_results_are_written_as_they_are_made(behind: bool, monkeypatch: pytest.
     flow.start(sink=si.to_callback(lambda batch: seen.append((batch.num_rows, scanned[0]))), checkpoint=tmp_path).wait()
     assert sum(rows for rows, _ in seen) == 20_000
     assert seen[0][1] < 2_000
+
+
+@pytest.mark.parametrize("at_end", [False, True])
+@pytest.mark.parametrize("window", [si.tumbling("t", 100), si.tumbling("t", 20_000), si.sliding("t", 300, every=100)],
+                         ids=["many", "one", "sliding"])
+@pytest.mark.parametrize("large", [False, True])
+def test_windows_that_close_together_are_finished_in_parts(
+        window: Any, large: bool, at_end: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Many by time, one by its keys; what a part gives is written before the next is begun."""
+    rows, least = 20_000, 40_000
+    monkeypatch.setattr("os.fsync", lambda handle: None)
+    monkeypatch.setattr(parts, "LEAST_BYTES", least)
+    monkeypatch.setattr(groups, "ring", SimpleNamespace(fits=lambda table: False))
+    given, written = list[tuple[int, int]](), [0]
+    for name in ("all", "between"):
+        real = getattr(Finish, name)
+
+        def spied(self: Finish, batches: Any, *more: int, real: Any = real) -> Any:
+            given.append((sum(batch.nbytes for batch in batches), written[0]))
+            return real(self, batches, *more)
+
+        monkeypatch.setattr(Finish, name, spied)
+
+    def write(batch: pa.RecordBatch) -> None:
+        written[0] += batch.num_rows
+
+    numbers = np.arange(rows)
+    table = pa.table({"t": numbers, "k": [f"key {n % 4_000}" for n in numbers], "x": numbers % 7})
+    last = pa.record_batch([[10**6], ["last"], [1]], schema=table.schema)  # closes all that is before
+    batches = [*table.to_batches(max_chunksize=777), *([] if at_end else [last])]
+    stream = Stream({"all": batches}, ends=at_end)
+    flow = si.from_source(stream).with_watermark("t", 30_000).group_by("k", window).agg(
+        n=si.count(), m=col("x").n_unique() if large else col("x").max())  # fmt: skip
+    job = flow.start(sink=si.to_callback(write), memory=3 * least, workers=2)
+    want = si.from_arrow(table).group_by("k", window).agg(n=si.count()).collect().num_rows
+    until(lambda: written[0] >= want, job)
+    job.stop()
+    assert written[0] == want
+    assert len(given) > 8
+    assert max(size for size, _ in given) < 1.6 * least  # windows that slide share slices, and keys are not all alike
+    seen = [before for _, before in given]
+    assert seen == sorted(seen)
+    assert seen[-1] > want // 2
 
 
 def test_the_rows_of_a_flow_that_is_gone_are_given_back() -> None:

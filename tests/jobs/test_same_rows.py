@@ -42,10 +42,19 @@ def add_one(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.record_batch({"k": batch.column("k"), "y": pc.add(batch.column("x"), 1)})
 
 
+def tripled(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """More rows than came, so that rows of the group's input have numbers of their own."""
+    y = [None if each is None else each + step for each in batch.column("y").to_pylist() for step in (0, 10, 20)]
+    return pa.record_batch({"k": [each for each in batch.column("k").to_pylist() for _ in range(3)], "y": y}, TRIPLED)
+
+
+TRIPLED = pa.schema({"k": pa.string(), "y": pa.int64()})
 MAPPED = pa.schema({"k": pa.string(), "y": pa.int64()})
 KEYS = ["k", "g"]
 SIMPLE = {"n": si.count(), "total": col("x").sum(), "m": col("f").mean(), "lo": col("x").min(), "hi": col("f").max(),
           "word": col("k").max(), "first_word": col("k").min(), "known": col("x").count()}  # fmt: skip
+TOGETHER = {"v": col("x").var(), "s": col("f").std(), "af": col("k").arg_min(col("f")), "ak": col("f").arg_max("k"),
+            "ff": col("k").first(), "lf": col("f").last(), "lb": (col("x") > 1).last(), "lt": col("t").last()}
 ORDERED = {"f": col("x").first(), "l": col("x").last(), "c": col("x").collect(), "a": col("k").arg_max(col("x"))}
 LARGE = {"u": col("x").n_unique(), "q": col("f").quantile(0.5), "v": col("x").var(), "s": col("f").std(),
          "top": col("x").top_k(2, by=col("f"))}  # fmt: skip
@@ -60,6 +69,17 @@ FLOWS: dict[str, tuple[Build, bool]] = {
     "float keys": (lambda s: s.group_by("f").agg(n=si.count()), False),
     "bool and time keys": (lambda s: s.group_by("t", b=col("x") > 1).agg(n=si.count()), False),
     "no keys": (lambda s: s.group_by().agg(**SIMPLE), False),
+    "together": (lambda s: s.group_by("k").agg(**TOGETHER, **SIMPLE), False),
+    "together, no keys": (lambda s: s.group_by().agg(**TOGETHER), False),
+    "together exploded": (lambda s: s.with_columns(y=col("x") + 1).map_batches(tripled, TRIPLED).group_by("k").agg(
+        f=col("y").first(), l=col("y").last(), a=col("y").arg_max("k")), False),
+    "tumbling together": (marked(lambda s: s.group_by("g", si.tumbling("t", "50ms")).agg(**TOGETHER)), False),
+    "tumbling together late mark": (lambda s: s.with_columns(u=col("t")).with_watermark("u", f"{DELAY_MS}ms").group_by(
+        si.tumbling("u", "30ms")).agg(**TOGETHER), False),
+    "sliding together": (marked(lambda s: s.group_by("g", si.sliding("t", "40ms", every="15ms")).agg(
+        **TOGETHER)), False),
+    "sliding spread": (marked(lambda s: s.group_by("g", si.sliding("t", "40ms", every="15ms")).agg(
+        v=col("x").var(), s=col("f").std())), False),
     "no keys, large": (lambda s: s.group_by().agg(**ORDERED, **LARGE), False),
     "ordered": (lambda s: s.group_by("k").agg(**ORDERED), False),
     "large": (lambda s: s.group_by("g").agg(**LARGE), False),
@@ -174,6 +194,9 @@ def test_types(name: str) -> None:
     check(flow.with_watermark("t", 50).group_by(b=col("x") > 2).agg(lo=col("k").min(), hi=col("k").max(),
                                                                     n=col("k").count()), emit="final")
     check(flow.with_watermark("t", 50).group_by("k", si.tumbling("t", 10)).agg(lo=col("k").min(), f=col("k").first()))
+    picked = {"f": col("k").first(), "l": col("k").last(), "a": col("k").arg_max("x"), "c": col("x").arg_min("k")}
+    check(flow.group_by(b=col("x") > 2).agg(**picked))
+    check(flow.with_watermark("t", 50).group_by(si.tumbling("t", 10)).agg(**picked))
     check(flow.sort("x"), ordered=True)
 
 

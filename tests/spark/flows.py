@@ -95,6 +95,8 @@ FLOWS: dict[str, Callable[[Flow], Flow]] = {
     "quantile": lambda f: f.group_by("s").agg(q=col("i").quantile(0.5), m=col("x").sum()),
     "best": lambda f: f.group_by("s").agg(last=col("k").arg_max("n"), least=col("i").arg_min("n"),
                                           top=col("i").top_k(3, by="n")),
+    "picked": lambda f: f.group_by("k").agg(last=col("s").arg_max("n"), least=col("d").arg_min("n"),
+                                            most=(col("i") * 2).arg_max("i"), v=col("i").var()),
     "unique_all": lambda f: f.group_by().agg(u=col("s").n_unique(), q=col("i").quantile(0.9)),
     "distinct": lambda f: f.select("k", "s", "b").distinct(),
     "distinct_float": lambda f: f.select("x").distinct().group_by().agg(n=si.count()),

@@ -16,6 +16,7 @@ from scalein.compiler import compile_flow
 from scalein.errors import ComputeError
 from scalein.flow import Flow
 from scalein.ir.two_phase import TwoPhase, two_phase
+from scalein.jobs.numbered import Numbered
 from scalein.jobs.partials import group_of
 from scalein.options import Options
 from scalein.runtime.run import Program
@@ -67,10 +68,10 @@ def test_numpy_and_compiled_code_combine_alike(name: str) -> None:
     two, given = partials(FLOWS[name], random, 60)
     combining = Combining(two, OPTIONS)
     numbers = np.array([*range(7), *(random.randrange(7) for _ in range(53))])
-    got, want = combining.numbered(given, numbers), combining._compiled(given, numbers)
+    got, want = combining.numbered(given, numbers), Numbered(two).combined(given, numbers, OPTIONS)
     assert_same(pa.Table.from_batches([got]), pa.Table.from_batches([want]).cast(got.schema), ordered=True)
     pairs = combining.pairs(given.slice(0, 30), given.slice(30))
-    want = combining._compiled(given, np.tile(np.arange(30), 2))
+    want = Numbered(two).combined(given, np.tile(np.arange(30), 2), OPTIONS)
     got = pa.RecordBatch.from_arrays(pairs, names=combining.names)
     assert_same(pa.Table.from_batches([got]), pa.Table.from_batches([want]).cast(got.schema), ordered=True)
 

@@ -28,9 +28,9 @@ from tests.spark.flows import FLOWS, ORDERED, rows
 
 OPTIONS = Options.make(workers=1)
 TABLE = rows(700)
-HALVED = ("filter", "join", "explode", "join_group", "all", "each", "keys", "float_key", "unique", "best", "unique_all",
-          "distinct", "tumbling_zone", "sliding", "window_rows", "integers", "empty_all", "top_k",
-          "sort_limit")  # fmt: skip
+HALVED = ("filter", "join", "explode", "join_group", "all", "each", "keys", "float_key", "unique", "best", "spread",
+          "picked", "unique_all", "distinct", "tumbling_zone", "sliding", "window_rows", "integers", "empty_all",
+          "top_k", "sort_limit")  # fmt: skip
 
 
 def halves(name: str) -> tuple[Phases, Any]:
@@ -74,6 +74,7 @@ def test_kinds() -> None:
     kinds = {name: halves(name)[0].kind for name in HALVED}
     assert kinds["filter"] == kinds["join"] == kinds["explode"] == "rowwise"
     assert kinds["each"] == kinds["sliding"] == kinds["all"] == kinds["distinct"] == "partials"
+    assert kinds["spread"] == kinds["picked"] == "partials"
     assert kinds["unique"] == kinds["window_rows"] == kinds["best"] == "rows"
     assert kinds["top_k"] == kinds["sort_limit"] == "top"
 

@@ -82,6 +82,9 @@ GROUPS: dict[str, tuple[list[str], Callable[[Flow], Flow]]] = {
     "projected": (["k"], lambda q: q.group_by("k").agg(n=si.count(), t=col("x").sum()).select(
         "k", twice=col("n") * 2)),
     "having": (["k"], lambda q: q.group_by("k").agg(n=si.count(), t=col("x").sum()).filter(col("t") > 0)),
+    "columns together": (["k"], lambda q: q.group_by("k").agg(
+        v=col("x").var(), d=col("y").std(), a=(col("x") * 2).arg_max("x"), b=col("s").arg_min("s"), n=si.count())),
+    "together, having": ([], lambda q: q.group_by().agg(v=col("x").var()).filter(col("v") > 9)),
     "keeping rows": (["k"], lambda q: q.group_by("k").agg(
         u=col("x").n_unique(), q=col("x").quantile(0.5), d=col("y").std())),
     "rows, having": (["s"], lambda q: q.group_by("s").agg(u=col("x").n_unique()).filter(col("u") > 1)),
@@ -117,7 +120,8 @@ def test_changes_of_groups_add_up_to_what_collect_gives(name: str, seed: int, tm
     if not keys and not all_rows(given).num_rows:
         want = want.slice(0, 0)  # a stream has no result before the first row
     assert_same(pa.Table.from_pylist(folded(told, keys), want.schema), want, tolerance=1e-9)
-    if name in ("one key", "text", "composite", "no key", "keeping rows", "rows, no key"):
+    if name in ("one key", "text", "composite", "no key", "columns together", "keeping rows",
+                "rows, no key"):
         assert_same(read_state(tmp_path), want, tolerance=1e-9)
 
 
@@ -196,13 +200,16 @@ WINDOWS: dict[str, Callable[[Flow], Flow]] = {
     "sliding": lambda q: q.group_by("k", si.sliding("t", "10s", every="4s")).agg(n=si.count(), most=col("x").max()),
     "behind": lambda q: q.group_by(si.tumbling("t", "7s")).agg(n=si.count()).filter(col("n") > 1).select(
         "window_start", twice=col("n") * 2),
+    "together": lambda q: q.group_by("k", si.tumbling("t", "10s")).agg(v=col("x").var(), m=(-col("x")).arg_max("x")),
+    "sliding together": lambda q: q.group_by("k", si.sliding("t", "10s", every="4s")).agg(
+        v=col("x").std(), m=col("x").arg_min("x")),
     "keeping rows": lambda q: q.group_by("k", si.sliding("t", "10s", every="5s")).agg(u=col("x").n_unique()),
     "computed": lambda q: q.with_columns(u=col("t") + timedelta(seconds=1)).group_by(
         "k", si.tumbling("u", "10s")).agg(n=si.count()),
 }  # fmt: skip
 
 
-NO_CHANGES = ("sliding", "keeping rows")
+NO_CHANGES = ("sliding", "sliding together", "keeping rows")
 
 
 def as_a_job(flow: Flow, batches: list[list[pa.Table]], **how: Any) -> tuple[pa.Table, pa.Table]:
@@ -250,6 +257,11 @@ def test_windows_are_those_of_a_job(name: str, emit: str, seed: int, tmp_path: P
         got, expected = (pa.Table.from_pylist(folded(some, keys), flow.schema) for some in (out.table(), want))
         assert_same(got, expected)
     assert_same(late.table(), want_late.select(late.table().column_names))
+
+
+def test_changes_of_sliding_windows_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadArgument, match="sliding windows is not there on Spark"):
+        begun(WINDOWS["sliding"](si.flow(EVENTS).with_watermark("t", "3s")), tmp_path, si.to_memory(), emit="changes")
 
 
 def events(*seconds: float | None, k: str = "a") -> pa.Table:

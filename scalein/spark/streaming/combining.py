@@ -7,24 +7,15 @@ and the like, and whatever might be out of range, goes through compiled code, wi
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import cached_property
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scalein.dtypes import I64, Field, Schema
 from scalein.interp.taking import taken
-from scalein.ir import ops
-from scalein.ir.exprs import Col
-from scalein.ir.nodes import Grouped, Scan
-from scalein.ir.tables import AccKind, Key, Output, Slicing
+from scalein.ir.tables import AccKind, Output
 from scalein.ir.two_phase import TwoPhase
+from scalein.jobs.numbered import Numbered
 from scalein.options import Options
-from scalein.runtime.run import Program
-
-_NUMBER = "#number"
 
 
 class Combining:
@@ -32,45 +23,36 @@ class Combining:
 
     def __init__(self, two: TwoPhase, options: Options) -> None:
         self._two, self._options = two, options
+        self._by_number = Numbered(two)
         self.names = two.values.names
 
     def pairs(self, left: pa.RecordBatch, right: pa.RecordBatch) -> list[pa.Array]:
         """The value columns of rows that belong together one by one."""
-        found = [_pair(left.column(name), right.column(name), self._two.functions[name]) for name in self.names]
-        if any(column is None for column in found):
+        found = [] if not self._two.is_by_column else [
+            _pair(left.column(name), right.column(name), self._two.functions[name]) for name in self.names]
+        if not found or any(column is None for column in found):
             numbers = np.tile(np.arange(left.num_rows), 2)
             both = pa.concat_batches([left.select(self.names), right.select(self.names)])
-            return list(self._compiled(both, numbers).columns)
+            return list(self._by_number.combined(both, numbers, self._options).columns)
         return found
 
     def numbered(self, rows: pa.RecordBatch, numbers: np.ndarray) -> pa.RecordBatch:
         """The values of all rows of a number, in the order of the numbers, which begin at 0 and leave none out."""
+        if not self._two.is_by_column:
+            return self._by_number.combined(rows, numbers, self._options)
         order = None if (np.diff(numbers) >= 0).all() else np.argsort(numbers, kind="stable")
         starts = np.flatnonzero(np.diff(numbers if order is None else numbers[order], prepend=-1))
         found = [_reduced(rows.column(name), order, starts, self._two.functions[name]) for name in self.names]
         if any(column is None for column in found):
-            return self._compiled(rows, numbers)
+            return self._by_number.combined(rows, numbers, self._options)
         return pa.RecordBatch.from_arrays(found, names=self.names)
-
-    def _compiled(self, rows: pa.RecordBatch, numbers: np.ndarray) -> pa.RecordBatch:
-        given = rows.select(self.names).add_column(0, pa.field(_NUMBER, pa.int64(), False),
-                                                   pa.array(numbers, pa.int64()))  # fmt: skip
-        found = pa.concat_batches(list(self._program.run([given], self._options)))
-        order = pa.array(np.argsort(np.asarray(found.column(_NUMBER)), kind="stable"))
-        return pa.RecordBatch.from_arrays([taken(found.column(name), order) for name in self.names], names=self.names)
-
-    @cached_property
-    def _program(self) -> Program:
-        values = self._two.values
-        source = ops.Source("partials", Schema((Field(_NUMBER, I64, False), *values)).arrow, (_NUMBER, *values.names))
-        table = replace(self._two.combine.table, keys=(Key(_NUMBER, I64, False),), window=None, slicing=Slicing.NONE,
-                        slice_size=0)
-        return Program(Grouped(Scan(source), (), table, (Col(_NUMBER, I64, False),)))
 
     # --- results
 
     def finished(self, rows: pa.RecordBatch) -> pa.RecordBatch | None:
         """The groups that partial ones are if each is whole, row by row; None where compiled code must look at them."""
+        if not self._two.is_by_column:
+            return None
         table = self._two.final.table
         accs = self._two.partial.table.accs
         names = [key.name for key in table.keys]

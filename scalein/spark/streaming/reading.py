@@ -83,11 +83,17 @@ def described(work: Work) -> Json:
     time = [] if table.window is None else ["window_start"]
     fields = pa.schema([work.phases.crossing.field(name) for name in (*(key.name for key in table.keys), *time)])
     about["keys"] = _schema_text(fields)
-    about["accumulators"] = [[acc.kind.value, "" if acc.arg is None else _column(acc.arg)] for acc in table.accs]
+    about["accumulators"] = [_described_acc(acc) for acc in table.accs]
     about["outputs"] = [[output.name, output.fn, [*output.accs]] for output in table.outputs]
     outputs = Schema(tuple(Field(output.name, output.dtype, output.nullable) for output in table.outputs))
     about["results"] = _schema_text(outputs.arrow)
     return about
+
+
+def _described_acc(acc: Acc) -> Json:
+    """An accumulator of partial groups: its kind, what it takes, and, if it takes more, by what and which parts."""
+    columns = ["" if expr is None else _column(expr) for expr in (acc.arg, acc.by)]
+    return [acc.kind.value, *(columns + [_column(part) for part in acc.parts] if acc.parts else columns[:1])]
 
 
 def _described_aggregate(op: ops.Aggregate) -> Json:
@@ -139,8 +145,9 @@ def _group(state: dict[str, Json], window: list[int] | None, columns: pa.Schema)
     typed = {field.name: from_arrow_type(field.type) for field in columns}
     accs = []
     for each in map(as_list, as_list(state["accumulators"])):
-        kind, name = AccKind(as_text(each[0])), as_text(each[1])
-        accs.append(Acc(kind, Col(name, typed[name], True) if name else None))
+        taken = [Col(name, typed[name], True) if name else None for name in map(as_text, each[1:])]
+        parts = tuple(column for column in taken[2:] if column is not None)
+        accs.append(Acc(AccKind(as_text(each[0])), taken[0], taken[1] if parts else None, parts=parts))
     outputs = tuple(Output(field.name, as_text(fn), from_arrow_type(field.type), field.nullable,
                            tuple(as_int(k) for k in as_list(numbers)))
                     for field, (_, fn, numbers) in zip(results, map(as_list, as_list(state["outputs"])), strict=True))

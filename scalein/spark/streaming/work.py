@@ -75,6 +75,9 @@ class Work:
         self.mode = self._mode(segment)
         if emit == "changes":
             check_changes(segment, at)
+            if self.window is not None and not self.window.is_tumbling:
+                raise BadArgument('emit="changes" of sliding windows is not there on Spark yet', at=at, step="group_by",
+                                  hint='tumbling windows have it; or emit="final"')
         self.keeps_late = late == "sink"
         dtype = None if self.mark is None else feed.timed.schema[self.mark.column].dtype
         self.far = None if dtype is None else far_ahead(dtype)
@@ -116,7 +119,10 @@ class Work:
     @property
     def signature(self) -> list[Json]:
         """What the state depends on: a checkpoint goes on with a flow that has the same."""
-        return [] if self.feed.first.state is None else [f"{self.mode} {signature(self.feed.first)}"]
+        if self.feed.first.state is None:
+            return []
+        how = self.mode if self.phases.is_by_column else f"{self.mode}, columns together"
+        return [f"{how} {signature(self.feed.first)}"]
 
     @property
     def slices(self) -> str | None:
