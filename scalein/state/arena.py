@@ -37,6 +37,8 @@ class _Free:
     def add(self, offset: int) -> None:
         self.offsets.add(offset)
         heappush(self._heap, offset)
+        if len(self._heap) > 2 * len(self.offsets) + 64:
+            self._heap = sorted(self.offsets)
 
     def pop(self) -> int:
         while (offset := heappop(self._heap)) not in self.offsets:
@@ -117,8 +119,10 @@ class Arena:
 
     def take(self, size: int) -> int:
         """The offset of a chunk; its content is anything."""
-        if self._waiting and not self._is_needed(*self._waiting[0]):  # the one that waits longest
-            self._settle()
+        if self._waiting:
+            offset, _, pinned = self._waiting[0]  # the one that waits longest
+            if not self._is_needed(offset, pinned):
+                self._settle()
         free = self._free[size]
         larger = size
         while not free and larger < self._whole:  # halves of a larger one
@@ -161,11 +165,11 @@ class Arena:
         self.in_use -= size
         self._free_unless_needed(offset, size, self.pinned)
 
-    def _is_needed(self, offset: int, size: int, pinned: int) -> bool:
+    def _is_needed(self, offset: int, pinned: int) -> bool:
         return pinned > self.unpinned or bool(self.copying[offset >> self.shift])
 
     def _free_unless_needed(self, offset: int, size: int, pinned: int) -> None:
-        if self._is_needed(offset, size, pinned):
+        if self._is_needed(offset, pinned):
             self._waiting.append((offset, size, pinned))
         else:
             self._add_free(offset, size)

@@ -17,7 +17,7 @@ import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -168,6 +168,19 @@ class Cold:
         self.runs: list[tuple[ColdRun, ...]] = [() for _ in range(BUNDLES)]
         self._held = Held()
         self._desks: list[_Desk] = []  # that nobody uses now
+
+    def open_all(self, ids: list[list[int]], groups: dict[int, frozenset[int] | None]) -> list[tuple[ColdRun, ...]]:
+        """Runs, all or none; of each those groups count."""
+        opened: list[ColdRun] = []
+        try:
+            for id in chain.from_iterable(ids):
+                opened.append(self.open(id, groups[id]))
+        except BaseException:
+            for run in opened:
+                run.run.close()
+            raise
+        rest = iter(opened)
+        return [tuple(islice(rest, len(some))) for some in ids]
 
     def open(self, id: int, groups: frozenset[int] | None = None) -> ColdRun:
         run = self.reader(id)

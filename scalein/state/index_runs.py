@@ -30,8 +30,6 @@ from scalein.state.runs import Held
 ENTRY = 8
 PER_BLOCK = format.BLOCK // ENTRY - 1  # the first word of a block is its checksum
 PLACE_BITS = 35
-GRAIN = 8  # bytes of a word: a place counts these
-MOST_PLACE = GRAIN << PLACE_BITS  # bytes of a piece that entries can lead to
 _LOW_BITS = np.uint64(27)  # of a hash, that are in no entry
 _PLACES = np.uint64(PLACE_BITS)
 _BORDERS_AT = format.START.size

@@ -85,6 +85,7 @@ class Indexer:
         self._known = Chunks(nothing, nothing, nothing, nothing)  # what the runs have entries of
         self._merging: _Merging | None = None
         self._is_closing = False
+        self.error: BaseException | None = None  # of the last merge
         self._thread = ThreadPoolExecutor(1, "scalein-index", step_back)
 
     @property
@@ -180,7 +181,9 @@ class Indexer:
                 self.runs = [*self.runs[:at], merged, *self.runs[at + len(merging.runs) :]]
             else:  # all were made anew meanwhile
                 merged.close()
-            for run in merging.runs:
+        self.error = None if self._is_closing else merging.merged.exception()
+        for run in merging.runs:
+            if run not in self.runs:
                 run.close()
         self._merging = None
 
@@ -213,7 +216,8 @@ def first_merged(counts: list[int]) -> int:
     """The first of the files, oldest first, that should be merged with all newer ones; their number if none.
 
     So a file has more than twice as many entries as all newer ones together, there are about log3(records / 2^20) of
-    them, and an entry is written two or three times as often.
+    them, and an entry is written two or three times as often; but files of less than 2^20 entries, some milliseconds of
+    work, are merged with every new one.
     """
     sizes = [max(LEAST_MERGED, count) for count in counts]
     for first in range(len(sizes) - 1):

@@ -11,7 +11,8 @@ by side under the names and with the checksums that they have.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 from secrets import randbits
 
 import numpy as np
@@ -95,8 +96,11 @@ def part_of(found: Manifest, files: Files, cold: Cold, value: pa.Schema, wanted:
         masks = meta.get("masks", {})
         if not isinstance(masks, dict):
             raise ValueError(f"masks: {masks!r}")
-        runs = [tuple(cold.open(file_id(id), _groups(masks.get(str(id)))) for id in ids)  # type: ignore[union-attr]
-                for ids in meta["runs"]]  # type: ignore[union-attr]
+        ids = [[file_id(id) for id in some] for some in meta["runs"]]  # type: ignore[union-attr]
+        groups = {id: _groups(masks.get(str(id))) for some in ids for id in some}
+        if len(groups) != sum(map(len, ids)):
+            raise ValueError(f"a run twice: {ids!r}")
+        runs = cold.open_all(ids, groups)
         if len(runs) != BUNDLES:
             raise ValueError(f"runs of {len(runs)} bundles")
         for run in (run for some in runs for run in some):
@@ -175,9 +179,32 @@ def together(parts: list[Part]) -> Part:
     bounds: Json = [str(max(int(str(b)) for b in column))
                     for column in zip(*(part.bounds for part in parts), strict=True)]
     groups = frozenset[int]().union(*(part.groups or frozenset(range(GROUPS)) for part in parts))
-    runs = [tuple(run for part in parts for run in part.runs[bundle]) for bundle in range(BUNDLES)]
+    runs = [reduce(_joined, (part.runs[bundle] for part in parts)) for bundle in range(BUNDLES)]
     return Part(first.functions, bounds, [piece for part in parts for piece in part.pieces], runs,
                 None if len(groups) == GROUPS else groups)
+
+
+def _joined(some: tuple[ColdRun, ...], more: tuple[ColdRun, ...]) -> tuple[ColdRun, ...]:
+    """Runs of disjoint groups of a bundle as one list. Stores that were once one share runs: such a run is there once.
+
+    Both lists have these in the same order, so that of each list can be kept.
+    """
+    theirs = {run.id: k for k, run in enumerate(more)}
+    found: list[ColdRun] = []
+    at = 0
+    for run in some:
+        k = theirs.get(run.id)
+        if k is None:
+            found.append(run)
+            continue
+        mine, other = run.groups, more[k].groups
+        if k < at or mine is None or other is None:
+            raise BadArgument("the old stores have the same run in different places", at=here(),
+                              found=format.run_name(run.id), hint="open each of them and compact() it first")
+        found += [*more[at:k], replace(run, groups=mine | other)]
+        more[k].run.close()
+        at = k + 1
+    return (*found, *more[at:])
 
 
 def mask_of(groups: Groups | None) -> np.ndarray | None:

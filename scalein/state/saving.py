@@ -40,6 +40,7 @@ class Saver:
         self.copier = Copier(tiers.hot, workers, budget.copies, budget.log_bytes)
         self._images = ImageFiles(files, tiers.hot, self.copier)
         self._indexer = Indexer(files, kernels, tiers.hot.arena.base, budget.scratch_records(kernels.record_bytes))
+        self._is_limited = budget.total is not None
         self._kept: dict[int, frozenset[str]] = {}  # snapshots -> the files that they name
         self.held: frozenset[int] = frozenset()  # snapshots that stay however many newer ones there are
         self._doubtful: set[str] = set()  # files of snapshots that failed, but may be found at the next start
@@ -48,6 +49,11 @@ class Saver:
         self._books = Lock()  # over the snapshots that are kept and under way
         self._removing = Lock()
         self.is_behind = False  # a snapshot failed since the last whole one
+
+    @property
+    def index_error(self) -> BaseException | None:
+        """Why index files could not be merged the last time."""
+        return self._indexer.error
 
     @property
     def ids(self) -> list[int]:
@@ -113,9 +119,12 @@ class Saver:
 
     def _write_files(self, frozen: Frozen) -> None:
         chunks = frozen.chunk_tables(self._tiers.hot.arena.base)
-        self._images.write(frozen)
+        if not self._is_limited:  # the sooner segments are copied, the less is logged of what changes in them
+            self._images.write(frozen)
         indexes = self._indexer.add(frozen.image_id, Chunks.of(chunks, self._kernels.record_bytes))
         self._tiers.hot.unpin(frozen.pin)
+        if self._is_limited:  # the sooner chunks that records left can be used again, the less memory is taken
+            self._images.write(frozen)
         for run in frozen.waits:
             run.result()
         self._publish(frozen, chunks, indexes)

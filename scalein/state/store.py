@@ -120,6 +120,7 @@ class LogStore:
         given = None if key is None else (key_schema(key), value_schema(value or {}))
         groups = groups_given(key_groups)
         held = None if readonly else files.lock()
+        store: LogStore | None = None
         try:
             checksums = kernels.checksums if kernels is not None else find_checksums(options)
             found = find_manifest(files, snapshot, checksums)
@@ -150,7 +151,9 @@ class LogStore:
                 store._begin(found)
             return store
         except BaseException:
-            if held is not None:
+            if store is not None:
+                store._shut()
+            elif held is not None:
                 held.release()
             raise
 
@@ -331,7 +334,8 @@ class LogStore:
                 "cold_records": sum(run.record_count for runs in tiers.cold.runs for run in runs),
                 "groups_not_loaded": len(tiers.waiting()),
                 "snapshots": self._saver.ids,
-                "compaction_error": None if tiers.compactor.error is None else str(tiers.compactor.error),
+                "compaction_error": None if (error := tiers.compactor.error or self._saver.index_error) is None
+                else str(error),
             }
 
     # --- closing

@@ -245,6 +245,13 @@ def test_free_chunks_become_larger_ones_and_go_back_to_the_system() -> None:
     assert arena.segments == before
 
 
+def test_taking_and_giving_back_leaves_no_trace() -> None:
+    arena = Arena(1 << 16, 1 << 26, whole=1 << 14)
+    for _ in range(2_000):
+        arena.give_back(arena.take(1 << 12), 1 << 12)
+    assert sum(len(free._heap) for free in arena._free.values()) < 500
+
+
 def test_memory_that_records_left_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages that go back to the system are cleared when they come again: a store in its stride gives none back."""
     forgotten: list[int] = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -113,3 +115,34 @@ def test_owners_with_tiny_memory(tmp_path: Path) -> None:
     with LogStore.open_files(RealFiles(tmp_path / "new"), key=None, value=None, budget=budget, old=[old]) as store:
         assert content(store) == wanted
         assert len(store) == len(wanted)
+
+
+def test_stores_that_share_runs_become_one_again(tmp_path: Path) -> None:
+    """The cut lies inside a bundle, so that both have some of its runs; one of them compacts or adds to them."""
+    wanted = fill(tmp_path / "old", range(4), "1MB")
+    for name, groups in (("low", range(100)), ("high", range(100, 256))):
+        LogStore.open(tmp_path / name, old=[tmp_path / "old"], key_groups=groups).close()
+    with LogStore.open(tmp_path / "high", memory="1MB") as high:
+        theirs = content(high)
+        mine = rows(1).filter(pa.array([name in theirs for name in rows(1)["k"].to_pylist()]))
+        high.merge(mine, n="sum", t="last")
+        for name, text in zip(mine["k"].to_pylist(), mine["t"].to_pylist(), strict=True):
+            wanted[name] = wanted[name][0] + 1, text
+    with LogStore.open(tmp_path / "new", old=[tmp_path / "high", tmp_path / "low"]) as store:
+        assert content(store) == wanted
+    with LogStore.open(tmp_path / "new") as store:  # as its manifest says
+        assert content(store) == wanted
+        store.compact()
+        assert content(store) == wanted
+
+
+def test_a_store_that_cannot_be_opened_leaves_nothing_open(tmp_path: Path) -> None:
+    fill(tmp_path / "old", range(2), "1MB")
+    (broken,) = sorted((tmp_path / "old").glob("index-*"))[-1:]
+    broken.write_bytes(b"\0" * broken.stat().st_size)
+    before = set(os.listdir("/proc/self/fd")), threading.active_count()
+    with pytest.raises(ScaleinError, match="index"):
+        LogStore.open(tmp_path / "old")
+    with pytest.raises(ScaleinError, match="index"):
+        LogStore.open(tmp_path / "old", readonly=True)
+    assert (set(os.listdir("/proc/self/fd")), threading.active_count()) == before
