@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import scalein as si
 from scalein import col
-from scalein.connectors import careful
+from scalein.connectors import careful, formats_text
 from scalein.flow import Flow
 from tests.engines import examples
 from tests.same import assert_same
@@ -150,3 +150,29 @@ def test_columns_of_the_same_names_are_refused(tmp_path: Path) -> None:
     assert ran(flow.select("a"), on_error=si.to_memory())["a"].to_pylist() == [1]
     with pytest.raises(si.BadArgument, match="one of them: 'bad_text'"):
         ran(flow, on_error=si.to_memory())
+
+
+@pytest.mark.parametrize("block", [16, 40, 4 << 20])
+@pytest.mark.parametrize("lines", [
+    ['{"a":1}', '{"a":"x"}', "null", '{"a":3}'], ["null", '{"a":1}'], ["", "  null", '{"a":1}', "null"], ["null"] * 9,
+    ["null", '{"a":"x"}', "null"], ['{"a":1}', "null"] * 9, ["nullx", '{"a":1}', "null"], ['{"a":null}'] * 9,
+], ids=" ".join)  # fmt: skip
+def test_a_null_where_pyarrow_begins_is_a_row(lines: list[str], block: int, tmp_path: Path,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    """It kills pyarrow, with the whole process."""
+    monkeypatch.setattr(careful, "BLOCK_BYTES", block)
+    monkeypatch.setattr(formats_text, "BLOCK_BYTES", block)
+    path, failed = write(tmp_path / "1.json", "json", lines), si.to_memory()
+    flow = si.read_json(path, schema=SCHEMA)
+    given = [None if "x" in each or "null" in each else json.loads(each)["a"] for each in lines if each]
+    good = [a for a, each in zip(given, filter(None, lines), strict=True) if "x" not in each]
+    assert ran(flow, on_error="null")["a"].to_pylist() == given
+    assert ran(flow, on_error=failed)["a"].to_pylist() == good
+    assert failed.table()["bad_text"].to_pylist() == [each for each in lines if "x" in each]
+    if good == given:
+        assert flow.collect()["a"].to_pylist() == given
+
+
+def test_types_are_found_behind_a_null(tmp_path: Path) -> None:
+    path = write(tmp_path / "1.json", "json", ["null", '{"a":1}'])
+    assert si.read_json(path).collect().to_pydict() == {"a": [None, 1]}
