@@ -8,8 +8,9 @@ out as pyarrow decodes it, in the same order.
     null    a wrong line is a row: null in the fields that cannot be decoded, or in all of them
     keep    a wrong line is a row without values, that has its file, number and text in the columns `BAD`
 
-A quote that is not closed makes one record of many lines: only its first line is wrong then, and the others are looked
-at anew. Where the next quote closed it, that is the end of what is looked at: values with newlines may be torn there.
+A record of many lines that has all its fields is wrong as a whole. One that has not is the work of a quote that is
+not closed: only its first line is wrong then, and the others are looked at anew. Where the next quote closed it, that
+is the end of what is looked at: values with newlines may be torn there.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ class Records(Protocol):
 
     def decode(self, data: bytes, names: list[str]) -> pa.RecordBatch:
         """These columns of whole records; an error of pyarrow's if one of them is wrong."""
+
+    def is_one(self, data: bytes) -> bool:
+        """Whether several lines are one record, with as many fields as it should have, whatever their values."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +74,20 @@ class Careful:
 
     def _cut(self, data: bytes, is_end: bool) -> list[int]:
         """The places where records end. What has no end, though it should, ends with its first line."""
-        ends = self.records.ends(data)
+        ends = self._ends(data, is_end)
         done = ends[-1] if ends else 0
         while (is_end and done < len(data)) or len(data) - done > BLOCK_BYTES:
             line = done + _first_line(data[done:])
-            more = self.records.ends(data[line:])
+            more = self._ends(data[line:], is_end)
             ends += [line, *(line + each for each in more)]
             done = ends[-1]
         return ends
+
+    def _ends(self, data: bytes, is_end: bool) -> list[int]:
+        """The places where records end by themselves: the last one of a file may do so without a newline."""
+        if not is_end or not data or data.endswith(b"\n"):
+            return self.records.ends(data)
+        return [min(end, len(data)) for end in self.records.ends(data + b"\n")]
 
     def _decoded(self, data: bytes, records: list[tuple[int, int]], line: int) -> Iterator[pa.RecordBatch]:
         """Records, each from a place to another in data that begins with a line."""
@@ -92,9 +102,11 @@ class Careful:
                     waiting += [some[len(some) // 2 :], some[: len(some) // 2]]
                     continue
                 first = start + _first_line(data[start:end])
+                if first < end and self.records.is_one(data[start:end]):
+                    first = end
                 line, counted = line + _lines(data, counted, start), start
                 yield self._wrong(data[start:first], line, error)
-                if first < end:  # a record of several lines
+                if first < end:  # more lines, that a quote has made part of it
                     again = _between(self._cut(data[first:end], is_end=True))
                     waiting.append([(first + a, first + b) for a, b in again])
                 continue

@@ -10,7 +10,7 @@ import io
 import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -111,6 +111,13 @@ class _CsvRecords:
         read = ReadOptions(column_names=self.names, use_threads=False, block_size=len(data) + 1)
         return _one(read_csv(pa.BufferReader(data), read, *self.format.options(self.wanted, names)), names)
 
+    def is_one(self, data: bytes) -> bool:
+        fields = pa.schema([(name, pa.binary()) for name in self.wanted.names])
+        try:
+            return bool(replace(self, wanted=fields).decode(data, fields.names).num_rows == 1)
+        except pa.ArrowException:
+            return False
+
 
 @dataclass(frozen=True, slots=True)
 class JsonLines:
@@ -189,6 +196,9 @@ class _JsonRecords:
 
     def ends(self, data: bytes) -> list[int]:
         return newlines(data)
+
+    def is_one(self, data: bytes) -> bool:
+        return False
 
     def decode(self, data: bytes, names: list[str]) -> pa.RecordBatch:
         from pyarrow.json import ParseOptions, ReadOptions, read_json

@@ -144,6 +144,30 @@ def test_a_quote_that_is_not_closed_spoils_few_lines(lines: list[str], bad: list
     assert found["a"].to_pylist() == [int(each.split(",")[0]) for k, each in enumerate(lines) if k + 2 not in bad]
 
 
+@pytest.mark.parametrize("block", [24, 4 << 20])
+@pytest.mark.parametrize("text", [
+    'a,b\n1,"x\ny"\noops,"p\n7,evil\nq"\n3,"z"\n', 'a,b\n1,"x\ny"\n3,"z"\noops,"p\n7,evil\nq"',
+    'a,b\noops,"p\n7,evil\nq"\n1,"x"\n3,"x\ny"',
+], ids=["between", "at the end", "before a good one at the end"])  # fmt: skip
+def test_a_wrong_record_of_several_lines_is_one(text: str, block: int, tmp_path: Path,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands between its quotes never becomes rows."""
+    monkeypatch.setattr(careful, "BLOCK_BYTES", block)
+    path, failed = tmp_path / "1.csv", si.to_memory()
+    path.write_text(text)
+    flow = si.read_csv(path, schema={"a": pa.int64(), "b": pa.string()})
+    found = ran(flow, on_error="null").to_pylist()
+    assert {"a": None, "b": "p\n7,evil\nq"} in found
+    assert sorted(row["a"] for row in found if row["a"] is not None) == [1, 3]
+    assert len(found) == 3
+    assert ran(flow, on_error=failed)["a"].to_pylist() == [1, 3]
+    number = text[: text.index("oops")].count("\n") + 1
+    assert failed.table().select(["bad_line", "bad_text"]).to_pylist() == [
+        {"bad_line": number, "bad_text": 'oops,"p\n7,evil\nq"'}]
+    with pytest.raises(si.BadData, match=f"line {number} of"):
+        flow.collect()
+
+
 def test_columns_of_the_same_names_are_refused(tmp_path: Path) -> None:
     (tmp_path / "1.csv").write_text("bad_text,a\nx,1\n")
     flow = si.read_csv(tmp_path)
