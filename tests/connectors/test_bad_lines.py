@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -200,3 +201,15 @@ def test_a_null_where_pyarrow_begins_is_a_row(lines: list[str], block: int, tmp_
 def test_types_are_found_behind_a_null(tmp_path: Path) -> None:
     path = write(tmp_path / "1.json", "json", ["null", '{"a":1}'])
     assert si.read_json(path).collect().to_pydict() == {"a": [None, 1]}
+
+
+@pytest.mark.parametrize("how", ["null", "keep", "raise"])
+def test_rows_around_wrong_lines_come_together(how: str, tmp_path: Path) -> None:
+    """Also those before the one that is an error."""
+    path = write(tmp_path / "1.csv", "csv", [f"{'x' if n % 5 == 3 else ''}{n},s," for n in range(100)])
+    (part,) = formats_text.Csv(",", bad=how).parts(str(path), SCHEMA, None, 0)
+    found = []
+    with pytest.raises(si.BadData, match="line 5 of") if how == "raise" else nullcontext():
+        for batch in part.open():
+            found.append(batch)
+    assert [batch.num_rows for batch in found] == [3 if how == "raise" else 100]
