@@ -10,7 +10,7 @@ import io
 import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from scalein.connectors.formats import Part, check_names, reading
 from scalein.errors import BadData
 
 _HINT = "types come from the first rows of the first file: give schema= if they are others"
+_NULL = re.compile(rb"\s*null")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,13 @@ class _CsvRecords:
         read = ReadOptions(column_names=self.names, use_threads=False, block_size=len(data) + 1)
         return _one(read_csv(pa.BufferReader(data), read, *self.format.options(self.wanted, names)), names)
 
+    def is_one(self, data: bytes) -> bool:
+        fields = pa.schema([(name, pa.binary()) for name in self.wanted.names])
+        try:
+            return bool(replace(self, wanted=fields).decode(data, fields.names).num_rows == 1)
+        except pa.ArrowException:
+            return False
+
 
 @dataclass(frozen=True, slots=True)
 class JsonLines:
@@ -146,7 +154,37 @@ class JsonLines:
         from pyarrow.json import ParseOptions, ReadOptions, open_json
 
         parse = ParseOptions(explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "ignore")
-        return open_json(pa.input_stream(path), ReadOptions(block_size=BLOCK_BYTES), parse)
+        return open_json(_Lines(pa.input_stream(path)), ReadOptions(block_size=BLOCK_BYTES), parse)
+
+
+class _Lines:
+    """A file of JSON as pyarrow reads it: its blocks end where lines do, and none begins with null."""
+
+    def __init__(self, file: pa.NativeFile) -> None:
+        self._file, self._left = file, b""
+        self._is_begin = True  # whether what is left begins with a line
+
+    @property
+    def closed(self) -> bool:
+        return bool(self._file.closed)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def read(self, size: int) -> bytes:
+        more = self._file.read(max(size - len(self._left), 1))
+        data, is_begin = self._left + more, self._is_begin
+        cut = data.rfind(b"\n") + 1 if more else 0
+        cut = cut or len(data)
+        self._left, self._is_begin = data[cut:], data[cut - 1 : cut] == b"\n"
+        data = data[:cut]
+        return _without_null(data) if is_begin else data
+
+
+def _without_null(data: bytes) -> bytes:
+    """JSON lines, of which a null at the begin, that kills pyarrow, is an object without fields: the same row."""
+    found = _NULL.match(data)
+    return data if found is None else b"".join([data[: found.end() - 4], b"{}  ", data[found.end() :]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +197,9 @@ class _JsonRecords:
     def ends(self, data: bytes) -> list[int]:
         return newlines(data)
 
+    def is_one(self, data: bytes) -> bool:
+        return False
+
     def decode(self, data: bytes, names: list[str]) -> pa.RecordBatch:
         from pyarrow.json import ParseOptions, ReadOptions, read_json
 
@@ -167,6 +208,7 @@ class _JsonRecords:
         stored = pa.schema([self.stored.field(name) for name in names])
         wanted = pa.schema([self.wanted.field(name).with_nullable(True) for name in names])
         parse = ParseOptions(explicit_schema=stored, unexpected_field_behavior="ignore")
+        data = _without_null(data)
         found = read_json(pa.BufferReader(data), ReadOptions(use_threads=False, block_size=len(data) + 1), parse)
         return _one(found.select(names).cast(wanted), names)
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from scalein.compiler import compile_flow
 from scalein.connectors.base import Connected, Json
-from scalein.connectors.careful import BAD
 from scalein.connectors.memory import Batches
 from scalein.connectors.skipping import Condition
 from scalein.errors import BadArgument
@@ -55,13 +54,14 @@ def line_of(feed: Feed, needed: Sequence[str], around: Surroundings, known: dict
             times = _times(feed, feed.watermark, around)
             reads = list(feed.first.input.columns)
     reads = [name for name in feed.source.arrow.names if name in reads] or feed.source.arrow.names[:1]
-    tests = ""
+    tests, beside = "", list[str]()
     if isinstance(data, Connected):
         conditions = _tests(feed)
         data, tests = data.project(reads).where(conditions), repr(conditions) if conditions else ""
         if around.failed is not None:
-            data = data.lenient("keep")
-    beside = [name for name in BAD.names if name in data.schema.names and name not in reads]
+            kept = data.lenient("keep")
+            beside = [name for name in kept.schema.names if name not in data.schema.names]
+            data = kept
     names = data.partitions() if isinstance(data, Connected) else ["all"]
     readers = [Reader(name, data, reads, Place.of(as_map(known[name])["place"]) if name in known else Place(),
                       beside=beside) for name in names]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 import scalein as si
 from scalein import col
-from scalein.connectors import careful
+from scalein.connectors import careful, formats_text
 from scalein.flow import Flow
 from tests.engines import examples
 from tests.same import assert_same
@@ -144,9 +145,71 @@ def test_a_quote_that_is_not_closed_spoils_few_lines(lines: list[str], bad: list
     assert found["a"].to_pylist() == [int(each.split(",")[0]) for k, each in enumerate(lines) if k + 2 not in bad]
 
 
+@pytest.mark.parametrize("block", [24, 4 << 20])
+@pytest.mark.parametrize("text", [
+    'a,b\n1,"x\ny"\noops,"p\n7,evil\nq"\n3,"z"\n', 'a,b\n1,"x\ny"\n3,"z"\noops,"p\n7,evil\nq"',
+    'a,b\noops,"p\n7,evil\nq"\n1,"x"\n3,"x\ny"',
+], ids=["between", "at the end", "before a good one at the end"])  # fmt: skip
+def test_a_wrong_record_of_several_lines_is_one(text: str, block: int, tmp_path: Path,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands between its quotes never becomes rows."""
+    monkeypatch.setattr(careful, "BLOCK_BYTES", block)
+    path, failed = tmp_path / "1.csv", si.to_memory()
+    path.write_text(text)
+    flow = si.read_csv(path, schema={"a": pa.int64(), "b": pa.string()})
+    found = ran(flow, on_error="null").to_pylist()
+    assert {"a": None, "b": "p\n7,evil\nq"} in found
+    assert sorted(row["a"] for row in found if row["a"] is not None) == [1, 3]
+    assert len(found) == 3
+    assert ran(flow, on_error=failed)["a"].to_pylist() == [1, 3]
+    number = text[: text.index("oops")].count("\n") + 1
+    assert failed.table().select(["bad_line", "bad_text"]).to_pylist() == [
+        {"bad_line": number, "bad_text": 'oops,"p\n7,evil\nq"'}]
+    with pytest.raises(si.BadData, match=f"line {number} of"):
+        flow.collect()
+
+
 def test_columns_of_the_same_names_are_refused(tmp_path: Path) -> None:
     (tmp_path / "1.csv").write_text("bad_text,a\nx,1\n")
     flow = si.read_csv(tmp_path)
     assert ran(flow.select("a"), on_error=si.to_memory())["a"].to_pylist() == [1]
     with pytest.raises(si.BadArgument, match="one of them: 'bad_text'"):
         ran(flow, on_error=si.to_memory())
+
+
+@pytest.mark.parametrize("block", [16, 40, 4 << 20])
+@pytest.mark.parametrize("lines", [
+    ['{"a":1}', '{"a":"x"}', "null", '{"a":3}'], ["null", '{"a":1}'], ["", "  null", '{"a":1}', "null"], ["null"] * 9,
+    ["null", '{"a":"x"}', "null"], ['{"a":1}', "null"] * 9, ["nullx", '{"a":1}', "null"], ['{"a":null}'] * 9,
+], ids=" ".join)  # fmt: skip
+def test_a_null_where_pyarrow_begins_is_a_row(lines: list[str], block: int, tmp_path: Path,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    """It kills pyarrow, with the whole process."""
+    monkeypatch.setattr(careful, "BLOCK_BYTES", block)
+    monkeypatch.setattr(formats_text, "BLOCK_BYTES", block)
+    path, failed = write(tmp_path / "1.json", "json", lines), si.to_memory()
+    flow = si.read_json(path, schema=SCHEMA)
+    given = [None if "x" in each or "null" in each else json.loads(each)["a"] for each in lines if each]
+    good = [a for a, each in zip(given, filter(None, lines), strict=True) if "x" not in each]
+    assert ran(flow, on_error="null")["a"].to_pylist() == given
+    assert ran(flow, on_error=failed)["a"].to_pylist() == good
+    assert failed.table()["bad_text"].to_pylist() == [each for each in lines if "x" in each]
+    if good == given:
+        assert flow.collect()["a"].to_pylist() == given
+
+
+def test_types_are_found_behind_a_null(tmp_path: Path) -> None:
+    path = write(tmp_path / "1.json", "json", ["null", '{"a":1}'])
+    assert si.read_json(path).collect().to_pydict() == {"a": [None, 1]}
+
+
+@pytest.mark.parametrize("how", ["null", "keep", "raise"])
+def test_rows_around_wrong_lines_come_together(how: str, tmp_path: Path) -> None:
+    """Also those before the one that is an error."""
+    path = write(tmp_path / "1.csv", "csv", [f"{'x' if n % 5 == 3 else ''}{n},s," for n in range(100)])
+    (part,) = formats_text.Csv(",", bad=how).parts(str(path), SCHEMA, None, 0)
+    found = []
+    with pytest.raises(si.BadData, match="line 5 of") if how == "raise" else nullcontext():
+        for batch in part.open():
+            found.append(batch)
+    assert [batch.num_rows for batch in found] == [3 if how == "raise" else 100]

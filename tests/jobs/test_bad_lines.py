@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
 import pytest
 
 import scalein as si
@@ -97,3 +99,23 @@ def test_lines_of_another_source_than_the_first_end_the_job(files: Path, tmp_pat
     other = flow(si.from_arrow(pa.table({"k": [1]})))
     with pytest.raises(si.BadData, match=r"line 7 of .*takes rows of another source"):
         other.start(sink=si.to_memory(), on_error=si.to_memory()).wait()
+
+
+@pytest.mark.parametrize("names", [["bad_file", "bad_line", "bad_text"], ["bad_line", "bad_text"], ["bad_text"]])
+@pytest.mark.parametrize("source", ["arrow", "batches", "parquet", "csv"])
+@pytest.mark.parametrize("on_error", ["null", "sink"])
+def test_columns_of_such_names_that_nobody_reads_are_no_marks(names: list[str], source: str, on_error: str,
+                                                              tmp_path: Path) -> None:
+    table = pa.table({"k": [1, 2, 1], "x": [100, 2, 3], **{name: ["a", None, "c"] for name in names}})
+    pq.write_table(table, tmp_path / "1.parquet")
+    pa.csv.write_csv(table, tmp_path / "1.csv")
+    flow = {"arrow": lambda: si.from_arrow(table), "parquet": lambda: si.read_parquet(tmp_path / "1.parquet"),
+            "batches": lambda: si.from_batches(table.to_batches(), schema=table.schema),
+            "csv": lambda: si.read_csv(tmp_path / "1.csv")}[source]()  # fmt: skip
+    out, bad = si.to_memory(), si.to_memory()
+    flow.group_by("k").agg(n=si.count(), s=(60 // (col("x") - 100)).sum()).start(
+        sink=out, on_error=bad if on_error == "sink" else on_error).wait()
+    failing = int(on_error == "sink")
+    assert dict(zip(*(out.table()[name].to_pylist() for name in ("k", "n")), strict=True)) == {1: 2 - failing, 2: 1}
+    if failing:
+        assert bad.table()["x"].to_pylist() == [100]

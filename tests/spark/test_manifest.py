@@ -18,6 +18,7 @@ from scalein.spark.streaming.commits import Commits
 from scalein.spark.streaming.manifest import Manifests
 from scalein.spark.streaming.places import MANIFESTS, STATE, Place, place_of
 from scalein.spark.streaming.reading import read_state
+from scalein.spark.streaming.work import Work
 from tests.same import assert_same
 from tests.spark.simulated import acting, begun, run
 
@@ -237,6 +238,23 @@ def test_a_changed_flow_is_refused_with_the_difference(tmp_path: Path) -> None:
     assert "max" in found.value.facts["flow"]
     # What stands around the state may change.
     begun(FLOW.filter(col("n") > 1), tmp_path, si.to_memory(), emit="changes").close()
+
+
+def test_a_checkpoint_of_rows_that_are_kept_no_more_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = si.flow(ROWS.schema).group_by("k").agg(v=col("x").var())
+    with monkeypatch.context() as patch:
+        now = Work.signature.fget
+        assert now is not None
+        patch.setattr(Work, "signature", property(
+            lambda self: [each.replace(", columns together", "") for each in now(self)]))
+        commits = begun(flow, tmp_path, si.to_memory(), emit="changes")
+        run(commits, [[ROWS]])
+        commits.close()
+    with pytest.raises(BadArgument, match=r"(?s)an older scalein wrote the checkpoint.*give a new checkpoint"):
+        begun(flow, tmp_path, si.to_memory(), emit="changes")
+    other = si.flow(ROWS.schema).group_by("k").agg(v=col("x").std())
+    with pytest.raises(BadArgument, match="other state than the one that wrote the checkpoint"):
+        begun(other, tmp_path, si.to_memory(), emit="changes")
 
 
 def test_another_query_on_the_same_checkpoint_is_refused(tmp_path: Path) -> None:

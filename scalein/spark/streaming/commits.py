@@ -101,6 +101,10 @@ class Commits:
 
     def _check_same(self, before: list[Json]) -> None:
         now = self._plan.work.signature
+        if before in self._plan.work.outdated:
+            raise BadArgument("an older scalein wrote the checkpoint, which kept rows for these aggregates; now they "
+                              "are partial groups", at=self._plan.at, checkpoint="\n".join(map(str, before)),
+                              flow="\n".join(map(str, now)), hint="the flow may stay as it is: give a new checkpoint")
         if before != now:
             raise BadArgument("this flow keeps other state than the one that wrote the checkpoint", at=self._plan.at,
                               checkpoint="\n".join(map(str, before)) or "nothing",

@@ -125,6 +125,13 @@ class Work:
         return [f"{how} {signature(self.feed.first)}"]
 
     @property
+    def outdated(self) -> list[list[Json]]:
+        """The signatures of the same flow by a scalein that kept rows where partial groups are kept now."""
+        if self.feed.first.state is None or self.phases.is_by_column:
+            return []
+        return [[f"{mode} {signature(self.feed.first)}"] for mode in ("running", "closing")]
+
+    @property
     def slices(self) -> str | None:
         """The column of the state that has the start of a row's slice of time."""
         if self.window is None:
