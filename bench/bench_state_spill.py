@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import shutil
 import statistics
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -76,8 +74,6 @@ def bench_reopen(benchmark: Any, machine: Mapping[str, object], c: ctypes.CDLL, 
     for name, keys in sizes.items():
         if not (base / name).exists():  # both parameters use them
             run_child(c, {"task": "build", "folder": str(base / name), "keys": keys}, cache=cache)
-            os.sync()
-            time.sleep(10)  # a disk that just got gigabytes answers late: not what is measured here
 
     def reopen(name: str) -> None:
         job = {"task": "reopen", "folder": str(base / name), "keys": sizes[name], "asked": asked}
