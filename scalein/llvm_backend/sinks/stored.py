@@ -18,7 +18,8 @@ from scalein.llvm_backend.fn import I1, I64, PTR, const
 from scalein.llvm_backend.keys import KeyBlock, array_type, hash_words, key_array, key_block
 from scalein.llvm_backend.readers import field_value
 from scalein.llvm_backend.sinks.merge import copy_key
-from scalein.llvm_backend.stored import StoreIndex, ValuePlace, count, is_set, long_bytes, update
+from scalein.llvm_backend.stored import StoreIndex
+from scalein.llvm_backend.stored_values import ValuePlace, count, is_set, long_bytes, update
 from scalein.llvm_backend.table import NULL
 from scalein.llvm_backend.values import Env, Row, Str, Value
 
