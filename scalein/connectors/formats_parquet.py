@@ -1,7 +1,8 @@
 """Parquet files: row groups, and the columns of each, decoded side by side from the mapped file.
 
-Columns of numbers are decoded by our own kernels where these know their pages (`parquet_columns.py`), all others by
-pyarrow. Row groups that have no row a filter keeps are not read.
+Where all columns are numbers in pages that our own kernels know, these decode them (`parquet_columns.py`), else
+pyarrow: beside text, which takes most of the time, there is nothing to gain. Row groups that have no row a filter keeps
+are not read.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import pyarrow as pa
 
 from scalein.connectors import skipping
 from scalein.connectors.formats import MOST_ROWS, Part, check_schema, reading
-from scalein.connectors.parquet_columns import Column, columns_of
+from scalein.connectors.parquet_columns import columns_of
 from scalein.connectors.parquet_pages import Unusual
 from scalein.connectors.skipping import Condition, Skipped
 
@@ -95,16 +96,18 @@ def _runs(sizes: list[int], is_wanted: list[bool]) -> Iterator[list[int]]:
 
 def batches_of(path: str, file: Any, groups: list[int], names: list[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
     """Columns of some row groups, in batches of about so many rows."""
-    schema = pa.schema([file.schema_arrow.field(name) for name in names])
     rows = sum(file.metadata.row_group(k).num_rows for k in groups)
     given = 0
     if rows >= _WORTH_ROWS:
+        fields = [file.schema_arrow.field(name) for name in names]
         with pa.memory_map(path) as mapped:
-            ours = columns_of(mapped.read_buffer(), file.metadata, groups, schema)
+            ours = columns_of(mapped.read_buffer(), file.metadata, groups, fields)
+        together = min(_OWN_BATCHES * batch_rows, MOST_ROWS)
         try:
-            for batch in _with(ours, file, groups, schema, rows, batch_rows) if ours else ():
-                yield batch
-                given += batch.num_rows
+            while ours and given < rows:
+                count = min(together, rows - given)
+                yield pa.RecordBatch.from_arrays([column.take(count) for column in ours], schema=pa.schema(fields))
+                given += count
         except Unusual:
             pass  # pyarrow reads the rest, or says what is wrong with it
     if given < rows:
@@ -114,17 +117,3 @@ def batches_of(path: str, file: Any, groups: list[int], names: list[str], batch_
             if passed < batch.num_rows:
                 batch = batch.slice(passed)
                 yield batch if batch.schema.names == names else batch.select(names)
-
-
-def _with(ours: dict[str, Column], file: Any, groups: list[int], schema: pa.Schema, rows: int,
-          batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """Batches of which our kernels decode some columns, and pyarrow the others."""
-    rest = [name for name in schema.names if name not in ours]
-    if not rest:
-        batch_rows = min(_OWN_BATCHES * batch_rows, MOST_ROWS)
-        for first in range(0, rows, batch_rows):
-            count = min(batch_rows, rows - first)
-            yield pa.RecordBatch.from_arrays([ours[name].take(count) for name in schema.names], schema=schema)
-    for batch in file.iter_batches(batch_rows, groups, rest) if rest else ():
-        yield pa.RecordBatch.from_arrays([ours[name].take(batch.num_rows) if name in ours else batch.column(name)
-                                          for name in schema.names], schema=schema)

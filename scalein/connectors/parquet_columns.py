@@ -11,7 +11,7 @@ the metadata, or have numbers that the dictionary does not, are unusual.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -146,24 +146,24 @@ def _check_levels(levels: bytes, count: int) -> None:
         at, count = at + size, count - some
 
 
-def columns_of(file: pa.Buffer, metadata: Any, groups: list[int], fields: Iterable[pa.Field]) -> dict[str, Column]:
-    """Those of some columns that can be decoded here, for some row groups of a mapped file."""
+def columns_of(file: pa.Buffer, metadata: Any, groups: list[int], fields: Sequence[pa.Field]) -> list[Column]:
+    """Columns of some row groups of a mapped file; none if not all of them can be decoded here, or all are plain."""
     options = Options.make()
     leaves = [metadata.schema.column(k) for k in range(metadata.num_columns)]
     places = {leaf.path: k for k, leaf in enumerate(leaves) if not leaf.max_repetition_level}
-    found: dict[str, Column] = {}
-    for field in fields:
-        place = None if "." in field.name else places.get(field.name)
-        if place is None or leaves[place].max_definition_level > 1 or not _is_as_stored(leaves[place], field.type):
-            continue
-        try:
-            is_optional = leaves[place].max_definition_level == 1
-            chunks = [chunk_of(file, metadata.row_group(k).column(place), is_optional, options) for k in groups]
-        except Unusual:
-            continue
-        if any(not page.is_plain for chunk in chunks for page in chunk.pages):  # else there is nothing to gain
-            found[field.name] = Column(file, chunks, _STORED[leaves[place].physical_type], field.type, options)
-    return found
+    found = [(places.get(field.name, -1), field.type) for field in fields]
+    if not all(place >= 0 and leaves[place].max_definition_level <= 1 and _is_as_stored(leaves[place], arrow)
+               for place, arrow in found) or any("." in field.name for field in fields):  # of a struct, or not
+        return []
+    try:
+        chunks = [[chunk_of(file, metadata.row_group(k).column(place), leaves[place].max_definition_level == 1, options)
+                   for k in groups] for place, _ in found]  # fmt: skip
+    except Unusual:
+        return []
+    if all(page.is_plain for some in chunks for chunk in some for page in chunk.pages):
+        return []
+    return [Column(file, some, _STORED[leaves[place].physical_type], arrow, options)
+            for some, (place, arrow) in zip(chunks, found, strict=True)]
 
 
 def _is_as_stored(leaf: Any, arrow: pa.DataType) -> bool:
