@@ -94,8 +94,9 @@ def _runs(sizes: list[int], is_wanted: list[bool]) -> Iterator[list[int]]:
         yield run
 
 
-def batches_of(path: str, file: Any, groups: list[int], names: list[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """Columns of some row groups, in batches of about so many rows."""
+def batches_of(path: str, file: Any, groups: list[int], names: list[str], batch_rows: int,
+               use_threads: bool = True) -> Iterator[pa.RecordBatch]:
+    """Columns of some row groups, in batches of about so many rows; pyarrow may use its threads, or not."""
     rows = sum(file.metadata.row_group(k).num_rows for k in groups)
     given = 0
     if rows >= _WORTH_ROWS:
@@ -111,7 +112,7 @@ def batches_of(path: str, file: Any, groups: list[int], names: list[str], batch_
         except Unusual:
             pass  # pyarrow reads the rest, or says what is wrong with it
     if given < rows:
-        for batch in file.iter_batches(batch_rows, groups, names):
+        for batch in file.iter_batches(batch_rows, groups, names, use_threads=use_threads):
             passed = min(given, batch.num_rows)
             given -= passed
             if passed < batch.num_rows:

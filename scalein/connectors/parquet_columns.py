@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,9 @@ from scalein.connectors.parquet_pages import Chunk, Page, Unusual, chunk_of
 from scalein.layout import PAGE_WORDS
 from scalein.options import Options
 
-_TOGETHER = 1 << 16  # values of pages that are decompressed at once, at least
+_MOST_DICTIONARY_BYTES = 1 << 18  # that stay in L2
+_CODED = 0.9  # share of values
+_TOGETHER = 1 << 17  # values of pages that are decompressed at once, at least
 _UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
 _STORED: dict[str, np.dtype[Any]] = {
     "INT32": np.dtype("<i4"), "INT64": np.dtype("<i8"), "FLOAT": np.dtype("<f4"), "DOUBLE": np.dtype("<f8"),
@@ -97,7 +100,7 @@ class Column:
             raw = raw[4 + size :]
         if len(raw) != page.count * self._stored.itemsize:
             raise Unusual
-        return raw.view(self._stored).astype(self._dtype)
+        return raw.view(self._stored).astype(self._dtype, copy=False)
 
     def _decompressed(self, page: Page) -> pa.Buffer:
         """A page's bytes, but for levels that stand before those which are compressed."""
@@ -147,7 +150,7 @@ def _check_levels(levels: bytes, count: int) -> None:
 
 
 def columns_of(file: pa.Buffer, metadata: Any, groups: list[int], fields: Sequence[pa.Field]) -> list[Column]:
-    """Columns of some row groups of a mapped file; none if not all of them can be decoded here, or all are plain."""
+    """Columns of some row groups of a mapped file; none if not all of them can be decoded here, and sooner."""
     options = Options.make()
     leaves = [metadata.schema.column(k) for k in range(metadata.num_columns)]
     places = {leaf.path: k for k, leaf in enumerate(leaves) if not leaf.max_repetition_level}
@@ -160,10 +163,17 @@ def columns_of(file: pa.Buffer, metadata: Any, groups: list[int], fields: Sequen
                    for k in groups] for place, _ in found]  # fmt: skip
     except Unusual:
         return []
-    if all(page.is_plain for some in chunks for chunk in some for page in chunk.pages):
+    if not all(map(_is_worth, chain(*chunks))):
         return []
     return [Column(file, some, _STORED[leaves[place].physical_type], arrow, options)
             for some, (place, arrow) in zip(chunks, found, strict=True)]
+
+
+def _is_worth(chunk: Chunk) -> bool:
+    """Whether the kernel is faster than pyarrow: not over plain pages, nor where values are far from one another."""
+    coded = sum(page.count for page in chunk.pages if not page.is_plain)
+    is_small = chunk.dictionary is not None and chunk.dictionary.raw_size <= _MOST_DICTIONARY_BYTES
+    return is_small and coded >= _CODED * sum(page.count for page in chunk.pages)
 
 
 def _is_as_stored(leaf: Any, arrow: pa.DataType) -> bool:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import scalein as si
-from scalein.connectors import formats_parquet
+from scalein.connectors import formats_parquet, parquet_columns
 from scalein.connectors.parquet_columns import columns_of
 from scalein.errors import BadData
 from scalein.options import Options
@@ -28,6 +28,8 @@ OTHERS = [pa.string(), pa.bool_(), pa.timestamp("s"), pa.decimal128(9, 2), pa.ti
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats_parquet, "_WORTH_ROWS", 1)
+    monkeypatch.setattr(parquet_columns, "_CODED", 0.0)
+    monkeypatch.setattr(parquet_columns, "_MOST_DICTIONARY_BYTES", 1 << 30)
 
 
 def decoded_here(path: Path) -> set[str]:
@@ -101,9 +103,20 @@ def test_it_is_our_kernels_that_decode(tmp_path: Path) -> None:
     assert_same(read(tmp_path / "a.parquet", 999), want)
     names = [str(dtype) for dtype in TYPES[::-1]]
     assert_same(read(tmp_path / "a.parquet", 999, names), want.select(names))
-    pq.write_table(table, tmp_path / "b.parquet", use_dictionary=False)
-    assert decoded_here(tmp_path / "b.parquet") == set()  # plain: there is nothing to gain
     pq.write_table(table, tmp_path / "c.parquet", compression="zstd")
+    assert decoded_here(tmp_path / "c.parquet") == set()
+
+
+def test_plain_pages_and_large_dictionaries_are_left_to_pyarrow(tmp_path: Path,
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    rng = np.random.default_rng(3)
+    table = pa.table({"few": rng.integers(0, 100, 100_000), "many": rng.integers(0, 1 << 60, 100_000)})
+    pq.write_table(table, tmp_path / "a.parquet", dictionary_pagesize_limit=1 << 22)
+    assert decoded_here(tmp_path / "a.parquet") == {"few"}
+    pq.write_table(table, tmp_path / "b.parquet", dictionary_pagesize_limit=100_000)  # then plain pages follow
+    assert decoded_here(tmp_path / "b.parquet") == {"few"}
+    pq.write_table(table, tmp_path / "c.parquet", use_dictionary=False)
     assert decoded_here(tmp_path / "c.parquet") == set()
 
 

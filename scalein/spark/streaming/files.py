@@ -57,7 +57,7 @@ class Files:
         for path, some in groupby(self.groups, key=itemgetter(0)):
             numbers = [number for _, number in some]
             with reading(path), pq.ParquetFile(path, memory_map=True) as file:
-                yield from batches_of(path, file, numbers, columns, BATCH_ROWS)
+                yield from batches_of(path, file, numbers, columns, BATCH_ROWS, use_threads=False)
 
     def shares(self, cores: int) -> tuple[Files, ...]:
         """The same for some tasks, of about the same size."""
