@@ -9,8 +9,9 @@ import pyarrow as pa
 from scalein.binding import as_schema, source
 from scalein.connectors.base import Connected, of_source
 from scalein.connectors.files import FileSource
-from scalein.connectors.formats import Format, Parquet
+from scalein.connectors.formats import Format
 from scalein.connectors.formats_ipc import Ipc
+from scalein.connectors.formats_parquet import Parquet
 from scalein.connectors.formats_text import Csv, JsonLines
 from scalein.connectors.generating import BATCH_ROWS, Generated
 from scalein.connectors.streams import FlightSource, SocketSource, is_address

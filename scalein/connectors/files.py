@@ -24,7 +24,8 @@ import pyarrow as pa
 from scalein.connectors.ahead import Unit, ahead
 from scalein.connectors.base import QUIET_S, Json
 from scalein.connectors.careful import BAD
-from scalein.connectors.formats import MOST_ROWS, Format, Parquet, Part
+from scalein.connectors.formats import MOST_ROWS, Format, Part
+from scalein.connectors.formats_parquet import Parquet
 from scalein.connectors.formats_text import Csv, JsonLines
 from scalein.connectors.listing import File, Listing
 from scalein.connectors.skipping import Condition

@@ -1,28 +1,21 @@
 """File formats as sources read them: the schema of a file, and its rows as units that can be decoded side by side.
 
-pyarrow does the decoding. A part is a run of rows of one file; parts before the row to begin with are not read where
-the format knows its blocks (Parquet, Arrow IPC files), nor are row groups of Parquet that have no row a filter keeps.
+A part is a run of rows of one file; parts before the row to begin with are not read where the format knows its blocks
+(Parquet, Arrow IPC files).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
-from itertools import accumulate
+from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow as pa
 
-from scalein.connectors import skipping
-from scalein.connectors.skipping import Condition, Skipped
 from scalein.errors import BadData
 
 MOST_ROWS = 1 << 18  # of a batch, whatever a file has
-BATCH_ROWS = 1 << 16  # of a Parquet file
-_BATCH_BYTES = 32 << 20  # rows of a batch are fewer where they are wide
-_PART_ROWS = 1 << 18  # row groups smaller than this are decoded together
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,69 +72,3 @@ def check_schema(path: str, found: pa.Schema, wanted: pa.Schema) -> None:
         if found.field(column.name).type != column.type:
             raise BadData(f"column {column.name!r} of {path} is {found.field(column.name).type}, not {column.type}",
                           hint=_ALIKE)
-
-
-@dataclass(frozen=True, slots=True)
-class Parquet:
-    """Row groups, and the columns of each, decoded side by side from the mapped file."""
-
-    name: str = "parquet"
-    tests: tuple[Condition, ...] = ()  # rows for which one does not hold need not be read
-    skipped: Skipped = field(default_factory=Skipped, compare=False)
-
-    def schema(self, path: str) -> pa.Schema:
-        import pyarrow.parquet as pq
-
-        with reading(path):
-            return pq.read_schema(path, memory_map=True)
-
-    def parts(self, path: str, schema: pa.Schema, columns: list[str] | None, row: int) -> Iterator[Part]:
-        import pyarrow.parquet as pq
-
-        with reading(path):
-            file = pq.ParquetFile(path, memory_map=True)
-            check_schema(path, file.schema_arrow, schema)
-            metadata = file.metadata
-            groups = [metadata.row_group(k) for k in range(metadata.num_row_groups)]
-            is_wanted = skipping.wanted(metadata, schema, self.tests) if self.tests else [True] * len(groups)
-        sizes = [group.num_rows for group in groups]
-        row_bytes = sum(group.total_byte_size for group in groups) / max(1, sum(sizes))
-        names = schema.names if columns is None else columns
-        # A small row group is one batch; of a large one, more rows would fall out of the caches before they are used.
-        most_rows = BATCH_ROWS if max(sizes, default=0) > 2 * BATCH_ROWS else 2 * BATCH_ROWS
-        batch_rows = max(1024, min(most_rows, int(_BATCH_BYTES / max(1.0, row_bytes))))
-        starts = list(accumulate(sizes, initial=0))
-        spare = iter([file])  # a reader serves one thread: one part takes this one, the others open their own
-
-        def read(run: list[int]) -> Iterator[pa.RecordBatch]:
-            with reading(path), next(spare, None) or pq.ParquetFile(path, metadata=metadata, memory_map=True) as mine:
-                for batch in mine.iter_batches(batch_rows, run, names):
-                    yield batch if batch.schema.names == names else batch.select(names)
-
-        is_any = False
-        for run in _runs(sizes, is_wanted):
-            if starts[run[-1] + 1] > row:
-                is_any = True
-                yield Part(starts[run[0]], partial(read, run))
-        self.skipped.row_groups += sum(not is_read and starts[k + 1] > row for k, is_read in enumerate(is_wanted))
-        if not is_any and not all(is_wanted):
-            yield Part(starts[-1], lambda: iter(()))  # that is how far the file goes
-
-
-def _runs(sizes: list[int], is_wanted: list[bool]) -> Iterator[list[int]]:
-    """Neighbouring row groups, together about a part; empty ones, and those that nobody wants, are left out.
-
-    >>> list(_runs([300_000, 0, 100_000, 100_000, 100_000, 5, 5], [True, True, True, True, True, False, True]))
-    [[0], [2, 3, 4], [6]]
-    """
-    run: list[int] = []
-    rows = 0
-    for k, size in enumerate(sizes):
-        if size and is_wanted[k]:
-            run.append(k)
-            rows += size
-        if run and (rows >= _PART_ROWS or not is_wanted[k]):
-            yield run
-            run, rows = [], 0
-    if run:
-        yield run

@@ -18,11 +18,11 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.compiler import compile_flow
-from scalein.dtypes import I64
+from scalein.dtypes import BOOL, I64
 from scalein.hashing import P1, P2
 from scalein.interp.taking import taken
 from scalein.ir import ops
-from scalein.ir.exprs import Call, Col, Named
+from scalein.ir.exprs import Call, Col, Lit, Named
 from scalein.options import Options
 from scalein.runtime.run import Program
 
@@ -119,11 +119,27 @@ def own_rows(batch: pa.RecordBatch, keys: Sequence[str], target: int, targets: i
     """The rows of a batch for one target."""
     if targets == 1:
         return batch
+    if len(keys) == 1 and all(pa.types.is_primitive(column.type) for column in batch.columns):
+        found = list(_own_program(tuple(batch.schema), keys[0], target, targets).run([batch], options))
+        return _one(found) if found else batch.slice(0, 0)
     rows = np.flatnonzero((target_of_groups(targets) == target)[key_groups(hashes(batch, keys, options))])
     if len(rows) == batch.num_rows:
         return batch
     at = pa.array(rows)
     return pa.RecordBatch.from_arrays([taken(column, at) for column in batch.columns], schema=batch.schema)
+
+
+@lru_cache(maxsize=64)
+def _own_program(fields: tuple[pa.Field, ...], key: str, target: int, targets: int) -> Program:
+    """`own_rows` in one kernel: a target's key groups are a range, and so are its hashes."""
+    source = ops.Source("input", pa.schema(fields), tuple(field.name for field in fields))
+    column = next(Col(field.name, field.dtype, field.nullable) for field in source.schema if field.name == key)
+    groups = np.flatnonzero(target_of_groups(targets) == target)
+    least, greatest = int(groups[0]) << 56, (int(groups[-1]) + 1 << 56) - 1
+    tests = [Call(fn, (Call("hash", (column,), (), I64, False), Lit(bound - (bound >> 63 << 64), I64)), (), BOOL, False)
+             for fn, bound in (("ge", least), ("le", greatest))]  # fmt: skip
+    is_split = least < 1 << 63 <= greatest  # hashes have a sign here: the greater half is below the other
+    return Program(compile_flow(ops.Filter(source, Call("or" if is_split else "and", tuple(tests), (), BOOL, False))))
 
 
 def _one(parts: list[pa.RecordBatch]) -> pa.RecordBatch:

@@ -24,7 +24,8 @@ import pyarrow as pa
 from scalein.connectors.ahead import Unit, ahead
 from scalein.connectors.base import QUIET_S, Connected, Json
 from scalein.connectors.files import FileSource
-from scalein.connectors.formats import Parquet, Part
+from scalein.connectors.formats import Part
+from scalein.connectors.formats_parquet import Parquet
 from scalein.connectors.memory import Batches
 from scalein.errors import BadArgument, InternalError, SourceLoc, here
 from scalein.ir import ops

@@ -21,6 +21,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 
 from scalein.connectors.formats import reading
+from scalein.connectors.formats_parquet import batches_of
 from scalein.spark.scanning import dealt
 
 if TYPE_CHECKING:
@@ -56,8 +57,7 @@ class Files:
         for path, some in groupby(self.groups, key=itemgetter(0)):
             numbers = [number for _, number in some]
             with reading(path), pq.ParquetFile(path, memory_map=True) as file:
-                for batch in file.iter_batches(BATCH_ROWS, numbers, columns, use_threads=False):
-                    yield batch.select(columns)
+                yield from batches_of(path, file, numbers, columns, BATCH_ROWS, use_threads=False)
 
     def shares(self, cores: int) -> tuple[Files, ...]:
         """The same for some tasks, of about the same size."""

@@ -1,0 +1,209 @@
+"""Columns of Parquet files that our kernels decode: the same values as pyarrow's, whatever wrote the pages; and of
+damaged files no other values than pyarrow's, and no crash."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import scalein as si
+from scalein.connectors import formats_parquet, parquet_columns
+from scalein.connectors.parquet_columns import columns_of
+from scalein.errors import BadData
+from scalein.options import Options
+from scalein.runtime.unpacking import MOST_BITS, Unpacker
+
+TYPES = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64(), pa.float32(),
+         pa.float64(), pa.date32(), pa.timestamp("ms"), pa.timestamp("us", "UTC"), pa.timestamp("ns")]  # fmt: skip
+OTHERS = [pa.string(), pa.bool_(), pa.timestamp("s"), pa.decimal128(9, 2), pa.time32("ms"), pa.list_(pa.int64())]
+
+
+@pytest.fixture(autouse=True)
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats_parquet, "_WORTH_ROWS", 1)
+    monkeypatch.setattr(parquet_columns, "_CODED", 0.0)
+    monkeypatch.setattr(parquet_columns, "_MOST_DICTIONARY_BYTES", 1 << 30)
+
+
+def decoded_here(path: Path) -> set[str]:
+    """The columns of a file that our kernels decode."""
+    metadata = pq.read_metadata(path)
+    file, groups = pa.memory_map(str(path)).read_buffer(), list(range(metadata.num_row_groups))
+    return {field.name for field in pq.read_schema(path) if columns_of(file, metadata, groups, [field])}
+
+
+def read(path: Path, batch_rows: int = 1000, columns: list[str] | None = None) -> pa.Table:
+    with pq.ParquetFile(path) as file:
+        names = columns or file.schema_arrow.names
+        groups = list(range(file.metadata.num_row_groups))
+        batches = list(formats_parquet.batches_of(str(path), file, groups, names, batch_rows))
+        return pa.Table.from_batches(batches, pa.schema([file.schema_arrow.field(name) for name in names]))
+
+
+def column(dtype: pa.DataType, rows: int, distinct: int, rng: np.random.Generator) -> pa.Array:
+    """Few values, in runs of any length, so that pages have repeated numbers and packed ones."""
+    codes = rng.integers(0, distinct, rows)
+    codes = np.repeat(codes, rng.choice([1, 1, 1, 3, 20, 200], rows))[:rows]
+    if pa.types.is_floating(dtype):
+        values = np.concatenate([[np.nan, -0.0, np.inf], rng.normal(size=distinct)])[:distinct]
+        return pa.array(values[codes].astype(dtype.to_pandas_dtype()))
+    bits = dtype.bit_width
+    values = rng.integers(0, 1 << 62, distinct).astype(f"<i{bits // 8}")
+    return pa.Array.from_buffers(dtype, rows, [None, pa.py_buffer(values[codes].copy())])
+
+
+def assert_same(got: pa.Table, want: pa.Table) -> None:
+    """Bit by bit: NaN too."""
+    assert got.schema.equals(want.schema)
+    for name in want.column_names:
+        ours, theirs = got[name].combine_chunks(), want[name].combine_chunks()
+        if pa.types.is_floating(ours.type):
+            ours, theirs = (each.view(f"int{each.type.bit_width}") for each in (ours, theirs))
+        assert ours.equals(theirs), name
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 1 << 32), rows=st.integers(1, 30_000), row_group=st.integers(500, 20_000),
+       distinct=st.sampled_from([1, 2, 3, 7, 256, 257, 5_000, 30_000]), batch_rows=st.integers(1, 9_000),
+       compression=st.sampled_from(["snappy", "none", "zstd", "gzip"]), version=st.sampled_from(["1.0", "2.0"]),
+       page=st.sampled_from([64, 1_000, 1 << 20]), dictionary_page=st.sampled_from([100, 20_000, 1 << 20]),
+       nullable=st.booleans())  # fmt: skip
+def test_values_are_those_of_pyarrow(tmp_path_factory: pytest.TempPathFactory, seed: int, rows: int, row_group: int,
+                                     distinct: int, batch_rows: int, compression: str, version: str, page: int,
+                                     dictionary_page: int, nullable: bool) -> None:
+    """Every type, also where a dictionary gets too large and plain pages follow."""
+    rng = np.random.default_rng(seed)
+    arrays = [column(dtype, rows, distinct, rng) for dtype in TYPES]
+    schema = pa.schema([pa.field(f"c{k}", dtype, nullable) for k, dtype in enumerate(TYPES)])
+    path = tmp_path_factory.mktemp("parquet") / "a.parquet"
+    pq.write_table(pa.table(arrays, schema), path, row_group_size=row_group, compression=compression,
+                   data_page_version=version, data_page_size=page, dictionary_pagesize_limit=dictionary_page)
+    want = pq.read_table(path)
+    got = read(path, batch_rows)
+    assert_same(got, want)
+
+
+def test_it_is_our_kernels_that_decode(tmp_path: Path) -> None:
+    """Numbers and times without nulls; and pyarrow whatever else stands beside them."""
+    rng = np.random.default_rng(1)
+    table = pa.table({**{str(dtype): column(dtype, 5_000, 50, rng) for dtype in TYPES},
+                      **{f"other {dtype}": pa.nulls(5_000, dtype) for dtype in OTHERS},
+                      "nulls": pa.array([None, *range(4_999)], pa.int64()), "a.b": column(pa.int64(), 5_000, 9, rng),
+                      "struct": pa.array([{"x": 1}] * 5_000)})  # fmt: skip
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=700)
+    assert decoded_here(tmp_path / "a.parquet") == {str(dtype) for dtype in TYPES}
+    want = pq.read_table(tmp_path / "a.parquet")
+    assert_same(read(tmp_path / "a.parquet", 999), want)
+    names = [str(dtype) for dtype in TYPES[::-1]]
+    assert_same(read(tmp_path / "a.parquet", 999, names), want.select(names))
+    pq.write_table(table, tmp_path / "c.parquet", compression="zstd")
+    assert decoded_here(tmp_path / "c.parquet") == set()
+
+
+def test_plain_pages_and_large_dictionaries_are_left_to_pyarrow(tmp_path: Path,
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    rng = np.random.default_rng(3)
+    table = pa.table({"few": rng.integers(0, 100, 100_000), "many": rng.integers(0, 1 << 60, 100_000)})
+    pq.write_table(table, tmp_path / "a.parquet", dictionary_pagesize_limit=1 << 22)
+    assert decoded_here(tmp_path / "a.parquet") == {"few"}
+    pq.write_table(table, tmp_path / "b.parquet", dictionary_pagesize_limit=100_000)  # then plain pages follow
+    assert decoded_here(tmp_path / "b.parquet") == {"few"}
+    pq.write_table(table, tmp_path / "c.parquet", use_dictionary=False)
+    assert decoded_here(tmp_path / "c.parquet") == set()
+
+
+def test_a_flow_reads_such_files(tmp_path: Path) -> None:
+    table = pa.table({"k": np.arange(10_000) % 7, "v": np.arange(10_000) % 13, "s": ["x", "y"] * 5_000})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=3_000)
+    assert decoded_here(tmp_path / "a.parquet") == {"k", "v"}
+    for keys in (["k"], ["k", "s"]):
+        found, want = (flow.group_by(*keys).agg(v=si.col("v").sum()).collect().sort_by([(k, "ascending") for k in keys])
+                       for flow in (si.read_parquet(tmp_path), si.from_arrow(table)))  # fmt: skip
+        assert found.equals(want)
+
+
+def outcome(path: Path, read_it: Any) -> pa.Table | None:
+    """What is read; None if it cannot be."""
+    try:
+        found: pa.Table = read_it(path)
+        found.validate(full=True)
+        return found
+    except (BadData, pa.ArrowException, OSError, UnicodeDecodeError):
+        return None
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("compression", ["none", "snappy"])
+def test_damaged_files_give_what_pyarrow_gives(tmp_path: Path, compression: str, version: str) -> None:
+    """A byte changed anywhere before the footer: in headers, levels, runs and dictionaries."""
+    rng = np.random.default_rng(2)
+    table = pa.table({"a": column(pa.int64(), 400, 30, rng), "b": column(pa.int16(), 400, 300, rng)})
+    path = tmp_path / "a.parquet"
+    pq.write_table(table, path, compression=compression, data_page_version=version, data_page_size=200)
+    assert decoded_here(path) == {"a", "b"}
+    whole = bytearray(path.read_bytes())
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    both = 0
+    for at in range(4, footer):
+        for flip in (0xFF, 1 << int(rng.integers(0, 8))):
+            damaged = bytearray(whole)
+            damaged[at] ^= flip
+            path.write_bytes(damaged)
+            ours, theirs = outcome(path, read), outcome(path, pq.read_table)
+            if ours is not None and theirs is not None:
+                both += 1
+                assert ours.equals(theirs), (at, flip)
+    assert both > 100
+
+
+def packed(*numbers: int) -> bytes:
+    """A run of numbers of three bits."""
+    bits = sum(number << 3 * k for k, number in enumerate(numbers))
+    return bytes([len(numbers) // 8 << 1 | 1]) + bits.to_bytes(3 * len(numbers) // 8, "little")
+
+
+@pytest.mark.parametrize(("runs", "count", "is_sound"), [
+    (b"\x08\x04", 4, True), (b"\x08\x05", 4, False),  # one number, four times
+    (packed(0, 1, 2, 3, 4, 4, 4, 7), 7, True), (packed(0, 1, 2, 3, 4, 4, 4, 7), 8, False),
+    (packed(*[4] * 40), 40, True), (packed(*[4] * 17, 5, *[4] * 22), 40, False),
+    (packed(*[4] * 39, 5), 40, False), (packed(*[4] * 8), 9, False)])  # fmt: skip
+def test_numbers_that_a_dictionary_does_not_have(runs: bytes, count: int, is_sound: bool) -> None:
+    """The kernel says so, wherever in a page they stand; what pads a run may be anything."""
+    page = np.frombuffer(b"\x03" + runs, np.uint8)
+    unpacker = Unpacker(Options.make())
+    unpacker.use(np.arange(5, dtype=np.int64) * 11)
+    unpacker.open(np.array([[page.ctypes.data, len(page), count, 0]], np.int64), page)
+    out = np.zeros(count, np.int64)
+    assert unpacker.into(out) == (count if is_sound else None)
+    assert not is_sound or out[-1] == 44
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.binary(min_size=1, max_size=60), width=st.integers(0, 40), count=st.integers(1, 100),
+       entries=st.integers(1, 40), has_levels=st.booleans())  # fmt: skip
+def test_any_bytes_end_in_values_or_in_none(data: bytes, width: int, count: int, entries: int,
+                                            has_levels: bool) -> None:
+    """What stands right before and behind the page is none of its bytes: were it read, that would show."""
+    found = []
+    for beside in (0x00, 0xFF):
+        memory = np.full(len(data) + 129, beside, np.uint8)
+        page = memory[64 : 64 + 1 + len(data)]
+        page[0], page[1:] = width, np.frombuffer(data, np.uint8)
+        unpacker = Unpacker(Options.make())
+        unpacker.use(np.arange(entries, dtype=np.int32))
+        unpacker.open(np.array([[page.ctypes.data, len(page), count, has_levels]], np.int64), memory)
+        out = np.full(count + 1, -7, np.int32)
+        got = unpacker.into(out[:count])
+        assert out[count] == -7
+        assert got is None or 1 <= width <= MOST_BITS or has_levels
+        found.append(None if got is None else out[:got].tolist())
+        assert found[-1] is None or all(0 <= value < entries for value in found[-1])
+    assert found[0] == found[1]
