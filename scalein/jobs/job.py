@@ -47,7 +47,7 @@ from scalein.runtime.workers import staying
 
 STEP_ROWS = 1 << 25  # that are run at once, at most, when there are so many
 FIRST_ROWS, FEW_ROWS = 1 << 21, 1 << 18  # the first time, and at least
-STEP_S = 0.02  # that it should take: requests and checkpoints wait for the end of it
+STEP_S = 0.03  # that it should take: requests and checkpoints wait for the end of it
 _PLAIN = re.compile(r"\w[\w .-]*")  # names of savepoints
 _WORKER = re.compile(r"scalein-(\d+|udf|crew)")  # names of threads that may be any job's
 MORE_S = 0.5  # the longest look for rows that a finished job does not read

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +20,10 @@ import pyarrow.compute as pc
 from scalein.connectors.base import Json
 from scalein.dtypes import DType, Kind
 from scalein.jobs.json import as_int, as_map
+from scalein.runtime.workers import side_by_side
 
 BELIEVED_BATCHES = 3  # far ahead, one behind the other, after which they are right and the past was long ago
+FEW_TIMES = 1 << 16
 IDLE_S = 5.0  # without a row, after which a partition of an endless source holds nothing back
 _DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
 
@@ -41,12 +44,24 @@ def extent(times: pa.Array) -> tuple[int, int] | None:
     """The least and the greatest of some times."""
     if not len(times):
         return None
-    if not times.null_count:  # numpy looks at several at once
+    if len(times) < FEW_TIMES and not times.null_count:  # numpy begins sooner, pyarrow looks at each only once
         values = np.asarray(as_integers(times))
         return int(values.min()), int(values.max())
     found = pc.min_max(as_integers(times))
     least, greatest = found["min"].as_py(), found["max"].as_py()
     return None if least is None else (least, greatest)
+
+
+def extents(columns: list[pa.Array], workers: int) -> list[tuple[int, int] | None]:
+    """The extent of each of some columns of times, looked at by so many workers."""
+    found: list[tuple[int, int] | None] = [None] * len(columns)
+
+    def look(worker: int) -> None:
+        for k in range(worker, len(columns), workers):
+            found[k] = extent(columns[k])
+
+    side_by_side([partial(look, worker) for worker in range(workers)])
+    return found
 
 
 @dataclass
