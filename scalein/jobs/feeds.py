@@ -251,19 +251,29 @@ class Feeds:
                 if self.has_ended:
                     return []
                 self._changed.wait(wait_s)
-            found: list[Delivery] = []
-            rows = 0
-            while rows < most:
-                ready = [k for k, reader in enumerate(self.readers) if reader.pending]
-                if not ready:
-                    break
-                self._turn = next((k for k in ready if k > self._turn), ready[0])
-                reader = self.readers[self._turn]
-                delivery = reader.take(None if self._rate is None else most - rows)
-                rows += delivery.batch.num_rows
-                found.append(delivery)
-                self._go_on(reader)
-            self._changed.notify_all()
+            return self._take(most)
+
+    def take_more(self, most: int) -> list[Delivery]:
+        """What there is besides what was taken, up to some rows, without waiting; any thread may ask. Nothing if a rate
+        says how much may be taken.
+        """
+        with self._changed:
+            return self._take(most) if self._rate is None else []
+
+    def _take(self, most: int) -> list[Delivery]:
+        found: list[Delivery] = []
+        rows = 0
+        while rows < most:
+            ready = [k for k, reader in enumerate(self.readers) if reader.pending]
+            if not ready:
+                break
+            self._turn = next((k for k in ready if k > self._turn), ready[0])
+            reader = self.readers[self._turn]
+            delivery = reader.take(None if self._rate is None else most - rows)
+            rows += delivery.batch.num_rows
+            found.append(delivery)
+            self._go_on(reader)
+        self._changed.notify_all()
         self._taken += rows
         return found
 

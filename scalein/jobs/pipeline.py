@@ -152,14 +152,21 @@ class Pipeline:
 
     # --- rows
 
-    def run(self, deliveries: list[Delivery]) -> Iterator[pa.RecordBatch]:
-        """What the rows that arrived give at once, and what they close, as it is asked for: all of it has to be."""
-        for line, each in groupby(deliveries, key=self._line_of):
-            some = list(each)
+    def run(self, deliveries: list[Delivery],
+            more: Callable[[], list[Delivery]] = lambda: []) -> Iterator[pa.RecordBatch]:
+        """What the rows that arrived give at once, and what they close, as it is asked for: all of it has to be.
+
+        If `more` are taken meanwhile, which any thread may do, they are at the end of `deliveries` then.
+        """
+        is_one = len(self._lines) == 1
+        lines = [(self._lines[0], deliveries)] if is_one else [
+            (line, list(each)) for line, each in groupby(deliveries, key=self._line_of)]  # fmt: skip
+        for line, some in lines:
             mark, step, stage = line.feed.watermark, self.steps[line.path[0]], self.stages[line.path[0]]
             if mark is not None and line.times is None and isinstance(step, Windowed):
                 with stage.working():
-                    is_done = counted_on_trial(self, step, mark.column, line.clocks, some)
+                    is_done = counted_on_trial(self, step, mark.column, line.clocks, some,
+                                               more if is_one else lambda: [])
                 if is_done:
                     stage.rows_in += sum(delivery.batch.num_rows for delivery in some)
                     continue

@@ -125,10 +125,16 @@ def least(partitions: list[Partition]) -> int | None:
 
     Where all are idle, none holds the others back: time is as far as the furthest of them (as in Flink).
     """
-    left = [part for part in partitions if not part.is_ended]
-    waited_for = [part for part in left if not part.is_idle]
-    if not waited_for:
-        return max((part.watermark for part in left if part.watermark is not None), default=None)
-    if any(part.watermark is None for part in waited_for):
-        return None
-    return min(part.watermark for part in waited_for if part.watermark is not None)
+    slowest: int | None = None
+    furthest: int | None = None  # of those that are idle
+    for part in partitions:
+        mark = part.watermark
+        if part.is_ended or (part.is_idle and mark is None):
+            continue
+        if mark is None:
+            return None
+        if part.is_idle:
+            furthest = mark if furthest is None else max(furthest, mark)
+        else:
+            slowest = mark if slowest is None else min(slowest, mark)
+    return furthest if slowest is None else slowest
