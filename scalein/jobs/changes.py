@@ -82,7 +82,9 @@ class Changes:
 
     def of_rows(self, results: Batches, existed: np.ndarray) -> Batches:
         """Changes of groups that have a result each, in their order."""
-        new = pa.concat_batches(results).select(self._names)
+        new = (results[0] if len(results) == 1 else pa.concat_batches(results)).select(self._names)
+        if existed.all():  # as a rule
+            return [told(new, "update")]
         rows = np.arange(new.num_rows)
         return _told_apart(new.slice(0, 0), rows[:0], new, rows, existed)
 

@@ -11,7 +11,6 @@ from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from scalein.connectors.base import Json
 from scalein.ir import ops
@@ -95,8 +94,7 @@ class Closing(Timed):
         most = most_bytes(self._around.options.memory)
         if most is None or (size := sum(self._log.batch(each).nbytes for each in waiting)) <= most:
             return [whole]
-        found = [np.unique(np.asarray(as_integers(self._log.batch(each).column(self._slices))), return_counts=True)
-                 for each in waiting]
+        found = [np.unique(self._starts(self._log.batch(each)), return_counts=True) for each in waiting]
         starts, places = np.unique(np.concatenate([each for each, _ in found]), return_inverse=True)
         rows = np.bincount(places, np.concatenate([counts for _, counts in found]))
         sizes = rows * (size / max(1, sum(each.rows for each in waiting)))
@@ -111,11 +109,14 @@ class Closing(Timed):
     def _within(self, kept: Kept, least: int, part: Part) -> pa.RecordBatch:
         batch = self._log.batch(kept)
         if kept.first < least or kept.last >= part.end:
-            starts = as_integers(batch.column(self._slices))
-            batch = filtered(batch, pc.and_(pc.greater_equal(starts, least), pc.less(starts, part.end)))
+            starts = self._starts(batch)
+            batch = filtered(batch, pa.array((starts >= least) & (starts < part.end)))
         if part.shares > 1 and batch.num_rows:
             batch = filtered(batch, pa.array(self._shares.has(batch, part, self._around.options)))
         return batch
+
+    def _starts(self, batch: pa.RecordBatch) -> np.ndarray:
+        return np.asarray(as_integers(batch.column(self._slices)))
 
     @cached_property
     def _shares(self) -> KeyShares:
@@ -129,7 +130,7 @@ class Closing(Timed):
                 kept.append(each)
             elif each.last >= first_open:
                 batch = self._log.batch(each)
-                batch = filtered(batch, pc.greater_equal(as_integers(batch.column(self._slices)), first_open))
+                batch = filtered(batch, pa.array(self._starts(batch) >= first_open))
                 found = extent(batch.column(self._slices))
                 assert found is not None
                 kept.append(Kept(*found, batch.num_rows, batch))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -103,10 +103,8 @@ class Reader:
                                        or self.bytes >= self.most_bytes)
 
     def deliveries(self) -> Iterator[Delivery]:
-        at, skipped, names = self.place.offset, self.place.rows, [*self.columns, *self.beside]
+        at, skipped = self.place.offset, self.place.rows
         for batch, behind in self._batches(at):
-            if batch.schema.names != names:
-                batch = batch.select(names)
             first = min(skipped, batch.num_rows)  # the source may cut its rows elsewhere than the last time
             skipped -= first
             is_last = first == batch.num_rows > 0
@@ -156,15 +154,23 @@ class Reader:
         return sum(each.bit_width for each in fixed) / 8 if len(fixed) == len(types) else None
 
     def _batches(self, offset: Json) -> Iterator[tuple[pa.RecordBatch, Json]]:
+        """With the columns that are wanted; those of a table are chosen once, not batch by batch."""
+        names = [*self.columns, *self.beside]
         if isinstance(self.data, Connected):
-            return self.data.read_from(self.name, offset)
-        return _numbered(self.data, offset)
+            return ((_with(names, batch), behind) for batch, behind in self.data.read_from(self.name, offset))
+        if self.data.table is not None:
+            return _numbered(self.data.table.select(names).to_batches(), offset)
+        return _numbered((_with(names, batch) for batch in self.data.read()), offset)
 
 
-def _numbered(data: Batches, start: Json) -> Iterator[tuple[pa.RecordBatch, Json]]:
+def _with(names: list[str], batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch if batch.schema.names == names else batch.select(names)
+
+
+def _numbered(batches: Iterable[pa.RecordBatch], start: Json) -> Iterator[tuple[pa.RecordBatch, Json]]:
     """Batches in memory: an offset counts rows, since the same table may come in other batches the next time."""
     left, behind = 0 if start is None else as_int(start), 0
-    for batch in data.read():
+    for batch in batches:
         behind += batch.num_rows
         if batch.num_rows > left:
             yield batch.slice(left) if left else batch, behind
@@ -245,19 +251,29 @@ class Feeds:
                 if self.has_ended:
                     return []
                 self._changed.wait(wait_s)
-            found: list[Delivery] = []
-            rows = 0
-            while rows < most:
-                ready = [k for k, reader in enumerate(self.readers) if reader.pending]
-                if not ready:
-                    break
-                self._turn = next((k for k in ready if k > self._turn), ready[0])
-                reader = self.readers[self._turn]
-                delivery = reader.take(None if self._rate is None else most - rows)
-                rows += delivery.batch.num_rows
-                found.append(delivery)
-                self._go_on(reader)
-            self._changed.notify_all()
+            return self._take(most)
+
+    def take_more(self, most: int) -> list[Delivery]:
+        """What there is besides what was taken, up to some rows, without waiting; any thread may ask. Nothing if a rate
+        says how much may be taken.
+        """
+        with self._changed:
+            return self._take(most) if self._rate is None else []
+
+    def _take(self, most: int) -> list[Delivery]:
+        found: list[Delivery] = []
+        rows = 0
+        while rows < most:
+            ready = [k for k, reader in enumerate(self.readers) if reader.pending]
+            if not ready:
+                break
+            self._turn = next((k for k in ready if k > self._turn), ready[0])
+            reader = self.readers[self._turn]
+            delivery = reader.take(None if self._rate is None else most - rows)
+            rows += delivery.batch.num_rows
+            found.append(delivery)
+            self._go_on(reader)
+        self._changed.notify_all()
         self._taken += rows
         return found
 

@@ -15,7 +15,7 @@ Waiting   aggregates as large as their input (lists, distinct values, quantiles)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 import numpy as np
@@ -120,17 +120,19 @@ class Windowed(Closing, Partial):
         end = self._late.last_end(watermark)
         return time < self._late.least_open(watermark) or (end > self._closed and time < end)
 
-    def trial(self, batches: Batches) -> list[tuple[int, int]] | None:
-        """Count rows in, apart from all others; gives the least and the greatest time of each batch."""
+    def trial(self, batches: Iterator[pa.RecordBatch], taken: Callable[[], Batches]) -> list[tuple[int, int]] | None:
+        """Count rows in, apart from all others; gives the least and the greatest time of each batch. Behind the last,
+        `taken` knows which there were.
+        """
         self._trial = self._trial or StandingProgram(self._two.partial, watched=True)
         is_short = self._around.options.memory is not None  # of memory: groups must not become many
         row = self._row
         found: list[tuple[int, int]] = []
-        for some in [[batch] for batch in batches] if is_short else [batches]:
+        for some in ([batch] for batch in batches) if is_short else [batches]:
             told = None
             with suppress(ComputeError):  # perhaps of a late row, that would not have come so far
                 row = self._trial.add(some, self._around.options, row)
-                told = self._trial.seen(some)
+                told = self._trial.seen(some if isinstance(some, list) else taken())
             if told is None or (is_short and self._trial.count > self._most_standing):
                 self.end_trial(False)
                 return None

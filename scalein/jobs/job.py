@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from scalein.errors import BadArgument, LateData, ScaleinError, StoreFailed, her
 from scalein.jobs.bad_lines import in_columns
 from scalein.jobs.committing import Commits
 from scalein.jobs.epochs import Checkpoint
-from scalein.jobs.feeds import Feeds, Reader
+from scalein.jobs.feeds import Delivery, Feeds, Reader
 from scalein.jobs.json import as_map
 from scalein.jobs.metrics import Metrics
 from scalein.jobs.outlets import Outlet
@@ -47,7 +48,8 @@ from scalein.runtime.workers import staying
 
 STEP_ROWS = 1 << 25  # that are run at once, at most, when there are so many
 FIRST_ROWS, FEW_ROWS = 1 << 21, 1 << 18  # the first time, and at least
-STEP_S = 0.02  # that it should take: requests and checkpoints wait for the end of it
+MORE_ROWS = 1 << 20  # that are added at a time to a round which goes well
+STEP_S = 0.03  # that it should take: requests and checkpoints wait for the end of it
 _PLAIN = re.compile(r"\w[\w .-]*")  # names of savepoints
 _WORKER = re.compile(r"scalein-(\d+|udf|crew)")  # names of threads that may be any job's
 MORE_S = 0.5  # the longest look for rows that a finished job does not read
@@ -171,7 +173,8 @@ class Job:
                 for reader in arrived & idle:
                     self._pipeline.mark_idle(reader, False)
                 idle -= arrived
-                self._write(self._pipeline.run(deliveries))
+                # A partition that has been idle begins with a round: what it gives first holds others back again.
+                self._write(self._pipeline.run(deliveries, (lambda: []) if idle else partial(self._more, now)))
                 end, rows = time.monotonic(), [delivery.batch.num_rows for delivery in deliveries]
                 self._metrics.latency.add([end - delivery.came_s for delivery in deliveries], rows)
                 self._metrics.busy_s += end - now
@@ -190,6 +193,12 @@ class Job:
                     due = max(due + self._plan.every_s, self._clock.now())
         self._begin_epoch()
         self._commits.settle(is_last=True)
+
+    def _more(self, began: float) -> list[Delivery]:
+        """More rows for a round that is not long yet, unless somebody waits for its end."""
+        if self._requests or self._wants_stop is not None or time.monotonic() - began > STEP_S:
+            return []
+        return self._feeds.take_more(MORE_ROWS)
 
     def _begin_epoch(self) -> None:
         self._marked = self._pipeline.mark

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import groupby, islice
 from pathlib import Path
 
@@ -36,10 +36,11 @@ from scalein.jobs.running import Running
 from scalein.jobs.segments import Feed, Segment
 from scalein.jobs.steps import Arrival, Distinct, Frozen, Limit, Sort, Stateless, Step, Surroundings
 from scalein.jobs.trials import counted_on_trial
-from scalein.jobs.watermarks import extent, least
+from scalein.jobs.watermarks import extent, extents, least
 from scalein.options import Options
 from scalein.runtime.pushed import row_groups_skipped
 
+SHARED_TIMES = 1 << 20  # at least, to look at side by side: waking a worker takes as long as a quarter of them
 NEVER = 1 << 62  # rows come at the end: time does not pass behind them before
 
 
@@ -65,7 +66,6 @@ class Pipeline:
         self._feeds = cutting.cut(op)
         self._segments = cutting.segments(self._feeds)
         cutting.check_bounded(self._feeds, self.is_bounded, wishes.emit, at)
-        self.signature: list[Json] = [signature(segment) for segment in self._segments if segment.state is not None]
         if epoch is not None:
             check_same(epoch, self.signature, self._told_how, at)
         known = places(epoch, self._feeds, at)
@@ -92,6 +92,11 @@ class Pipeline:
         self._advanced: int | None = None  # the watermark that the steps know of
         if epoch is not None and epoch["watermark"] is not None:
             self.watermark = self._advanced = as_int(epoch["watermark"])
+
+    @cached_property
+    def signature(self) -> list[Json]:
+        """What the states depend on."""
+        return [signature(segment) for segment in self._segments if segment.state is not None]
 
     @property
     def _told_how(self) -> str:
@@ -147,14 +152,21 @@ class Pipeline:
 
     # --- rows
 
-    def run(self, deliveries: list[Delivery]) -> Iterator[pa.RecordBatch]:
-        """What the rows that arrived give at once, and what they close, as it is asked for: all of it has to be."""
-        for line, each in groupby(deliveries, key=self._line_of):
-            some = list(each)
+    def run(self, deliveries: list[Delivery],
+            more: Callable[[], list[Delivery]] = lambda: []) -> Iterator[pa.RecordBatch]:
+        """What the rows that arrived give at once, and what they close, as it is asked for: all of it has to be.
+
+        If `more` are taken meanwhile, which any thread may do, they are at the end of `deliveries` then.
+        """
+        is_one = len(self._lines) == 1
+        lines = [(self._lines[0], deliveries)] if is_one else [
+            (line, list(each)) for line, each in groupby(deliveries, key=self._line_of)]  # fmt: skip
+        for line, some in lines:
             mark, step, stage = line.feed.watermark, self.steps[line.path[0]], self.stages[line.path[0]]
             if mark is not None and line.times is None and isinstance(step, Windowed):
                 with stage.working():
-                    is_done = counted_on_trial(self, step, mark.column, line.clocks, some)
+                    is_done = counted_on_trial(self, step, mark.column, line.clocks, some,
+                                               more if is_one else lambda: [])
                 if is_done:
                     stage.rows_in += sum(delivery.batch.num_rows for delivery in some)
                     continue
@@ -209,8 +221,9 @@ class Pipeline:
     def _line_of(self, delivery: Delivery) -> Line:
         return next(line for line in self._lines if delivery.reader in line.readers)
 
-    def _arrivals(self, line: Line, deliveries: Iterable[Delivery]) -> Iterator[Arrival]:
+    def _arrivals(self, line: Line, deliveries: list[Delivery]) -> Iterator[Arrival]:
         """Batches with the watermark before each; time moves behind them."""
+        known = self._extents(line, deliveries)
         for reader, batch, _, is_last, _, size in deliveries:
             self.metrics.rows_in += batch.num_rows
             self.metrics.bytes_in += size
@@ -220,7 +233,7 @@ class Pipeline:
                 if batch.num_rows:
                     yield Arrival(batch, self.watermark if line.is_timed else None)
                 continue
-            within = extent(self._times(line, batch))
+            within = extent(self._times(line, batch)) if known is None else next(known)
             if batch.num_rows:
                 assert line.feed.watermark is not None
                 own = line.feed.watermark.column if line.times is None else ""
@@ -231,6 +244,14 @@ class Pipeline:
             if is_last:
                 clock.end_batch()
                 self.move_watermark()
+
+    def _extents(self, line: Line, deliveries: list[Delivery]) -> Iterator[tuple[int, int] | None] | None:
+        """How far the times of each batch reach, where workers find out sooner than this thread does batch by batch."""
+        workers = self._around[line.path[0]].options.workers
+        if workers == 1 or not line.clocks or line.times is not None or line.readers[0].beside or (
+                sum(delivery.batch.num_rows for delivery in deliveries) < SHARED_TIMES):
+            return None
+        return iter(extents([self._times(line, delivery.batch) for delivery in deliveries], workers))
 
     def _times(self, line: Line, batch: pa.RecordBatch) -> pa.Array:
         assert line.feed.watermark is not None

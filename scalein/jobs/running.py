@@ -57,6 +57,7 @@ class Running(Partial):
         key = keys.arrow if keys.names else pa.schema([pa.field(_ONE, pa.int8(), False)])
         value = pa.schema([field.with_nullable(True) for field in self._two.values.arrow])
         self._keys, self._columns = key.names, [*keys.names, *value.names]
+        self._stored_columns = [*key.names, *value.names]
         self._numbered = Numbered(self._two)
         self._open: Callable[[], LogStore] = lambda: open_store(around, key, value, state)
         if state is not None or around.has_checkpoints:
@@ -110,13 +111,12 @@ class Running(Partial):
             has_one = self.changes is not None and self.changes.is_one_to_one
             is_asked = self.changes is not None and not has_one
             before = self._stored(batch) if is_asked or not self._two.is_by_column else None
-            self._put(batch, before)
+            now = self._put(batch, before)
             if self._window is not None:
                 times = extent(batch.column("window_start"))
                 self._oldest = min(self._oldest, FOREVER if times is None else times[0])
-            if self.changes is None:
+            if now is None or self.changes is None:
                 continue
-            now = self._stored(batch)
             if before is not None:
                 existed = np.asarray(before.column("#acc0").is_valid())
             else:  # it has more rows than these
@@ -137,14 +137,17 @@ class Running(Partial):
                    for found in windows_of(batch, self._window.size, self._window.every, self._first_open)]
         return [batch for batch in self._apart.run(of_each) if batch.num_rows]
 
-    def _put(self, partials: pa.RecordBatch, before: pa.RecordBatch | None) -> None:
+    def _put(self, partials: pa.RecordBatch, before: pa.RecordBatch | None) -> pa.RecordBatch | None:
         """Merge partial groups, no key twice, into the store: column by column, or, where columns mean something only
-        together, with those that were there `before`.
+        together, with those that were there `before`. Gives the groups as they are now, if changes are told.
         """
         names = self._two.values.names
         if self._two.is_by_column:
-            self._store.merge(partials.select([*self._keys, *names]), **self._two.functions)
-            return
+            rows = partials.select(self._stored_columns)
+            if self.changes is not None:
+                return self._values(partials, self._store.merge_and_get(rows, **self._two.functions))
+            self._store.merge(rows, **self._two.functions)
+            return None
         assert before is not None
         existed = np.asarray(before.column("#acc0").is_valid())
         new = pa.RecordBatch.from_arrays([partials.column(name) for name in names], names=names)
@@ -152,14 +155,19 @@ class Running(Partial):
         numbers = np.concatenate([np.flatnonzero(existed), np.arange(new.num_rows)])
         values = self._numbered.combined(both, numbers, self._around.options)
         self._store.upsert(pa.RecordBatch.from_arrays(
-            [*(partials.column(name) for name in self._keys), *values.columns], names=[*self._keys, *names]))
+            [*(partials.column(name) for name in self._keys), *values.columns], names=self._stored_columns))
+        return None if self.changes is None else self._stored(partials)
 
     def _stored(self, partials: pa.RecordBatch) -> pa.RecordBatch:
         """The groups of partial ones, as they are in the store; values of those that are not there are null."""
-        found = self._store.get(partials.select(self._keys)).combine_chunks()
-        values = {**{name: partials.column(name) for name in self._two.keys.names},
-                  **{name: pa.concat_arrays(found.column(name).chunks) for name in self._two.values.names}}
-        return pa.RecordBatch.from_arrays([values[name] for name in self._columns], names=self._columns)
+        return self._values(partials, self._store.get(partials.select(self._keys)))
+
+    def _values(self, partials: pa.RecordBatch, stored: pa.Table) -> pa.RecordBatch:
+        """Groups by the keys of partial ones, with values from the store."""
+        chunks = (stored.column(name).chunks for name in self._two.values.names)
+        values = (some[0] if len(some) == 1 else pa.concat_arrays(some) for some in chunks)
+        return pa.RecordBatch.from_arrays([*(partials.column(name) for name in self._two.keys.names), *values],
+                                          names=self._columns)
 
     @property
     def due(self) -> int | None:  # type: ignore[override]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +20,10 @@ import pyarrow.compute as pc
 from scalein.connectors.base import Json
 from scalein.dtypes import DType, Kind
 from scalein.jobs.json import as_int, as_map
+from scalein.runtime.workers import side_by_side
 
 BELIEVED_BATCHES = 3  # far ahead, one behind the other, after which they are right and the past was long ago
+FEW_TIMES = 1 << 16
 IDLE_S = 5.0  # without a row, after which a partition of an endless source holds nothing back
 _DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
 
@@ -41,12 +44,24 @@ def extent(times: pa.Array) -> tuple[int, int] | None:
     """The least and the greatest of some times."""
     if not len(times):
         return None
-    if not times.null_count:  # numpy looks at several at once
+    if len(times) < FEW_TIMES and not times.null_count:  # numpy begins sooner, pyarrow looks at each only once
         values = np.asarray(as_integers(times))
         return int(values.min()), int(values.max())
     found = pc.min_max(as_integers(times))
     least, greatest = found["min"].as_py(), found["max"].as_py()
     return None if least is None else (least, greatest)
+
+
+def extents(columns: list[pa.Array], workers: int) -> list[tuple[int, int] | None]:
+    """The extent of each of some columns of times, looked at by so many workers."""
+    found: list[tuple[int, int] | None] = [None] * len(columns)
+
+    def look(worker: int) -> None:
+        for k in range(worker, len(columns), workers):
+            found[k] = extent(columns[k])
+
+    side_by_side([partial(look, worker) for worker in range(workers)])
+    return found
 
 
 @dataclass
@@ -110,10 +125,16 @@ def least(partitions: list[Partition]) -> int | None:
 
     Where all are idle, none holds the others back: time is as far as the furthest of them (as in Flink).
     """
-    left = [part for part in partitions if not part.is_ended]
-    waited_for = [part for part in left if not part.is_idle]
-    if not waited_for:
-        return max((part.watermark for part in left if part.watermark is not None), default=None)
-    if any(part.watermark is None for part in waited_for):
-        return None
-    return min(part.watermark for part in waited_for if part.watermark is not None)
+    slowest: int | None = None
+    furthest: int | None = None  # of those that are idle
+    for part in partitions:
+        mark = part.watermark
+        if part.is_ended or (part.is_idle and mark is None):
+            continue
+        if mark is None:
+            return None
+        if part.is_idle:
+            furthest = mark if furthest is None else max(furthest, mark)
+        else:
+            slowest = mark if slowest is None else min(slowest, mark)
+    return furthest if slowest is None else slowest

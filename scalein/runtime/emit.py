@@ -40,6 +40,7 @@ class Emitter:
 
     def __init__(self, node: Grouped, then: Pipe | None, joins: dict[int, Built], options: Options) -> None:
         self._node, self._then, self._joins, self._options = node, then, joins, options
+        self._schema = node.schema.arrow
         self._kernels: dict[tuple[int, bool], tuple[Table, Compiled, tuple[Named, ...]]] = {}
 
     def emit(self, prepared: Prepared, table: Table, states: Iterable[State]) -> Iterator[pa.RecordBatch]:
@@ -104,7 +105,7 @@ class Emitter:
         if self.is_fused(table):
             assert self._then is not None
             return pa.RecordBatch.from_arrays(arrays, schema=self._then.schema.arrow)
-        schema = self._node.schema.arrow
+        schema = self._schema
         if prepared is not None:
             arrays = [self._decoded(a, k, prepared, table) for k, a in enumerate(arrays)]
         arrays = [a if a.type == f.type else a.cast(f.type) for a, f in zip(arrays, schema, strict=True)]

@@ -66,7 +66,7 @@ class Program:
     """
 
     def __init__(self, node: Node) -> None:
-        self.node = node
+        self.node, self._schema = node, node.schema.arrow
         self._built: dict[int, Built] = {}  # by the join's identity, which the program keeps
         self._again: Again = {}
         self._given: pa.Schema | None = None  # of the batches that `_again` is for
@@ -79,7 +79,7 @@ class Program:
                 self._again, self._given = {}, batches[0].schema
             if all(batch.schema == self._given for batch in batches):
                 again, options = self._again, replace(options, workers=1)
-        return _conformed(lambda: _Run(options, batches, self._built, again).rows(self.node), self.node.schema.arrow)
+        return _conformed(lambda: _Run(options, batches, self._built, again).rows(self.node), self._schema)
 
 
 class StandingProgram:
@@ -90,6 +90,7 @@ class StandingProgram:
 
     def __init__(self, node: Grouped, watched: bool = False, whole: Grouped | None = None) -> None:
         self.node, self._watched, self._whole = node, watched, whole
+        self._schema = node.schema.arrow
         self._built: dict[int, Built] = {}
         self._standing: Standing | None = None
 
@@ -118,7 +119,7 @@ class StandingProgram:
     def take(self) -> Iterator[pa.RecordBatch]:
         """All groups since the last time."""
         if self._standing is not None:
-            yield from _conformed(self._standing.take, self.node.schema.arrow)
+            yield from _conformed(self._standing.take, self._schema)
 
     def take_whole(self) -> Iterator[pa.RecordBatch]:
         """All groups since the last time, as those of `whole`."""

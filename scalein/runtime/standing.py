@@ -8,11 +8,11 @@ bounded run (`radix.py`).
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 
-import numpy as np
 import pyarrow as pa
 
 from scalein.ir.handed_on import kernel_steps
@@ -125,13 +125,13 @@ class Standing:
         found = [each for each in told if each is not None]
         if len(found) < len(told):
             return None
-        ends = np.cumsum([batch.num_rows for batch in batches])
-        least, greatest = np.full(len(ends), 2**63 - 1), np.full(len(ends), -(2**63))
-        first_rows, *times = np.array(found, np.int64).reshape(-1, 3).T
-        places = np.searchsorted(ends, first_rows - self._before, side="right")
-        np.minimum.at(least, places, times[0])
-        np.maximum.at(greatest, places, times[1])
-        return list(zip(least.tolist(), greatest.tolist(), strict=True)) if np.all(least <= greatest) else None
+        ends = list(accumulate(batch.num_rows for batch in batches))
+        least, greatest = [2**63 - 1] * len(ends), [-(2**63)] * len(ends)
+        for row, low, high in found:
+            place = bisect_right(ends, row - self._before)
+            least[place], greatest[place] = min(low, least[place]), max(high, greatest[place])
+        times = list(zip(least, greatest, strict=True))
+        return times if all(low <= high for low, high in times) else None
 
     @property
     def count(self) -> int:

@@ -121,6 +121,9 @@ class Crew:
 
     def run(self, job: Callable[[int], None], workers: int) -> None:
         """Call `job` with the numbers of so many workers, side by side."""
+        if workers == 1:
+            job(0)
+            return
         self.share([partial(job, worker) for worker in range(workers)])
 
     def share(self, jobs: Sequence[Callable[[], None]], stop: threading.Event | None = None) -> None:

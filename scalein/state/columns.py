@@ -44,6 +44,18 @@ def check_names(key: pa.Schema, value: pa.Schema) -> None:
         raise BadName(f"two columns of the store have the name {twice!r}", at=here())
 
 
+def check_same(given: tuple[pa.Schema, pa.Schema] | None, columns: tuple[pa.Schema, pa.Schema]) -> None:
+    """Refuse to open a store with other key and value columns than it has."""
+    for what, ours, theirs in zip(("key", "value"), given or columns, columns, strict=True):
+        if not ours.equals(theirs):
+            raise BadArgument(f"the store has other {what} columns than it was opened with", at=here(),
+                              found=shown(ours), has=shown(theirs))
+
+
+def shown(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)
+
+
 def key_schema(given: SchemaLike) -> pa.Schema:
     return schema_of(given, "key", MOST_KEYS)
 
@@ -59,6 +71,8 @@ def batches_of(given: Given, key: pa.Schema, value: Iterable[pa.Field], what: st
     if not isinstance(given, pa.Table | pa.RecordBatch):
         raise BadData(f"{what} takes a pyarrow table, record batch or reader", at=here(), found=type(given).__name__)
     fields = [*key, *value]
+    if isinstance(given, pa.RecordBatch) and _are(given, fields):
+        return [given] if given.num_rows else []
     for field in fields:
         if field.name not in given.schema.names:
             raise UnknownColumn(f"no column {field.name!r} in the rows given to {what}", at=here(),
@@ -71,6 +85,13 @@ def batches_of(given: Given, key: pa.Schema, value: Iterable[pa.Field], what: st
     if isinstance(given, pa.RecordBatch):
         return [pa.RecordBatch.from_arrays(columns, schema=schema)] if given.num_rows else []
     return [batch for batch in pa.Table.from_arrays(columns, schema=schema).to_batches() if batch.num_rows]
+
+
+def _are(batch: pa.RecordBatch, fields: list[pa.Field]) -> bool:
+    """Whether a batch has just these columns; then nothing is to be done, which takes a while for small ones."""
+    return batch.num_columns == len(fields) and all(
+        theirs.name == ours.name and theirs.type == ours.type and (ours.nullable or not column.null_count)
+        for theirs, ours, column in zip(batch.schema, fields, batch.columns, strict=True))
 
 
 def _cast(column: pa.Array | pa.ChunkedArray, field: pa.Field, what: str) -> pa.Array | pa.ChunkedArray:

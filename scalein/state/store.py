@@ -28,10 +28,12 @@ from scalein.state.columns import (
     SchemaLike,
     batches_of,
     check_names,
+    check_same,
     check_texts,
     functions_of,
     key_schema,
     keys_of,
+    shown,
     value_schema,
 )
 from scalein.state.files import Files, Held, RealFiles
@@ -75,6 +77,9 @@ class LogStore:
         self._tiers.functions = ("",) * len(value)
         self._saver = Saver(files, kernels, self._tiers, budget, workers, keep, ids.number)
         self._sums = SumBounds(value)
+        # Rows that leave a value alone may leave it null, whatever its column says.
+        self._values = pa.schema([field.with_nullable(True) for field in value])
+        self._merges: dict[object, Functions] = {}  # what was last asked of columns, and what it comes to
         self._groups: Groups | None = None  # key groups that this store has; None: all
         self._owned: np.ndarray | None = None  # the same, by group
         self._has_changed = False
@@ -84,7 +89,7 @@ class LogStore:
 
     def __repr__(self) -> str:
         state = ", closed" if self._is_closed else ""
-        return f"<LogStore {self._files.name_of('')}: {_shown(self._key)} -> {_shown(self._value)}{state}>"
+        return f"<LogStore {self._files.name_of('')}: {shown(self._key)} -> {shown(self._value)}{state}>"
 
     # --- opening
 
@@ -127,7 +132,7 @@ class LogStore:
             ids, sources = Ids(), []
             if found is not None:
                 columns = schemas_of(found, files)
-                _check_same(given, columns)
+                check_same(given, columns)
                 ids, sources = _ids_of(found, files), [(found, groups)]
                 if old:
                     raise BadArgument("only a new store can begin with what old ones have", at=here(),
@@ -184,11 +189,25 @@ class LogStore:
         without a function stays as it is.
         """
         with self._entered(writes=True):
-            names = _names(rows)
-            chosen = functions_of(self._value, functions, names, self._key)
-            fields = [field for field, function in zip(self._value, chosen, strict=True)
-                      if function and (function != "count" or field.name in names)]
-            self._keep(batches_of(rows, self._key, fields, "merge"), chosen)
+            self._keep(*self._to_merge(rows, functions))
+
+    def merge_and_get(self, rows: Given, **functions: str) -> pa.Table:
+        """Merge rows, and give the values that their keys have then, row by row, as `get` would."""
+        with self._entered(writes=True):
+            batches, chosen = self._to_merge(rows, functions)
+            self._keep(batches, chosen)
+            return self._got([batch.select(self._key.names) for batch in batches])
+
+    def _to_merge(self, rows: Given, functions: dict[str, str]) -> tuple[list[pa.RecordBatch], Functions]:
+        """Rows of the store's columns, and what they do to each value."""
+        names = _names(rows)
+        asked = (*names, *functions.items())
+        if asked not in self._merges:
+            self._merges = {asked: functions_of(self._value, functions, names, self._key)}
+        chosen = self._merges[asked]
+        fields = [field for field, function in zip(self._value, chosen, strict=True)
+                  if function and (function != "count" or field.name in names)]
+        return batches_of(rows, self._key, fields, "merge"), chosen
 
     def upsert(self, rows: Given) -> None:
         """Set the values of keys; of several rows of one key the last counts."""
@@ -209,7 +228,7 @@ class LogStore:
 
     def _keep(self, batches: list[pa.RecordBatch], functions: Functions) -> None:
         self._check_owned(batches, "merge")
-        check_texts(batches, min(self._budget.segment_bytes, SCRATCH_SEGMENT))
+        self._check_texts(batches)
         may_overflow = self._sums.check(batches, functions, partial(self._try, batches, functions))
         for batch in self._slices(batches):
             if any(function != "replace" for function in functions):  # rows that replace all make no partials
@@ -233,18 +252,22 @@ class LogStore:
         """Forget keys; those that are not there are no error."""
         with self._entered(writes=True):
             batches = keys_of(keys, self._key, "delete")
-            check_texts(batches, min(self._budget.segment_bytes, SCRATCH_SEGMENT))
+            self._check_texts(batches)
             self._check_owned(batches, "delete")
             for batch in self._slices(batches):
                 self._tiers.hot.batch += 1
                 self._kernels.delete(self._tiers.hot, batch, self._workers)
+
+    def _check_texts(self, batches: list[pa.RecordBatch]) -> None:
+        if self._kernels.text_cells:
+            check_texts(batches, min(self._budget.segment_bytes, SCRATCH_SEGMENT))
 
     def _slices(self, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Rows in pieces that memory has room for."""
         step = self._budget.rows(self._kernels.record_bytes)
         for batch in batches:
             for start in range(0, batch.num_rows, step):
-                piece = batch.slice(start, step)
+                piece = batch if batch.num_rows <= step else batch.slice(start, step)
                 self._tiers.make_room(piece.nbytes if self._kernels.text_cells else 0)
                 self._has_changed = True
                 yield piece
@@ -252,20 +275,21 @@ class LogStore:
     def get(self, keys: Given | pa.Array | pa.ChunkedArray) -> pa.Table:
         """The values of keys, row by row; null where a key is not there."""
         with self._entered():
-            if not len(self._value):
-                return pa.table({})
-            step = self._budget.rows(self._kernels.record_bytes)
             batches = keys_of(keys, self._key, "get")
             self._check_owned(batches, "get")
-            parts = [rows for batch in batches for start in range(0, batch.num_rows, step)
-                     for rows in self._kernels.rows(self._tiers.find(batch.slice(start, step)), self._value.names)]
-            nullable = pa.schema([field.with_nullable(True) for field in self._value])
-            return pa.Table.from_batches([part.cast(nullable) for part in parts], nullable)
+            return self._got(batches)
+
+    def _got(self, batches: list[pa.RecordBatch]) -> pa.Table:
+        if not len(self._value):
+            return pa.table({})
+        step = self._budget.rows(self._kernels.record_bytes)
+        parts = [_cast(rows, self._values) for batch in batches for start in range(0, batch.num_rows, step)
+                 for rows in self._kernels.rows(self._tiers.find(batch.slice(start, step)), self._values.names)]
+        return pa.Table.from_batches(parts, self._values)
 
     def scan(self) -> pa.RecordBatchReader:
         """All keys with their values, in no order; a part of them is read as it is when the reader comes to it."""
-        # Rows that leave a value alone may leave it null, whatever its column says.
-        schema = pa.schema([*self._key, *(field.with_nullable(True) for field in self._value)])
+        schema = pa.schema([*self._key, *self._values])
 
         def batches() -> Iterator[pa.RecordBatch]:
             for bundle in range(BUNDLES):
@@ -417,15 +441,8 @@ def _ids_of(found: Manifest, files: Files) -> Ids:
                       file=files.name_of(format.manifest_name(found.id)), found=repr(error)) from error
 
 
-def _check_same(given: tuple[pa.Schema, pa.Schema] | None, columns: tuple[pa.Schema, pa.Schema]) -> None:
-    for what, ours, theirs in zip(("key", "value"), given or columns, columns, strict=True):
-        if not ours.equals(theirs):
-            raise BadArgument(f"the store has other {what} columns than it was opened with", at=here(),
-                              found=_shown(ours), has=_shown(theirs))
-
-
-def _shown(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in schema)
+def _cast(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    return rows if rows.schema == schema else rows.cast(schema)
 
 
 def _names(rows: Given) -> list[str]:

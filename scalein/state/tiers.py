@@ -135,10 +135,17 @@ class Tiers:
                     self.settle()
             self._rooms.clear()
         pointers, hashes = self._kernels.find(self.hot, batch)
+        if self.pieces or any(self.cold.runs):
+            self._find_older(batch, pointers, hashes)
+        pointers[pointers == 0] = address(self._nothing)
+        return pointers
+
+    def _find_older(self, batch: pa.RecordBatch, pointers: np.ndarray, hashes: np.ndarray) -> None:
+        """Let pointers to rows' keys in memory lead to records that know all that is older, if there is any."""
         groups = (hashes >> np.uint64(56)).astype(np.int64)
         if self.pieces and (worth := self._lookups.worth_loading(self.pieces, np.bincount(groups, minlength=GROUPS))):
             self._load_within(worth, make_room=True)
-            pointers, hashes = self._kernels.find(self.hot, batch)
+            pointers[:] = self._kernels.find(self.hot, batch)[0]
         waiting = self.waiting()
         has_older = np.array([bool(self.cold.runs[group // BUNDLE_GROUPS]) or group in waiting
                               for group in range(GROUPS)])[groups]
@@ -149,7 +156,6 @@ class Tiers:
             asked = np.sort(np.concatenate((asked, found[partial])))
         if len(asked):
             self._find_cold(batch.take(pa.array(asked)), asked, pointers, hashes)
-        return np.where(pointers == 0, np.uint64(address(self._nothing)), pointers)
 
     def _find_cold(self, batch: pa.RecordBatch, asked: np.ndarray, pointers: np.ndarray, hashes: np.ndarray) -> None:
         """Bring together what runs, pieces and memory have of rows' keys; let pointers lead there."""

@@ -23,7 +23,7 @@ import scalein as si
 from scalein import col
 from scalein.errors import ComputeError
 from scalein.flow import Flow
-from scalein.jobs import groups, job, running
+from scalein.jobs import groups, job, pipeline, running, watermarks
 from scalein.runtime import radix, standing_ring, units
 
 WINDOWS = [(100, 100), (1000, 1000), (100, 20), (500, 200), (1000, 100), (30, 20)]
@@ -87,12 +87,13 @@ def rows(table: pa.Table) -> list[str]:
 
 @given(st.integers(0, 1 << 32), st.sampled_from(WINDOWS), st.sampled_from([0, 10, 300]), st.booleans(),
        st.integers(1, 4), st.integers(1, 12), st.booleans(), st.lists(st.integers(1, 5), max_size=3),
-       st.sampled_from([["k"], ["k"], []]), st.booleans())  # fmt: skip
+       st.sampled_from([["k"], ["k"], []]), st.booleans(), st.sampled_from([0, 50, 1 << 20]))  # fmt: skip
 @settings(max_examples=6, deadline=None,
           suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_trials_and_rings_give_what_the_plain_way_gives(
         tmp_path_factory: pytest.TempPathFactory, seed: int, window: tuple[int, int], delay: int, thinned: bool,
-        workers: int, ahead: int, has_checkpoint: bool, scales: list[int], keys: list[str], ordered: bool) -> None:
+        workers: int, ahead: int, has_checkpoint: bool, scales: list[int], keys: list[str], ordered: bool,
+        more: int) -> None:
     batches = stream(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(groups, "TRIED_ROWS", 1 << 60)
@@ -102,6 +103,9 @@ def test_trials_and_rings_give_what_the_plain_way_gives(
         patch.setattr(groups, "TRIED_ROWS", 1)
         patch.setattr(groups, "MANY_OUTSIDE", 50)
         patch.setattr(job, "STEP_ROWS", 60 * ahead)
+        patch.setattr(job, "MORE_ROWS", more)
+        patch.setattr(pipeline, "SHARED_TIMES", 1)
+        patch.setattr(watermarks, "FEW_TIMES", 50)
         patch.setattr(units, "UNIT_ROWS", 64)
         folder = tmp_path_factory.mktemp("job") if has_checkpoint else None
         got = run(windows(batches, *window, delay, thinned, keys, ordered), scales, workers=workers,
@@ -127,6 +131,28 @@ def test_a_trial_that_cannot_look_at_some_times_is_in_vain(monkeypatch: pytest.M
     flow = timed([1000] * 5, [*[1000] * 20, 5, None]).group_by(si.tumbling("t", 100)).agg(n=si.count())
     found, _, late_rows, timeless_rows = run(flow, [], workers=2)
     assert (found, late_rows, timeless_rows) == (["{'window_start': 1000, 'window_end': 1100, 'n': 25}"], 1, 1)
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_rows_are_added_to_a_trial_while_it_is_under_way(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    monkeypatch.setattr(job, "STEP_ROWS", 100)
+    monkeypatch.setattr(job, "MORE_ROWS", 70)
+    monkeypatch.setattr(job, "STEP_S", 60.0)
+    trials: list[int] = []
+    counted_on_trial = pipeline.counted_on_trial
+
+    def counted(*given: object) -> bool:
+        is_good = counted_on_trial(*given)  # type: ignore[arg-type]
+        trials.append(len(given[4]))  # type: ignore[arg-type]
+        return is_good
+
+    monkeypatch.setattr(pipeline, "counted_on_trial", counted)
+    flow = timed(*([at] * 50 for at in range(0, 1000, 10))).group_by(si.tumbling("t", 100)).agg(n=si.count())
+    found, _, late_rows, _ = run(flow, [], workers=workers)
+    assert trials == [100]  # batches
+    assert (len(found), late_rows) == (10, 0)
+    assert all("'n': 500}" in row for row in found)
 
 
 @pytest.mark.usefixtures("at_once")

@@ -72,23 +72,27 @@ class Pair:
     def op_merge(self, random: Random, size: int) -> None:
         functions = random.choice(self.kind.merges)
         names = [name for name in functions if functions[name] != "count" or random.random() < 0.5]
-        self._merge(self.kind.table(random, size, names), functions)
+        self._merge(random, self.kind.table(random, size, names), functions)
 
     def op_more(self, random: Random, size: int) -> None:
         """Always the same functions, so that partials pile up."""
         functions = self.kind.merges[0]
-        self._merge(self.kind.table(random, size, list(functions)), functions)
+        self._merge(random, self.kind.table(random, size, list(functions)), functions)
 
-    def _merge(self, table: pa.Table, functions: dict[str, str]) -> None:
+    def _merge(self, random: Random, table: pa.Table, functions: dict[str, str]) -> None:
+        rows = table if random.random() < 0.5 else table.combine_chunks().to_batches()[0] if table.num_rows else table
         try:
             self.model.merge(table, functions)
         except Overflow:
             assert self.kind.overflows
             self.done["overflow"] += 1
             with pytest.raises(ComputeError, match="overflow"):
-                self.store.merge(table, **functions)
+                self.store.merge(rows, **functions)
         else:
-            self.store.merge(table, **functions)
+            if random.random() < 0.5:
+                self.store.merge(rows, **functions)
+            else:
+                assert list(rows_of(self.store.merge_and_get(rows, **functions))) == self.model.get(table)
 
     def op_upsert(self, random: Random, size: int) -> None:
         table = self.kind.table(random, size, self.kind.value.names)
