@@ -25,6 +25,7 @@ from scalein.ir.stages import (
     Seek,
     Sink,
     Stage,
+    Stay,
 )
 from scalein.ir.stored import StoredTable
 from scalein.layout import DONE, KEPT, PAGE_BYTES, FrameData
@@ -133,12 +134,20 @@ class StoredKernels:
         call(compiled, frame)
         return records[: frame["out.count"]], found[: frame["out.count"]]
 
-    def leave(self, target: Target, words: np.ndarray, least_hits: int, drop: int, room: Sorted) -> Sorted:
+    def stay(self, target: Target, extents: np.ndarray, least_hits: int, drop: int) -> int:
+        compiled, frame = self._ready(Stage("stay", FromRecords(), (), Stay(self._table)))
+        frame.point("extents", extents)
+        frame["end"], frame["least"], frame["drop"] = len(extents), least_hits, drop
+        _run(compiled, frame, target, 0)
+        return frame["leaving"]
+
+    def leave(self, base: int, size: int, words: np.ndarray, least_hits: int, drop: int, room: Sorted) -> Sorted:
         compiled, frame = self._ready(Stage("leave", FromRecords(), (), Leave(self._table)))
         for slot, array in (("words", words), ("out.hashes", room.hashes), ("out.pointers", room.pointers)):
             frame.point(slot, array)
         frame["end"], frame["least"], frame["drop"] = len(words), least_hits, drop
-        _run(compiled, frame, target, 0)
+        frame["table.arena"], frame["table.arena_size"] = base, size
+        call(compiled, frame)
         count = frame["out.count"]
         return Sorted(room.hashes[:count], room.pointers[:count])
 
@@ -231,6 +240,9 @@ class StoredKernels:
         self._bulk("checksum", len(blocks), target=address(found), source=address(blocks), seeds=address(seeds),
                    size=blocks.shape[1] if len(blocks) else 0)
         return found
+
+    def clear(self, moves: np.ndarray) -> None:
+        self._bulk("clear", len(moves), lists=address(moves))
 
     def split(self, old: int, old_buckets: int, new: int, shift: int, mask: int) -> None:
         if self._grow is None:

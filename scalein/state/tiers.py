@@ -60,7 +60,7 @@ class Leaving:
 
     bundle: int
     run: ColdRun
-    pointers: np.ndarray
+    pointers: Callable[[], np.ndarray]
     chunks: list[tuple[int, int, int]]  # that were not given back yet
     room: Room | None  # the memory of all that is not in chunks
 
@@ -280,23 +280,24 @@ class Tiers:
 
     def _leave_plain(self, bundle: int, least: int, drop: int) -> None:
         """Those with fewer hits than `least`; their chunks are free once the thread that writes has copied them."""
-        found, chunks = self.hot.thin(groups_of(bundle), least, drop)
-        if not len(found.hashes):
-            self.hot.give_back(chunks)
-            return
         room = self._rooms.pop() if self._rooms else Room()
         room.begin()
-        hashes, pointers = room.words(len(found.hashes)), room.words(len(found.hashes))
-        hashes[:], pointers[:] = found
-        words = room.words(len(hashes) * self._kernels.record_bytes // 8)
+        left = self.hot.thin(groups_of(bundle), least, drop, room.words)
+        if not left.count:
+            self.hot.give_back(left.chunks)
+            self._rooms.append(room)
+            return
+        words = room.words(left.count * self._kernels.record_bytes // 8)
 
         def in_order() -> tuple[np.ndarray, np.ndarray]:
+            hashes, pointers = left.in_order()
             records = self._kernels.gather(pointers, lambda _: words)
             pointers[:] = pointers_to(records)  # for those who take them back should they not come to disk
-            self.hot.give_back(chunks)
+            self.hot.give_back(left.chunks)
             return records, hashes
 
-        self._leave(bundle, pointers, chunks, in_order, room)
+        run = self._to_run(bundle, left.count, in_order)
+        self._leave(Leaving(bundle, run, lambda: left.in_order().pointers, left.chunks, room))
 
     def _leave_with_text(self, bundle: int, least: int, drop: int) -> None:
         """Those with fewer hits than `least`; their chunks stay as they are until they are written."""
@@ -308,19 +309,21 @@ class Tiers:
         pointers = np.ascontiguousarray(pointers[goes & ((heads & np.uint64(drop)) == 0)])
         chunks = [chunk for group in groups for chunk in hot.release(group)]
         if len(pointers):
-            self._leave(bundle, pointers, chunks, lambda: self.cold.sorted_records(pointers))
+            run = self._to_run(bundle, len(pointers), lambda: self.cold.sorted_records(pointers))
+            self._leave(Leaving(bundle, run, lambda: pointers, chunks, None))
         self._kernels.absorb(hot, staying, self.functions, older=False)
         if not len(pointers):
             hot.give_back(chunks)
 
-    def _leave(self, bundle: int, pointers: np.ndarray, chunks: list[tuple[int, int, int]],
-               in_order: Callable[[], tuple[np.ndarray, np.ndarray]], room: Room | None = None) -> None:
+    def _to_run(self, bundle: int, count: int, in_order: Callable[[], tuple[np.ndarray, np.ndarray]]) -> ColdRun:
         """Let a thread write records to a run. `in_order` gives them sorted, and their hashes."""
-        id, count, has_filter = self._new_id(), len(pointers), bool(self.cold.runs[bundle])
+        id, has_filter = self._new_id(), bool(self.cold.runs[bundle])
         made = self._spiller.submit(self._write_run, id, count, self.functions, has_filter, in_order)
-        run = ColdRun(id, count, self.functions, made)
-        self._leaving.append(Leaving(bundle, run, pointers, chunks, room))
-        self.compactor.replace(bundle, (), [run])
+        return ColdRun(id, count, self.functions, made)
+
+    def _leave(self, one: Leaving) -> None:
+        self._leaving.append(one)
+        self.compactor.replace(one.bundle, (), [one.run])
 
     def _write_run(self, id: int, count: int, functions: Functions, has_filter: bool,
                    in_order: Callable[[], tuple[np.ndarray, np.ndarray]]) -> Run:
@@ -346,7 +349,7 @@ class Tiers:
             if error is not None:
                 self.compactor.replace(one.bundle, (one.run,), [])
                 self.hot.batch += 1
-                self._kernels.absorb(self.hot, one.pointers, self.functions, older=True)
+                self._kernels.absorb(self.hot, one.pointers(), self.functions, older=True)
             self.hot.give_back(one.chunks)
             self._rooms += [one.room] if one.room is not None else []
             if error is not None:

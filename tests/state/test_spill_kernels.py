@@ -18,7 +18,7 @@ from scalein.state.cold import least_kept, pointers_to, to_merge
 from scalein.state.files import aligned
 from scalein.state.filters import empty_filter, mark_bits, shift_of
 from scalein.state.hot import HotTable
-from scalein.state.kernels import Kernels, Sorted, find_kernels
+from scalein.state.kernels import Kernels, Sorted, find_kernels, new_words
 from scalein.state.room import Room
 
 KEY, VALUE = pa.schema([("a", pa.int32()), ("b", pa.int64())]), pa.schema([("n", pa.int64())])
@@ -61,7 +61,9 @@ def test_those_hit_least_leave_in_order_and_the_others_stay(kernels: Kernels, ro
     groups = range(256)
     before = rows_at(kernels, np.concatenate([table.pointers(group) for group in groups]))
     assert before == hits
-    leaving, chunks = table.thin(groups, least, 0)
+    left = table.thin(groups, least, 0, new_words)
+    leaving = left.in_order()
+    assert left.count == len(leaving.hashes)
     assert rows_at(kernels, leaving.pointers) == {key: n for key, n in hits.items() if min(n, MOST_HITS) < least}
     assert (leaving.hashes == kernels.hashes(np.ascontiguousarray(leaving.pointers))).all()
     assert (np.diff(leaving.hashes.astype(object)) >= 0).all()
@@ -70,7 +72,7 @@ def test_those_hit_least_leave_in_order_and_the_others_stay(kernels: Kernels, ro
     assert kept == {key: n for key, n in hits.items() if min(n, MOST_HITS) >= least}
     halved = kernels.gather(staying)[:, :8].copy().view(np.uint64)[:, 0] >> np.uint64(HITS_SHIFT) & np.uint64(MOST_HITS)
     assert {key: min(n, MOST_HITS) // 2 for key, n in kept.items()} == dict(zip(kept, halved.tolist(), strict=True))
-    table.give_back(chunks)
+    table.give_back(left.chunks)
     assert sum(map(table.record_count, groups)) == len(kept)
     # Everything is where its index says, also what comes next, perhaps to chunks that were given back.
     keys = list(hits)
@@ -89,8 +91,9 @@ def test_other_groups_stay_as_they_are_and_flags_are_dropped(kernels: Kernels) -
     kernels.delete(table, dead, 1)
     mine = rows_at(kernels, np.concatenate([table.pointers(group) for group in GROUPS]))
     others = [table.pointers(group) for group in range(256) if group not in GROUPS]
-    leaving, _ = table.thin(GROUPS, 256, TOMB)
-    gone = rows_at(kernels, leaving.pointers)
+    left = table.thin(GROUPS, 256, TOMB, new_words)
+    gone = rows_at(kernels, left.in_order().pointers)
+    assert left.count == len(gone)
     assert 0 < len(gone) < len(mine)
     assert set(gone) == set(mine) - set(some)
     assert all((mine == now).all() for mine, now in zip(
