@@ -344,7 +344,7 @@ class OpenBlocks:
 
 @dataclass(frozen=True, slots=True)
 class Bulk:
-    """Work on bytes of stored tables: copy | checksum | gather | restore | pack | mark | merge | clear (see bulk.py)."""
+    """Work on bytes of stored tables: what `sinks/bulk.py` has (copy, checksum, ...)."""
 
     what: str
 

@@ -316,8 +316,8 @@ class HotTable:
         self.kernels.clear(moves)
         headers[:, ROOM] = counts * self._load_sixteenths // 16
         chunks = self._without_chunks(groups)
-        halves = (counts > FIRST_BUCKETS * BUCKET_WORDS) & (used < counts // 2 * self._load_sixteenths // 16 * SHRINK_SHARE)
-        for k in np.flatnonzero(halves).tolist():
+        is_wide = used < counts // 2 * self._load_sixteenths // 16 * SHRINK_SHARE
+        for k in np.flatnonzero(is_wide & (counts > FIRST_BUCKETS * BUCKET_WORDS)).tolist():
             self.buckets.give_back(int(moves[k, 1]), int(moves[k, 2]))
             self._new_index(groups[k], int(counts[k]) // 2 // BUCKET_WORDS)
         count = self.kernels.stay(self, extents, least_hits, drop)

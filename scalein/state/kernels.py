@@ -87,9 +87,12 @@ class Kernels(Protocol):
     def merge(self, lists: Sequence[Sorted], words: Words = new_words) -> Sorted:
         """Sorted lists, at least one and the oldest first, in one; of equal hashes the older ones first."""
 
-    def open_blocks(self, area: np.ndarray, per_block: int, block_bytes: int, id: int, offset: int,
-                    words: Words = new_words) -> Sorted | None:
-        """The records, without text, in blocks read from `offset` of a run; None if one is not as it was written."""
+    def open_blocks(self, area: np.ndarray, pieces: np.ndarray, per_block: int, block_bytes: int, least: int,
+                    greatest: int, words: Words = new_words) -> list[Sorted | None]:
+        """The records, without text, with hashes of a range, in blocks of several runs that lie one behind the other.
+
+        `pieces`: how many blocks, the id of their run, where in it they are from. None if one is not as it was written.
+        """
 
     def hashes(self, pointers: np.ndarray) -> np.ndarray:
         """The hashes of records' keys."""

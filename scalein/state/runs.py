@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from threading import Lock
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from scalein.state.blocks import Origin, Shape, checked, unpack
 from scalein.state.checksum import Checksums, block_checksums
 from scalein.state.files import Files, aligned
 from scalein.state.filters import passes
-from scalein.state.kernels import Kernels, Sorted, Words
 from scalein.state.writing import HEADER, MOST_SPEC_BYTES, SPEC_AT, directory_bytes
 
 READ_BYTES = 4 << 20  # of a step of a scan
@@ -171,6 +170,16 @@ class Run:
         first = max(0, int(firsts.searchsorted(np.uint64(least), "left")) - 1)
         return first, int(firsts.searchsorted(np.uint64(greatest), "right"))
 
+    def spans(self, leasts: np.ndarray, greatests: np.ndarray) -> np.ndarray:
+        """The blocks that may hold a hash of each range: the first, the one behind the last, where they begin in the
+        file, their bytes; a row each."""
+        firsts, starts = self._directory
+        first = np.maximum(firsts.searchsorted(leasts, "left") - 1, 0)
+        last = firsts.searchsorted(greatests, "right")
+        has_none = (greatests < np.uint64(self.least_hash)) | (leasts > np.uint64(self.greatest_hash))
+        last = np.where(has_none, first, last)
+        return np.stack((first, last, starts[first], starts[last] - starts[first]))
+
     def read_range(self, first: int, last: int) -> Records:
         """The records of the blocks [first, last), past the page cache."""
         _, starts = self._directory
@@ -184,18 +193,17 @@ class Run:
         _, starts = self._directory
         return int(starts[first]), int(starts[last] - starts[first])
 
-    def opened(self, area: np.ndarray, first: int, last: int, kernels: Kernels, words: Words) -> Sorted:
-        """The records, without text, of the blocks [first, last), whose bytes are in `area`."""
+    @property
+    def block_shape(self) -> tuple[int, int]:
+        """Records without text in a block, and its bytes."""
+        return self._shape.whole_block
+
+    def refuse(self, area: np.ndarray, first: int, last: int) -> NoReturn:
+        """Raise what is wrong with the blocks [first, last), whose bytes are in `area`, of a run without text."""
         _, starts = self._directory
-        offset, _ = self.extent(first, last)
-        per_block, size = self._shape.whole_block
-        found = None
-        if len(area) == (last - first) * size:
-            found = kernels.open_blocks(area, per_block, size, self.id, offset, words)
-        if found is None:
-            self._unpacked(area, starts[first:last], np.diff(starts[first : last + 1]))
-            raise self._damaged(offset, "records with text, or too many in a block", "records without text")
-        return found
+        self._unpacked(area, starts[first:last], np.diff(starts[first : last + 1]))
+        raise self._damaged(self.extent(first, last)[0], "records with text, or too many in a block",
+                            "records without text")
 
     def scan(self, step_bytes: int = READ_BYTES) -> Iterator[Records]:
         """All records in the order of their hashes, about `step_bytes` of the file at a time."""

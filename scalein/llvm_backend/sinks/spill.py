@@ -18,7 +18,6 @@ from scalein.layout import (
     ARENA_FULL,
     BUCKET_WORDS,
     BUCKETS,
-    DONE,
     HITS_SHIFT,
     KEY_NULLS,
     MASK,
@@ -148,26 +147,37 @@ def _stay(code: Code, sink: Stay, index: StoreIndex, record: ir.Value, head: ir.
 
 
 def lower_open_blocks(code: Code, sink: OpenBlocks, block: Block, start: ir.Value) -> None:
-    """Frame: `source`, blocks of `block` bytes read from `offset` of the run `id`, each of at most `per` records;
-    `out.hashes` and `out.pointers`, with room for all, and `out.count`; `wrong`, set if a block is not in order.
+    """Frame: `pieces`, of several runs, with 8 words each: where its blocks lie, their number, the run's id, where in
+    it they are from, where hashes and pointers go, how many there are, and whether all is in order, which is written.
+    A block has `block` bytes and at most `per` records. Those with hashes from `least` to `greatest` are wanted.
     """
     f, b, size = code.f, code.f.b, sink.table.layout.size
     with f.loop(block.count, rare=True) as k:
-        before = b.mul(b.add(start, k), f.slot("block"))
-        place = f.byte_at(f.slot("source", PTR), before)
-        stored = f.load(place, const(1), I64)
-        f.store(const(0), place, const(1))
-        found = sum_of(code, place, f.slot("block"), b.xor(f.slot("id"), b.add(f.slot("offset"), before)))
-        f.store(stored, place, const(1))
-        records, text = (b.zext(f.load(place, const(half), I32), I64) for half in range(2))
-        good = b.and_(b.icmp_unsigned("==", found, stored), b.icmp_unsigned("==", text, const(0)))
-        good = b.and_(good, b.icmp_unsigned("<", b.sub(records, const(1)), f.slot("per")))
-        with f.when(b.not_(good), likely=False):
-            f.set_slot("wrong", const(1))
-            f.leave(DONE)
-        count = f.get_slot("out.count")
-        with f.loop(records) as i:
-            record = f.byte_at(place, b.add(b.mul(i, const(size)), const(HEAD)))
-            f.store(_hash(code, sink.table, record), f.slot("out.hashes", PTR), b.add(count, i))
-            f.store(record, f.slot("out.pointers", PTR), b.add(count, i))
-        f.set_slot("out.count", b.add(count, records))
+        told = f.at(f.slot("pieces", PTR), b.mul(b.add(start, k), const(8)), I64)
+        source, hashes, pointers = (f.load(told, const(word), PTR) for word in (0, 4, 5))
+        blocks, id, offset = (f.load(told, const(word), I64) for word in (1, 2, 3))
+        count = f.var(I64, const(0))
+        good = f.var(I1, const(1, I1))
+        number = f.var(I64, const(0))
+        with f.forever() as each:
+            each.stop_if(b.icmp_unsigned(">=", number.get(), blocks))
+            before = b.mul(number.get(), f.slot("block"))
+            place = f.byte_at(source, before)
+            stored = f.load(place, const(1), I64)
+            f.store(const(0), place, const(1))
+            found = sum_of(code, place, f.slot("block"), b.xor(id, b.add(offset, before)))
+            f.store(stored, place, const(1))
+            records, text = (b.zext(f.load(place, const(half), I32), I64) for half in range(2))
+            good.set(b.and_(b.icmp_unsigned("==", found, stored), b.icmp_unsigned("==", text, const(0))))
+            good.set(b.and_(good.get(), b.icmp_unsigned("<", b.sub(records, const(1)), f.slot("per"))))
+            each.stop_if(b.not_(good.get()))
+            with f.loop(records, rare=True) as i:
+                record = f.byte_at(place, b.add(b.mul(i, const(size)), const(HEAD)))
+                h = _hash(code, sink.table, record)
+                f.store(h, hashes, count.get())
+                f.store(record, pointers, count.get())
+                wanted = b.and_(b.icmp_unsigned(">=", h, f.slot("least")), b.icmp_unsigned("<=", h, f.slot("greatest")))
+                count.set(b.add(count.get(), b.zext(wanted, I64)))
+            number.set(b.add(number.get(), const(1)))
+        f.store(count.get(), told, const(6))
+        f.store(b.zext(good.get(), I64), told, const(7))
