@@ -169,6 +169,7 @@ class Cold:
         self.runs: list[tuple[ColdRun, ...]] = [() for _ in range(BUNDLES)]
         self._held = Held()
         self._desks: list[_Desk] = []  # that nobody uses now
+        self._rooms: list[Room] = []  # of writers; the same
 
     def open_all(self, ids: list[list[int]], groups: dict[int, frozenset[int] | None]) -> list[tuple[ColdRun, ...]]:
         """Runs, all or none; of each those groups count."""
@@ -201,7 +202,9 @@ class Cold:
     @property
     def memory_bytes(self) -> int:
         """Directories and filters, and what waits on desks for the next who merges."""
-        return self.index_bytes + sum(desk.room.size_bytes + desk.reader.memory_bytes for desk in list(self._desks))
+        rooms = [*(desk.room for desk in list(self._desks)), *self._rooms]
+        return (self.index_bytes + sum(room.size_bytes for room in rooms) +
+                sum(desk.reader.memory_bytes for desk in list(self._desks)))  # fmt: skip
 
     @property
     def whole_index_bytes(self) -> int:
@@ -212,7 +215,8 @@ class Cold:
         """A new run, with room for so much. A filter is for those most keys are not in: the oldest has nearly all."""
         kernels = self._kernels
         return RunWriter(self._files, id, kernels.record_bytes, json.dumps(functions), kernels.text_cells, size_bytes,
-                         kernels.checksums, records if has_filter else None, kernels.pack, kernels.mark)
+                         kernels.checksums, records if has_filter else None, kernels.pack, kernels.mark,
+                         self._rooms)
 
     def sorted_records(self, pointers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Records as a run wants them: copies in the order of their hashes, and these."""

@@ -226,10 +226,11 @@ class Tiers:
         # As much will come as came last: with room for it, memory that is given up is used again, and not given back
         # to the system, which would clear it anew.
         coming = min(max(0, self.hot.in_use - self._in_use), most // COMING_SHARE)
-        for _ in range(2 * BUNDLES):
+        for evicted in range(2 * BUNDLES):
             staying = self.hot.in_use_beside(one.chunks for one in self._leaving)
             if staying + max(coming, text_bytes) <= most:
-                self.hot.trim(most + most // SPARE_SHARE, most + most // BROKEN_SHARE)
+                if evicted:
+                    self.hot.trim(most + most // SPARE_SHARE, most + most // BROKEN_SHARE)
                 break
             self._evict(self._clock, KEPT_SHARE)
             self._clock = (self._clock + 1) % BUNDLES
