@@ -85,6 +85,11 @@ class RunWriter:
         self._sizes: list[np.ndarray] = []
         self._output = files.create(format.run_name(id), expected_bytes)
 
+    @property
+    def records_at_once(self) -> int:
+        """Records without text that are written at once: those that come so many at a time are not copied."""
+        return self._blocks * self._per_block
+
     def add(self, records: np.ndarray, hashes: np.ndarray) -> None:
         """Append records (n, stride), sorted by hash, behind those that are there.
 
@@ -106,7 +111,7 @@ class RunWriter:
 
     def _add_plain(self, records: np.ndarray) -> None:
         """Fill blocks; those that are whole are written many at once."""
-        together = self._blocks * self._per_block
+        together = self.records_at_once
         while len(records):
             if not self._used and len(records) >= together:
                 self._write_plain(records[:together])
@@ -173,7 +178,7 @@ class RunWriter:
         firsts = np.concatenate([*self._first_hashes, np.zeros(0, np.uint64)])
         sizes = np.concatenate([np.array([format.BLOCK]), *self._sizes])
         filter = self._filter
-        directory = self._room.bytes(directory_bytes(len(firsts), len(filter)))
+        directory = aligned(directory_bytes(len(firsts), len(filter)))
         directory[:] = 0
         directory[: 8 * len(firsts)].view("<u8")[:] = firsts
         directory[8 * len(firsts) :][: 4 * len(sizes)].view("<u4")[:] = sizes.cumsum() // format.BLOCK
