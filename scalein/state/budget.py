@@ -1,6 +1,6 @@
 """Budget: what part of the memory that a store may have goes where. Decisions only.
 
-Records and index get two thirds; the rest is for what is under way: copies of segments, a scratch table, the buffers of
+Records and index get 60 %; the rest is for what is under way: copies of segments, a scratch table, the buffers of
 runs. Sizes of segments and chunks follow, so that a small budget is not spent on room that nobody uses.
 """
 
@@ -12,7 +12,7 @@ from scalein.layout import GROUPS, LOAD_SIXTEENTHS
 from scalein.state.arena import LEAST_CHUNK, MOST_CHUNK, SEGMENT_BYTES
 
 MOST_BYTES = 1 << 62  # without a limit
-HOT_SHARE = 0.66  # of the budget, for records and index
+HOT_SHARE = 0.6  # of the budget, for records and index
 SEGMENT_SHARE = 32  # segments in a budget
 COPIED_SHARE = 0.1  # of the budget, for copies of segments
 COPIES = 64  # without a limit: a copy that need not wait for the disk is over sooner, and fewer changes are logged
