@@ -313,10 +313,17 @@ class Hashes:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
-    """Take the stored records of a bundle that were hit least out of its indexes, in the order of their hashes, and
-    halve the hits of the others; only for tables without text.
+class Stay:
+    """Copy the stored records of a bundle that were hit most into emptied indexes, with half of their hits, and count
+    the others; only for tables without text.
     """
+
+    table: StoredTable
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Write where the others are, by words that were in the indexes, in the order of their hashes."""
 
     table: StoredTable
 
@@ -337,13 +344,13 @@ class OpenBlocks:
 
 @dataclass(frozen=True, slots=True)
 class Bulk:
-    """Work on bytes of stored tables: copy | checksum | gather | restore | pack | mark | merge (see sinks/bulk.py)."""
+    """Work on bytes of stored tables: what `sinks/bulk.py` has (copy, checksum, ...)."""
 
     what: str
 
 
 Sink = (Collect | Group | Merge | MergeBag | Spread | Rank | Partition | Keep | Find
-        | Absorb | Fold | Hashes | Seek | Leave | OpenBlocks | Bulk)  # fmt: skip
+        | Absorb | Fold | Hashes | Seek | Stay | Leave | OpenBlocks | Bulk)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

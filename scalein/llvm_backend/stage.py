@@ -45,6 +45,7 @@ from scalein.ir.stages import (
     Seek,
     Spread,
     Stage,
+    Stay,
     Step,
     Where,
 )
@@ -64,7 +65,7 @@ from scalein.llvm_backend.sinks.group import Rows, lower_group, time_bounds
 from scalein.llvm_backend.sinks.merge import lower_merge
 from scalein.llvm_backend.sinks.partition import lower_partition
 from scalein.llvm_backend.sinks.sides import lower_merge_bag, lower_rank, lower_spread
-from scalein.llvm_backend.sinks.spill import lower_leave, lower_open_blocks
+from scalein.llvm_backend.sinks.spill import lower_leave, lower_open_blocks, lower_stay
 from scalein.llvm_backend.sinks.stored import (
     lower_absorb,
     lower_find,
@@ -281,6 +282,8 @@ def _sink(low: _Lowering, block: Block, env: Env) -> None:
             lower_absorb(code, stage.sink, block, start)
         case Fold():
             lower_fold(code, stage.sink, block, start)
+        case Stay():
+            lower_stay(code, stage.sink, block, start)
         case Leave():
             lower_leave(code, stage.sink, block, start)
         case OpenBlocks():

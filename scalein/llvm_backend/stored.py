@@ -245,6 +245,9 @@ class StoreIndex(Index):
     def header_of(self, h: ir.Value) -> ir.Value:
         return self._header(h)
 
+    def tag_of(self, h: ir.Value) -> ir.Value:
+        return self._tag(h)
+
     def _leave_for(self, h: ir.Value, status: int) -> None:
         self.code.f.set_slot("full.group", self.code.f.b.lshr(h, const(56)))
         self._leave_before_run(status)

@@ -25,6 +25,7 @@ from scalein.ir.stages import (
     Seek,
     Sink,
     Stage,
+    Stay,
 )
 from scalein.ir.stored import StoredTable
 from scalein.layout import DONE, KEPT, PAGE_BYTES, FrameData
@@ -133,12 +134,20 @@ class StoredKernels:
         call(compiled, frame)
         return records[: frame["out.count"]], found[: frame["out.count"]]
 
-    def leave(self, target: Target, words: np.ndarray, least_hits: int, drop: int, room: Sorted) -> Sorted:
+    def stay(self, target: Target, extents: np.ndarray, least_hits: int, drop: int) -> int:
+        compiled, frame = self._ready(Stage("stay", FromRecords(), (), Stay(self._table)))
+        frame.point("extents", extents)
+        frame["end"], frame["least"], frame["drop"] = len(extents), least_hits, drop
+        _run(compiled, frame, target, 0)
+        return frame["leaving"]
+
+    def leave(self, base: int, size: int, words: np.ndarray, least_hits: int, drop: int, room: Sorted) -> Sorted:
         compiled, frame = self._ready(Stage("leave", FromRecords(), (), Leave(self._table)))
         for slot, array in (("words", words), ("out.hashes", room.hashes), ("out.pointers", room.pointers)):
             frame.point(slot, array)
         frame["end"], frame["least"], frame["drop"] = len(words), least_hits, drop
-        _run(compiled, frame, target, 0)
+        frame["table.arena"], frame["table.arena_size"] = base, size
+        call(compiled, frame)
         count = frame["out.count"]
         return Sorted(room.hashes[:count], room.pointers[:count])
 
@@ -163,18 +172,22 @@ class StoredKernels:
             lists = merged
         return lists[0]
 
-    def open_blocks(self, area: np.ndarray, per_block: int, block_bytes: int, id: int, offset: int,
-                    words: Words = new_words) -> Sorted | None:
-        blocks = len(area) // block_bytes
+    def open_blocks(self, area: np.ndarray, pieces: np.ndarray, per_block: int, block_bytes: int, least: int,
+                    greatest: int, words: Words = new_words) -> list[Sorted | None]:
+        blocks = pieces[:, 0].astype(np.int64)
+        before, records = blocks.cumsum() - blocks, int(blocks.sum()) * per_block
         compiled, frame = self._ready(Stage("open", FromRecords(), (), OpenBlocks(self._table)))
-        found = Sorted(words(blocks * per_block), words(blocks * per_block))
-        for slot, array in (("source", area), ("out.hashes", found.hashes), ("out.pointers", found.pointers)):
-            frame.point(slot, array)
-        frame["end"], frame["per"], frame["block"], frame["id"], frame["offset"] = (
-            blocks, per_block, block_bytes, id, offset)
+        hashes, pointers = words(records), words(records)
+        told = np.zeros((len(pieces), 8), np.uint64)
+        told[:, 0], told[:, 1:4] = address(area) + before * block_bytes, pieces
+        told[:, 4], told[:, 5] = (address(array) + 8 * before * per_block for array in (hashes, pointers))
+        frame.point("pieces", told)
+        frame["end"], frame["per"], frame["block"] = len(told), per_block, block_bytes
+        frame["least"], frame["greatest"] = least, greatest
         call(compiled, frame)
-        count = frame["out.count"]
-        return None if frame["wrong"] else Sorted(found.hashes[:count], found.pointers[:count])
+        firsts, counts = (before * per_block).tolist(), told[:, 6].tolist()
+        return [Sorted(hashes[first : first + count], pointers[first : first + count]) if is_right else None
+                for first, count, is_right in zip(firsts, counts, told[:, 7].tolist(), strict=True)]
 
     def hashes(self, pointers: np.ndarray) -> np.ndarray:
         found = np.empty(len(pointers), np.uint64)
@@ -231,6 +244,9 @@ class StoredKernels:
         self._bulk("checksum", len(blocks), target=address(found), source=address(blocks), seeds=address(seeds),
                    size=blocks.shape[1] if len(blocks) else 0)
         return found
+
+    def clear(self, moves: np.ndarray) -> None:
+        self._bulk("clear", len(moves), lists=address(moves))
 
     def split(self, old: int, old_buckets: int, new: int, shift: int, mask: int) -> None:
         if self._grow is None:

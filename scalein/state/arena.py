@@ -113,9 +113,10 @@ class Arena:
         """How many segments have been begun."""
         return (self._at - 1 >> self.shift) + 1
 
-    def used(self, segment: int) -> int:
-        """Bytes of a segment that may hold anything."""
-        return min(self.segment_bytes, self._at - (segment << self.shift))
+    def used(self, segments: np.ndarray) -> np.ndarray:
+        """Bytes of segments that may hold anything: whole pages, as chunks are."""
+        used: np.ndarray = np.minimum(self.segment_bytes, self._at - (segments << self.shift))
+        return used
 
     def take(self, size: int) -> int:
         """The offset of a chunk; its content is anything."""

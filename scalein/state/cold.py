@@ -102,17 +102,18 @@ class _Span(NamedTuple):
     least: int
     greatest: int
     runs: list[ColdRun]  # oldest first
-    blocks: list[tuple[int, int]]
+    blocks: np.ndarray
     offsets: np.ndarray
     sizes: np.ndarray
 
     @staticmethod
-    def of(least: int, greatest: int, runs: tuple[ColdRun, ...]) -> _Span:
-        blocks = [cold.run.blocks_between(least, greatest) for cold in runs]
-        some = [(cold, each) for cold, each in zip(runs, blocks, strict=True) if each[0] < each[1]]
-        extents = np.array([cold.run.extent(*each) for cold, each in some], np.int64).reshape(-1, 2)
-        return _Span(least, greatest, [cold for cold, _ in some], [each for _, each in some], extents[:, 0],
-                     extents[:, 1])
+    def all(cuts: list[tuple[int, int]], runs: tuple[ColdRun, ...]) -> Iterator[_Span]:
+        leasts, greatests = np.array(cuts, np.uint64).T
+        spans = np.stack([cold.run.spans(leasts, greatests) for cold in runs]) if runs else np.zeros((0, 4, len(cuts)))
+        for number, (least, greatest) in enumerate(cuts):
+            some = np.flatnonzero(spans[:, 0, number] < spans[:, 1, number])
+            of_runs = spans[some, :, number].astype(np.int64)
+            yield _Span(least, greatest, [runs[k] for k in some.tolist()], of_runs[:, :2], of_runs[:, 2], of_runs[:, 3])
 
     @property
     def inputs(self) -> list[Input]:
@@ -168,6 +169,7 @@ class Cold:
         self.runs: list[tuple[ColdRun, ...]] = [() for _ in range(BUNDLES)]
         self._held = Held()
         self._desks: list[_Desk] = []  # that nobody uses now
+        self._rooms: list[Room] = []  # of writers; the same
 
     def open_all(self, ids: list[list[int]], groups: dict[int, frozenset[int] | None]) -> list[tuple[ColdRun, ...]]:
         """Runs, all or none; of each those groups count."""
@@ -200,7 +202,9 @@ class Cold:
     @property
     def memory_bytes(self) -> int:
         """Directories and filters, and what waits on desks for the next who merges."""
-        return self.index_bytes + sum(desk.room.size_bytes + desk.reader.memory_bytes for desk in list(self._desks))
+        rooms = [*(desk.room for desk in list(self._desks)), *self._rooms]
+        return (self.index_bytes + sum(room.size_bytes for room in rooms) +
+                sum(desk.reader.memory_bytes for desk in list(self._desks)))  # fmt: skip
 
     @property
     def whole_index_bytes(self) -> int:
@@ -211,7 +215,8 @@ class Cold:
         """A new run, with room for so much. A filter is for those most keys are not in: the oldest has nearly all."""
         kernels = self._kernels
         return RunWriter(self._files, id, kernels.record_bytes, json.dumps(functions), kernels.text_cells, size_bytes,
-                         kernels.checksums, records if has_filter else None, kernels.pack, kernels.mark)
+                         kernels.checksums, records if has_filter else None, kernels.pack, kernels.mark,
+                         self._rooms)
 
     def sorted_records(self, pointers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Records as a run wants them: copies in the order of their hashes, and these."""
@@ -238,8 +243,7 @@ class Cold:
             desk = self._desks.pop()
         except IndexError:  # not asked for before: another thread may take the last one meanwhile
             desk = _Desk()
-        spans = (_Span.of(least, greatest, runs) for least, greatest in _cut(bundle, parts))
-        for span, area in desk.reader.read(spans):
+        for span, area in desk.reader.read(_Span.all(_cut(bundle, parts), runs)):
             desk.room.begin()
             given = [*self._plain(span, area, desk.room), *_newest(span.least, span.greatest, newest)]
             if len(functions) == 1 and given:
@@ -258,11 +262,19 @@ class Cold:
 
     def _plain(self, span: _Span, area: np.ndarray, room: Room) -> Iterator[Aged]:
         """What runs without text have of a range of hashes; oldest first."""
-        at = 0
-        for cold, (first, last), size in zip(span.runs, span.blocks, span.sizes.tolist(), strict=True):
-            found = cold.run.opened(area[at : at + size], first, last, self._kernels, room.words)
-            at += size
-            yield Aged(_counting(cold, found, span.least, span.greatest), cold.functions, None)
+        if not span.runs:
+            return
+        per_block, size = span.runs[0].run.block_shape
+        counts, at = span.blocks[:, 1] - span.blocks[:, 0], span.sizes.cumsum() - span.sizes
+        pieces = np.array([(0, cold.id, 0) for cold in span.runs], np.int64)
+        pieces[:, 0], pieces[:, 2] = counts, span.offsets
+        found: list[Sorted | None] = [None] * len(pieces)
+        if (counts * size == span.sizes).all():
+            found = self._kernels.open_blocks(area, pieces, per_block, size, span.least, span.greatest, room.words)
+        for k, (cold, records) in enumerate(zip(span.runs, found, strict=True)):
+            if records is None:
+                cold.run.refuse(area[at[k] : at[k] + span.sizes[k]], *span.blocks[k].tolist())
+            yield Aged(_counting(cold, records), cold.functions, None)
 
     def _with_text(self, least: int, greatest: int, runs: tuple[ColdRun, ...]) -> Iterator[Aged]:
         """What runs have of a range of hashes; oldest first."""
@@ -271,8 +283,9 @@ class Cold:
             if first < last:
                 found = cold.run.read_range(first, last)
                 pointers = pointers_to(found.records)
-                in_order = Sorted(self._kernels.hashes(pointers), pointers)
-                yield Aged(_counting(cold, in_order, least, greatest), cold.functions, found)
+                hashes = self._kernels.hashes(pointers)
+                inside = slice(hashes.searchsorted(np.uint64(least)), hashes.searchsorted(np.uint64(greatest), "right"))
+                yield Aged(_counting(cold, Sorted(hashes[inside], pointers[inside])), cold.functions, found)
 
     def close(self) -> None:
         for desk in self._desks:
@@ -305,14 +318,12 @@ class Cold:
         return None
 
 
-def _counting(cold: ColdRun, found: Sorted, least: int, greatest: int) -> Sorted:
-    """Those of a run's records that count and are of a range of hashes."""
-    low, high = found.hashes.searchsorted(np.uint64(least)), found.hashes.searchsorted(np.uint64(greatest), "right")
-    hashes, pointers = found.hashes[low:high], found.pointers[low:high]
-    if cold.groups is not None:
-        counts = cold.counting(hashes)
-        hashes, pointers = hashes[counts], pointers[counts]
-    return Sorted(hashes, pointers)
+def _counting(cold: ColdRun, found: Sorted) -> Sorted:
+    """Those of a run's records that count."""
+    if cold.groups is None:
+        return found
+    counts = cold.counting(found.hashes)
+    return Sorted(found.hashes[counts], found.pointers[counts])
 
 
 def _newest(least: int, greatest: int, newest: tuple[np.ndarray, np.ndarray, Functions] | None) -> Iterator[Aged]:

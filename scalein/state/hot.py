@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -43,8 +44,7 @@ from scalein.layout import (
 )
 from scalein.memory import address
 from scalein.state.arena import LEAST_CHUNK, MOST_CHUNK, Arena, Buckets
-from scalein.state.kernels import Kernels, Sorted
-from scalein.state.room import Room
+from scalein.state.kernels import Kernels, Sorted, Words
 
 FIRST_BUCKETS = 8
 CROWDED_BYTES = 16 << 10  # that a group may grow by before anybody looks for what is dead
@@ -77,9 +77,29 @@ class ChunkList:
         self.rows[row] = group, kind, offset, size, self._serial
         return row
 
-    def drop(self, row: int) -> None:
-        self.rows[row, 0] = -1
-        self._free.append(row)
+    def drop(self, rows: list[int]) -> None:
+        self.rows[rows, 0] = -1
+        self._free += rows
+
+
+@dataclass(eq=False)
+class Left:
+    """Records that were taken out of groups and are on their way elsewhere: those with fewer hits than others.
+
+    They are in `chunks`, which stay as they are until they are given back. Which of the records there leave, only the
+    groups' old index says.
+    """
+
+    chunks: list[tuple[int, int, int]]
+    count: int
+    _sort: Callable[[], Sorted]
+    _sorted: Sorted | None = field(default=None, init=False)
+
+    def in_order(self) -> Sorted:
+        """Any thread may ask, one at a time; looked for once."""
+        if self._sorted is None:
+            self._sorted = self._sort()
+        return self._sorted
 
 
 class Pool:
@@ -104,7 +124,6 @@ class HotTable:
         self._own: list[tuple[list[int], list[int]]] = [([], []) for _ in range(GROUPS)]  # rows of `chunks`, by kind
         self._lock = threading.Lock()
         self._pools: list[Pool] = []  # by worker
-        self._room = Room()
         self._most_chunk = most_chunk
         self._usual = np.full((GROUPS, 2), LEAST_CHUNK, np.int64)  # sizes of the chunks that come next, by kind
         nothing = np.zeros(len(arena.dirty), np.int64)
@@ -265,36 +284,55 @@ class HotTable:
         buckets = int(header[MASK]) + 1
         ctypes.memset(int(header[BUCKETS]), 0, buckets * BUCKET_WORDS * 8)
         header[ROOM] = self._room_in(buckets * BUCKET_WORDS)
-        chunks = []
-        for own in self._own[group]:
-            chunks += [(row, *self.chunks.rows[row, 2:4].tolist()) for row in own]
-            own.clear()
-        header[[RECORD_AT, RECORD_END, TEXT_AT, TEXT_END]] = 0
-        self._bytes[group] = 0
-        for row, _, _ in chunks:
-            self.chunks.drop(row)
+        return self._without_chunks(range(group, group + 1))
+
+    def _without_chunks(self, groups: range) -> list[tuple[int, int, int]]:
+        """The chunks of groups, which have none any more."""
+        rows = [row for group in groups for own in self._own[group] for row in own]
+        for group in groups:
+            self._own[group] = [], []
+            self._bytes[group] = 0
+        self.headers[groups.start : groups.stop, RECORD_AT : TEXT_END + 1] = 0
+        chunks = [(row, offset, size) for row, (offset, size) in
+                  zip(rows, self.chunks.rows[rows, 2:4].tolist(), strict=True)]
+        self.chunks.drop(rows)
         return chunks
 
-    def thin(self, groups: range, least_hits: int, drop: int) -> tuple[Sorted, list[tuple[int, int, int]]]:
-        """Take those with fewer hits out of groups (see `Kernels.leave`); and the chunks in which they are.
+    def thin(self, groups: range, least_hits: int, drop: int, words: Words) -> Left:
+        """Take those with fewer hits out of groups; those with a flag of `drop` just go. Without text.
 
-        These stay as they are until they are given back, and the lists until the next call.
+        `words` gives memory that lives until the last of them has left.
         """
-        counts = (self.headers[groups, MASK] + 1) * BUCKET_WORDS
-        records = sum(map(self.record_count, groups))
-        self._room.begin()  # and all that it gives: without memory nothing may be released
-        words = self._room.words(int(counts.sum()))
-        room = Sorted(self._room.words(records), self._room.words(records))
-        chunks, at = [], 0
-        for group, count in zip(groups, counts.tolist(), strict=True):
-            place, used = int(self.headers[group, BUCKETS]), self.record_count(group)
-            ctypes.memmove(address(words) + 8 * at, place, 8 * count)
-            at += count
-            chunks += self.release(group)
-            if count > FIRST_BUCKETS * BUCKET_WORDS and used < self._room_in(count // 2) * SHRINK_SHARE:
-                self.buckets.give_back(place, 8 * count)
-                self._new_index(group, count // 2 // BUCKET_WORDS)
-        return self.kernels.leave(self, words, least_hits, drop, room), chunks
+        headers = self.headers[groups.start : groups.stop]
+        counts = (headers[:, MASK] + 1) * BUCKET_WORDS
+        used = counts * self._load_sixteenths // 16 - headers[:, ROOM]
+        # All that is needed: without memory nothing may be released.
+        old, records = words(int(counts.sum())), int(used.sum())
+        room = Sorted(words(records), words(records))
+        extents = self._all_extents(groups)
+        moves = np.empty((len(groups), 3), np.int64)
+        moves[:, 0], moves[:, 1] = address(old) + 8 * (counts.cumsum() - counts), headers[:, BUCKETS]
+        moves[:, 2] = 8 * counts
+        self.kernels.clear(moves)
+        headers[:, ROOM] = counts * self._load_sixteenths // 16
+        chunks = self._without_chunks(groups)
+        is_wide = used < counts // 2 * self._load_sixteenths // 16 * SHRINK_SHARE
+        for k in np.flatnonzero(is_wide & (counts > FIRST_BUCKETS * BUCKET_WORDS)).tolist():
+            self.buckets.give_back(int(moves[k, 1]), int(moves[k, 2]))
+            self._new_index(groups[k], int(counts[k]) // 2 // BUCKET_WORDS)
+        count = self.kernels.stay(self, extents, least_hits, drop)
+        base, size = self.arena.base, len(self.arena.memory)
+        return Left(chunks, count, lambda: self.kernels.leave(base, size, old, least_hits, drop, room))
+
+    def _all_extents(self, groups: range) -> np.ndarray:
+        """Where the records of groups are: addresses, and how many lie there one behind the other."""
+        own = [(group, self._own[group][RECORDS]) for group in groups if self._own[group][RECORDS]]
+        rows = self.chunks.rows[[row for _, some in own for row in some]]
+        extents = np.stack((self.arena.base + rows[:, 2], rows[:, 3]), axis=1)
+        last = np.array([len(some) for _, some in own], np.int64).cumsum() - 1
+        extents[last, 1] = self.headers[[group for group, _ in own], RECORD_AT] - extents[last, 0]
+        extents[:, 1] //= self.kernels.record_bytes
+        return extents
 
     def record_count(self, group: int) -> int:
         header = self.headers[group]
@@ -302,7 +340,7 @@ class HotTable:
 
     @property
     def memory_bytes(self) -> int:
-        return self.arena.touched + self.buckets.touched + self._room.size_bytes
+        return self.arena.touched + self.buckets.touched
 
     def give_back(self, chunks: list[tuple[int, int, int]]) -> None:
         """Chunks of released groups may be used again, and are in the list no more. Any thread may say so."""

@@ -70,19 +70,29 @@ class Kernels(Protocol):
              words: Words = new_words) -> tuple[np.ndarray, np.ndarray]:
         """Records without text, sorted by hash and then by age, each key once; and their hashes."""
 
-    def leave(self, target: Target, words: np.ndarray, least_hits: int, drop: int, room: Sorted) -> Sorted:
-        """Those with fewer hits among the records of groups, in order; but for those with a flag of `drop`.
-
-        `words` were in the index of these groups, which is empty now: the others are put there, copied to new chunks,
-        with half of their hits. `room` has room for all records. Without text.
+    def stay(self, target: Target, extents: np.ndarray, least_hits: int, drop: int) -> int:
+        """Copy those with so many hits among the records of groups to new chunks, with half of their hits, and put
+        them into the index of the groups, which is empty. Gives the number of the others, but for those with a flag of
+        `drop`. `extents`: addresses of records that lie one behind the other, and how many. Without text.
         """
+
+    def leave(self, base: int, size: int, words: np.ndarray, least_hits: int, drop: int, room: Sorted) -> Sorted:
+        """Those others, in order. `words` were in the index of the groups, of an arena of `size` bytes at `base`;
+        `room` has room for all of them.
+        """
+
+    def clear(self, moves: np.ndarray) -> None:
+        """Copy bytes and set them to zero where they were; a row each: target, source, size."""
 
     def merge(self, lists: Sequence[Sorted], words: Words = new_words) -> Sorted:
         """Sorted lists, at least one and the oldest first, in one; of equal hashes the older ones first."""
 
-    def open_blocks(self, area: np.ndarray, per_block: int, block_bytes: int, id: int, offset: int,
-                    words: Words = new_words) -> Sorted | None:
-        """The records, without text, in blocks read from `offset` of a run; None if one is not as it was written."""
+    def open_blocks(self, area: np.ndarray, pieces: np.ndarray, per_block: int, block_bytes: int, least: int,
+                    greatest: int, words: Words = new_words) -> list[Sorted | None]:
+        """The records, without text, with hashes of a range, in blocks of several runs that lie one behind the other.
+
+        `pieces`: how many blocks, the id of their run, where in it they are from. None if one is not as it was written.
+        """
 
     def hashes(self, pointers: np.ndarray) -> np.ndarray:
         """The hashes of records' keys."""

@@ -5,7 +5,7 @@ need. Nothing that was read is handed out before checksums, counts and places we
 that a file states is believed before it was held against the file's own.
 
 A run knows the first hash of each block: 16 bytes in memory for 4 KiB on disk, and perhaps a filter, read when it is
-first asked.
+first asked; the filter not by those who read all of it.
 
 Threads: a `Run` may be read by any number at once.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from threading import Lock
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from scalein.state.blocks import Origin, Shape, checked, unpack
 from scalein.state.checksum import Checksums, block_checksums
 from scalein.state.files import Files, aligned
 from scalein.state.filters import passes
-from scalein.state.kernels import Kernels, Sorted, Words
 from scalein.state.writing import HEADER, MOST_SPEC_BYTES, SPEC_AT, directory_bytes
 
 READ_BYTES = 4 << 20  # of a step of a scan
@@ -46,8 +45,16 @@ class Places(NamedTuple):
     hashes: np.ndarray
 
 
-# The first hash of each block; the offset of each block and of the end; the filter.
-_Index = tuple[np.ndarray, np.ndarray, np.ndarray]
+class _Index(NamedTuple):
+    """What is in memory of a run. Who merges runs asks no filter, which is most of it."""
+
+    firsts: np.ndarray  # the first hash of each block
+    starts: np.ndarray  # the offset of each block and of the end
+    filter: np.ndarray | None
+
+    @property
+    def size_bytes(self) -> int:
+        return self.firsts.nbytes + self.starts.nbytes + (0 if self.filter is None else self.filter.nbytes)
 
 
 class Held:
@@ -108,42 +115,44 @@ class Run:
     @property
     def index_bytes(self) -> int:
         """What its directory and filter take in memory when they are needed."""
-        return int(self.input.size - self._directory_at + 8 * (self.block_count + 1))
+        return int(16 * self.block_count + 8 + self._filter_bytes)
 
     @property
     def _directory(self) -> tuple[np.ndarray, np.ndarray]:
-        return self._index[:2]
+        return self._index(with_filter=False)[:2]
 
-    @property
-    def _index(self) -> _Index:
+    def _index(self, with_filter: bool) -> _Index:
         """Read when first needed, whoever needs it."""
         with self._loading:
-            if self._loaded is None:
-                self._loaded = self._read_index()
-                self._held.add(self.index_bytes)
+            if self._loaded is None or (with_filter and self._loaded.filter is None):
+                before = 0 if self._loaded is None else self._loaded.size_bytes
+                self._loaded = self._read_index(with_filter)
+                self._held.add(self._loaded.size_bytes - before)
             return self._loaded
 
-    def _read_index(self) -> _Index:
+    def _read_index(self, with_filter: bool) -> _Index:
         data = self.input.read(self._directory_at, self.input.size - self._directory_at)
         self.input.forget(self._directory_at)
         format.check_seal(data, self.id, self.name, "a run's directory", self._directory_at, self._checksums)
         count = self.block_count
-        firsts = data[: 8 * count].view("<u8")
+        firsts = data[: 8 * count].view("<u8").copy()
         starts = data[8 * count :][: 4 * count + 4].view("<u4").astype(np.int64) * format.BLOCK
         if starts[0] != format.BLOCK or starts[-1] != self._directory_at or (np.diff(starts) <= 0).any():
             raise self._damaged(self._directory_at, "blocks in no order", "blocks one after the other")
         if count and (firsts[0] != self.least_hash or (firsts[1:] < firsts[:-1]).any()):
             raise self._damaged(self._directory_at, "hashes in no order", "sorted hashes")
-        return firsts, starts, data[12 * count + 4 :][: self._filter_bytes]
+        filter = data[12 * count + 4 :][: self._filter_bytes]
+        return _Index(firsts, starts, filter.copy() if with_filter else None)
 
     def may_have(self, hashes: np.ndarray) -> np.ndarray:
         """Which of some hashes a record may have; without a filter, all."""
-        filter = self._index[2]
+        filter = self._index(with_filter=True).filter
+        assert filter is not None
         return passes(filter, hashes) if len(filter) else np.ones(len(hashes), bool)
 
     def places(self, hashes: np.ndarray) -> Places:
         """The blocks that may hold a record of one of these sorted hashes."""
-        firsts, starts = self._directory
+        firsts, starts, _ = self._index(with_filter=True)
         inside = hashes[hashes.searchsorted(np.uint64(self.least_hash)) :]
         inside = inside[: inside.searchsorted(np.uint64(self.greatest_hash), "right")]
         inside = inside[self.may_have(inside)]
@@ -171,6 +180,16 @@ class Run:
         first = max(0, int(firsts.searchsorted(np.uint64(least), "left")) - 1)
         return first, int(firsts.searchsorted(np.uint64(greatest), "right"))
 
+    def spans(self, leasts: np.ndarray, greatests: np.ndarray) -> np.ndarray:
+        """The blocks that may hold a hash of each range: the first, the one behind the last, where they begin in the
+        file, their bytes; a row each."""
+        firsts, starts = self._directory
+        first = np.maximum(firsts.searchsorted(leasts, "left") - 1, 0)
+        last = firsts.searchsorted(greatests, "right")
+        has_none = (greatests < np.uint64(self.least_hash)) | (leasts > np.uint64(self.greatest_hash))
+        last = np.where(has_none, first, last)
+        return np.stack((first, last, starts[first], starts[last] - starts[first]))
+
     def read_range(self, first: int, last: int) -> Records:
         """The records of the blocks [first, last), past the page cache."""
         _, starts = self._directory
@@ -184,18 +203,17 @@ class Run:
         _, starts = self._directory
         return int(starts[first]), int(starts[last] - starts[first])
 
-    def opened(self, area: np.ndarray, first: int, last: int, kernels: Kernels, words: Words) -> Sorted:
-        """The records, without text, of the blocks [first, last), whose bytes are in `area`."""
+    @property
+    def block_shape(self) -> tuple[int, int]:
+        """Records without text in a block, and its bytes."""
+        return self._shape.whole_block
+
+    def refuse(self, area: np.ndarray, first: int, last: int) -> NoReturn:
+        """Raise what is wrong with the blocks [first, last), whose bytes are in `area`, of a run without text."""
         _, starts = self._directory
-        offset, _ = self.extent(first, last)
-        per_block, size = self._shape.whole_block
-        found = None
-        if len(area) == (last - first) * size:
-            found = kernels.open_blocks(area, per_block, size, self.id, offset, words)
-        if found is None:
-            self._unpacked(area, starts[first:last], np.diff(starts[first : last + 1]))
-            raise self._damaged(offset, "records with text, or too many in a block", "records without text")
-        return found
+        self._unpacked(area, starts[first:last], np.diff(starts[first : last + 1]))
+        raise self._damaged(self.extent(first, last)[0], "records with text, or too many in a block",
+                            "records without text")
 
     def scan(self, step_bytes: int = READ_BYTES) -> Iterator[Records]:
         """All records in the order of their hashes, about `step_bytes` of the file at a time."""
@@ -216,8 +234,8 @@ class Run:
         self.input.close()
         with self._loading:
             if self._loaded is not None:
+                self._held.add(-self._loaded.size_bytes)
                 self._loaded = None
-                self._held.add(-self.index_bytes)
 
     def _unpacked(self, area: np.ndarray, offsets: np.ndarray, sizes: np.ndarray) -> Records:
         if not len(sizes):

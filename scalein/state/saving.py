@@ -22,6 +22,7 @@ from scalein.state import format, manifest
 from scalein.state.budget import Budget
 from scalein.state.checksum import Checksums
 from scalein.state.columns import check_names, key_schema, value_schema
+from scalein.state.compacting import step_back
 from scalein.state.files import Files
 from scalein.state.indexing import Chunks, Indexer
 from scalein.state.kernels import Kernels
@@ -45,7 +46,8 @@ class Saver:
         self.held: frozenset[int] = frozenset()  # snapshots that stay however many newer ones there are
         self._doubtful: set[str] = set()  # files of snapshots that failed, but may be found at the next start
         self._under_way: list[Frozen] = []
-        self._writer = ThreadPoolExecutor(1, "scalein-snapshot")
+        # Behind rows: to free the blocks of an old image keeps a core for milliseconds.
+        self._writer = ThreadPoolExecutor(1, "scalein-snapshot", step_back)
         self._books = Lock()  # over the snapshots that are kept and under way
         self._removing = Lock()
         self.is_behind = False  # a snapshot failed since the last whole one

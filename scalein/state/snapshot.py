@@ -145,8 +145,9 @@ class Copier:
         arena, hot = self._arena, self._hot
         self._note_ends()
         hot.batch = 0  # numbers are compared within the logs of one freeze, and have 24 bits
-        changed = np.flatnonzero(arena.dirty[: arena.segments]).tolist()
-        copy = Copy({segment: padded(arena.used(segment)) for segment in changed})
+        dirty = np.flatnonzero(arena.dirty[: arena.segments])
+        changed = dirty.tolist()
+        copy = Copy(dict(zip(changed, arena.used(dirty).tolist(), strict=True)))
         with self._lock:
             logs = np.array(self._take_logs(len(changed) * len(hot.undo_at)), np.int64).reshape(-1, len(hot.undo_at))
             copy.logs = dict(zip(changed, logs.tolist(), strict=True))

@@ -54,13 +54,17 @@ SPARE_SHARE = 16  # one of so many bytes may be free and not given back to the s
 BROKEN_SHARE = 4  # or one of so many where huge pages would be broken up
 
 
+# Gives records sorted, with their hashes, so many at a time; the next ones may overwrite them.
+InOrder = Callable[[int], Iterator[tuple[np.ndarray, np.ndarray]]]
+
+
 @dataclass(frozen=True, eq=False)
 class Leaving:
     """Records on their way to a run, where they are, and the chunks that they are still in."""
 
     bundle: int
     run: ColdRun
-    pointers: np.ndarray
+    pointers: Callable[[], np.ndarray]
     chunks: list[tuple[int, int, int]]  # that were not given back yet
     room: Room | None  # the memory of all that is not in chunks
 
@@ -232,10 +236,11 @@ class Tiers:
         # As much will come as came last: with room for it, memory that is given up is used again, and not given back
         # to the system, which would clear it anew.
         coming = min(max(0, self.hot.in_use - self._in_use), most // COMING_SHARE)
-        for _ in range(2 * BUNDLES):
+        for evicted in range(2 * BUNDLES):
             staying = self.hot.in_use_beside(one.chunks for one in self._leaving)
             if staying + max(coming, text_bytes) <= most:
-                self.hot.trim(most + most // SPARE_SHARE, most + most // BROKEN_SHARE)
+                if evicted:
+                    self.hot.trim(most + most // SPARE_SHARE, most + most // BROKEN_SHARE)
                 break
             self._evict(self._clock, KEPT_SHARE)
             self._clock = (self._clock + 1) % BUNDLES
@@ -285,24 +290,24 @@ class Tiers:
         return (np.concatenate(found) >> np.uint64(HITS_SHIFT) & np.uint64(MOST_HITS)).astype(np.int64)
 
     def _leave_plain(self, bundle: int, least: int, drop: int) -> None:
-        """Those with fewer hits than `least`; their chunks are free once the thread that writes has copied them."""
-        found, chunks = self.hot.thin(groups_of(bundle), least, drop)
-        if not len(found.hashes):
-            self.hot.give_back(chunks)
-            return
+        """Those with fewer hits than `least`; their chunks stay as they are until they are written."""
         room = self._rooms.pop() if self._rooms else Room()
         room.begin()
-        hashes, pointers = room.words(len(found.hashes)), room.words(len(found.hashes))
-        hashes[:], pointers[:] = found
-        words = room.words(len(hashes) * self._kernels.record_bytes // 8)
+        left = self.hot.thin(groups_of(bundle), least, drop, room.words)
+        if not left.count:
+            self.hot.give_back(left.chunks)
+            self._rooms.append(room)
+            return
 
-        def in_order() -> tuple[np.ndarray, np.ndarray]:
-            records = self._kernels.gather(pointers, lambda _: words)
-            pointers[:] = pointers_to(records)  # for those who take them back should they not come to disk
-            self.hot.give_back(chunks)
-            return records, hashes
+        def in_order(step: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+            hashes, pointers = left.in_order()
+            words = room.words(min(step, len(hashes)) * self._kernels.record_bytes // 8)
+            for start in range(0, len(hashes), step):
+                some = slice(start, start + step)
+                yield self._kernels.gather(pointers[some], lambda count: words[:count]), hashes[some]
 
-        self._leave(bundle, pointers, chunks, in_order, room)
+        run = self._to_run(bundle, left.count, in_order, left.chunks)
+        self._leave(Leaving(bundle, run, lambda: left.in_order().pointers, left.chunks, room))
 
     def _leave_with_text(self, bundle: int, least: int, drop: int) -> None:
         """Those with fewer hits than `least`; their chunks stay as they are until they are written."""
@@ -314,30 +319,36 @@ class Tiers:
         pointers = np.ascontiguousarray(pointers[goes & ((heads & np.uint64(drop)) == 0)])
         chunks = [chunk for group in groups for chunk in hot.release(group)]
         if len(pointers):
-            self._leave(bundle, pointers, chunks, lambda: self.cold.sorted_records(pointers))
+            # Those who stay are still in the same chunks: the thread must not give these back.
+            run = self._to_run(bundle, len(pointers), lambda _: iter([self.cold.sorted_records(pointers)]), [])
+            self._leave(Leaving(bundle, run, lambda: pointers, chunks, None))
         self._kernels.absorb(hot, staying, self.functions, older=False)
         if not len(pointers):
             hot.give_back(chunks)
 
-    def _leave(self, bundle: int, pointers: np.ndarray, chunks: list[tuple[int, int, int]],
-               in_order: Callable[[], tuple[np.ndarray, np.ndarray]], room: Room | None = None) -> None:
-        """Let a thread write records to a run. `in_order` gives them sorted, and their hashes."""
-        id, count, has_filter = self._new_id(), len(pointers), bool(self.cold.runs[bundle])
-        made = self._spiller.submit(self._write_run, id, count, self.functions, has_filter, in_order)
-        run = ColdRun(id, count, self.functions, made)
-        self._leaving.append(Leaving(bundle, run, pointers, chunks, room))
-        self.compactor.replace(bundle, (), [run])
+    def _to_run(self, bundle: int, count: int, in_order: InOrder, chunks: list[tuple[int, int, int]]) -> ColdRun:
+        """Let a thread write records to a run, and give back chunks."""
+        id, has_filter = self._new_id(), bool(self.cold.runs[bundle])
+        made = self._spiller.submit(self._write_run, id, count, self.functions, has_filter, in_order, chunks)
+        return ColdRun(id, count, self.functions, made)
+
+    def _leave(self, one: Leaving) -> None:
+        self._leaving.append(one)
+        self.compactor.replace(one.bundle, (), [one.run])
 
     def _write_run(self, id: int, count: int, functions: Functions, has_filter: bool,
-                   in_order: Callable[[], tuple[np.ndarray, np.ndarray]]) -> Run:
+                   in_order: InOrder, chunks: list[tuple[int, int, int]]) -> Run:
         writer = self.cold.writer(id, functions, count, count * self._kernels.record_bytes, has_filter)
         try:
-            writer.add(*in_order())
+            for records, hashes in in_order(writer.records_at_once):
+                writer.add(records, hashes)
             writer.finish()
         except BaseException:
             writer.abandon()
             raise
-        return self.cold.reader(id)
+        run = self.cold.reader(id)
+        self.hot.give_back(chunks)  # not before: what does not come to disk comes back to memory
+        return run
 
     def settle(self, most: int = 0) -> None:
         """Let records leave until at most so many bundles are on their way; what could not comes back."""
@@ -352,7 +363,7 @@ class Tiers:
             if error is not None:
                 self.compactor.replace(one.bundle, (one.run,), [])
                 self.hot.batch += 1
-                self._kernels.absorb(self.hot, one.pointers, self.functions, older=True)
+                self._kernels.absorb(self.hot, one.pointers(), self.functions, older=True)
             self.hot.give_back(one.chunks)
             self._rooms += [one.room] if one.room is not None else []
             if error is not None:

@@ -21,6 +21,7 @@ from scalein.state.blocks import Pulled, Shape, cut, pack, pull
 from scalein.state.checksum import Checksums, block_checksums
 from scalein.state.files import Files, aligned
 from scalein.state.filters import Mark, empty_filter, mark_bits, shift_of
+from scalein.state.room import Room
 
 WRITE_BYTES = 1 << 19  # of records that are collected for one write
 
@@ -50,12 +51,18 @@ def directory_bytes(block_count: int, filter_bytes: int) -> int:
 
 
 class RunWriter:
-    """A new run file. It is on the disk once `finish` returned. `filtered`: make a filter for about so many records."""
+    """A new run file. It is on the disk once `finish` returned. `filtered`: make a filter for about so many records.
+
+    `rooms` that nobody uses: the writer takes one, and leaves it there when it has finished.
+    """
 
     def __init__(self, files: Files, id: int, stride: int, spec: str, text_cells: tuple[int, ...] = (),
                  expected_bytes: int = 0, checksums: Checksums = block_checksums, filtered: int | None = None,
-                 pack: Pack | None = None, mark: Mark = mark_bits) -> None:  # fmt: skip
+                 pack: Pack | None = None, mark: Mark = mark_bits, rooms: list[Room] | None = None) -> None:
         self.id = id
+        self._rooms = [] if rooms is None else rooms
+        self._room = self._rooms.pop() if self._rooms else Room()
+        self._room.begin()
         self._filter = np.zeros(0, np.uint8) if filtered is None else empty_filter(filtered)
         self._shape = Shape(stride, text_cells)
         self._spec = spec.encode()
@@ -78,6 +85,11 @@ class RunWriter:
         self._sizes: list[np.ndarray] = []
         self._output = files.create(format.run_name(id), expected_bytes)
 
+    @property
+    def records_at_once(self) -> int:
+        """Records without text that are written at once: those that come so many at a time are not copied."""
+        return self._blocks * self._per_block
+
     def add(self, records: np.ndarray, hashes: np.ndarray) -> None:
         """Append records (n, stride), sorted by hash, behind those that are there.
 
@@ -99,14 +111,14 @@ class RunWriter:
 
     def _add_plain(self, records: np.ndarray) -> None:
         """Fill blocks; those that are whole are written many at once."""
-        together = self._blocks * self._per_block
+        together = self.records_at_once
         while len(records):
             if not self._used and len(records) >= together:
                 self._write_plain(records[:together])
                 records = records[together:]
                 continue
             if not len(self._records):
-                self._records = aligned(together * self._shape.stride).reshape(together, -1)
+                self._records = self._room.bytes(together * self._shape.stride).reshape(together, -1)
             step = min(len(records), together - self._used)
             self._records[self._used : self._used + step] = records[:step]
             self._used += step
@@ -122,7 +134,7 @@ class RunWriter:
             area = pack(self._shape, nothing, cut(self._shape, nothing.text_ends), self.id, self._end, self._checksums)
         else:
             if len(self._area) < blocks * self._block_bytes:
-                self._area = aligned(blocks * self._block_bytes)
+                self._area = self._room.bytes(blocks * self._block_bytes)
             area = self._area[: blocks * self._block_bytes]
             self._pack(area, records, self._per_block, self._block_bytes, self.id, self._end)
         self._output.write(self._end, area)
@@ -184,6 +196,7 @@ class RunWriter:
         self._output.write(0, header)
         self._output.sync()
         self._output.close()
+        self._rooms.append(self._room)
         return RunInfo(self.id, self._count, len(firsts), self._end + len(directory), least, self._greatest)
 
     def abandon(self) -> None:

@@ -18,11 +18,12 @@ from scalein.state.cold import least_kept, pointers_to, to_merge
 from scalein.state.files import aligned
 from scalein.state.filters import empty_filter, mark_bits, shift_of
 from scalein.state.hot import HotTable
-from scalein.state.kernels import Kernels, Sorted, find_kernels
+from scalein.state.kernels import Kernels, Sorted, find_kernels, new_words
 from scalein.state.room import Room
 
 KEY, VALUE = pa.schema([("a", pa.int32()), ("b", pa.int64())]), pa.schema([("n", pa.int64())])
 GROUPS = range(32, 48)
+MOST = (1 << 64) - 1
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,9 @@ def test_those_hit_least_leave_in_order_and_the_others_stay(kernels: Kernels, ro
     groups = range(256)
     before = rows_at(kernels, np.concatenate([table.pointers(group) for group in groups]))
     assert before == hits
-    leaving, chunks = table.thin(groups, least, 0)
+    left = table.thin(groups, least, 0, new_words)
+    leaving = left.in_order()
+    assert left.count == len(leaving.hashes)
     assert rows_at(kernels, leaving.pointers) == {key: n for key, n in hits.items() if min(n, MOST_HITS) < least}
     assert (leaving.hashes == kernels.hashes(np.ascontiguousarray(leaving.pointers))).all()
     assert (np.diff(leaving.hashes.astype(object)) >= 0).all()
@@ -70,7 +73,7 @@ def test_those_hit_least_leave_in_order_and_the_others_stay(kernels: Kernels, ro
     assert kept == {key: n for key, n in hits.items() if min(n, MOST_HITS) >= least}
     halved = kernels.gather(staying)[:, :8].copy().view(np.uint64)[:, 0] >> np.uint64(HITS_SHIFT) & np.uint64(MOST_HITS)
     assert {key: min(n, MOST_HITS) // 2 for key, n in kept.items()} == dict(zip(kept, halved.tolist(), strict=True))
-    table.give_back(chunks)
+    table.give_back(left.chunks)
     assert sum(map(table.record_count, groups)) == len(kept)
     # Everything is where its index says, also what comes next, perhaps to chunks that were given back.
     keys = list(hits)
@@ -89,8 +92,9 @@ def test_other_groups_stay_as_they_are_and_flags_are_dropped(kernels: Kernels) -
     kernels.delete(table, dead, 1)
     mine = rows_at(kernels, np.concatenate([table.pointers(group) for group in GROUPS]))
     others = [table.pointers(group) for group in range(256) if group not in GROUPS]
-    leaving, _ = table.thin(GROUPS, 256, TOMB)
-    gone = rows_at(kernels, leaving.pointers)
+    left = table.thin(GROUPS, 256, TOMB, new_words)
+    gone = rows_at(kernels, left.in_order().pointers)
+    assert left.count == len(gone)
     assert 0 < len(gone) < len(mine)
     assert set(gone) == set(mine) - set(some)
     assert all((mine == now).all() for mine, now in zip(
@@ -135,16 +139,17 @@ def test_blocks_are_packed_and_opened_as_numpy_does(kernels: Kernels, count: int
     area = aligned(len(wanted))
     kernels.pack(area, records, per_block, size, 7, 8192)
     assert area.tobytes() == wanted.tobytes()
-    found = kernels.open_blocks(area, per_block, size, 7, 8192)
+    pieces = np.array([[len(area) // size, 7, 8192]])
+    [found] = kernels.open_blocks(area, pieces, per_block, size, 0, MOST)
     assert found is not None
     assert kernels.gather(found.pointers).tobytes() == records.tobytes()
     assert (found.hashes == kernels.hashes(pointers_to(records))).all()
     assert area.tobytes() == wanted.tobytes()
-    assert kernels.open_blocks(area, per_block, size, 7, 4096) is None
+    assert kernels.open_blocks(area, pieces - [0, 0, 4096], per_block, size, 0, MOST) == [None]
     rng = np.random.default_rng(count)
     for at in (0, 4, 8, len(area) - 1, *rng.integers(0, len(area), 20).tolist()):
         area[at] ^= 1 << int(rng.integers(8))
-        assert kernels.open_blocks(area, per_block, size, 7, 8192) is None
+        assert kernels.open_blocks(area, pieces, per_block, size, 0, MOST) == [None]
         area[:] = wanted
 
 
@@ -155,7 +160,34 @@ def test_a_block_that_claims_too_much_is_not_opened(kernels: Kernels, claims: tu
     area[:] = 0
     area[:8].view("<u4")[:] = claims
     area[8:16].view("<u8")[:] = kernels.checksums(area.reshape(1, -1), np.array([7 ^ 4096], np.uint64))
-    assert kernels.open_blocks(area, per_block, size, 7, 4096) is None
+    assert kernels.open_blocks(area, np.array([[1, 7, 4096]]), per_block, size, 0, MOST) == [None]
+
+
+def test_blocks_of_several_runs_are_opened_at_once(kernels: Kernels) -> None:
+    table, _ = filled(kernels, 20_000)
+    left = table.thin(range(256), 256, 0, new_words).in_order()
+    per_block, size = Shape(kernels.record_bytes).whole_block
+    cuts = [left.pointers[:1], left.pointers[1:1000], left.pointers[1000:1000], left.pointers[1000:]]
+    blocks = [-(-len(some) // per_block) for some in cuts]
+    area = aligned(sum(blocks) * size)
+    pieces = np.array([[count, k + 1, 4096 * (k + 1)] for k, count in enumerate(blocks)])
+    at = 0
+    for some, (count, id, offset) in zip(cuts, pieces.tolist(), strict=True):
+        if count:
+            kernels.pack(area[at : at + count * size], kernels.gather(np.ascontiguousarray(some)), per_block, size, id,
+                         offset)
+        at += count * size
+    least, greatest = (int(left.hashes[k]) for k in (500, len(left.hashes) - 7))
+    found = kernels.open_blocks(area, pieces, per_block, size, least, greatest)
+    for some, one in zip(cuts, found, strict=True):
+        assert one is not None
+        hashes = kernels.hashes(np.ascontiguousarray(some))
+        inside = (hashes >= np.uint64(least)) & (hashes <= np.uint64(greatest))
+        assert (one.hashes == hashes[inside]).all()
+        assert kernels.gather(one.pointers).tobytes() == kernels.gather(some[inside]).tobytes()
+    area[blocks[0] * size + 100] ^= 1  # of the second
+    assert [one is None for one in kernels.open_blocks(area, pieces, per_block, size, 0, MOST)] == [
+        False, True, False, False]  # fmt: skip
 
 
 def test_filters_are_the_same_bits(kernels: Kernels) -> None:

@@ -25,7 +25,7 @@ _FILTER = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93)  # as in 
 def lower_bulk(code: Code, sink: Bulk, block: Block, start: ir.Value) -> None:
     f = code.f
     lower = {"copy": _copy, "checksum": _checksum, "gather": _gather, "restore": _restore, "pack": _pack,
-             "mark": _mark, "merge": _merge}.get(sink.what)  # fmt: skip
+             "mark": _mark, "merge": _merge, "clear": _clear}.get(sink.what)  # fmt: skip
     if lower is None:
         raise InternalError(f"no kernel for {sink.what!r}")
     with f.loop(block.count) as k:
@@ -41,6 +41,15 @@ def _copy(code: Code, row: ir.Value) -> None:
     f = code.f
     at = f.b.mul(row, const(PAGE_BYTES))
     _move(code, f.byte_at(f.slot("target", PTR), at), f.byte_at(f.slot("source", PTR), at), const(PAGE_BYTES))
+
+
+def _clear(code: Code, row: ir.Value) -> None:
+    """Row `row` of `lists`: where bytes go, where they are and will be zero, and how many."""
+    f = code.f
+    told = f.at(f.slot("lists", PTR), f.b.mul(row, const(3)), I64)
+    target, source, size = f.load(told, const(0), PTR), f.load(told, const(1), PTR), f.load(told, const(2), I64)
+    _move(code, target, source, size)
+    f.call("llvm.memset.p0.i64", ir.VoidType(), [source, const(0, I8), size, const(0, I1)])
 
 
 def _gather(code: Code, row: ir.Value) -> None:
