@@ -111,6 +111,15 @@ class Run:
         return int(self.input.size - self._directory_at + 8 * (self.block_count + 1))
 
     @property
+    def is_loaded(self) -> bool:
+        """Whether directory and filter are in memory."""
+        return self._loaded is not None
+
+    def load(self) -> None:
+        """Have directory and filter in memory."""
+        _ = self._index
+
+    @property
     def _directory(self) -> tuple[np.ndarray, np.ndarray]:
         return self._index[:2]
 
