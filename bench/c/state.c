@@ -7,7 +7,7 @@
 
 #include "common.h"
 
-enum { AHEAD = 24, ROWS_AT_ONCE = 2048 };
+enum { AHEAD = 24, ROWS_AT_ONCE = 2048, PIECE = 4096 };
 
 typedef struct { int64_t key, count; double sum, most; int64_t spare; } entry;  // count 0: empty
 typedef struct { entry *entries; uint64_t capacity, count; } table;
@@ -105,9 +105,14 @@ int64_t cached_bytes(const char *path) {
     if (!fstat(file, &about) && about.st_size > 0) {
         size_t pages = ((size_t)about.st_size + 4095) / 4096;
         void *mapped = mmap(NULL, pages * 4096, PROT_READ, MAP_SHARED, file, 0);
-        unsigned char *is_in = malloc(pages);
-        if (mapped != MAP_FAILED && is_in && !mincore(mapped, pages * 4096, is_in))
-            for (size_t page = 0; page < pages; page++) cached += (is_in[page] & 1) * 4096;
+        unsigned char *is_in = malloc(PIECE);
+        // Piece by piece: one call over gigabytes does not let go of its core for tens of milliseconds, and whatever
+        // the kernel has to do there for others, reads among it, waits.
+        for (size_t first = 0; mapped != MAP_FAILED && is_in && first < pages; first += PIECE) {
+            size_t count = pages - first < PIECE ? pages - first : PIECE;
+            if (mincore((char *)mapped + first * 4096, count * 4096, is_in)) break;
+            for (size_t page = 0; page < count; page++) cached += (is_in[page] & 1) * 4096;
+        }
         free(is_in);
         if (mapped != MAP_FAILED) munmap(mapped, pages * 4096);
     }

@@ -18,7 +18,7 @@ from scalein.state.checksum import Checksums, block_checksums
 
 BLOCK = 4096
 SEAL = 8  # bytes of an area's checksum
-VERSION = 2  # 1 had no index files: else files of both are the same
+VERSION = 3  # 1 had no index files, 2 had one checksum for the directory of an index: else files are the same
 
 RUN_MAGIC = b"SCRUN\0\0\0"
 IMAGE_MAGIC = b"SCIMAGE\0"

@@ -4,6 +4,9 @@ An entry is 64 bits: bits 27 to 55 of the hash of a record's key, and the record
 bytes. The group, the top 8 bits of the hash, is known by where in the file the entry lies. So 29 bits tell the keys of
 a group apart, and a reader compares the key itself once it has the record.
 
+Behind the entries comes a directory: what each of their blocks begins with. Where a group's blocks are is known from
+the header, so one key needs the few blocks of the directory that tell of its group, however large the file is.
+
 Invariant: entries of a group lie together, sorted. An entry is a hint: it may lead to bytes that hold another record
 by now, or none. Whoever follows it asks first whether its place is that of a record of the entry's group.
 
@@ -47,14 +50,18 @@ def places_of(entries: np.ndarray) -> np.ndarray:
     return found
 
 
-def _prefixes(hashes: np.ndarray) -> np.ndarray:
-    """What file and entry say of hashes: all but their lowest bits."""
-    found: np.ndarray = hashes >> _LOW_BITS << _LOW_BITS
-    return found
+def _blocks(words: int) -> int:
+    """That have so many words, entries or of the directory."""
+    return -(-words // PER_BLOCK)
 
 
 def _file_bytes(blocks: int) -> int:
-    return format.BLOCK * (1 + blocks) + format.padded(ENTRY * blocks + format.SEAL)
+    return format.BLOCK * (1 + blocks + _blocks(blocks))
+
+
+def _sealed_bytes(blocks: int) -> int:
+    """Of a directory as it was before format 3: one sealed area."""
+    return format.padded(ENTRY * blocks + format.SEAL)
 
 
 class IndexWriter:
@@ -69,7 +76,7 @@ class IndexWriter:
         self._waiting_count = 0
         self._blocks = 0
         self._firsts: list[np.ndarray] = []  # entries
-        self._output = files.create(format.index_name(id), _file_bytes(-(-expected // PER_BLOCK)))
+        self._output = files.create(format.index_name(id), _file_bytes(_blocks(expected)))
 
     def add(self, group: int, entries: np.ndarray) -> None:
         """All entries of a group, sorted; groups come in order. They may be changed once this returned."""
@@ -87,33 +94,36 @@ class IndexWriter:
             self._waiting_count = len(self._waiting[0])
 
     def _write(self, entries: np.ndarray) -> None:
-        whole, rest = divmod(len(entries), PER_BLOCK)
+        self._write_words(entries)
+        self._firsts.append(entries[::PER_BLOCK].copy())
+
+    def _write_words(self, words: np.ndarray) -> None:
+        """Blocks behind those that were written; at most as many as are written at once."""
+        whole, rest = divmod(len(words), PER_BLOCK)
         area = self._area[: whole + bool(rest)]
-        area[:whole, 1:] = entries[: whole * PER_BLOCK].reshape(-1, PER_BLOCK)
+        area[:whole, 1:] = words[: whole * PER_BLOCK].reshape(-1, PER_BLOCK)
         if rest:
-            area[whole, 1 : 1 + rest], area[whole, 1 + rest :] = entries[whole * PER_BLOCK :], 0
+            area[whole, 1 : 1 + rest], area[whole, 1 + rest :] = words[whole * PER_BLOCK :], 0
         area[:, 0] = 0
         offset = format.BLOCK * (1 + self._blocks)
         area[:, 0] = self._checksums(area.view(np.uint8), block_seeds(self.id, offset, len(area)))
         self._output.write(offset, area.reshape(-1).view(np.uint8))
         self._blocks += len(area)
-        self._firsts.append(entries[::PER_BLOCK].copy())
 
     def finish(self) -> None:
         """Write what is left and the directory, sync and close the file."""
         if self._waiting_count:
             self._write(np.concatenate(self._waiting))
         borders = np.concatenate(([0], self._counts.cumsum())).astype("<u8")
-        firsts = np.concatenate([np.zeros(0, np.uint64), *self._firsts])
-        size = _file_bytes(self._blocks) - format.BLOCK * (1 + self._blocks)
-        directory, header = aligned(size), aligned(format.BLOCK)
-        directory[:], header[:] = 0, 0
-        directory[: ENTRY * len(firsts)].view("<u8")[:] = _firsts(firsts, borders)
-        format.seal(directory, self.id, self._checksums)
+        firsts = _firsts(np.concatenate([np.zeros(0, np.uint64), *self._firsts]), borders)
+        together = _WRITE_BLOCKS * PER_BLOCK
+        for start in range(0, len(firsts), together):
+            self._write_words(firsts[start : start + together])
+        header = aligned(format.BLOCK)
+        header[:] = 0
         format.START.pack_into(header.data, 0, format.INDEX_MAGIC, format.VERSION, 0, self.id)
         header[_BORDERS_AT:][: borders.nbytes] = borders.view(np.uint8)
         format.seal(header, self.id, self._checksums)
-        self._output.write(format.BLOCK * (1 + self._blocks), directory)
         self._output.write(0, header)
         self._output.sync()
         self._output.close()
@@ -135,7 +145,10 @@ def _firsts(entries: np.ndarray, borders: np.ndarray) -> np.ndarray:
 
 
 class Asked(NamedTuple):
-    """Blocks of an index, to be read one behind the other, and pairs of one of them and a hash that it may have."""
+    """Blocks of an index, to be read one behind the other, and pairs of one of them and a hash that it may have.
+
+    Blocks of the directory have no such pairs.
+    """
 
     run: IndexRun
     numbers: np.ndarray  # of the blocks in the file
@@ -166,18 +179,24 @@ class IndexRun:
                  held: Held | None = None) -> None:  # fmt: skip
         self.id = id
         self.name = files.name_of(format.index_name(id))
-        self._checksums, self._held = checksums, held or Held()
-        self._loading = Lock()
-        self._loaded: np.ndarray | None = None
+        self._checksums, self._held, self._held_bytes = checksums, held or Held(), 0
+        self._learning = Lock()
         self.input = files.open(format.index_name(id))
         try:
             header = self.input.read(0, format.BLOCK)
+            version = format.START.unpack_from(header.data)[1]
             format.check_start(header, format.INDEX_MAGIC, id, self.name, "an index", checksums)
             borders = header[_BORDERS_AT:][: ENTRY * (GROUPS + 1)].view("<u8")
-            self.blocks = -(-int(borders[-1]) // PER_BLOCK)
-            if borders[0] or (borders[1:] < borders[:-1]).any() or _file_bytes(self.blocks) != self.input.size:
+            self.blocks = _blocks(int(borders[-1]))
+            self._is_sealed = version < 3
+            size = format.BLOCK * (1 + self.blocks) + _sealed_bytes(self.blocks) if self._is_sealed else (
+                _file_bytes(self.blocks))  # fmt: skip
+            if borders[0] or (borders[1:] < borders[:-1]).any() or size != self.input.size:
                 raise self._damaged(_BORDERS_AT, f"{borders[-1]} entries in {self.input.size} bytes")
             self.borders = borders.astype(np.int64)
+            self._begins = -(-self.borders // PER_BLOCK)  # of each group, the first block that does not begin before it
+            self._firsts = aligned(ENTRY * self.blocks).view("<u8")  # the directory, as far as it is known
+            self._is_known = np.zeros(_blocks(self.blocks), bool)
         except BaseException:
             self.close()
             raise
@@ -186,28 +205,71 @@ class IndexRun:
     def count(self) -> int:
         return int(self.borders[-1])
 
-    @property
-    def _directory(self) -> np.ndarray:
-        """Read when first needed, whoever needs it."""
-        with self._loading:
-            if self._loaded is None:
-                at = format.BLOCK * (1 + self.blocks)
-                data = self.input.read(at, self.input.size - at)
-                self.input.forget(at)
-                format.check_seal(data, self.id, self.name, "an index's directory", at, self._checksums)
-                firsts = data[: ENTRY * self.blocks].view("<u8")
-                if (firsts[1:] < firsts[:-1]).any():
-                    raise self._damaged(at, "hashes in no order")
-                self._loaded = firsts
-                self._held.add(len(data))
-            return self._loaded
+    def unknown(self, hashes: np.ndarray, most: int) -> list[Asked]:
+        """What to read and `learn` before some hashes can be `asked` for: parts of at most so many blocks, or one."""
+        groups = np.unique(hashes >> np.uint64(56)).astype(np.int64)
+        first, last = self._begins[groups], self._begins[groups + 1]
+        first, last = first[first < last] // PER_BLOCK, (last[first < last] - 1) // PER_BLOCK + 1
+        with self._learning:
+            if self._is_sealed and len(first) and not self._is_known[0]:
+                self._note(0, self._read_sealed(), _sealed_bytes(self.blocks))
+            steps = np.zeros(len(self._is_known) + 1, np.int64)
+            np.add.at(steps, first, 1)
+            np.subtract.at(steps, last, 1)
+            numbers = np.flatnonzero((steps.cumsum()[:-1] > 0) & ~self._is_known) + self.blocks
+        nothing = np.zeros(0, np.int64)
+        return [Asked(self, numbers[start : start + max(1, most)], nothing, nothing.view(np.uint64))
+                for start in range(0, len(numbers), max(1, most))]
+
+    def learn(self, asked: Asked, area: np.ndarray) -> None:
+        """Blocks of the directory that were read."""
+        words = self._verified(area, asked.offsets).reshape(-1, 1 + PER_BLOCK)[:, 1:]
+        with self._learning:
+            for number, block in zip((asked.numbers - self.blocks).tolist(), words, strict=True):
+                self._note(number, block, format.BLOCK)
+
+    def _note(self, first: int, words: np.ndarray, size_bytes: int) -> None:
+        """Keep what the directory says from one of its blocks on."""
+        if not self._is_known[first]:  # nobody else learned it meanwhile
+            into = self._firsts[first * PER_BLOCK :]
+            into[: len(words)] = words[: len(into)]
+            self._is_known[first : first + _blocks(len(words))] = True
+            self._held.add(size_bytes)
+            self._held_bytes += size_bytes
+
+    def _read_sealed(self) -> np.ndarray:
+        at = format.BLOCK * (1 + self.blocks)
+        data = self.input.read(at, self.input.size - at)
+        self.input.forget(at)
+        format.check_seal(data, self.id, self.name, "an index's directory", at, self._checksums)
+        firsts: np.ndarray = data[: ENTRY * self.blocks].view("<u8")
+        return firsts
+
+    def _read_directory(self) -> np.ndarray:
+        """All of it, from the disk."""
+        if self._is_sealed:
+            return self._read_sealed()
+        return self._read_words(self.blocks, self.blocks + len(self._is_known))[: self.blocks]
+
+    def _read_words(self, first: int, last: int) -> np.ndarray:
+        """The words of the blocks [first, last), read past the page cache."""
+        area = aligned((last - first) * format.BLOCK)
+        offset = format.BLOCK * (1 + first)
+        self.input.read_into(offset, area.data, direct=True)
+        words = self._verified(area, offset + np.arange(last - first) * format.BLOCK)
+        found: np.ndarray = words.reshape(-1, 1 + PER_BLOCK)[:, 1:].reshape(-1)
+        return found
 
     def asked(self, hashes: np.ndarray, most: int) -> list[Asked]:
-        """Where some sorted hashes may be: parts of at most so many blocks, or one."""
-        firsts = self._directory
-        prefixes = _prefixes(hashes)
-        last = firsts.searchsorted(prefixes, "right")
-        first = np.maximum(firsts.searchsorted(prefixes, "left") - 1, 0)  # a block may end with what the next begins
+        """Where some sorted hashes may be, once nothing is `unknown`: parts of at most so many blocks, or one."""
+        groups = (hashes >> np.uint64(56)).astype(np.int64)
+        some = np.flatnonzero(self.borders[groups] < self.borders[groups + 1])
+        hashes, groups = hashes[some], groups[some]
+        prefixes = hashes >> _LOW_BITS
+        low, high = self._begins[groups], self._begins[groups + 1]
+        last = _bisected(self._firsts, low, high, prefixes + np.uint64(1), _LOW_BITS)
+        first = _bisected(self._firsts, low, last, prefixes, _LOW_BITS)
+        first = np.maximum(first - 1, 0)  # a block may end with what the next begins
         counts = np.maximum(last - first, 0)
         ends = counts.cumsum()
         blocks = np.arange(int(counts.sum())) + np.repeat(first + counts - ends, counts)
@@ -229,8 +291,8 @@ class IndexRun:
         begins = asked.block * (1 + PER_BLOCK) + 1
         least = begins + np.clip(self.borders[groups] - before, 0, PER_BLOCK)
         most = begins + np.clip(self.borders[groups + 1] - before, 0, PER_BLOCK)
-        low = _bisected(words, least, most, bits)
-        counts = _bisected(words, low, most, bits + np.uint64(1)) - low
+        low = _bisected(words, least, most, bits, _PLACES)
+        counts = _bisected(words, low, most, bits + np.uint64(1), _PLACES) - low
         nth = np.arange(int(counts.sum())) - np.repeat(counts.cumsum() - counts, counts)
         return places_of(words[np.repeat(low, counts) + nth]), np.repeat(asked.hashes, counts)
 
@@ -239,22 +301,17 @@ class IndexRun:
         low, high = int(self.borders[first]), int(self.borders[last])
         if low == high:
             return np.zeros(0, np.uint64)
-        begin, end = low // PER_BLOCK, -(-high // PER_BLOCK)
-        area = aligned((end - begin) * format.BLOCK)
-        offset = format.BLOCK * (1 + begin)
-        self.input.read_into(offset, area.data, direct=True)
-        words = self._verified(area, offset + np.arange(end - begin) * format.BLOCK)
-        entries: np.ndarray = words.reshape(-1, 1 + PER_BLOCK)[:, 1:].reshape(-1)
-        return entries[low - begin * PER_BLOCK : high - begin * PER_BLOCK]
+        begin = low // PER_BLOCK
+        return self._read_words(begin, _blocks(high))[low - begin * PER_BLOCK : high - begin * PER_BLOCK]
 
     def verify(self) -> None:
         """Read all; `Damaged` if a byte of the file is not what was written, or its entries are in no order."""
-        firsts = self._directory
+        firsts = self._read_directory()
         seen = 0
         for group in range(GROUPS):
             entries = self.entries(group, group + 1)
             begin = int(self.borders[group])
-            where = np.arange(-(-begin // PER_BLOCK), -(-(begin + len(entries)) // PER_BLOCK))
+            where = np.arange(self._begins[group], self._begins[group + 1])
             heads = np.uint64(group << 56) | entries[where * PER_BLOCK - begin] >> _PLACES << _LOW_BITS
             if (entries[1:] < entries[:-1]).any() or (heads != firsts[where]).any():
                 raise self._damaged(format.BLOCK, f"entries of group {group} in no order")
@@ -264,10 +321,10 @@ class IndexRun:
 
     def close(self) -> None:
         self.input.close()
-        with self._loading:
-            if self._loaded is not None:
-                self._held.add(-(self.input.size - format.BLOCK * (1 + self.blocks)))
-                self._loaded = None
+        with self._learning:
+            self._held.add(-self._held_bytes)
+            self._held_bytes = 0
+            self._firsts = np.zeros(0, np.uint64)
 
     def _verified(self, area: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         """The words of blocks whose checksums are right, and zero."""
@@ -284,12 +341,12 @@ class IndexRun:
         return Damaged("an index of a store contradicts itself", file=self.name, offset=offset, found=found)
 
 
-def _bisected(words: np.ndarray, low: np.ndarray, high: np.ndarray, bits: np.ndarray) -> np.ndarray:
-    """The first of the sorted words [low, high) whose top bits are at least these; all at once."""
+def _bisected(words: np.ndarray, low: np.ndarray, high: np.ndarray, bits: np.ndarray, shift: np.uint64) -> np.ndarray:
+    """The first of the sorted words [low, high) that, without their lowest bits, are at least these; all at once."""
     low, high = low.copy(), high.copy()
     while (is_open := low < high).any():
         middle = (low + high) // 2
-        is_less = words[np.minimum(middle, len(words) - 1)] >> _PLACES < bits
+        is_less = words[np.minimum(middle, len(words) - 1)] >> shift < bits
         low = np.where(is_open & is_less, middle + 1, low)
         high = np.where(is_open & ~is_less, middle, high)
     return low

@@ -109,8 +109,10 @@ class Lookups:
 
     def _places(self, piece: Piece, images: Images, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where records of these hashes may be, in order and each once, and their groups."""
-        parts = (part for id in piece.indexes or ()
-                 for part in images.index(id).asked(hashes, self._reader.window_bytes // format.BLOCK))
+        indexes, most = [images.index(id) for id in piece.indexes or ()], self._reader.window_bytes // format.BLOCK
+        for part, area in self._reader.read(part for index in indexes for part in index.unknown(hashes, most)):
+            part.run.learn(part, area)
+        parts = (part for index in indexes for part in index.asked(hashes, most))
         found = [part.run.found(part, area) for part, area in self._reader.read(parts)]
         places = np.concatenate([np.zeros(0, np.int64), *(places for places, _ in found)])
         groups = np.concatenate([np.zeros(0, np.uint64), *(theirs for _, theirs in found)]) >> np.uint64(56)

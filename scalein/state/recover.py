@@ -90,11 +90,16 @@ class Piece:
         return set(self.indexes or ()) if self.groups else set()
 
     @cached_property
+    def needed(self) -> np.ndarray:
+        """Segments that have chunks, in order."""
+        found: np.ndarray = np.unique(self.offset >> np.uint64(self.shift)).astype(np.int64)
+        return found
+
+    @cached_property
     def extents(self) -> ExtentsBySegment:
-        needed = np.unique(self.offset >> np.uint64(self.shift)).astype(np.int64)
-        found = [self.segments[segment] for segment in needed.tolist()]
+        found = [self.segments[segment] for segment in self.needed.tolist()]
         ids = sorted({id for id, _ in found})
-        return ExtentsBySegment(needed, np.array([extent.offset for _, extent in found], np.int64),
+        return ExtentsBySegment(self.needed, np.array([extent.offset for _, extent in found], np.int64),
                                 np.array([extent.size for _, extent in found], np.int64),
                                 np.array([ids.index(id) for id, _ in found], np.int64), ids)
 
@@ -129,7 +134,7 @@ class Piece:
 
     def _with_loaded(self, loaded: frozenset[int]) -> Piece:
         piece = replace(self, loaded=loaded)
-        for name in ("rows", "extents", "_by_place", "group_bytes"):  # which depend on all chunks
+        for name in ("rows", "needed", "extents", "_by_place", "group_bytes"):  # which depend on all chunks
             if name in self.__dict__:
                 piece.__dict__[name] = self.__dict__[name]
         return piece
@@ -179,7 +184,7 @@ class Piece:
             raise ValueError("chunks beyond the ends of their segments")
         if not all(isinstance(id, int) and 0 <= id < 1 << 62 for id in self.indexes or ()):
             raise ValueError(f"index files {self.indexes}")
-        if missing := set(np.unique(self.offset >> np.uint64(shift)).tolist()) - self.segments.keys():
+        if missing := set(self.needed.tolist()) - self.segments.keys():
             raise ValueError(f"no image of segment {min(missing)}")
 
 

@@ -118,6 +118,15 @@ class Run:
         return int(16 * self.block_count + 8 + self._filter_bytes)
 
     @property
+    def is_loaded(self) -> bool:
+        """Whether directory and filter are in memory."""
+        return self._loaded is not None
+
+    def load(self) -> None:
+        """Have directory and filter in memory."""
+        _ = self._index
+
+    @property
     def _directory(self) -> tuple[np.ndarray, np.ndarray]:
         return self._index(with_filter=False)[:2]
 

@@ -10,6 +10,7 @@ Threads: everything is called under the store's lock but `_write_run`, which thr
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -90,6 +91,7 @@ class Tiers:
         self._lookups = Lookups(kernels, self._reader)
         self.compactor = Compactor(self.cold, kernels, new_id, clean)
         self._spiller = ThreadPoolExecutor(LEAVING_AT_ONCE, "scalein-spill")  # they wait for the disk most of the time
+        self._closer = ThreadPoolExecutor(1, "scalein-close")
         self._leaving: list[Leaving] = []
         self._rooms: list[Room] = []  # of those that have left
         self._nothing = np.frombuffer(bytearray(kernels.template), np.uint8)  # the record of a key that is not there
@@ -126,7 +128,7 @@ class Tiers:
 
     def find(self, batch: pa.RecordBatch) -> np.ndarray:
         """Pointers to whole records of the batch's keys; to a deleted one where there is none."""
-        self.settle()
+        self.settle(waits=False)
         if self.pieces:
             self.make_room()
         if self._budget.total is not None:
@@ -165,6 +167,7 @@ class Tiers:
         """Bring together what runs, pieces and memory have of rows' keys; let pointers lead there."""
         scratch = self._scratch_table()
         wanted = np.unique(hashes[asked])
+        self._load_indexes(np.unique(wanted >> np.uint64(60)).tolist())
         read = self._points.find(list(self.cold.runs), wanted, scratch)
         if self.read_again is None:  # who only reads merges nothing
             self.compactor.count_reads(read, np.bincount((wanted >> np.uint64(60)).astype(int), minlength=BUNDLES))
@@ -173,6 +176,12 @@ class Tiers:
         partial = np.unique(pointers[asked])
         scratch.absorb(np.ascontiguousarray(partial[partial != 0]), self.functions)
         pointers[asked] = self._kernels.find(scratch.table, batch)[0]
+
+    def _load_indexes(self, bundles: list[int]) -> None:
+        """Read directories and filters of many runs side by side; those of a few are read when they are asked."""
+        new = [cold.run for bundle in bundles for cold in self.cold.runs[bundle] if not cold.run.is_loaded]
+        if len(new) > LEAVING_AT_ONCE:
+            deque(self._spiller.map(Run.load, new), maxlen=0)
 
     def make_whole(self, batch: pa.RecordBatch) -> None:
         """Let the records of the batch's keys in memory know all that is older: sums that go on are the keys' own."""
@@ -350,11 +359,14 @@ class Tiers:
         self.hot.give_back(chunks)  # not before: what does not come to disk comes back to memory
         return run
 
-    def settle(self, most: int = 0) -> None:
-        """Let records leave until at most so many bundles are on their way; what could not comes back."""
+    def settle(self, most: int = 0, waits: bool = True) -> None:
+        """Let records leave until at most so many bundles are on their way; what could not comes back.
+
+        `waits`: for files that nobody needs to be freed as well.
+        """
         for run in self.compactor.take_retired():  # nobody reads them any more: that happens under the store's lock
-            if run.made.exception() is None and most:  # rows come in: to free a removed file takes milliseconds
-                self._spiller.submit(run.run.close)
+            if run.made.exception() is None and (most or not waits):  # to free a removed file takes 0.1 s and more
+                self._closer.submit(run.run.close)
             elif run.made.exception() is None:
                 run.run.close()
         while len(self._leaving) > most or (self._leaving and self._leaving[0].run.made.done()):
@@ -416,6 +428,7 @@ class Tiers:
     def close(self) -> None:
         """Stop compaction and close the files. Not under the lock."""
         self._spiller.shutdown(wait=True)
+        self._closer.shutdown(wait=True)
         self.compactor.close()
         for runs in (*self.cold.runs, self.compactor.take_retired()):
             for run in runs:

@@ -16,9 +16,9 @@ from scalein.errors import Damaged, InternalError, NewerFormat
 from scalein.state import format, manifest
 from scalein.state.checksum import block_checksum, block_checksums
 from scalein.state.images import Extent, Image, ImageWriter
-from scalein.state.index_runs import IndexRun, IndexWriter, entries_of
+from scalein.state.index_runs import Asked, IndexRun, IndexWriter, entries_of
 from scalein.state.manifest import Manifest
-from scalein.state.runs import Run
+from scalein.state.runs import Held, Run
 from tests.state.obvious import M64, Row, obvious_checksum, write_run
 from tests.state.power_cut import PowerCutFiles
 
@@ -89,7 +89,7 @@ def test_a_newer_format_says_so() -> None:
     with pytest.raises(NewerFormat, match="newer scalein") as caught:
         list(manifest.newest(disk))  # and does not fall back to 2
     assert caught.value.facts["format"] == "7"
-    assert caught.value.facts["reads"] == "up to format 2"
+    assert caught.value.facts["reads"] == "up to format 3"
     assert format.manifest_name(3) in caught.value.facts["file"]
 
 
@@ -162,7 +162,7 @@ def test_only_numbers_are_tables() -> None:
 def test_the_bytes_of_a_manifest_are_those_of_the_format() -> None:
     content = manifest.encode(some_manifest()).tobytes()
     text = json.dumps({"meta": {"tables": ["clicks"]}, "tables": [["runs", "<u4", 20]]}, separators=(",", ":")).encode()
-    start = struct.pack("<8sIIQQQ", b"SCSNAP\0\0", 2, 0, 3, len(text), 80) + text + struct.pack("<20I", *range(20))
+    start = struct.pack("<8sIIQQQ", b"SCSNAP\0\0", 3, 0, 3, len(text), 80) + text + struct.pack("<20I", *range(20))
     assert content == start + bytes(BLOCK - 8 - len(start)) + content[-8:]
     assert content[-8:] == obvious_checksum(content[:-8] + bytes(8), 3).to_bytes(8, "little")
 
@@ -194,7 +194,7 @@ def test_images_are_read_as_written(sizes: list[int], seed: int) -> None:
         assert image.read(extent, start, size).tobytes() == part[start : start + size].tobytes()
         image.verify(extent)
     content = disk.content(format.image_name(8))
-    assert content[:24] == struct.pack("<8sIIQ", b"SCIMAGE\0", 2, 0, 8)
+    assert content[:24] == struct.pack("<8sIIQ", b"SCIMAGE\0", 3, 0, 8)
     first_sum = content[extents[0].offset + extents[0].size :][:8]
     assert first_sum == obvious_checksum(content[BLOCK : 2 * BLOCK], 8 ^ BLOCK).to_bytes(8, "little")
 
@@ -237,6 +237,20 @@ def test_an_image_that_is_given_up_leaves_no_file() -> None:
 # --- indexes
 
 
+def read_blocks(run: IndexRun, part: Asked) -> np.ndarray:
+    return np.concatenate([run.input.read(offset, BLOCK) for offset in part.offsets.tolist()])
+
+
+def learn(run: IndexRun, hashes: np.ndarray, most: int = 2) -> list[int]:
+    """The blocks of the file that had to be read before hashes can be asked for."""
+    parts = run.unknown(hashes, most)
+    assert all(len(part.numbers) <= most for part in parts)
+    for part in parts:
+        run.learn(part, read_blocks(run, part))
+    assert not run.unknown(hashes, most)
+    return [number for part in parts for number in part.numbers.tolist()]
+
+
 def write_index(disk: PowerCutFiles, given: dict[int, tuple[np.ndarray, np.ndarray]], id: int = 9) -> None:
     """By group, hashes and places."""
     writer = IndexWriter(disk, id, 1)
@@ -261,9 +275,10 @@ def test_indexes_are_read_as_written(counts: dict[int, int], seed: int) -> None:
     assert run.count == sum(counts.values())
     every = np.concatenate([np.zeros(0, np.uint64), *(hashes for hashes, _ in given_.values())])
     asked = np.unique(np.append(every[::3], random.integers(0, M64, 5, np.uint64)))
+    learn(run, asked)
     found: set[tuple[int, int]] = set()
     for part in run.asked(asked, 2):
-        area = np.concatenate([run.input.read(offset, BLOCK) for offset in part.offsets.tolist()])
+        area = read_blocks(run, part)
         found |= set(zip(*(column.tolist() for column in run.found(part, area)[::-1]), strict=True))
     wanted = {(one, place) for one in asked.tolist() for hashes, places in given_.values()
               for theirs, place in zip(hashes.tolist(), places.tolist(), strict=True) if one >> 27 == theirs >> 27}
@@ -275,7 +290,7 @@ def test_the_bytes_of_an_index_are_those_of_the_format() -> None:
     hashes = (np.uint64(7 << 56) | np.arange(512, dtype=np.uint64) << np.uint64(27)) + np.uint64(5)
     write_index(disk, {7: (hashes, np.arange(512) * 40), 9: (hashes[:1] + np.uint64(2 << 56), np.array([80]))})
     content = disk.content(format.index_name(9))
-    header = struct.pack("<8sIIQ", b"SCINDEX\0", 2, 0, 9) + struct.pack("<257Q", *[0] * 8, 512, 512, *[513] * 247)
+    header = struct.pack("<8sIIQ", b"SCINDEX\0", 3, 0, 9) + struct.pack("<257Q", *[0] * 8, 512, 512, *[513] * 247)
     assert content[: len(header)] == header
     assert content[:BLOCK][-8:] == obvious_checksum(content[: BLOCK - 8] + bytes(8), 9).to_bytes(8, "little")
     entries = [bits << 35 | bits * 5 for bits in range(512)] + [10]
@@ -284,9 +299,37 @@ def test_the_bytes_of_an_index_are_those_of_the_format() -> None:
         block = bytes(8) + struct.pack(f"<{len(words)}Q", *words) + bytes(8 * (511 - len(words)))
         sum = obvious_checksum(block, 9 ^ BLOCK * (1 + number)).to_bytes(8, "little")
         assert content[BLOCK * (1 + number) :][:BLOCK] == sum + block[8:]
-    directory = struct.pack("<QQ", 7 << 56, 7 << 56 | 511 << 27) + bytes(BLOCK - 16)
-    sum = obvious_checksum(directory, 9).to_bytes(8, "little")
-    assert content[3 * BLOCK :] == directory[:-8] + sum
+    directory = bytes(8) + struct.pack("<QQ", 7 << 56, 7 << 56 | 511 << 27) + bytes(BLOCK - 24)
+    sum = obvious_checksum(directory, 9 ^ 3 * BLOCK).to_bytes(8, "little")
+    assert content[3 * BLOCK :] == sum + directory[8:]
+
+
+def test_a_key_needs_the_directory_of_its_group_only() -> None:
+    """However large an index is: 256 groups of 3 blocks each here, whose directory has two blocks."""
+    random, disk = np.random.default_rng(3), PowerCutFiles()
+    groups = {group: np.uint64(group << 56) | random.integers(0, 1 << 56, 3 * 511, np.uint64) for group in range(256)}
+    write_index(disk, {group: (hashes, np.arange(len(hashes)) * 8) for group, hashes in groups.items()})
+    held = Held()
+    run = IndexRun(disk, 9, held=held)
+    assert run.blocks == 768
+    assert [learn(run, groups[group][:1]) for group in (3, 4, 255, 170, 0)] == [[768], [], [769], [], []]
+    assert held.bytes == 2 * BLOCK
+    run.close()
+    assert held.bytes == 0
+    run = IndexRun(disk, 9)
+    assert learn(run, np.sort(groups[170])[:1]) == [768, 769]  # 510 to 512: it is told of in both
+
+
+def test_a_flipped_byte_of_a_directory_is_seen_by_who_needs_it() -> None:
+    disk = PowerCutFiles()
+    hashes = np.arange(256, dtype=np.uint64) << np.uint64(56)
+    many = np.repeat(np.arange(3 * 511, dtype=np.uint64), 256).reshape(-1, 256).T << np.uint64(30)
+    write_index(disk, {g: (hashes[g] | many[g], np.arange(3 * 511) * 8) for g in range(256)})
+    disk.flip(format.index_name(9), BLOCK * (1 + 769) + 100, 1)
+    run = IndexRun(disk, 9)
+    learn(run, hashes[:100])
+    with pytest.raises(Damaged, match=format.index_name(9)):
+        learn(run, hashes[200:])
 
 
 HOSTILE_BORDERS = {"first": (0, 1), "descending": (100, 50), "more than there are": (256, 100_000),

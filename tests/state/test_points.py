@@ -23,6 +23,7 @@ from scalein.state.cold import BUNDLES, Cold, pointers_to
 from scalein.state.files import RealFiles
 from scalein.state.hot import HotTable
 from scalein.state.kernels import find_kernels
+from scalein.state.runs import Run
 from scalein.state.writing import RunWriter
 from tests.state.store_model import KINDS, rows_of
 from tests.state.store_pair import Pair
@@ -275,3 +276,40 @@ def test_no_room_of_an_evicted_store_is_kept(tmp_path: Path) -> None:
     assert store._tiers._rooms == []
     assert damage(store, np.arange(KEYS), 0) is None
     store.close()
+
+
+def test_a_get_does_not_wait_until_replaced_files_are_freed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = filled(tmp_path, TINY)
+    store.merge(pa.table({"k": np.arange(KEYS), "n": np.ones(KEYS, np.int64)}), n="sum")
+    store._tiers.settle()
+    store._tiers.compactor.wait()
+    store._tiers.settle()
+    close, may_close, replaced = Run.close, threading.Event(), list[int]()
+
+    def slow(self: Run) -> None:
+        replaced.append(self.id)
+        assert may_close.wait(30)
+        close(self)
+
+    monkeypatch.setattr(Run, "close", slow)
+    for bundle in range(BUNDLES):
+        store._tiers.compactor.soon(bundle, whole=True)
+    store._tiers.compactor.wait()
+    assert store.get(pa.array([7]))["n"].to_pylist() == [8]
+    assert not may_close.is_set()
+    may_close.set()
+    store.close()
+    assert len(replaced) > BUNDLES
+
+
+def test_a_damaged_directory_among_many_is_found_by_a_get(tmp_path: Path) -> None:
+    """Those of many runs are read side by side."""
+    filled(tmp_path, LITTLE).close()
+    damaged = sorted(tmp_path.glob("run-*"))[3]
+    content = bytearray(damaged.read_bytes())
+    content[-format.BLOCK] ^= 1
+    damaged.write_bytes(content)
+    with LogStore.open(tmp_path, readonly=True) as store:
+        assert sum(map(len, store._tiers.cold.runs)) > tiers.LEAVING_AT_ONCE
+        with pytest.raises(Damaged, match=damaged.name):
+            store.get(pa.array(np.arange(KEYS)))

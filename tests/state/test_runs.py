@@ -226,7 +226,7 @@ def test_the_bytes_of_a_run_are_those_of_the_format() -> None:
     write_run(disk, [(7, (b"short",)), (8, (b"longer than twelve",))], np.array([3, 9], np.uint64), 24, (8,))
     content = disk.content(format.run_name(5))
     spec = b'{"how": "sum"}'
-    header = struct.pack("<8sIIQQQQQQQQI", b"SCRUN\0\0\0", 2, 24, 5, 2, 1, 2 * BLOCK, BLOCK, 3, 9, 0, len(spec)) + spec
+    header = struct.pack("<8sIIQQQQQQQQI", b"SCRUN\0\0\0", 3, 24, 5, 2, 1, 2 * BLOCK, BLOCK, 3, 9, 0, len(spec)) + spec
     assert content[: len(header)] == header
     block = struct.pack("<QI12sQI4sQ", 7, 5, b"short", 8, 18, b"long", 16 + 48) + b"longer than twelve"
     assert content[BLOCK : BLOCK + 8] == struct.pack("<II", 2, 18)

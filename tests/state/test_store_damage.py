@@ -362,11 +362,11 @@ def test_hostile_records_do_no_harm(built: Built, tmp_path: Path) -> None:
 
 
 def test_hostile_indexes_do_no_harm(built: Built, tmp_path: Path) -> None:
-    """Indexes whose checksums are right and whose entries lead anywhere: to no chunk, into records, into texts."""
+    """Indexes whose checksums are right: entries lead to no chunk, into records, into texts; a directory anywhere."""
     random = np.random.default_rng(4)
     kernels = kernels_of("text", 1)
     places = {}
-    for number in range(3):
+    for number in range(4):
         path = copied(built, tmp_path / str(number))
         for name in built.names:
             if not name.startswith("index"):
@@ -374,13 +374,16 @@ def test_hostile_indexes_do_no_harm(built: Built, tmp_path: Path) -> None:
             raw = np.frombuffer(bytearray((path / name).read_bytes()), np.uint8)
             id = int(raw[16:24].view("<u8")[0])
             blocks = -(-int(raw[24 + 8 * 256 :][:8].view("<u8")[0]) // 511)
-            area = raw[4096 : 4096 * (1 + blocks)].reshape(-1, 4096)
+            first = 1 + blocks if number == 3 else 1
+            area = raw[4096 * first :][: 4096 * (-(-blocks // 511) if number == 3 else blocks)].reshape(-1, 4096)
             words = area.view("<u8")[:, 1:]
             noise = random.integers(0, (1 << 35) if number == 0 else (1 << 14), words.shape, np.uint64)
             words[:] = words >> np.uint64(35) << np.uint64(35) | (words + np.uint64(1) if number == 2 else noise) % (
                 np.uint64(1 << 35))  # fmt: skip
+            if number == 3:
+                words[:] = random.integers(0, (1 << 64) - 1, words.shape, np.uint64)
             area[:, :8] = 0
-            seeds = np.uint64(id) ^ (np.arange(1, 1 + blocks, dtype=np.uint64) * np.uint64(4096))
+            seeds = np.uint64(id) ^ (np.arange(first, first + len(area), dtype=np.uint64) * np.uint64(4096))
             area.view("<u8")[:, 0] = kernels.checksums(np.ascontiguousarray(area), seeds)
             (path / name).write_bytes(raw.tobytes())
         places[str(number)] = path

@@ -28,7 +28,7 @@ def golden(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, dict[s
 
 
 def test_there_is_a_golden_store_of_every_version() -> None:
-    assert [path.name for path in GOLDEN] == ["golden_v1", "golden_v2"]
+    assert [path.name for path in GOLDEN] == ["golden_v1", "golden_v2", "golden_v3"]
 
 
 def test_an_old_store_is_read(golden: tuple[Path, dict[str, object]]) -> None:
