@@ -206,6 +206,10 @@ class Cold:
         return (self.index_bytes + sum(room.size_bytes for room in rooms) +
                 sum(desk.reader.memory_bytes for desk in list(self._desks)))  # fmt: skip
 
+    def forget_rooms(self) -> None:
+        """Let go of what writers have left for the next."""
+        self._rooms.clear()
+
     @property
     def whole_index_bytes(self) -> int:
         """What those of all runs will take in memory when all are looked into."""
@@ -268,9 +272,13 @@ class Cold:
         counts, at = span.blocks[:, 1] - span.blocks[:, 0], span.sizes.cumsum() - span.sizes
         pieces = np.array([(0, cold.id, 0) for cold in span.runs], np.int64)
         pieces[:, 0], pieces[:, 2] = counts, span.offsets
+        fits = counts * size == span.sizes
         found: list[Sorted | None] = [None] * len(pieces)
-        if (counts * size == span.sizes).all():
+        if fits.all():
             found = self._kernels.open_blocks(area, pieces, per_block, size, span.least, span.greatest, room.words)
+        else:  # the one that is wrong is named
+            k = int(np.argmin(fits))
+            span.runs[k].run.refuse(area[at[k] : at[k] + span.sizes[k]], *span.blocks[k].tolist())
         for k, (cold, records) in enumerate(zip(span.runs, found, strict=True)):
             if records is None:
                 cold.run.refuse(area[at[k] : at[k] + span.sizes[k]], *span.blocks[k].tolist())

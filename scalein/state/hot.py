@@ -118,6 +118,7 @@ class HotTable:
                  load_sixteenths: int = LOAD_SIXTEENTHS) -> None:
         self.kernels, self.arena, self._load_sixteenths = kernels, arena, load_sixteenths
         self.on_undo_full: Callable[[int], None] | None = None
+        self.is_torn = False  # records are on their way, and only who moves them knows
         self.headers = np.zeros((GROUP_WORDS, GROUPS), np.int64).T
         self.chunks = ChunkList()
         self.buckets = Buckets(len(arena.memory) >> 2)
@@ -301,7 +302,8 @@ class HotTable:
     def thin(self, groups: range, least_hits: int, drop: int, words: Words) -> Left:
         """Take those with fewer hits out of groups; those with a flag of `drop` just go. Without text.
 
-        `words` gives memory that lives until the last of them has left.
+        `words` gives memory that lives until the last of them has left. Nobody but the caller knows of them: whoever
+        has put them where they are found sets `is_torn` back.
         """
         headers = self.headers[groups.start : groups.stop]
         counts = (headers[:, MASK] + 1) * BUCKET_WORDS
@@ -314,6 +316,7 @@ class HotTable:
         moves[:, 0], moves[:, 1] = address(old) + 8 * (counts.cumsum() - counts), headers[:, BUCKETS]
         moves[:, 2] = 8 * counts
         self.kernels.clear(moves)
+        self.is_torn = True
         headers[:, ROOM] = counts * self._load_sixteenths // 16
         chunks = self._without_chunks(groups)
         is_wide = used < counts // 2 * self._load_sixteenths // 16 * SHRINK_SHARE

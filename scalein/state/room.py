@@ -23,7 +23,7 @@ class Room:
 
     @property
     def size_bytes(self) -> int:
-        return len(self._area)
+        return len(self._area) + sum(map(len, list(self._others)))
 
     def begin(self) -> None:
         """The next step begins: the pieces of the last may be overwritten."""

@@ -120,11 +120,11 @@ class Run:
     @property
     def is_loaded(self) -> bool:
         """Whether directory and filter are in memory."""
-        return self._loaded is not None
+        return self._loaded is not None and self._loaded.filter is not None
 
     def load(self) -> None:
         """Have directory and filter in memory."""
-        _ = self._index
+        self._index(with_filter=True)
 
     @property
     def _directory(self) -> tuple[np.ndarray, np.ndarray]:

@@ -46,8 +46,10 @@ class Saver:
         self.held: frozenset[int] = frozenset()  # snapshots that stay however many newer ones there are
         self._doubtful: set[str] = set()  # files of snapshots that failed, but may be found at the next start
         self._under_way: list[Frozen] = []
-        # Behind rows: to free the blocks of an old image keeps a core for milliseconds.
-        self._writer = ThreadPoolExecutor(1, "scalein-snapshot", step_back)
+        self._writer = ThreadPoolExecutor(1, "scalein-snapshot")
+        # Behind rows: to free the blocks of an old image keeps a core for milliseconds. Not the writer itself, for
+        # which memory that was left waits to be used again.
+        self._remover = ThreadPoolExecutor(1, "scalein-remove", step_back)
         self._books = Lock()  # over the snapshots that are kept and under way
         self._removing = Lock()
         self.is_behind = False  # a snapshot failed since the last whole one
@@ -165,7 +167,7 @@ class Saver:
         with self._books:
             for id in old:
                 self._kept.pop(id, None)
-        self.remove_garbage()
+        self._remover.submit(self.remove_garbage).result()
 
     def remove_garbage(self, is_start: bool = False) -> None:
         """Remove what neither a kept snapshot nor this store needs.
@@ -219,6 +221,7 @@ class Saver:
     def close(self) -> None:
         """Wait for the snapshots under way, and take no more. Not under the lock."""
         self._writer.shutdown(wait=True)
+        self._remover.shutdown(wait=True)
         self._images.close()
         self._indexer.close()
 

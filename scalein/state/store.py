@@ -196,12 +196,12 @@ class LogStore:
         with self._entered(writes=True):
             batches, chosen = self._to_merge(rows, functions)
             self._keep(batches, chosen)
-            return self._got([batch.select(self._key.names) for batch in batches])
+            return self._got([batch.select(self._key.names) for batch in batches], tells=False)  # the rows are in
 
     def _to_merge(self, rows: Given, functions: dict[str, str]) -> tuple[list[pa.RecordBatch], Functions]:
         """Rows of the store's columns, and what they do to each value."""
         names = _names(rows)
-        asked = (*names, *functions.items())
+        asked = (*names, *(f"{name} {function!r}" for name, function in functions.items()))
         if asked not in self._merges:
             self._merges = {asked: functions_of(self._value, functions, names, self._key)}
         chosen = self._merges[asked]
@@ -279,12 +279,12 @@ class LogStore:
             self._check_owned(batches, "get")
             return self._got(batches)
 
-    def _got(self, batches: list[pa.RecordBatch]) -> pa.Table:
+    def _got(self, batches: list[pa.RecordBatch], tells: bool = True) -> pa.Table:
         if not len(self._value):
             return pa.table({})
         step = self._budget.rows(self._kernels.record_bytes)
         parts = [_cast(rows, self._values) for batch in batches for start in range(0, batch.num_rows, step)
-                 for rows in self._kernels.rows(self._tiers.find(batch.slice(start, step)), self._values.names)]
+                 for rows in self._kernels.rows(self._tiers.find(batch.slice(start, step), tells), self._values.names)]
         return pa.Table.from_batches(parts, self._values)
 
     def scan(self) -> pa.RecordBatchReader:
@@ -407,8 +407,11 @@ class LogStore:
             self._saver.remove_garbage()
 
     def _note_end(self, kind: type[BaseException] | None, error: BaseException | None, at: object) -> None:
-        """Calls clean up behind errors, but not behind Ctrl-C, nor where there is no memory to do it with."""
-        self._is_torn |= isinstance(error, MemoryError) or not isinstance(error, Exception | None)
+        """Calls clean up behind errors, but not behind Ctrl-C, nor where there is no memory to do it with, nor where
+        something that never fails did so while records were on their way.
+        """
+        self._is_torn |= (isinstance(error, MemoryError) or not isinstance(error, Exception | None)
+                          or self._tiers.hot.is_torn)  # fmt: skip
 
     def _entered(self, writes: bool = False) -> ExitStack:
         """A call of the user's: alone, on an open store."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -126,9 +126,13 @@ class Tiers:
                 self._rooms.clear()  # as large as bundles are, and not needed soon
             self.functions = functions
 
-    def find(self, batch: pa.RecordBatch) -> np.ndarray:
-        """Pointers to whole records of the batch's keys; to a deleted one where there is none."""
-        self.settle(waits=False)
+    def find(self, batch: pa.RecordBatch, tells: bool = True) -> np.ndarray:
+        """Pointers to whole records of the batch's keys; to a deleted one where there is none.
+
+        If it `tells`, that records could not leave is an error, though they are back and can be found.
+        """
+        with nullcontext() if tells else suppress(StoreFailed):
+            self.settle(waits=False)
         if self.pieces:
             self.make_room()
         if self._budget.total is not None:
@@ -140,6 +144,7 @@ class Tiers:
                 with suppress(StoreFailed):
                     self.settle()
             self._rooms.clear()
+            self.cold.forget_rooms()
         pointers, hashes = self._kernels.find(self.hot, batch)
         if self.pieces or any(self.cold.runs):
             self._find_older(batch, pointers, hashes)
@@ -304,6 +309,7 @@ class Tiers:
         room.begin()
         left = self.hot.thin(groups_of(bundle), least, drop, room.words)
         if not left.count:
+            self.hot.is_torn = False
             self.hot.give_back(left.chunks)
             self._rooms.append(room)
             return
@@ -317,6 +323,7 @@ class Tiers:
 
         run = self._to_run(bundle, left.count, in_order, left.chunks)
         self._leave(Leaving(bundle, run, lambda: left.in_order().pointers, left.chunks, room))
+        self.hot.is_torn = False
 
     def _leave_with_text(self, bundle: int, least: int, drop: int) -> None:
         """Those with fewer hits than `least`; their chunks stay as they are until they are written."""
@@ -326,12 +333,14 @@ class Tiers:
         goes = (heads >> np.uint64(HITS_SHIFT) & np.uint64(MOST_HITS)) < np.uint64(least)
         staying = np.ascontiguousarray(pointers[~goes])
         pointers = np.ascontiguousarray(pointers[goes & ((heads & np.uint64(drop)) == 0)])
+        hot.is_torn = True
         chunks = [chunk for group in groups for chunk in hot.release(group)]
         if len(pointers):
             # Those who stay are still in the same chunks: the thread must not give these back.
             run = self._to_run(bundle, len(pointers), lambda _: iter([self.cold.sorted_records(pointers)]), [])
             self._leave(Leaving(bundle, run, lambda: pointers, chunks, None))
         self._kernels.absorb(hot, staying, self.functions, older=False)
+        hot.is_torn = False
         if not len(pointers):
             hot.give_back(chunks)
 
@@ -373,9 +382,11 @@ class Tiers:
             one = self._leaving.pop(0)
             error = one.run.made.exception()
             if error is not None:
+                self.hot.is_torn = True
                 self.compactor.replace(one.bundle, (one.run,), [])
                 self.hot.batch += 1
                 self._kernels.absorb(self.hot, one.pointers(), self.functions, older=True)
+                self.hot.is_torn = False
             self.hot.give_back(one.chunks)
             self._rooms += [one.room] if one.room is not None else []
             if error is not None:

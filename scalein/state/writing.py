@@ -23,6 +23,7 @@ from scalein.state.files import Files, aligned
 from scalein.state.filters import Mark, empty_filter, mark_bits, shift_of
 from scalein.state.room import Room
 
+MOST_ROOMS = 2  # that are kept for the next writers
 WRITE_BYTES = 1 << 19  # of records that are collected for one write
 
 # record count, block count, directory offset, directory bytes, least hash, greatest hash, filter bytes, spec bytes
@@ -61,7 +62,9 @@ class RunWriter:
                  pack: Pack | None = None, mark: Mark = mark_bits, rooms: list[Room] | None = None) -> None:
         self.id = id
         self._rooms = [] if rooms is None else rooms
-        self._room = self._rooms.pop() if self._rooms else Room()
+        self._room = Room()
+        with suppress(IndexError):  # not looked at before: another thread may take the last
+            self._room = self._rooms.pop()
         self._room.begin()
         self._filter = np.zeros(0, np.uint8) if filtered is None else empty_filter(filtered)
         self._shape = Shape(stride, text_cells)
@@ -196,7 +199,8 @@ class RunWriter:
         self._output.write(0, header)
         self._output.sync()
         self._output.close()
-        self._rooms.append(self._room)
+        if len(self._rooms) < MOST_ROOMS:
+            self._rooms.append(self._room)
         return RunInfo(self.id, self._count, len(firsts), self._end + len(directory), least, self._greatest)
 
     def abandon(self) -> None:

@@ -1,0 +1,106 @@
+"""Errors while records are on their way out of memory: none is lost in silence, and none comes twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from scalein.errors import BadArgument, StoreFailed
+from scalein.state import LogStore
+from scalein.state.budget import Budget
+from scalein.state.cold import Cold
+from scalein.state.files import RealFiles
+from scalein.state.tiers import Tiers
+
+TINY = Budget(100_000, 1 << 14, 1 << 12)  # everything leaves at once
+TYPES = {"plain": pa.int64(), "text": pa.string()}
+
+
+def opened(path: Path, kind: str = "plain") -> LogStore:
+    return LogStore.open_files(RealFiles(path), key={"k": TYPES[kind]}, value={"n": pa.int64()}, budget=TINY)
+
+
+def rows(kind: str, first: int, count: int) -> pa.Table:
+    keys = pa.array(np.arange(first, first + count)).cast(TYPES[kind])
+    return pa.table({"k": keys, "n": np.ones(count, np.int64)})
+
+
+def failing(*_: object, **__: object) -> Any:
+    raise RuntimeError("can't start new thread")
+
+
+def no_thread(store: LogStore, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(store._tiers._spiller, "submit", failing)
+
+
+def no_leaving(store: LogStore, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Tiers, "_leave", failing)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("fault", [no_thread, no_leaving])
+def test_a_store_that_lost_records_says_so(kind: str, fault: Callable[[LogStore, pytest.MonkeyPatch], None],
+                                           tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes and gives nothing any more, and the last snapshot stays as it is."""
+    store = opened(tmp_path, kind)
+    store.merge(rows(kind, 0, 3_000), n="sum")
+    store.snapshot().wait()
+    with monkeypatch.context() as patch:
+        fault(store, patch)
+        with pytest.raises(RuntimeError, match="can't start"):
+            store.merge(rows(kind, 3_000, 60_000), n="sum")
+    with pytest.raises(StoreFailed, match="half-way"):
+        store.get(rows(kind, 0, 1).select(["k"]))
+    store.close()
+    with opened(tmp_path, kind) as again:
+        assert len(again) == 3_000
+        assert set(again.get(rows(kind, 0, 3_000).select(["k"]))["n"].to_pylist()) == {1}
+
+
+def test_merge_and_get_does_not_fail_once_its_rows_are_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records that could not leave are back in memory: that is for the next merge to say. The rows of a call are one
+    step for the store here: of several, some would be in."""
+
+    def full(self: Cold, *_: object) -> Any:
+        raise StoreFailed("the disk is full")
+
+    with opened(tmp_path) as store:
+        failures, merged = 0, 0
+        with monkeypatch.context() as patch:
+            patch.setattr(Cold, "writer", full)
+            for first in range(0, 30_000, 200):
+                try:
+                    found = store.merge_and_get(rows("plain", first, 200), n="sum")
+                except StoreFailed:
+                    failures += 1
+                else:
+                    merged += 200
+                    assert found["n"].to_pylist() == [1] * 200
+        assert failures
+        assert len(store) == merged
+
+
+def test_loading_a_run_reads_its_directory_and_filter(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        for first in range(0, 30_000, 3_000):
+            store.merge(rows("plain", first, 3_000), n="sum")
+        store._tiers.settle()
+        found = [store._tiers.cold.reader(cold.id) for some in store._tiers.cold.runs for cold in some]
+        assert found
+        for run in found:
+            assert not run.is_loaded
+            _ = run._directory
+            assert not run.is_loaded  # that has no filter yet
+            run.load()
+            assert run.is_loaded
+            run.close()
+
+
+def test_a_function_that_is_none(tmp_path: Path) -> None:
+    with opened(tmp_path) as store, pytest.raises(BadArgument, match="n"):
+        store.merge(rows("plain", 0, 1), n=["sum"])  # type: ignore[arg-type]
