@@ -101,6 +101,8 @@ def batches_of(path: str, file: Any, groups: list[int], names: list[str], batch_
     given = 0
     if rows >= _WORTH_ROWS:
         fields = [file.schema_arrow.field(name) for name in names]
+        for group in groups:  # whatever is wrong with it: where pyarrow's reader raises, its metadata end the process
+            next(file.iter_batches(1, [group], names, use_threads=False), None)
         with pa.memory_map(path) as mapped:
             ours = columns_of(mapped.read_buffer(), file.metadata, groups, fields)
         together = min(_OWN_BATCHES * batch_rows, MOST_ROWS)

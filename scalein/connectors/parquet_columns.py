@@ -53,7 +53,10 @@ class Column:
         done = 0
         while done < count:
             if not self._left:
-                self._plain, self._left = next(self._parts)
+                following = next(self._parts, None)
+                if following is None:
+                    raise Unusual
+                self._plain, self._left = following
             n = min(self._left, count - done)
             if self._plain is None:
                 if self._unpacker.into(out[done : done + n]) != n:
@@ -121,7 +124,7 @@ class Column:
 def _snappy_size(data: pa.Buffer) -> int:
     """How many bytes these become, as they say themselves: else whoever decompresses them may leave some unset."""
     found = shift = 0
-    start: bytes = data.slice(0, 5).to_pybytes()
+    start: bytes = data.slice(0, min(5, data.size)).to_pybytes()
     for byte in start:
         found, shift = found | (byte & 127) << shift, shift + 7
         if byte < 128:
@@ -159,8 +162,8 @@ def columns_of(file: pa.Buffer, metadata: Any, groups: list[int], fields: Sequen
                for place, arrow in found) or any("." in field.name for field in fields):  # of a struct, or not
         return []
     try:
-        chunks = [[chunk_of(file, metadata.row_group(k).column(place), leaves[place].max_definition_level == 1, options)
-                   for k in groups] for place, _ in found]  # fmt: skip
+        chunks = [[chunk_of(file, metadata.row_group(k), place, leaves[place], options) for k in groups]
+                  for place, _ in found]
     except Unusual:
         return []
     if not all(map(_is_worth, chain(*chunks))):

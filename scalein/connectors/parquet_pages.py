@@ -50,10 +50,17 @@ class Chunk:
     pages: list[Page]
 
 
-def chunk_of(file: pa.Buffer, about: Any, is_optional: bool, options: Options) -> Chunk:
-    """The pages of a column chunk, by its metadata; raises `Unusual`."""
+def chunk_of(file: pa.Buffer, group: Any, place: int, leaf: Any, options: Options) -> Chunk:
+    """The pages of a column of a row group, by their metadata; raises `Unusual`.
+
+    pyarrow's reader must have taken these before: asked for what is damaged, metadata end the process. So do statistics
+    of another type than the column's.
+    """
     from scalein.runtime.unpacking import page_headers
 
+    about, is_optional = group.column(place), leaf.max_definition_level == 1
+    if about.physical_type != leaf.physical_type or about.num_values != group.num_rows:
+        raise Unusual
     statistics = about.statistics
     has_no_nulls = statistics is not None and statistics.has_null_count and statistics.null_count == 0
     if about.compression not in _CODECS or about.file_path or (is_optional and not has_no_nulls):

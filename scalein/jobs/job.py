@@ -174,7 +174,8 @@ class Job:
                     self._pipeline.mark_idle(reader, False)
                 idle -= arrived
                 # A partition that has been idle begins with a round: what it gives first holds others back again.
-                self._write(self._pipeline.run(deliveries, (lambda: []) if idle else partial(self._more, now)))
+                is_any_idle = any(not reader.has_ended for reader in idle)
+                self._write(self._pipeline.run(deliveries, (lambda: []) if is_any_idle else partial(self._more, now)))
                 end, rows = time.monotonic(), [delivery.batch.num_rows for delivery in deliveries]
                 self._metrics.latency.add([end - delivery.came_s for delivery in deliveries], rows)
                 self._metrics.busy_s += end - now

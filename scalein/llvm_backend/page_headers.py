@@ -4,8 +4,8 @@ A header is a struct, in which a struct (field 5, 7 or 8) tells of the kind of p
 in that. A field is a byte (how much greater its number is than the last one's, and its type) and its value. Numbers of
 the first two levels are kept, by their fields' numbers; everything else is passed.
 
-Invariant: no byte outside of the chunk is read. What is not understood, or leads out of it, is ERROR. Nothing else is
-checked here: the words may be any.
+Invariant: no byte outside of the chunk is read. What is not understood, or leads out of it, is ERROR, and so is a page
+without values. Nothing else is checked here: the words may be any.
 """
 
 from __future__ import annotations
@@ -86,7 +86,11 @@ def lower_page_headers() -> Lowered:
         chunk.skip(f.load(row, const(3), I64))
         rows.set(b.add(rows.get(), const(1)))
         is_dictionary = b.icmp_signed("==", f.load(row, const(1), I64), const(2))
-        values = f.max(const(0), f.load(row, const(HEADER_FIELDS + 1), I64))
+        values = f.load(row, const(HEADER_FIELDS + 1), I64)
+        # A dictionary comes first, and other pages have values: so no bytes give more rows than there are values.
+        is_wrong = b.select(is_dictionary, b.icmp_signed("!=", rows.get(), const(1)),
+                            b.icmp_signed("<=", values, const(0)))
+        f.leave_if(is_wrong, ERROR)
         left.set(b.sub(left.get(), b.select(is_dictionary, const(0), values)))
     for name, var in (("at", at), ("rows", rows), ("left", left)):
         f.set_slot(name, var.get())

@@ -82,12 +82,20 @@ def lower_unpack(width: int, value_bytes: int) -> Lowered:
         with f.when(b.icmp_signed("!=", f.load(about, const(3), I64), const(0))):
             _pass_levels(f, page, f.load(about, const(2), I64))
         found = page.byte()
-        with f.when(b.icmp_signed("!=", found, const(width))):
-            f.set_slot("width", found)
-            save()
-            f.leave(OTHER_WIDTH)
         values_left.set(f.load(about, const(2), I64))
-        left.set(const(0))
+        with f.when_else(b.icmp_signed("==", found, const(0))) as (constant, others):
+            with constant:  # all are the first entry, and nothing follows
+                f.leave_if(b.icmp_signed("==", entries, const(0)), ERROR)
+                number.set(const(0))
+                left.set(values_left.get())
+            with others:
+                with f.when(b.icmp_signed("!=", found, const(width))):
+                    f.leave_if(b.icmp_unsigned(">=", greatest.get(), entries), ERROR)
+                    f.set_slot("width", found)
+                    values_left.set(const(0))
+                    save()
+                    f.leave(OTHER_WIDTH)
+                left.set(const(0))
         state["page"].set(b.add(state["page"].get(), const(1)))
 
     with f.forever() as pages:

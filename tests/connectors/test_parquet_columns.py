@@ -3,6 +3,8 @@ damaged files no other values than pyarrow's, and no crash."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +188,53 @@ def test_numbers_that_a_dictionary_does_not_have(runs: bytes, count: int, is_sou
     assert not is_sound or out[-1] == 44
 
 
+def unpacked(pages: list[bytes], counts: list[int], entries: int) -> list[int] | None:
+    memory = [np.frombuffer(page, np.uint8) for page in pages]
+    unpacker = Unpacker(Options.make())
+    unpacker.use(np.arange(entries, dtype=np.int64) + 100)
+    table = [[page.ctypes.data, len(page), count, 0] for page, count in zip(memory, counts, strict=True)]
+    unpacker.open(np.array(table, np.int64), memory)
+    out = np.zeros(sum(counts), np.int64)
+    return out.tolist() if unpacker.into(out) == len(out) else None
+
+
+def test_pages_of_several_widths(tmp_path: Path) -> None:
+    """One of no width has the first entry only; a wrong number is found also if a page of another width follows."""
+    first, second = b"\x03" + packed(0, 1, 2, 3, 4, 4, 4, 4), b"\x02" + b"\x06\x01"  # the number 1, three times
+    want = [100, 101, 102, 103, 104, 104, 104, 104]
+    assert unpacked([first, second, b"\x00", first], [8, 3, 5, 8], 5) == [*want, *[101] * 3, *[100] * 5, *want]
+    assert unpacked([b"\x03" + packed(*[7] * 8), second], [8, 3], 5) is None
+    assert unpacked([b"\x00"], [5], 0) is None
+
+
+def test_damaged_footers_are_errors(tmp_path: Path) -> None:
+    """pyarrow's metadata end the process where a footer is wrong in some ways: they are not asked before its reader."""
+    path, script = tmp_path / "a.parquet", (
+        "import sys\n"
+        "from scalein.connectors import formats_parquet, parquet_columns\n"
+        "from scalein.errors import ScaleinError\n"
+        "import pyarrow as pa, pyarrow.parquet as pq\n"
+        "formats_parquet._WORTH_ROWS, parquet_columns._CODED = 1, 0.0\n"
+        "whole = bytearray(open(sys.argv[1], 'rb').read())\n"
+        "start = len(whole) - 8 - int.from_bytes(whole[-8:-4], 'little')\n"
+        "for at in range(start, len(whole) - 8):\n"
+        "    for value in (3, 127):\n"
+        "        damaged = bytearray(whole)\n"
+        "        damaged[at] = value\n"
+        "        open(sys.argv[2], 'wb').write(damaged)\n"
+        "        try:\n"
+        "            form = formats_parquet.Parquet()\n"
+        "            for part in form.parts(sys.argv[2], form.schema(sys.argv[2]), None, 0):\n"
+        "                print(at, value, sum(batch.num_rows for batch in part.open()), flush=True)\n"
+        "        except (ScaleinError, pa.ArrowException, OSError) as error:\n"
+        "            print(at, value, type(error).__name__, flush=True)\n")
+    pq.write_table(pa.table({"a": np.arange(400) % 50, "b": np.arange(400) % 7}), path, store_schema=False)
+    done = subprocess.run([sys.executable, "-c", script, str(path), str(tmp_path / "b.parquet")], text=True,
+                          capture_output=True, check=False)  # fmt: skip
+    assert done.returncode == 0, (done.stdout[-200:], done.stderr[-2000:])
+    assert "BadData" in done.stdout
+
+
 @settings(max_examples=200, deadline=None)
 @given(data=st.binary(min_size=1, max_size=60), width=st.integers(0, 40), count=st.integers(1, 100),
        entries=st.integers(1, 40), has_levels=st.booleans())  # fmt: skip
@@ -203,7 +252,7 @@ def test_any_bytes_end_in_values_or_in_none(data: bytes, width: int, count: int,
         out = np.full(count + 1, -7, np.int32)
         got = unpacker.into(out[:count])
         assert out[count] == -7
-        assert got is None or 1 <= width <= MOST_BITS or has_levels
+        assert got is None or 0 <= width <= MOST_BITS or has_levels
         found.append(None if got is None else out[:got].tolist())
         assert found[-1] is None or all(0 <= value < entries for value in found[-1])
     assert found[0] == found[1]
