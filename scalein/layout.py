@@ -39,7 +39,6 @@ PAUSED = 9  # nothing is wanted: a kernel that multiplies rows gives its caller 
 HEAP_FULL = 10  # the heap that accumulators keep bytes in has less room than slot `heap.need`
 # Of a stored table, slot `full.group` says whose chunk or index wants room, and `full.need` how much text.
 UNDO_FULL = 11  # the undo log of segment `full.segment` has no room for one more record
-OTHER_WIDTH = 12  # a Parquet page has numbers of slot `width` bits, which another kernel unpacks
 
 BLOCK_ROWS = 1024  # rows a kernel works on at once, at most: selection vectors and scratch stay in L1
 # Behind a join or into groups, columns are picked row by row and fetched ahead a block at a time: smaller bursts
@@ -118,6 +117,7 @@ class FrameData:
 HEADER_FIELDS = 16  # numbers of fields in a page's header, below which they are kept
 HEADER_WORDS = 2 * HEADER_FIELDS  # fields of the header, then those of the struct in it; field 0 is where it ends
 PAGE_WORDS = 4  # address, bytes, values, whether there are levels before these
+MOST_BITS = 24  # of a number of an entry, in whole bytes: larger dictionaries are none
 
 # --- stored tables (see `scalein/state`)
 

@@ -8,6 +8,8 @@ are not read.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
@@ -17,15 +19,16 @@ import pyarrow as pa
 
 from scalein.connectors import skipping
 from scalein.connectors.formats import MOST_ROWS, Part, check_schema, reading
-from scalein.connectors.parquet_columns import columns_of
+from scalein.connectors.parquet_columns import Column, columns_of, may_be_decoded
 from scalein.connectors.parquet_pages import Unusual
 from scalein.connectors.skipping import Condition, Skipped
+from scalein.options import granted_cores
 
 BATCH_ROWS = 1 << 16
 _BATCH_BYTES = 32 << 20  # rows of a batch are fewer where they are wide
 _PART_ROWS = 1 << 18  # row groups smaller than this are decoded together
 _OWN_BATCHES = 4  # times as many rows are in a batch of which we decode all
-_WORTH_ROWS = 1 << 17  # from which on kernels are worth being loaded
+_WORTH_ROWS = 1 << 17  # of a row group, from which on opening it ourselves as well is worth it
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,23 +99,24 @@ def _runs(sizes: list[int], is_wanted: list[bool]) -> Iterator[list[int]]:
 
 def batches_of(path: str, file: Any, groups: list[int], names: list[str], batch_rows: int,
                use_threads: bool = True) -> Iterator[pa.RecordBatch]:
-    """Columns of some row groups, in batches of about so many rows; pyarrow may use its threads, or not."""
+    """Columns of some row groups, in batches of about so many rows; threads may be used for the columns, or not."""
     rows = sum(file.metadata.row_group(k).num_rows for k in groups)
+    fields = [file.schema_arrow.field(name) for name in names]
     given = 0
-    if rows >= _WORTH_ROWS:
-        fields = [file.schema_arrow.field(name) for name in names]
+    if names and rows >= _WORTH_ROWS * len(groups) and may_be_decoded(file.schema, fields, rows):
         for group in groups:  # whatever is wrong with it: where pyarrow's reader raises, its metadata end the process
             next(file.iter_batches(1, [group], names, use_threads=False), None)
         with pa.memory_map(path) as mapped:
             ours = columns_of(mapped.read_buffer(), file.metadata, groups, fields)
-        together = min(_OWN_BATCHES * batch_rows, MOST_ROWS)
-        try:
-            while ours and given < rows:
+        row_bytes = sum(field.type.bit_width for field in fields) // 8
+        together = min(_OWN_BATCHES * batch_rows, MOST_ROWS, max(1024, _BATCH_BYTES // row_bytes))
+        threads = min(len(ours), granted_cores() // file.metadata.num_row_groups) if use_threads else 1
+        with suppress(Unusual), ThreadPoolExecutor(threads) if threads > 1 else nullcontext() as pool:
+            while ours and given < rows:  # where one is unusual, pyarrow reads the rest, or says what is wrong with it
                 count = min(together, rows - given)
-                yield pa.RecordBatch.from_arrays([column.take(count) for column in ours], schema=pa.schema(fields))
+                taken = (pool.map if pool else map)(partial(Column.take, count=count), ours)
+                yield pa.RecordBatch.from_arrays(list(taken), schema=pa.schema(fields))
                 given += count
-        except Unusual:
-            pass  # pyarrow reads the rest, or says what is wrong with it
     if given < rows:
         for batch in file.iter_batches(batch_rows, groups, names, use_threads=use_threads):
             passed = min(given, batch.num_rows)

@@ -41,7 +41,7 @@ class Column:
 
         self._file, self._stored, self._arrow = file, stored, arrow
         self._dtype = np.dtype(f"{stored.kind}{arrow.bit_width // 8}")
-        self._unpacker = Unpacker(options)
+        self._unpacker = Unpacker(self._dtype.itemsize, options)
         self._parts = self._opened(chunks)
         self._plain: np.ndarray | None = np.zeros(0, self._dtype)  # None: the unpacker has the next values
         self._left = 0  # values of these
@@ -72,27 +72,28 @@ class Column:
         for chunk in chunks:
             if chunk.dictionary is not None:
                 self._unpacker.use(self._values(chunk.dictionary))
-            waiting: list[Page] = []
+            waiting, values = list[Page](), 0
             for page in chunk.pages:
-                if page.is_plain or sum(each.count for each in waiting) >= _TOGETHER:
-                    if waiting:
-                        yield None, self._unpack(waiting)
-                    waiting = []
+                if waiting and (page.is_plain or values >= _TOGETHER):
+                    self._open(waiting)
+                    yield None, values
+                    waiting, values = [], 0
                 if page.is_plain:
                     yield self._values(page), page.count
                 elif chunk.dictionary is None:
                     raise Unusual
                 else:
                     waiting.append(page)
+                    values += page.count
             if waiting:
-                yield None, self._unpack(waiting)
+                self._open(waiting)
+                yield None, values
 
-    def _unpack(self, pages: list[Page]) -> int:
+    def _open(self, pages: list[Page]) -> None:
         buffers = [self._decompressed(page) for page in pages]
         table = [(buffer.address, buffer.size, page.count, page.levels is None)
                  for page, buffer in zip(pages, buffers, strict=True)]
         self._unpacker.open(np.array(table, np.int64).reshape(-1, PAGE_WORDS), buffers)
-        return sum(page.count for page in pages)
 
     def _values(self, page: Page) -> np.ndarray:
         """Plain values."""
@@ -152,24 +153,37 @@ def _check_levels(levels: bytes, count: int) -> None:
         at, count = at + size, count - some
 
 
+def may_be_decoded(schema: Any, fields: Sequence[pa.Field], rows: int) -> bool:
+    """Whether columns of a file with this Parquet schema are all of kinds that kernels decode, which are there."""
+    from scalein.runtime.unpacking import are_ready
+
+    places = _places(schema)
+    leaves = [schema.column(places[field.name]) if field.name in places else None for field in fields]
+    are_known = all(leaf is not None and "." not in field.name  # of a struct, or not
+                    and leaf.max_definition_level <= 1 and _is_as_stored(leaf, field.type)
+                    for leaf, field in zip(leaves, fields, strict=True))  # fmt: skip
+    return are_known and are_ready({field.type.bit_width // 8 for field in fields}, len(fields) * rows, Options.make())
+
+
+def _places(schema: Any) -> dict[str, int]:
+    leaves = enumerate(schema.column(k) for k in range(len(schema)))
+    return {leaf.path: k for k, leaf in leaves if not leaf.max_repetition_level}
+
+
 def columns_of(file: pa.Buffer, metadata: Any, groups: list[int], fields: Sequence[pa.Field]) -> list[Column]:
-    """Columns of some row groups of a mapped file; none if not all of them can be decoded here, and sooner."""
+    """Columns that may be decoded, of some row groups of a mapped file; none if one cannot be, or not sooner."""
     options = Options.make()
-    leaves = [metadata.schema.column(k) for k in range(metadata.num_columns)]
-    places = {leaf.path: k for k, leaf in enumerate(leaves) if not leaf.max_repetition_level}
-    found = [(places.get(field.name, -1), field.type) for field in fields]
-    if not all(place >= 0 and leaves[place].max_definition_level <= 1 and _is_as_stored(leaves[place], arrow)
-               for place, arrow in found) or any("." in field.name for field in fields):  # of a struct, or not
-        return []
+    places = _places(metadata.schema)
+    leaves = [metadata.schema.column(places[field.name]) for field in fields]
     try:
-        chunks = [[chunk_of(file, metadata.row_group(k), place, leaves[place], options) for k in groups]
-                  for place, _ in found]
+        chunks = [[chunk_of(file, metadata.row_group(k), places[field.name], leaf, options) for k in groups]
+                  for field, leaf in zip(fields, leaves, strict=True)]
     except Unusual:
         return []
     if not all(map(_is_worth, chain(*chunks))):
         return []
-    return [Column(file, some, _STORED[leaves[place].physical_type], arrow, options)
-            for some, (place, arrow) in zip(chunks, found, strict=True)]
+    return [Column(file, some, _STORED[leaf.physical_type], field.type, options)
+            for some, leaf, field in zip(chunks, leaves, fields, strict=True)]
 
 
 def _is_worth(chunk: Chunk) -> bool:

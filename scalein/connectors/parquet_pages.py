@@ -97,7 +97,7 @@ def _page(header: list[int], start: int, is_optional: bool, is_compressed: bool)
         levels = None if is_optional else 0
     else:
         count, nulls, _, encoding, definition, repetition, flag = inner[1:8]
-        is_known = kind == _DATA_V2 and nulls == 0 and repetition == 0 and definition >= 0
+        is_known = kind == _DATA_V2 and nulls == 0 and repetition == 0 and definition >= is_optional
         levels, is_compressed = definition, is_compressed and flag != 0
     is_sound = count >= 0 and 0 <= (levels or 0) <= min(size, raw_size) and raw_size <= _MOST_PAGE_BYTES
     if not is_known or not is_sound or encoding not in (PLAIN, _PLAIN_DICTIONARY, _RLE_DICTIONARY):

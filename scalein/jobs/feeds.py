@@ -183,6 +183,7 @@ class Feeds:
     def __init__(self, readers: list[Reader], rows_per_second: float | None, memory: int | None = None) -> None:
         self.readers = readers
         reading = [reader for reader in readers if not reader.is_in_memory]
+        self._is_tight = memory is not None and bool(reading)
         if memory is not None:
             for reader in reading:
                 reader.hold_within(memory // len(reading))
@@ -255,10 +256,10 @@ class Feeds:
 
     def take_more(self, most: int) -> list[Delivery]:
         """What there is besides what was taken, up to some rows, without waiting; any thread may ask. Nothing if a rate
-        says how much may be taken.
+        says how much may be taken, or if what was taken makes room for more to be read than memory is for.
         """
         with self._changed:
-            return self._take(most) if self._rate is None else []
+            return self._take(most) if self._rate is None and not self._is_tight else []
 
     def _take(self, most: int) -> list[Delivery]:
         found: list[Delivery] = []

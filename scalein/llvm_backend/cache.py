@@ -122,6 +122,13 @@ def load_lowered(name: Stage | str, lower: Callable[[Target], Lowered], options:
     return found
 
 
+def has_kernel(name: str, options: Options) -> bool:
+    """Whether a kernel without a stage is in memory or on disk: to load it takes a millisecond, not a hundred."""
+    key = digest(name, target_for(options.cpu), options.safe)
+    home = private_folder(options.cache, create=False)
+    return _from_memory(key) is not None or (home is not None and os.path.exists(os.path.join(home, f"{key}.kernel")))
+
+
 def _from_memory(key: str) -> Compiled | None:
     with _lock:
         found = _known.get(key)

@@ -5,28 +5,31 @@ levels (of one bit, all 1: there are no nulls) and numbers are in runs, Parquet'
 with a varint: `count << 1` before one number that repeats `count` times, `groups << 1 | 1` before 8 * `groups` numbers
 of `width` bits each, one behind the other.
 
-There is a kernel for each width and size of value: with a known width, the eight numbers of a group are shifts of a few
-words. It goes on from page to page, and stops with OTHER_WIDTH at one that wants another kernel.
+There is a kernel for each size of value, for any width: where in a group of eight numbers each begins is computed once
+a run, so that a number is a load, a shift and a mask. (A kernel for each width is hardly faster, and compiling one takes as
+long as reading a hundred million values.)
 
-Invariants: no byte outside of a page is read. The dictionary has room for 2^width values, whatever it holds, so that no
-number leads out of it; one that is not below `entries` ends the kernel with ERROR, as does a run that leads out of its
-page, or a null. Slots `at` to `page` say where the next call goes on.
+Invariants: no byte outside of a page is read. No width is above `most_width`, and the dictionary has room for that many
+values, whatever it holds, so that no number leads out of it; one that is not below `entries` ends the kernel with
+ERROR, as does a run that leads out of its page, or a null. Slots `at` to `width` say where the next call goes on.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from llvmlite import ir
 
-from scalein.layout import DONE, ERROR, OTHER_WIDTH, PAGE_WORDS
+from scalein.layout import DONE, ERROR, MOST_BITS, PAGE_WORDS
 from scalein.llvm_backend.fn import I1, I8, I64, PTR, Fn, Var, const
 from scalein.llvm_backend.stage import Lowered
 
 _LITERAL = -1  # in slot `number`: the run has numbers of its own
-_STATE = ("at", "left", "number", "base", "next", "values_left", "page")
+_STATE = ("at", "left", "number", "base", "next", "values_left", "page", "width")
 _MOST_SHIFT = 35  # bits of a varint
 
 
-def lower_unpack(width: int, value_bytes: int) -> Lowered:
+def lower_unpack(value_bytes: int) -> Lowered:
     """The kernel that makes values of the next numbers, until there are `count` or no page is left."""
     f = Fn("unpack")
     b = f.b
@@ -34,11 +37,12 @@ def lower_unpack(width: int, value_bytes: int) -> Lowered:
     out, values = f.slot("out", PTR), f.slot("values", PTR)
     value_type = ir.IntType(8 * value_bytes)
     state = {name: f.var(I64, f.get_slot(name)) for name in _STATE}
-    left, number, following, values_left = (state[name] for name in ("left", "number", "next", "values_left"))
+    left, number, following, values_left, width = (
+        state[name] for name in ("left", "number", "next", "values_left", "width"))
     done, greatest = f.var(I64, f.get_slot("done")), f.var(I64, const(0))
     data, size = f.var(PTR, f.get_slot("data", PTR)), f.var(I64, f.get_slot("size"))
     page = Cursor(f, data, size, state["at"])
-    run = _Run(f, width, page, state["base"])
+    run = _Run(f, page, state["base"], width)
 
     def value(number: ir.Value) -> ir.Value:
         return f.load_input(f.at(values, number, value_type), value_type)
@@ -56,9 +60,9 @@ def lower_unpack(width: int, value_bytes: int) -> Lowered:
         whole = b.ashr(b.sub(end, at.get()), const(3))
         groups = f.max(const(0), f.min(whole, run.groups_within(following.get())))
         first_out, first = at.get(), run.place(following.get())
-        start = data.get()
+        start, bits, numbers = data.get(), width.get(), run.group()
         with f.loop(groups, rare=True) as group:
-            found = run.group(start, b.add(first, b.mul(group, const(width))))
+            found = numbers(f.byte_at(start, b.add(first, b.mul(group, bits))))
             place = b.add(first_out, b.shl(group, const(3)))
             for k, each in enumerate(found):
                 f.store(value(each), out, b.add(place, const(k)))
@@ -68,11 +72,6 @@ def lower_unpack(width: int, value_bytes: int) -> Lowered:
         passed = b.shl(groups, const(3))
         at.set(b.add(at.get(), passed))
         following.set(b.add(following.get(), passed))
-
-    def save() -> None:
-        for name, var in (*state.items(), ("done", done), ("size", size)):
-            f.set_slot(name, var.get())
-        f.b.store(data.get(), f.slot_ptr("data"))
 
     def begin_page() -> None:
         about = f.at(f.slot("pages", PTR), b.mul(state["page"].get(), const(PAGE_WORDS)), I64)
@@ -89,12 +88,8 @@ def lower_unpack(width: int, value_bytes: int) -> Lowered:
                 number.set(const(0))
                 left.set(values_left.get())
             with others:
-                with f.when(b.icmp_signed("!=", found, const(width))):
-                    f.leave_if(b.icmp_unsigned(">=", greatest.get(), entries), ERROR)
-                    f.set_slot("width", found)
-                    values_left.set(const(0))
-                    save()
-                    f.leave(OTHER_WIDTH)
+                f.leave_if(b.icmp_signed(">", found, f.slot("most_width")), ERROR)
+                width.set(found)
                 left.set(const(0))
         state["page"].set(b.add(state["page"].get(), const(1)))
 
@@ -106,7 +101,7 @@ def lower_unpack(width: int, value_bytes: int) -> Lowered:
             begin_page()
             pages.again()
         with f.when(b.icmp_signed("==", left.get(), const(0))):
-            _begin_run(f, width, page, state, entries)
+            _begin_run(f, page, state, entries)
         n = f.min(f.min(left.get(), values_left.get()), b.sub(count, done.get()))
         end = b.add(done.get(), n)
         with f.when_else(b.icmp_signed(">=", number.get(), const(0))) as (repeated, literal):
@@ -124,7 +119,9 @@ def lower_unpack(width: int, value_bytes: int) -> Lowered:
         values_left.set(b.sub(values_left.get(), n))
         done.set(end)
     f.leave_if(b.icmp_unsigned(">=", greatest.get(), entries), ERROR)
-    save()
+    for name, var in (*state.items(), ("done", done), ("size", size)):
+        f.set_slot(name, var.get())
+    f.b.store(data.get(), f.slot_ptr("data"))
     b.ret(const(DONE))
     frame = f.finish()
     return Lowered("unpack", f.text(), frame, (), (), ())
@@ -194,9 +191,9 @@ def _pass_levels(f: Fn, page: Cursor, count: ir.Value) -> None:
     page.at.set(end)
 
 
-def _begin_run(f: Fn, width: int, page: Cursor, state: dict[str, Var], entries: ir.Value) -> None:
+def _begin_run(f: Fn, page: Cursor, state: dict[str, Var], entries: ir.Value) -> None:
     """Read how the next run begins. One of no numbers is passed: another begins then."""
-    b = f.b
+    b, width = f.b, state["width"].get()
     head = page.varint()
     length = b.lshr(head, const(1))
     with f.when_else(b.trunc(head, I1)) as (literal, repeated):
@@ -205,53 +202,55 @@ def _begin_run(f: Fn, width: int, page: Cursor, state: dict[str, Var], entries: 
             state["base"].set(page.at.get())
             state["next"].set(const(0))
             state["left"].set(b.shl(length, const(3)))
-            page.skip(b.mul(length, const(width)))
+            page.skip(b.mul(length, width))
         with repeated:
-            number = page.number((width + 7) // 8)
-            f.leave_if(b.icmp_unsigned(">=", number, entries), ERROR)
-            state["number"].set(number)
+            number = f.var(I64, const(0))
+            for k in range(MOST_BITS // 8):
+                with f.when(b.icmp_unsigned(">", width, const(8 * k))):
+                    number.set(b.or_(number.get(), b.shl(page.byte(), const(8 * k))))
+            f.leave_if(b.icmp_unsigned(">=", number.get(), entries), ERROR)
+            state["number"].set(number.get())
             state["left"].set(length)
 
 
 class _Run:
     """Numbers of `width` bits, from byte `base` of a page on."""
 
-    def __init__(self, f: Fn, width: int, page: Cursor, base: Var) -> None:
-        self._f, self._width, self._page, self._base = f, width, page, base
-        self._mask = const((1 << width) - 1)
-        # Bytes of a group at which a word is loaded; and of each number its word, and the bits before it there.
-        self._words: list[int] = []
-        self._parts: list[tuple[int, int]] = []
-        for bit in range(0, 8 * width, width):
-            if not self._words or bit + width > 8 * self._words[-1] + 64:
-                self._words.append(bit // 8)
-            self._parts.append((len(self._words) - 1, bit - 8 * self._words[-1]))
+    def __init__(self, f: Fn, page: Cursor, base: Var, width: Var) -> None:
+        self._f, self._page, self._base, self._width = f, page, base, width
 
     def place(self, following: ir.Value) -> ir.Value:
         """The byte in which a number begins."""
         b = self._f.b
-        return b.add(self._base.get(), b.lshr(b.mul(following, const(self._width)), const(3)))
+        return b.add(self._base.get(), b.lshr(b.mul(following, self._width.get()), const(3)))
 
     def groups_within(self, following: ir.Value) -> ir.Value:
         """Of how many groups, from a number on, all words lie within the page; not above 0 if of none."""
-        b = self._f.b
-        after_first = self._words[-1] + 8 - self._width
-        room = b.sub(b.sub(self._page.size.get(), const(after_first)), self.place(following))
-        return b.sdiv(room, const(self._width))
+        b, width = self._f.b, self._width.get()
+        last_word = b.lshr(b.mul(width, const(7)), const(3))
+        room = b.sub(b.sub(self._page.size.get(), b.add(last_word, const(8))), self.place(following))
+        return b.sdiv(b.add(room, width), width)
 
-    def group(self, data: ir.Value, first: ir.Value) -> list[ir.Value]:
-        """The eight numbers of the group that begins at a byte."""
-        f, b = self._f, self._f.b
-        words = [f.load_input(f.byte_at(data, b.add(first, const(at))), I64, align=1) for at in self._words]
-        return [b.and_(b.lshr(words[word], const(bits)), self._mask) for word, bits in self._parts]
+    def group(self) -> Callable[[ir.Value], list[ir.Value]]:
+        """Gives the eight numbers of the group that begins at a place: a word is loaded for each."""
+        f, b, width = self._f, self._f.b, self._width.get()
+        mask = b.sub(b.shl(const(1), width), const(1))
+        bits = [b.mul(width, const(k)) for k in range(8)]
+        bytes_before, bits_before = ([op(each, const(by)) for each in bits] for op, by in ((b.lshr, 3), (b.and_, 7)))
+
+        def numbers(start: ir.Value) -> list[ir.Value]:
+            words = [f.load_input(f.byte_at(start, at), I64, align=1) for at in bytes_before]
+            return [b.and_(b.lshr(word, skip), mask) for word, skip in zip(words, bits_before, strict=True)]
+
+        return numbers
 
     def number(self, following: ir.Value) -> ir.Value:
         """One number, byte by byte, none behind the page."""
-        f, b = self._f, self._f.b
+        f, b, width = self._f, self._f.b, self._width.get()
         first, last = self.place(following), b.sub(self._page.size.get(), const(1))
         found = const(0)
-        for k in range((self._width + 14) // 8):  # bytes that it may touch
+        for k in range((MOST_BITS + 14) // 8):  # bytes that it may touch
             byte = f.load_input(f.byte_at(self._page.data.get(), f.min(b.add(first, const(k)), last)), I8)
             found = b.or_(found, b.shl(b.zext(byte, I64), const(8 * k)))
-        bits = b.and_(b.mul(following, const(self._width)), const(7))
-        return b.and_(b.lshr(found, bits), self._mask)
+        bits = b.and_(b.mul(following, width), const(7))
+        return b.and_(b.lshr(found, bits), b.sub(b.shl(const(1), width), const(1)))

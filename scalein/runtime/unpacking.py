@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scalein.layout import DONE, HEADER_WORDS, OTHER_WIDTH, OUTPUT_FULL, PAGE_WORDS, FrameData
-from scalein.llvm_backend.cache import load_lowered
-from scalein.llvm_backend.jit import Kernel
+from scalein.layout import DONE, HEADER_WORDS, MOST_BITS, OUTPUT_FULL
+from scalein.llvm_backend.cache import has_kernel, load_lowered
 from scalein.llvm_backend.target import Target
 from scalein.memory import address
 from scalein.options import Options
@@ -17,13 +17,30 @@ from scalein.options import Options
 if TYPE_CHECKING:
     from scalein.llvm_backend.stage import Lowered
 
-MOST_BITS = 24  # of a number: larger dictionaries are none
 _ROWS = 256  # of headers that there is room for at first
+_HEADERS = "page headers"
+_WORTH_COMPILING = 50_000_000  # values: others take so much longer for them as a kernel takes to be compiled
+
+_missed = 0  # values that others had to decode, for want of a kernel
+
+
+def are_ready(value_sizes: Iterable[int], values: int, options: Options) -> bool:
+    """Whether there are kernels for values of so many bytes, or so many of these have been missed that it is time to
+    compile them: who reads one file should not wait for what pays in a hundred."""
+    global _missed
+    if all(has_kernel(name, options) for name in (_HEADERS, *map(_name, value_sizes))):
+        return True
+    _missed += values  # by several threads: a few may be forgotten
+    return _missed >= _WORTH_COMPILING
+
+
+def _name(value_bytes: int) -> str:
+    return f"unpack {value_bytes}"
 
 
 def page_headers(chunk: np.ndarray, values: int, options: Options) -> np.ndarray | None:
     """A row of `HEADER_WORDS` for each page of a chunk that has so many values; None where one is not understood."""
-    kernel = load_lowered("page headers", _lower_headers, options).kernel
+    kernel = load_lowered(_HEADERS, _lower_headers, options).kernel
     frame = kernel.frame.new()
     frame.point("data", chunk)
     frame["size"], frame["left"] = len(chunk), values
@@ -39,67 +56,37 @@ def page_headers(chunk: np.ndarray, values: int, options: Options) -> np.ndarray
 class Unpacker:
     """Gives the values that pages have numbers of, in order. One thread uses it."""
 
-    def __init__(self, options: Options) -> None:
-        self._options = options
-        self._kernels: dict[int, tuple[Kernel, FrameData]] = {}  # by width
-        self._width = 1
-        self._count = 0  # of the dictionary's entries
-        self._values = np.zeros(1, np.int8)
-        self._pages = np.zeros((0, PAGE_WORDS), np.int64)
-        self._keep: object = None
-        self._frame: FrameData | None = None  # of the page under way
+    def __init__(self, value_bytes: int, options: Options) -> None:
+        self._kernel = load_lowered(_name(value_bytes), partial(_lower_unpack, value_bytes), options).kernel
+        self._frame = self._kernel.frame.new()
+        self._value_bytes = value_bytes
 
     def use(self, dictionary: np.ndarray) -> None:
         """Numbers of the next pages are places in this one."""
-        self._count = len(dictionary)
+        assert dictionary.itemsize == self._value_bytes
         # No number leads out of it; some writers have one bit more than they need.
-        self._values = np.zeros(2 << self._count.bit_length(), dictionary.dtype)
-        self._values[: self._count] = dictionary
+        most_width = len(dictionary).bit_length() + 1
+        values = np.zeros(1 << most_width, dictionary.dtype)
+        values[: len(dictionary)] = dictionary
+        self._frame.point("values", values)
+        self._frame["entries"], self._frame["most_width"] = len(dictionary), min(most_width, MOST_BITS)
 
     def open(self, pages: np.ndarray, keep: object) -> None:
         """Go on with these pages: a row of `PAGE_WORDS` each; `keep` holds their bytes."""
         assert pages.dtype == np.int64
-        self._pages, self._keep = np.ascontiguousarray(pages), keep
-        self._begin(0)
+        frame = self._frame
+        frame.point("pages", np.ascontiguousarray(pages))
+        frame.keep["bytes"] = keep
+        frame["pages.count"] = len(pages)
+        for name in ("page", "at", "left", "number", "base", "next", "values_left", "data", "size", "width"):
+            frame[name] = 0
 
     def into(self, out: np.ndarray) -> int | None:
-        """Fill an array of the dictionary's type; how many values there were, None where one is not understood."""
-        assert self._frame is not None
-        assert out.dtype == self._values.dtype
-        done = 0
-        while True:
-            kernel, _ = self._kernels[self._width]
-            frame = self._frame
-            frame["out"], frame["count"], frame["done"] = address(out), len(out), done
-            status = kernel.call(frame.address)
-            if status == DONE:
-                return frame["done"]
-            if status != OTHER_WIDTH or not 1 <= frame["width"] <= MOST_BITS or frame["width"] >= self._most_bits:
-                return None
-            self._width, done = frame["width"], frame["done"]
-            self._begin(frame["page"])
-
-    @property
-    def _most_bits(self) -> int:
-        return len(self._values).bit_length()
-
-    def _begin(self, page: int) -> None:
-        """Have the kernel of the right width go on with a page, from its begin."""
-        if self._width >= self._most_bits:
-            self._width = 1
-        found = self._kernels.get(self._width)
-        if found is None:
-            size = self._values.itemsize
-            kernel = load_lowered(f"unpack {self._width} {size}", partial(_lower_unpack, self._width, size),
-                                  self._options).kernel
-            found = self._kernels[self._width] = kernel, kernel.frame.new()
-        self._frame = frame = found[1]
-        frame.point("pages", self._pages)
-        frame.point("values", self._values)
-        frame["pages.count"], frame["entries"] = len(self._pages), self._count
-        frame["page"] = page
-        for name in ("at", "left", "number", "base", "next", "values_left", "data", "size"):
-            frame[name] = 0
+        """Fill an array; how many values there were, None where one is not understood."""
+        assert out.itemsize == self._value_bytes
+        frame = self._frame
+        frame["out"], frame["count"], frame["done"] = address(out), len(out), 0
+        return frame["done"] if self._kernel.call(frame.address) == DONE else None
 
 
 def _lower_headers(target: Target) -> Lowered:
@@ -108,7 +95,7 @@ def _lower_headers(target: Target) -> Lowered:
     return lower_page_headers()
 
 
-def _lower_unpack(width: int, value_bytes: int, target: Target) -> Lowered:
+def _lower_unpack(value_bytes: int, target: Target) -> Lowered:
     from scalein.llvm_backend.unpack import lower_unpack
 
-    return lower_unpack(width, value_bytes)
+    return lower_unpack(value_bytes)

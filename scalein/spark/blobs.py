@@ -22,7 +22,7 @@ from scalein.dtypes import BOOL, I64
 from scalein.hashing import P1, P2
 from scalein.interp.taking import taken
 from scalein.ir import ops
-from scalein.ir.exprs import Call, Col, Lit, Named
+from scalein.ir.exprs import Call, Col, Named
 from scalein.options import Options
 from scalein.runtime.run import Program
 
@@ -120,8 +120,7 @@ def own_rows(batch: pa.RecordBatch, keys: Sequence[str], target: int, targets: i
     if targets == 1:
         return batch
     if len(keys) == 1 and all(pa.types.is_primitive(column.type) for column in batch.columns):
-        found = list(_own_program(tuple(batch.schema), keys[0], target, targets).run([batch], options))
-        return _one(found) if found else batch.slice(0, 0)
+        return _own_range(batch, keys[0], target, targets, options)
     rows = np.flatnonzero((target_of_groups(targets) == target)[key_groups(hashes(batch, keys, options))])
     if len(rows) == batch.num_rows:
         return batch
@@ -129,17 +128,47 @@ def own_rows(batch: pa.RecordBatch, keys: Sequence[str], target: int, targets: i
     return pa.RecordBatch.from_arrays([taken(column, at) for column in batch.columns], schema=batch.schema)
 
 
-@lru_cache(maxsize=64)
-def _own_program(fields: tuple[pa.Field, ...], key: str, target: int, targets: int) -> Program:
+def _own_range(batch: pa.RecordBatch, key: str, target: int, targets: int, options: Options) -> pa.RecordBatch:
     """`own_rows` in one kernel: a target's key groups are a range, and so are its hashes."""
-    source = ops.Source("input", pa.schema(fields), tuple(field.name for field in fields))
-    column = next(Col(field.name, field.dtype, field.nullable) for field in source.schema if field.name == key)
     groups = np.flatnonzero(target_of_groups(targets) == target)
     least, greatest = int(groups[0]) << 56, (int(groups[-1]) + 1 << 56) - 1
-    tests = [Call(fn, (Call("hash", (column,), (), I64, False), Lit(bound - (bound >> 63 << 64), I64)), (), BOOL, False)
-             for fn, bound in (("ge", least), ("le", greatest))]  # fmt: skip
     is_split = least < 1 << 63 <= greatest  # hashes have a sign here: the greater half is below the other
-    return Program(compile_flow(ops.Filter(source, Call("or" if is_split else "and", tuple(tests), (), BOOL, False))))
+    bounds = [_repeated(bound - (bound >> 63 << 64), batch.num_rows) for bound in (least, greatest)]
+    types = tuple((column.type, field.nullable) for column, field in zip(batch.columns, batch.schema, strict=True))
+    given = pa.RecordBatch.from_arrays([*batch.columns, *bounds], schema=_with_bounds(types))
+    found = list(_range_program(types, batch.schema.get_field_index(key), is_split).run([given], options))
+    return pa.RecordBatch.from_arrays(_one(found).columns, schema=batch.schema) if found else batch.slice(0, 0)
+
+
+Types = tuple[tuple[pa.DataType, bool], ...]  # of columns, and whether these may have nulls
+
+
+def _with_bounds(types: Types) -> pa.Schema:
+    """Columns by number, and two that say from which hash to which."""
+    bounds = [pa.field(name, pa.int64(), False) for name in ("least", "greatest")]
+    return pa.schema([*(pa.field(str(k), *about) for k, about in enumerate(types)), *bounds])
+
+
+@lru_cache(maxsize=64)
+def _range_program(types: Types, key: int, is_split: bool) -> Program:
+    """Rows whose hash lies within bounds; these are columns, since a new kernel for each target costs more."""
+    schema = _with_bounds(types)
+    source = ops.Source("input", schema, tuple(schema.names))
+    columns = [Col(field.name, field.dtype, field.nullable) for field in source.schema]
+    hashed = Call("hash", (columns[key],), (), I64, False)
+    tests = [Call(fn, (hashed, bound), (), BOOL, False) for fn, bound in zip(("ge", "le"), columns[-2:], strict=True)]
+    kept = ops.Filter(source, Call("or" if is_split else "and", tuple(tests), (), BOOL, False))
+    return Program(compile_flow(ops.Project(kept, tuple(Named(column.name, column) for column in columns[:-2]))))
+
+
+@lru_cache(maxsize=8)
+def _constant(value: int, length: int) -> pa.Array:
+    return pa.array(np.full(length, value))
+
+
+def _repeated(value: int, rows: int) -> pa.Array:
+    """A column of one value; of a longer one that is there."""
+    return _constant(value, 1 << rows.bit_length()).slice(0, rows)
 
 
 def _one(parts: list[pa.RecordBatch]) -> pa.RecordBatch:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from hypothesis import strategies as st
 
 import scalein as si
 from scalein.connectors import formats_parquet, parquet_columns
-from scalein.connectors.parquet_columns import columns_of
+from scalein.connectors.parquet_columns import columns_of, may_be_decoded
 from scalein.errors import BadData
+from scalein.llvm_backend import cache
 from scalein.options import Options
-from scalein.runtime.unpacking import MOST_BITS, Unpacker
+from scalein.runtime import unpacking
+from scalein.runtime.unpacking import Unpacker
 
 TYPES = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64(), pa.float32(),
          pa.float64(), pa.date32(), pa.timestamp("ms"), pa.timestamp("us", "UTC"), pa.timestamp("ns")]  # fmt: skip
@@ -32,13 +35,16 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats_parquet, "_WORTH_ROWS", 1)
     monkeypatch.setattr(parquet_columns, "_CODED", 0.0)
     monkeypatch.setattr(parquet_columns, "_MOST_DICTIONARY_BYTES", 1 << 30)
+    monkeypatch.setattr(unpacking, "_WORTH_COMPILING", 0)
 
 
 def decoded_here(path: Path) -> set[str]:
     """The columns of a file that our kernels decode."""
     metadata = pq.read_metadata(path)
     file, groups = pa.memory_map(str(path)).read_buffer(), list(range(metadata.num_row_groups))
-    return {field.name for field in pq.read_schema(path) if columns_of(file, metadata, groups, [field])}
+    rows = metadata.num_rows
+    return {field.name for field in pq.read_schema(path)
+            if may_be_decoded(metadata.schema, [field], rows) and columns_of(file, metadata, groups, [field])}
 
 
 def read(path: Path, batch_rows: int = 1000, columns: list[str] | None = None) -> pa.Table:
@@ -112,6 +118,7 @@ def test_it_is_our_kernels_that_decode(tmp_path: Path) -> None:
 def test_plain_pages_and_large_dictionaries_are_left_to_pyarrow(tmp_path: Path,
                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
+    monkeypatch.setattr(unpacking, "_WORTH_COMPILING", 0)
     rng = np.random.default_rng(3)
     table = pa.table({"few": rng.integers(0, 100, 100_000), "many": rng.integers(0, 1 << 60, 100_000)})
     pq.write_table(table, tmp_path / "a.parquet", dictionary_pagesize_limit=1 << 22)
@@ -120,6 +127,37 @@ def test_plain_pages_and_large_dictionaries_are_left_to_pyarrow(tmp_path: Path,
     assert decoded_here(tmp_path / "b.parquet") == {"few"}
     pq.write_table(table, tmp_path / "c.parquet", use_dictionary=False)
     assert decoded_here(tmp_path / "c.parquet") == set()
+
+
+def test_a_kernel_is_compiled_once_many_values_have_missed_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reads one small file does not wait for a compiler; a kernel that is there is used at once."""
+    monkeypatch.setenv("SCALEIN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(cache, "_known", OrderedDict())
+    monkeypatch.setattr(unpacking, "_WORTH_COMPILING", 12_000)
+    monkeypatch.setattr(unpacking, "_missed", 0)
+    pq.write_table(pa.table({"k": np.arange(5_000) % 7}), tmp_path / "a.parquet")
+    found = [decoded_here(tmp_path / "a.parquet") for _ in range(3)]
+    assert found == [set(), set(), {"k"}]
+    monkeypatch.setattr(unpacking, "_missed", 0)
+    assert decoded_here(tmp_path / "a.parquet") == {"k"}
+    monkeypatch.setattr(cache, "_known", OrderedDict())
+    assert decoded_here(tmp_path / "a.parquet") == {"k"}  # on disk
+
+
+@pytest.mark.parametrize("row_group", [99, 100])
+def test_small_row_groups_are_left_to_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row_group: int) -> None:
+    """Opening each twice would take longer than decoding it; and no batch is larger than its bytes may be."""
+    monkeypatch.setattr(formats_parquet, "_WORTH_ROWS", 100)
+    monkeypatch.setattr(formats_parquet, "_BATCH_BYTES", 8 * 2_000)
+    pq.write_table(pa.table({"k": np.arange(9_900) % 7}), tmp_path / "a.parquet", row_group_size=row_group)
+    seen: list[int] = []
+    monkeypatch.setattr(formats_parquet, "columns_of", lambda *given: seen.append(1) or columns_of(*given))
+    with pq.ParquetFile(tmp_path / "a.parquet") as file:
+        groups = list(range(file.metadata.num_row_groups))
+        batches = list(formats_parquet.batches_of(str(tmp_path / "a.parquet"), file, groups, ["k"], 9_000))
+    assert sum(batch.num_rows for batch in batches) == 9_900
+    assert len(seen) == (row_group == 100)
+    assert not seen or max(batch.num_rows for batch in batches) == 2_000
 
 
 def test_a_flow_reads_such_files(tmp_path: Path) -> None:
@@ -180,7 +218,7 @@ def packed(*numbers: int) -> bytes:
 def test_numbers_that_a_dictionary_does_not_have(runs: bytes, count: int, is_sound: bool) -> None:
     """The kernel says so, wherever in a page they stand; what pads a run may be anything."""
     page = np.frombuffer(b"\x03" + runs, np.uint8)
-    unpacker = Unpacker(Options.make())
+    unpacker = Unpacker(8, Options.make())
     unpacker.use(np.arange(5, dtype=np.int64) * 11)
     unpacker.open(np.array([[page.ctypes.data, len(page), count, 0]], np.int64), page)
     out = np.zeros(count, np.int64)
@@ -190,7 +228,7 @@ def test_numbers_that_a_dictionary_does_not_have(runs: bytes, count: int, is_sou
 
 def unpacked(pages: list[bytes], counts: list[int], entries: int) -> list[int] | None:
     memory = [np.frombuffer(page, np.uint8) for page in pages]
-    unpacker = Unpacker(Options.make())
+    unpacker = Unpacker(8, Options.make())
     unpacker.use(np.arange(entries, dtype=np.int64) + 100)
     table = [[page.ctypes.data, len(page), count, 0] for page, count in zip(memory, counts, strict=True)]
     unpacker.open(np.array(table, np.int64), memory)
@@ -214,7 +252,8 @@ def test_damaged_footers_are_errors(tmp_path: Path) -> None:
         "from scalein.connectors import formats_parquet, parquet_columns\n"
         "from scalein.errors import ScaleinError\n"
         "import pyarrow as pa, pyarrow.parquet as pq\n"
-        "formats_parquet._WORTH_ROWS, parquet_columns._CODED = 1, 0.0\n"
+        "from scalein.runtime import unpacking\n"
+        "formats_parquet._WORTH_ROWS = parquet_columns._CODED = unpacking._WORTH_COMPILING = 0\n"
         "whole = bytearray(open(sys.argv[1], 'rb').read())\n"
         "start = len(whole) - 8 - int.from_bytes(whole[-8:-4], 'little')\n"
         "for at in range(start, len(whole) - 8):\n"
@@ -246,13 +285,13 @@ def test_any_bytes_end_in_values_or_in_none(data: bytes, width: int, count: int,
         memory = np.full(len(data) + 129, beside, np.uint8)
         page = memory[64 : 64 + 1 + len(data)]
         page[0], page[1:] = width, np.frombuffer(data, np.uint8)
-        unpacker = Unpacker(Options.make())
+        unpacker = Unpacker(4, Options.make())
         unpacker.use(np.arange(entries, dtype=np.int32))
         unpacker.open(np.array([[page.ctypes.data, len(page), count, has_levels]], np.int64), memory)
         out = np.full(count + 1, -7, np.int32)
         got = unpacker.into(out[:count])
         assert out[count] == -7
-        assert got is None or 0 <= width <= MOST_BITS or has_levels
+        assert got is None or 0 <= width <= 24 or has_levels
         found.append(None if got is None else out[:got].tolist())
         assert found[-1] is None or all(0 <= value < entries for value in found[-1])
     assert found[0] == found[1]

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from scalein.options import Options
+from scalein.spark import blobs
 from scalein.spark.blobs import hashes, key_groups, own_rows, target_of_groups
 
 KEYS = {
@@ -30,3 +31,14 @@ def test_own_rows_are_those_of_a_target(key: str, targets: int) -> None:
         assert own.schema.equals(batch.schema)
         assert own.column("v").equals(want.column("v"))
         assert repr(own.column(key).to_pylist()) == repr(want.column(key).to_pylist())  # NaN and -0.0 too
+
+
+def test_targets_share_kernels() -> None:
+    """Two at most: a range of hashes may go over their sign."""
+    options = Options.make(workers=1)
+    batch = pa.record_batch({"key": pa.array(range(1000), pa.int32()), "v": pa.array(range(1000), pa.uint16())})
+    before = blobs._range_program.cache_info().misses
+    for targets in (2, 3, 7, 16):
+        for target in range(targets):
+            own_rows(batch, ["key"], target, targets, options)
+    assert blobs._range_program.cache_info().misses - before == 2
