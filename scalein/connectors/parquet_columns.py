@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from scalein.connectors.parquet_pages import Chunk, Page, Unusual, chunk_of
+from scalein.connectors.parquet_pages import WITHIN, Chunk, Page, Unusual, chunk_of
 from scalein.layout import PAGE_WORDS
 from scalein.options import Options
 
@@ -79,58 +79,45 @@ class Column:
                     yield None, values
                     waiting, values = [], 0
                 if page.is_plain:
-                    yield self._values(page), page.count
+                    yield self._values(page), page.values
                 elif chunk.dictionary is None:
                     raise Unusual
                 else:
                     waiting.append(page)
-                    values += page.count
+                    values += page.values
             if waiting:
                 self._open(waiting)
                 yield None, values
 
     def _open(self, pages: list[Page]) -> None:
         buffers = [self._decompressed(page) for page in pages]
-        table = [(buffer.address, buffer.size, page.count, page.levels is None)
+        table = [(buffer.address, buffer.size, page.values, page.levels == WITHIN)
                  for page, buffer in zip(pages, buffers, strict=True)]
         self._unpacker.open(np.array(table, np.int64).reshape(-1, PAGE_WORDS), buffers)
 
     def _values(self, page: Page) -> np.ndarray:
         """Plain values."""
         raw = np.frombuffer(self._decompressed(page), np.uint8)
-        if page.levels is None:
+        if page.levels == WITHIN:
             size = int.from_bytes(raw[:4].tobytes(), "little")
-            _check_levels(raw[4 : 4 + size].tobytes(), page.count)
+            _check_levels(raw[4 : 4 + size].tobytes(), page.values)
             raw = raw[4 + size :]
-        if len(raw) != page.count * self._stored.itemsize:
+        if len(raw) != page.values * self._stored.itemsize:
             raise Unusual
         return raw.view(self._stored).astype(self._dtype, copy=False)
 
     def _decompressed(self, page: Page) -> pa.Buffer:
         """A page's bytes, but for levels that stand before those which are compressed."""
-        levels = page.levels or 0
+        levels = max(0, page.levels)
         if levels:
-            _check_levels(self._file.slice(page.start, levels).to_pybytes(), page.count)
+            _check_levels(self._file.slice(page.start, levels).to_pybytes(), page.values)
         data, raw_size = self._file.slice(page.start + levels, page.size - levels), page.raw_size - levels
         if not page.is_compressed:
             return data
-        if _snappy_size(data) != raw_size:
-            raise Unusual
         try:
             return _SNAPPY.decompress(data, raw_size)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise Unusual from error
-
-
-def _snappy_size(data: pa.Buffer) -> int:
-    """How many bytes these become, as they say themselves: else whoever decompresses them may leave some unset."""
-    found = shift = 0
-    start: bytes = data.slice(0, min(5, data.size)).to_pybytes()
-    for byte in start:
-        found, shift = found | (byte & 127) << shift, shift + 7
-        if byte < 128:
-            return found
-    return -1
 
 
 def _check_levels(levels: bytes, count: int) -> None:
@@ -188,9 +175,9 @@ def columns_of(file: pa.Buffer, metadata: Any, groups: list[int], fields: Sequen
 
 def _is_worth(chunk: Chunk) -> bool:
     """Whether the kernel is faster than pyarrow: not over plain pages, nor where values are far from one another."""
-    coded = sum(page.count for page in chunk.pages if not page.is_plain)
+    coded = sum(page.values for page in chunk.pages if not page.is_plain)
     is_small = chunk.dictionary is not None and chunk.dictionary.raw_size <= _MOST_DICTIONARY_BYTES
-    return is_small and coded >= _CODED * sum(page.count for page in chunk.pages)
+    return is_small and coded >= _CODED * sum(page.values for page in chunk.pages)
 
 
 def _is_as_stored(leaf: Any, arrow: pa.DataType) -> bool:

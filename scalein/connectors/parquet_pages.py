@@ -8,7 +8,7 @@ reads it or says what is wrong with it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,7 @@ _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3
 PLAIN = 0
 _PLAIN_DICTIONARY, _RLE, _RLE_DICTIONARY = 2, 3, 8
 
+WITHIN = -1  # levels are in one piece with values
 _CODECS = ("UNCOMPRESSED", "SNAPPY")  # others are slow anyway
 _MOST_PAGE_BYTES = 1 << 28
 
@@ -29,16 +30,15 @@ class Unusual(Exception):
     """Pages of a kind that only pyarrow reads, or that nobody can."""
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(NamedTuple):
     """A page's place in its file, without its header."""
 
     start: int
     size: int
     raw_size: int  # decompressed
-    count: int  # values
+    values: int
     is_plain: bool  # or they are numbers of the dictionary's entries
-    levels: int | None  # bytes before the values, never compressed; None: among them, and they tell their length
+    levels: int  # bytes before the values, never compressed; WITHIN: among the values, and they tell their length
     is_compressed: bool
 
 
@@ -70,36 +70,54 @@ def chunk_of(file: pa.Buffer, group: Any, place: int, leaf: Any, options: Option
         start = min(start, about.dictionary_page_offset)
     if not 0 <= start <= start + about.total_compressed_size <= file.size:
         raise Unusual
-    whole = np.frombuffer(file, np.uint8)[start : start + about.total_compressed_size]
-    headers = page_headers(whole, about.num_values, options)
+    bytes_ = np.frombuffer(file, np.uint8)
+    headers = page_headers(bytes_[start : start + about.total_compressed_size], about.num_values, options)
     if headers is None:
         raise Unusual
-    is_compressed = about.compression != "UNCOMPRESSED"
-    pages = [_page(row, start, is_optional, is_compressed) for row in headers.tolist()]
+    pages = _pages(bytes_, start, headers, is_optional, about.compression != "UNCOMPRESSED")
     dictionary = pages.pop(0) if len(pages) and headers[0, 1] == _DICTIONARY else None
-    if (headers[1:, 1] == _DICTIONARY).any() or sum(page.count for page in pages) != about.num_values:
+    if (headers[1:, 1] == _DICTIONARY).any() or sum(page.values for page in pages) != about.num_values:
         raise Unusual
     return Chunk(dictionary, pages)
 
 
-def _page(header: list[int], start: int, is_optional: bool, is_compressed: bool) -> Page:
-    """A page by the words of its header (`llvm_backend/page_headers.py`), which may be any."""
-    end, kind, raw_size, size = header[:4]
-    inner = header[HEADER_FIELDS:]
-    levels: int | None = 0
-    if kind == _DICTIONARY:
-        count, encoding = inner[1:3]
-        is_known = encoding in (PLAIN, _PLAIN_DICTIONARY)
-        encoding = PLAIN
-    elif kind == _DATA:
-        count, encoding, level_encoding = inner[1:4]
-        is_known = level_encoding == _RLE or not is_optional
-        levels = None if is_optional else 0
-    else:
-        count, nulls, _, encoding, definition, repetition, flag = inner[1:8]
-        is_known = kind == _DATA_V2 and nulls == 0 and repetition == 0 and definition >= is_optional
-        levels, is_compressed = definition, is_compressed and flag != 0
-    is_sound = count >= 0 and 0 <= (levels or 0) <= min(size, raw_size) and raw_size <= _MOST_PAGE_BYTES
-    if not is_known or not is_sound or encoding not in (PLAIN, _PLAIN_DICTIONARY, _RLE_DICTIONARY):
+def _pages(file: np.ndarray, start: int, headers: np.ndarray, is_optional: bool, is_compressed: bool) -> list[Page]:
+    """Pages by the words of their headers (`llvm_backend/page_headers.py`), which may be any; all at once, since a page
+    has some ten thousand values only."""
+    end, kind, raw_size, size = headers.T[:4]
+    inner = headers.T[HEADER_FIELDS:]
+    is_dictionary, is_data, is_v2 = kind == _DICTIONARY, kind == _DATA, kind == _DATA_V2
+    count, encoding = inner[1], np.where(is_v2, inner[4], inner[2])
+    nulls, level_encoding, definition, repetition = inner[2], inner[3], inner[5], inner[6]
+    levels = np.where(is_v2, definition, WITHIN if is_optional else 0)
+    levels[is_dictionary] = 0
+    before = np.maximum(levels, 0)
+    is_known = (encoding == PLAIN) | (encoding == _PLAIN_DICTIONARY) | (encoding == _RLE_DICTIONARY) & ~is_dictionary
+    is_known &= (
+        is_dictionary
+        | is_data & ((level_encoding == _RLE) | (not is_optional))
+        | is_v2 & (nulls == 0) & (repetition == 0) & (definition >= is_optional)
+    )  # fmt: skip
+    is_sound = (count >= 0) & (before <= np.minimum(size, raw_size)) & (raw_size <= _MOST_PAGE_BYTES)
+    packed = is_compressed & (~is_v2 | (inner[7] != 0))
+    if not (is_known & is_sound).all():
         raise Unusual
-    return Page(start + end, size, raw_size, count, encoding == PLAIN, levels, is_compressed)
+    first = start + end
+    if (_snappy_sizes(file, first + before, size - before) != raw_size - before)[packed].any():
+        raise Unusual
+    columns = (first, size, raw_size, count, is_dictionary | (encoding == PLAIN), levels, packed)
+    return list(map(Page._make, zip(*(column.tolist() for column in columns), strict=True)))
+
+
+def _snappy_sizes(file: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """How many bytes some pieces become, as they say themselves: else whoever decompresses them may leave some unset.
+
+    A varint, the low bits first; -1 if it does not end within the piece.
+    """
+    found, has_ended = np.zeros_like(starts), np.zeros(len(starts), bool)
+    for k in range(5):
+        byte = file[np.minimum(starts + k, len(file) - 1)].astype(np.int64)
+        is_part = ~has_ended & (k < sizes)
+        found += np.where(is_part, (byte & 127) << 7 * k, 0)
+        has_ended |= is_part & (byte < 128)
+    return np.where(has_ended, found, -1)

@@ -6,8 +6,8 @@ with a varint: `count << 1` before one number that repeats `count` times, `group
 of `width` bits each, one behind the other.
 
 There is a kernel for each size of value, for any width: where in a group of eight numbers each begins is computed once
-a run, so that a number is a load, a shift and a mask. (A kernel for each width is hardly faster, and to compile one takes
-as long as to read a hundred million values.)
+a run, so that a number is a load, a shift and a mask. (A kernel for each width is hardly faster, and to compile one
+takes as long as to read a hundred million values.)
 
 Invariants: no byte outside of a page is read. No width is above `most_width`, and the dictionary has room for that many
 values, whatever it holds, so that no number leads out of it; one that is not below `entries` ends the kernel with

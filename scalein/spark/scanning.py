@@ -24,7 +24,7 @@ import pyarrow as pa
 from scalein.connectors.ahead import Unit, ahead
 from scalein.connectors.base import QUIET_S, Connected, Json
 from scalein.connectors.files import FileSource
-from scalein.connectors.formats import Part
+from scalein.connectors.formats import Part, reading
 from scalein.connectors.formats_parquet import Parquet
 from scalein.connectors.memory import Batches
 from scalein.errors import BadArgument, InternalError, SourceLoc, here
@@ -141,17 +141,36 @@ def _has_many_groups(files: FileSource, keys: Sequence[str], splits: Sequence[Sp
 
 
 def splits_of(source: FileSource) -> tuple[list[Split], list[int]]:
-    """The splits of files, and how many bytes each has, about."""
+    """The splits of files, and how many bytes are read of each, about."""
     splits: list[Split] = []
     sizes: list[int] = []
+    share: float | None = None
     for file in source.listing.files():
         path = source.listing.path(file.name)
         rows = [0]
-        if isinstance(source.format, Parquet):  # others would be read to be cut
+        if isinstance(source.format, Parquet):  # others would be read to be cut, and are read whole
             rows = [part.row for part in source.format.parts(path, source.whole, None, 0)]
+            share = _share_read(path, source.schema.names) if share is None else share
         splits += [(file.name, row, end) for row, end in zip(rows, [*rows[1:], None], strict=False)]
-        sizes += [os.stat(path).st_size // len(rows)] * len(rows) if rows else []
+        size = int(os.stat(path).st_size * (1.0 if share is None else share))
+        sizes += [size // len(rows)] * len(rows) if rows else []
     return splits, sizes
+
+
+def _share_read(path: str, columns: list[str]) -> float | None:
+    """The share of a Parquet file's bytes that some columns have, by its first row group; None if there is none."""
+    import pyarrow.parquet as pq
+
+    with reading(path), pq.ParquetFile(path, memory_map=True) as file:
+        if not file.metadata.num_row_groups or not columns:
+            return None
+        # First, whatever is wrong with it: where pyarrow's reader raises, its metadata end the process.
+        next(file.iter_batches(1, [0], columns, use_threads=False), None)
+        group = file.metadata.row_group(0)
+        sizes = [(group.column(k).path_in_schema.partition(".")[0], group.column(k).total_compressed_size)
+                 for k in range(group.num_columns)]  # fmt: skip
+    whole = sum(size for _, size in sizes)
+    return sum(size for name, size in sizes if name in columns) / whole if whole else None
 
 
 def dealt(splits: Sequence[Item], sizes: Sequence[int], cores: int) -> list[list[Item]]:
