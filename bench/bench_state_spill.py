@@ -3,47 +3,56 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
 import statistics
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.bench_compile_time import reported
-from bench.children import Outcome, drop_page_cache, run_child
+from bench.children import Child, Outcome, child, drop_page_cache, run_child
 
 KEY_BYTES = 40  # of a key and its value, as in the C yardstick
 OVER_BYTES = 64 << 20  # that memory may be above the budget
+TURNS = 6
 
 pytestmark = pytest.mark.parametrize("workers", [2])  # cores: stores have threads that compact
 
 
 def bench_spill(benchmark: Any, machine: Mapping[str, object], c: ctypes.CDLL, rows: int, seconds: float,
                 request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """24 M keys in 96 MB: zipfian merges against a store without a budget, uniform merges and gets of 10,000 keys
-    against RocksDB with the same budget, a quarter of it block cache."""
+    """24 M keys in 96 MB: zipfian merges against a store without a budget, in turns; uniform merges and gets of 10,000
+    keys against RocksDB with the same budget, a quarter of it block cache."""
     pytest.importorskip("rocksdict", reason="rocksdict is not installed: nothing to compare with")
     keys = rows * 6 // 5
     budget = keys * KEY_BYTES // 10
     parent = request.config.getoption("--bench-cgroup")
+    rest = [["uniform", seconds], ["get", seconds]]
 
-    def run(store: str, memory: int | None, phases: list[str]) -> Outcome:
-        folder = tmp_path / f"{store}-{memory}"
-        job = {"task": "spill", "store": store, "folder": str(folder), "keys": keys, "memory": memory,
-               "seconds": seconds, "phases": phases}  # fmt: skip
-        outcome = run_child(c, job, cache=tmp_path / "cache", parent_cgroup=parent,
-                            limit_over=budget + OVER_BYTES if store == "rocksdb" else None)
-        shutil.rmtree(folder, ignore_errors=True)
-        return outcome
+    def start(store: str, memory: int | None, phases: list[Any]) -> AbstractContextManager[Child]:
+        job = {"task": "spill", "store": store, "folder": str(tmp_path / f"{store}-{memory}"), "keys": keys,
+               "memory": memory, "phases": phases}  # fmt: skip
+        return child(c, job, cache=tmp_path / "cache", parent_cgroup=parent,
+                     limit_over=budget + OVER_BYTES if store == "rocksdb" else None)
 
     outcomes: dict[str, Outcome] = {}
 
     def run_all() -> None:
-        outcomes["memory"] = run("ours", None, ["zipf", "uniform", "get"])
-        outcomes["ours"] = run("ours", budget, ["zipf", "uniform", "get"])
-        outcomes["rocksdb"] = run("rocksdb", budget, ["uniform", "get"])
+        phases = [["zipf", seconds / TURNS]] * TURNS + rest
+        with start("ours", None, phases) as memory, start("ours", budget, phases) as ours:
+            for _ in range(1 + TURNS):  # all keys come first
+                for one in (memory, ours):
+                    one.take_turn()
+            for name, one in (("memory", memory), ("ours", ours)):
+                while one.take_turn():
+                    pass
+                outcomes[name] = one.outcome
+        with start("rocksdb", budget, rest) as rocksdb:
+            while rocksdb.take_turn():
+                pass
+            outcomes["rocksdb"] = rocksdb.outcome
 
     benchmark.pedantic(run_all, rounds=1)
     rates = {name: outcome.figures for name, outcome in outcomes.items()}

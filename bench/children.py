@@ -3,6 +3,9 @@
 Memory is what the process has of its own (RssAnon and RssShmem), and what the page cache has of the store's files,
 mapped or not; a file that was removed and is still open is not seen. With --bench-cgroup it is also what the kernel
 counts for the process's own memory cgroup, and a rival is limited by it.
+
+Children can take turns, so that a noisy neighbour meets both sides of a comparison: who waits for its next turn is
+suspended, with its threads, so that it neither disturbs the other nor goes on with work that it put off.
 """
 
 from __future__ import annotations
@@ -10,10 +13,10 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -70,11 +73,11 @@ class Cgroup:
 
 
 @contextmanager
-def cgroup(parent: Path | None, limit_over: int | None) -> Iterator[Cgroup | None]:
+def cgroup(parent: Path | None, name: str, limit_over: int | None) -> Iterator[Cgroup | None]:
     if parent is None:
         yield None
         return
-    folder = parent / f"scalein-bench-{os.getpid()}"
+    folder = parent / f"scalein-bench-{os.getpid()}-{name}"
     folder.mkdir()
     try:
         yield Cgroup(folder, limit_over)
@@ -82,47 +85,87 @@ def cgroup(parent: Path | None, limit_over: int | None) -> Iterator[Cgroup | Non
         folder.rmdir()
 
 
-def run_child(c: ctypes.CDLL, job: dict[str, Any], *, cache: Path, parent_cgroup: Path | None = None,
-              limit_over: int | None = None) -> Outcome:
-    """Run a job of `bench.state_child` to its end; its folder's page cache counts."""
-    with cgroup(parent_cgroup, limit_over) as group:
-        child = subprocess.Popen([sys.executable, "-m", "bench.state_child", json.dumps(job)], cwd=ROOT, text=True,
-                                 stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                 preexec_fn=None if group is None else group.enter,
-                                 env={**os.environ, "SCALEIN_CACHE_DIR": str(cache)})
-        try:
-            return _watch(child, Path(job["folder"]), c, group)
-        finally:
-            child.kill()
-            child.wait()
+class Child:
+    """A process that does a job of `bench.state_child`, suspended but for its turns; its folder's page cache counts."""
 
+    def __init__(self, c: ctypes.CDLL, job: dict[str, Any], cache: Path, group: Cgroup | None) -> None:
+        self._c, self._folder, self._group = c, Path(job["folder"]), group
+        self._process = subprocess.Popen([sys.executable, "-m", "bench.state_child", json.dumps(job)], cwd=ROOT,
+                                         text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                         preexec_fn=None if group is None else group.enter,
+                                         env={**os.environ, "SCALEIN_CACHE_DIR": str(cache)})
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        said = self._stdout.readline().strip()
+        assert said == "ready", f"the child ended before it was ready: {said!r}"
+        self._before, self._cached_before = own_bytes(self._process.pid), cached_bytes(c, self._folder)
+        self._phase = ""
+        self.outcome = Outcome({}, cgroup_peak_bytes=None if group is None else 0)
+        if group is not None:
+            group.ready()
+        self._process.send_signal(signal.SIGSTOP)
 
-def _watch(child: subprocess.Popen[str], folder: Path, c: ctypes.CDLL, group: Cgroup | None) -> Outcome:
-    assert child.stdin is not None
-    assert child.stdout is not None
-    said = [child.stdout.readline().strip()]
-    assert said[0] == "ready", f"the child ended before it was ready: {said[0]!r}"
-    before, cached_before = own_bytes(child.pid), cached_bytes(c, folder)
-    outcome = Outcome({})
-    if group is not None:
-        group.ready()
-        outcome.cgroup_peak_bytes = 0
-    reader = threading.Thread(target=lambda: said.extend(line.strip() for line in child.stdout or ()), daemon=True)
-    reader.start()
-    child.stdin.write("\n")
-    child.stdin.flush()
-    while reader.is_alive():
-        own, cached = own_bytes(child.pid) - before, cached_bytes(c, folder) - cached_before
+    def take_turn(self) -> bool:
+        """Let it go on to its next turn, or to its end; whether there is a next one."""
+        said: list[str] = []
+
+        def listen() -> None:
+            while (line := self._stdout.readline()) and line != "turn\n":
+                said.append(line.strip())
+                self._phase = said[-1]
+            if not line:
+                said.append("")  # it ended
+
+        self._process.send_signal(signal.SIGCONT)
+        self._stdin.write("\n")
+        self._stdin.flush()
+        listener = threading.Thread(target=listen, daemon=True)
+        listener.start()
+        while listener.is_alive():
+            self._look()
+            listener.join(SAMPLE_S)
+        if not said or said[-1]:
+            self._process.send_signal(signal.SIGSTOP)
+            return True
+        assert self._process.wait() == 0, f"a child failed: {said}"
+        self.outcome.figures = json.loads(said[-2])
+        return False
+
+    def _look(self) -> None:
+        own, cached = own_bytes(self._process.pid) - self._before, cached_bytes(self._c, self._folder)
+        cached -= self._cached_before
+        outcome = self.outcome
         if own + cached > outcome.peak_bytes:
-            outcome.peak_bytes, outcome.peak_phase = own + cached, said[-1]
+            outcome.peak_bytes, outcome.peak_phase = own + cached, self._phase
         outcome.peak_own_bytes = max(outcome.peak_own_bytes, own)
         outcome.peak_cached_bytes = max(outcome.peak_cached_bytes, cached)
-        if group is not None and outcome.cgroup_peak_bytes is not None:
-            outcome.cgroup_peak_bytes = max(outcome.cgroup_peak_bytes, group.usage() - group.ready_bytes)
-        time.sleep(SAMPLE_S)
-    assert child.wait() == 0, f"a child failed in phase {said[-1]!r}"
-    outcome.figures = json.loads(said[-1])
-    return outcome
+        if self._group is not None and outcome.cgroup_peak_bytes is not None:
+            outcome.cgroup_peak_bytes = max(outcome.cgroup_peak_bytes, self._group.usage() - self._group.ready_bytes)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@contextmanager
+def child(c: ctypes.CDLL, job: dict[str, Any], *, cache: Path, parent_cgroup: Path | None = None,
+          limit_over: int | None = None) -> Iterator[Child]:
+    name = Path(job["folder"]).name
+    with cgroup(parent_cgroup, name, limit_over) as group:
+        one = Child(c, job, cache, group)
+        try:
+            yield one
+        finally:
+            one.kill()
+
+
+def run_child(c: ctypes.CDLL, job: dict[str, Any], cache: Path) -> Outcome:
+    """Run a job to its end."""
+    with child(c, job, cache=cache) as one:
+        while one.take_turn():
+            pass
+        return one.outcome
 
 
 def own_bytes(pid: int) -> int:

@@ -1,7 +1,8 @@
 """A process that has one state store and nothing else, so that its memory can be measured from outside.
 
-Its argument is a job, as JSON. It says "ready" when all that it needs beside the store is in memory, waits for a line,
-names each phase as it begins, and ends with its figures as JSON.
+Its argument is a job, as JSON. It says "ready" when all that it needs beside the store is in memory, and waits for a
+line; a job of several turns says "turn" before each, and waits again. It names each phase as it begins, and ends with
+its figures as JSON.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ STEP = 1 << 20
 
 
 def spill(job: dict[str, Any]) -> dict[str, float]:
-    """Rates of `phases`, in rows a second, on a store that all keys have been brought to."""
+    """Rates of phases, in rows a second, on a store that all keys have been brought to; a phase of `phases` is a turn
+    of so many seconds, and may come again."""
     keys, memory, is_ours = int(job["keys"]), job["memory"], job["store"] == "ours"
     pool = min(POOL_ROWS, max(keys, GET_KEYS))
     updates = {kind: Updates(keys, kind, pool) for kind in ("uniform", "zipf")}
@@ -62,12 +64,16 @@ def spill(job: dict[str, Any]) -> dict[str, float]:
 
     calls: dict[str, Callable[[], int]] = {
         "zipf": lambda: merge("zipf"), "uniform": lambda: merge("uniform"), "get": get}  # fmt: skip
-    for phase in job["phases"]:
+    done: dict[str, tuple[int, float]] = {}
+    for phase, seconds in job["phases"]:
+        wait_for_turn()
         say(phase)
         rows, start = 0, time.perf_counter()
-        while (taken_s := time.perf_counter() - start) < job["seconds"]:
+        while (taken_s := time.perf_counter() - start) < seconds:
             rows += calls[phase]()
-        rates[phase] = rows / taken_s
+        before, before_s = done.get(phase, (0, 0.0))
+        done[phase] = before + rows, before_s + taken_s
+    rates |= {phase: rows / taken_s for phase, (rows, taken_s) in done.items()}
     assert_merges(store, updates["uniform"], min(BATCH, pool))
     if isinstance(store, Ours):
         stats = store.store.stats()
@@ -108,6 +114,11 @@ def reopen(job: dict[str, Any]) -> dict[str, float]:
 
 def say(text: str) -> None:
     print(text, flush=True)
+
+
+def wait_for_turn() -> None:
+    say("turn")
+    sys.stdin.readline()
 
 
 if __name__ == "__main__":
