@@ -114,9 +114,12 @@ class FrameData:
 
 # --- Parquet (see `scalein/connectors/parquet_columns.py`)
 
-HEADER_FIELDS = 16  # numbers of fields in a page's header, below which they are kept
-HEADER_WORDS = 2 * HEADER_FIELDS  # fields of the header, then those of the struct in it; field 0 is where it ends
-PAGE_WORDS = 4  # address, bytes, values, whether there are levels before these
+HEADER_FIELDS = 16  # numbers of fields in a page's header, below which they are looked at
+PAGE_WORDS = 8  # of a page: where it starts behind its header, and what that says
+PAGE_START, PAGE_SIZE, PAGE_RAW_SIZE, PAGE_VALUES, PAGE_PLAIN, PAGE_LEVELS, PAGE_COMPRESSED, PAGE_KIND = range(8)
+WITHIN = -1  # for PAGE_LEVELS: levels are in one piece with values; else so many bytes before these, never compressed
+OPEN_WORDS = 4  # of a page that is open: address, bytes, values, whether there are levels before these
+SLOP = 16  # bytes behind a page that is decompressed, that may be overwritten
 MOST_BITS = 24  # of a number of an entry, in whole bytes: larger dictionaries are none
 
 # --- stored tables (see `scalein/state`)

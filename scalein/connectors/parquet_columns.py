@@ -2,7 +2,7 @@
 
 pyarrow takes 2.5 ns a value where dictionaries are used, which is most of the time of many a query over files; the
 kernel takes 0.5 (`llvm_backend/unpack.py`). So flat columns of numbers and times without nulls are decoded here, those
-whose pages are dictionary-coded; pyarrow still decompresses them. What is `Unusual` is left to pyarrow.
+whose pages are dictionary-coded. What is `Unusual` is left to pyarrow.
 
 Invariant: nothing is believed of a file. Sizes are checked before bytes are looked at; pages that say otherwise than
 the metadata, or have numbers that the dictionary does not, are unusual.
@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from scalein.connectors.parquet_pages import WITHIN, Chunk, Page, Unusual, chunk_of
-from scalein.layout import PAGE_WORDS
+from scalein.connectors.parquet_pages import Chunk, Page, Unusual, chunk_of
+from scalein.layout import PAGE_PLAIN, PAGE_VALUES, WITHIN
 from scalein.options import Options
 
 _MOST_DICTIONARY_BYTES = 1 << 18  # that stay in L2
@@ -37,9 +37,11 @@ class Column:
 
     def __init__(self, file: pa.Buffer, chunks: list[Chunk], stored: np.dtype[Any], arrow: pa.DataType,
                  options: Options) -> None:
-        from scalein.runtime.unpacking import Unpacker
+        from scalein.runtime.unpacking import Opener, Unpacker
 
         self._file, self._stored, self._arrow = file, stored, arrow
+        self._bytes = np.frombuffer(file, np.uint8)
+        self._opener = Opener(options)
         self._dtype = np.dtype(f"{stored.kind}{arrow.bit_width // 8}")
         self._unpacker = Unpacker(self._dtype.itemsize, options)
         self._parts = self._opened(chunks)
@@ -72,28 +74,16 @@ class Column:
         for chunk in chunks:
             if chunk.dictionary is not None:
                 self._unpacker.use(self._values(chunk.dictionary))
-            waiting, values = list[Page](), 0
-            for page in chunk.pages:
-                if waiting and (page.is_plain or values >= _TOGETHER):
-                    self._open(waiting)
-                    yield None, values
-                    waiting, values = [], 0
-                if page.is_plain:
-                    yield self._values(page), page.values
-                elif chunk.dictionary is None:
+            for is_plain, pages in _together(chunk.pages):
+                if is_plain:
+                    for page in pages.tolist():
+                        yield self._values(Page(*page)), page[PAGE_VALUES]
+                    continue
+                opened = None if chunk.dictionary is None else self._opener.open(self._bytes, pages)
+                if opened is None:
                     raise Unusual
-                else:
-                    waiting.append(page)
-                    values += page.values
-            if waiting:
-                self._open(waiting)
-                yield None, values
-
-    def _open(self, pages: list[Page]) -> None:
-        buffers = [self._decompressed(page) for page in pages]
-        table = [(buffer.address, buffer.size, page.values, page.levels == WITHIN)
-                 for page, buffer in zip(pages, buffers, strict=True)]
-        self._unpacker.open(np.array(table, np.int64).reshape(-1, PAGE_WORDS), buffers)
+                self._unpacker.take(opened)
+                yield None, int(pages[:, PAGE_VALUES].sum())
 
     def _values(self, page: Page) -> np.ndarray:
         """Plain values."""
@@ -114,10 +104,35 @@ class Column:
         data, raw_size = self._file.slice(page.start + levels, page.size - levels), page.raw_size - levels
         if not page.is_compressed:
             return data
+        if _snappy_size(data) != raw_size:
+            raise Unusual
         try:
             return _SNAPPY.decompress(data, raw_size)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise Unusual from error
+
+
+def _together(pages: np.ndarray) -> Iterator[tuple[bool, np.ndarray]]:
+    """Neighbouring pages that are all plain, or none of which is; of these no more at once than stay in the caches."""
+    is_plain = pages[:, PAGE_PLAIN] != 0
+    ends = np.flatnonzero(np.diff(is_plain)) + 1
+    for start, end in pairwise([0, *ends.tolist(), len(pages)]):
+        total = pages[start:end, PAGE_VALUES].cumsum()
+        while start < end:
+            behind = len(total) if is_plain[start] else int(np.searchsorted(total, total[0] + _TOGETHER))
+            yield bool(is_plain[start]), pages[start : start + max(1, behind)]
+            start, total = start + max(1, behind), total[max(1, behind) :]
+
+
+def _snappy_size(data: pa.Buffer) -> int:
+    """How many bytes these become, as they say themselves: else whoever decompresses them may leave some unset."""
+    found = shift = 0
+    start: bytes = data.slice(0, min(5, data.size)).to_pybytes()
+    for byte in start:
+        found, shift = found | (byte & 127) << shift, shift + 7
+        if byte < 128:
+            return found
+    return -1
 
 
 def _check_levels(levels: bytes, count: int) -> None:
@@ -175,9 +190,9 @@ def columns_of(file: pa.Buffer, metadata: Any, groups: list[int], fields: Sequen
 
 def _is_worth(chunk: Chunk) -> bool:
     """Whether the kernel is faster than pyarrow: not over plain pages, nor where values are far from one another."""
-    coded = sum(page.values for page in chunk.pages if not page.is_plain)
+    values = chunk.pages[:, PAGE_VALUES]
     is_small = chunk.dictionary is not None and chunk.dictionary.raw_size <= _MOST_DICTIONARY_BYTES
-    return is_small and coded >= _CODED * sum(page.values for page in chunk.pages)
+    return is_small and bool(values[chunk.pages[:, PAGE_PLAIN] == 0].sum() >= _CODED * values.sum())
 
 
 def _is_as_stored(leaf: Any, arrow: pa.DataType) -> bool:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 from llvmlite import ir
 
-from scalein.layout import DONE, ERROR, MOST_BITS, PAGE_WORDS
+from scalein.layout import DONE, ERROR, MOST_BITS, OPEN_WORDS
 from scalein.llvm_backend.fn import I1, I8, I64, PTR, Fn, Var, const
 from scalein.llvm_backend.stage import Lowered
 
@@ -74,12 +74,12 @@ def lower_unpack(value_bytes: int) -> Lowered:
         following.set(b.add(following.get(), passed))
 
     def begin_page() -> None:
-        about = f.at(f.slot("pages", PTR), b.mul(state["page"].get(), const(PAGE_WORDS)), I64)
+        about = f.at(f.slot("pages", PTR), b.mul(state["page"].get(), const(OPEN_WORDS)), I64)
         data.set(f.load(about, const(0), PTR))
         size.set(f.load(about, const(1), I64))
         state["at"].set(const(0))
         with f.when(b.icmp_signed("!=", f.load(about, const(3), I64), const(0))):
-            _pass_levels(f, page, f.load(about, const(2), I64))
+            pass_levels(f, page, f.load(about, const(2), I64), page.number(4))
         found = page.byte()
         values_left.set(f.load(about, const(2), I64))
         with f.when_else(b.icmp_signed("==", found, const(0))) as (constant, others):
@@ -168,10 +168,9 @@ class Cursor:
         self.at.set(b.add(self.at.get(), size))
 
 
-def _pass_levels(f: Fn, page: Cursor, count: ir.Value) -> None:
-    """Leave levels behind, which have to be 1 for all values."""
+def pass_levels(f: Fn, page: Cursor, count: ir.Value, size: ir.Value) -> None:
+    """Leave so many bytes of levels behind, which have to be 1 for all values."""
     b = f.b
-    size = page.number(4)
     end = b.add(page.at.get(), size)
     f.leave_if(b.icmp_signed(">", end, page.size.get()), ERROR)
     left = f.var(I64, count)

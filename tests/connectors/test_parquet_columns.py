@@ -20,10 +20,11 @@ import scalein as si
 from scalein.connectors import formats_parquet, parquet_columns
 from scalein.connectors.parquet_columns import columns_of, may_be_decoded
 from scalein.errors import BadData
+from scalein.layout import SLOP
 from scalein.llvm_backend import cache
 from scalein.options import Options
 from scalein.runtime import unpacking
-from scalein.runtime.unpacking import Unpacker
+from scalein.runtime.unpacking import Opener, Unpacker
 
 TYPES = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64(), pa.float32(),
          pa.float64(), pa.date32(), pa.timestamp("ms"), pa.timestamp("us", "UTC"), pa.timestamp("ns")]  # fmt: skip
@@ -204,6 +205,56 @@ def test_damaged_files_give_what_pyarrow_gives(tmp_path: Path, compression: str,
     assert both > 100
 
 
+def decompressed(data: bytes, size: int) -> bytes | None:
+    """What a page becomes; what stands behind its room stays as it is."""
+    file = np.frombuffer(b"before" + data + b"behind", np.uint8)
+    opener = Opener(Options.make())
+    opener._room = np.full(size + 2 * SLOP, 0xEE, np.uint8)
+    opened = opener.open(file, np.array([[6, len(data), size, 9, 0, 0, 1, 0]], np.int64))
+    assert (opener._room[size + SLOP :] == 0xEE).all()
+    assert opened is None or opened.tolist() == [[opener._room.ctypes.data, size, 9, 0]]
+    return None if opened is None else opener._room[:size].tobytes()
+
+
+pieces = st.one_of(
+    st.binary(max_size=80), st.tuples(st.binary(min_size=1, max_size=20), st.integers(1, 300)).map(
+        lambda each: each[0] * each[1]),
+    st.integers(0, 1 << 30).map(lambda seed: np.random.default_rng(seed).bytes(70_000)))  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(parts=st.lists(pieces, min_size=1, max_size=12), repeats=st.integers(1, 4), data=st.data())
+def test_snappy_gives_what_was_compressed(parts: list[bytes], repeats: int, data: st.DataObject) -> None:
+    """Or nothing, if a byte was changed: or what pyarrow makes of it."""
+    whole = b"".join(parts) * repeats
+    codec = pa.Codec("snappy")
+    small = codec.compress(whole, asbytes=True)
+    assert decompressed(small, len(whole)) == whole
+    assert decompressed(small, len(whole) + 1) is None
+    assert decompressed(small + b"\0", len(whole)) is None
+    assert decompressed(small[:-1], len(whole)) is None
+    for _ in range(20):
+        damaged = bytearray(small)
+        damaged[data.draw(st.integers(0, len(small) - 1))] ^= data.draw(st.integers(1, 255))
+        try:
+            want = codec.decompress(bytes(damaged), len(whole), asbytes=True)
+        except (pa.ArrowException, OSError, ValueError):
+            want = None
+        got = decompressed(bytes(damaged), len(whole))
+        assert got is None or got == want
+
+
+@pytest.mark.parametrize(("data", "want"), [
+    (b"\x05\x10abcde", b"abcde"), (b"\x05\x14abcde", None), (b"\x06\x04ab\x01\x02", b"ababab"),
+    (b"\x06\x04ab\x01\x03", None), (b"\x06\x04ab\x01\x00", None), (b"\x05\x04ab\x01\x02", None),
+    (b"\x05\x04ab\x0a\x01\x00", b"abbbb"), (b"\x05\x04ab\x0b\x02\x00\x00\x00", b"ababa"),
+    (b"\x01\xf0\x00x", b"x"), (b"\x01\xfc\x00\x00\x00\x00x", b"x"), (b"\x01\xfc\xff\xff\xff\xffx", None),
+    (b"\x00", b""), (b"", None), (b"\x80\x80\x80\x80\x80\x80\x00", None)])  # fmt: skip
+def test_elements_of_snappy(data: bytes, want: bytes | None) -> None:
+    """Written by hand, so that every kind is there, with lengths and distances that lead too far."""
+    assert decompressed(data, data[0] if data and data[0] < 128 else 0) == want
+
+
 def packed(*numbers: int) -> bytes:
     """A run of numbers of three bits."""
     bits = sum(number << 3 * k for k, number in enumerate(numbers))
@@ -220,7 +271,7 @@ def test_numbers_that_a_dictionary_does_not_have(runs: bytes, count: int, is_sou
     page = np.frombuffer(b"\x03" + runs, np.uint8)
     unpacker = Unpacker(8, Options.make())
     unpacker.use(np.arange(5, dtype=np.int64) * 11)
-    unpacker.open(np.array([[page.ctypes.data, len(page), count, 0]], np.int64), page)
+    unpacker.take(np.array([[page.ctypes.data, len(page), count, 0]], np.int64))
     out = np.zeros(count, np.int64)
     assert unpacker.into(out) == (count if is_sound else None)
     assert not is_sound or out[-1] == 44
@@ -231,7 +282,7 @@ def unpacked(pages: list[bytes], counts: list[int], entries: int) -> list[int] |
     unpacker = Unpacker(8, Options.make())
     unpacker.use(np.arange(entries, dtype=np.int64) + 100)
     table = [[page.ctypes.data, len(page), count, 0] for page, count in zip(memory, counts, strict=True)]
-    unpacker.open(np.array(table, np.int64), memory)
+    unpacker.take(np.array(table, np.int64))
     out = np.zeros(sum(counts), np.int64)
     return out.tolist() if unpacker.into(out) == len(out) else None
 
@@ -287,7 +338,7 @@ def test_any_bytes_end_in_values_or_in_none(data: bytes, width: int, count: int,
         page[0], page[1:] = width, np.frombuffer(data, np.uint8)
         unpacker = Unpacker(4, Options.make())
         unpacker.use(np.arange(entries, dtype=np.int32))
-        unpacker.open(np.array([[page.ctypes.data, len(page), count, has_levels]], np.int64), memory)
+        unpacker.take(np.array([[page.ctypes.data, len(page), count, has_levels]], np.int64))
         out = np.full(count + 1, -7, np.int32)
         got = unpacker.into(out[:count])
         assert out[count] == -7
