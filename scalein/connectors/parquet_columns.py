@@ -24,7 +24,7 @@ from scalein.options import Options
 
 _MOST_DICTIONARY_BYTES = 1 << 18  # that stay in L2
 _CODED = 0.9  # share of values
-_TOGETHER = 1 << 17  # values of pages that are decompressed at once, at least
+_TOGETHER = 1 << 18  # values of pages that are decompressed at once, at least
 _UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
 _STORED: dict[str, np.dtype[Any]] = {
     "INT32": np.dtype("<i4"), "INT64": np.dtype("<i8"), "FLOAT": np.dtype("<f4"), "DOUBLE": np.dtype("<f8"),
