@@ -2,16 +2,19 @@
 
 A store with one worker; the thread that copies and writes may have the second core. Rates with and without snapshots
 come from phases that alternate. A call's time is also given without what its thread waited for a core while others had
-it, here or on the machine below a virtual one: where it is not quiet, that is most of the longest ones.
+it, here or on the machine below a virtual one: where it is not quiet, that is most of the longest ones. What a machine
+does to calls is told by those of the C yardstick, which has no snapshots: its longest ones are from phases in between.
 """
 
 from __future__ import annotations
 
+import ctypes
 import resource
 import time
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,9 @@ import numpy as np
 import pytest
 
 from bench.data import Updates
+from bench.race import time_s
 from bench.stores import Ours, assert_merges
+from bench.yardsticks import StateTable
 from scalein.state.format import image_name
 from scalein.state.snapshot import Snapshot
 
@@ -113,6 +118,17 @@ def run(store: Ours, updates: Updates, seconds: float, every_s: float | None) ->
     return phase
 
 
+def run_c(table: StateTable, updates: Updates, seconds: float) -> list[float]:
+    """Merge the same into the C table for some seconds; the times of its calls."""
+    rows, calls_s = min(CALL_ROWS, len(updates.pool)), list[float]()
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        batch = updates.take(rows)
+        keys, values = batch["k"].to_numpy(), batch["s"].to_numpy()
+        calls_s.append(time_s(partial(table.merge, keys, values)))
+    return calls_s
+
+
 def _note(phase: Phase, store: Ours, taken: Snapshot, at: float) -> None:
     taken.wait()  # raises if it failed
     phase.snapshots_s.append(time.perf_counter() - at)
@@ -139,15 +155,18 @@ def percentiles(name: str, values_s: list[float], unit: str, factor: float, goal
 
 
 @pytest.mark.parametrize("kind", ["uniform", "zipf"])
-def bench_snapshot_every_second(benchmark: Any, machine: Mapping[str, object], rows: int, seconds: float, kind: str,
-                                tmp_path: Path) -> None:
+def bench_snapshot_every_second(benchmark: Any, machine: Mapping[str, object], c: ctypes.CDLL, rows: int,
+                                seconds: float, kind: str, tmp_path: Path) -> None:
     """Merges in calls of 65,536 rows on 10 M keys; goals: 0.9 of the rate without snapshots, no call above 5 ms, freeze
     below 1 ms at p99."""
     updates = Updates(rows // 2, kind, min(POOL_ROWS, 2 * rows))
     length = seconds / PHASES
     every_s = min(INTERVAL_S, length / 3)
-    without, beside = list[Phase](), list[Phase]()
+    without, beside, calls_of_c = list[Phase](), list[Phase](), list[float]()
+    table = StateTable(c, updates.keys)
     with closing(Ours(tmp_path)) as store:
+        for part in updates.all_keys():
+            table.merge(part["k"].to_numpy(), part["s"].to_numpy())
         store.fill(updates)
         assert_merges(store, updates, min(CALL_ROWS, rows))
         run(store, updates, length, every_s)  # memory of logs and images is new the first time
@@ -156,9 +175,11 @@ def bench_snapshot_every_second(benchmark: Any, machine: Mapping[str, object], r
             for _ in range(PHASES):
                 without.append(run(store, updates, length, None))
                 beside.append(run(store, updates, length, every_s))
+                calls_of_c.extend(run_c(table, updates, length))
 
         benchmark.pedantic(alternate, rounds=1)
         disk_mb = float(str(store.store.stats()["disk_bytes"])) / 1e6
+    table.free()
     ratios = [b.rate / a.rate for a, b in zip(without, beside, strict=True)]
     own_ratios = [b.own_rate / a.own_rate for a, b in zip(without, beside, strict=True)]
     alone, both = joined(without), joined(beside)
@@ -171,6 +192,7 @@ def bench_snapshot_every_second(benchmark: Any, machine: Mapping[str, object], r
         **percentiles("call_less_waiting", both.own_calls_s, "ms", 1e3),
         **percentiles("call_without", alone.calls_s, "ms", 1e3),
         **percentiles("call_without_less_waiting", alone.own_calls_s, "ms", 1e3),
+        **percentiles("call_of_c", calls_of_c, "ms", 1e3),
         **percentiles("pause", both.pauses_s, "us", 1e6, goal=1000),
         **percentiles("pause_less_waiting", both.own_pauses_s, "us", 1e6),
         snapshot_takes_ms=round(float(np.median(both.snapshots_s)) * 1e3),
