@@ -164,12 +164,10 @@ class LogStore:
 
     def _restore(self, parts: list[Part]) -> None:
         part, tiers = together(parts), self._tiers
-        tiers.functions, tiers.pieces, tiers.cold.runs = part.functions, part.pieces, part.runs
+        tiers.functions, tiers.cold.runs = part.functions, part.runs
         self._groups, self._owned = part.groups, mask_of(part.groups)
         self._sums.restore(part.bounds)
-        tiers.read_again = list(tiers.pieces) if self._readonly else None
-        for piece in tiers.pieces:
-            tiers.images.check(piece)
+        tiers.past.begin(part.pieces, self._readonly)
         tiers.flag_groups()
 
     def _begin(self, found: Manifest | None) -> None:
@@ -356,7 +354,7 @@ class LogStore:
                 "record_bytes": self._kernels.record_bytes,
                 "runs": sum(map(len, tiers.cold.runs)),
                 "cold_records": sum(run.record_count for runs in tiers.cold.runs for run in runs),
-                "groups_not_loaded": len(tiers.waiting()),
+                "groups_not_loaded": len(tiers.past.waiting()),
                 "snapshots": self._saver.ids,
                 "compaction_error": None if (error := tiers.compactor.error or self._saver.index_error) is None
                 else str(error),

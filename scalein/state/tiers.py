@@ -40,9 +40,8 @@ from scalein.state.compacting import Compactor
 from scalein.state.files import Files
 from scalein.state.hot import HotTable
 from scalein.state.kernels import Functions, Kernels
-from scalein.state.lookups import Lookups
+from scalein.state.past import Past
 from scalein.state.points import Points
-from scalein.state.recover import Images, Piece, group_read, records_in
 from scalein.state.room import Room
 from scalein.state.runs import Run
 
@@ -79,16 +78,13 @@ class Tiers:
         self.hot = HotTable(kernels, Arena(budget.segment_bytes, whole=budget.most_chunk), budget.most_chunk,
                             budget.load_sixteenths)
         self.cold = Cold(files, kernels, budget.scratch_records(kernels.record_bytes))
-        self.pieces: list[Piece] = []  # oldest first
-        self.read_again: list[Piece] | None = None  # of a store that is only read: pieces that memory may forget
-        self.images = Images(files, kernels)
         self.functions: Functions = ()  # of the partials
         self._clock = 0  # the bundle that is evicted next
         self._in_use = 0  # bytes of hot records when room was made last
         self._scratch: Scratch | None = None
         self._reader = Reader(budget.window_bytes)
         self._points = Points(kernels, self._reader)
-        self._lookups = Lookups(kernels, self._reader)
+        self.past = Past(files, kernels, self.hot, self._reader)
         self.compactor = Compactor(self.cold, kernels, new_id, clean)
         self._spiller = ThreadPoolExecutor(LEAVING_AT_ONCE, "scalein-spill")  # they wait for the disk most of the time
         self._closer = ThreadPoolExecutor(1, "scalein-close")
@@ -100,25 +96,21 @@ class Tiers:
 
     def flag_groups(self) -> None:
         """Say of each group whether its new records are partial."""
-        waiting = self.waiting()
+        waiting = self.past.waiting()
         for group in range(GROUPS):
             is_partial = group in waiting or bool(self.cold.runs[group // BUNDLE_GROUPS])
             self.hot.set_flags(group, PARTIAL if is_partial else 0)
 
-    def waiting(self) -> set[int]:
-        """Groups that pieces have something of."""
-        return {group for piece in self.pieces for group in piece.groups}
-
     def files(self, runs: list[tuple[ColdRun, ...]]) -> set[str]:
         """The files that records are in, apart from images of what is in memory."""
-        return {format.run_name(run.id) for some in runs for run in some}.union(*map(piece_files, self.pieces))
+        return {format.run_name(run.id) for some in runs for run in some} | self.past.files()
 
     # --- rows
 
     def use_functions(self, functions: Functions) -> None:
         """Partials in memory are all made by the same functions: those of others leave it before."""
         if functions != self.functions:
-            if self.pieces or any(self.cold.runs):
+            if self.past.pieces or any(self.cold.runs):
                 self.load_all()
                 for bundle in range(BUNDLES):
                     self._evict(bundle, 0.0)
@@ -133,7 +125,7 @@ class Tiers:
         """
         with nullcontext() if tells else suppress(StoreFailed):
             self.settle(waits=False)
-        if self.pieces:
+        if self.past.pieces:
             self.make_room()
         if self._budget.total is not None:
             # Before the filters come: afterwards nothing that was found may leave. A disk that takes nothing any more
@@ -146,7 +138,7 @@ class Tiers:
             self._rooms.clear()
             self.cold.forget_rooms()
         pointers, hashes = self._kernels.find(self.hot, batch)
-        if self.pieces or any(self.cold.runs):
+        if self.past.pieces or any(self.cold.runs):
             self._find_older(batch, pointers, hashes)
         pointers[pointers == 0] = address(self._nothing)
         return pointers
@@ -154,10 +146,10 @@ class Tiers:
     def _find_older(self, batch: pa.RecordBatch, pointers: np.ndarray, hashes: np.ndarray) -> None:
         """Let pointers to rows' keys in memory lead to records that know all that is older, if there is any."""
         groups = (hashes >> np.uint64(56)).astype(np.int64)
-        if self.pieces and (worth := self._lookups.worth_loading(self.pieces, np.bincount(groups, minlength=GROUPS))):
+        if self.past.pieces and (worth := self.past.worth_loading(np.bincount(groups, minlength=GROUPS))):
             self._load_within(worth, make_room=True)
             pointers[:] = self._kernels.find(self.hot, batch)[0]
-        waiting = self.waiting()
+        waiting = self.past.waiting()
         has_older = np.array([bool(self.cold.runs[group // BUNDLE_GROUPS]) or group in waiting
                               for group in range(GROUPS)])[groups]
         asked = np.flatnonzero(has_older & (pointers == 0))
@@ -174,10 +166,9 @@ class Tiers:
         wanted = np.unique(hashes[asked])
         self._load_indexes(np.unique(wanted >> np.uint64(60)).tolist())
         read = self._points.find(list(self.cold.runs), wanted, scratch)
-        if self.read_again is None:  # who only reads merges nothing
+        if self.past.again is None:  # who only reads merges nothing
             self.compactor.count_reads(read, np.bincount((wanted >> np.uint64(60)).astype(int), minlength=BUNDLES))
-        for piece in self.pieces:
-            self._lookups.find(piece, self.images, wanted, self.functions, scratch)
+        self.past.find(wanted, self.functions, scratch)
         partial = np.unique(pointers[asked])
         scratch.absorb(np.ascontiguousarray(partial[partial != 0]), self.functions)
         pointers[asked] = self._kernels.find(scratch.table, batch)[0]
@@ -227,7 +218,7 @@ class Tiers:
         scratch = self._scratch.memory_bytes if self._scratch else 0
         rooms = sum(room.size_bytes for room in self._rooms)
         return (self.hot.memory_bytes + scratch + self._reader.memory_bytes + self.cold.memory_bytes + rooms +
-                self.images.memory_bytes)  # fmt: skip
+                self.past.images.memory_bytes)  # fmt: skip
 
     def _scratch_table(self, clear: bool = True) -> Scratch:
         if self._scratch is None:
@@ -238,13 +229,13 @@ class Tiers:
 
     def make_room(self, text_bytes: int = 0, index_bytes: int = 0) -> None:
         """Let bundles leave memory, one after the other, until what comes has room: text, or an index of runs."""
-        if self.hot.crowded and self.read_again is None:
+        if self.hot.crowded and self.past.again is None:
             self.tidy()
         most = self._budget.hot_beside(max(index_bytes, self.cold.index_bytes))
-        if self.read_again is not None:  # nothing may be written, and nothing in memory is newer than its piece
+        if self.past.again is not None:  # nothing may be written, and nothing in memory is newer than its piece
             if self.hot.in_use > most:
                 self.hot.clear(range(GROUPS))
-                self.pieces = list(self.read_again)
+                self.past.forget()
                 self.flag_groups()
             return
         # As much will come as came last: with room for it, memory that is given up is used again, and not given back
@@ -266,7 +257,7 @@ class Tiers:
             if self.hot.dead_share(group) < DEAD_SHARE:
                 continue
             pointers = self.hot.pointers(group)
-            if not self.cold.runs[group // BUNDLE_GROUPS] and group not in self.waiting():
+            if not self.cold.runs[group // BUNDLE_GROUPS] and not self.past.has(group):
                 pointers = pointers[(self.hot.heads(group) & np.uint64(TOMB)) == 0]
             chunks = self.hot.release(group)
             self.hot.begin_small(group)
@@ -396,20 +387,10 @@ class Tiers:
     # --- pieces of the past
 
     def _load(self, groups: list[int]) -> None:
-        """Bring groups' records back to memory, under those that are newer; what a piece has of one comes whole."""
-        wanted = (group_read(number, self.pieces[number], group, self.images) for group in groups
-                  for number in range(len(self.pieces) - 1, -1, -1) if group in self.pieces[number].groups)
-        for read, area in self._reader.read(wanted):
-            group, piece = read.group, self.pieces[read.number]
-            pointers = records_in(read, area, piece, self._kernels)
-            self.hot.expect(group, len(pointers))
-            self.hot.batch += 1
-            self._kernels.absorb(self.hot, pointers, self.functions, older=True)
-            self.pieces[read.number] = piece.without(group)
-            self.hot.settled(group)
-            if not self.cold.runs[group // BUNDLE_GROUPS] and not any(group in one.groups for one in self.pieces):
+        """Bring groups' records back to memory, under those that are newer."""
+        for group in self.past.load(groups, self.functions):
+            if not self.cold.runs[group // BUNDLE_GROUPS] and not self.past.has(group):
                 self.hot.set_flags(group, 0)
-        self.pieces = [piece for piece in self.pieces if piece.groups]
 
     def load_bundle(self, bundle: int, make_room: bool = True) -> None:
         self._load_within(groups_of(bundle), make_room)
@@ -418,10 +399,10 @@ class Tiers:
         self._load_within(range(GROUPS), make_room=True)
 
     def _load_within(self, some: Iterable[int], make_room: bool) -> None:
-        if self.pieces and make_room:
+        if self.past.pieces and make_room:
             self.make_room()
-        groups = sorted(self.waiting() & set(some)) if self.pieces else []
-        if not make_room or self.read_again is not None or self._budget.total is None:
+        groups = sorted(self.past.waiting() & set(some)) if self.past.pieces else []
+        if not make_room or self.past.again is not None or self._budget.total is None:
             self._load(groups)  # at once: to make room could forget what was just loaded
             return
         for group in groups:
@@ -445,7 +426,7 @@ class Tiers:
             for run in runs:
                 if run.made.exception() is None:
                     run.run.close()
-        self.images.close()
+        self.past.close()
         self.cold.close()
         self._reader.close()
 
@@ -454,10 +435,4 @@ class Tiers:
         for runs in self.cold.runs:
             for run in runs:
                 run.run.verify()
-        for piece in self.pieces:
-            self.images.verify(piece)
-
-
-def piece_files(piece: Piece) -> set[str]:
-    """The files that a piece is in."""
-    return {format.image_name(id) for id in piece.image_ids} | {format.index_name(id) for id in piece.index_ids}
+        self.past.verify()

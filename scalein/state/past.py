@@ -1,0 +1,93 @@
+"""Past: the pieces of a reopened store, as far as memory does not have them yet.
+
+Invariant: what is loaded of a group comes from the newest piece that has it, then from the next older one, without
+gaps. So whatever memory holds of a group is newer than what pieces still have of it.
+
+Threads: everything is called under the store's lock; `files` may be asked for by any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from scalein.state import format
+from scalein.state.aio import Reader
+from scalein.state.cold import Scratch
+from scalein.state.files import Files
+from scalein.state.hot import HotTable
+from scalein.state.kernels import Functions, Kernels
+from scalein.state.lookups import Lookups
+from scalein.state.recover import Images, Piece, group_read, records_in
+
+
+class Past:
+    """Pieces, oldest first; their groups are loaded into `hot`, or keys are looked up in them."""
+
+    def __init__(self, files: Files, kernels: Kernels, hot: HotTable, reader: Reader) -> None:
+        self._kernels, self._hot, self._reader = kernels, hot, reader
+        self.pieces: list[Piece] = []
+        self.again: list[Piece] | None = None  # of a store that is only read: what memory may forget
+        self.images = Images(files, kernels)
+        self._lookups = Lookups(kernels, reader)
+
+    def begin(self, pieces: list[Piece], is_readonly: bool) -> None:
+        """Have these pieces; `Damaged` if their files are not there, or too short for them."""
+        self.pieces, self.again = pieces, list(pieces) if is_readonly else None
+        for piece in pieces:
+            self.images.check(piece)
+
+    def forget(self) -> None:
+        """Memory has nothing of them any more."""
+        assert self.again is not None
+        self.pieces = list(self.again)
+
+    def waiting(self) -> set[int]:
+        """Groups that pieces have something of."""
+        return {group for piece in self.pieces for group in piece.groups}
+
+    def has(self, group: int) -> bool:
+        return any(group in piece.groups for piece in self.pieces)
+
+    def files(self) -> set[str]:
+        return set[str]().union(*map(piece_files, self.pieces))
+
+    def load(self, groups: Iterable[int], functions: Functions) -> Iterator[int]:
+        """Bring groups' records back to memory, under those that are newer; gives each group after a piece of it.
+
+        What a piece has of a group comes whole, or not at all.
+        """
+        wanted = (group_read(number, self.pieces[number], group, self.images) for group in groups
+                  for number in range(len(self.pieces) - 1, -1, -1) if group in self.pieces[number].groups)
+        for read, area in self._reader.read(wanted):
+            group, piece = read.group, self.pieces[read.number]
+            pointers = records_in(read, area, piece, self._kernels)
+            self._hot.expect(group, len(pointers))
+            self._hot.batch += 1
+            self._kernels.absorb(self._hot, pointers, functions, older=True)
+            self.pieces[read.number] = piece.without(group)
+            self._hot.settled(group)
+            yield group
+        self.pieces = [piece for piece in self.pieces if piece.groups]
+
+    def worth_loading(self, keys: np.ndarray) -> set[int]:
+        """Groups to load rather than to look into, when so many keys of each are asked for."""
+        return self._lookups.worth_loading(self.pieces, keys)
+
+    def find(self, hashes: np.ndarray, functions: Functions, scratch: Scratch) -> None:
+        """Bring what pieces have of some sorted hashes into a scratch table, as newer than all that is there."""
+        for piece in self.pieces:
+            self._lookups.find(piece, self.images, hashes, functions, scratch)
+
+    def verify(self) -> None:
+        for piece in self.pieces:
+            self.images.verify(piece)
+
+    def close(self) -> None:
+        self.images.close()
+
+
+def piece_files(piece: Piece) -> set[str]:
+    """The files that a piece is in."""
+    return {format.image_name(id) for id in piece.image_ids} | {format.index_name(id) for id in piece.index_ids}
