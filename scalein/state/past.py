@@ -3,6 +3,9 @@
 Invariant: what is loaded of a group comes from the newest piece that has it, then from the next older one, without
 gaps. So whatever memory holds of a group is newer than what pieces still have of it.
 
+Each session that writes leaves a piece. A snapshot that finds too many loads the newest of them (`first_joined`), so
+that they go on in the piece that it writes itself.
+
 Threads: everything is called under the store's lock; `files` may be asked for by any thread.
 """
 
@@ -21,6 +24,9 @@ from scalein.state.kernels import Functions, Kernels
 from scalein.state.lookups import Lookups
 from scalein.state.recover import Images, Piece, group_read, records_in
 
+MOST_PIECES = 16  # that a snapshot leaves as they are
+JOINED_BYTES = 64 << 20  # of pieces, about, that a snapshot waits for, unless there are more than twice as many
+
 
 class Past:
     """Pieces, oldest first; their groups are loaded into `hot`, or keys are looked up in them."""
@@ -35,6 +41,7 @@ class Past:
     def begin(self, pieces: list[Piece], is_readonly: bool) -> None:
         """Have these pieces; `Damaged` if their files are not there, or too short for them."""
         self.pieces, self.again = pieces, list(pieces) if is_readonly else None
+        self.images.may_reopen = not is_readonly
         for piece in pieces:
             self.images.check(piece)
 
@@ -53,13 +60,26 @@ class Past:
     def files(self) -> set[str]:
         return set[str]().union(*map(piece_files, self.pieces))
 
-    def load(self, groups: Iterable[int], functions: Functions) -> Iterator[int]:
+    def to_join(self) -> tuple[int, list[int]]:
+        """The first piece that should be loaded with all newer ones, and the groups to begin with now."""
+        if len(self.pieces) <= MOST_PIECES:
+            return len(self.pieces), []
+        sizes = [int(piece.group_bytes[list(piece.groups)].sum()) for piece in self.pieces]
+        first = first_joined(sizes)
+        newest = self.pieces[first:]
+        groups = np.array(sorted({group for piece in newest for group in piece.groups}), np.int64)
+        before = sum((piece.group_bytes[groups] for piece in newest), np.zeros(len(groups))).cumsum()
+        if len(self.pieces) <= 2 * MOST_PIECES:
+            groups = groups[: 1 + int(before.searchsorted(JOINED_BYTES))]
+        return first, groups.tolist()
+
+    def load(self, groups: Iterable[int], functions: Functions, first: int = 0) -> Iterator[int]:
         """Bring groups' records back to memory, under those that are newer; gives each group after a piece of it.
 
-        What a piece has of a group comes whole, or not at all.
+        What a piece has of a group comes whole, or not at all. `first`: the oldest piece to load from.
         """
         wanted = (group_read(number, self.pieces[number], group, self.images) for group in groups
-                  for number in range(len(self.pieces) - 1, -1, -1) if group in self.pieces[number].groups)
+                  for number in range(len(self.pieces) - 1, first - 1, -1) if group in self.pieces[number].groups)
         for read, area in self._reader.read(wanted):
             group, piece = read.group, self.pieces[read.number]
             pointers = records_in(read, area, piece, self._kernels)
@@ -70,6 +90,7 @@ class Past:
             self._hot.settled(group)
             yield group
         self.pieces = [piece for piece in self.pieces if piece.groups]
+        self.images.trim()
 
     def worth_loading(self, keys: np.ndarray) -> set[int]:
         """Groups to load rather than to look into, when so many keys of each are asked for."""
@@ -79,6 +100,7 @@ class Past:
         """Bring what pieces have of some sorted hashes into a scratch table, as newer than all that is there."""
         for piece in self.pieces:
             self._lookups.find(piece, self.images, hashes, functions, scratch)
+            self.images.trim()
 
     def verify(self) -> None:
         for piece in self.pieces:
@@ -91,3 +113,12 @@ class Past:
 def piece_files(piece: Piece) -> set[str]:
     """The files that a piece is in."""
     return {format.image_name(id) for id in piece.image_ids} | {format.index_name(id) for id in piece.index_ids}
+
+
+def first_joined(sizes: list[int]) -> int:
+    """The first of the pieces, oldest first, that should be loaded with all newer ones.
+
+    The oldest that is no larger than all newer ones together: so what is loaded at least doubles each time, and a large
+    old piece waits until as much has come since. If there is none such, they are few, and it is the newest.
+    """
+    return next((first for first in range(len(sizes) - 1) if sizes[first] <= sum(sizes[first + 1 :])), len(sizes) - 1)

@@ -309,6 +309,7 @@ class LogStore:
         """Freeze the store as it is now and write it in the background. Calls go on meanwhile."""
         with self._entered(writes=True):
             self._tiers.settle(LEAVING_AT_ONCE)
+            self._tiers.join()
             id, merged = self._ids.new(), self._ids.new_file()
             meta: dict[str, Json] = {"key": schema_text(self._key), "value": schema_text(self._value),
                                      "bounds": self._sums.to_json(), "store": self._ids.store,

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from scalein.errors import StoreFailed
+from scalein.errors import Damaged, NewerFormat, StoreFailed
 from scalein.layout import GROUPS, HITS_SHIFT, MOST_HITS, PARTIAL, TOMB
 from scalein.memory import address
 from scalein.state import format
@@ -386,11 +386,22 @@ class Tiers:
 
     # --- pieces of the past
 
-    def _load(self, groups: list[int]) -> None:
-        """Bring groups' records back to memory, under those that are newer."""
-        for group in self.past.load(groups, self.functions):
+    def _load(self, groups: list[int], first: int = 0) -> None:
+        """Bring groups' records back to memory, under those that are newer; from this piece on."""
+        for group in self.past.load(groups, self.functions, first):
             if not self.cold.runs[group // BUNDLE_GROUPS] and not self.past.has(group):
                 self.hot.set_flags(group, 0)
+
+    def join(self) -> None:
+        """Load the newest pieces if there are too many, or some groups of them: the snapshot to come has fewer then.
+
+        It must not fail for what it can do without: a group that cannot be read stays where it is.
+        """
+        first, groups = self.past.to_join()
+        for group in groups:
+            with suppress(Damaged, NewerFormat, StoreFailed):
+                self.make_room()
+                self._load([group], first)
 
     def load_bundle(self, bundle: int, make_room: bool = True) -> None:
         self._load_within(groups_of(bundle), make_room)
