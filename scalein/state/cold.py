@@ -17,7 +17,7 @@ import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from itertools import chain, islice, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -170,25 +170,38 @@ class Cold:
         self._held = Held()
         self._desks: list[_Desk] = []  # that nobody uses now
         self._rooms: list[Room] = []  # of writers; the same
+        self._opened: list[Run] = []  # of snapshots, before it is known which of them stay
 
     def open_all(self, ids: list[list[int]], groups: dict[int, frozenset[int] | None]) -> list[tuple[ColdRun, ...]]:
-        """Runs, all or none; of each those groups count."""
-        opened: list[ColdRun] = []
-        try:
-            for id in chain.from_iterable(ids):
-                opened.append(self.open(id, groups[id]))
-        except BaseException:
-            for run in opened:
-                run.run.close()
-            raise
-        rest = iter(opened)
-        return [tuple(islice(rest, len(some))) for some in ids]
+        """Runs of a snapshot, open until `begin` or `close` says otherwise; of each those groups count."""
+        found: list[tuple[ColdRun, ...]] = []
+        for some in ids:
+            runs = []
+            for id in some:
+                runs.append(self.open(id, groups[id]))
+                self._opened.append(runs[-1].run)
+            found.append(tuple(runs))
+        return found
+
+    def begin(self, runs: list[tuple[ColdRun, ...]]) -> None:
+        """Have these of the runs that were opened; nobody needs the others."""
+        self.runs = runs
+        staying = {id(cold.run) for some in runs for cold in some}
+        for run in self._opened:
+            if id(run) not in staying:
+                run.close()
+        self._opened = []
 
     def open(self, id: int, groups: frozenset[int] | None = None) -> ColdRun:
         run = self.reader(id)
+        try:
+            functions = tuple(json.loads(run.spec))
+        except BaseException:
+            run.close()
+            raise
         made: Future[Run] = Future()
         made.set_result(run)
-        return ColdRun(id, int(run.record_count), tuple(json.loads(run.spec)), made, groups)
+        return ColdRun(id, int(run.record_count), functions, made, groups)
 
     def reader(self, id: int) -> Run:
         kernels = self._kernels
@@ -298,6 +311,8 @@ class Cold:
     def close(self) -> None:
         for desk in self._desks:
             desk.reader.close()
+        for run in self._opened:
+            run.close()
 
     def merged(self, bundle: int, runs: tuple[ColdRun, ...], id: int, scratch_table: Callable[[], Scratch],
                is_bottom: bool) -> ColdRun | None:

@@ -202,7 +202,6 @@ def _joined(some: tuple[ColdRun, ...], more: tuple[ColdRun, ...]) -> tuple[ColdR
             raise BadArgument("the old stores have the same run in different places", at=here(),
                               found=format.run_name(run.id), hint="open each of them and compact() it first")
         found += [*more[at:k], replace(run, groups=mine | other)]
-        more[k].run.close()
         at = k + 1
     return (*found, *more[at:])
 

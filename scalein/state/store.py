@@ -164,7 +164,8 @@ class LogStore:
 
     def _restore(self, parts: list[Part]) -> None:
         part, tiers = together(parts), self._tiers
-        tiers.functions, tiers.cold.runs = part.functions, part.runs
+        tiers.functions = part.functions
+        tiers.cold.begin(part.runs)
         self._groups, self._owned = part.groups, mask_of(part.groups)
         self._sums.restore(part.bounds)
         tiers.past.begin(part.pieces, self._readonly)
