@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from scalein.errors import BadArgument, StoreFailed
+from scalein.errors import BadArgument, ScaleinError, StoreFailed
 from scalein.state import LogStore
+from scalein.state.arena import Arena, Buckets
 from scalein.state.budget import Budget
 from scalein.state.cold import Cold
 from scalein.state.files import RealFiles
@@ -21,8 +22,8 @@ TINY = Budget(100_000, 1 << 14, 1 << 12)  # everything leaves at once
 TYPES = {"plain": pa.int64(), "text": pa.string()}
 
 
-def opened(path: Path, kind: str = "plain") -> LogStore:
-    return LogStore.open_files(RealFiles(path), key={"k": TYPES[kind]}, value={"n": pa.int64()}, budget=TINY)
+def opened(path: Path, kind: str = "plain", budget: Budget = TINY) -> LogStore:
+    return LogStore.open_files(RealFiles(path), key={"k": TYPES[kind]}, value={"n": pa.int64()}, budget=budget)
 
 
 def rows(kind: str, first: int, count: int) -> pa.Table:
@@ -104,3 +105,56 @@ def test_loading_a_run_reads_its_directory_and_filter(tmp_path: Path) -> None:
 def test_a_function_that_is_none(tmp_path: Path) -> None:
     with opened(tmp_path) as store, pytest.raises(BadArgument, match="n"):
         store.merge(rows("plain", 0, 1), n=["sum"])  # type: ignore[arg-type]
+
+
+# --- a table that cannot grow
+
+
+def no_chunk(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Arena, "take", refusing)
+
+
+def no_index(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Buckets, "take", refusing)
+
+
+def refusing(*_: object) -> Any:
+    raise ScaleinError("the store has no more addresses")
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize(("call", "fault"), [("merge", no_chunk), ("merge", no_index), ("delete", no_chunk),
+                                             ("delete", no_index), ("load", no_chunk)])  # fmt: skip
+def test_half_a_change_is_never_saved(call: str, fault: Callable[[pytest.MonkeyPatch], None], kind: str, tmp_path: Path,
+                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that does not get what it needs has changed some keys: the store says so, and stays as it was saved."""
+    with opened(tmp_path, kind, Budget(None)) as store:
+        store.merge(rows(kind, 0, 3_000), n="sum")
+    store = opened(tmp_path, kind, Budget(None))
+    table = rows(kind, 0, 30_000)
+    calls = {"merge": lambda: store.merge(table, n="sum"), "delete": lambda: store.delete(table.select(["k"])),
+             "load": lambda: len(store)}  # fmt: skip
+    with monkeypatch.context() as patch:
+        fault(patch)
+        with pytest.raises(ScaleinError, match="no more addresses"):
+            calls[call]()
+    with pytest.raises(StoreFailed, match="half-way"):
+        store.merge(rows(kind, 0, 30_000), n="sum")
+    store.close()
+    with opened(tmp_path, kind) as again:
+        assert len(again) == 3_000
+        assert set(again.get(rows(kind, 0, 3_000).select(["k"]))["n"].to_pylist()) == {1}
+
+
+def test_a_group_that_has_no_room_for_its_index_is_loaded_later(tmp_path: Path,
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(tmp_path, budget=Budget(None)) as store:
+        store.merge(rows("plain", 0, 30_000), n="sum")
+    with opened(tmp_path, budget=Budget(None)) as store:
+        with monkeypatch.context() as patch:
+            no_index(patch)
+            with pytest.raises(ScaleinError, match="no more addresses"):
+                len(store)
+        store.merge(rows("plain", 0, 60_000), n="sum")
+        assert len(store) == 60_000
+        assert store.get(rows("plain", 29_999, 2).select(["k"]))["n"].to_pylist() == [2, 1]
