@@ -75,12 +75,12 @@ class Lookups:
         self._kernels, self._reader = kernels, reader
         self._asked = np.zeros(GROUPS)  # keys of each group, so far
 
-    def worth_loading(self, pieces: list[Piece], keys: np.ndarray) -> set[int]:
-        """Groups to load rather than to look into, when so many keys of each are asked for.
+    def worth_loading(self, pieces: list[Piece], keys: np.ndarray) -> tuple[list[int], list[int]]:
+        """Groups of pieces without an index, and others to load rather than to look into, when so many keys of each are
+        asked for.
 
         Those where that costs less right now; and a few of those where it would have cost less, had we known what would
-        be asked for: so what is asked for again and again is in memory soon, and no call waits for much of it. Groups
-        of pieces without an index are loaded.
+        be asked for: so what is asked for again and again is in memory soon, and no call waits for much of it.
         """
         size = sum((piece.group_bytes for piece in pieces), np.zeros(GROUPS))
         is_waiting, is_bare = np.zeros(GROUPS, bool), np.zeros(GROUPS, bool)
@@ -88,11 +88,11 @@ class Lookups:
             is_waiting[list(piece.groups)] = True
             is_bare[list(piece.groups)] |= piece.indexes is None
         is_asked = is_waiting & (keys > 0)
-        now = is_asked & (is_bare | (READS * READ_WORTH * keys > size))
-        late = np.flatnonzero(is_asked & ~now & (READS * READ_WORTH * self._asked > size))
+        now = is_asked & ~is_bare & (READS * READ_WORTH * keys > size)
+        late = np.flatnonzero(is_asked & ~is_bare & ~now & (READS * READ_WORTH * self._asked > size))
         late = late[size[late].cumsum() - size[late] < LOADED_BYTES]
         self._asked += keys
-        return {*np.flatnonzero(now).tolist(), *late.tolist()}
+        return np.flatnonzero(is_asked & is_bare).tolist(), [*np.flatnonzero(now).tolist(), *late.tolist()]
 
     def find(self, piece: Piece, images: Images, hashes: np.ndarray, functions: Functions, scratch: Scratch) -> None:
         """Bring what a piece has of some sorted hashes into a scratch table, as newer than all that is there."""

@@ -92,8 +92,9 @@ class Past:
         self.pieces = [piece for piece in self.pieces if piece.groups]
         self.images.trim()
 
-    def worth_loading(self, keys: np.ndarray) -> set[int]:
-        """Groups to load rather than to look into, when so many keys of each are asked for."""
+    def worth_loading(self, keys: np.ndarray) -> tuple[list[int], list[int]]:
+        """Groups that nobody can look into, and others that should rather be loaded, when so many keys of each are
+        asked for."""
         return self._lookups.worth_loading(self.pieces, keys)
 
     def find(self, hashes: np.ndarray, functions: Functions, scratch: Scratch) -> None:

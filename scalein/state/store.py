@@ -195,7 +195,7 @@ class LogStore:
         with self._entered(writes=True):
             batches, chosen = self._to_merge(rows, functions)
             self._keep(batches, chosen)
-            return self._got([batch.select(self._key.names) for batch in batches], tells=False)  # the rows are in
+            return self._got([batch.select(self._key.names) for batch in batches])
 
     def _to_merge(self, rows: Given, functions: dict[str, str]) -> tuple[list[pa.RecordBatch], Functions]:
         """Rows of the store's columns, and what they do to each value."""
@@ -226,6 +226,7 @@ class LogStore:
                               f"{groups[others[0]]}", has=shown_groups(self._groups or frozenset()))
 
     def _keep(self, batches: list[pa.RecordBatch], functions: Functions) -> None:
+        self._tiers.tell()
         self._check_owned(batches, "merge")
         self._check_texts(batches)
         may_overflow = self._sums.check(batches, functions, partial(self._try, batches, functions))
@@ -250,6 +251,7 @@ class LogStore:
     def delete(self, keys: Given | pa.Array | pa.ChunkedArray) -> None:
         """Forget keys; those that are not there are no error."""
         with self._entered(writes=True):
+            self._tiers.tell()
             batches = keys_of(keys, self._key, "delete")
             self._check_texts(batches)
             self._check_owned(batches, "delete")
@@ -278,12 +280,12 @@ class LogStore:
             self._check_owned(batches, "get")
             return self._got(batches)
 
-    def _got(self, batches: list[pa.RecordBatch], tells: bool = True) -> pa.Table:
+    def _got(self, batches: list[pa.RecordBatch]) -> pa.Table:
         if not len(self._value):
             return pa.table({})
         step = self._budget.rows(self._kernels.record_bytes)
         parts = [_cast(rows, self._values) for batch in batches for start in range(0, batch.num_rows, step)
-                 for rows in self._kernels.rows(self._tiers.find(batch.slice(start, step), tells), self._values.names)]
+                 for rows in self._kernels.rows(self._tiers.find(batch.slice(start, step)), self._values.names)]
         return pa.Table.from_batches(parts, self._values)
 
     def scan(self) -> pa.RecordBatchReader:

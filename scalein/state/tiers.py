@@ -10,16 +10,14 @@ Threads: everything is called under the store's lock but `_write_run`, which thr
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from scalein.errors import Damaged, NewerFormat, StoreFailed
+from scalein.errors import Damaged, NewerFormat, ScaleinError, StoreFailed
 from scalein.layout import GROUPS, HITS_SHIFT, MOST_HITS, PARTIAL, TOMB
 from scalein.memory import address
 from scalein.state import format
@@ -89,6 +87,8 @@ class Tiers:
         self._spiller = ThreadPoolExecutor(LEAVING_AT_ONCE, "scalein-spill")  # they wait for the disk most of the time
         self._closer = ThreadPoolExecutor(1, "scalein-close")
         self._leaving: list[Leaving] = []
+        self._untold: ScaleinError | None = None  # why records could not leave, if who caused it was not told
+        self._stuck: set[int] = set()  # bundles that cannot leave: what is older than their records cannot be read
         self._rooms: list[Room] = []  # of those that have left
         self._nothing = np.frombuffer(bytearray(kernels.template), np.uint8)  # the record of a key that is not there
         self._nothing[0] |= TOMB
@@ -118,23 +118,18 @@ class Tiers:
                 self._rooms.clear()  # as large as bundles are, and not needed soon
             self.functions = functions
 
-    def find(self, batch: pa.RecordBatch, tells: bool = True) -> np.ndarray:
+    def find(self, batch: pa.RecordBatch) -> np.ndarray:
         """Pointers to whole records of the batch's keys; to a deleted one where there is none.
 
-        If it `tells`, that records could not leave is an error, though they are back and can be found.
+        A disk that takes nothing any more still gives what it has, and memory is over the budget then.
         """
-        with nullcontext() if tells else suppress(StoreFailed):
-            self.settle(waits=False)
+        self._tried(lambda: self.settle(waits=False))
         if self.past.pieces:
-            self.make_room()
+            self._tried(self.make_room)
         if self._budget.total is not None:
-            # Before the filters come: afterwards nothing that was found may leave. A disk that takes nothing any more
-            # still gives what it has, and memory is over the budget then.
-            with suppress(StoreFailed):
-                self.make_room(index_bytes=self.cold.whole_index_bytes)
-            while self._leaving:
-                with suppress(StoreFailed):
-                    self.settle()
+            # Before the filters come: afterwards nothing that was found may leave.
+            self._tried(lambda: self.make_room(index_bytes=self.cold.whole_index_bytes))
+            self._settle_all()
             self._rooms.clear()
             self.cold.forget_rooms()
         pointers, hashes = self._kernels.find(self.hot, batch)
@@ -146,8 +141,7 @@ class Tiers:
     def _find_older(self, batch: pa.RecordBatch, pointers: np.ndarray, hashes: np.ndarray) -> None:
         """Let pointers to rows' keys in memory lead to records that know all that is older, if there is any."""
         groups = (hashes >> np.uint64(56)).astype(np.int64)
-        if self.past.pieces and (worth := self.past.worth_loading(np.bincount(groups, minlength=GROUPS))):
-            self._load_within(worth, make_room=True)
+        if self.past.pieces and self._load_asked(np.bincount(groups, minlength=GROUPS)):
             pointers[:] = self._kernels.find(self.hot, batch)[0]
         waiting = self.past.waiting()
         has_older = np.array([bool(self.cold.runs[group // BUNDLE_GROUPS]) or group in waiting
@@ -177,7 +171,10 @@ class Tiers:
         """Read directories and filters of many runs side by side; those of a few are read when they are asked."""
         new = [cold.run for bundle in bundles for cold in self.cold.runs[bundle] if not cold.run.is_loaded]
         if len(new) > LEAVING_AT_ONCE:
-            deque(self._spiller.map(Run.load, new), maxlen=0)
+            loads = [self._spiller.submit(run.load) for run in new]
+            wait(loads)  # for all, also if one fails: who leaves the lock may close them
+            for load in loads:
+                load.result()
 
     def make_whole(self, batch: pa.RecordBatch) -> None:
         """Let the records of the batch's keys in memory know all that is older: sums that go on are the keys' own."""
@@ -193,7 +190,7 @@ class Tiers:
 
     def alive(self, bundle: int) -> Iterator[np.ndarray]:
         """Pointers to all records of a bundle that were not deleted; the next step may overwrite them."""
-        self.settle()
+        self._settle_all()
         self.load_bundle(bundle)
         runs = self.cold.runs[bundle]
         pointers = np.concatenate([self.hot.pointers(group) for group in groups_of(bundle)])
@@ -247,8 +244,9 @@ class Tiers:
                 if evicted:
                     self.hot.trim(most + most // SPARE_SHARE, most + most // BROKEN_SHARE)
                 break
-            self._evict(self._clock, KEPT_SHARE)
-            self._clock = (self._clock + 1) % BUNDLES
+            bundle, self._clock = self._clock, (self._clock + 1) % BUNDLES  # first: one that fails is not in the way
+            if bundle not in self._stuck:
+                self._evict(bundle, KEPT_SHARE)
         self._in_use = self.hot.in_use
 
     def tidy(self) -> None:
@@ -272,7 +270,12 @@ class Tiers:
         # One that is still leaving comes back if it cannot: then nothing newer of its bundle may be on disk.
         self.settle(0 if any(one.bundle == bundle for one in self._leaving) else LEAVING_AT_ONCE - 1)
         self.compactor.wait_for_room(bundle)
-        self.load_bundle(bundle, make_room=False)
+        try:
+            self.load_bundle(bundle, make_room=False)
+        except (Damaged, NewerFormat) as error:
+            self._stuck.add(bundle)
+            self._untold = error.with_traceback(None)
+            return
         if not any(map(hot.record_count, groups)):
             return
         drop = 0 if self.cold.runs[bundle] else TOMB  # nothing older: what was deleted needs no trace
@@ -384,6 +387,31 @@ class Tiers:
                 raise error
             self.compactor.soon(one.bundle)
 
+    def _settle_all(self) -> None:
+        """Let all records leave that are on their way, or come back."""
+        while self._leaving:
+            self._tried(self.settle)
+
+    def _tried(self, step: Callable[[], None]) -> bool:
+        """Whether a step that makes room could do so. If not, all is still found: records that cannot leave are back,
+        of which the next rows are told (`tell`), and who asks for what is damaged is told then.
+        """
+        try:
+            step()
+        except (StoreFailed, Damaged, NewerFormat) as error:
+            if self.hot.is_torn:
+                raise
+            if isinstance(error, StoreFailed):
+                self._untold = error.with_traceback(None)
+            return False
+        return True
+
+    def tell(self) -> None:
+        """Raise what nobody was told yet."""
+        error, self._untold = self._untold, None
+        if error is not None:
+            raise error
+
     # --- pieces of the past
 
     def _load(self, groups: list[int], first: int = 0) -> None:
@@ -399,9 +427,21 @@ class Tiers:
         """
         first, groups = self.past.to_join()
         for group in groups:
-            with suppress(Damaged, NewerFormat, StoreFailed):
-                self.make_room()
-                self._load([group], first)
+            if self._tried(self.make_room):
+                self._tried(lambda group=group: self._load([group], first))  # type: ignore[misc]
+
+    def _load_asked(self, keys: np.ndarray) -> bool:
+        """Load groups of which so many keys are asked for, where that is worth it and there is room, and those that
+        nobody can look into; whether there were any."""
+        bare, worth = self.past.worth_loading(keys)
+        if self.past.again is not None or self._budget.total is None:
+            self._load([*bare, *worth])  # at once: to make room could forget what was just loaded
+        else:
+            for group in (*bare, *worth):
+                if self._tried(self.make_room) or group in bare:
+                    self._load([group])
+            self._settle_all()  # nothing that will be found may leave
+        return bool(bare or worth)
 
     def load_bundle(self, bundle: int, make_room: bool = True) -> None:
         self._load_within(groups_of(bundle), make_room)

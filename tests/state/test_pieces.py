@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from scalein.errors import Damaged
 from scalein.state import LogStore, format, lookups, past, recover
 from scalein.state.budget import Budget
 from scalein.state.files import RealFiles
@@ -52,6 +53,16 @@ def groups_of(store: LogStore) -> list[int]:
     batch = ROWS.select(["k"]).combine_chunks().to_batches()[0]
     found: list[int] = (store._kernels.find(store._tiers.hot, batch)[1] >> np.uint64(56)).tolist()
     return found
+
+
+def damage(path: Path, store: LogStore) -> None:
+    """Change a byte of some group's records in the newest piece."""
+    piece = store._tiers.past.pieces[-1]
+    id, extent = piece.segments[0]
+    at = extent.offset + int(piece.offset[len(piece.offset) // 2]) + 16
+    raw = bytearray((path / format.image_name(id)).read_bytes())
+    raw[at] ^= 1
+    (path / format.image_name(id)).write_bytes(raw)
 
 
 @pytest.mark.parametrize("budget", [PLENTY, SMALL])
@@ -120,13 +131,7 @@ def test_damage_does_not_keep_a_snapshot_from_being_written(tmp_path: Path, few:
             store.merge(ROWS, n="sum")
             assert len(store._tiers.past.pieces) == session
     with LogStore.open(tmp_path, readonly=True) as store:
-        piece = store._tiers.past.pieces[-1]
-        id, extent = piece.segments[0]
-        at = extent.offset + int(piece.offset[len(piece.offset) // 2]) + 16
-    newest = tmp_path / format.image_name(id)
-    raw = bytearray(newest.read_bytes())
-    raw[at] ^= 1
-    newest.write_bytes(raw)
+        damage(tmp_path, store)
     with LogStore.open(tmp_path) as store:
         store.merge(pa.table({"k": [10_000], "n": [5]}), n="sum")
     with LogStore.open(tmp_path) as store:
@@ -136,6 +141,40 @@ def test_damage_does_not_keep_a_snapshot_from_being_written(tmp_path: Path, few:
         found = next(group for group in range(256) if group not in store._tiers.past.pieces[4].groups)
         mine = [k for k, group in zip(ROWS["k"].to_pylist(), groups_of(store), strict=True) if group == found]
         assert store.get(pa.array(mine))["n"].to_pylist() == [5] * len(mine)
+
+
+@pytest.mark.parametrize("budget", [Budget(100_000, 1 << 14, 1 << 12), SMALL])
+def test_a_damaged_group_does_not_block_the_others(budget: Budget, tmp_path: Path) -> None:
+    """Its bundle cannot leave memory: who writes is told once, who reads other keys never."""
+    with LogStore.open(tmp_path, key=KEY, value=VALUE) as store:
+        store.merge(ROWS, n="sum")
+    with LogStore.open(tmp_path, readonly=True) as store:
+        damage(tmp_path, store)
+    with LogStore.open_files(RealFiles(tmp_path), key=None, value=None, budget=budget) as store:
+        groups, keys, told = np.array(groups_of(store)), ROWS["k"].to_numpy(), 0
+        for first in range(0, 5000, 100):
+            try:
+                store.merge(ROWS.slice(first, 100), n="sum")
+            except Damaged:
+                told += 1
+                store.merge(ROWS.slice(first, 100), n="sum")
+        assert told == 1
+        bad = [group for group in range(256) if is_damaged(store, keys[groups == group])]
+        assert len(bad) == 1
+        good = keys[groups != bad[0]]
+        assert store.get(pa.array(good))["n"].to_pylist() == [2] * len(good)
+        store.snapshot().wait()
+        store.merge(ROWS, n="sum")
+    with LogStore.open_files(RealFiles(tmp_path), key=None, value=None, budget=budget) as store:
+        assert store.get(pa.array(good))["n"].to_pylist() == [3] * len(good)
+
+
+def is_damaged(store: LogStore, keys: np.ndarray) -> bool:
+    try:
+        store.get(pa.array(keys))
+    except Damaged:
+        return True
+    return False
 
 
 @pytest.mark.parametrize("kind", ["int", "text"])

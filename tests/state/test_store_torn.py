@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from scalein.errors import BadArgument, ScaleinError, StoreFailed
-from scalein.state import LogStore
+from scalein.errors import BadArgument, Damaged, ScaleinError, StoreFailed
+from scalein.state import LogStore, lookups
 from scalein.state.arena import Arena, Buckets
 from scalein.state.budget import Budget
 from scalein.state.cold import Cold
 from scalein.state.files import RealFiles
+from scalein.state.runs import Run
 from scalein.state.tiers import Tiers
 
 TINY = Budget(100_000, 1 << 14, 1 << 12)  # everything leaves at once
@@ -66,10 +69,6 @@ def test_a_store_that_lost_records_says_so(kind: str, fault: Callable[[LogStore,
 def test_merge_and_get_does_not_fail_once_its_rows_are_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Records that could not leave are back in memory: that is for the next merge to say. The rows of a call are one
     step for the store here: of several, some would be in."""
-
-    def full(self: Cold, *_: object) -> Any:
-        raise StoreFailed("the disk is full")
-
     with opened(tmp_path) as store:
         failures, merged = 0, 0
         with monkeypatch.context() as patch:
@@ -84,6 +83,78 @@ def test_merge_and_get_does_not_fail_once_its_rows_are_in(tmp_path: Path, monkey
                     assert found["n"].to_pylist() == [1] * 200
         assert failures
         assert len(store) == merged
+
+
+def full(*_: object) -> Any:
+    raise StoreFailed("the disk is full")
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_merge_and_get_of_a_reopened_store_does_not_fail_once_its_rows_are_in(kind: str, tmp_path: Path,
+                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups for which there is no room are looked into."""
+    with opened(tmp_path, kind, Budget(None)) as store:
+        store.merge(rows(kind, 0, 6_000), n="sum")
+    monkeypatch.setattr(lookups, "READ_WORTH", 1 << 20)  # all that is asked for is worth loading
+    with opened(tmp_path, kind, Budget(400_000, 1 << 14, 1 << 12)) as store:
+        expected = np.ones(6_000, np.int64)
+        done = 0
+        with monkeypatch.context() as patch:
+            patch.setattr(Cold, "writer", full)
+            for first in range(0, 6_000, 100):
+                with suppress(StoreFailed):
+                    found = store.merge_and_get(rows(kind, first, 100), n="sum")
+                    expected[first : first + 100] += 1
+                    assert found["n"].to_pylist() == [2] * 100
+                    done += 1
+        assert done
+        assert store.get(rows(kind, 0, 6_000).select(["k"]))["n"].to_pylist() == expected.tolist()
+        assert len(store) == 6_000
+
+
+def test_what_merge_and_get_did_not_say_the_next_call_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it changes anything; and once. What only reads or saves is not in its way."""
+    store = opened(tmp_path)
+    keys = rows("plain", 0, 100).select(["k"])
+    writes = (lambda: store.merge(rows("plain", 0, 100), n="sum"), lambda: store.upsert(rows("plain", 0, 100)),
+              lambda: store.delete(keys), store.close)  # fmt: skip
+    for number, write in enumerate(writes):
+        before = store.get(keys)  # all have left memory now
+        with monkeypatch.context() as patch:
+            patch.setattr(Cold, "writer", full)
+            store.merge_and_get(rows("plain", 1000 * (1 + number), 200), n="sum")
+        store.snapshot().wait()
+        if write != store.close:
+            with pytest.raises(StoreFailed, match="the disk is full"):
+                write()
+            assert store.get(keys) == before
+        write()
+    with opened(tmp_path) as again:
+        assert len(again) == 4 * 200
+
+
+def test_a_get_that_fails_leaves_no_thread_that_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The filters of many runs are read side by side: one that cannot be read does not let the others go on behind."""
+    with opened(tmp_path) as store:
+        for first in range(0, 30_000, 3_000):
+            store.merge(rows("plain", first, 3_000), n="sum")
+    begun, ended = list[int](), list[int]()
+
+    def load(self: Run) -> None:
+        begun.append(self.id)
+        if len(begun) == 1:
+            raise Damaged("not what was written", file=self.name)
+        time.sleep(0.05)
+        ended.append(self.id)
+
+    with opened(tmp_path) as store:
+        assert sum(map(len, store._tiers.cold.runs)) > 3
+        with monkeypatch.context() as patch:
+            patch.setattr(Run, "load", load)
+            with pytest.raises(Damaged):
+                store.get(rows("plain", 0, 3_000).select(["k"]))
+        assert len(ended) == len(begun) - 1
+        assert len(begun) > 3
 
 
 def test_loading_a_run_reads_its_directory_and_filter(tmp_path: Path) -> None:
