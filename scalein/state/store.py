@@ -17,10 +17,9 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from scalein.errors import BadArgument, BadData, Damaged, ScaleinError, StoreFailed, here
+from scalein.errors import BadArgument, BadData, ScaleinError, StoreFailed, here
 from scalein.options import Options
 from scalein.sizes import parse_size
-from scalein.state import format
 from scalein.state.budget import Budget
 from scalein.state.cold import BUNDLES, SCRATCH_SEGMENT, Scratch
 from scalein.state.columns import (
@@ -40,10 +39,11 @@ from scalein.state.files import Files, Held, RealFiles
 from scalein.state.kernels import Functions, Kernels, find_checksums, find_kernels
 from scalein.state.manifest import Json, Manifest
 from scalein.state.opening import Groups, Ids, Part, groups_given, mask_of, move_in, part_of, shown_groups, together
-from scalein.state.saving import Saver, file_id, find_manifest, schema_text, schemas_of
+from scalein.state.saving import Saver, find_manifest, schema_text, schemas_of
 from scalein.state.snapshot import Snapshot
+from scalein.state.spilling import LEAVING_AT_ONCE
 from scalein.state.sums import SumBounds
-from scalein.state.tiers import LEAVING_AT_ONCE, Tiers
+from scalein.state.tiers import Tiers
 
 KEPT_SNAPSHOTS = 3
 
@@ -133,7 +133,7 @@ class LogStore:
             if found is not None:
                 columns = schemas_of(found, files)
                 check_same(given, columns)
-                ids, sources = _ids_of(found, files), [(found, groups)]
+                ids, sources = Ids.of(found, files), [(found, groups)]
                 if old:
                     raise BadArgument("only a new store can begin with what old ones have", at=here(),
                                       file=files.name_of(""))
@@ -436,14 +436,6 @@ class LogStore:
 def _no_store(directory: str) -> StoreFailed:
     return StoreFailed("there is no store in this directory", at=here(), file=directory,
                        hint="give key= and value= to create one")
-
-
-def _ids_of(found: Manifest, files: Files) -> Ids:
-    try:
-        return Ids(file_id(found.meta["store"]), max(file_id(found.meta["next"]), found.id + 1))
-    except (KeyError, ValueError) as error:
-        raise Damaged("a snapshot's manifest does not say what a snapshot has",
-                      file=files.name_of(format.manifest_name(found.id)), found=repr(error)) from error
 
 
 def _cast(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

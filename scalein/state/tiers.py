@@ -4,15 +4,13 @@ Invariant: what a key's value is follows from, oldest first: its bundle's runs, 
 record that does not know all that is older is PARTIAL; new records of a group are, while anything older lies outside
 of memory (`NEW_FLAGS`). All partials in memory and in pieces were made by the same functions.
 
-Threads: everything is called under the store's lock but `_write_run`, which threads of its own run, and what
-`compacting.py` does in the background.
+Threads: everything is called under the store's lock, but what `spilling.py` and `compacting.py` do in the background.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -40,31 +38,14 @@ from scalein.state.hot import HotTable
 from scalein.state.kernels import Functions, Kernels
 from scalein.state.past import Past
 from scalein.state.points import Points
-from scalein.state.room import Room
-from scalein.state.runs import Run
+from scalein.state.spilling import LEAVING_AT_ONCE, Spiller
 
 DEAD_SHARE = 0.3  # of a group's bytes, from which on it is written anew
 KEPT_SHARE = 0.25  # of a bundle's records, those hit most, that stay in memory when it is evicted
 HITS_LOOKED_AT = 1 << 12  # records of a bundle, to choose those that stay
-LEAVING_AT_ONCE = 3  # bundles on their way to disk
 COMING_SHARE = 4  # one of so many bytes of hot memory, at most, is kept free for rows to come
 SPARE_SHARE = 16  # one of so many bytes may be free and not given back to the system,
 BROKEN_SHARE = 4  # or one of so many where huge pages would be broken up
-
-
-# Gives records sorted, with their hashes, so many at a time; the next ones may overwrite them.
-InOrder = Callable[[int], Iterator[tuple[np.ndarray, np.ndarray]]]
-
-
-@dataclass(frozen=True, eq=False)
-class Leaving:
-    """Records on their way to a run, where they are, and the chunks that they are still in."""
-
-    bundle: int
-    run: ColdRun
-    pointers: Callable[[], np.ndarray]
-    chunks: list[tuple[int, int, int]]  # that were not given back yet
-    room: Room | None  # the memory of all that is not in chunks
 
 
 class Tiers:
@@ -72,7 +53,7 @@ class Tiers:
 
     def __init__(self, files: Files, kernels: Kernels, budget: Budget, new_id: Callable[[], int],
                  clean: Callable[[], None]) -> None:
-        self._kernels, self._budget, self._new_id, self._clean = kernels, budget, new_id, clean
+        self._kernels, self._budget, self._clean = kernels, budget, clean
         self.hot = HotTable(kernels, Arena(budget.segment_bytes, whole=budget.most_chunk), budget.most_chunk,
                             budget.load_sixteenths)
         self.cold = Cold(files, kernels, budget.scratch_records(kernels.record_bytes))
@@ -84,12 +65,10 @@ class Tiers:
         self._points = Points(kernels, self._reader)
         self.past = Past(files, kernels, self.hot, self._reader)
         self.compactor = Compactor(self.cold, kernels, new_id, clean)
-        self._spiller = ThreadPoolExecutor(LEAVING_AT_ONCE, "scalein-spill")  # they wait for the disk most of the time
+        self.spiller = Spiller(self.hot, self.cold, kernels, self.compactor, new_id)
         self._closer = ThreadPoolExecutor(1, "scalein-close")
-        self._leaving: list[Leaving] = []
         self._untold: ScaleinError | None = None  # why records could not leave, if who caused it was not told
         self._stuck: set[int] = set()  # bundles that cannot leave: what is older than their records cannot be read
-        self._rooms: list[Room] = []  # of those that have left
         self._nothing = np.frombuffer(bytearray(kernels.template), np.uint8)  # the record of a key that is not there
         self._nothing[0] |= TOMB
         self._found = np.zeros((0, kernels.record_bytes), np.uint8)  # what the pointers given last lead to
@@ -115,7 +94,7 @@ class Tiers:
                 for bundle in range(BUNDLES):
                     self._evict(bundle, 0.0)
                 self.settle()
-                self._rooms.clear()  # as large as bundles are, and not needed soon
+                self.spiller.rooms.clear()  # as large as bundles are, and not needed soon
             self.functions = functions
 
     def find(self, batch: pa.RecordBatch) -> np.ndarray:
@@ -130,7 +109,7 @@ class Tiers:
             # Before the filters come: afterwards nothing that was found may leave.
             self._tried(lambda: self.make_room(index_bytes=self.cold.whole_index_bytes))
             self._settle_all()
-            self._rooms.clear()
+            self.spiller.rooms.clear()
             self.cold.forget_rooms()
         pointers, hashes = self._kernels.find(self.hot, batch)
         if self.past.pieces or any(self.cold.runs):
@@ -171,7 +150,7 @@ class Tiers:
         """Read directories and filters of many runs side by side; those of a few are read when they are asked."""
         new = [cold.run for bundle in bundles for cold in self.cold.runs[bundle] if not cold.run.is_loaded]
         if len(new) > LEAVING_AT_ONCE:
-            loads = [self._spiller.submit(run.load) for run in new]
+            loads = [self.spiller.threads.submit(run.load) for run in new]
             wait(loads)  # for all, also if one fails: who leaves the lock may close them
             for load in loads:
                 load.result()
@@ -213,7 +192,7 @@ class Tiers:
     @property
     def memory_bytes(self) -> int:
         scratch = self._scratch.memory_bytes if self._scratch else 0
-        rooms = sum(room.size_bytes for room in self._rooms)
+        rooms = sum(room.size_bytes for room in self.spiller.rooms)
         return (self.hot.memory_bytes + scratch + self._reader.memory_bytes + self.cold.memory_bytes + rooms +
                 self.past.images.memory_bytes)  # fmt: skip
 
@@ -239,7 +218,7 @@ class Tiers:
         # to the system, which would clear it anew.
         coming = min(max(0, self.hot.in_use - self._in_use), most // COMING_SHARE)
         for evicted in range(2 * BUNDLES):
-            staying = self.hot.in_use_beside(one.chunks for one in self._leaving)
+            staying = self.hot.in_use_beside(one.chunks for one in self.spiller.leaving)
             if staying + max(coming, text_bytes) <= most:
                 if evicted:
                     self.hot.trim(most + most // SPARE_SHARE, most + most // BROKEN_SHARE)
@@ -268,7 +247,7 @@ class Tiers:
         """Forget the records of a bundle that are hit least; a thread writes them to a run."""
         hot, groups = self.hot, groups_of(bundle)
         # One that is still leaving comes back if it cannot: then nothing newer of its bundle may be on disk.
-        self.settle(0 if any(one.bundle == bundle for one in self._leaving) else LEAVING_AT_ONCE - 1)
+        self.settle(0 if any(one.bundle == bundle for one in self.spiller.leaving) else LEAVING_AT_ONCE - 1)
         self.compactor.wait_for_room(bundle)
         try:
             self.load_bundle(bundle, make_room=False)
@@ -281,10 +260,7 @@ class Tiers:
         drop = 0 if self.cold.runs[bundle] else TOMB  # nothing older: what was deleted needs no trace
         # Not by hits if all must leave: these are looked at in some groups only.
         least = least_kept(self._hits(groups), share_kept) if share_kept else MOST_HITS + 1
-        if self._kernels.text_cells:
-            self._leave_with_text(bundle, least, drop)
-        else:
-            self._leave_plain(bundle, least, drop)
+        self.spiller.leave(bundle, least, drop, self.functions)
         for group in groups:
             hot.set_flags(group, PARTIAL if self.cold.runs[bundle] else 0)
 
@@ -297,71 +273,6 @@ class Tiers:
                 break
         return (np.concatenate(found) >> np.uint64(HITS_SHIFT) & np.uint64(MOST_HITS)).astype(np.int64)
 
-    def _leave_plain(self, bundle: int, least: int, drop: int) -> None:
-        """Those with fewer hits than `least`; their chunks stay as they are until they are written."""
-        room = self._rooms.pop() if self._rooms else Room()
-        room.begin()
-        left = self.hot.thin(groups_of(bundle), least, drop, room.words)
-        if not left.count:
-            self.hot.is_torn = False
-            self.hot.give_back(left.chunks)
-            self._rooms.append(room)
-            return
-
-        def in_order(step: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-            hashes, pointers = left.in_order()
-            words = room.words(min(step, len(hashes)) * self._kernels.record_bytes // 8)
-            for start in range(0, len(hashes), step):
-                some = slice(start, start + step)
-                yield self._kernels.gather(pointers[some], lambda count: words[:count]), hashes[some]
-
-        run = self._to_run(bundle, left.count, in_order, left.chunks)
-        self._leave(Leaving(bundle, run, lambda: left.in_order().pointers, left.chunks, room))
-        self.hot.is_torn = False
-
-    def _leave_with_text(self, bundle: int, least: int, drop: int) -> None:
-        """Those with fewer hits than `least`; their chunks stay as they are until they are written."""
-        hot, groups = self.hot, groups_of(bundle)
-        pointers = np.concatenate([hot.pointers(group) for group in groups])
-        heads = np.concatenate([hot.heads(group) for group in groups])
-        goes = (heads >> np.uint64(HITS_SHIFT) & np.uint64(MOST_HITS)) < np.uint64(least)
-        staying = np.ascontiguousarray(pointers[~goes])
-        pointers = np.ascontiguousarray(pointers[goes & ((heads & np.uint64(drop)) == 0)])
-        hot.is_torn = True
-        chunks = [chunk for group in groups for chunk in hot.release(group)]
-        if len(pointers):
-            # Those who stay are still in the same chunks: the thread must not give these back.
-            run = self._to_run(bundle, len(pointers), lambda _: iter([self.cold.sorted_records(pointers)]), [])
-            self._leave(Leaving(bundle, run, lambda: pointers, chunks, None))
-        self._kernels.absorb(hot, staying, self.functions, older=False)
-        hot.is_torn = False
-        if not len(pointers):
-            hot.give_back(chunks)
-
-    def _to_run(self, bundle: int, count: int, in_order: InOrder, chunks: list[tuple[int, int, int]]) -> ColdRun:
-        """Let a thread write records to a run, and give back chunks."""
-        id, has_filter = self._new_id(), bool(self.cold.runs[bundle])
-        made = self._spiller.submit(self._write_run, id, count, self.functions, has_filter, in_order, chunks)
-        return ColdRun(id, count, self.functions, made)
-
-    def _leave(self, one: Leaving) -> None:
-        self._leaving.append(one)
-        self.compactor.replace(one.bundle, (), [one.run])
-
-    def _write_run(self, id: int, count: int, functions: Functions, has_filter: bool,
-                   in_order: InOrder, chunks: list[tuple[int, int, int]]) -> Run:
-        writer = self.cold.writer(id, functions, count, count * self._kernels.record_bytes, has_filter)
-        try:
-            for records, hashes in in_order(writer.records_at_once):
-                writer.add(records, hashes)
-            writer.finish()
-        except BaseException:
-            writer.abandon()
-            raise
-        run = self.cold.reader(id)
-        self.hot.give_back(chunks)  # not before: what does not come to disk comes back to memory
-        return run
-
     def settle(self, most: int = 0, waits: bool = True) -> None:
         """Let records leave until at most so many bundles are on their way; what could not comes back.
 
@@ -372,24 +283,11 @@ class Tiers:
                 self._closer.submit(run.run.close)
             elif run.made.exception() is None:
                 run.run.close()
-        while len(self._leaving) > most or (self._leaving and self._leaving[0].run.made.done()):
-            one = self._leaving.pop(0)
-            error = one.run.made.exception()
-            if error is not None:
-                self.hot.is_torn = True
-                self.compactor.replace(one.bundle, (one.run,), [])
-                self.hot.batch += 1
-                self._kernels.absorb(self.hot, one.pointers(), self.functions, older=True)
-                self.hot.is_torn = False
-            self.hot.give_back(one.chunks)
-            self._rooms += [one.room] if one.room is not None else []
-            if error is not None:
-                raise error
-            self.compactor.soon(one.bundle)
+        self.spiller.settle(most)
 
     def _settle_all(self) -> None:
         """Let all records leave that are on their way, or come back."""
-        while self._leaving:
+        while self.spiller.leaving:
             self._tried(self.settle)
 
     def _tried(self, step: Callable[[], None]) -> bool:
@@ -470,7 +368,7 @@ class Tiers:
 
     def close(self) -> None:
         """Stop compaction and close the files. Not under the lock."""
-        self._spiller.shutdown(wait=True)
+        self.spiller.close()
         self._closer.shutdown(wait=True)
         self.compactor.close()
         for runs in (*self.cold.runs, self.compactor.take_retired()):

@@ -19,7 +19,7 @@ from scalein.state.budget import Budget
 from scalein.state.cold import Cold
 from scalein.state.files import RealFiles
 from scalein.state.runs import Run
-from scalein.state.tiers import Tiers
+from scalein.state.spilling import Spiller
 
 TINY = Budget(100_000, 1 << 14, 1 << 12)  # everything leaves at once
 TYPES = {"plain": pa.int64(), "text": pa.string()}
@@ -39,11 +39,11 @@ def failing(*_: object, **__: object) -> Any:
 
 
 def no_thread(store: LogStore, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(store._tiers._spiller, "submit", failing)
+    patch.setattr(store._tiers.spiller.threads, "submit", failing)
 
 
 def no_leaving(store: LogStore, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Tiers, "_leave", failing)
+    patch.setattr(Spiller, "_leave", failing)
 
 
 @pytest.mark.parametrize("kind", TYPES)
