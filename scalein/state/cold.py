@@ -241,18 +241,19 @@ class Cold:
         order = np.argsort(hashes)
         return self._kernels.gather(np.ascontiguousarray(pointers[order])), hashes[order]
 
-    def ranges(self, bundle: int, runs: tuple[ColdRun, ...], scratch_table: Callable[[], Scratch],
+    def ranges(self, groups: range, runs: tuple[ColdRun, ...], scratch_table: Callable[[], Scratch],
                newest: tuple[np.ndarray, np.ndarray, Functions] | None = None) -> Iterator[Together]:
-        """Everything in some runs, and in records newer than these, brought together range by range of hashes.
+        """All of a bundle's groups, or of some, in its runs, and in newer records, together range by range of hashes.
 
         The next range overwrites the records of the last, and texts in the scratch table. `newest`: pointers, their
         hashes, functions.
         """
-        count = sum(cold.record_count for cold in runs) + (0 if newest is None else len(newest[0]))
+        count = sum(cold.record_count for cold in runs) * len(groups) // BUNDLE_GROUPS  # hashes are evenly spread
+        count += 0 if newest is None else len(newest[0])
         parts = -(-count // self._at_once) or 1
         functions = {cold.functions for cold in runs} | ({newest[2]} if newest is not None else set())
         if self._kernels.text_cells:
-            for least, greatest in _cut(bundle, parts):
+            for least, greatest in _cut(groups, parts):
                 texts = [*self._with_text(least, greatest, runs), *_newest(least, greatest, newest)]
                 yield self._absorbed(texts, scratch_table(), least, greatest, count // parts)
             return
@@ -260,7 +261,7 @@ class Cold:
             desk = self._desks.pop()
         except IndexError:  # not asked for before: another thread may take the last one meanwhile
             desk = _Desk()
-        for span, area in desk.reader.read(_Span.all(_cut(bundle, parts), runs)):
+        for span, area in desk.reader.read(_Span.all(_cut(groups, parts), runs)):
             desk.room.begin()
             given = [*self._plain(span, area, desk.room), *_newest(span.least, span.greatest, newest)]
             if len(functions) == 1 and given:
@@ -322,7 +323,7 @@ class Cold:
                              sum(cold.run.size_bytes for cold in runs), has_filter=not is_bottom)
         count = 0
         try:
-            for records, hashes in self.ranges(bundle, runs, scratch_table):
+            for records, hashes in self.ranges(groups_of(bundle), runs, scratch_table):
                 if is_bottom:
                     heads = records[:, :8].view(np.uint64)
                     alive = (heads[:, 0] & np.uint64(TOMB)) == 0
@@ -359,9 +360,9 @@ def _newest(least: int, greatest: int, newest: tuple[np.ndarray, np.ndarray, Fun
         yield Aged(Sorted(hashes[order], pointers[order]), functions, None)
 
 
-def _cut(bundle: int, parts: int) -> list[tuple[int, int]]:
-    """Ranges of a bundle's hashes with about as many records each: hashes are evenly spread."""
-    least, greatest = bundle_range(bundle)
+def _cut(groups: range, parts: int) -> list[tuple[int, int]]:
+    """Ranges of the hashes of groups with about as many records each: hashes are evenly spread."""
+    least, greatest = groups.start << 56, (groups.stop << 56) - 1
     step = (greatest - least + 1) // parts
     borders = [least + k * step for k in range(parts)] + [greatest + 1]
     return [(low, high - 1) for low, high in pairwise(borders)]

@@ -92,10 +92,10 @@ class Past:
         self.pieces = [piece for piece in self.pieces if piece.groups]
         self.images.trim()
 
-    def worth_loading(self, keys: np.ndarray) -> tuple[list[int], list[int]]:
-        """Groups that nobody can look into, and others that should rather be loaded, when so many keys of each are
-        asked for."""
-        return self._lookups.worth_loading(self.pieces, keys)
+    def worth_loading(self, keys: np.ndarray, room_bytes: int) -> tuple[list[int], list[int]]:
+        """Groups that nobody can look into, and others that should rather be loaded, as far as there is room for them,
+        when so many keys of each are asked for."""
+        return self._lookups.worth_loading(self.pieces, keys, room_bytes)
 
     def find(self, hashes: np.ndarray, functions: Functions, scratch: Scratch) -> None:
         """Bring what pieces have of some sorted hashes into a scratch table, as newer than all that is there."""

@@ -21,7 +21,7 @@ from scalein.errors import BadArgument, BadData, ScaleinError, StoreFailed, here
 from scalein.options import Options
 from scalein.sizes import parse_size
 from scalein.state.budget import Budget
-from scalein.state.cold import BUNDLES, SCRATCH_SEGMENT, Scratch
+from scalein.state.cold import SCRATCH_SEGMENT, Scratch
 from scalein.state.columns import (
     Given,
     SchemaLike,
@@ -293,9 +293,9 @@ class LogStore:
         schema = pa.schema([*self._key, *self._values])
 
         def batches() -> Iterator[pa.RecordBatch]:
-            for bundle in range(BUNDLES):
+            for groups in self._tiers.parts:
                 with self._entered():
-                    found = [rows for pointers in self._tiers.alive(bundle)
+                    found = [rows for pointers in self._tiers.alive(groups)
                              for rows in self._kernels.rows(pointers, schema.names)]
                 yield from (rows.cast(schema) for rows in found)
 
@@ -304,7 +304,7 @@ class LogStore:
 
     def __len__(self) -> int:
         with self._entered():
-            return sum(len(pointers) for bundle in range(BUNDLES) for pointers in self._tiers.alive(bundle))
+            return sum(len(pointers) for groups in self._tiers.parts for pointers in self._tiers.alive(groups))
 
     # --- on disk
 

@@ -21,7 +21,7 @@ from scalein.memory import address
 from scalein.state import format
 from scalein.state.aio import Reader
 from scalein.state.arena import Arena
-from scalein.state.budget import Budget
+from scalein.state.budget import MOST_BYTES, Budget
 from scalein.state.cold import (
     BUNDLE_GROUPS,
     BUNDLES,
@@ -167,18 +167,24 @@ class Tiers:
             self.hot.batch += 1
             self._kernels.absorb(self.hot, others, self.functions, older=False)
 
-    def alive(self, bundle: int) -> Iterator[np.ndarray]:
-        """Pointers to all records of a bundle that were not deleted; the next step may overwrite them."""
+    @property
+    def parts(self) -> list[range]:
+        """Groups that are looked through together: bundles, or less if pieces must not all be in memory at once."""
+        is_small = self.past.again is not None and self._budget.total is not None
+        return [range(group, group + 1) for group in range(GROUPS)] if is_small else [*map(groups_of, range(BUNDLES))]
+
+    def alive(self, groups: range) -> Iterator[np.ndarray]:
+        """Pointers to all records of one of the `parts` that were not deleted; the next step may overwrite them."""
+        self._load_within(groups, make_room=True)
         self._settle_all()
-        self.load_bundle(bundle)
-        runs = self.cold.runs[bundle]
-        pointers = np.concatenate([self.hot.pointers(group) for group in groups_of(bundle)])
+        runs = self.cold.runs[groups.start // BUNDLE_GROUPS]
+        pointers = np.concatenate([self.hot.pointers(group) for group in groups])
         if not runs:
-            heads = np.concatenate([self.hot.heads(group) for group in groups_of(bundle)])
+            heads = np.concatenate([self.hot.heads(group) for group in groups])
             yield np.ascontiguousarray(pointers[(heads & np.uint64(TOMB)) == 0])
             return
         newest = (pointers, self._kernels.hashes(pointers), self.functions)
-        for records, _ in self.cold.ranges(bundle, runs, self._scratch_table, newest):
+        for records, _ in self.cold.ranges(groups, runs, self._scratch_table, newest):
             heads = records[:, :8].copy().view(np.uint64)[:, 0]
             self._found = records
             yield np.ascontiguousarray(pointers_to(records)[(heads & np.uint64(TOMB)) == 0])
@@ -250,7 +256,7 @@ class Tiers:
         self.settle(0 if any(one.bundle == bundle for one in self.spiller.leaving) else LEAVING_AT_ONCE - 1)
         self.compactor.wait_for_room(bundle)
         try:
-            self.load_bundle(bundle, make_room=False)
+            self._load_within(groups, make_room=False)
         except (Damaged, NewerFormat) as error:
             self._stuck.add(bundle)
             self._untold = error.with_traceback(None)
@@ -331,7 +337,10 @@ class Tiers:
     def _load_asked(self, keys: np.ndarray) -> bool:
         """Load groups of which so many keys are asked for, where that is worth it and there is room, and those that
         nobody can look into; whether there were any."""
-        bare, worth = self.past.worth_loading(keys)
+        room = MOST_BYTES
+        if self.past.again is not None:  # who only reads can make room by forgetting, but not in the midst of a call
+            room = self._budget.hot_beside(self.cold.whole_index_bytes) - self.hot.in_use
+        bare, worth = self.past.worth_loading(keys, room)
         if self.past.again is not None or self._budget.total is None:
             self._load([*bare, *worth])  # at once: to make room could forget what was just loaded
         else:
@@ -341,21 +350,18 @@ class Tiers:
             self._settle_all()  # nothing that will be found may leave
         return bool(bare or worth)
 
-    def load_bundle(self, bundle: int, make_room: bool = True) -> None:
-        self._load_within(groups_of(bundle), make_room)
-
     def load_all(self) -> None:
         self._load_within(range(GROUPS), make_room=True)
 
     def _load_within(self, some: Iterable[int], make_room: bool) -> None:
         if self.past.pieces and make_room:
-            self.make_room()
+            self._tried(self.make_room)
         groups = sorted(self.past.waiting() & set(some)) if self.past.pieces else []
         if not make_room or self.past.again is not None or self._budget.total is None:
             self._load(groups)  # at once: to make room could forget what was just loaded
             return
         for group in groups:
-            self.make_room()
+            self._tried(self.make_room)
             self._load([group])
 
     def compact(self) -> bool:

@@ -205,6 +205,40 @@ def test_files_are_closed_and_opened_again(kind: str, tmp_path: Path, monkeypatc
     pair.close()
 
 
+# --- stores that are only read
+
+
+@pytest.mark.parametrize("filled", [None, "1MB"])
+@pytest.mark.parametrize("kind", [pa.int64(), pa.string()])
+def test_who_only_reads_stays_within_its_memory(kind: pa.DataType, filled: str | None, tmp_path: Path,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups for which there is no room are looked into, or looked through one after the other."""
+    monkeypatch.setattr(lookups, "READ_WORTH", 1 << 20)  # all that is asked for is worth loading
+    keys = pa.array([f"a key with the number {k}" if k % 2 else str(k) for k in range(20_000)])
+    keys = keys if kind == pa.string() else pa.array(np.arange(20_000))
+    with LogStore.open(tmp_path, key={"k": kind}, value={"n": pa.int64()}, memory=filled) as store:
+        store.upsert(pa.table({"k": keys, "n": np.arange(20_000)}))
+        store.upsert(pa.table({"k": keys[:10_000], "n": np.arange(10_000)}))
+    with LogStore.open(tmp_path, memory="500KB", readonly=True) as store:
+        assert store._tiers.past.pieces
+        hot, most = store._tiers.hot, store._budget.hot_bytes
+        slack = 64 << 10  # a group, at most
+        random = Random(0)
+        for _ in range(2):
+            some = np.array(random.sample(range(20_000), 1500))
+            assert store.get(keys.take(pa.array(some)))["n"].to_pylist() == some.tolist()
+            assert hot.in_use <= most
+        assert len(store._tiers.past.waiting()) < 256  # some groups are in memory
+        found = 0
+        for batch in store.scan():
+            found += batch.num_rows
+            assert hot.in_use <= most + slack
+        assert found == 20_000
+        assert len(store) == 20_000
+        assert hot.in_use <= most + slack
+        assert store.get(keys[:5])["n"].to_pylist() == [0, 1, 2, 3, 4]
+
+
 def test_what_is_joined_is_no_larger_than_what_came_since() -> None:
     assert first_joined([1] * 17) == 0
     assert first_joined([100, *[1] * 16]) == 1
