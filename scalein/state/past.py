@@ -12,6 +12,7 @@ Threads: everything is called under the store's lock; `files` may be asked for b
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor
 
 import numpy as np
 
@@ -29,10 +30,11 @@ JOINED_BYTES = 64 << 20  # of pieces, about, that a snapshot waits for, unless t
 
 
 class Past:
-    """Pieces, oldest first; their groups are loaded into `hot`, or keys are looked up in them."""
+    """Pieces, oldest first; their groups are loaded into `hot`, or keys are looked up in them. `closer` closes files,
+    which takes long if nobody else has them any more."""
 
-    def __init__(self, files: Files, kernels: Kernels, hot: HotTable, reader: Reader) -> None:
-        self._kernels, self._hot, self._reader = kernels, hot, reader
+    def __init__(self, files: Files, kernels: Kernels, hot: HotTable, reader: Reader, closer: Executor) -> None:
+        self._kernels, self._hot, self._reader, self._closer = kernels, hot, reader, closer
         self.pieces: list[Piece] = []
         self.again: list[Piece] | None = None  # of a store that is only read: what memory may forget
         self.images = Images(files, kernels)
@@ -89,7 +91,11 @@ class Past:
             self.pieces[read.number] = piece.without(group)
             self._hot.settled(group)
             yield group
-        self.pieces = [piece for piece in self.pieces if piece.groups]
+        staying = [piece for piece in self.pieces if piece.groups]
+        if len(staying) < len(self.pieces) and self.again is None:
+            for file in self.images.take_unneeded(staying):  # else what is removed takes its room for ever
+                self._closer.submit(file.close)
+        self.pieces = staying
         self.images.trim()
 
     def worth_loading(self, keys: np.ndarray, room_bytes: int) -> tuple[list[int], list[int]]:

@@ -225,6 +225,13 @@ class Images:
             self.index(id)
             self.trim()
 
+    def take_unneeded(self, pieces: list[Piece]) -> list[Image | IndexRun]:
+        """Open files that none of these pieces is in; who takes them closes them."""
+        images = set[int]().union(*(piece.image_ids for piece in pieces))
+        indexes = set[int]().union(*(piece.index_ids for piece in pieces))
+        return [*(self._open.pop(id) for id in [*self._open] if id not in images),
+                *(self._indexes.pop(id) for id in [*self._indexes] if id not in indexes)]
+
     def trim(self) -> None:
         """Close those that were used longest ago, as far as they can be opened again. Nobody may be reading them."""
         for files in (self._open, self._indexes) if self.may_reopen else ():

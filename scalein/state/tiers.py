@@ -63,10 +63,10 @@ class Tiers:
         self._scratch: Scratch | None = None
         self._reader = Reader(budget.window_bytes)
         self._points = Points(kernels, self._reader)
-        self.past = Past(files, kernels, self.hot, self._reader)
+        self._closer = ThreadPoolExecutor(1, "scalein-close")
+        self.past = Past(files, kernels, self.hot, self._reader, self._closer)
         self.compactor = Compactor(self.cold, kernels, new_id, clean)
         self.spiller = Spiller(self.hot, self.cold, kernels, self.compactor, new_id)
-        self._closer = ThreadPoolExecutor(1, "scalein-close")
         self._untold: ScaleinError | None = None  # why records could not leave, if who caused it was not told
         self._stuck: set[int] = set()  # bundles that cannot leave: what is older than their records cannot be read
         self._nothing = np.frombuffer(bytearray(kernels.template), np.uint8)  # the record of a key that is not there

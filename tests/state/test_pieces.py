@@ -205,6 +205,27 @@ def test_files_are_closed_and_opened_again(kind: str, tmp_path: Path, monkeypatc
     pair.close()
 
 
+@pytest.mark.parametrize("is_all", [True, False])
+def test_files_of_loaded_pieces_take_no_room(is_all: bool, tmp_path: Path) -> None:
+    """Once no snapshot needs them they are removed, and then nobody has them open."""
+    for session in range(2):
+        with LogStore.open(tmp_path, key=KEY, value=VALUE, keep=1) as store:
+            store.merge(ROWS, n="sum")
+            assert len(store._tiers.past.pieces) == session
+    with LogStore.open(tmp_path, keep=1) as store:
+        assert len([name for name in open_files(tmp_path) if name.endswith((".seg", ".idx"))]) == 4
+        store._tiers._load([*range(256)], 0 if is_all else 1)
+        for _ in range(2):
+            store.merge(ROWS, n="sum")
+            store.snapshot().wait()
+        store._saver._writer.submit(lambda: None).result()
+        store._tiers._closer.submit(lambda: None).result()
+        names = {os.path.basename(name) for name in open_files(tmp_path)}
+        assert not [name for name in names if name.endswith("(deleted)")]
+        assert len([name for name in names if name.endswith(".seg")]) == (0 if is_all else 1)
+        assert store.get(ROWS.select(["k"]))["n"].to_pylist() == [4] * len(ROWS)
+
+
 # --- stores that are only read
 
 
