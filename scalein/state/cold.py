@@ -162,10 +162,10 @@ class Scratch:
 
 
 class Cold:
-    """Opens, writes and reads runs; brings about `at_once` records together at a time."""
+    """Opens, writes and reads runs; brings about `at_once` records together, and writes so many bytes, at a time."""
 
-    def __init__(self, files: Files, kernels: Kernels, at_once: int) -> None:
-        self._files, self._kernels, self._at_once = files, kernels, at_once
+    def __init__(self, files: Files, kernels: Kernels, at_once: int, write_bytes: int) -> None:
+        self._files, self._kernels, self._at_once, self._write_bytes = files, kernels, at_once, write_bytes
         self.runs: list[tuple[ColdRun, ...]] = [() for _ in range(BUNDLES)]
         self._held = Held()
         self._desks: list[_Desk] = []  # that nobody uses now
@@ -233,7 +233,7 @@ class Cold:
         kernels = self._kernels
         return RunWriter(self._files, id, kernels.record_bytes, json.dumps(functions), kernels.text_cells, size_bytes,
                          kernels.checksums, records if has_filter else None, kernels.pack, kernels.mark,
-                         self._rooms)
+                         self._rooms, self._write_bytes)
 
     def sorted_records(self, pointers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Records as a run wants them: copies in the order of their hashes, and these."""

@@ -50,6 +50,12 @@ class Spiller:
         self.leaving: list[Leaving] = []
         self.rooms: list[Room] = []  # of those that have left
 
+    @property
+    def memory_bytes(self) -> int:
+        """What those who leave take beside their chunks, and what waits for the next. Any thread may ask."""
+        under_way = [one.room for one in list(self.leaving) if one.room is not None]
+        return sum(room.size_bytes for room in (*under_way, *list(self.rooms)))
+
     def leave(self, bundle: int, least: int, drop: int, functions: Functions) -> None:
         """Let a bundle's records with fewer hits than `least` leave; those with a flag of `drop` just go."""
         (self._leave_with_text if self._kernels.text_cells else self._leave_plain)(bundle, least, drop, functions)

@@ -56,7 +56,7 @@ class Tiers:
         self._kernels, self._budget, self._clean = kernels, budget, clean
         self.hot = HotTable(kernels, Arena(budget.segment_bytes, whole=budget.most_chunk), budget.most_chunk,
                             budget.load_sixteenths)
-        self.cold = Cold(files, kernels, budget.scratch_records(kernels.record_bytes))
+        self.cold = Cold(files, kernels, budget.scratch_records(kernels.record_bytes), budget.write_bytes)
         self.functions: Functions = ()  # of the partials
         self._clock = 0  # the bundle that is evicted next
         self._in_use = 0  # bytes of hot records when room was made last
@@ -198,9 +198,8 @@ class Tiers:
     @property
     def memory_bytes(self) -> int:
         scratch = self._scratch.memory_bytes if self._scratch else 0
-        rooms = sum(room.size_bytes for room in self.spiller.rooms)
-        return (self.hot.memory_bytes + scratch + self._reader.memory_bytes + self.cold.memory_bytes + rooms +
-                self.past.images.memory_bytes)  # fmt: skip
+        return (self.hot.memory_bytes + scratch + self._reader.memory_bytes + self.cold.memory_bytes +
+                self.spiller.memory_bytes + self.past.images.memory_bytes)  # fmt: skip
 
     def _scratch_table(self, clear: bool = True) -> Scratch:
         if self._scratch is None:

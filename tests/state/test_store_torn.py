@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -229,3 +230,31 @@ def test_a_group_that_has_no_room_for_its_index_is_loaded_later(tmp_path: Path,
         store.merge(rows("plain", 0, 60_000), n="sum")
         assert len(store) == 60_000
         assert store.get(rows("plain", 29_999, 2).select(["k"]))["n"].to_pylist() == [2, 1]
+
+
+def test_what_leaves_memory_counts_while_it_is_on_its_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on, write = threading.Event(), Spiller._write_run
+
+    def held(self: Spiller, *args: Any) -> Any:
+        goes_on.wait(10)
+        return write(self, *args)
+
+    monkeypatch.setattr(Spiller, "_write_run", held)
+    with opened(tmp_path, budget=Budget(None)) as store:
+        store.merge(rows("plain", 0, 30_000), n="sum")
+        for bundle in range(3):
+            store._tiers._evict(bundle, 0.0)
+        leaving = store._tiers.spiller.leaving
+        assert len(leaving) == 3
+        rooms = sum(one.room.size_bytes for one in leaving if one.room is not None)
+        assert rooms > 3 * 30_000 // 16 * 16
+        assert store._tiers.memory_bytes >= store._tiers.hot.memory_bytes + rooms
+        goes_on.set()
+
+
+def test_writers_of_a_small_store_take_little(tmp_path: Path) -> None:
+    for total, most in ((None, 1 << 19), (1 << 30, 1 << 19), (8 << 20, 1 << 17), (1 << 20, 1 << 16)):
+        with opened(tmp_path, budget=Budget.of(total)) as store:
+            writer = store._tiers.cold.writer(1, ("sum",), 0, 0, has_filter=False)
+            assert most - 4096 < writer.records_at_once * store._kernels.record_bytes + 4096 <= most + 4096
+            writer.abandon()
