@@ -16,6 +16,7 @@ from concurrent.futures import Executor
 
 import numpy as np
 
+from scalein.layout import GROUPS
 from scalein.state import format
 from scalein.state.aio import Reader
 from scalein.state.cold import Scratch
@@ -26,6 +27,7 @@ from scalein.state.lookups import Lookups
 from scalein.state.recover import Images, Piece, group_read, records_in
 
 MOST_PIECES = 16  # that a snapshot leaves as they are
+READ_COST = 64 << 10  # bytes that could be loaded in the time that each group of each piece takes by itself
 JOINED_BYTES = 64 << 20  # of pieces, about, that a snapshot waits for, unless there are more than twice as many
 
 
@@ -69,10 +71,12 @@ class Past:
         sizes = [int(piece.group_bytes[list(piece.groups)].sum()) for piece in self.pieces]
         first = first_joined(sizes)
         newest = self.pieces[first:]
-        groups = np.array(sorted({group for piece in newest for group in piece.groups}), np.int64)
-        before = sum((piece.group_bytes[groups] for piece in newest), np.zeros(len(groups))).cumsum()
+        costs = np.zeros(GROUPS)
+        for piece in newest:
+            costs[list(piece.groups)] += piece.group_bytes[list(piece.groups)] + READ_COST
+        groups = np.flatnonzero(costs)
         if len(self.pieces) <= 2 * MOST_PIECES:
-            groups = groups[: 1 + int(before.searchsorted(JOINED_BYTES))]
+            groups = groups[: 1 + int(costs[groups].cumsum().searchsorted(JOINED_BYTES))]
         return first, groups.tolist()
 
     def load(self, groups: Iterable[int], functions: Functions, first: int = 0) -> Iterator[int]:

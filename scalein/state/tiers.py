@@ -9,6 +9,7 @@ Threads: everything is called under the store's lock, but what `spilling.py` and
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 
@@ -330,8 +331,9 @@ class Tiers:
         """
         first, groups = self.past.to_join()
         for group in groups:
-            if self._tried(self.make_room):
-                self._tried(lambda group=group: self._load([group], first))  # type: ignore[misc]
+            if not self._tried(self.make_room):
+                return
+            self._tried(functools.partial(self._load, [group], first))
 
     def _load_asked(self, keys: np.ndarray) -> bool:
         """Load groups of which so many keys are asked for, where that is worth it and there is room, and those that
@@ -343,8 +345,10 @@ class Tiers:
         if self.past.again is not None or self._budget.total is None:
             self._load([*bare, *worth])  # at once: to make room could forget what was just loaded
         else:
+            has_room = True
             for group in (*bare, *worth):
-                if self._tried(self.make_room) or group in bare:
+                has_room = has_room and self._tried(self.make_room)
+                if has_room or group in bare:
                     self._load([group])
             self._settle_all()  # nothing that will be found may leave
         return bool(bare or worth)
@@ -359,8 +363,9 @@ class Tiers:
         if not make_room or self.past.again is not None or self._budget.total is None:
             self._load(groups)  # at once: to make room could forget what was just loaded
             return
+        has_room = True
         for group in groups:
-            self._tried(self.make_room)
+            has_room = has_room and self._tried(self.make_room)
             self._load([group])
 
     def compact(self) -> bool:
