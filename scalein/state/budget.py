@@ -24,6 +24,8 @@ SLICE_ROWS = 1 << 20
 SLICE_SHARE = 16  # slices of rows in a budget
 LEAST_ROWS = 256
 WINDOW_SHARE = 32  # windows of blocks in a budget
+WRITE_SHARE = 64  # buffers of writers in a budget: each has a few, and some write at once
+LEAST_WRITE, MOST_WRITE = 64 << 10, 512 << 10  # not less: it would go through the page cache
 LEAST_WINDOW, MOST_WINDOW = 16 << 10, 4 << 20
 
 
@@ -67,6 +69,11 @@ class Budget:
         """Bytes of blocks that are read, or looked through, at once; a few such windows are under way."""
         most = MOST_WINDOW if self.total is None else self.total // WINDOW_SHARE
         return _power_of_two(most, LEAST_WINDOW, MOST_WINDOW)
+
+    @property
+    def write_bytes(self) -> int:
+        """Bytes of records that are collected for one write to a run."""
+        return MOST_WRITE if self.total is None else _power_of_two(self.total // WRITE_SHARE, LEAST_WRITE, MOST_WRITE)
 
     @property
     def hot_bytes(self) -> int:

@@ -17,7 +17,7 @@ import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from itertools import chain, islice, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -162,33 +162,46 @@ class Scratch:
 
 
 class Cold:
-    """Opens, writes and reads runs; brings about `at_once` records together at a time."""
+    """Opens, writes and reads runs; brings about `at_once` records together, and writes so many bytes, at a time."""
 
-    def __init__(self, files: Files, kernels: Kernels, at_once: int) -> None:
-        self._files, self._kernels, self._at_once = files, kernels, at_once
+    def __init__(self, files: Files, kernels: Kernels, at_once: int, write_bytes: int) -> None:
+        self._files, self._kernels, self._at_once, self._write_bytes = files, kernels, at_once, write_bytes
         self.runs: list[tuple[ColdRun, ...]] = [() for _ in range(BUNDLES)]
         self._held = Held()
         self._desks: list[_Desk] = []  # that nobody uses now
         self._rooms: list[Room] = []  # of writers; the same
+        self._opened: list[Run] = []  # of snapshots, before it is known which of them stay
 
     def open_all(self, ids: list[list[int]], groups: dict[int, frozenset[int] | None]) -> list[tuple[ColdRun, ...]]:
-        """Runs, all or none; of each those groups count."""
-        opened: list[ColdRun] = []
-        try:
-            for id in chain.from_iterable(ids):
-                opened.append(self.open(id, groups[id]))
-        except BaseException:
-            for run in opened:
-                run.run.close()
-            raise
-        rest = iter(opened)
-        return [tuple(islice(rest, len(some))) for some in ids]
+        """Runs of a snapshot, open until `begin` or `close` says otherwise; of each those groups count."""
+        found: list[tuple[ColdRun, ...]] = []
+        for some in ids:
+            runs = []
+            for id in some:
+                runs.append(self.open(id, groups[id]))
+                self._opened.append(runs[-1].run)
+            found.append(tuple(runs))
+        return found
+
+    def begin(self, runs: list[tuple[ColdRun, ...]]) -> None:
+        """Have these of the runs that were opened; nobody needs the others."""
+        self.runs = runs
+        staying = {id(cold.run) for some in runs for cold in some}
+        for run in self._opened:
+            if id(run) not in staying:
+                run.close()
+        self._opened = []
 
     def open(self, id: int, groups: frozenset[int] | None = None) -> ColdRun:
         run = self.reader(id)
+        try:
+            functions = tuple(json.loads(run.spec))
+        except BaseException:
+            run.close()
+            raise
         made: Future[Run] = Future()
         made.set_result(run)
-        return ColdRun(id, int(run.record_count), tuple(json.loads(run.spec)), made, groups)
+        return ColdRun(id, int(run.record_count), functions, made, groups)
 
     def reader(self, id: int) -> Run:
         kernels = self._kernels
@@ -220,7 +233,7 @@ class Cold:
         kernels = self._kernels
         return RunWriter(self._files, id, kernels.record_bytes, json.dumps(functions), kernels.text_cells, size_bytes,
                          kernels.checksums, records if has_filter else None, kernels.pack, kernels.mark,
-                         self._rooms)
+                         self._rooms, self._write_bytes)
 
     def sorted_records(self, pointers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Records as a run wants them: copies in the order of their hashes, and these."""
@@ -228,18 +241,19 @@ class Cold:
         order = np.argsort(hashes)
         return self._kernels.gather(np.ascontiguousarray(pointers[order])), hashes[order]
 
-    def ranges(self, bundle: int, runs: tuple[ColdRun, ...], scratch_table: Callable[[], Scratch],
+    def ranges(self, groups: range, runs: tuple[ColdRun, ...], scratch_table: Callable[[], Scratch],
                newest: tuple[np.ndarray, np.ndarray, Functions] | None = None) -> Iterator[Together]:
-        """Everything in some runs, and in records newer than these, brought together range by range of hashes.
+        """All of a bundle's groups, or of some, in its runs, and in newer records, together range by range of hashes.
 
         The next range overwrites the records of the last, and texts in the scratch table. `newest`: pointers, their
         hashes, functions.
         """
-        count = sum(cold.record_count for cold in runs) + (0 if newest is None else len(newest[0]))
+        count = sum(cold.record_count for cold in runs) * len(groups) // BUNDLE_GROUPS  # hashes are evenly spread
+        count += 0 if newest is None else len(newest[0])
         parts = -(-count // self._at_once) or 1
         functions = {cold.functions for cold in runs} | ({newest[2]} if newest is not None else set())
         if self._kernels.text_cells:
-            for least, greatest in _cut(bundle, parts):
+            for least, greatest in _cut(groups, parts):
                 texts = [*self._with_text(least, greatest, runs), *_newest(least, greatest, newest)]
                 yield self._absorbed(texts, scratch_table(), least, greatest, count // parts)
             return
@@ -247,7 +261,7 @@ class Cold:
             desk = self._desks.pop()
         except IndexError:  # not asked for before: another thread may take the last one meanwhile
             desk = _Desk()
-        for span, area in desk.reader.read(_Span.all(_cut(bundle, parts), runs)):
+        for span, area in desk.reader.read(_Span.all(_cut(groups, parts), runs)):
             desk.room.begin()
             given = [*self._plain(span, area, desk.room), *_newest(span.least, span.greatest, newest)]
             if len(functions) == 1 and given:
@@ -298,6 +312,8 @@ class Cold:
     def close(self) -> None:
         for desk in self._desks:
             desk.reader.close()
+        for run in self._opened:
+            run.close()
 
     def merged(self, bundle: int, runs: tuple[ColdRun, ...], id: int, scratch_table: Callable[[], Scratch],
                is_bottom: bool) -> ColdRun | None:
@@ -307,7 +323,7 @@ class Cold:
                              sum(cold.run.size_bytes for cold in runs), has_filter=not is_bottom)
         count = 0
         try:
-            for records, hashes in self.ranges(bundle, runs, scratch_table):
+            for records, hashes in self.ranges(groups_of(bundle), runs, scratch_table):
                 if is_bottom:
                     heads = records[:, :8].view(np.uint64)
                     alive = (heads[:, 0] & np.uint64(TOMB)) == 0
@@ -344,9 +360,9 @@ def _newest(least: int, greatest: int, newest: tuple[np.ndarray, np.ndarray, Fun
         yield Aged(Sorted(hashes[order], pointers[order]), functions, None)
 
 
-def _cut(bundle: int, parts: int) -> list[tuple[int, int]]:
-    """Ranges of a bundle's hashes with about as many records each: hashes are evenly spread."""
-    least, greatest = bundle_range(bundle)
+def _cut(groups: range, parts: int) -> list[tuple[int, int]]:
+    """Ranges of the hashes of groups with about as many records each: hashes are evenly spread."""
+    least, greatest = groups.start << 56, (groups.stop << 56) - 1
     step = (greatest - least + 1) // parts
     borders = [least + k * step for k in range(parts)] + [greatest + 1]
     return [(low, high - 1) for low, high in pairwise(borders)]

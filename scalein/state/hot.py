@@ -118,7 +118,7 @@ class HotTable:
                  load_sixteenths: int = LOAD_SIXTEENTHS) -> None:
         self.kernels, self.arena, self._load_sixteenths = kernels, arena, load_sixteenths
         self.on_undo_full: Callable[[int], None] | None = None
-        self.is_torn = False  # records are on their way, and only who moves them knows
+        self.is_torn = False  # records are on their way, and only who moves them knows; or did not get there
         self.headers = np.zeros((GROUP_WORDS, GROUPS), np.int64).T
         self.chunks = ChunkList()
         self.buckets = Buckets(len(arena.memory) >> 2)
@@ -172,6 +172,14 @@ class HotTable:
         return self._pools[worker]
 
     def serve(self, status: int, frame: FrameData, worker: int) -> None:
+        """Give a kernel what it left for. Where that fails, some of its rows are in and others are not."""
+        try:
+            self._serve(status, frame, worker)
+        except BaseException:
+            self.is_torn = True
+            raise
+
+    def _serve(self, status: int, frame: FrameData, worker: int) -> None:
         if status == UNDO_FULL:
             assert self.on_undo_full is not None
             self.on_undo_full(frame["full.segment"])
@@ -382,8 +390,9 @@ class HotTable:
         least = -(-records * 16 // self._load_sixteenths // BUCKET_WORDS) + 1
         buckets = 1 << (least - 1).bit_length()
         if buckets > int(header[MASK]) + 1 and not self._own[group][RECORDS]:
-            self.buckets.give_back(int(header[BUCKETS]), (int(header[MASK]) + 1) * BUCKET_WORDS * 8)
+            place, size = int(header[BUCKETS]), (int(header[MASK]) + 1) * BUCKET_WORDS * 8
             self._new_index(group, buckets)
+            self.buckets.give_back(place, size)  # not before: if there is no room, the group keeps what it has
 
     def dead_share(self, group: int) -> float:
         """The share of a group's bytes that deleted records and replaced texts take."""

@@ -20,6 +20,7 @@ from scalein.layout import GROUPS, INLINE_BYTES
 from scalein.memory import address
 from scalein.state import format
 from scalein.state.aio import Reader
+from scalein.state.arena import LEAST_CHUNK
 from scalein.state.cold import Scratch, pointers_to
 from scalein.state.compacting import READ_WORTH
 from scalein.state.files import Input
@@ -29,6 +30,8 @@ from scalein.state.kernels import Functions, Kernels
 from scalein.state.recover import Images, Piece
 
 READS = 3  # of a key, at most, as a rule: a block of the index, of an image, and of the image's checksums
+CHUNKS_TAKE = 1.5  # of memory, for a group's bytes, at most, beside the smallest chunks of records and of texts
+INDEX_TAKES = 20  # bytes of memory for the index of a record, at most
 LOADED_BYTES = 8 << 20  # from which on a call loads no more groups that it asks for little of
 
 
@@ -75,12 +78,12 @@ class Lookups:
         self._kernels, self._reader = kernels, reader
         self._asked = np.zeros(GROUPS)  # keys of each group, so far
 
-    def worth_loading(self, pieces: list[Piece], keys: np.ndarray) -> set[int]:
-        """Groups to load rather than to look into, when so many keys of each are asked for.
+    def worth_loading(self, pieces: list[Piece], keys: np.ndarray, room_bytes: int) -> tuple[list[int], list[int]]:
+        """Groups of pieces without an index, and others to load rather than to look into, when so many keys of each are
+        asked for; of the latter the smallest, as many as there is room for in memory.
 
         Those where that costs less right now; and a few of those where it would have cost less, had we known what would
-        be asked for: so what is asked for again and again is in memory soon, and no call waits for much of it. Groups
-        of pieces without an index are loaded.
+        be asked for: so what is asked for again and again is in memory soon, and no call waits for much of it.
         """
         size = sum((piece.group_bytes for piece in pieces), np.zeros(GROUPS))
         is_waiting, is_bare = np.zeros(GROUPS, bool), np.zeros(GROUPS, bool)
@@ -88,11 +91,14 @@ class Lookups:
             is_waiting[list(piece.groups)] = True
             is_bare[list(piece.groups)] |= piece.indexes is None
         is_asked = is_waiting & (keys > 0)
-        now = is_asked & (is_bare | (READS * READ_WORTH * keys > size))
-        late = np.flatnonzero(is_asked & ~now & (READS * READ_WORTH * self._asked > size))
+        now = is_asked & ~is_bare & (READS * READ_WORTH * keys > size)
+        late = np.flatnonzero(is_asked & ~is_bare & ~now & (READS * READ_WORTH * self._asked > size))
         late = late[size[late].cumsum() - size[late] < LOADED_BYTES]
         self._asked += keys
-        return {*np.flatnonzero(now).tolist(), *late.tolist()}
+        worth = np.concatenate((np.flatnonzero(now), late))
+        worth = worth[np.argsort(size[worth], kind="stable")]
+        takes = size[worth] * (CHUNKS_TAKE + INDEX_TAKES / self._kernels.record_bytes) + 2 * LEAST_CHUNK
+        return np.flatnonzero(is_asked & is_bare).tolist(), worth[takes.cumsum() <= room_bytes].tolist()
 
     def find(self, piece: Piece, images: Images, hashes: np.ndarray, functions: Functions, scratch: Scratch) -> None:
         """Bring what a piece has of some sorted hashes into a scratch table, as newer than all that is there."""

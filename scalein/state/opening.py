@@ -44,6 +44,15 @@ class Ids:
         self.store = randbits(_STORE_BITS) if store is None else store
         self.following = following
 
+    @staticmethod
+    def of(found: Manifest, files: Files) -> Ids:
+        """Those of the store that wrote a snapshot, from there on."""
+        try:
+            return Ids(file_id(found.meta["store"]), max(file_id(found.meta["next"]), found.id + 1))
+        except (KeyError, ValueError) as error:
+            raise Damaged("a snapshot's manifest does not say what a snapshot has",
+                          file=files.name_of(format.manifest_name(found.id)), found=repr(error)) from error
+
     def new(self) -> int:
         number, self.following = self.following, self.following + 1
         return number
@@ -202,7 +211,6 @@ def _joined(some: tuple[ColdRun, ...], more: tuple[ColdRun, ...]) -> tuple[ColdR
             raise BadArgument("the old stores have the same run in different places", at=here(),
                               found=format.run_name(run.id), hint="open each of them and compact() it first")
         found += [*more[at:k], replace(run, groups=mine | other)]
-        more[k].run.close()
         at = k + 1
     return (*found, *more[at:])
 

@@ -28,6 +28,8 @@ from scalein.state.kernels import Kernels
 from scalein.state.manifest import Json, Manifest
 from scalein.state.runs import Held
 
+MOST_OPEN = 32  # images, and as many indexes, that stay open while nobody reads them
+
 
 class ChunksByPlace(NamedTuple):
     """Chunks of one kind, sorted by where they were in memory."""
@@ -189,13 +191,14 @@ class Piece:
 
 
 class Images:
-    """Image files and their index files, opened once."""
+    """Image files and their index files. Those used last are open; all, if they could not be opened again."""
 
     def __init__(self, files: Files, kernels: Kernels) -> None:
         self._files, self._kernels = files, kernels
         self._held = Held()
-        self._open: dict[int, Image] = {}
+        self._open: dict[int, Image] = {}  # the one used last is the last
         self._indexes: dict[int, IndexRun] = {}
+        self.may_reopen = False  # nobody else may remove them: the directory is ours
 
     @property
     def memory_bytes(self) -> int:
@@ -203,28 +206,46 @@ class Images:
         return self._held.bytes
 
     def get(self, id: int) -> Image:
-        if id not in self._open:
-            self._open[id] = Image(self._files, id, self._kernels.checksums)
-        return self._open[id]
+        image = self._open.pop(id, None) or Image(self._files, id, self._kernels.checksums)
+        self._open[id] = image
+        return image
 
     def index(self, id: int) -> IndexRun:
-        if id not in self._indexes:
-            self._indexes[id] = IndexRun(self._files, id, self._kernels.checksums, self._held)
-        return self._indexes[id]
+        index = self._indexes.pop(id, None) or IndexRun(self._files, id, self._kernels.checksums, self._held)
+        self._indexes[id] = index
+        return index
 
     def check(self, piece: Piece) -> None:
-        """Open the files of a piece, which others may remove from now on; `Damaged` if they are too short for it."""
-        for id, extent in piece.segments.values() if piece.groups else ():
+        """Open the files of a piece, which others may remove from now on unless they are ours; `Damaged` if they are
+        too short for it."""
+        for id, extent in sorted(piece.segments.values()) if piece.groups else ():
             self.get(id).check(extent)
+            self.trim()
         for id in piece.index_ids:
             self.index(id)
+            self.trim()
+
+    def take_unneeded(self, pieces: list[Piece]) -> list[Image | IndexRun]:
+        """Open files that none of these pieces is in; who takes them closes them."""
+        images = set[int]().union(*(piece.image_ids for piece in pieces))
+        indexes = set[int]().union(*(piece.index_ids for piece in pieces))
+        return [*(self._open.pop(id) for id in [*self._open] if id not in images),
+                *(self._indexes.pop(id) for id in [*self._indexes] if id not in indexes)]
+
+    def trim(self) -> None:
+        """Close those that were used longest ago, as far as they can be opened again. Nobody may be reading them."""
+        for files in (self._open, self._indexes) if self.may_reopen else ():
+            while len(files) > MOST_OPEN:
+                files.pop(next(iter(files))).close()
 
     def verify(self, piece: Piece) -> None:
         """Read all of a piece; `Damaged` names the file that is not what was written."""
-        for id, extent in piece.segments.values():
+        for id, extent in sorted(piece.segments.values()):
             self.get(id).verify(extent)
+            self.trim()
         for id in piece.index_ids:
             self.index(id).verify()
+            self.trim()
 
     def close(self) -> None:
         for image in self._open.values():

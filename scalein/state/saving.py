@@ -27,9 +27,10 @@ from scalein.state.files import Files
 from scalein.state.indexing import Chunks, Indexer
 from scalein.state.kernels import Kernels
 from scalein.state.manifest import Json, Manifest
+from scalein.state.past import piece_files
 from scalein.state.recover import Images, Piece
 from scalein.state.snapshot import Copier, Frozen, ImageFiles, Snapshot
-from scalein.state.tiers import Tiers, piece_files
+from scalein.state.tiers import Tiers
 
 
 class Saver:
@@ -86,7 +87,7 @@ class Saver:
         copy = self.copier.mark()
         facts: list[Json] = []
         tables: dict[str, np.ndarray] = {}
-        for number, piece in enumerate(tiers.pieces):
+        for number, piece in enumerate(tiers.past.pieces):
             about, columns = piece.to_tables(number)
             facts.append(about)
             tables |= columns

@@ -17,12 +17,11 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from scalein.errors import BadArgument, BadData, Damaged, ScaleinError, StoreFailed, here
+from scalein.errors import BadArgument, BadData, ScaleinError, StoreFailed, here
 from scalein.options import Options
 from scalein.sizes import parse_size
-from scalein.state import format
 from scalein.state.budget import Budget
-from scalein.state.cold import BUNDLES, SCRATCH_SEGMENT, Scratch
+from scalein.state.cold import SCRATCH_SEGMENT, Scratch
 from scalein.state.columns import (
     Given,
     SchemaLike,
@@ -40,10 +39,11 @@ from scalein.state.files import Files, Held, RealFiles
 from scalein.state.kernels import Functions, Kernels, find_checksums, find_kernels
 from scalein.state.manifest import Json, Manifest
 from scalein.state.opening import Groups, Ids, Part, groups_given, mask_of, move_in, part_of, shown_groups, together
-from scalein.state.saving import Saver, file_id, find_manifest, schema_text, schemas_of
+from scalein.state.saving import Saver, find_manifest, schema_text, schemas_of
 from scalein.state.snapshot import Snapshot
+from scalein.state.spilling import LEAVING_AT_ONCE
 from scalein.state.sums import SumBounds
-from scalein.state.tiers import LEAVING_AT_ONCE, Tiers
+from scalein.state.tiers import Tiers
 
 KEPT_SNAPSHOTS = 3
 
@@ -133,7 +133,7 @@ class LogStore:
             if found is not None:
                 columns = schemas_of(found, files)
                 check_same(given, columns)
-                ids, sources = _ids_of(found, files), [(found, groups)]
+                ids, sources = Ids.of(found, files), [(found, groups)]
                 if old:
                     raise BadArgument("only a new store can begin with what old ones have", at=here(),
                                       file=files.name_of(""))
@@ -164,12 +164,11 @@ class LogStore:
 
     def _restore(self, parts: list[Part]) -> None:
         part, tiers = together(parts), self._tiers
-        tiers.functions, tiers.pieces, tiers.cold.runs = part.functions, part.pieces, part.runs
+        tiers.functions = part.functions
+        tiers.cold.begin(part.runs)
         self._groups, self._owned = part.groups, mask_of(part.groups)
         self._sums.restore(part.bounds)
-        tiers.read_again = list(tiers.pieces) if self._readonly else None
-        for piece in tiers.pieces:
-            tiers.images.check(piece)
+        tiers.past.begin(part.pieces, self._readonly)
         tiers.flag_groups()
 
     def _begin(self, found: Manifest | None) -> None:
@@ -196,7 +195,7 @@ class LogStore:
         with self._entered(writes=True):
             batches, chosen = self._to_merge(rows, functions)
             self._keep(batches, chosen)
-            return self._got([batch.select(self._key.names) for batch in batches], tells=False)  # the rows are in
+            return self._got([batch.select(self._key.names) for batch in batches])
 
     def _to_merge(self, rows: Given, functions: dict[str, str]) -> tuple[list[pa.RecordBatch], Functions]:
         """Rows of the store's columns, and what they do to each value."""
@@ -227,6 +226,7 @@ class LogStore:
                               f"{groups[others[0]]}", has=shown_groups(self._groups or frozenset()))
 
     def _keep(self, batches: list[pa.RecordBatch], functions: Functions) -> None:
+        self._tiers.tell()
         self._check_owned(batches, "merge")
         self._check_texts(batches)
         may_overflow = self._sums.check(batches, functions, partial(self._try, batches, functions))
@@ -251,6 +251,7 @@ class LogStore:
     def delete(self, keys: Given | pa.Array | pa.ChunkedArray) -> None:
         """Forget keys; those that are not there are no error."""
         with self._entered(writes=True):
+            self._tiers.tell()
             batches = keys_of(keys, self._key, "delete")
             self._check_texts(batches)
             self._check_owned(batches, "delete")
@@ -279,12 +280,12 @@ class LogStore:
             self._check_owned(batches, "get")
             return self._got(batches)
 
-    def _got(self, batches: list[pa.RecordBatch], tells: bool = True) -> pa.Table:
+    def _got(self, batches: list[pa.RecordBatch]) -> pa.Table:
         if not len(self._value):
             return pa.table({})
         step = self._budget.rows(self._kernels.record_bytes)
         parts = [_cast(rows, self._values) for batch in batches for start in range(0, batch.num_rows, step)
-                 for rows in self._kernels.rows(self._tiers.find(batch.slice(start, step), tells), self._values.names)]
+                 for rows in self._kernels.rows(self._tiers.find(batch.slice(start, step)), self._values.names)]
         return pa.Table.from_batches(parts, self._values)
 
     def scan(self) -> pa.RecordBatchReader:
@@ -292,9 +293,9 @@ class LogStore:
         schema = pa.schema([*self._key, *self._values])
 
         def batches() -> Iterator[pa.RecordBatch]:
-            for bundle in range(BUNDLES):
+            for groups in self._tiers.parts:
                 with self._entered():
-                    found = [rows for pointers in self._tiers.alive(bundle)
+                    found = [rows for pointers in self._tiers.alive(groups)
                              for rows in self._kernels.rows(pointers, schema.names)]
                 yield from (rows.cast(schema) for rows in found)
 
@@ -303,7 +304,7 @@ class LogStore:
 
     def __len__(self) -> int:
         with self._entered():
-            return sum(len(pointers) for bundle in range(BUNDLES) for pointers in self._tiers.alive(bundle))
+            return sum(len(pointers) for groups in self._tiers.parts for pointers in self._tiers.alive(groups))
 
     # --- on disk
 
@@ -311,6 +312,7 @@ class LogStore:
         """Freeze the store as it is now and write it in the background. Calls go on meanwhile."""
         with self._entered(writes=True):
             self._tiers.settle(LEAVING_AT_ONCE)
+            self._tiers.join()
             id, merged = self._ids.new(), self._ids.new_file()
             meta: dict[str, Json] = {"key": schema_text(self._key), "value": schema_text(self._value),
                                      "bounds": self._sums.to_json(), "store": self._ids.store,
@@ -356,7 +358,7 @@ class LogStore:
                 "record_bytes": self._kernels.record_bytes,
                 "runs": sum(map(len, tiers.cold.runs)),
                 "cold_records": sum(run.record_count for runs in tiers.cold.runs for run in runs),
-                "groups_not_loaded": len(tiers.waiting()),
+                "groups_not_loaded": len(tiers.past.waiting()),
                 "snapshots": self._saver.ids,
                 "compaction_error": None if (error := tiers.compactor.error or self._saver.index_error) is None
                 else str(error),
@@ -434,14 +436,6 @@ class LogStore:
 def _no_store(directory: str) -> StoreFailed:
     return StoreFailed("there is no store in this directory", at=here(), file=directory,
                        hint="give key= and value= to create one")
-
-
-def _ids_of(found: Manifest, files: Files) -> Ids:
-    try:
-        return Ids(file_id(found.meta["store"]), max(file_id(found.meta["next"]), found.id + 1))
-    except (KeyError, ValueError) as error:
-        raise Damaged("a snapshot's manifest does not say what a snapshot has",
-                      file=files.name_of(format.manifest_name(found.id)), found=repr(error)) from error
 
 
 def _cast(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

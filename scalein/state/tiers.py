@@ -4,28 +4,25 @@ Invariant: what a key's value is follows from, oldest first: its bundle's runs, 
 record that does not know all that is older is PARTIAL; new records of a group are, while anything older lies outside
 of memory (`NEW_FLAGS`). All partials in memory and in pieces were made by the same functions.
 
-Threads: everything is called under the store's lock but `_write_run`, which threads of its own run, and what
-`compacting.py` does in the background.
+Threads: everything is called under the store's lock, but what `spilling.py` and `compacting.py` do in the background.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import functools
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 import pyarrow as pa
 
-from scalein.errors import StoreFailed
+from scalein.errors import Damaged, NewerFormat, ScaleinError, StoreFailed
 from scalein.layout import GROUPS, HITS_SHIFT, MOST_HITS, PARTIAL, TOMB
 from scalein.memory import address
 from scalein.state import format
 from scalein.state.aio import Reader
 from scalein.state.arena import Arena
-from scalein.state.budget import Budget
+from scalein.state.budget import MOST_BYTES, Budget
 from scalein.state.cold import (
     BUNDLE_GROUPS,
     BUNDLES,
@@ -40,34 +37,16 @@ from scalein.state.compacting import Compactor
 from scalein.state.files import Files
 from scalein.state.hot import HotTable
 from scalein.state.kernels import Functions, Kernels
-from scalein.state.lookups import Lookups
+from scalein.state.past import Past
 from scalein.state.points import Points
-from scalein.state.recover import Images, Piece, group_read, records_in
-from scalein.state.room import Room
-from scalein.state.runs import Run
+from scalein.state.spilling import LEAVING_AT_ONCE, Spiller
 
 DEAD_SHARE = 0.3  # of a group's bytes, from which on it is written anew
 KEPT_SHARE = 0.25  # of a bundle's records, those hit most, that stay in memory when it is evicted
 HITS_LOOKED_AT = 1 << 12  # records of a bundle, to choose those that stay
-LEAVING_AT_ONCE = 3  # bundles on their way to disk
 COMING_SHARE = 4  # one of so many bytes of hot memory, at most, is kept free for rows to come
 SPARE_SHARE = 16  # one of so many bytes may be free and not given back to the system,
 BROKEN_SHARE = 4  # or one of so many where huge pages would be broken up
-
-
-# Gives records sorted, with their hashes, so many at a time; the next ones may overwrite them.
-InOrder = Callable[[int], Iterator[tuple[np.ndarray, np.ndarray]]]
-
-
-@dataclass(frozen=True, eq=False)
-class Leaving:
-    """Records on their way to a run, where they are, and the chunks that they are still in."""
-
-    bundle: int
-    run: ColdRun
-    pointers: Callable[[], np.ndarray]
-    chunks: list[tuple[int, int, int]]  # that were not given back yet
-    room: Room | None  # the memory of all that is not in chunks
 
 
 class Tiers:
@@ -75,78 +54,66 @@ class Tiers:
 
     def __init__(self, files: Files, kernels: Kernels, budget: Budget, new_id: Callable[[], int],
                  clean: Callable[[], None]) -> None:
-        self._kernels, self._budget, self._new_id, self._clean = kernels, budget, new_id, clean
+        self._kernels, self._budget, self._clean = kernels, budget, clean
         self.hot = HotTable(kernels, Arena(budget.segment_bytes, whole=budget.most_chunk), budget.most_chunk,
                             budget.load_sixteenths)
-        self.cold = Cold(files, kernels, budget.scratch_records(kernels.record_bytes))
-        self.pieces: list[Piece] = []  # oldest first
-        self.read_again: list[Piece] | None = None  # of a store that is only read: pieces that memory may forget
-        self.images = Images(files, kernels)
+        self.cold = Cold(files, kernels, budget.scratch_records(kernels.record_bytes), budget.write_bytes)
         self.functions: Functions = ()  # of the partials
         self._clock = 0  # the bundle that is evicted next
         self._in_use = 0  # bytes of hot records when room was made last
         self._scratch: Scratch | None = None
         self._reader = Reader(budget.window_bytes)
         self._points = Points(kernels, self._reader)
-        self._lookups = Lookups(kernels, self._reader)
-        self.compactor = Compactor(self.cold, kernels, new_id, clean)
-        self._spiller = ThreadPoolExecutor(LEAVING_AT_ONCE, "scalein-spill")  # they wait for the disk most of the time
         self._closer = ThreadPoolExecutor(1, "scalein-close")
-        self._leaving: list[Leaving] = []
-        self._rooms: list[Room] = []  # of those that have left
+        self.past = Past(files, kernels, self.hot, self._reader, self._closer)
+        self.compactor = Compactor(self.cold, kernels, new_id, clean)
+        self.spiller = Spiller(self.hot, self.cold, kernels, self.compactor, new_id)
+        self._untold: ScaleinError | None = None  # why records could not leave, if who caused it was not told
+        self._stuck: set[int] = set()  # bundles that cannot leave: what is older than their records cannot be read
         self._nothing = np.frombuffer(bytearray(kernels.template), np.uint8)  # the record of a key that is not there
         self._nothing[0] |= TOMB
         self._found = np.zeros((0, kernels.record_bytes), np.uint8)  # what the pointers given last lead to
 
     def flag_groups(self) -> None:
         """Say of each group whether its new records are partial."""
-        waiting = self.waiting()
+        waiting = self.past.waiting()
         for group in range(GROUPS):
             is_partial = group in waiting or bool(self.cold.runs[group // BUNDLE_GROUPS])
             self.hot.set_flags(group, PARTIAL if is_partial else 0)
 
-    def waiting(self) -> set[int]:
-        """Groups that pieces have something of."""
-        return {group for piece in self.pieces for group in piece.groups}
-
     def files(self, runs: list[tuple[ColdRun, ...]]) -> set[str]:
         """The files that records are in, apart from images of what is in memory."""
-        return {format.run_name(run.id) for some in runs for run in some}.union(*map(piece_files, self.pieces))
+        return {format.run_name(run.id) for some in runs for run in some} | self.past.files()
 
     # --- rows
 
     def use_functions(self, functions: Functions) -> None:
         """Partials in memory are all made by the same functions: those of others leave it before."""
         if functions != self.functions:
-            if self.pieces or any(self.cold.runs):
+            if self.past.pieces or any(self.cold.runs):
                 self.load_all()
                 for bundle in range(BUNDLES):
                     self._evict(bundle, 0.0)
                 self.settle()
-                self._rooms.clear()  # as large as bundles are, and not needed soon
+                self.spiller.rooms.clear()  # as large as bundles are, and not needed soon
             self.functions = functions
 
-    def find(self, batch: pa.RecordBatch, tells: bool = True) -> np.ndarray:
+    def find(self, batch: pa.RecordBatch) -> np.ndarray:
         """Pointers to whole records of the batch's keys; to a deleted one where there is none.
 
-        If it `tells`, that records could not leave is an error, though they are back and can be found.
+        A disk that takes nothing any more still gives what it has, and memory is over the budget then.
         """
-        with nullcontext() if tells else suppress(StoreFailed):
-            self.settle(waits=False)
-        if self.pieces:
-            self.make_room()
+        self._tried(lambda: self.settle(waits=False))
+        if self.past.pieces:
+            self._tried(self.make_room)
         if self._budget.total is not None:
-            # Before the filters come: afterwards nothing that was found may leave. A disk that takes nothing any more
-            # still gives what it has, and memory is over the budget then.
-            with suppress(StoreFailed):
-                self.make_room(index_bytes=self.cold.whole_index_bytes)
-            while self._leaving:
-                with suppress(StoreFailed):
-                    self.settle()
-            self._rooms.clear()
+            # Before the filters come: afterwards nothing that was found may leave.
+            self._tried(lambda: self.make_room(index_bytes=self.cold.whole_index_bytes))
+            self._settle_all()
+            self.spiller.rooms.clear()
             self.cold.forget_rooms()
         pointers, hashes = self._kernels.find(self.hot, batch)
-        if self.pieces or any(self.cold.runs):
+        if self.past.pieces or any(self.cold.runs):
             self._find_older(batch, pointers, hashes)
         pointers[pointers == 0] = address(self._nothing)
         return pointers
@@ -154,10 +121,9 @@ class Tiers:
     def _find_older(self, batch: pa.RecordBatch, pointers: np.ndarray, hashes: np.ndarray) -> None:
         """Let pointers to rows' keys in memory lead to records that know all that is older, if there is any."""
         groups = (hashes >> np.uint64(56)).astype(np.int64)
-        if self.pieces and (worth := self._lookups.worth_loading(self.pieces, np.bincount(groups, minlength=GROUPS))):
-            self._load_within(worth, make_room=True)
+        if self.past.pieces and self._load_asked(np.bincount(groups, minlength=GROUPS)):
             pointers[:] = self._kernels.find(self.hot, batch)[0]
-        waiting = self.waiting()
+        waiting = self.past.waiting()
         has_older = np.array([bool(self.cold.runs[group // BUNDLE_GROUPS]) or group in waiting
                               for group in range(GROUPS)])[groups]
         asked = np.flatnonzero(has_older & (pointers == 0))
@@ -174,10 +140,9 @@ class Tiers:
         wanted = np.unique(hashes[asked])
         self._load_indexes(np.unique(wanted >> np.uint64(60)).tolist())
         read = self._points.find(list(self.cold.runs), wanted, scratch)
-        if self.read_again is None:  # who only reads merges nothing
+        if self.past.again is None:  # who only reads merges nothing
             self.compactor.count_reads(read, np.bincount((wanted >> np.uint64(60)).astype(int), minlength=BUNDLES))
-        for piece in self.pieces:
-            self._lookups.find(piece, self.images, wanted, self.functions, scratch)
+        self.past.find(wanted, self.functions, scratch)
         partial = np.unique(pointers[asked])
         scratch.absorb(np.ascontiguousarray(partial[partial != 0]), self.functions)
         pointers[asked] = self._kernels.find(scratch.table, batch)[0]
@@ -186,7 +151,10 @@ class Tiers:
         """Read directories and filters of many runs side by side; those of a few are read when they are asked."""
         new = [cold.run for bundle in bundles for cold in self.cold.runs[bundle] if not cold.run.is_loaded]
         if len(new) > LEAVING_AT_ONCE:
-            deque(self._spiller.map(Run.load, new), maxlen=0)
+            loads = [self.spiller.threads.submit(run.load) for run in new]
+            wait(loads)  # for all, also if one fails: who leaves the lock may close them
+            for load in loads:
+                load.result()
 
     def make_whole(self, batch: pa.RecordBatch) -> None:
         """Let the records of the batch's keys in memory know all that is older: sums that go on are the keys' own."""
@@ -200,18 +168,24 @@ class Tiers:
             self.hot.batch += 1
             self._kernels.absorb(self.hot, others, self.functions, older=False)
 
-    def alive(self, bundle: int) -> Iterator[np.ndarray]:
-        """Pointers to all records of a bundle that were not deleted; the next step may overwrite them."""
-        self.settle()
-        self.load_bundle(bundle)
-        runs = self.cold.runs[bundle]
-        pointers = np.concatenate([self.hot.pointers(group) for group in groups_of(bundle)])
+    @property
+    def parts(self) -> list[range]:
+        """Groups that are looked through together: bundles, or less if pieces must not all be in memory at once."""
+        is_small = self.past.again is not None and self._budget.total is not None
+        return [range(group, group + 1) for group in range(GROUPS)] if is_small else [*map(groups_of, range(BUNDLES))]
+
+    def alive(self, groups: range) -> Iterator[np.ndarray]:
+        """Pointers to all records of one of the `parts` that were not deleted; the next step may overwrite them."""
+        self._load_within(groups, make_room=True)
+        self._settle_all()
+        runs = self.cold.runs[groups.start // BUNDLE_GROUPS]
+        pointers = np.concatenate([self.hot.pointers(group) for group in groups])
         if not runs:
-            heads = np.concatenate([self.hot.heads(group) for group in groups_of(bundle)])
+            heads = np.concatenate([self.hot.heads(group) for group in groups])
             yield np.ascontiguousarray(pointers[(heads & np.uint64(TOMB)) == 0])
             return
         newest = (pointers, self._kernels.hashes(pointers), self.functions)
-        for records, _ in self.cold.ranges(bundle, runs, self._scratch_table, newest):
+        for records, _ in self.cold.ranges(groups, runs, self._scratch_table, newest):
             heads = records[:, :8].copy().view(np.uint64)[:, 0]
             self._found = records
             yield np.ascontiguousarray(pointers_to(records)[(heads & np.uint64(TOMB)) == 0])
@@ -225,9 +199,8 @@ class Tiers:
     @property
     def memory_bytes(self) -> int:
         scratch = self._scratch.memory_bytes if self._scratch else 0
-        rooms = sum(room.size_bytes for room in self._rooms)
-        return (self.hot.memory_bytes + scratch + self._reader.memory_bytes + self.cold.memory_bytes + rooms +
-                self.images.memory_bytes)  # fmt: skip
+        return (self.hot.memory_bytes + scratch + self._reader.memory_bytes + self.cold.memory_bytes +
+                self.spiller.memory_bytes + self.past.images.memory_bytes)  # fmt: skip
 
     def _scratch_table(self, clear: bool = True) -> Scratch:
         if self._scratch is None:
@@ -238,26 +211,27 @@ class Tiers:
 
     def make_room(self, text_bytes: int = 0, index_bytes: int = 0) -> None:
         """Let bundles leave memory, one after the other, until what comes has room: text, or an index of runs."""
-        if self.hot.crowded and self.read_again is None:
+        if self.hot.crowded and self.past.again is None:
             self.tidy()
         most = self._budget.hot_beside(max(index_bytes, self.cold.index_bytes))
-        if self.read_again is not None:  # nothing may be written, and nothing in memory is newer than its piece
+        if self.past.again is not None:  # nothing may be written, and nothing in memory is newer than its piece
             if self.hot.in_use > most:
                 self.hot.clear(range(GROUPS))
-                self.pieces = list(self.read_again)
+                self.past.forget()
                 self.flag_groups()
             return
         # As much will come as came last: with room for it, memory that is given up is used again, and not given back
         # to the system, which would clear it anew.
         coming = min(max(0, self.hot.in_use - self._in_use), most // COMING_SHARE)
         for evicted in range(2 * BUNDLES):
-            staying = self.hot.in_use_beside(one.chunks for one in self._leaving)
+            staying = self.hot.in_use_beside(one.chunks for one in self.spiller.leaving)
             if staying + max(coming, text_bytes) <= most:
                 if evicted:
                     self.hot.trim(most + most // SPARE_SHARE, most + most // BROKEN_SHARE)
                 break
-            self._evict(self._clock, KEPT_SHARE)
-            self._clock = (self._clock + 1) % BUNDLES
+            bundle, self._clock = self._clock, (self._clock + 1) % BUNDLES  # first: one that fails is not in the way
+            if bundle not in self._stuck:
+                self._evict(bundle, KEPT_SHARE)
         self._in_use = self.hot.in_use
 
     def tidy(self) -> None:
@@ -266,7 +240,7 @@ class Tiers:
             if self.hot.dead_share(group) < DEAD_SHARE:
                 continue
             pointers = self.hot.pointers(group)
-            if not self.cold.runs[group // BUNDLE_GROUPS] and group not in self.waiting():
+            if not self.cold.runs[group // BUNDLE_GROUPS] and not self.past.has(group):
                 pointers = pointers[(self.hot.heads(group) & np.uint64(TOMB)) == 0]
             chunks = self.hot.release(group)
             self.hot.begin_small(group)
@@ -279,18 +253,20 @@ class Tiers:
         """Forget the records of a bundle that are hit least; a thread writes them to a run."""
         hot, groups = self.hot, groups_of(bundle)
         # One that is still leaving comes back if it cannot: then nothing newer of its bundle may be on disk.
-        self.settle(0 if any(one.bundle == bundle for one in self._leaving) else LEAVING_AT_ONCE - 1)
+        self.settle(0 if any(one.bundle == bundle for one in self.spiller.leaving) else LEAVING_AT_ONCE - 1)
         self.compactor.wait_for_room(bundle)
-        self.load_bundle(bundle, make_room=False)
+        try:
+            self._load_within(groups, make_room=False)
+        except (Damaged, NewerFormat) as error:
+            self._stuck.add(bundle)
+            self._untold = error.with_traceback(None)
+            return
         if not any(map(hot.record_count, groups)):
             return
         drop = 0 if self.cold.runs[bundle] else TOMB  # nothing older: what was deleted needs no trace
         # Not by hits if all must leave: these are looked at in some groups only.
         least = least_kept(self._hits(groups), share_kept) if share_kept else MOST_HITS + 1
-        if self._kernels.text_cells:
-            self._leave_with_text(bundle, least, drop)
-        else:
-            self._leave_plain(bundle, least, drop)
+        self.spiller.leave(bundle, least, drop, self.functions)
         for group in groups:
             hot.set_flags(group, PARTIAL if self.cold.runs[bundle] else 0)
 
@@ -303,71 +279,6 @@ class Tiers:
                 break
         return (np.concatenate(found) >> np.uint64(HITS_SHIFT) & np.uint64(MOST_HITS)).astype(np.int64)
 
-    def _leave_plain(self, bundle: int, least: int, drop: int) -> None:
-        """Those with fewer hits than `least`; their chunks stay as they are until they are written."""
-        room = self._rooms.pop() if self._rooms else Room()
-        room.begin()
-        left = self.hot.thin(groups_of(bundle), least, drop, room.words)
-        if not left.count:
-            self.hot.is_torn = False
-            self.hot.give_back(left.chunks)
-            self._rooms.append(room)
-            return
-
-        def in_order(step: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-            hashes, pointers = left.in_order()
-            words = room.words(min(step, len(hashes)) * self._kernels.record_bytes // 8)
-            for start in range(0, len(hashes), step):
-                some = slice(start, start + step)
-                yield self._kernels.gather(pointers[some], lambda count: words[:count]), hashes[some]
-
-        run = self._to_run(bundle, left.count, in_order, left.chunks)
-        self._leave(Leaving(bundle, run, lambda: left.in_order().pointers, left.chunks, room))
-        self.hot.is_torn = False
-
-    def _leave_with_text(self, bundle: int, least: int, drop: int) -> None:
-        """Those with fewer hits than `least`; their chunks stay as they are until they are written."""
-        hot, groups = self.hot, groups_of(bundle)
-        pointers = np.concatenate([hot.pointers(group) for group in groups])
-        heads = np.concatenate([hot.heads(group) for group in groups])
-        goes = (heads >> np.uint64(HITS_SHIFT) & np.uint64(MOST_HITS)) < np.uint64(least)
-        staying = np.ascontiguousarray(pointers[~goes])
-        pointers = np.ascontiguousarray(pointers[goes & ((heads & np.uint64(drop)) == 0)])
-        hot.is_torn = True
-        chunks = [chunk for group in groups for chunk in hot.release(group)]
-        if len(pointers):
-            # Those who stay are still in the same chunks: the thread must not give these back.
-            run = self._to_run(bundle, len(pointers), lambda _: iter([self.cold.sorted_records(pointers)]), [])
-            self._leave(Leaving(bundle, run, lambda: pointers, chunks, None))
-        self._kernels.absorb(hot, staying, self.functions, older=False)
-        hot.is_torn = False
-        if not len(pointers):
-            hot.give_back(chunks)
-
-    def _to_run(self, bundle: int, count: int, in_order: InOrder, chunks: list[tuple[int, int, int]]) -> ColdRun:
-        """Let a thread write records to a run, and give back chunks."""
-        id, has_filter = self._new_id(), bool(self.cold.runs[bundle])
-        made = self._spiller.submit(self._write_run, id, count, self.functions, has_filter, in_order, chunks)
-        return ColdRun(id, count, self.functions, made)
-
-    def _leave(self, one: Leaving) -> None:
-        self._leaving.append(one)
-        self.compactor.replace(one.bundle, (), [one.run])
-
-    def _write_run(self, id: int, count: int, functions: Functions, has_filter: bool,
-                   in_order: InOrder, chunks: list[tuple[int, int, int]]) -> Run:
-        writer = self.cold.writer(id, functions, count, count * self._kernels.record_bytes, has_filter)
-        try:
-            for records, hashes in in_order(writer.records_at_once):
-                writer.add(records, hashes)
-            writer.finish()
-        except BaseException:
-            writer.abandon()
-            raise
-        run = self.cold.reader(id)
-        self.hot.give_back(chunks)  # not before: what does not come to disk comes back to memory
-        return run
-
     def settle(self, most: int = 0, waits: bool = True) -> None:
         """Let records leave until at most so many bundles are on their way; what could not comes back.
 
@@ -378,54 +289,83 @@ class Tiers:
                 self._closer.submit(run.run.close)
             elif run.made.exception() is None:
                 run.run.close()
-        while len(self._leaving) > most or (self._leaving and self._leaving[0].run.made.done()):
-            one = self._leaving.pop(0)
-            error = one.run.made.exception()
-            if error is not None:
-                self.hot.is_torn = True
-                self.compactor.replace(one.bundle, (one.run,), [])
-                self.hot.batch += 1
-                self._kernels.absorb(self.hot, one.pointers(), self.functions, older=True)
-                self.hot.is_torn = False
-            self.hot.give_back(one.chunks)
-            self._rooms += [one.room] if one.room is not None else []
-            if error is not None:
-                raise error
-            self.compactor.soon(one.bundle)
+        self.spiller.settle(most)
+
+    def _settle_all(self) -> None:
+        """Let all records leave that are on their way, or come back."""
+        while self.spiller.leaving:
+            self._tried(self.settle)
+
+    def _tried(self, step: Callable[[], None]) -> bool:
+        """Whether a step that makes room could do so. If not, all is still found: records that cannot leave are back,
+        of which the next rows are told (`tell`), and who asks for what is damaged is told then.
+        """
+        try:
+            step()
+        except (StoreFailed, Damaged, NewerFormat) as error:
+            if self.hot.is_torn:
+                raise
+            if isinstance(error, StoreFailed):
+                self._untold = error.with_traceback(None)
+            return False
+        return True
+
+    def tell(self) -> None:
+        """Raise what nobody was told yet."""
+        error, self._untold = self._untold, None
+        if error is not None:
+            raise error
 
     # --- pieces of the past
 
-    def _load(self, groups: list[int]) -> None:
-        """Bring groups' records back to memory, under those that are newer; what a piece has of one comes whole."""
-        wanted = (group_read(number, self.pieces[number], group, self.images) for group in groups
-                  for number in range(len(self.pieces) - 1, -1, -1) if group in self.pieces[number].groups)
-        for read, area in self._reader.read(wanted):
-            group, piece = read.group, self.pieces[read.number]
-            pointers = records_in(read, area, piece, self._kernels)
-            self.hot.expect(group, len(pointers))
-            self.hot.batch += 1
-            self._kernels.absorb(self.hot, pointers, self.functions, older=True)
-            self.pieces[read.number] = piece.without(group)
-            self.hot.settled(group)
-            if not self.cold.runs[group // BUNDLE_GROUPS] and not any(group in one.groups for one in self.pieces):
+    def _load(self, groups: list[int], first: int = 0) -> None:
+        """Bring groups' records back to memory, under those that are newer; from this piece on."""
+        for group in self.past.load(groups, self.functions, first):
+            if not self.cold.runs[group // BUNDLE_GROUPS] and not self.past.has(group):
                 self.hot.set_flags(group, 0)
-        self.pieces = [piece for piece in self.pieces if piece.groups]
 
-    def load_bundle(self, bundle: int, make_room: bool = True) -> None:
-        self._load_within(groups_of(bundle), make_room)
+    def join(self) -> None:
+        """Load the newest pieces if there are too many, or some groups of them: the snapshot to come has fewer then.
+
+        It must not fail for what it can do without: a group that cannot be read stays where it is.
+        """
+        first, groups = self.past.to_join()
+        for group in groups:
+            if not self._tried(self.make_room):
+                return
+            self._tried(functools.partial(self._load, [group], first))
+
+    def _load_asked(self, keys: np.ndarray) -> bool:
+        """Load groups of which so many keys are asked for, where that is worth it and there is room, and those that
+        nobody can look into; whether there were any."""
+        room = MOST_BYTES
+        if self.past.again is not None:  # who only reads can make room by forgetting, but not in the midst of a call
+            room = self._budget.hot_beside(self.cold.whole_index_bytes) - self.hot.in_use
+        bare, worth = self.past.worth_loading(keys, room)
+        if self.past.again is not None or self._budget.total is None:
+            self._load([*bare, *worth])  # at once: to make room could forget what was just loaded
+        else:
+            has_room = True
+            for group in (*bare, *worth):
+                has_room = has_room and self._tried(self.make_room)
+                if has_room or group in bare:
+                    self._load([group])
+            self._settle_all()  # nothing that will be found may leave
+        return bool(bare or worth)
 
     def load_all(self) -> None:
         self._load_within(range(GROUPS), make_room=True)
 
     def _load_within(self, some: Iterable[int], make_room: bool) -> None:
-        if self.pieces and make_room:
-            self.make_room()
-        groups = sorted(self.waiting() & set(some)) if self.pieces else []
-        if not make_room or self.read_again is not None or self._budget.total is None:
+        if self.past.pieces and make_room:
+            self._tried(self.make_room)
+        groups = sorted(self.past.waiting() & set(some)) if self.past.pieces else []
+        if not make_room or self.past.again is not None or self._budget.total is None:
             self._load(groups)  # at once: to make room could forget what was just loaded
             return
+        has_room = True
         for group in groups:
-            self.make_room()
+            has_room = has_room and self._tried(self.make_room)
             self._load([group])
 
     def compact(self) -> bool:
@@ -438,14 +378,14 @@ class Tiers:
 
     def close(self) -> None:
         """Stop compaction and close the files. Not under the lock."""
-        self._spiller.shutdown(wait=True)
+        self.spiller.close()
         self._closer.shutdown(wait=True)
         self.compactor.close()
         for runs in (*self.cold.runs, self.compactor.take_retired()):
             for run in runs:
                 if run.made.exception() is None:
                     run.run.close()
-        self.images.close()
+        self.past.close()
         self.cold.close()
         self._reader.close()
 
@@ -454,10 +394,4 @@ class Tiers:
         for runs in self.cold.runs:
             for run in runs:
                 run.run.verify()
-        for piece in self.pieces:
-            self.images.verify(piece)
-
-
-def piece_files(piece: Piece) -> set[str]:
-    """The files that a piece is in."""
-    return {format.image_name(id) for id in piece.image_ids} | {format.index_name(id) for id in piece.index_ids}
+        self.past.verify()

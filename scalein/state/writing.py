@@ -24,7 +24,7 @@ from scalein.state.filters import Mark, empty_filter, mark_bits, shift_of
 from scalein.state.room import Room
 
 MOST_ROOMS = 2  # that are kept for the next writers
-WRITE_BYTES = 1 << 19  # of records that are collected for one write
+WRITE_BYTES = 1 << 19  # of records that are collected for one write, at most
 
 # record count, block count, directory offset, directory bytes, least hash, greatest hash, filter bytes, spec bytes
 HEADER = struct.Struct("<QQQQQQQI")
@@ -59,8 +59,10 @@ class RunWriter:
 
     def __init__(self, files: Files, id: int, stride: int, spec: str, text_cells: tuple[int, ...] = (),
                  expected_bytes: int = 0, checksums: Checksums = block_checksums, filtered: int | None = None,
-                 pack: Pack | None = None, mark: Mark = mark_bits, rooms: list[Room] | None = None) -> None:
+                 pack: Pack | None = None, mark: Mark = mark_bits, rooms: list[Room] | None = None,
+                 write_bytes: int | None = None) -> None:  # fmt: skip
         self.id = id
+        self._write_bytes = min(WRITE_BYTES, write_bytes or WRITE_BYTES)
         self._rooms = [] if rooms is None else rooms
         self._room = Room()
         with suppress(IndexError):  # not looked at before: another thread may take the last
@@ -80,7 +82,7 @@ class RunWriter:
         self._waiting: list[tuple[Pulled, np.ndarray]] = []  # with text
         self._waiting_bytes = 0
         self._per_block, self._block_bytes = self._shape.whole_block
-        self._blocks = max(1, WRITE_BYTES // self._block_bytes)  # that are written at once
+        self._blocks = max(1, self._write_bytes // self._block_bytes)  # that are written at once
         self._records = np.zeros((0, stride), np.uint8)  # that wait, without text
         self._area = np.zeros(0, np.uint8)
         self._used = 0
@@ -145,12 +147,12 @@ class RunWriter:
         self._sizes.append(np.full(blocks, self._block_bytes))
 
     def _add_with_text(self, records: np.ndarray, hashes: np.ndarray) -> None:
-        step = max(1, WRITE_BYTES // self._shape.stride)  # text comes on top, and is gathered by larger arrays
+        step = max(1, self._write_bytes // self._shape.stride)  # text comes on top, and is gathered by larger arrays
         for start in range(0, len(records), step):
             pulled = pull(self._shape, np.ascontiguousarray(records[start : start + step], np.uint8))
             self._waiting.append((pulled, np.array(hashes[start : start + step], np.uint64)))
             self._waiting_bytes += pulled.records.nbytes + pulled.text.nbytes
-            if self._waiting_bytes >= WRITE_BYTES:
+            if self._waiting_bytes >= self._write_bytes:
                 self._write(is_last=False)
 
     def _write(self, is_last: bool) -> None:

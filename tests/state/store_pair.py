@@ -22,6 +22,7 @@ from scalein.state.files import Files
 from scalein.state.hot import HotTable
 from scalein.state.kernels import Kernels, find_kernels
 from scalein.state.snapshot import Copier
+from scalein.state.spilling import Spiller
 from scalein.state.tiers import Tiers
 from tests.state.store_model import KINDS, Content, Kind, Model, Overflow, content_of, rows_of
 
@@ -207,7 +208,7 @@ def probes() -> Iterator[Counter[str]]:
 
             patch.setattr(owner, method, counted)
 
-        count(Tiers, "_write_run", "evicted")
+        count(Spiller, "_write_run", "evicted")
         count(Compactor, "_merge", "compacted behind")
         count(Tiers, "_load", "loaded")
         count(Tiers, "_find_cold", "read cold")

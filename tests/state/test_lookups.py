@@ -40,7 +40,7 @@ def test_keys_are_looked_up_in_pieces_of_several_ages(kind: str, window: int, tm
             pair.do(("delete", 10 * age + step, 40))
             pair.store.snapshot().wait()
         pair.op_reopen(Random(0), 0)
-        assert pair.kind.overflows or len(pair.store._tiers.pieces) == 1 + age  # sums that may overflow load groups
+        assert pair.kind.overflows or len(pair.store._tiers.past.pieces) == 1 + age  # overflows load groups
         pair.store._tiers._reader.window_bytes = window
         loaded = pair.store.stats()["groups_not_loaded"]
         for seed in range(3):
@@ -142,7 +142,7 @@ def test_owners_look_up_in_the_files_of_others(tmp_path: Path, monkeypatch: pyte
     with LogStore.open(tmp_path / "new", old=[tmp_path / "low", tmp_path / "high"]) as store:
         assert store.get(pa.array(keys))["n"].to_pylist() == wanted.tolist()
         assert store.stats()["groups_not_loaded"] == 256
-        assert len(store._tiers.pieces) == 4
+        assert len(store._tiers.past.pieces) == 4
     with LogStore.open(tmp_path / "new", key_groups=range(64, 192), readonly=True) as store:
         some = keys[np.isin(groups, range(64, 192))]
         assert store.get(pa.array(some))["n"].to_pylist() == wanted[some].tolist()

@@ -271,9 +271,9 @@ def test_no_room_of_an_evicted_store_is_kept(tmp_path: Path) -> None:
     for bundle in range(BUNDLES):
         store._tiers._evict(bundle, 0.0)
     store._tiers.settle()
-    assert store._tiers._rooms
+    assert store._tiers.spiller.rooms
     store.merge(pa.table({"k": np.arange(KEYS), "n": np.arange(KEYS)}), n="max")  # partials of other functions leave
-    assert store._tiers._rooms == []
+    assert store._tiers.spiller.rooms == []
     assert damage(store, np.arange(KEYS), 0) is None
     store.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,10 @@ import pyarrow as pa
 import pytest
 
 from scalein import ScaleinError
-from scalein.state import LogStore
+from scalein.state import LogStore, format, opening
 from scalein.state.budget import Budget
 from scalein.state.files import RealFiles
+from scalein.state.runs import Run
 
 KEY, VALUE = {"k": pa.string()}, {"n": pa.int64(), "t": pa.string()}
 LOW, HIGH = range(128), range(128, 256)
@@ -146,3 +148,57 @@ def test_a_store_that_cannot_be_opened_leaves_nothing_open(tmp_path: Path) -> No
     with pytest.raises(ScaleinError, match="index"):
         LogStore.open(tmp_path / "old", readonly=True)
     assert (set(os.listdir("/proc/self/fd")), threading.active_count()) == before
+
+
+# --- files that stay open
+
+
+def open_files(path: Path) -> set[str]:
+    """Files below a directory that this process has open."""
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            found.add(os.readlink(f"/proc/self/fd/{number}"))
+    return {name for name in found if name.startswith(f"{path}/")}
+
+
+def test_a_part_of_the_keys_has_only_its_own_runs_open(tmp_path: Path) -> None:
+    fill(tmp_path / "s", range(6), "2MB")
+    for readonly in (True, False):
+        with LogStore.open(tmp_path / "s", key_groups=range(16), readonly=readonly) as store:
+            mine = {format.run_name(run.id) for some in store._tiers.cold.runs for run in some}
+            assert mine
+            assert {os.path.basename(name) for name in open_files(tmp_path) if name.endswith(".run")} <= mine
+        assert not open_files(tmp_path)
+
+
+def test_stores_that_cannot_be_opened_leave_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, groups, function in (("a", LOW, "sum"), ("b", HIGH, "max")):
+        with LogStore.open(tmp_path / name, key=KEY, value=VALUE, memory="2MB", key_groups=groups) as store:
+            for step in range(6):
+                table = rows(step)
+                owners = store._kernels.find(store._tiers.hot, table.select(["k"]).combine_chunks().to_batches()[0])[1]
+                store.merge(table.filter(pa.array(np.isin(owners >> np.uint64(56), groups))), n=function, t="last")
+            assert any(store._tiers.cold.runs)
+    with pytest.raises(ScaleinError, match="different functions"):
+        LogStore.open(tmp_path / "new", old=[tmp_path / "a", tmp_path / "b"])
+    assert not open_files(tmp_path)
+    with pytest.raises(ScaleinError, match="does not have all of these key groups"):
+        LogStore.open(tmp_path / "a", key_groups=HIGH)
+    assert not open_files(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(opening, "names_in", lambda _: {}["nothing"])
+        with pytest.raises(ScaleinError, match="does not say"):
+            LogStore.open(tmp_path / "a")
+    assert not open_files(tmp_path)
+    with monkeypatch.context() as patch:
+        read_header = Run._read_header
+
+        def without_functions(self: Run, stride: int) -> None:
+            read_header(self, stride)
+            self.spec = "{"
+
+        patch.setattr(Run, "_read_header", without_functions)
+        with pytest.raises(ScaleinError, match="does not say"):
+            LogStore.open(tmp_path / "a", readonly=True)
+    assert not open_files(tmp_path)

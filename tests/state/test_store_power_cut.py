@@ -194,7 +194,7 @@ def test_a_run_that_failed_just_before_a_freeze_fails_the_snapshot() -> None:
     disk.fail("sync", 0)
     tiers._evict(3, 0.0)
     with pytest.raises(ScaleinError, match="disk/run-"):
-        tiers._leaving[-1].run.made.result()
+        tiers.spiller.leaving[-1].run.made.result()
     tiers.settle, settle = lambda most=0: None, tiers.settle  # type: ignore[method-assign]  # it fails right behind it
     with pytest.raises(ScaleinError, match="disk/run-"):
         store.snapshot().wait(20)

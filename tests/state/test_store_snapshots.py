@@ -18,7 +18,7 @@ from scalein.state import LogStore
 from scalein.state.budget import Budget
 from scalein.state.files import RealFiles
 from scalein.state.snapshot import Copy, Frozen
-from scalein.state.tiers import Tiers
+from scalein.state.spilling import Spiller
 from tests.state.power_cut import PowerCutFiles
 from tests.state.store_model import KINDS
 from tests.state.store_pair import Pair, probes
@@ -179,17 +179,17 @@ def test_a_chunk_that_begins_where_a_full_one_ends_is_whole() -> None:
 
 def test_records_that_cannot_leave_come_back_under_newer_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bundle is evicted again while its first records are still on their way, and those then fail."""
-    write = Tiers._write_run
+    write = Spiller._write_run
     calls = []
 
-    def first_fails(self: Tiers, *args: Any) -> Any:
+    def first_fails(self: Spiller, *args: Any) -> Any:
         calls.append(args)
         if len(calls) == 1:
             time.sleep(0.2)
             raise StoreFailed("no room on the disk")
         return write(self, *args)
 
-    monkeypatch.setattr(Tiers, "_write_run", first_fails)
+    monkeypatch.setattr(Spiller, "_write_run", first_fails)
     keys = np.arange(500)
     with LogStore.open(tmp_path, key={"k": pa.int64()}, value={"n": pa.int64()}) as store:
         store.upsert(pa.table({"k": keys, "n": np.full(500, 1)}))
