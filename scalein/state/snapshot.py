@@ -131,7 +131,7 @@ class Copier:
         self._lock = threading.Condition()  # over the current copy, free logs and spare memory; told of each copy
         self._current = Copy({})
         self._current.is_copied.set()
-        self._ends = hot.headers[:, [RECORD_AT, TEXT_AT]]  # of each group, at the last freeze; a copy
+        self._ends = hot.headers.T[[RECORD_AT, TEXT_AT]]  # of each group, at the last freeze; a copy
 
     @property
     def memory_bytes(self) -> int:
@@ -168,7 +168,7 @@ class Copier:
         has made records that it did not come to. New chunks are marked when they are made, so what is left is the
         chunks that were open at the last freeze.
         """
-        ends = self._hot.headers[:, [RECORD_AT, TEXT_AT]]
+        ends = self._hot.headers.T[[RECORD_AT, TEXT_AT]]
         places = self._ends[(ends != self._ends) & (self._ends != 0)]
         segments = places - self._arena.base >> self._arena.shift
         self._arena.dirty[segments[segments < len(self._arena.dirty)]] = 1

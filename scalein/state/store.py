@@ -79,6 +79,7 @@ class LogStore:
         self._sums = SumBounds(value)
         # Rows that leave a value alone may leave it null, whatever its column says.
         self._values = pa.schema([field.with_nullable(True) for field in value])
+        self._columns: dict[str, Json] = {"key": schema_text(key), "value": schema_text(value)}  # for freezes
         self._merges: dict[object, Functions] = {}  # what was last asked of columns, and what it comes to
         self._groups: Groups | None = None  # key groups that this store has; None: all
         self._owned: np.ndarray | None = None  # the same, by group
@@ -314,8 +315,7 @@ class LogStore:
             self._tiers.settle(LEAVING_AT_ONCE)
             self._tiers.join()
             id, merged = self._ids.new(), self._ids.new_file()
-            meta: dict[str, Json] = {"key": schema_text(self._key), "value": schema_text(self._value),
-                                     "bounds": self._sums.to_json(), "store": self._ids.store,
+            meta: dict[str, Json] = {**self._columns, "bounds": self._sums.to_json(), "store": self._ids.store,
                                      "next": self._ids.following,
                                      "groups": None if self._groups is None else [*sorted(self._groups)]}  # fmt: skip
             saved = self._saver.save(id, self._ids.file(id), merged, meta)
