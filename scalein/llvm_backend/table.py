@@ -109,7 +109,7 @@ class Index:
                 h = f.load(keys.hashes, b.add(start, i), I64)
                 header = self._header(h)
                 bucket = self._bucket(header, self._home(header, self._tag(h)))
-                f.prefetch(bucket)
+                f.prefetch(bucket, is_near=True)
                 f.store(bucket, buckets, i)
             with f.loop(size) as i:
                 k = b.add(start, i)
@@ -131,7 +131,7 @@ class Index:
         return none
 
     def _prefetch(self, record: ir.Value) -> None:
-        self.code.f.prefetch(record)
+        self.code.f.prefetch(record, is_near=True)
 
     def _check_record(self, record: ir.Value) -> None:
         """Safe mode: the record lies in the arena."""

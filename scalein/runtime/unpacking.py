@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scalein.layout import DONE, MOST_BITS, OPEN_WORDS, OUTPUT_FULL, PAGE_RAW_SIZE, PAGE_WORDS, SLOP
+from scalein.layout import (
+    DONE,
+    MOST_BITS,
+    OPEN_WORDS,
+    OUTPUT_FULL,
+    PAGE_COMPRESSED,
+    PAGE_RAW_SIZE,
+    PAGE_WORDS,
+    SLOP,
+)
 from scalein.llvm_backend.cache import has_kernel, load_lowered
 from scalein.llvm_backend.target import Target
 from scalein.memory import address
@@ -65,7 +74,7 @@ class Opener:
 
     def open(self, file: np.ndarray, pages: np.ndarray) -> np.ndarray | None:
         """A row of `OPEN_WORDS` for each of some rows of `PAGE_WORDS`; None where one is not understood."""
-        size = int(pages[:, PAGE_RAW_SIZE].sum()) + SLOP
+        size = int(pages[pages[:, PAGE_COMPRESSED] != 0, PAGE_RAW_SIZE].sum()) + SLOP
         if len(self._room) < size:
             self._room = np.empty(size, np.uint8)
         frame, out = self._frame, np.empty((len(pages), OPEN_WORDS), np.int64)

@@ -167,10 +167,11 @@ def _share_read(path: str, columns: list[str]) -> float | None:
         # First, whatever is wrong with it: where pyarrow's reader raises, its metadata end the process.
         next(file.iter_batches(1, [0], columns, use_threads=False), None)
         group = file.metadata.row_group(0)
-        sizes = [(group.column(k).path_in_schema.partition(".")[0], group.column(k).total_compressed_size)
+        sizes = [(group.column(k).path_in_schema, group.column(k).total_compressed_size)
                  for k in range(group.num_columns)]  # fmt: skip
     whole = sum(size for _, size in sizes)
-    return sum(size for name, size in sizes if name in columns) / whole if whole else None
+    read = sum(size for path, size in sizes if path in columns or path.partition(".")[0] in columns)  # of a struct, too
+    return read / whole if whole and read else None
 
 
 def dealt(splits: Sequence[Item], sizes: Sequence[int], cores: int) -> list[list[Item]]:

@@ -79,6 +79,11 @@ class Past:
             groups = groups[: 1 + int(costs[groups].cumsum().searchsorted(JOINED_BYTES))]
         return first, groups.tolist()
 
+    def first_of(self, some: list[Piece]) -> int:
+        """Where the first of these pieces is that is still there, though groups of it may have been loaded."""
+        columns = {id(piece.offset) for piece in some}
+        return next((k for k, piece in enumerate(self.pieces) if id(piece.offset) in columns), len(self.pieces))
+
     def load(self, groups: Iterable[int], functions: Functions, first: int = 0) -> Iterator[int]:
         """Bring groups' records back to memory, under those that are newer; gives each group after a piece of it.
 

@@ -109,7 +109,8 @@ class Tiers:
         if self._budget.total is not None:
             # Before the filters come: afterwards nothing that was found may leave.
             self._tried(lambda: self.make_room(index_bytes=self.cold.whole_index_bytes))
-            self._settle_all()
+        self._settle_all()  # without a budget as well: several may have failed to leave for other functions
+        if self._budget.total is not None:
             self.spiller.rooms.clear()
             self.cold.forget_rooms()
         pointers, hashes = self._kernels.find(self.hot, batch)
@@ -330,9 +331,11 @@ class Tiers:
         It must not fail for what it can do without: a group that cannot be read stays where it is.
         """
         first, groups = self.past.to_join()
+        newest = self.past.pieces[first:]
         for group in groups:
             if not self._tried(self.make_room):
                 return
+            first = self.past.first_of(newest)  # older ones may be gone meanwhile
             self._tried(functools.partial(self._load, [group], first))
 
     def _load_asked(self, keys: np.ndarray) -> bool:
@@ -391,6 +394,7 @@ class Tiers:
 
     def verify(self) -> None:
         """Read all runs and pieces; `Damaged` names the file that is not what was written."""
+        self._settle_all()
         for runs in self.cold.runs:
             for run in runs:
                 run.run.verify()

@@ -244,6 +244,19 @@ def test_snappy_gives_what_was_compressed(parts: list[bytes], repeats: int, data
         assert got is None or got == want
 
 
+def test_pages_that_claim_to_become_gigabytes_get_no_room(tmp_path: Path) -> None:
+    """A page's header says how much it becomes: nobody believes more than Snappy can make of its bytes."""
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"a": np.arange(400) % 50}), path, use_dictionary=["a"])
+    whole, about = path.read_bytes(), pq.read_metadata(path).row_group(0).column(0)
+    header = bytes([0x15, 0x00, 0x15])  # of the data page: its kind, then how many bytes it becomes, as a varint
+    at = whole.index(header, about.data_page_offset) + len(header)
+    assert decoded_here(path) == {"a"}
+    claimed = whole[:at] + bytes([0xFE, 0x7F]) + whole[at + 2 :]
+    path.write_bytes(claimed)
+    assert decoded_here(path) == set()
+
+
 @pytest.mark.parametrize(("data", "want"), [
     (b"\x05\x10abcde", b"abcde"), (b"\x05\x14abcde", None), (b"\x06\x04ab\x01\x02", b"ababab"),
     (b"\x06\x04ab\x01\x03", None), (b"\x06\x04ab\x01\x00", None), (b"\x05\x04ab\x01\x02", None),

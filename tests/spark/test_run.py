@@ -55,6 +55,16 @@ def test_splits_are_balanced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert max(weights) - min(weights) <= max(sizes)
 
 
+def test_sizes_are_those_of_what_is_read(tmp_path: Path) -> None:
+    """Of the columns that a flow needs, whatever their names are."""
+    rng = np.random.default_rng(1)
+    table = pa.table({"a.b": np.arange(10_000) % 2, "c": rng.random(10_000), "s": [{"x": k} for k in range(10_000)]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    shares = [scanning._share_read(str(tmp_path / "a.parquet"), names) for names in (["a.b"], ["c"], ["s"])]
+    assert 0 < shares[0] < shares[2] < shares[1]
+    assert sum(shares) == pytest.approx(1)
+
+
 def test_other_formats_and_sources(spark: Any, tmp_path: Path) -> None:
     table = rows(300).select(["n", "i", "s"])
     (tmp_path / "csv").mkdir()

@@ -134,6 +134,26 @@ def test_what_merge_and_get_did_not_say_the_next_call_says(tmp_path: Path, monke
         assert len(again) == 4 * 200
 
 
+def test_a_get_does_not_fail_for_what_could_not_leave_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a budget, records leave when other functions come: several may be on their way when the disk is full."""
+    with LogStore.open(tmp_path, key={"k": pa.int64()}, value={"n": pa.int64()}) as store:
+        store.merge(rows("plain", 0, 5_000), n="sum")
+    with LogStore.open(tmp_path) as store:
+        before = store.get(rows("plain", 0, 100).select(["k"]))
+
+        def slowly_full(*_: object) -> None:
+            time.sleep(0.2)
+            full()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Cold, "writer", slowly_full)
+            with pytest.raises(StoreFailed, match="the disk is full"):
+                store.merge(rows("plain", 0, 100), n="max")
+            assert len(store._tiers.spiller.leaving) > 1
+            assert store.get(rows("plain", 0, 100).select(["k"])) == before
+        assert len(store) == 5_000
+
+
 def test_a_get_that_fails_leaves_no_thread_that_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The filters of many runs are read side by side: one that cannot be read does not let the others go on behind."""
     with opened(tmp_path) as store:
