@@ -7,6 +7,7 @@ import pytest
 
 from scalein.runtime import stored
 from scalein.state import lookups
+from tests.state.built import Built
 
 
 @pytest.fixture(autouse=True)
@@ -17,3 +18,10 @@ def few_rows_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def lookups_cost_little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookups, "READ_WORTH", 64)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    found = Built(tmp_path_factory.mktemp("built") / "store")
+    assert {name.split("-")[0] for name in found.names} == {"snapshot", "image", "index", "run"}
+    return found
