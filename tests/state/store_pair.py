@@ -141,6 +141,7 @@ class Pair:
         self.store.compact()
 
     def op_verify(self, random: Random, size: int) -> None:
+        self.gate.set()  # it waits for what is being written
         self.store.verify()
 
     def op_reopen(self, random: Random, size: int) -> None:
