@@ -37,7 +37,7 @@ class Column:
 
     def __init__(self, file: pa.Buffer, chunks: list[Chunk], stored: np.dtype[Any], arrow: pa.DataType,
                  options: Options) -> None:
-        from scalein.runtime.unpacking import Opener, Unpacker
+        from scalein.kernels.parquet import Opener, Unpacker
 
         self._file, self._stored, self._arrow = file, stored, arrow
         self._bytes = np.frombuffer(file, np.uint8)
@@ -157,7 +157,7 @@ def _check_levels(levels: bytes, count: int) -> None:
 
 def may_be_decoded(schema: Any, fields: Sequence[pa.Field], rows: int) -> bool:
     """Whether columns of a file with this Parquet schema are all of kinds that kernels decode, which are there."""
-    from scalein.runtime.unpacking import are_ready
+    from scalein.kernels.parquet import are_ready
 
     places = _places(schema)
     leaves = [schema.column(places[field.name]) if field.name in places else None for field in fields]

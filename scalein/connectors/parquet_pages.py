@@ -51,7 +51,7 @@ def chunk_of(file: pa.Buffer, group: Any, place: int, leaf: Any, options: Option
     pyarrow's reader must have taken these before: asked for what is damaged, metadata end the process. So do statistics
     of another type than the column's.
     """
-    from scalein.runtime.unpacking import page_headers
+    from scalein.kernels.parquet import page_headers
 
     about, is_optional = group.column(place), leaf.max_definition_level == 1
     if about.physical_type != leaf.physical_type or about.num_values != group.num_rows:

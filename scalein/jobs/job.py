@@ -40,11 +40,11 @@ from scalein.jobs.points import Crashed, reach
 from scalein.jobs.watching import figures, log_lines, serve, show_bar
 from scalein.jobs.watermarks import IDLE_S
 from scalein.jobs.words import why_no_output
+from scalein.kernels.stopping import leaving_on_sigterm
+from scalein.kernels.workers import staying
 from scalein.memory import keep_at_most
 from scalein.options import Options
 from scalein.runtime.run import batches
-from scalein.runtime.stopping import leaving_on_sigterm
-from scalein.runtime.workers import staying
 
 STEP_ROWS = 1 << 25  # that are run at once, at most, when there are so many
 FIRST_ROWS, FEW_ROWS = 1 << 21, 1 << 18  # the first time, and at least

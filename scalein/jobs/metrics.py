@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from scalein.connectors.base import Json
 from scalein.jobs.json import as_int
-from scalein.runtime.tally import Tally, counting
+from scalein.kernels.kernel_metrics import Tally, counting
 
 _BUCKETS = np.geomspace(1e-5, 100.0, 141)  # seconds; 20 a decade
 

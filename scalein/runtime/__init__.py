@@ -1,1 +1,0 @@
-"""When and where kernels run: batches, tasks, threads."""

@@ -16,8 +16,8 @@ from scalein.dtypes import TIMES, DType, Kind
 from scalein.ir.exprs import Col, Expr, type_of
 from scalein.ir.stages import Let, Probe, Step
 from scalein.ir.tables import Table
+from scalein.kernels.prepare import Prepared
 from scalein.runtime.joins import Built
-from scalein.runtime.stages import Prepared
 from scalein.runtime.tables import Domain
 
 FAR_SLICE = 1 << 62

@@ -14,14 +14,14 @@ from scalein.ir.exprs import Col, Named
 from scalein.ir.nodes import Grouped, Pipe, identity
 from scalein.ir.stages import Collect, FromTable, Stage
 from scalein.ir.tables import Table
+from scalein.kernels.call import kernel
+from scalein.kernels.output import MOST_TEXT_BYTES
+from scalein.kernels.prepare import Prepared
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
-from scalein.runtime.call import kernel
 from scalein.runtime.joins import Built
-from scalein.runtime.output import MOST_TEXT_BYTES
 from scalein.runtime.pipe import collected, run_pipe
 from scalein.runtime.settle import Listed, settle
-from scalein.runtime.stages import Prepared
 from scalein.runtime.tables import OneRecord
 
 if TYPE_CHECKING:

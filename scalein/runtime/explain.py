@@ -28,12 +28,12 @@ from scalein.ir.printer import dump
 from scalein.ir.rewrite import rewrite
 from scalein.ir.stage_printer import dump_program, dump_stage
 from scalein.ir.stages import Collect, FromTable, Partition, Spread, Stage
+from scalein.kernels.machine import copy_bandwidth
+from scalein.kernels.profile import Usage, listening
 from scalein.llvm_backend.jit import assembly
 from scalein.llvm_backend.stage import lower_stage
 from scalein.llvm_backend.target import target_for
 from scalein.options import Options
-from scalein.runtime.bandwidth import copy_bandwidth
-from scalein.runtime.profile import Usage, listening
 from scalein.runtime.pushed import row_groups_skipped
 from scalein.runtime.run import batches
 

@@ -29,21 +29,21 @@ from scalein.ir.handed_on import kernel_steps
 from scalein.ir.nodes import Grouped, Pipe
 from scalein.ir.stages import Group, GroupMode
 from scalein.ir.tables import Table
+from scalein.kernels.call import call
+from scalein.kernels.prepare import Prepared, specialised_table, table_exprs
+from scalein.kernels.specialise import Specialiser
+from scalein.kernels.workers import each_worker
 from scalein.layout import DONE, OUT_OF_DOMAIN, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
 from scalein.runtime import radix, ring
-from scalein.runtime.call import call
 from scalein.runtime.domain import DIRECT_BYTES, domain_of, widened
 from scalein.runtime.emit import Emitter
 from scalein.runtime.joins import Built
 from scalein.runtime.merge import EVERYTHING, Merging
 from scalein.runtime.settle import mode_of, shorten
-from scalein.runtime.specialise import Specialiser
-from scalein.runtime.stages import Prepared, specialised_table, table_exprs
 from scalein.runtime.tables import Blank, DirectTable, Domain, HashTable, OneRecord, State, grown
 from scalein.runtime.units import Unit, units
-from scalein.runtime.workers import each_worker
 
 PART_VALUES = 1 << 23  # of the bags and logs of windows that are made at once
 

@@ -13,7 +13,7 @@ from scalein.ir import ops
 from scalein.ir.exprs import Col
 from scalein.ir.nodes import Host
 from scalein.ir.printer import show_expr
-from scalein.runtime.batch import conformed
+from scalein.kernels.bind import conformed
 from scalein.runtime.explode import explode
 from scalein.runtime.limits import is_too_long, too_long
 

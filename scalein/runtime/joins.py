@@ -22,10 +22,10 @@ from scalein.ir.handed_on import PLACE
 from scalein.ir.nodes import JoinTable
 from scalein.ir.stages import FromBatches, Group, Read, Stage
 from scalein.ir.tables import Acc, AccKind, Key, Table
+from scalein.kernels.bind import addressable, bind, form_of
+from scalein.kernels.call import call, kernel
 from scalein.layout import DONE, FrameData
 from scalein.options import Options
-from scalein.runtime.batch import addressable, bind, form_of
-from scalein.runtime.call import call, kernel
 from scalein.runtime.tables import HashTable, grown
 
 # A direct table may be this many times larger than its rows, and this large at most.

@@ -6,10 +6,10 @@ import numpy as np
 
 from scalein.ir.stages import FromRecords, GroupMode, Merge, MergeBag, Sink, Stage
 from scalein.ir.tables import Table
+from scalein.kernels.call import call, kernel
 from scalein.layout import DONE, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
-from scalein.runtime.call import call, kernel
 from scalein.runtime.tables import State, grown
 
 EVERYTHING = (-(2**63), 2**63 - 1)

@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 
 from scalein.interp.taking import taken
 from scalein.ir.nodes import Ordered
+from scalein.kernels.bind import conformed
 from scalein.runtime import limits
-from scalein.runtime.batch import conformed
 from scalein.runtime.places import Rows, places
 
 RESULT_ROWS = 1 << 18  # of a batch that comes out

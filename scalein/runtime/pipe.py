@@ -23,17 +23,17 @@ from scalein.ir.exprs import Named
 from scalein.ir.handed_on import Origin, kernel_steps, row_numbers, split_items, taken_items
 from scalein.ir.nodes import Pipe
 from scalein.ir.stages import Collect, Fresh, Let, Probe, Where
+from scalein.kernels import kernel_metrics
+from scalein.kernels.call import call
+from scalein.kernels.output import CHUNK_ROWS, MOST_TEXT_BYTES, TEXT_BYTES, TEXT_BYTES_A_ROW, Chunk
+from scalein.kernels.prepare import Prepared
+from scalein.kernels.specialise import Specialiser
+from scalein.kernels.workers import begin
 from scalein.layout import DONE, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
-from scalein.runtime import tally
-from scalein.runtime.call import call
 from scalein.runtime.joins import Built
-from scalein.runtime.output import CHUNK_ROWS, MOST_TEXT_BYTES, TEXT_BYTES, TEXT_BYTES_A_ROW, Chunk
 from scalein.runtime.seen import Seen
-from scalein.runtime.specialise import Specialiser
-from scalein.runtime.stages import Prepared
-from scalein.runtime.workers import begin
 
 UNIT_ROWS = 1 << 19  # rows a worker takes at once: about a millisecond
 FEW_ROWS = 1 << 16  # of a first chunk behind a filter: most of a larger one might never be touched
@@ -64,11 +64,11 @@ def run_ready(work: Work, batches: Iterator[pa.RecordBatch], options: Options) -
             if batch.num_rows:
                 yield from work.run(batch, work.bound(batch))
         return
-    stop, numbers, counted = threading.Event(), count(), tally.current()
+    stop, numbers, counted = threading.Event(), count(), kernel_metrics.current()
 
     def ready_to_work() -> None:
         begin(stop, options.workers)
-        tally.enlist(counted, next(numbers))
+        kernel_metrics.enlist(counted, next(numbers))
 
     with ThreadPoolExecutor(options.workers, "scalein", ready_to_work) as pool, _stopping(pool, stop):
         under_way: deque[Future[list[pa.RecordBatch]]] = deque()

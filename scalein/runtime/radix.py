@@ -21,18 +21,18 @@ import pyarrow as pa
 from scalein.ir.exprs import Call, Col, Expr, Lit, Named, type_of
 from scalein.ir.stages import Group, GroupMode, Partition, Stage
 from scalein.ir.tables import Table
+from scalein.kernels.call import call, kernel
+from scalein.kernels.prepare import Prepared, table_args, table_exprs
+from scalein.kernels.specialise import Specialiser
+from scalein.kernels.workers import each_worker, side_by_side
 from scalein.layout import CHUNKS_FULL, DONE, GROUPS, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.memory import address, allocate
-from scalein.runtime.call import call, kernel
 from scalein.runtime.pipe import Collector
 from scalein.runtime.settle import settle
-from scalein.runtime.specialise import Specialiser
 from scalein.runtime.spill import SpillFile, pieces_in
-from scalein.runtime.stages import Prepared, table_args, table_exprs
 from scalein.runtime.tables import HashTable, grown
 from scalein.runtime.units import Unit
-from scalein.runtime.workers import each_worker, side_by_side
 
 if TYPE_CHECKING:
     from scalein.runtime.group import GroupRun, Worker

@@ -22,15 +22,15 @@ import pyarrow as pa
 from scalein.ir.passes.place_state import MAX_RING_SLICES
 from scalein.ir.stages import Group, GroupMode
 from scalein.ir.tables import Slicing, Table
+from scalein.kernels.call import call
+from scalein.kernels.prepare import Prepared, specialised_table, table_exprs
+from scalein.kernels.specialise import Specialiser
+from scalein.kernels.workers import side_by_side
 from scalein.layout import DONE, RING_ADVANCE, FrameData
 from scalein.llvm_backend.cache import Compiled
-from scalein.runtime.call import call
 from scalein.runtime.pipe import Collector
-from scalein.runtime.specialise import Specialiser
-from scalein.runtime.stages import Prepared, specialised_table, table_exprs
 from scalein.runtime.tables import HashTable, grown
 from scalein.runtime.units import units
-from scalein.runtime.workers import side_by_side
 
 if TYPE_CHECKING:
     from scalein.runtime.group import GroupRun

@@ -18,9 +18,9 @@ from scalein.ir.exprs import Col
 from scalein.ir.nodes import Chain, Grouped, Host, JoinTable, Node, Ordered, Pipe, Scan, Take
 from scalein.ir.printer import show_expr
 from scalein.ir.stages import Where
+from scalein.kernels.bind import conformed
 from scalein.options import Options
 from scalein.runtime import limits
-from scalein.runtime.batch import conformed
 from scalein.runtime.blame import placed
 from scalein.runtime.group import run_group
 from scalein.runtime.host import run_host

@@ -7,10 +7,10 @@ timing. Batches may bring new variants of the kernel; records keep their layout,
 from __future__ import annotations
 
 from scalein.ir.stages import Fresh, Stage
+from scalein.kernels.call import call
 from scalein.layout import DONE, OUTPUT_FULL, SEEN, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
-from scalein.runtime.call import call
 from scalein.runtime.tables import HashTable, grown
 
 

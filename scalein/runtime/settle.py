@@ -16,14 +16,14 @@ import pyarrow as pa
 from scalein.dtypes import Kind
 from scalein.ir.stages import FromRecords, GroupMode, Rank, Spread, Stage
 from scalein.ir.tables import AccKind, Table
+from scalein.kernels.call import call, kernel
+from scalein.kernels.workers import side_by_side
 from scalein.layout import DONE, INLINE_BYTES, FrameData, size_of
 from scalein.llvm_backend.cache import Compiled
 from scalein.memory import address, allocate
 from scalein.options import Options
-from scalein.runtime.call import call, kernel
 from scalein.runtime.sides import HEAP_BYTES, Heap, Log
 from scalein.runtime.tables import DirectTable, HashTable, OneRecord, State
-from scalein.runtime.workers import side_by_side
 
 VIEW_STEP = 1 << 30  # bytes
 SHARED = 1 << 18  # pairs from which on it pays to sort them on all workers

@@ -19,6 +19,9 @@ from scalein.ir.handed_on import kernel_steps
 from scalein.ir.nodes import Grouped, Pipe
 from scalein.ir.stages import Group, GroupMode
 from scalein.ir.tables import Table
+from scalein.kernels.prepare import specialised_table
+from scalein.kernels.specialise import Specialiser
+from scalein.kernels.workers import each_worker
 from scalein.options import Options
 from scalein.runtime import radix
 from scalein.runtime.domain import domain_of, with_room
@@ -26,11 +29,8 @@ from scalein.runtime.emit import Emitter
 from scalein.runtime.group import GroupRun, Worker
 from scalein.runtime.joins import Built
 from scalein.runtime.radix import Parted
-from scalein.runtime.specialise import Specialiser
-from scalein.runtime.stages import specialised_table
 from scalein.runtime.tables import HashTable
 from scalein.runtime.units import Unit, units
-from scalein.runtime.workers import each_worker
 
 DIRECT_ROWS = 1 << 17  # for which a direct table pays: it is made anew each time, a hash table only cleared
 

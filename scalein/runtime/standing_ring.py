@@ -29,19 +29,19 @@ from scalein.ir.handed_on import kernel_steps
 from scalein.ir.nodes import Grouped
 from scalein.ir.stages import Group, GroupMode
 from scalein.ir.tables import Slicing, Table
+from scalein.kernels.call import call
+from scalein.kernels.output import CHUNK_ROWS
+from scalein.kernels.prepare import Prepared, specialised_table, table_exprs
+from scalein.kernels.specialise import Specialiser
+from scalein.kernels.workers import side_by_side
 from scalein.layout import DONE, RING_ADVANCE, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
-from scalein.runtime.call import call
 from scalein.runtime.emit import Emitter
 from scalein.runtime.joins import Built
-from scalein.runtime.output import CHUNK_ROWS
 from scalein.runtime.pipe import Collector
 from scalein.runtime.ring import FAR_SLICE
-from scalein.runtime.specialise import Specialiser
-from scalein.runtime.stages import Prepared, specialised_table, table_exprs
 from scalein.runtime.tables import HashTable, grown
-from scalein.runtime.workers import side_by_side
 
 FEW_RECORDS = 1 << 16
 THREAD_ROWS = 1 << 14

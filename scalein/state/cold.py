@@ -22,13 +22,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from scalein.kernels.store import Functions, Kernels, Sorted
 from scalein.layout import GROUPS, MOST_HITS, PARTIAL, TOMB
 from scalein.memory import address
 from scalein.state.aio import Reader
 from scalein.state.arena import Arena
 from scalein.state.files import Files, Input
 from scalein.state.hot import HotTable
-from scalein.state.kernels import Functions, Kernels, Sorted
 from scalein.state.room import Room
 from scalein.state.runs import Held, Run
 from scalein.state.writing import RunWriter

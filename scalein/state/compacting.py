@@ -19,9 +19,9 @@ from threading import Lock, get_native_id
 import numpy as np
 
 from scalein.errors import InternalError
+from scalein.kernels.store import Kernels
 from scalein.state import format
 from scalein.state.cold import BUNDLES, Cold, ColdRun, Scratch, to_merge
-from scalein.state.kernels import Kernels
 
 AT_ONCE = 2  # bundles: one merges while the other waits for the disk
 MOST_RUNS = 32  # of a bundle, before its next records wait for compaction

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from scalein.errors import InternalError, ScaleinError
+from scalein.kernels.store import Kernels, Sorted, Words
 from scalein.layout import (
     ARENA_FULL,
     BUCKET_WORDS,
@@ -44,7 +45,6 @@ from scalein.layout import (
 )
 from scalein.memory import address
 from scalein.state.arena import LEAST_CHUNK, MOST_CHUNK, Arena, Buckets
-from scalein.state.kernels import Kernels, Sorted, Words
 
 FIRST_BUCKETS = 8
 CROWDED_BYTES = 16 << 10  # that a group may grow by before anybody looks for what is dead

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scalein.errors import Damaged
+from scalein.kernels.store import Functions, Kernels
 from scalein.layout import GROUPS, INLINE_BYTES
 from scalein.memory import address
 from scalein.state import format
@@ -26,7 +27,6 @@ from scalein.state.compacting import READ_WORTH
 from scalein.state.files import Input
 from scalein.state.hot import RECORDS, TEXTS
 from scalein.state.images import SUM_BYTES, Image, verify_blocks
-from scalein.state.kernels import Functions, Kernels
 from scalein.state.recover import Images, Piece
 
 READS = 3  # of a key, at most, as a rule: a block of the index, of an image, and of the image's checksums

@@ -19,13 +19,13 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.errors import BadArgument, Damaged, here
+from scalein.kernels.store import Functions
 from scalein.layout import GROUPS
 from scalein.state import format
 from scalein.state.checksum import Checksums
 from scalein.state.cold import BUNDLES, Cold, ColdRun
 from scalein.state.columns import known_functions
 from scalein.state.files import Files, RealFiles
-from scalein.state.kernels import Functions
 from scalein.state.manifest import Json, Manifest
 from scalein.state.recover import Piece
 from scalein.state.saving import file_id, find_manifest, names_in, schemas_of

@@ -16,13 +16,13 @@ from concurrent.futures import Executor
 
 import numpy as np
 
+from scalein.kernels.store import Functions, Kernels
 from scalein.layout import GROUPS
 from scalein.state import format
 from scalein.state.aio import Reader
 from scalein.state.cold import Scratch
 from scalein.state.files import Files
 from scalein.state.hot import HotTable
-from scalein.state.kernels import Functions, Kernels
 from scalein.state.lookups import Lookups
 from scalein.state.recover import Images, Piece, group_read, records_in
 

@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from scalein.kernels.store import Functions, Kernels
 from scalein.memory import address
 from scalein.state.aio import Reader
 from scalein.state.blocks import HEAD, Origin, Shape, checked, unpack
 from scalein.state.cold import ColdRun, Scratch, bundle_range
 from scalein.state.files import Input
-from scalein.state.kernels import Functions, Kernels
 from scalein.state.runs import Run
 
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from scalein.errors import Damaged
+from scalein.kernels.store import Kernels
 from scalein.layout import GROUPS, INLINE_BYTES
 from scalein.memory import address
 from scalein.state import format
@@ -24,7 +25,6 @@ from scalein.state.files import Files, Input
 from scalein.state.hot import RECORDS, TEXTS
 from scalein.state.images import SUM_BYTES, Extent, Image, Places, verify_blocks
 from scalein.state.index_runs import IndexRun
-from scalein.state.kernels import Kernels
 from scalein.state.manifest import Json, Manifest
 from scalein.state.runs import Held
 

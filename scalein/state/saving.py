@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.errors import BadArgument, BadName, Damaged, ScaleinError, StoreFailed, WrongType, here
+from scalein.kernels.store import Kernels
 from scalein.state import format, manifest
 from scalein.state.budget import Budget
 from scalein.state.checksum import Checksums
@@ -25,7 +26,6 @@ from scalein.state.columns import check_names, key_schema, value_schema
 from scalein.state.compacting import step_back
 from scalein.state.files import Files
 from scalein.state.indexing import Chunks, Indexer
-from scalein.state.kernels import Kernels
 from scalein.state.manifest import Json, Manifest
 from scalein.state.past import piece_files
 from scalein.state.recover import Images, Piece

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from scalein.kernels.store import Functions, Kernels
 from scalein.layout import HITS_SHIFT, MOST_HITS
 from scalein.state.cold import Cold, ColdRun, groups_of
 from scalein.state.compacting import Compactor
 from scalein.state.hot import HotTable
-from scalein.state.kernels import Functions, Kernels
 from scalein.state.room import Room
 from scalein.state.runs import Run
 

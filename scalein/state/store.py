@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.errors import BadArgument, BadData, ScaleinError, StoreFailed, here
+from scalein.kernels.store import Functions, Kernels, find_checksums, find_kernels
 from scalein.options import Options
 from scalein.sizes import parse_size
 from scalein.state.budget import Budget
@@ -36,7 +37,6 @@ from scalein.state.columns import (
     value_schema,
 )
 from scalein.state.files import Files, Held, RealFiles
-from scalein.state.kernels import Functions, Kernels, find_checksums, find_kernels
 from scalein.state.manifest import Json, Manifest
 from scalein.state.opening import Groups, Ids, Part, groups_given, mask_of, move_in, part_of, shown_groups, together
 from scalein.state.saving import Saver, find_manifest, schema_text, schemas_of

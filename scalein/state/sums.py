@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scalein.errors import ComputeError, here
-from scalein.state.kernels import Functions
+from scalein.kernels.store import Functions
 from scalein.state.manifest import Json
 
 

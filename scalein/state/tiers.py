@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.errors import Damaged, NewerFormat, ScaleinError, StoreFailed
+from scalein.kernels.store import Functions, Kernels
 from scalein.layout import GROUPS, HITS_SHIFT, MOST_HITS, PARTIAL, TOMB
 from scalein.memory import address
 from scalein.state import format
@@ -36,7 +37,6 @@ from scalein.state.cold import (
 from scalein.state.compacting import Compactor
 from scalein.state.files import Files
 from scalein.state.hot import HotTable
-from scalein.state.kernels import Functions, Kernels
 from scalein.state.past import Past
 from scalein.state.points import Points
 from scalein.state.spilling import LEAVING_AT_ONCE, Spiller

@@ -7,10 +7,10 @@ import threading
 
 import pytest
 
+from scalein.kernels import workers as workers_module
+from scalein.kernels.stopping import leave_if_stopped
+from scalein.kernels.workers import Crew, side_by_side, staying
 from scalein.options import STARTUP_CPUS
-from scalein.runtime import workers as workers_module
-from scalein.runtime.stopping import leave_if_stopped
-from scalein.runtime.workers import Crew, side_by_side, staying
 
 
 @pytest.mark.skipif(len(STARTUP_CPUS) < 2, reason="needs two CPUs to tell them apart")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from scalein.runtime import stored
+from scalein.kernels import stored
 from scalein.state import lookups
 from tests.state.built import Built
 

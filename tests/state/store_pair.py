@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from scalein.errors import ComputeError
+from scalein.kernels.store import Kernels, find_kernels
 from scalein.options import Options
 from scalein.state import LogStore, Snapshot, format
 from scalein.state.budget import Budget
@@ -20,7 +21,6 @@ from scalein.state.cold import Cold
 from scalein.state.compacting import Compactor
 from scalein.state.files import Files
 from scalein.state.hot import HotTable
-from scalein.state.kernels import Kernels, find_kernels
 from scalein.state.snapshot import Copier
 from scalein.state.spilling import Spiller
 from scalein.state.tiers import Tiers

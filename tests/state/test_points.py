@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from scalein.errors import Damaged, StoreFailed
+from scalein.kernels.store import find_kernels
 from scalein.options import Options
 from scalein.state import LogStore, aio, compacting, format, tiers
 from scalein.state.arena import Arena
@@ -22,7 +23,6 @@ from scalein.state.checksum import block_checksum
 from scalein.state.cold import BUNDLES, Cold, pointers_to
 from scalein.state.files import RealFiles
 from scalein.state.hot import HotTable
-from scalein.state.kernels import find_kernels
 from scalein.state.runs import Run
 from scalein.state.writing import RunWriter
 from tests.state.store_model import KINDS, rows_of

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from scalein.runtime import stored
+from scalein.kernels import stored
 from scalein.state import LogStore
 from scalein.state.budget import Budget
 from scalein.state.files import RealFiles

@@ -28,17 +28,17 @@ from scalein.ir.stages import (
     Stay,
 )
 from scalein.ir.stored import StoredTable
+from scalein.kernels.call import call, kernel
+from scalein.kernels.prepare import Prepared
+from scalein.kernels.specialise import Specialiser
+from scalein.kernels.store import Functions, Sorted, Target, Words, new_words
+from scalein.kernels.workers import Crew
 from scalein.layout import DONE, KEPT, PAGE_BYTES, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.llvm_backend.grow import Grow, grow_kernel
 from scalein.memory import address
 from scalein.options import Options
-from scalein.runtime.call import call, kernel
 from scalein.runtime.pipe import collected
-from scalein.runtime.specialise import Specialiser
-from scalein.runtime.stages import Prepared
-from scalein.runtime.workers import Crew
-from scalein.state.kernels import Functions, Sorted, Target, Words, new_words
 
 WORKER_ROWS = 4096  # at least, of each worker of a call
 

@@ -10,13 +10,13 @@ import pyarrow.ipc
 
 from scalein.errors import ComputeError, InternalError
 from scalein.ir.stages import Stage
+from scalein.kernels import kernel_metrics
+from scalein.kernels.profile import Profile, current
+from scalein.kernels.stopping import leave_if_stopped
+from scalein.kernels.watched import enter
 from scalein.layout import COLUMN, ERROR, OUT_OF_BOUNDS, PAUSED, FrameData
 from scalein.llvm_backend.cache import Compiled, load_kernel
 from scalein.options import Options
-from scalein.runtime import tally
-from scalein.runtime.profile import Profile, current
-from scalein.runtime.stopping import leave_if_stopped
-from scalein.runtime.watched import enter
 
 
 def kernel(stage: Stage, options: Options) -> Compiled:
@@ -31,7 +31,7 @@ def kernel(stage: Stage, options: Options) -> Compiled:
 
 def call(compiled: Compiled, frame: FrameData) -> int:
     """Run the kernel until it is done or wants something; raises for a row that failed."""
-    profile, work = current(), tally.mine()
+    profile, work = current(), kernel_metrics.mine()
     first, started = frame["row"] if work is not None else 0, time.perf_counter()
     status = PAUSED
     while status == PAUSED:

@@ -31,13 +31,13 @@ from scalein.ir.stages import (
     Step,
 )
 from scalein.ir.tables import Acc, AccKind, Key, Output, Table
+from scalein.kernels.bind import addressable, bind, bind_codes, code_bits, form_of, has_nulls
+from scalein.kernels.call import kernel
+from scalein.kernels.specialise import Specialiser, code_name, needed
 from scalein.layout import COLUMN, FrameData, size_of
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
-from scalein.runtime.batch import addressable, bind, bind_codes, code_bits, form_of, has_nulls
-from scalein.runtime.call import kernel
 from scalein.runtime.joins import Built
-from scalein.runtime.specialise import Specialiser, code_name, needed
 
 # LLVM's time for a kernel grows faster than its columns: 200 products take seconds to vectorize. Where a known,
 # small input would be done long before, a wide kernel is compiled briefly.

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 
+from scalein.kernels.stopping import leave_if_stopped
 from scalein.layout import FrameData
 from scalein.llvm_backend.jit import Kernel
-from scalein.runtime.stopping import leave_if_stopped
 
 _LOOK_S = 0.05
 

@@ -128,7 +128,7 @@ class Kernels(Protocol):
 
 def find_kernels(key: pa.Schema, value: pa.Schema, options: Options) -> Kernels:
     """The engine's kernels for a table; they are compiled when they are first used."""
-    engine: Any = import_module("scalein.runtime.stored")
+    engine: Any = import_module("scalein.kernels.stored")
     return cast(Kernels, engine.StoredKernels(key, value, options))
 
 

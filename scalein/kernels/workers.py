@@ -16,9 +16,9 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Protocol, TypeVar
 
+from scalein.kernels import kernel_metrics
+from scalein.kernels.stopping import heed
 from scalein.options import STARTUP_CPUS
-from scalein.runtime import tally
-from scalein.runtime.stopping import heed
 
 Work = TypeVar("Work", contravariant=True)
 _thread = threading.local()
@@ -133,7 +133,7 @@ class Crew:
         """
         first, *others = jobs
         stop, errors, idle = stop or threading.Event(), list[BaseException](), self._idle
-        counted = tally.current()
+        counted = kernel_metrics.current()
         ends = [0.0] * len(jobs)
         begun, ended = 0, list[_Tasks]()
         one_ended = SimpleQueue[None]()
@@ -141,7 +141,7 @@ class Crew:
         def guarded(job: Callable[[], None], worker: int, own: _Tasks) -> None:
             try:
                 begin(stop, len(jobs))
-                with tally.counting(counted, worker):
+                with kernel_metrics.counting(counted, worker):
                     job()
                 ends[worker] = time.perf_counter()
             except BaseException as error:

@@ -1,0 +1,1 @@
+"""When and where kernels run: batches, tasks, threads."""
