@@ -314,9 +314,9 @@ class Flow(InSpark):
             from scalein import interp
 
             return interp.run(op)
-        from scalein.runtime import run
+        from scalein.exec import bounded
 
-        return run.collect(op, options)
+        return bounded.collect(op, options)
 
     def batches(self, data: object = None, *, workers: int | None = None, memory: str | int | None = None,
                 engine: str = "llvm", cpu: str | None = None) -> Iterator[pa.RecordBatch]:
@@ -326,9 +326,9 @@ class Flow(InSpark):
             from scalein import interp
 
             return iter(interp.run(op).to_batches())
-        from scalein.runtime import run
+        from scalein.exec import bounded
 
-        return run.batches(op, options)
+        return bounded.batches(op, options)
 
     def start(self, data: object = None, *, sink: object, checkpoint: object = None, every: Duration = "1s",
               emit: str = "final", late: object = "drop", on_error: object = "raise", workers: int | None = None,
@@ -375,7 +375,7 @@ class Flow(InSpark):
         if level not in LEVELS:
             raise BadArgument("no such level", at=here(), found=repr(level), has=", ".join(LEVELS))
         op = bind(self.op, None, here(), "analyze runs the flow: begin it with from_arrow") if analyze else self.op
-        from scalein.runtime.explain import explain
+        from scalein.exec.explain import explain
 
         return explain(op, Options.make(at=here()), level, verbose, analyze)
 

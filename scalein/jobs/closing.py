@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.connectors.base import Json
+from scalein.exec.event_time import as_integers, extent
 from scalein.ir import ops
 from scalein.ir.exprs import Expr, columns
 from scalein.jobs.json import as_int, as_map
@@ -20,7 +21,6 @@ from scalein.jobs.partials import FOREVER, Finish, Timed
 from scalein.jobs.parts import KeyShares, Part, most_bytes, parts_of
 from scalein.jobs.rows import Kept, RowLog
 from scalein.jobs.steps import Batches, Frozen, files_of, filtered
-from scalein.jobs.watermarks import as_integers, extent
 
 
 class Closing(Timed):

@@ -24,6 +24,10 @@ import pyarrow as pa
 from scalein.compiler import compile_flow
 from scalein.connectors.base import Json
 from scalein.errors import ComputeError
+from scalein.exec import ring
+from scalein.exec.bounded import Program, RingProgram, StandingProgram
+from scalein.exec.error_location import placed
+from scalein.exec.event_time import extent
 from scalein.ir import ops
 from scalein.ir.nodes import Node, Scan, identity
 from scalein.ir.two_phase import fits, has_parts, width
@@ -41,10 +45,6 @@ from scalein.jobs.steps import (
     Step,
     Surroundings,
 )
-from scalein.jobs.watermarks import extent
-from scalein.runtime import ring
-from scalein.runtime.blame import placed
-from scalein.runtime.run import Program, RingProgram, StandingProgram
 
 MOST_KEYS, MOST_VALUES = 16, 32  # columns of a store
 FEW_ROWS = 1 << 20  # of partial groups, that are not worth being put together

@@ -16,6 +16,9 @@ from scalein.compiler import compile_flow
 from scalein.connectors.base import Json
 from scalein.dtypes import BOOL, Schema
 from scalein.errors import ComputeError
+from scalein.exec.bounded import Program, StandingProgram
+from scalein.exec.error_location import placed
+from scalein.exec.event_time import as_integers
 from scalein.ir import ops
 from scalein.ir.exprs import Call, Lit, Named, columns, type_of
 from scalein.ir.nodes import Grouped, Host, Node, Ordered, Pipe, Scan, Take, identity
@@ -33,9 +36,6 @@ from scalein.jobs.steps import (
     filtered,
     reads,
 )
-from scalein.jobs.watermarks import as_integers
-from scalein.runtime.blame import placed
-from scalein.runtime.run import Program, StandingProgram
 
 FOREVER = (1 << 63) - 1  # in units of time
 MOST_STANDING = 1 << 20  # groups in workers' own tables

@@ -20,6 +20,8 @@ import pyarrow as pa
 from scalein.connectors.base import Connected, Json
 from scalein.dtypes import UNITS_PER_SECOND, DType, Kind, Schema
 from scalein.errors import BadArgument, ScaleinError, SourceLoc
+from scalein.exec.event_time import extent, extents, least
+from scalein.exec.scan_predicates import row_groups_skipped
 from scalein.ir import ops
 from scalein.ir.exprs import type_of
 from scalein.jobs import segments as cutting
@@ -36,9 +38,7 @@ from scalein.jobs.running import Running
 from scalein.jobs.segments import Feed, Segment
 from scalein.jobs.steps import Arrival, Distinct, Frozen, Limit, Sort, Stateless, Step, Surroundings
 from scalein.jobs.trials import counted_on_trial
-from scalein.jobs.watermarks import extent, extents, least
 from scalein.options import Options
-from scalein.runtime.pushed import row_groups_skipped
 
 SHARED_TIMES = 1 << 20  # at least, to look at side by side: waking a worker takes as long as a quarter of them
 NEVER = 1 << 62  # rows come at the end: time does not pass behind them before

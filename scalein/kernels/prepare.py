@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.dtypes import Schema
+from scalein.exec.join_build import Built
 from scalein.interp import evaluate
 from scalein.ir.exprs import Call, Col, Expr, type_of
 from scalein.ir.stages import (
@@ -37,7 +38,6 @@ from scalein.kernels.specialise import Specialiser, code_name, needed
 from scalein.layout import COLUMN, FrameData, size_of
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
-from scalein.runtime.joins import Built
 
 # LLVM's time for a kernel grows faster than its columns: 200 products take seconds to vectorize. Where a known,
 # small input would be done long before, a wide kernel is compiled briefly.

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.dtypes import Field, from_arrow_type
+from scalein.exec.pipeline import collected
 from scalein.ir.exprs import Col, Expr, Named
 from scalein.ir.stages import (
     Absorb,
@@ -38,7 +39,6 @@ from scalein.llvm_backend.cache import Compiled
 from scalein.llvm_backend.grow import Grow, grow_kernel
 from scalein.memory import address
 from scalein.options import Options
-from scalein.runtime.pipe import collected
 
 WORKER_ROWS = 4096  # at least, of each worker of a call
 

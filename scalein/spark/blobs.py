@@ -19,12 +19,12 @@ import pyarrow as pa
 
 from scalein.compiler import compile_flow
 from scalein.dtypes import BOOL, I64
+from scalein.exec.bounded import Program
 from scalein.hashing import P1, P2
 from scalein.interp.taking import taken
 from scalein.ir import ops
 from scalein.ir.exprs import Call, Col, Named
 from scalein.options import Options
-from scalein.runtime.run import Program
 
 KEY_GROUPS = 256
 BLOB_BYTES = 384 << 10  # of a cell, about: from half a region on (512 kB at least), G1 treats arrays apart

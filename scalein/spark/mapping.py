@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 
 from scalein.errors import NOWHERE, BadArgument, BadData, ComputeError
+from scalein.exec.bounded import Program
+from scalein.exec.error_location import placed
 from scalein.ir import ops
 from scalein.ir.rewrite import walk_ops
 from scalein.options import Options
-from scalein.runtime.blame import placed
-from scalein.runtime.run import Program
 from scalein.spark.blobs import cells, joined, opened, routed
 from scalein.spark.phases import Phases
 from scalein.spark.shipping import MOST_KEPT, Packed, optimised, pack, settled, unpack

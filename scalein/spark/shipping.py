@@ -136,7 +136,7 @@ def settled(op: ops.Op, at: SourceLoc) -> ops.Op:
 
 
 def _read(op: ops.Op, at: SourceLoc) -> ops.Op:
-    from scalein.runtime.run import collect
+    from scalein.exec.bounded import collect
 
     if any(isinstance(below, ops.Source) and below.data is None for below in walk_ops(op)):
         raise BadArgument("a join's static side has no data: it begins with si.flow(schema)", at=at,

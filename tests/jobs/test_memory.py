@@ -18,6 +18,7 @@ import pytest
 import scalein as si
 from scalein import col, memory
 from scalein.connectors import ahead as ahead_module
+from scalein.exec.bounded import StandingProgram
 from scalein.ir import ops
 from scalein.ir.rewrite import walk_ops
 from scalein.jobs import groups, parts
@@ -26,7 +27,6 @@ from scalein.jobs.partials import FEW_STANDING, MOST_STANDING, Finish, most_grou
 from scalein.jobs.plan import Shares
 from scalein.jobs.rows import RowLog
 from scalein.jobs.segments import cut
-from scalein.runtime.run import StandingProgram
 from scalein.state import LogStore
 from scalein.testing import Stream, until
 

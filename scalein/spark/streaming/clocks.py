@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.connectors.base import Json
+from scalein.exec.event_time import BELIEVED_BATCHES, as_integers
 from scalein.jobs.json import as_int, as_map
-from scalein.jobs.watermarks import BELIEVED_BATCHES, as_integers
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ from scalein.compiler import compile_flow
 from scalein.connectors.base import Json
 from scalein.dtypes import Field, Schema, from_arrow_type
 from scalein.errors import BadArgument, Damaged, here
+from scalein.exec.bounded import Program
+from scalein.exec.event_time import as_integers
 from scalein.ir import ops
 from scalein.ir.exprs import Agg, Col, Named, NamedAgg
 from scalein.ir.nodes import Grouped, Scan
@@ -26,9 +28,7 @@ from scalein.jobs.json import as_int, as_list, as_map, as_text
 from scalein.jobs.partials import group_of
 from scalein.jobs.segments import placeholder
 from scalein.jobs.steps import filtered
-from scalein.jobs.watermarks import as_integers
 from scalein.options import Options
-from scalein.runtime.run import Program
 from scalein.spark.streaming.clocks import least_open
 from scalein.spark.streaming.manifest import Manifests
 from scalein.spark.streaming.places import place_of

@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scalein.compiler import compile_flow
+from scalein.exec.event_time import as_integers
 from scalein.ir.two_phase import TwoPhase, two_phase
 from scalein.jobs.changes import OP, Changes
 from scalein.jobs.partials import group_of
 from scalein.jobs.steps import Surroundings, filtered
-from scalein.jobs.watermarks import as_integers
 from scalein.options import Options
 from scalein.spark.blobs import KEY_GROUPS, hashes
 from scalein.spark.streaming.clocks import Clock

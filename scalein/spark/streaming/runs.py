@@ -33,9 +33,9 @@ import pyarrow as pa
 
 from scalein.connectors.base import Json
 from scalein.errors import Damaged
+from scalein.exec.event_time import as_integers
 from scalein.interp.taking import taken
 from scalein.jobs.json import as_int, as_list, as_text
-from scalein.jobs.watermarks import as_integers
 from scalein.spark.blobs import KEY_GROUPS
 from scalein.spark.streaming.places import STATE, Place
 
