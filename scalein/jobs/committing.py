@@ -21,12 +21,12 @@ import pyarrow as pa
 from scalein.connectors.base import Json
 from scalein.errors import BadArgument, ScaleinError, SourceLoc
 from scalein.jobs.epochs import Checkpoint
-from scalein.jobs.json import as_int, as_list, as_map, as_text
 from scalein.jobs.metrics import Metrics
 from scalein.jobs.outlets import Outlet
 from scalein.jobs.pipeline import Pipeline
-from scalein.jobs.points import reach
 from scalein.jobs.steps import Frozen
+from scalein.storage.checked_json import as_int, as_list, as_map, as_text
+from scalein.storage.failpoints import reach
 
 MOST_TRIES = 10  # of commits, one behind the other, that may fail
 

@@ -33,8 +33,8 @@ from typing import IO, TypeVar
 
 from scalein.connectors.base import Json
 from scalein.errors import Damaged, NewerFormat, ScaleinError, StoreFailed, here
-from scalein.jobs.json import as_int
-from scalein.state.files import LOCK
+from scalein.storage.checked_json import as_int
+from scalein.storage.local import LOCK
 
 Opened = TypeVar("Opened")
 

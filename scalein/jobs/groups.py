@@ -32,7 +32,6 @@ from scalein.ir import ops
 from scalein.ir.nodes import Node, Scan, identity
 from scalein.ir.two_phase import fits, has_parts, width
 from scalein.jobs.closing import Closing
-from scalein.jobs.json import as_map
 from scalein.jobs.partials import FOREVER, ROW, Finish, Partial, group_of
 from scalein.jobs.parts import Part
 from scalein.jobs.rows import Kept, RowLog
@@ -45,6 +44,7 @@ from scalein.jobs.steps import (
     Step,
     Surroundings,
 )
+from scalein.storage.checked_json import as_map
 
 MOST_KEYS, MOST_VALUES = 16, 32  # columns of a store
 FEW_ROWS = 1 << 20  # of partial groups, that are not worth being put together

@@ -15,9 +15,9 @@ from scalein.exec.scan_predicates import tests_below
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named
 from scalein.jobs.feeds import Place, Reader
-from scalein.jobs.json import as_map
 from scalein.jobs.segments import Feed
 from scalein.jobs.steps import Runner, Surroundings
+from scalein.storage.checked_json import as_map
 
 
 @dataclass(eq=False)

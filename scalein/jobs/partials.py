@@ -25,7 +25,6 @@ from scalein.ir.nodes import Grouped, Host, Node, Ordered, Pipe, Scan, Take, ide
 from scalein.ir.passes.fuse import fuse
 from scalein.ir.rewrite import exprs_of
 from scalein.ir.two_phase import TwoPhase, by_window, finished_rows, two_phase
-from scalein.jobs.json import as_int, as_map
 from scalein.jobs.late import Lateness
 from scalein.jobs.segments import Segment, over, placeholder
 from scalein.jobs.steps import (
@@ -36,6 +35,7 @@ from scalein.jobs.steps import (
     filtered,
     reads,
 )
+from scalein.storage.checked_json import as_int, as_map
 
 FOREVER = (1 << 63) - 1  # in units of time
 MOST_STANDING = 1 << 20  # groups in workers' own tables

@@ -26,7 +26,6 @@ from scalein.ir.nodes import Node
 from scalein.ir.passes.place_state import place_state
 from scalein.ir.two_phase import row_values
 from scalein.jobs.changes import Changes, told
-from scalein.jobs.json import as_int, as_map
 from scalein.jobs.partials import FOREVER, Partial, group_of
 from scalein.jobs.segments import Segment
 from scalein.jobs.slices import Slices, windows_of
@@ -42,6 +41,7 @@ from scalein.jobs.steps import (
     open_store,
 )
 from scalein.state import LogStore
+from scalein.storage.checked_json import as_int, as_map
 
 MOST_PARTED = 640 << 20  # bytes of rows that wait to be aggregated
 _ONE = "#one"  # the key of groups without keys

@@ -25,13 +25,13 @@ import numpy as np
 from scalein.kernels.store import Functions, Kernels, Sorted
 from scalein.layout import GROUPS, MOST_HITS, PARTIAL, TOMB
 from scalein.memory import address
-from scalein.state.aio import Reader
 from scalein.state.arena import Arena
-from scalein.state.files import Files, Input
 from scalein.state.hot import HotTable
 from scalein.state.room import Room
 from scalein.state.runs import Held, Run
 from scalein.state.writing import RunWriter
+from scalein.storage.aio import Reader
+from scalein.storage.local import Files, Input
 
 BUNDLES = 16
 BUNDLE_GROUPS = GROUPS // BUNDLES

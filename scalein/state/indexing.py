@@ -24,9 +24,9 @@ from scalein.kernels.store import Kernels
 from scalein.layout import GROUPS
 from scalein.state import format
 from scalein.state.compacting import step_back
-from scalein.state.files import Files
 from scalein.state.hot import RECORDS
 from scalein.state.index_runs import IndexRun, IndexWriter, entries_of, places_of
+from scalein.storage.local import Files
 
 LEAST_MERGED = 1 << 20  # entries: files with fewer are merged as if they had as many
 GROWTH = 2  # a file is merged with all newer ones when so many times their entries are as many as its own

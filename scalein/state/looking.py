@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from scalein.errors import Damaged, StoreFailed, here
 from scalein.state import format, manifest
-from scalein.state.files import RealFiles
 from scalein.state.manifest import Manifest
 from scalein.state.saving import schemas_of
+from scalein.storage.local import RealFiles
 
 
 @dataclass(frozen=True)

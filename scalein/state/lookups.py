@@ -20,14 +20,14 @@ from scalein.kernels.store import Functions, Kernels
 from scalein.layout import GROUPS, INLINE_BYTES
 from scalein.memory import address
 from scalein.state import format
-from scalein.state.aio import Reader
 from scalein.state.arena import LEAST_CHUNK
 from scalein.state.cold import Scratch, pointers_to
 from scalein.state.compacting import READ_WORTH
-from scalein.state.files import Input
 from scalein.state.hot import RECORDS, TEXTS
 from scalein.state.images import SUM_BYTES, Image, verify_blocks
 from scalein.state.recover import Images, Piece
+from scalein.storage.aio import Reader
+from scalein.storage.local import Input
 
 READS = 3  # of a key, at most, as a rule: a block of the index, of an image, and of the image's checksums
 CHUNKS_TAKE = 1.5  # of memory, for a group's bytes, at most, beside the smallest chunks of records and of texts

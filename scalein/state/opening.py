@@ -25,11 +25,11 @@ from scalein.state import format
 from scalein.state.checksum import Checksums
 from scalein.state.cold import BUNDLES, Cold, ColdRun
 from scalein.state.columns import known_functions
-from scalein.state.files import Files, RealFiles
 from scalein.state.manifest import Json, Manifest
 from scalein.state.recover import Piece
 from scalein.state.saving import file_id, find_manifest, names_in, schemas_of
 from scalein.state.sums import SumBounds
+from scalein.storage.local import Files, RealFiles
 
 _STORE_BITS = 30
 _NUMBER_BITS = 32

@@ -19,12 +19,12 @@ import numpy as np
 from scalein.kernels.store import Functions, Kernels
 from scalein.layout import GROUPS
 from scalein.state import format
-from scalein.state.aio import Reader
 from scalein.state.cold import Scratch
-from scalein.state.files import Files
 from scalein.state.hot import HotTable
 from scalein.state.lookups import Lookups
 from scalein.state.recover import Images, Piece, group_read, records_in
+from scalein.storage.aio import Reader
+from scalein.storage.local import Files
 
 MOST_PIECES = 16  # that a snapshot leaves as they are
 READ_COST = 64 << 10  # bytes that could be loaded in the time that each group of each piece takes by itself

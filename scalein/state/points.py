@@ -17,11 +17,11 @@ import numpy as np
 
 from scalein.kernels.store import Functions, Kernels
 from scalein.memory import address
-from scalein.state.aio import Reader
 from scalein.state.blocks import HEAD, Origin, Shape, checked, unpack
 from scalein.state.cold import ColdRun, Scratch, bundle_range
-from scalein.state.files import Input
 from scalein.state.runs import Run
+from scalein.storage.aio import Reader
+from scalein.storage.local import Input
 
 
 class _Part(NamedTuple):

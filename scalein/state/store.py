@@ -36,7 +36,6 @@ from scalein.state.columns import (
     shown,
     value_schema,
 )
-from scalein.state.files import Files, Held, RealFiles
 from scalein.state.manifest import Json, Manifest
 from scalein.state.opening import Groups, Ids, Part, groups_given, mask_of, move_in, part_of, shown_groups, together
 from scalein.state.saving import Saver, find_manifest, schema_text, schemas_of
@@ -44,6 +43,7 @@ from scalein.state.snapshot import Snapshot
 from scalein.state.spilling import LEAVING_AT_ONCE
 from scalein.state.sums import SumBounds
 from scalein.state.tiers import Tiers
+from scalein.storage.local import Files, Held, RealFiles
 
 KEPT_SNAPSHOTS = 3
 

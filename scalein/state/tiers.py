@@ -21,7 +21,6 @@ from scalein.kernels.store import Functions, Kernels
 from scalein.layout import GROUPS, HITS_SHIFT, MOST_HITS, PARTIAL, TOMB
 from scalein.memory import address
 from scalein.state import format
-from scalein.state.aio import Reader
 from scalein.state.arena import Arena
 from scalein.state.budget import MOST_BYTES, Budget
 from scalein.state.cold import (
@@ -35,11 +34,12 @@ from scalein.state.cold import (
     pointers_to,
 )
 from scalein.state.compacting import Compactor
-from scalein.state.files import Files
 from scalein.state.hot import HotTable
 from scalein.state.past import Past
 from scalein.state.points import Points
 from scalein.state.spilling import LEAVING_AT_ONCE, Spiller
+from scalein.storage.aio import Reader
+from scalein.storage.local import Files
 
 DEAD_SHARE = 0.3  # of a group's bytes, from which on it is written anew
 KEPT_SHARE = 0.25  # of a bundle's records, those hit most, that stay in memory when it is evicted

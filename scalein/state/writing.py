@@ -19,9 +19,9 @@ from scalein.errors import BadArgument, InternalError, StoreFailed
 from scalein.state import format
 from scalein.state.blocks import Pulled, Shape, cut, pack, pull
 from scalein.state.checksum import Checksums, block_checksums
-from scalein.state.files import Files, aligned
 from scalein.state.filters import Mark, empty_filter, mark_bits, shift_of
 from scalein.state.room import Room
+from scalein.storage.local import Files, aligned
 
 MOST_ROOMS = 2  # that are kept for the next writers
 WRITE_BYTES = 1 << 19  # of records that are collected for one write, at most

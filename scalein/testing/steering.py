@@ -10,8 +10,8 @@ from typing import Self
 from scalein.connectors import clock as clocks
 from scalein.durations import Duration, seconds
 from scalein.errors import BadArgument, here
-from scalein.jobs import points
-from scalein.jobs.points import POINTS, Crashed
+from scalein.storage import failpoints
+from scalein.storage.failpoints import POINTS, Crashed
 from scalein.testing.streams import LONG_S
 
 
@@ -147,8 +147,8 @@ def pause_at(point: str, number: int = 1) -> Iterator[Pause]:
 def _watching(point: str, watch: Callable[[str], None]) -> Iterator[None]:
     if point not in POINTS:
         raise BadArgument("a job has no such point", at=here(), found=repr(point), has=", ".join(POINTS))
-    points.watchers.append(watch)
+    failpoints.watchers.append(watch)
     try:
         yield
     finally:
-        points.watchers.remove(watch)
+        failpoints.watchers.remove(watch)

@@ -18,9 +18,9 @@ from scalein.spark.shipping import Carried, pack, settled
 from scalein.spark.streaming.commits import Commits, Plan
 from scalein.spark.streaming.files import Files, row_groups
 from scalein.spark.streaming.outputs import outlet
-from scalein.spark.streaming.places import Place, place_of
 from scalein.spark.streaming.tasks import Batch, Heard, MapTask, ReduceTask, RowTask, WholeTask, heard
 from scalein.spark.streaming.work import Work
+from scalein.storage.object_store import Place, place_of
 
 OPTIONS = Options.make(workers=1)
 Act = Callable[[Batch], Heard]

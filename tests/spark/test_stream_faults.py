@@ -25,13 +25,14 @@ from scalein import col
 from scalein.connectors.file_sinks import FileSink
 from scalein.errors import NOWHERE, Damaged, StoreFailed, WriteFailed
 from scalein.spark.shipping import Carried
-from scalein.spark.streaming import job, outputs, places, reducing, runs
+from scalein.spark.streaming import job, outputs, reducing, runs
 from scalein.spark.streaming.commits import Commits
 from scalein.spark.streaming.job import StreamJob
 from scalein.spark.streaming.manifest import Manifests
-from scalein.spark.streaming.places import OUTPUT, Place, place_of
 from scalein.spark.streaming.reading import read_state
 from scalein.spark.streaming.tasks import Batch, Heard
+from scalein.storage import object_store
+from scalein.storage.object_store import OUTPUT, Place, place_of
 from tests.same import assert_same
 from tests.spark.simulated import acting, begun, run
 
@@ -97,8 +98,8 @@ def dying(target: object, name: str, call: int, before: bool) -> Iterator[None]:
 
 STEPS: list[tuple[object, str, int]] = [
     (Manifests, "publish", 2),  # tasks are done; and the manifest is there
-    (Place, "put", 2), (places.os, "rename", 4), (places.os, "rename", 5),  # in the middle of writing it
-    (FileSink, "commit", 3), (places.os, "rename", 6), (places.os, "rename", 7),  # in the middle of the commit
+    (Place, "put", 2), (object_store.os, "rename", 4), (object_store.os, "rename", 5),  # in the middle of writing it
+    (FileSink, "commit", 3), (object_store.os, "rename", 6), (object_store.os, "rename", 7),  # in the middle of the commit
     (Manifests, "forget", 2), (Place, "remove", 2),
     (reducing, "write_run", 4), (FileSink, "prepare", 5),
 ]  # fmt: skip
@@ -176,7 +177,7 @@ def test_an_attempt_that_fails_leaves_nothing_that_counts(tmp_path: Path, monkey
     original = Place.writing
 
     @contextmanager
-    def writing(self: Place, name: str) -> Iterator[places.Written]:
+    def writing(self: Place, name: str) -> Iterator[object_store.Written]:
         with original(self, name) as written:
             yield written
             if full[0]:

@@ -16,8 +16,8 @@ from scalein.errors import NOWHERE, BadArgument, WriteFailed
 from scalein.spark.streaming import outputs
 from scalein.spark.streaming.commits import Commits
 from scalein.spark.streaming.manifest import Manifests
-from scalein.spark.streaming.places import place_of
 from scalein.spark.streaming.tasks import Batch, Heard
+from scalein.storage.object_store import place_of
 from tests.same import assert_same
 from tests.spark.simulated import acting, begun, run
 from tests.spark.test_stream_faults import (

@@ -25,7 +25,7 @@ from scalein.errors import NOWHERE, BadArgument, BadData, ComputeError, ScaleinE
 from scalein.spark.streaming import files
 from scalein.spark.streaming import job as job_module
 from scalein.spark.streaming.manifest import Manifests
-from scalein.spark.streaming.places import place_of
+from scalein.storage.object_store import place_of
 from tests.same import assert_same
 from tests.spark.simulated import folded
 

@@ -14,9 +14,9 @@ from scalein.errors import StoreFailed
 from scalein.state import LogStore, format, indexing, lookups
 from scalein.state.arena import Arena
 from scalein.state.budget import Budget
-from scalein.state.files import RealFiles
 from scalein.state.index_runs import IndexRun, IndexWriter
 from scalein.state.indexing import first_merged
+from scalein.storage.local import RealFiles
 from tests.state.store_model import KINDS
 from tests.state.store_pair import Pair
 

@@ -13,8 +13,8 @@ import pytest
 from scalein.errors import Damaged
 from scalein.state import LogStore, format, lookups, past, recover
 from scalein.state.budget import Budget
-from scalein.state.files import RealFiles
 from scalein.state.past import first_joined
+from scalein.storage.local import RealFiles
 from tests.state.store_model import KINDS
 from tests.state.store_pair import Pair, kernels_of
 

@@ -16,15 +16,16 @@ import pytest
 from scalein.errors import Damaged, StoreFailed
 from scalein.kernels.store import find_kernels
 from scalein.options import Options
-from scalein.state import LogStore, aio, compacting, format, tiers
+from scalein.state import LogStore, compacting, format, tiers
 from scalein.state.arena import Arena
 from scalein.state.budget import Budget
 from scalein.state.checksum import block_checksum
 from scalein.state.cold import BUNDLES, Cold, pointers_to
-from scalein.state.files import RealFiles
 from scalein.state.hot import HotTable
 from scalein.state.runs import Run
 from scalein.state.writing import RunWriter
+from scalein.storage import aio
+from scalein.storage.local import RealFiles
 from tests.state.store_model import KINDS, rows_of
 from tests.state.store_pair import Pair
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from scalein.errors import BadArgument, Damaged, InternalError, StoreFailed
 from scalein.state import format, writing
 from scalein.state.checksum import block_checksum
-from scalein.state.files import RealFiles
 from scalein.state.runs import Run
 from scalein.state.writing import RunWriter
+from scalein.storage.local import RealFiles
 from tests.state.obvious import M64, Row, decoded, obvious_checksum, write_run
 from tests.state.power_cut import PowerCutFiles
 

@@ -14,8 +14,8 @@ import pytest
 from scalein import ScaleinError
 from scalein.state import LogStore, format, opening
 from scalein.state.budget import Budget
-from scalein.state.files import RealFiles
 from scalein.state.runs import Run
+from scalein.storage.local import RealFiles
 
 KEY, VALUE = {"k": pa.string()}, {"n": pa.int64(), "t": pa.string()}
 LOW, HIGH = range(128), range(128, 256)

@@ -18,9 +18,9 @@ from scalein.state import LogStore, lookups
 from scalein.state.arena import Arena, Buckets
 from scalein.state.budget import Budget
 from scalein.state.cold import Cold
-from scalein.state.files import RealFiles
 from scalein.state.runs import Run
 from scalein.state.spilling import Spiller
+from scalein.storage.local import RealFiles
 
 TINY = Budget(100_000, 1 << 14, 1 << 12)  # everything leaves at once
 TYPES = {"plain": pa.int64(), "text": pa.string()}

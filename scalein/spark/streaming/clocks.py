@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from scalein.connectors.base import Json
 from scalein.exec.event_time import BELIEVED_BATCHES, as_integers
-from scalein.jobs.json import as_int, as_map
+from scalein.storage.checked_json import as_int, as_map
 
 
 @dataclass(frozen=True, slots=True)

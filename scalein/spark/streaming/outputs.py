@@ -20,11 +20,11 @@ import pyarrow as pa
 from scalein.connectors.base import Json, Sink
 from scalein.connectors.file_sinks import FileSink
 from scalein.errors import ScaleinError, SourceLoc, WriteFailed
-from scalein.jobs.json import as_list, as_text
 from scalein.jobs.outlets import Outlet as SinkOutlet
 from scalein.spark.blobs import decoded, encoded
-from scalein.spark.streaming.places import OUTPUT, Place
 from scalein.spark.types import leaving, leaving_schema, spark_schema
+from scalein.storage.checked_json import as_list, as_text
+from scalein.storage.object_store import OUTPUT, Place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

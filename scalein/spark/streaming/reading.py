@@ -24,16 +24,16 @@ from scalein.ir.exprs import Agg, Col, Named, NamedAgg
 from scalein.ir.nodes import Grouped, Scan
 from scalein.ir.tables import Acc, AccKind, Key, Output, Slicing, Table
 from scalein.ir.two_phase import two_phase
-from scalein.jobs.json import as_int, as_list, as_map, as_text
 from scalein.jobs.partials import group_of
 from scalein.jobs.segments import placeholder
 from scalein.jobs.steps import filtered
 from scalein.options import Options
 from scalein.spark.streaming.clocks import least_open
 from scalein.spark.streaming.manifest import Manifests
-from scalein.spark.streaming.places import place_of
 from scalein.spark.streaming.runs import HASH, Run, pieces_of
 from scalein.spark.streaming.work import SLICE, Work
+from scalein.storage.checked_json import as_int, as_list, as_map, as_text
+from scalein.storage.object_store import place_of
 
 
 def read_state(checkpoint: object) -> pa.Table:

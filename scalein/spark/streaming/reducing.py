@@ -27,7 +27,6 @@ from scalein.spark.blobs import KEY_GROUPS, hashes
 from scalein.spark.streaming.clocks import Clock
 from scalein.spark.streaming.combining import Combining, placed_in
 from scalein.spark.streaming.merging import Found, looked_up, merged, numbered_keys, rows_at
-from scalein.spark.streaming.places import Place
 from scalein.spark.streaming.runs import (
     PIECES,
     Run,
@@ -41,6 +40,7 @@ from scalein.spark.streaming.runs import (
     write_run,
 )
 from scalein.spark.streaming.work import SLICE, Work
+from scalein.storage.object_store import Place
 
 _NUMBER = "#number"
 

@@ -35,9 +35,9 @@ from scalein.connectors.base import Json
 from scalein.errors import Damaged
 from scalein.exec.event_time import as_integers
 from scalein.interp.taking import taken
-from scalein.jobs.json import as_int, as_list, as_text
 from scalein.spark.blobs import KEY_GROUPS
-from scalein.spark.streaming.places import STATE, Place
+from scalein.storage.checked_json import as_int, as_list, as_text
+from scalein.storage.object_store import STATE, Place
 
 HASH = "#hash"
 PIECE_ROWS = 1 << 20  # of a piece, about; also what a merge holds at a time

@@ -15,10 +15,10 @@ from scalein.spark.shipping import settled
 from scalein.spark.streaming.commits import Plan, checked_partitions
 from scalein.spark.streaming.job import StreamJob
 from scalein.spark.streaming.outputs import outlet
-from scalein.spark.streaming.places import place_of
 from scalein.spark.streaming.runs import MIGRATIONS
 from scalein.spark.streaming.work import Work, bound_types, one_source
 from scalein.spark.types import checked_schema
+from scalein.storage.object_store import place_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
