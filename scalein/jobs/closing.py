@@ -18,8 +18,8 @@ from scalein.ir import ops
 from scalein.ir.exprs import Expr, columns
 from scalein.jobs.partials import FOREVER, Finish, Timed
 from scalein.jobs.parts import KeyShares, Part, most_bytes, parts_of
-from scalein.jobs.rows import Kept, RowLog
 from scalein.jobs.steps import Batches, Frozen, files_of, filtered
+from scalein.state.row_buffer import Kept, RowLog
 from scalein.storage.checked_json import as_int, as_map
 
 

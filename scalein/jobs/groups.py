@@ -34,7 +34,6 @@ from scalein.ir.two_phase import fits, has_parts, width
 from scalein.jobs.closing import Closing
 from scalein.jobs.partials import FOREVER, ROW, Finish, Partial, group_of
 from scalein.jobs.parts import Part
-from scalein.jobs.rows import Kept, RowLog
 from scalein.jobs.running import Running
 from scalein.jobs.segments import Segment
 from scalein.jobs.steps import (
@@ -44,6 +43,7 @@ from scalein.jobs.steps import (
     Step,
     Surroundings,
 )
+from scalein.state.row_buffer import Kept, RowLog
 from scalein.storage.checked_json import as_map
 
 MOST_KEYS, MOST_VALUES = 16, 32  # columns of a store

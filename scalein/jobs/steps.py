@@ -28,10 +28,10 @@ from scalein.exec.error_location import placed
 from scalein.interp.taking import taken
 from scalein.ir import ops
 from scalein.ir.nodes import Node, Scan, walk_nodes
-from scalein.jobs.rows import RowLog
 from scalein.jobs.segments import Segment, over, placeholder
 from scalein.options import Options
 from scalein.state import LogStore
+from scalein.state.row_buffer import RowLog
 from scalein.storage.checked_json import as_int, as_map
 
 Batches = list[pa.RecordBatch]

@@ -26,8 +26,8 @@ from scalein.errors import Damaged, InternalError, StoreFailed
 from scalein.layout import GROUPS
 from scalein.state import format
 from scalein.state.checksum import Checksums, block_checksums
-from scalein.state.images import block_seeds
-from scalein.state.runs import Held
+from scalein.state.run_file import Held
+from scalein.state.segment_images import block_seeds
 from scalein.storage.local import Files, Input, aligned
 
 ENTRY = 8

@@ -22,7 +22,6 @@ from scalein.kernels.store import Functions, Kernels, find_checksums, find_kerne
 from scalein.options import Options
 from scalein.sizes import parse_size
 from scalein.state.budget import Budget
-from scalein.state.cold import SCRATCH_SEGMENT, Scratch
 from scalein.state.columns import (
     Given,
     SchemaLike,
@@ -36,12 +35,13 @@ from scalein.state.columns import (
     shown,
     value_schema,
 )
+from scalein.state.evict import LEAVING_AT_ONCE
 from scalein.state.manifest import Json, Manifest
-from scalein.state.opening import Groups, Ids, Part, groups_given, mask_of, move_in, part_of, shown_groups, together
-from scalein.state.saving import Saver, find_manifest, schema_text, schemas_of
+from scalein.state.recovery import Groups, Ids, Part, groups_given, mask_of, move_in, part_of, shown_groups, together
+from scalein.state.run_levels import SCRATCH_SEGMENT, Scratch
 from scalein.state.snapshot import Snapshot
-from scalein.state.spilling import LEAVING_AT_ONCE
-from scalein.state.sums import SumBounds
+from scalein.state.snapshot_writer import Saver, find_manifest, schema_text, schemas_of
+from scalein.state.sum_bounds import SumBounds
 from scalein.state.tiers import Tiers
 from scalein.storage.local import Files, Held, RealFiles
 

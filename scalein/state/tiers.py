@@ -23,7 +23,12 @@ from scalein.memory import address
 from scalein.state import format
 from scalein.state.arena import Arena
 from scalein.state.budget import MOST_BYTES, Budget
-from scalein.state.cold import (
+from scalein.state.compaction import Compactor
+from scalein.state.evict import LEAVING_AT_ONCE, Spiller
+from scalein.state.memtable import HotTable
+from scalein.state.point_reads import Points
+from scalein.state.restored import Past
+from scalein.state.run_levels import (
     BUNDLE_GROUPS,
     BUNDLES,
     Cold,
@@ -33,11 +38,6 @@ from scalein.state.cold import (
     least_kept,
     pointers_to,
 )
-from scalein.state.compacting import Compactor
-from scalein.state.hot import HotTable
-from scalein.state.past import Past
-from scalein.state.points import Points
-from scalein.state.spilling import LEAVING_AT_ONCE, Spiller
 from scalein.storage.aio import Reader
 from scalein.storage.local import Files
 

@@ -7,8 +7,8 @@ import struct
 
 import numpy as np
 
-from scalein.state.runs import Records
-from scalein.state.writing import RunInfo, RunWriter
+from scalein.state.run_file import Records
+from scalein.state.run_writer import RunInfo, RunWriter
 from scalein.storage.local import Files
 
 M64 = (1 << 64) - 1

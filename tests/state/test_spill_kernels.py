@@ -14,11 +14,11 @@ from scalein.layout import HITS_SHIFT, MOST_HITS, TOMB
 from scalein.options import Options
 from scalein.state import LogStore, arena
 from scalein.state.arena import Arena, Buckets
-from scalein.state.blocks import Pulled, Shape, cut, pack
-from scalein.state.cold import least_kept, pointers_to, to_merge
-from scalein.state.filters import empty_filter, mark_bits, shift_of
-from scalein.state.hot import HotTable
-from scalein.state.room import Room
+from scalein.state.bloom import empty_filter, mark_bits, shift_of
+from scalein.state.memtable import HotTable
+from scalein.state.run_blocks import Pulled, Shape, cut, pack
+from scalein.state.run_levels import least_kept, pointers_to, to_merge
+from scalein.state.workspace import Room
 from scalein.storage.local import aligned
 
 KEY, VALUE = pa.schema([("a", pa.int32()), ("b", pa.int64())]), pa.schema([("n", pa.int64())])

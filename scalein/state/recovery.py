@@ -23,12 +23,12 @@ from scalein.kernels.store import Functions
 from scalein.layout import GROUPS
 from scalein.state import format
 from scalein.state.checksum import Checksums
-from scalein.state.cold import BUNDLES, Cold, ColdRun
 from scalein.state.columns import known_functions
 from scalein.state.manifest import Json, Manifest
-from scalein.state.recover import Piece
-from scalein.state.saving import file_id, find_manifest, names_in, schemas_of
-from scalein.state.sums import SumBounds
+from scalein.state.pieces import Piece
+from scalein.state.run_levels import BUNDLES, Cold, ColdRun
+from scalein.state.snapshot_writer import file_id, find_manifest, names_in, schemas_of
+from scalein.state.sum_bounds import SumBounds
 from scalein.storage.local import Files, RealFiles
 
 _STORE_BITS = 30

@@ -26,10 +26,10 @@ from scalein.kernels.store import Functions, Kernels, Sorted
 from scalein.layout import GROUPS, MOST_HITS, PARTIAL, TOMB
 from scalein.memory import address
 from scalein.state.arena import Arena
-from scalein.state.hot import HotTable
-from scalein.state.room import Room
-from scalein.state.runs import Held, Run
-from scalein.state.writing import RunWriter
+from scalein.state.memtable import HotTable
+from scalein.state.run_file import Held, Run
+from scalein.state.run_writer import RunWriter
+from scalein.state.workspace import Room
 from scalein.storage.aio import Reader
 from scalein.storage.local import Files, Input
 

@@ -19,10 +19,10 @@ import numpy as np
 from scalein.kernels.store import Functions, Kernels
 from scalein.layout import GROUPS
 from scalein.state import format
-from scalein.state.cold import Scratch
-from scalein.state.hot import HotTable
-from scalein.state.lookups import Lookups
-from scalein.state.recover import Images, Piece, group_read, records_in
+from scalein.state.memtable import HotTable
+from scalein.state.piece_lookups import Lookups
+from scalein.state.pieces import Images, Piece, group_read, records_in
+from scalein.state.run_levels import Scratch
 from scalein.storage.aio import Reader
 from scalein.storage.local import Files
 

@@ -20,10 +20,10 @@ import numpy as np
 
 from scalein.errors import Damaged
 from scalein.state import format
-from scalein.state.blocks import Origin, Shape, checked, unpack
+from scalein.state.bloom import passes
 from scalein.state.checksum import Checksums, block_checksums
-from scalein.state.filters import passes
-from scalein.state.writing import HEADER, MOST_SPEC_BYTES, SPEC_AT, directory_bytes
+from scalein.state.run_blocks import Origin, Shape, checked, unpack
+from scalein.state.run_writer import HEADER, MOST_SPEC_BYTES, SPEC_AT, directory_bytes
 from scalein.storage.local import Files, aligned
 
 READ_BYTES = 4 << 20  # of a step of a scan

@@ -21,7 +21,7 @@ import numpy as np
 from scalein.errors import InternalError
 from scalein.kernels.store import Kernels
 from scalein.state import format
-from scalein.state.cold import BUNDLES, Cold, ColdRun, Scratch, to_merge
+from scalein.state.run_levels import BUNDLES, Cold, ColdRun, Scratch, to_merge
 
 AT_ONCE = 2  # bundles: one merges while the other waits for the disk
 MOST_RUNS = 32  # of a bundle, before its next records wait for compaction

@@ -23,9 +23,9 @@ from scalein.errors import ScaleinError
 from scalein.kernels.store import Kernels
 from scalein.layout import GROUPS
 from scalein.state import format
-from scalein.state.compacting import step_back
-from scalein.state.hot import RECORDS
+from scalein.state.compaction import step_back
 from scalein.state.index_runs import IndexRun, IndexWriter, entries_of, places_of
+from scalein.state.memtable import RECORDS
 from scalein.storage.local import Files
 
 LEAST_MERGED = 1 << 20  # entries: files with fewer are merged as if they had as many

@@ -21,11 +21,11 @@ from scalein.layout import GROUPS, INLINE_BYTES
 from scalein.memory import address
 from scalein.state import format
 from scalein.state.arena import LEAST_CHUNK
-from scalein.state.cold import Scratch, pointers_to
-from scalein.state.compacting import READ_WORTH
-from scalein.state.hot import RECORDS, TEXTS
-from scalein.state.images import SUM_BYTES, Image, verify_blocks
-from scalein.state.recover import Images, Piece
+from scalein.state.compaction import READ_WORTH
+from scalein.state.memtable import RECORDS, TEXTS
+from scalein.state.pieces import Images, Piece
+from scalein.state.run_levels import Scratch, pointers_to
+from scalein.state.segment_images import SUM_BYTES, Image, verify_blocks
 from scalein.storage.aio import Reader
 from scalein.storage.local import Input
 

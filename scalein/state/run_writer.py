@@ -17,10 +17,10 @@ import numpy as np
 
 from scalein.errors import BadArgument, InternalError, StoreFailed
 from scalein.state import format
-from scalein.state.blocks import Pulled, Shape, cut, pack, pull
+from scalein.state.bloom import Mark, empty_filter, mark_bits, shift_of
 from scalein.state.checksum import Checksums, block_checksums
-from scalein.state.filters import Mark, empty_filter, mark_bits, shift_of
-from scalein.state.room import Room
+from scalein.state.run_blocks import Pulled, Shape, cut, pack, pull
+from scalein.state.workspace import Room
 from scalein.storage.local import Files, aligned
 
 MOST_ROOMS = 2  # that are kept for the next writers

@@ -17,9 +17,9 @@ import numpy as np
 
 from scalein.kernels.store import Functions, Kernels
 from scalein.memory import address
-from scalein.state.blocks import HEAD, Origin, Shape, checked, unpack
-from scalein.state.cold import ColdRun, Scratch, bundle_range
-from scalein.state.runs import Run
+from scalein.state.run_blocks import HEAD, Origin, Shape, checked, unpack
+from scalein.state.run_file import Run
+from scalein.state.run_levels import ColdRun, Scratch, bundle_range
 from scalein.storage.aio import Reader
 from scalein.storage.local import Input
 

@@ -23,11 +23,11 @@ from scalein.state import format, manifest
 from scalein.state.budget import Budget
 from scalein.state.checksum import Checksums
 from scalein.state.columns import check_names, key_schema, value_schema
-from scalein.state.compacting import step_back
-from scalein.state.indexing import Chunks, Indexer
+from scalein.state.compaction import step_back
+from scalein.state.indexer import Chunks, Indexer
 from scalein.state.manifest import Json, Manifest
-from scalein.state.past import piece_files
-from scalein.state.recover import Images, Piece
+from scalein.state.pieces import Images, Piece
+from scalein.state.restored import piece_files
 from scalein.state.snapshot import Copier, Frozen, ImageFiles, Snapshot
 from scalein.state.tiers import Tiers
 from scalein.storage.local import Files

@@ -17,11 +17,11 @@ import numpy as np
 
 from scalein.kernels.store import Functions, Kernels
 from scalein.layout import HITS_SHIFT, MOST_HITS
-from scalein.state.cold import Cold, ColdRun, groups_of
-from scalein.state.compacting import Compactor
-from scalein.state.hot import HotTable
-from scalein.state.room import Room
-from scalein.state.runs import Run
+from scalein.state.compaction import Compactor
+from scalein.state.memtable import HotTable
+from scalein.state.run_file import Run
+from scalein.state.run_levels import Cold, ColdRun, groups_of
+from scalein.state.workspace import Room
 
 LEAVING_AT_ONCE = 3  # bundles on their way to disk
 

@@ -21,11 +21,11 @@ from scalein.kernels.store import Kernels
 from scalein.layout import GROUPS, INLINE_BYTES
 from scalein.memory import address
 from scalein.state import format
-from scalein.state.hot import RECORDS, TEXTS
-from scalein.state.images import SUM_BYTES, Extent, Image, Places, verify_blocks
 from scalein.state.index_runs import IndexRun
 from scalein.state.manifest import Json, Manifest
-from scalein.state.runs import Held
+from scalein.state.memtable import RECORDS, TEXTS
+from scalein.state.run_file import Held
+from scalein.state.segment_images import SUM_BYTES, Extent, Image, Places, verify_blocks
 from scalein.storage.local import Files, Input
 
 MOST_OPEN = 32  # images, and as many indexes, that stay open while nobody reads them

@@ -10,7 +10,7 @@ import pyarrow as pa
 from scalein.errors import Damaged, StoreFailed, here
 from scalein.state import format, manifest
 from scalein.state.manifest import Manifest
-from scalein.state.saving import schemas_of
+from scalein.state.snapshot_writer import schemas_of
 from scalein.storage.local import RealFiles
 
 
