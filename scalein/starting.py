@@ -66,9 +66,9 @@ def start(op: ops.Op, data: object, sink: object, checkpoint: object, savepoint:
     if bootstrap is not None:
         _check_past(op, bootstrap, at)
     every_s = seconds(every, "argument every", at)
+    from scalein.ir.passes.null_on_error import tried
     from scalein.jobs.job import Job
     from scalein.jobs.plan import Plan
-    from scalein.jobs.trying import tried
 
     op = tried(op) if how_wrong == "null" else op
     return Job(Plan(op, options, sinks, folder, point, bootstrap, every_s, emit, how_late, how_wrong, rows_per_second,

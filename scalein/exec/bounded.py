@@ -26,7 +26,7 @@ from scalein.exec.scan_predicates import tests_of
 from scalein.exec.sort import run_ordered
 from scalein.ir import ops
 from scalein.ir.exprs import Col
-from scalein.ir.nodes import Chain, Grouped, Host, JoinTable, Node, Ordered, Pipe, Scan, Take
+from scalein.ir.physical import Chain, Grouped, Host, JoinTable, Node, Ordered, Pipe, Scan, Take
 from scalein.ir.printer import show_expr
 from scalein.ir.stages import Where
 from scalein.kernels.bind import conformed

@@ -17,9 +17,9 @@ from scalein.exec.bounded import Program
 from scalein.interp.taking import taken
 from scalein.ir import ops
 from scalein.ir.exprs import Col
-from scalein.ir.nodes import Grouped, Scan
+from scalein.ir.partials import TwoPhase
+from scalein.ir.physical import Grouped, Scan
 from scalein.ir.tables import Key, Slicing
-from scalein.ir.two_phase import TwoPhase
 from scalein.options import Options
 
 _NUMBER = "#number"

@@ -15,7 +15,7 @@ from scalein.exec.join_build import Built
 from scalein.exec.pipeline import collected, run_pipe
 from scalein.exec.tables import OneRecord
 from scalein.ir.exprs import Col, Named
-from scalein.ir.nodes import Grouped, Pipe, identity
+from scalein.ir.physical import Grouped, Pipe, identity
 from scalein.ir.stages import Collect, FromTable, Stage
 from scalein.ir.tables import Table
 from scalein.kernels.call import kernel

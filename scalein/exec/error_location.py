@@ -7,7 +7,7 @@ import re
 from scalein.errors import ComputeError, SourceLoc
 from scalein.ir import ops
 from scalein.ir.exprs import Call, walk
-from scalein.ir.nodes import Host, Node, walk_nodes
+from scalein.ir.physical import Host, Node, walk_nodes
 from scalein.ir.printer import show_expr, show_operand
 from scalein.ir.rewrite import exprs_of, walk_ops
 

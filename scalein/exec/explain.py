@@ -23,9 +23,9 @@ from scalein.errors import NOWHERE, ComputeError
 from scalein.exec.bounded import batches
 from scalein.exec.scan_predicates import row_groups_skipped
 from scalein.ir import ops
-from scalein.ir.handed_on import split_items
-from scalein.ir.nodes import Node, Pipe, walk_nodes
 from scalein.ir.passes import OP_PASSES
+from scalein.ir.passes.pass_through import split_items
+from scalein.ir.physical import Node, Pipe, walk_nodes
 from scalein.ir.printer import dump
 from scalein.ir.rewrite import rewrite
 from scalein.ir.stage_printer import dump_program, dump_stage

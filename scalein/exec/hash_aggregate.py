@@ -33,8 +33,8 @@ from scalein.exec.key_domain import DIRECT_BYTES, domain_of, widened
 from scalein.exec.merge import EVERYTHING, Merging
 from scalein.exec.morsels import Unit, units
 from scalein.exec.tables import Blank, DirectTable, Domain, HashTable, OneRecord, State, grown
-from scalein.ir.handed_on import kernel_steps
-from scalein.ir.nodes import Grouped, Pipe
+from scalein.ir.passes.pass_through import kernel_steps
+from scalein.ir.physical import Grouped, Pipe
 from scalein.ir.stages import Group, GroupMode
 from scalein.ir.tables import Table
 from scalein.kernels.call import call

@@ -13,7 +13,7 @@ from scalein.exec.explode import explode
 from scalein.interp import evaluate
 from scalein.ir import ops
 from scalein.ir.exprs import Col
-from scalein.ir.nodes import Host
+from scalein.ir.physical import Host
 from scalein.ir.printer import show_expr
 from scalein.kernels.bind import conformed
 

@@ -19,8 +19,8 @@ from scalein.dtypes import I32, DType, Kind
 from scalein.exec.tables import HashTable, grown
 from scalein.interp.taking import taken
 from scalein.ir.exprs import Col, Expr, type_of
-from scalein.ir.handed_on import PLACE
-from scalein.ir.nodes import JoinTable
+from scalein.ir.passes.pass_through import PLACE
+from scalein.ir.physical import JoinTable
 from scalein.ir.stages import FromBatches, Group, Read, Stage
 from scalein.ir.tables import Acc, AccKind, Key, Table
 from scalein.kernels.bind import addressable, bind, form_of

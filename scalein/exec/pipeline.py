@@ -22,8 +22,8 @@ from scalein.exec.join_build import Built
 from scalein.exec.seen import Seen
 from scalein.interp.taking import taken
 from scalein.ir.exprs import Named
-from scalein.ir.handed_on import Origin, kernel_steps, row_numbers, split_items, taken_items
-from scalein.ir.nodes import Pipe
+from scalein.ir.passes.pass_through import Origin, kernel_steps, row_numbers, split_items, taken_items
+from scalein.ir.physical import Pipe
 from scalein.ir.stages import Collect, Fresh, Let, Probe, Where
 from scalein.kernels import kernel_metrics
 from scalein.kernels.call import call

@@ -23,8 +23,8 @@ from scalein.exec.key_domain import domain_of, with_room
 from scalein.exec.morsels import Unit, units
 from scalein.exec.radix import Parted
 from scalein.exec.tables import HashTable
-from scalein.ir.handed_on import kernel_steps
-from scalein.ir.nodes import Grouped, Pipe
+from scalein.ir.passes.pass_through import kernel_steps
+from scalein.ir.physical import Grouped, Pipe
 from scalein.ir.stages import Group, GroupMode
 from scalein.ir.tables import Table
 from scalein.kernels.prepare import specialised_table

@@ -30,8 +30,8 @@ from scalein.exec.join_build import Built
 from scalein.exec.pipeline import Collector
 from scalein.exec.ring import FAR_SLICE
 from scalein.exec.tables import HashTable, grown
-from scalein.ir.handed_on import kernel_steps
-from scalein.ir.nodes import Grouped
+from scalein.ir.passes.pass_through import kernel_steps
+from scalein.ir.physical import Grouped
 from scalein.ir.stages import Group, GroupMode
 from scalein.ir.tables import Slicing, Table
 from scalein.kernels.call import call

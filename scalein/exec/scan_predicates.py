@@ -9,7 +9,7 @@ from scalein.connectors.skipping import Condition
 from scalein.dtypes import Kind
 from scalein.ir import ops
 from scalein.ir.exprs import Call, Col, Expr, Lit, type_of
-from scalein.ir.nodes import Host, Node, Ordered, Pipe, Scan, Take
+from scalein.ir.physical import Host, Node, Ordered, Pipe, Scan, Take
 from scalein.ir.rewrite import walk_ops
 from scalein.ir.stages import Where
 

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from scalein.exec import array_limits
 from scalein.exec.places import Rows, places
 from scalein.interp.taking import taken
-from scalein.ir.nodes import Ordered
+from scalein.ir.physical import Ordered
 from scalein.kernels.bind import conformed
 
 RESULT_ROWS = 1 << 18  # of a batch that comes out

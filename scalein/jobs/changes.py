@@ -19,7 +19,7 @@ from scalein.errors import BadArgument, SourceLoc
 from scalein.exec.bounded import Program
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named
-from scalein.ir.nodes import Grouped, Scan
+from scalein.ir.physical import Grouped, Scan
 from scalein.ir.rewrite import map_inputs
 from scalein.ir.tables import Key
 from scalein.jobs.segments import Segment

@@ -29,8 +29,8 @@ from scalein.exec.bounded import Program, RingProgram, StandingProgram
 from scalein.exec.error_location import placed
 from scalein.exec.event_time import extent
 from scalein.ir import ops
-from scalein.ir.nodes import Node, Scan, identity
-from scalein.ir.two_phase import fits, has_parts, width
+from scalein.ir.partials import fits, has_parts, width
+from scalein.ir.physical import Node, Scan, identity
 from scalein.jobs.closing import Closing
 from scalein.jobs.partials import FOREVER, ROW, Finish, Partial, group_of
 from scalein.jobs.parts import Part

@@ -21,10 +21,10 @@ from scalein.exec.error_location import placed
 from scalein.exec.event_time import as_integers
 from scalein.ir import ops
 from scalein.ir.exprs import Call, Lit, Named, columns, type_of
-from scalein.ir.nodes import Grouped, Host, Node, Ordered, Pipe, Scan, Take, identity
+from scalein.ir.partials import TwoPhase, by_window, finished_rows, two_phase
 from scalein.ir.passes.fuse import fuse
+from scalein.ir.physical import Grouped, Host, Node, Ordered, Pipe, Scan, Take, identity
 from scalein.ir.rewrite import exprs_of
-from scalein.ir.two_phase import TwoPhase, by_window, finished_rows, two_phase
 from scalein.jobs.late import Lateness
 from scalein.jobs.segments import Segment, over, placeholder
 from scalein.jobs.steps import (

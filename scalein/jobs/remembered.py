@@ -14,10 +14,10 @@ from scalein.dtypes import Schema
 from scalein.errors import BadArgument, SourceLoc
 from scalein.ir import ops
 from scalein.ir.exprs import columns
+from scalein.ir.passes.null_on_error import untried
 from scalein.ir.printer import dump
 from scalein.ir.rewrite import exprs_of
 from scalein.jobs.segments import Feed, Segment, placeholder, segments
-from scalein.jobs.trying import untried
 from scalein.storage.checked_json import as_list, as_map, as_text
 
 _HINT = "give another checkpoint directory, or go on with the flow as it was"

@@ -22,9 +22,9 @@ from scalein.exec.error_location import placed
 from scalein.exec.event_time import extent
 from scalein.ir import ops
 from scalein.ir.exprs import Named
-from scalein.ir.nodes import Node
+from scalein.ir.partials import row_values
 from scalein.ir.passes.place_state import place_state
-from scalein.ir.two_phase import row_values
+from scalein.ir.physical import Node
 from scalein.jobs.changes import Changes, told
 from scalein.jobs.partials import FOREVER, Partial, group_of
 from scalein.jobs.segments import Segment

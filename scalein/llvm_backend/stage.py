@@ -17,7 +17,7 @@ from llvmlite import ir
 
 from scalein.errors import InternalError
 from scalein.ir.exprs import Col, Expr, columns
-from scalein.ir.handed_on import ROW
+from scalein.ir.passes.pass_through import ROW
 from scalein.ir.stages import (
     Absorb,
     Bulk,

@@ -25,7 +25,7 @@ from scalein.errors import BadArgument, SourceLoc, here, type_name
 from scalein.flow import Flow
 from scalein.ir import ops
 from scalein.ir.exprs import Named
-from scalein.ir.nodes import identity
+from scalein.ir.physical import identity
 from scalein.ir.rewrite import rewrite, walk_ops
 from scalein.jobs.segments import Feed, Segment, cut, over, placeholder, segments
 from scalein.spark.blobs import CELL_COLUMNS, KEY_GROUPS, placed

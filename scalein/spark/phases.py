@@ -35,10 +35,10 @@ from scalein.exec.error_location import placed
 from scalein.exec.scan_predicates import tests_of
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Expr, Named, NamedAgg, type_of
-from scalein.ir.nodes import Grouped, Node, Pipe, Scan, identity, walk_nodes
+from scalein.ir.partials import TwoPhase, fits, two_phase
+from scalein.ir.physical import Grouped, Node, Pipe, Scan, identity, walk_nodes
 from scalein.ir.rewrite import map_inputs
 from scalein.ir.stages import Where
-from scalein.ir.two_phase import TwoPhase, fits, two_phase
 from scalein.jobs.partials import group_of, replaced, scan_of
 from scalein.jobs.segments import Segment, over, placeholder
 from scalein.jobs.steps import reads

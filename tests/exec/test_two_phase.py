@@ -15,8 +15,8 @@ from scalein import col
 from scalein.compiler import compile_flow
 from scalein.exec.bounded import Program, StandingProgram
 from scalein.flow import Flow
-from scalein.ir.nodes import Grouped, Node, Pipe
-from scalein.ir.two_phase import TwoPhase, finished_rows, fits, two_phase
+from scalein.ir.partials import TwoPhase, finished_rows, fits, two_phase
+from scalein.ir.physical import Grouped, Node, Pipe
 from scalein.options import Options
 from tests.same import assert_same
 

@@ -12,7 +12,7 @@ from scalein.column import Column
 from scalein.compiler import compile_flow
 from scalein.dtypes import BOOL, F64, I32, I64, STR
 from scalein.ir.exprs import Call, Col, Named
-from scalein.ir.nodes import Grouped
+from scalein.ir.physical import Grouped
 from scalein.ir.stage_printer import dump_program, dump_stage
 from scalein.ir.stages import (
     Collect,

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import scalein as si
 from scalein.errors import NOWHERE
 from scalein.flow import Flow
-from scalein.jobs.trying import tried
+from scalein.ir.passes.null_on_error import tried
 from scalein.options import Options
 from scalein.spark.shipping import Carried, pack, settled
 from scalein.spark.streaming.commits import Commits, Plan

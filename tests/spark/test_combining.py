@@ -17,7 +17,7 @@ from scalein.errors import ComputeError
 from scalein.exec.bounded import Program
 from scalein.exec.combine import Numbered
 from scalein.flow import Flow
-from scalein.ir.two_phase import TwoPhase, two_phase
+from scalein.ir.partials import TwoPhase, two_phase
 from scalein.jobs.partials import group_of
 from scalein.options import Options
 from scalein.spark.streaming.combining import Combining

@@ -21,9 +21,9 @@ from scalein.exec.bounded import Program
 from scalein.exec.event_time import as_integers
 from scalein.ir import ops
 from scalein.ir.exprs import Agg, Col, Named, NamedAgg
-from scalein.ir.nodes import Grouped, Scan
+from scalein.ir.partials import two_phase
+from scalein.ir.physical import Grouped, Scan
 from scalein.ir.tables import Acc, AccKind, Key, Output, Slicing, Table
-from scalein.ir.two_phase import two_phase
 from scalein.jobs.partials import group_of
 from scalein.jobs.segments import placeholder
 from scalein.jobs.steps import filtered

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from scalein.compiler import compile_flow
 from scalein.exec.event_time import as_integers
-from scalein.ir.two_phase import TwoPhase, two_phase
+from scalein.ir.partials import TwoPhase, two_phase
 from scalein.jobs.changes import OP, Changes
 from scalein.jobs.partials import group_of
 from scalein.jobs.steps import Surroundings, filtered

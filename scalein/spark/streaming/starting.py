@@ -10,7 +10,7 @@ import pyarrow as pa
 from scalein.connectors.base import Sink
 from scalein.errors import BadArgument, SourceLoc, here, type_name
 from scalein.flow import Flow
-from scalein.jobs.trying import tried
+from scalein.ir.passes.null_on_error import tried
 from scalein.spark.shipping import settled
 from scalein.spark.streaming.commits import Plan, checked_partitions
 from scalein.spark.streaming.job import StreamJob

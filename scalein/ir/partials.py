@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from scalein.dtypes import BOOL, F64, I64, DType, Field, Kind, Schema
 from scalein.ir import ops
 from scalein.ir.exprs import Call, Col, Expr, Lit, Named, type_of
-from scalein.ir.nodes import Grouped, Node, Scan
+from scalein.ir.physical import Grouped, Node, Scan
 from scalein.ir.tables import Acc, AccKind, Output, Table
 
 _FUNCTIONS = {AccKind.ROWS: "sum", AccKind.VALID: "sum", AccKind.ISUM: "sum", AccKind.FSUM: "sum",

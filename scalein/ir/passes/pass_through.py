@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from scalein.dtypes import I32, I64
 from scalein.ir.exprs import Col, Expr, Named, type_of
-from scalein.ir.nodes import Grouped, Pipe
+from scalein.ir.physical import Grouped, Pipe
 from scalein.ir.stages import Let, Probe, Step
 
 ROW = "#row"  # the number of a row in its batch, in a kernel
