@@ -119,18 +119,20 @@ class Unpacker:
 
 
 def _lower_headers(target: Target) -> Lowered:
-    from scalein.llvm_backend.page_headers import lower_page_headers  # LLVM's builder: only who compiles needs it
+    from scalein.llvm_backend.parquet.page_headers import (
+        lower_page_headers,  # LLVM's builder: only who compiles needs it
+    )
 
     return lower_page_headers()
 
 
 def _lower_open(target: Target) -> Lowered:
-    from scalein.llvm_backend.snappy import lower_open_pages
+    from scalein.llvm_backend.parquet.snappy import lower_open_pages
 
     return lower_open_pages()
 
 
 def _lower_unpack(value_bytes: int, target: Target) -> Lowered:
-    from scalein.llvm_backend.unpack import lower_unpack
+    from scalein.llvm_backend.parquet.dictionary_pages import lower_unpack
 
     return lower_unpack(value_bytes)

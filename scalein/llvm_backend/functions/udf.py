@@ -40,7 +40,7 @@ from scalein.ir.udf import (
 )
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import I1, I64, PTR, Fn, Loop, const
-from scalein.llvm_backend.udf_apply import lower_apply, truth
+from scalein.llvm_backend.functions.udf_apply import lower_apply, truth
 from scalein.llvm_backend.values import Str, Value, register_type
 
 STOPPED = "stopped"  # the error of a loop that was told to end; the caller who told it has another one

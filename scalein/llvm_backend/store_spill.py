@@ -29,9 +29,9 @@ from scalein.llvm_backend.block import PADDED, Block
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import I1, I32, I64, PTR, const
 from scalein.llvm_backend.keys import array_type, halves, hash_words
-from scalein.llvm_backend.sinks.bulk import sum_of
-from scalein.llvm_backend.stored import StoreIndex
-from scalein.llvm_backend.stored_values import header_word
+from scalein.llvm_backend.store_bulk import sum_of
+from scalein.llvm_backend.store_index import StoreIndex
+from scalein.llvm_backend.store_values import header_word
 
 HEAD = 16  # bytes of a block before its records
 

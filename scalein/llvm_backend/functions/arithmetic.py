@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from llvmlite import ir
 
 from scalein.dtypes import DType
-from scalein.llvm_backend import decimals
 from scalein.llvm_backend.fn import F64, Fn, const
+from scalein.llvm_backend.functions import decimals
 
 Fail = decimals.Fail
 

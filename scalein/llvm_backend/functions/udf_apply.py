@@ -10,10 +10,10 @@ from scalein.dtypes import STR, DType, Kind
 from scalein.errors import InternalError
 from scalein.ir.exprs import Lit
 from scalein.ir.udf import Apply
-from scalein.llvm_backend import arithmetic, strings
-from scalein.llvm_backend.arithmetic import Fail, lower_float
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import F64, I1, I64, Fn, const
+from scalein.llvm_backend.functions import arithmetic, strings
+from scalein.llvm_backend.functions.arithmetic import Fail, lower_float
 from scalein.llvm_backend.values import Str, Value
 
 _SIGN = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}

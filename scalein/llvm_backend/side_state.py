@@ -27,8 +27,8 @@ from scalein.llvm_backend.cells import CELLS, Place, append_cell, leave_without_
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.exprs import lower_expr
 from scalein.llvm_backend.fn import I64, PTR, Fn, const
+from scalein.llvm_backend.hash_index import Index
 from scalein.llvm_backend.keys import KeyBlock, key_array, mix, row_key
-from scalein.llvm_backend.table import Index
 from scalein.llvm_backend.values import Env, Row, Value, canonical
 
 NOBODY = -1

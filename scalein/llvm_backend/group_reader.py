@@ -16,8 +16,8 @@ from scalein.ir.tables import Output, Slicing
 from scalein.llvm_backend import accumulators
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import I1, I8, I64, PTR, const
+from scalein.llvm_backend.hash_index import place_in
 from scalein.llvm_backend.readers import field_value
-from scalein.llvm_backend.table import place_in
 from scalein.llvm_backend.values import Binding, Env, Row, Value, register_type
 
 Place = Callable[[str], ir.Value]

@@ -6,9 +6,9 @@ from llvmlite import ir
 
 from scalein.dtypes import I64 as I64_TYPE
 from scalein.dtypes import TIMES, DType, Kind, ticks_per_day
-from scalein.llvm_backend import decimals
-from scalein.llvm_backend.arithmetic import Fail, floor_divide
 from scalein.llvm_backend.fn import F64, I32, I64, Fn, const
+from scalein.llvm_backend.functions import decimals
+from scalein.llvm_backend.functions.arithmetic import Fail, floor_divide
 from scalein.llvm_backend.values import Str, register_type
 
 

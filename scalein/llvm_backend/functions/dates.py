@@ -9,8 +9,8 @@ from __future__ import annotations
 from llvmlite import ir
 
 from scalein.dtypes import UNITS_PER_SECOND, DType, Kind, ticks_per_day
-from scalein.llvm_backend.arithmetic import Fail, floor_divide
 from scalein.llvm_backend.fn import I32, I64, Fn, const
+from scalein.llvm_backend.functions.arithmetic import Fail, floor_divide
 
 DAY_S = 86_400
 

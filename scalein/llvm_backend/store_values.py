@@ -12,10 +12,11 @@ from llvmlite import ir
 from scalein.dtypes import DType
 from scalein.ir.tables import AccKind
 from scalein.layout import GROUPS, INLINE_BYTES, TEXT_AT
-from scalein.llvm_backend import accumulators, arithmetic, decimals
+from scalein.llvm_backend import accumulators
 from scalein.llvm_backend.cells import ordering, read_cell
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import I1, I64, PTR, Fn, const
+from scalein.llvm_backend.functions import arithmetic, decimals
 from scalein.llvm_backend.keys import first_bytes, string_words
 from scalein.llvm_backend.values import Str, Value, to_memory
 

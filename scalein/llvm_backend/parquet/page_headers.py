@@ -28,8 +28,8 @@ from scalein.layout import (
     PAGE_WORDS,
 )
 from scalein.llvm_backend.fn import I64, PTR, Fn, Var, const
+from scalein.llvm_backend.parquet.dictionary_pages import Cursor
 from scalein.llvm_backend.stage import Lowered
-from scalein.llvm_backend.unpack import Cursor
 
 # Numbers of parquet.thrift
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3

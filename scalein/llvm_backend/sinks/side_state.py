@@ -19,11 +19,11 @@ from scalein.llvm_backend.block import PADDED, Block, keep
 from scalein.llvm_backend.cells import Place
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import F64, I64, PTR, Fn, const
+from scalein.llvm_backend.hash_index import place_in
 from scalein.llvm_backend.keys import KeyBlock, hash_words, key_array, mix
-from scalein.llvm_backend.sides import add_to_bag, as_float, base_of, side_index
+from scalein.llvm_backend.side_state import add_to_bag, as_float, base_of, side_index
 from scalein.llvm_backend.sinks.merge import copy_key
 from scalein.llvm_backend.sorting import SHORT, next_key, select, sort_run
-from scalein.llvm_backend.table import place_in
 from scalein.llvm_backend.values import Row
 
 

@@ -15,12 +15,12 @@ from scalein.llvm_backend.block import PADDED, Block, keep, rows
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.exprs import lower_expr
 from scalein.llvm_backend.fn import I1, I64, PTR, const
+from scalein.llvm_backend.hash_index import NULL
 from scalein.llvm_backend.keys import KeyBlock, array_type, hash_words, key_array, key_block
 from scalein.llvm_backend.readers import field_value
 from scalein.llvm_backend.sinks.merge import copy_key
-from scalein.llvm_backend.stored import StoreIndex
-from scalein.llvm_backend.stored_values import ValuePlace, count, is_set, long_bytes, update
-from scalein.llvm_backend.table import NULL
+from scalein.llvm_backend.store_index import StoreIndex
+from scalein.llvm_backend.store_values import ValuePlace, count, is_set, long_bytes, update
 from scalein.llvm_backend.values import Env, Row, Str, Value
 
 _FLAGS = (1 << HITS_SHIFT) - 1

@@ -7,10 +7,10 @@ import math
 from llvmlite import ir
 
 from scalein.dtypes import DType
-from scalein.llvm_backend import strings
 from scalein.llvm_backend.code import Code
-from scalein.llvm_backend.decimals import is_small, narrowed
 from scalein.llvm_backend.fn import Fn
+from scalein.llvm_backend.functions import strings
+from scalein.llvm_backend.functions.decimals import is_small, narrowed
 from scalein.llvm_backend.values import Str
 
 _SIGN = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}

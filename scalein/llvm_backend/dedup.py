@@ -18,8 +18,8 @@ from scalein.layout import BLOCK_ROWS, ERROR, SEEN
 from scalein.llvm_backend.block import Block, keep
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import I64, PTR, const
+from scalein.llvm_backend.hash_index import Index
 from scalein.llvm_backend.keys import key_block
-from scalein.llvm_backend.table import Index
 from scalein.llvm_backend.values import Env, Row
 
 

@@ -13,9 +13,9 @@ from llvmlite import ir
 
 from scalein.dtypes import DType
 from scalein.llvm_backend.code import Code
-from scalein.llvm_backend.compare import compare
 from scalein.llvm_backend.fn import I1, I8, I64, I128, const
-from scalein.llvm_backend.strings import as_bytes, equals, order
+from scalein.llvm_backend.functions.compare import compare
+from scalein.llvm_backend.functions.strings import as_bytes, equals, order
 from scalein.llvm_backend.values import Str, Value, canonical, register_type
 
 FEW = 16

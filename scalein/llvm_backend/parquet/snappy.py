@@ -29,8 +29,8 @@ from scalein.layout import (
     WITHIN,
 )
 from scalein.llvm_backend.fn import I1, I8, I64, PTR, Fn, const
+from scalein.llvm_backend.parquet.dictionary_pages import Cursor, pass_levels
 from scalein.llvm_backend.stage import Lowered
-from scalein.llvm_backend.unpack import Cursor, pass_levels
 
 _SHORT = 16  # bytes, that are copied whole if some of them are wanted
 _LONG_LITERAL = 60  # from which on the length is in bytes of its own

@@ -39,10 +39,10 @@ from scalein.layout import (
 )
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import I1, I8, I64, PTR, Fn, const
+from scalein.llvm_backend.hash_index import NULL, Index
 from scalein.llvm_backend.keys import KeyBlock, key_at
 from scalein.llvm_backend.readers import field_value
-from scalein.llvm_backend.stored_values import header_word, is_set, long_bytes, store_text
-from scalein.llvm_backend.table import NULL, Index
+from scalein.llvm_backend.store_values import header_word, is_set, long_bytes, store_text
 from scalein.llvm_backend.values import Binding, Env, Row, Value
 
 LINE = 64  # bytes of a cache line
