@@ -8,7 +8,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from scalein.connectors.base import Connected
-from scalein.connectors.memory import Batches, bare, conform, of_arrow
+from scalein.connectors.in_memory import Batches, bare, conform, of_arrow
 from scalein.dtypes import Schema, from_arrow_type
 from scalein.errors import BadArgument, SourceLoc, WrongType
 from scalein.ir.literals import as_dtype

@@ -16,7 +16,7 @@ from scalein import elsewhere
 from scalein.binding import as_schema, bind, source, unbound
 from scalein.column import Column
 from scalein.combine import Keys, alike, join
-from scalein.connectors.memory import of_arrow, of_batches
+from scalein.connectors.in_memory import of_arrow, of_batches
 from scalein.dtypes import BOOL, Kind
 from scalein.durations import Duration, in_units, span
 from scalein.errors import BadArgument, BadName, WrongType, here

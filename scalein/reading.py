@@ -8,13 +8,13 @@ import pyarrow as pa
 
 from scalein.binding import as_schema, source
 from scalein.connectors.base import Connected, of_source
-from scalein.connectors.files import FileSource
-from scalein.connectors.formats import Format
-from scalein.connectors.formats_ipc import Ipc
-from scalein.connectors.formats_parquet import Parquet
-from scalein.connectors.formats_text import Csv, JsonLines
-from scalein.connectors.generating import BATCH_ROWS, Generated
-from scalein.connectors.streams import FlightSource, SocketSource, is_address
+from scalein.connectors.formats.base import Format
+from scalein.connectors.formats.ipc import Ipc
+from scalein.connectors.formats.parquet import Parquet
+from scalein.connectors.formats.text import Csv, JsonLines
+from scalein.connectors.sources.files import FileSource
+from scalein.connectors.sources.generate import BATCH_ROWS, Generated
+from scalein.connectors.sources.streams import FlightSource, SocketSource, is_address
 from scalein.errors import BadArgument, SourceLoc, here
 from scalein.flow import Flow
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 from scalein.binding import bind
 from scalein.connectors.base import Connected, Sink
-from scalein.connectors.memory import Batches
+from scalein.connectors.in_memory import Batches
 from scalein.durations import Duration, seconds
 from scalein.errors import BadArgument, SourceLoc
 from scalein.ir import ops

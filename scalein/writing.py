@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
-from scalein.connectors.file_sinks import FileSink
-from scalein.connectors.sinks import CallbackSink, ConsoleSink, MemorySink
-from scalein.connectors.text import format_table
-from scalein.connectors.writers import CsvFiles, IpcFiles, JsonFiles, ParquetFiles, WriteFormat
+from scalein.connectors.sinks.file_writers import CsvFiles, IpcFiles, JsonFiles, ParquetFiles, WriteFormat
+from scalein.connectors.sinks.files import FileSink
+from scalein.connectors.sinks.simple import CallbackSink, ConsoleSink, MemorySink
+from scalein.connectors.sinks.text import format_table
 from scalein.errors import BadArgument, here
 from scalein.sizes import parse_size
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import scalein as si
 from scalein import col
 from scalein.cli import demo_spark
-from scalein.connectors.text import format_table
+from scalein.connectors.sinks.text import format_table
 from scalein.errors import BadArgument
 from scalein.flow import Flow
 from scalein.options import Options

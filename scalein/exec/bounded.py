@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from scalein.compiler import program_of
 from scalein.connectors.base import Connected
-from scalein.connectors.memory import Batches
-from scalein.connectors.skipping import Condition
+from scalein.connectors.formats.statistics import Condition
+from scalein.connectors.in_memory import Batches
 from scalein.errors import ComputeError, InternalError
 from scalein.exec import array_limits
 from scalein.exec.error_location import placed

@@ -17,7 +17,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from scalein.compiler import compile_flow
-from scalein.connectors.memory import Batches
+from scalein.connectors.in_memory import Batches
 from scalein.dtypes import from_arrow_type_or_none
 from scalein.errors import NOWHERE, ComputeError
 from scalein.exec.bounded import batches

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from scalein.connectors.base import Connected
-from scalein.connectors.skipping import Condition
+from scalein.connectors.formats.statistics import Condition
 from scalein.dtypes import Kind
 from scalein.ir import ops
 from scalein.ir.exprs import Call, Col, Expr, Lit, type_of

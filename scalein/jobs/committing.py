@@ -19,10 +19,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pyarrow as pa
 
 from scalein.connectors.base import Json
+from scalein.connectors.sinks.sink_writer import Outlet
 from scalein.errors import BadArgument, ScaleinError, SourceLoc
 from scalein.jobs.epochs import Checkpoint
 from scalein.jobs.metrics import Metrics
-from scalein.jobs.outlets import Outlet
 from scalein.jobs.pipeline import Pipeline
 from scalein.jobs.steps import Frozen
 from scalein.storage.checked_json import as_int, as_list, as_map, as_text

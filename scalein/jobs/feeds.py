@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from scalein.connectors.base import Connected, Json
 from scalein.connectors.clock import clock
-from scalein.connectors.memory import Batches
+from scalein.connectors.in_memory import Batches
 from scalein.errors import BadData
 from scalein.storage.checked_json import as_int, as_list
 

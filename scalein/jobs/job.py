@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from scalein.connectors.base import Json
 from scalein.connectors.clock import clock
+from scalein.connectors.sinks.sink_writer import Outlet
 from scalein.errors import BadArgument, LateData, ScaleinError, StoreFailed, here
 from scalein.exec.bounded import batches
 from scalein.exec.event_time import IDLE_S
@@ -34,7 +35,6 @@ from scalein.jobs.committing import Commits
 from scalein.jobs.epochs import Checkpoint
 from scalein.jobs.feeds import Delivery, Feeds, Reader
 from scalein.jobs.metrics import Metrics
-from scalein.jobs.outlets import Outlet
 from scalein.jobs.pipeline import Pipeline, Wishes
 from scalein.jobs.plan import Plan
 from scalein.jobs.watching import figures, log_lines, serve, show_bar

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from scalein.compiler import compile_flow
 from scalein.connectors.base import Connected, Json
-from scalein.connectors.memory import Batches
-from scalein.connectors.skipping import Condition
+from scalein.connectors.formats.statistics import Condition
+from scalein.connectors.in_memory import Batches
 from scalein.errors import BadArgument
 from scalein.exec.event_time import Partition, far_ahead
 from scalein.exec.scan_predicates import tests_below

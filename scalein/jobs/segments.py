@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from scalein.compiler import compile_flow
 from scalein.connectors.base import Connected
-from scalein.connectors.memory import Batches
+from scalein.connectors.in_memory import Batches
 from scalein.dtypes import Schema
 from scalein.errors import BadArgument, SourceLoc
 from scalein.ir import ops

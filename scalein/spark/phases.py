@@ -27,7 +27,7 @@ from itertools import chain
 import pyarrow as pa
 
 from scalein.compiler import compile_flow
-from scalein.connectors.skipping import Condition
+from scalein.connectors.formats.statistics import Condition
 from scalein.dtypes import Schema
 from scalein.errors import BadArgument, ComputeError
 from scalein.exec.bounded import Program, StandingProgram

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from scalein.connectors.ahead import Unit, ahead
 from scalein.connectors.base import QUIET_S, Connected, Json
-from scalein.connectors.files import FileSource
-from scalein.connectors.formats import Part, reading
-from scalein.connectors.formats_parquet import Parquet
-from scalein.connectors.memory import Batches
+from scalein.connectors.formats.base import Part, reading
+from scalein.connectors.formats.parquet import Parquet
+from scalein.connectors.in_memory import Batches
+from scalein.connectors.sources.files import FileSource
+from scalein.connectors.sources.read_ahead import Unit, ahead
 from scalein.errors import BadArgument, InternalError, SourceLoc, here
 from scalein.ir import ops
 from scalein.ir.rewrite import walk_ops

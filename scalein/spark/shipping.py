@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from scalein.connectors.memory import Batches, of_table
+from scalein.connectors.in_memory import Batches, of_table
 from scalein.errors import BadArgument, SourceLoc
 from scalein.ir import ops
 from scalein.ir.passes import OP_PASSES

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 import scalein as si
 from scalein.connectors.base import Connected, Json
-from scalein.connectors.json_lines import lines
+from scalein.connectors.formats.json_lines import lines
 from scalein.flow import Flow
 
 SCHEMA = pa.schema({"n": pa.int64(), "x": pa.float64(), "s": pa.string(), "t": pa.timestamp("us"), "b": pa.bool_()})

@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import scalein as si
-from scalein.connectors import formats_parquet, parquet_columns
-from scalein.connectors.parquet_columns import columns_of, may_be_decoded
+from scalein.connectors.formats import parquet as formats_parquet
+from scalein.connectors.formats import parquet_decode
+from scalein.connectors.formats.parquet_decode import columns_of, may_be_decoded
 from scalein.errors import BadData
 from scalein.kernels import parquet
 from scalein.kernels.parquet import Opener, Unpacker
@@ -34,8 +35,8 @@ OTHERS = [pa.string(), pa.bool_(), pa.timestamp("s"), pa.decimal128(9, 2), pa.ti
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats_parquet, "_WORTH_ROWS", 1)
-    monkeypatch.setattr(parquet_columns, "_CODED", 0.0)
-    monkeypatch.setattr(parquet_columns, "_MOST_DICTIONARY_BYTES", 1 << 30)
+    monkeypatch.setattr(parquet_decode, "_CODED", 0.0)
+    monkeypatch.setattr(parquet_decode, "_MOST_DICTIONARY_BYTES", 1 << 30)
     monkeypatch.setattr(parquet, "_WORTH_COMPILING", 0)
 
 

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 import scalein as si
 from scalein import col
-from scalein.connectors.file_sinks import FileSink
+from scalein.connectors.sinks.files import FileSink
 from scalein.flow import Flow
 from scalein.jobs.epochs import Checkpoint
 from scalein.jobs.job import Job

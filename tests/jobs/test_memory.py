@@ -17,7 +17,7 @@ import pytest
 
 import scalein as si
 from scalein import col, memory
-from scalein.connectors import ahead as ahead_module
+from scalein.connectors.sources import read_ahead as ahead_module
 from scalein.exec.bounded import StandingProgram
 from scalein.ir import ops
 from scalein.ir.rewrite import walk_ops

@@ -15,7 +15,7 @@ import pytest
 import scalein as si
 import scalein.spark as sis
 from scalein import Flow, col
-from scalein.connectors import formats_parquet
+from scalein.connectors.formats import parquet
 from scalein.errors import BadArgument
 from scalein.spark import scanning
 from tests.spark.flows import FLOWS, ORDERED, rows
@@ -38,13 +38,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", NAMES)
 def test_run_gives_what_collect_gives(name: str, spark: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Here only: tasks would cut otherwise, and read what they are told.
-    monkeypatch.setattr(formats_parquet, "_PART_ROWS", 300)
+    monkeypatch.setattr(parquet, "_PART_ROWS", 300)
     q = {**FLOWS, **ORDERED}[name](si.read_parquet(folder))
     same(sis.run(q, spark), q.collect(), ordered=name in ORDERED)
 
 
 def test_splits_are_balanced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats_parquet, "_PART_ROWS", 300)
+    monkeypatch.setattr(parquet, "_PART_ROWS", 300)
     source = si.read_parquet(folder).op.data.source  # type: ignore[union-attr]
     splits, sizes = scanning.splits_of(source)
     assert len(splits) == 8

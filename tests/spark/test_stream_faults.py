@@ -22,7 +22,7 @@ from pyarrow import fs
 
 import scalein as si
 from scalein import col
-from scalein.connectors.file_sinks import FileSink
+from scalein.connectors.sinks.files import FileSink
 from scalein.errors import NOWHERE, Damaged, StoreFailed, WriteFailed
 from scalein.spark.shipping import Carried
 from scalein.spark.streaming import job, outputs, reducing, runs

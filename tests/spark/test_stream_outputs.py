@@ -11,7 +11,7 @@ import pyarrow.dataset as ds
 import pytest
 
 import scalein as si
-from scalein.connectors import file_sinks
+from scalein.connectors.sinks import files
 from scalein.errors import NOWHERE, BadArgument, WriteFailed
 from scalein.spark.streaming import outputs
 from scalein.spark.streaming.commits import Commits
@@ -170,7 +170,7 @@ def test_attempts_may_clean_up_at_any_moment(tmp_path: Path, monkeypatch: pytest
     """Here while the driver looks for what attempts have left, behind the commit of a batch."""
     monkeypatch.setattr(outputs, "TIDY_EVERY", 1)
     commits = begin(tmp_path)
-    original = file_sinks.os.walk
+    original = files.os.walk
 
     def walk(folder: str) -> Iterator[Any]:
         for directory, folders, names in original(folder):
@@ -179,9 +179,9 @@ def test_attempts_may_clean_up_at_any_moment(tmp_path: Path, monkeypatch: pytest
                     (Path(directory) / name).unlink()
             yield directory, folders, names
 
-    monkeypatch.setattr(file_sinks.os, "walk", walk)
+    monkeypatch.setattr(files.os, "walk", walk)
     run(commits, [rows(number) for number in range(BATCHES - 1)], attempts=2)
-    monkeypatch.setattr(file_sinks.os, "walk", original)
+    monkeypatch.setattr(files.os, "walk", original)
     later = tmp_path / "out" / f"_staged-{commits._manifests.name}-{BATCHES:010}-000001-other0000.parquet"
     later.write_bytes(b"")  # of a driver that has taken over
     run(commits, [rows(BATCHES - 1)], first=BATCHES - 1, attempts=2)

@@ -20,8 +20,8 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
-from scalein.connectors.formats import reading
-from scalein.connectors.formats_parquet import batches_of
+from scalein.connectors.formats.base import reading
+from scalein.connectors.formats.parquet import batches_of
 from scalein.spark.scanning import dealt
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from scalein.connectors.ahead import Unit, ahead
 from scalein.connectors.base import QUIET_S, Json
+from scalein.connectors.sources.read_ahead import Unit, ahead
 from scalein.errors import BadArgument, BadData, SourceLoc
 
 _ADDRESS = re.compile(r"(?:tcp://)?(\[[0-9a-fA-F:.]+\]|[^/\\:\s]+):(\d{1,5})")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from scalein.connectors.formats import Part, check_schema, reading
+from scalein.connectors.formats.base import Part, check_schema, reading
 
 _MAGIC = b"ARROW1"  # the file format begins so, the stream format does not
 

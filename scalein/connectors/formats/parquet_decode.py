@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from scalein.connectors.parquet_pages import Chunk, Page, Unusual, chunk_of
+from scalein.connectors.formats.parquet_pages import Chunk, Page, Unusual, chunk_of
 from scalein.layout import PAGE_PLAIN, PAGE_VALUES, WITHIN
 from scalein.options import Options
 

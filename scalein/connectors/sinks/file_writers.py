@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scalein.connectors.json_lines import JsonWriter
+from scalein.connectors.formats.json_lines import JsonWriter
 from scalein.errors import WriteFailed
 
 SAMPLE_ROWS = 4096  # of a Parquet file, that tell which of its numbers repeat

@@ -16,8 +16,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from scalein.connectors.careful import BLOCK_BYTES, Careful, beside, newlines
-from scalein.connectors.formats import Part, check_names, reading
+from scalein.connectors.formats.base import Part, check_names, reading
+from scalein.connectors.formats.lenient import BLOCK_BYTES, Careful, beside, newlines
 from scalein.errors import BadData
 
 _HINT = "types come from the first rows of the first file: give schema= if they are others"

@@ -31,8 +31,8 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from scalein.connectors.base import Json
-from scalein.connectors.splitting import can_split, split
-from scalein.connectors.writers import WriteFormat, Writer, writing
+from scalein.connectors.sinks.file_writers import WriteFormat, Writer, writing
+from scalein.connectors.sinks.partitioning import can_split, split
 from scalein.errors import BadArgument, SourceLoc, UnknownColumn, WriteFailed, WrongType, guess
 
 STAGED, PART = "_staged-", "part-"

@@ -21,14 +21,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from scalein.connectors.ahead import Unit, ahead
 from scalein.connectors.base import QUIET_S, Json
-from scalein.connectors.careful import BAD
-from scalein.connectors.formats import MOST_ROWS, Format, Part
-from scalein.connectors.formats_parquet import Parquet
-from scalein.connectors.formats_text import Csv, JsonLines
-from scalein.connectors.listing import File, Listing
-from scalein.connectors.skipping import Condition
+from scalein.connectors.formats.base import MOST_ROWS, Format, Part
+from scalein.connectors.formats.lenient import BAD
+from scalein.connectors.formats.parquet import Parquet
+from scalein.connectors.formats.statistics import Condition
+from scalein.connectors.formats.text import Csv, JsonLines
+from scalein.connectors.sources.listing import File, Listing
+from scalein.connectors.sources.read_ahead import Unit, ahead
 from scalein.errors import BadArgument, BadData, SourceLoc, here
 from scalein.options import granted_cores
 

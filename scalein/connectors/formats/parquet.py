@@ -17,11 +17,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from scalein.connectors import skipping
-from scalein.connectors.formats import MOST_ROWS, Part, check_schema, reading
-from scalein.connectors.parquet_columns import Column, columns_of, may_be_decoded
-from scalein.connectors.parquet_pages import Unusual
-from scalein.connectors.skipping import Condition, Skipped
+from scalein.connectors.formats import statistics
+from scalein.connectors.formats.base import MOST_ROWS, Part, check_schema, reading
+from scalein.connectors.formats.parquet_decode import Column, columns_of, may_be_decoded
+from scalein.connectors.formats.parquet_pages import Unusual
+from scalein.connectors.formats.statistics import Condition, Skipped
 from scalein.options import granted_cores
 
 BATCH_ROWS = 1 << 16
@@ -53,7 +53,7 @@ class Parquet:
             check_schema(path, file.schema_arrow, schema)
             metadata = file.metadata
             groups = [metadata.row_group(k) for k in range(metadata.num_row_groups)]
-            is_wanted = skipping.wanted(metadata, schema, self.tests) if self.tests else [True] * len(groups)
+            is_wanted = statistics.wanted(metadata, schema, self.tests) if self.tests else [True] * len(groups)
         sizes = [group.num_rows for group in groups]
         row_bytes = sum(group.total_byte_size for group in groups) / max(1, sum(sizes))
         names = schema.names if columns is None else columns
