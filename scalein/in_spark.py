@@ -25,7 +25,7 @@ class InSpark(Hinted):
         those of its partition only: `scalein.spark.apply(q, df)` is the whole flow on the whole DataFrame. Small
         batches are joined, so their number in the result is another one.
         """
-        from scalein.spark.mapping import map_in_arrow
+        from scalein.spark.batch.tasks import map_in_arrow
 
         return map_in_arrow(self.op, batches)
 
@@ -34,13 +34,13 @@ class InSpark(Hinted):
 
         Spark's rows are Python objects, each of which is made and read on its own: `map_in_arrow` is far faster.
         """
-        from scalein.spark.mapping import map_partitions
+        from scalein.spark.batch.tasks import map_partitions
 
         return map_partitions(self.op, rows)
 
     def __reduce__(self) -> tuple[object, ...]:
         if find_spec("pyspark") is None:
             return type(self), (self.op,)
-        from scalein.spark.shipping import rebuilt, ship
+        from scalein.spark.serialize import rebuilt, ship
 
         return rebuilt, (type(self), *ship(self.op))

@@ -32,13 +32,13 @@ from scalein.exec.bounded import batches
 from scalein.exec.event_time import IDLE_S
 from scalein.jobs.bad_lines import in_columns
 from scalein.jobs.committing import Commits
+from scalein.jobs.diagnose import why_no_output
 from scalein.jobs.epochs import Checkpoint
 from scalein.jobs.feeds import Delivery, Feeds, Reader
 from scalein.jobs.metrics import Metrics
+from scalein.jobs.monitor import figures, log_lines, serve, show_bar
 from scalein.jobs.pipeline import Pipeline, Wishes
-from scalein.jobs.plan import Plan
-from scalein.jobs.watching import figures, log_lines, serve, show_bar
-from scalein.jobs.words import why_no_output
+from scalein.jobs.spec import Plan
 from scalein.kernels.stopping import leaving_on_sigterm
 from scalein.kernels.workers import staying
 from scalein.memory import keep_at_most

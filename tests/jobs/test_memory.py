@@ -24,8 +24,8 @@ from scalein.ir.rewrite import walk_ops
 from scalein.jobs import groups, parts
 from scalein.jobs.feeds import AHEAD_BYTES, Feeds, Place, Reader
 from scalein.jobs.partials import FEW_STANDING, MOST_STANDING, Finish, most_groups
-from scalein.jobs.plan import Shares
 from scalein.jobs.segments import cut
+from scalein.jobs.spec import Shares
 from scalein.state import LogStore
 from scalein.state.row_buffer import RowLog
 from scalein.testing import Stream, until

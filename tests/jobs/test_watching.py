@@ -14,7 +14,7 @@ from scalein import col
 from scalein.exec import pipeline
 from scalein.exec.ring_preaggregate import StandingRing
 from scalein.jobs.groups import Sliding
-from scalein.jobs.watching import show_bar
+from scalein.jobs.monitor import show_bar
 from scalein.testing import Stream, assert_same, until
 from tests.jobs.streams import rows_in
 

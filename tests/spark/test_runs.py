@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pyarrow import fs
 
 from scalein.errors import NOWHERE, Damaged
-from scalein.spark.blobs import target_of_groups
+from scalein.spark.shuffle import target_of_groups
 from scalein.spark.streaming import merging, runs
 from scalein.spark.streaming.merging import looked_up, merged, numbered_keys
 from scalein.spark.streaming.runs import (

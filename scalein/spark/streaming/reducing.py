@@ -23,7 +23,7 @@ from scalein.jobs.changes import OP, Changes
 from scalein.jobs.partials import group_of
 from scalein.jobs.steps import Surroundings, filtered
 from scalein.options import Options
-from scalein.spark.blobs import KEY_GROUPS, hashes
+from scalein.spark.shuffle import KEY_GROUPS, hashes
 from scalein.spark.streaming.clocks import Clock
 from scalein.spark.streaming.combining import Combining, placed_in
 from scalein.spark.streaming.merging import Found, looked_up, merged, numbered_keys, rows_at

@@ -35,7 +35,7 @@ from scalein.connectors.base import Json
 from scalein.errors import Damaged
 from scalein.exec.event_time import as_integers
 from scalein.interp.taking import taken
-from scalein.spark.blobs import KEY_GROUPS
+from scalein.spark.shuffle import KEY_GROUPS
 from scalein.storage.checked_json import as_int, as_list, as_text
 from scalein.storage.object_store import STATE, Place
 

@@ -25,14 +25,14 @@ import pyarrow as pa
 
 from scalein.connectors.base import Json
 from scalein.options import Options
-from scalein.spark.blobs import decoded, encoded, joined, own_rows, placed, routed
-from scalein.spark.mapping import JOINED_BYTES, task_options
-from scalein.spark.shipping import Carried
+from scalein.spark.batch.tasks import JOINED_BYTES, task_options
+from scalein.spark.serialize import Carried
+from scalein.spark.shuffle import decoded, encoded, joined, own_rows, placed, routed
 from scalein.spark.streaming.clocks import Clock, Seen
-from scalein.spark.streaming.files import Files
-from scalein.spark.streaming.outputs import Output, Taken
+from scalein.spark.streaming.inputs import Files
 from scalein.spark.streaming.reducing import Reducer, Share
 from scalein.spark.streaming.runs import Run, keep_only, ranges
+from scalein.spark.streaming.sinks import Output, Taken
 from scalein.spark.streaming.work import Tally, Work
 from scalein.spark.types import entering
 from scalein.storage.object_store import Place

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from scalein.connectors.formats.base import reading
 from scalein.connectors.formats.parquet import batches_of
-from scalein.spark.scanning import dealt
+from scalein.spark.batch.scan import dealt
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from scalein.errors import ScaleinError, here
-from scalein.spark.applying import chosen
+from scalein.spark.batch.apply import chosen
+from scalein.spark.batch.scan import parallelism
 from scalein.spark.errors import explained, in_our_words
-from scalein.spark.scanning import parallelism
-from scalein.spark.shipping import Carried, pack
+from scalein.spark.serialize import Carried, pack
 from scalein.spark.streaming.commits import Commits, Plan, checked_partitions
-from scalein.spark.streaming.files import WHOLE_BYTES, Files, scanned
+from scalein.spark.streaming.inputs import WHOLE_BYTES, Files, scanned
 from scalein.spark.streaming.tasks import (
     SPARK_CELLS,
     Batch,

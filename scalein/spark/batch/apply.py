@@ -28,12 +28,12 @@ from scalein.ir.exprs import Named
 from scalein.ir.physical import identity
 from scalein.ir.rewrite import rewrite, walk_ops
 from scalein.jobs.segments import Feed, Segment, cut, over, placeholder, segments
-from scalein.spark.blobs import CELL_COLUMNS, KEY_GROUPS, placed
-from scalein.spark.filters import pulled, quoted
-from scalein.spark.mapping import Entering, Leaving, Mapped, Received, Sent, Step, Task, Whole
+from scalein.spark.batch.filters import pulled, quoted
+from scalein.spark.batch.scan import bound_rows, read_by_all, shuffle_partitions
+from scalein.spark.batch.tasks import Entering, Leaving, Mapped, Received, Sent, Step, Task, Whole
 from scalein.spark.phases import Phases
-from scalein.spark.scanning import bound_rows, read_by_all, shuffle_partitions
-from scalein.spark.shipping import optimised, settled
+from scalein.spark.serialize import optimised, settled
+from scalein.spark.shuffle import CELL_COLUMNS, KEY_GROUPS, placed
 from scalein.spark.types import checked_schema, leaving_schema, spark_schema
 
 if TYPE_CHECKING:

@@ -31,9 +31,9 @@ from scalein.errors import BadArgument, InternalError, SourceLoc, here
 from scalein.ir import ops
 from scalein.ir.rewrite import walk_ops
 from scalein.options import Options
-from scalein.spark.blobs import hashes, own_rows
-from scalein.spark.mapping import Entering, Rows, Step
+from scalein.spark.batch.tasks import Entering, Rows, Step
 from scalein.spark.phases import Phases
+from scalein.spark.shuffle import hashes, own_rows
 from scalein.spark.types import leaving, leaving_schema, spark_schema
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def run(flow: Flow, spark: SparkSession) -> DataFrame:
     the files' metadata, and the static tables of joins. What is said of order in `scalein.spark.apply` holds here too.
     """
     from scalein.flow import Flow
-    from scalein.spark.applying import planned
+    from scalein.spark.batch.apply import planned
 
     at = here()
     if not isinstance(flow, Flow):

@@ -25,9 +25,9 @@ from scalein.exec.error_location import placed
 from scalein.ir import ops
 from scalein.ir.rewrite import walk_ops
 from scalein.options import Options
-from scalein.spark.blobs import cells, joined, opened, routed
 from scalein.spark.phases import Phases
-from scalein.spark.shipping import MOST_KEPT, Packed, optimised, pack, settled, unpack
+from scalein.spark.serialize import MOST_KEPT, Packed, optimised, pack, settled, unpack
+from scalein.spark.shuffle import cells, joined, opened, routed
 from scalein.spark.types import checked_columns, entering, leaving, leaving_schema
 
 if TYPE_CHECKING:

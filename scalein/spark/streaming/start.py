@@ -11,11 +11,11 @@ from scalein.connectors.base import Sink
 from scalein.errors import BadArgument, SourceLoc, here, type_name
 from scalein.flow import Flow
 from scalein.ir.passes.null_on_error import tried
-from scalein.spark.shipping import settled
+from scalein.spark.serialize import settled
 from scalein.spark.streaming.commits import Plan, checked_partitions
-from scalein.spark.streaming.job import StreamJob
-from scalein.spark.streaming.outputs import outlet
+from scalein.spark.streaming.query import StreamJob
 from scalein.spark.streaming.runs import MIGRATIONS
+from scalein.spark.streaming.sinks import outlet
 from scalein.spark.streaming.work import Work, bound_types, one_source
 from scalein.spark.types import checked_schema
 from scalein.storage.object_store import place_of

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from scalein.errors import ScaleinError, StoreFailed, here
+from scalein.jobs.diagnose import shown
 from scalein.jobs.metrics import Metrics
 from scalein.jobs.pipeline import Pipeline
-from scalein.jobs.words import shown
 
 if TYPE_CHECKING:
     from scalein.jobs.job import Job
