@@ -12,9 +12,9 @@ import pytest
 
 import scalein as si
 from scalein import col, when
-from scalein.column import Column
+from scalein.api.column import Column
+from scalein.api.flow import Flow
 from scalein.compiler import compile_flow
-from scalein.flow import Flow
 from scalein.ir import ops
 from scalein.ir.exprs import Call, Expr, walk
 from scalein.ir.functions import AGGREGATES, FUNCTIONS, is_host

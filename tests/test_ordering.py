@@ -10,9 +10,9 @@ import pytest
 
 import scalein as si
 from scalein import col
+from scalein.api.flow import Flow
 from scalein.compiler import compile_flow
 from scalein.errors import InternalError
-from scalein.flow import Flow
 from scalein.ir.ops import By, Distinct, Filter, Sort
 from scalein.ir.passes.fuse import fuse
 from scalein.ir.passes.physicalize import split

@@ -29,7 +29,7 @@ from scalein.options import Options
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-    from scalein.flow import Flow
+    from scalein.api.flow import Flow
 
 MOST_KEPT = 32  # plans of a process; each holds its static tables
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from scalein.api.flow import Flow
 from scalein.cli import doctor
 from scalein.cli.main import main
-from scalein.flow import Flow
 from scalein.kernels.machine import copy_bandwidth
 
 

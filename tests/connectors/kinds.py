@@ -12,9 +12,9 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 import scalein as si
+from scalein.api.flow import Flow
 from scalein.connectors.base import Connected, Json
 from scalein.connectors.formats.json_lines import lines
-from scalein.flow import Flow
 
 SCHEMA = pa.schema({"n": pa.int64(), "x": pa.float64(), "s": pa.string(), "t": pa.timestamp("us"), "b": pa.bool_()})
 

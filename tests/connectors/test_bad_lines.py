@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 import scalein as si
 from scalein import col
+from scalein.api.flow import Flow
 from scalein.connectors.formats import lenient
 from scalein.connectors.formats import text as formats_text
-from scalein.flow import Flow
 from tests.engines import examples
 from tests.same import assert_same
 

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import scalein as si
+from scalein.api.flow import Flow
 from scalein.connectors.base import Json
 from scalein.connectors.sinks.files import FileSink
-from scalein.flow import Flow
 from tests.connectors.kinds import SCHEMA, rows
 
 FORMATS = {

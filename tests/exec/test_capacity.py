@@ -13,9 +13,9 @@ import pytest
 
 import scalein as si
 from scalein import col
+from scalein.api.flow import Flow
 from scalein.errors import ScaleinError
 from scalein.exec import array_limits, explode, pipeline, sort
-from scalein.flow import Flow
 from scalein.interp import hosts
 from scalein.interp.taking import taken
 from tests.same import assert_same

@@ -8,10 +8,10 @@ import pytest
 
 import scalein as si
 from scalein import col
+from scalein.api.flow import Flow
 from scalein.compiler import compile_flow
 from scalein.exec.bounded import Program, StandingProgram
 from scalein.exec.morsels import JOINED_ROWS, SMALL_ROWS, joined
-from scalein.flow import Flow
 from scalein.ir.partials import two_phase
 from scalein.jobs.partials import group_of
 from scalein.jobs.segments import cut

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import scalein as si
 from scalein import col
+from scalein.api.flow import Flow
 from scalein.compiler import compile_flow
 from scalein.exec.bounded import Program, StandingProgram
-from scalein.flow import Flow
 from scalein.ir.partials import TwoPhase, finished_rows, fits, two_phase
 from scalein.ir.physical import Grouped, Node, Pipe
 from scalein.options import Options

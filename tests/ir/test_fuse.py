@@ -6,7 +6,7 @@ import pyarrow as pa
 
 import scalein as si
 from scalein import col
-from scalein.flow import Flow
+from scalein.api.flow import Flow
 from scalein.ir.passes.fuse import fuse
 from scalein.ir.passes.physicalize import split
 from scalein.ir.physical import Grouped, Pipe, walk_nodes

@@ -8,7 +8,8 @@ import pyarrow as pa
 
 import scalein as si
 from scalein import col
-from scalein.column import Column
+from scalein.api.column import Column
+from scalein.api.windows import WindowSpec
 from scalein.compiler import compile_flow
 from scalein.dtypes import BOOL, F64, I32, I64, STR
 from scalein.ir.exprs import Call, Col, Named
@@ -29,7 +30,6 @@ from scalein.ir.stages import (
     Where,
 )
 from scalein.ir.tables import Slicing, Table
-from scalein.windows import WindowSpec
 from tests.conftest import Golden
 from tests.ir.plans import events, users
 

@@ -27,8 +27,8 @@ import pyarrow as pa
 
 import scalein as si
 from scalein import col
+from scalein.api.flow import Flow
 from scalein.connectors.sinks.files import FileSink
-from scalein.flow import Flow
 from scalein.jobs.epochs import Checkpoint
 from scalein.jobs.job import Job
 from scalein.state import LogStore

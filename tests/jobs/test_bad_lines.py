@@ -12,8 +12,8 @@ import pytest
 
 import scalein as si
 from scalein import col
+from scalein.api.flow import Flow
 from scalein.connectors.formats import lenient
-from scalein.flow import Flow
 from scalein.jobs import feeds
 from scalein.jobs import job as job_module
 from scalein.jobs.job import Job

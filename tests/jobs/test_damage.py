@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import scalein as si
 from scalein import col
-from scalein.flow import Flow
+from scalein.api.flow import Flow
 from scalein.jobs.job import Job
 from scalein.state import LogStore
 from scalein.state import row_buffer as rows_module

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import scalein as si
 from scalein import col
+from scalein.api.flow import Flow
 from scalein.exec import event_time
-from scalein.flow import Flow
 from scalein.jobs import job as job_module
 from scalein.jobs.job import Job
 from scalein.testing import Clock, Stream, until

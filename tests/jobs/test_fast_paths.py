@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 import scalein as si
 from scalein import col
+from scalein.api.flow import Flow
 from scalein.errors import ComputeError
 from scalein.exec import event_time, morsels, radix, ring_preaggregate
-from scalein.flow import Flow
 from scalein.jobs import groups, job, pipeline, running
 
 WINDOWS = [(100, 100), (1000, 1000), (100, 20), (500, 200), (1000, 100), (30, 20)]

@@ -14,7 +14,7 @@ import pytest
 
 import scalein as si
 from scalein import col, testing
-from scalein.flow import Flow
+from scalein.api.flow import Flow
 from scalein.jobs.committing import MOST_TRIES
 from scalein.jobs.job import Job
 from scalein.jobs.monitor import log_lines

@@ -14,8 +14,8 @@ import pytest
 
 import scalein as si
 from scalein import col
+from scalein.api.flow import Flow
 from scalein.exec import radix
-from scalein.flow import Flow
 from scalein.jobs import job as job_module
 from scalein.jobs import running
 from scalein.testing import Stream, until

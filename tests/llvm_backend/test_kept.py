@@ -11,7 +11,7 @@ import pytest
 
 import scalein as si
 from scalein import col
-from scalein.flow import Flow
+from scalein.api.flow import Flow
 from scalein.ir.stages import FromBatches
 from scalein.kernels.profile import listening
 from scalein.llvm_backend.stage import lower_stage

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import scalein as si
+from scalein.api.flow import Flow
 from scalein.errors import NOWHERE
-from scalein.flow import Flow
 from scalein.ir.passes.null_on_error import tried
 from scalein.options import Options
 from scalein.spark.serialize import Carried, pack, settled

@@ -12,11 +12,11 @@ import pytest
 
 import scalein as si
 from scalein import col
+from scalein.api.flow import Flow
 from scalein.compiler import compile_flow
 from scalein.errors import ComputeError
 from scalein.exec.bounded import Program
 from scalein.exec.combine import Numbered
-from scalein.flow import Flow
 from scalein.ir.partials import TwoPhase, two_phase
 from scalein.jobs.partials import group_of
 from scalein.options import Options

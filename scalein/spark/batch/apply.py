@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from scalein.api.flow import Flow
 from scalein.errors import BadArgument, SourceLoc, here, type_name
-from scalein.flow import Flow
 from scalein.ir import ops
 from scalein.ir.exprs import Named
 from scalein.ir.physical import identity

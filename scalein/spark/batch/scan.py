@@ -39,7 +39,7 @@ from scalein.spark.types import leaving, leaving_schema, spark_schema
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from scalein.flow import Flow
+    from scalein.api.flow import Flow
 
 TASK_BYTES = 256 << 20  # of files, compressed as they are, that a task reads at least if there are cores enough
 MOST_READERS = 4  # tasks that each read all files
@@ -55,7 +55,7 @@ def run(flow: Flow, spark: SparkSession) -> DataFrame:
     Every executor must see the files under the same path. Nothing is read before an action but what the plan needs:
     the files' metadata, and the static tables of joins. What is said of order in `scalein.spark.apply` holds here too.
     """
-    from scalein.flow import Flow
+    from scalein.api.flow import Flow
     from scalein.spark.batch.apply import planned
 
     at = here()

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from scalein.api.flow import Flow
 from scalein.connectors.base import Sink
 from scalein.errors import BadArgument, SourceLoc, here, type_name
-from scalein.flow import Flow
 from scalein.ir.passes.null_on_error import tried
 from scalein.spark.serialize import settled
 from scalein.spark.streaming.commits import Plan, checked_partitions

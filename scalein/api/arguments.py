@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scalein.column import Column, as_column
+from scalein.api.column import Column, as_column
+from scalein.api.naming import row_expr
 from scalein.dtypes import DType, Schema
 from scalein.dtypes import alike as same_type
 from scalein.errors import BadArgument, BadName, SourceLoc, WrongType
@@ -12,7 +13,6 @@ from scalein.ir.exprs import Call, Col, Expr, Named, type_of
 from scalein.ir.ops import Join, Op, Project
 from scalein.ir.resolve import Scope, resolve, shown
 from scalein.ir.unify import as_decimal, cast_to, common_type, nested_hint
-from scalein.naming import row_expr
 
 HOWS = ("inner", "left", "semi", "anti")
 Keys = str | Column | Sequence[str | Column]

@@ -12,29 +12,29 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from scalein import elsewhere
-from scalein.binding import as_schema, bind, source, unbound
-from scalein.column import Column
-from scalein.combine import Keys, alike, join
+from scalein.api import hints
+from scalein.api.arguments import Keys, alike, join
+from scalein.api.column import Column
+from scalein.api.groupby import GroupBy, group
+from scalein.api.in_spark import InSpark
+from scalein.api.naming import as_item, row_expr, row_outputs
+from scalein.api.nesting import explode
+from scalein.api.ordering import Order, distinct, first_rows, sort
+from scalein.api.sources import as_schema, bind, source, unbound
+from scalein.api.windows import WindowSpec
 from scalein.connectors.in_memory import of_arrow, of_batches
 from scalein.dtypes import BOOL, Kind
 from scalein.durations import Duration, in_units, span
 from scalein.errors import BadArgument, BadName, WrongType, here
-from scalein.groups import GroupBy, group
-from scalein.in_spark import InSpark
 from scalein.ir import ops
 from scalein.ir.exprs import Call, Col, Expr, Named, type_of
 from scalein.ir.literals import as_dtype
 from scalein.ir.printer import dump
 from scalein.ir.resolve import Scope, column, resolve, shown
-from scalein.naming import as_item, row_expr, row_outputs
-from scalein.nesting import explode
 from scalein.options import Options
-from scalein.ordering import Order, distinct, first_rows, sort
-from scalein.windows import WindowSpec
 
 if TYPE_CHECKING:
-    from scalein.graph import Graph
+    from scalein.api.graph import Graph
     from scalein.jobs.job import Job
 
 LEVELS = ("logical", "fused", "llvm", "asm")
@@ -50,7 +50,7 @@ class Flow(InSpark):
     """
 
     __slots__ = ()
-    _called, _elsewhere = "a Flow", elsewhere.FLOW
+    _called, _elsewhere = "a Flow", hints.FLOW
 
     def __init__(self, op: ops.Op) -> None:
         self.op = op
@@ -356,7 +356,7 @@ class Flow(InSpark):
         {'x': [2, 3]}
         """
         at = here()
-        from scalein.starting import start
+        from scalein.api.start import start
 
         return start(self.op, data, sink, checkpoint, savepoint, None if bootstrap is None else _as_op(bootstrap),
                      every, emit, late, on_error, max_rows_per_second,
@@ -381,7 +381,7 @@ class Flow(InSpark):
 
     def graph(self) -> Graph:
         """The plan as a picture: SVG in a notebook, Mermaid when printed."""
-        from scalein.graph import Graph
+        from scalein.api.graph import Graph
 
         return Graph(self.op)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from scalein.column import Column, as_column, lit
+from scalein.api.column import Column, as_column, lit
 from scalein.errors import BadArgument, BadName, type_name
 from scalein.ir.exprs import Agg, Expr, Named
 from scalein.ir.literals import PLAIN

@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from scalein import elsewhere
+from scalein.api import hints
+from scalein.api.hints import Hinted
 from scalein.dtypes import UNITS_PER_SECOND
 from scalein.durations import Duration, span
-from scalein.elsewhere import Hinted
 from scalein.errors import BadArgument, here
 
 if TYPE_CHECKING:
-    from scalein.column import Column
+    from scalein.api.column import Column
 
 
 class StrMethods(Hinted):
     """Functions of text. Positions and lengths count code points."""
 
     __slots__ = ("_column",)
-    _called, _elsewhere = ".str", elsewhere.STR
+    _called, _elsewhere = ".str", hints.STR
 
     def __init__(self, column: Column) -> None:
         self._column = column
@@ -165,7 +165,7 @@ class ListMethods(Hinted):
     """Functions of lists; `flow.explode(name)` makes rows of their elements."""
 
     __slots__ = ("_column",)
-    _called, _elsewhere = ".list", elsewhere.LIST
+    _called, _elsewhere = ".list", hints.LIST
 
     def __init__(self, column: Column) -> None:
         self._column = column
@@ -192,7 +192,7 @@ class StructMethods(Hinted):
     """Functions of structs."""
 
     __slots__ = ("_column",)
-    _called, _elsewhere = ".struct", elsewhere.STRUCT
+    _called, _elsewhere = ".struct", hints.STRUCT
 
     def __init__(self, column: Column) -> None:
         self._column = column
@@ -215,7 +215,7 @@ class DtMethods(Hinted):
     """Functions of timestamps; those down to `ordinal_day` take dates as well. A zone means its local time."""
 
     __slots__ = ("_column",)
-    _called, _elsewhere = ".dt", elsewhere.DT
+    _called, _elsewhere = ".dt", hints.DT
 
     def __init__(self, column: Column) -> None:
         self._column = column

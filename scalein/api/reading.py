@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
-from scalein.binding import as_schema, source
+from scalein.api.flow import Flow
+from scalein.api.sources import as_schema, source
 from scalein.connectors.base import Connected, of_source
 from scalein.connectors.formats.base import Format
 from scalein.connectors.formats.ipc import Ipc
@@ -16,7 +17,6 @@ from scalein.connectors.sources.files import FileSource
 from scalein.connectors.sources.generate import BATCH_ROWS, Generated
 from scalein.connectors.sources.streams import FlightSource, SocketSource, is_address
 from scalein.errors import BadArgument, SourceLoc, here
-from scalein.flow import Flow
 
 
 def read_parquet(path: object, *, follow: bool = False, schema: object = None) -> Flow:

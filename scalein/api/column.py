@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NoReturn
 
-from scalein import elsewhere
-from scalein.aggregates import Aggregates
-from scalein.attempts import Attempts
-from scalein.elsewhere import Hinted
+from scalein.api import hints
+from scalein.api.aggregates import Aggregates
+from scalein.api.attempts import Attempts
+from scalein.api.hints import Hinted
+from scalein.api.methods import DtMethods, ListMethods, StrMethods, StructMethods
 from scalein.errors import BadArgument, SourceLoc, here
 from scalein.ir.exprs import Agg, Call, Col, Expr
 from scalein.ir.literals import as_dtype, fit, literal, own_type
 from scalein.ir.printer import show_agg, show_expr
-from scalein.namespaces import DtMethods, ListMethods, StrMethods, StructMethods
 
 
 class Column(Attempts, Aggregates, Hinted):
@@ -29,7 +29,7 @@ class Column(Attempts, Aggregates, Hinted):
     """
 
     __slots__ = ("_alias", "_node")
-    _called, _elsewhere = "a Column", elsewhere.COLUMN
+    _called, _elsewhere = "a Column", hints.COLUMN
     __array_ufunc__ = None  # numpy scalars leave operators to us: np.int64(1) + col("x")
     __hash__ = None  # type: ignore[assignment]  # == gives a Column, so a Column cannot be a key
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scalein.column import Column, as_expr
+from scalein.api.column import Column, as_expr
 from scalein.errors import BadArgument, SourceLoc, here
 from scalein.ir.exprs import Call, Expr, Lit
 

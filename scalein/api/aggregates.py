@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from scalein.errors import BadArgument, here
 
 if TYPE_CHECKING:
-    from scalein.column import Column
+    from scalein.api.column import Column
 
 
 class Aggregates:

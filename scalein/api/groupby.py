@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from scalein import elsewhere
-from scalein.column import Column
-from scalein.elsewhere import Hinted
+from scalein.api import hints
+from scalein.api.column import Column
+from scalein.api.hints import Hinted
+from scalein.api.naming import check_distinct, row_outputs
+from scalein.api.windows import WindowSpec, resolve_window
 from scalein.errors import BadArgument, BadName, WrongType, here
 from scalein.ir.exprs import Agg, Named, NamedAgg, type_of
 from scalein.ir.ops import Aggregate, Op, Window
 from scalein.ir.resolve import Scope, resolve_agg
 from scalein.ir.unify import nested_hint
-from scalein.naming import check_distinct, row_outputs
-from scalein.windows import WindowSpec, resolve_window
 
 if TYPE_CHECKING:
-    from scalein.flow import Flow
+    from scalein.api.flow import Flow
 
 MOST_KEYS = 64  # a record has one word of null bits
 _WINDOW_COLUMNS = ["window_start", "window_end"]
@@ -27,7 +27,7 @@ class GroupBy(Hinted):
     """What `flow.group_by(...)` gives; `agg` makes a flow of it again."""
 
     __slots__ = ("_keys", "_op", "_window", "_wrap")
-    _called, _elsewhere = "a GroupBy", elsewhere.GROUP_BY
+    _called, _elsewhere = "a GroupBy", hints.GROUP_BY
 
     def __init__(self, op: Op, keys: tuple[Named, ...], window: Window | None, wrap: type[Flow]) -> None:
         self._op = op

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from scalein.elsewhere import Hinted
+from scalein.api.hints import Hinted
 from scalein.ir import ops
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scalein.column import Column
+from scalein.api.column import Column
+from scalein.api.naming import as_item, row_expr
 from scalein.errors import BadArgument, WrongType
 from scalein.ir.exprs import type_of
 from scalein.ir.ops import By, Distinct, Op, Sort
 from scalein.ir.resolve import Scope, column, shown
 from scalein.ir.unify import nested_hint
-from scalein.naming import as_item, row_expr
 
 Order = str | Column | Sequence[str | Column]
 

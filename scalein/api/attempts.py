@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from scalein.column import Column
+    from scalein.api.column import Column
 
 
 class Attempts:

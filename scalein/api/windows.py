@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scalein.column import Column, as_column
+from scalein.api.column import Column, as_column
 from scalein.dtypes import Kind
 from scalein.durations import Duration, Span, in_units, span
 from scalein.errors import BadDuration, WrongType, here
