@@ -12,11 +12,10 @@ import pyarrow as pa
 import pytest
 
 import scalein as si
-from scalein import col
+from scalein import arrow_functions, col
 from scalein.api.flow import Flow
 from scalein.errors import ScaleinError
 from scalein.exec import array_limits, explode, pipeline, sort
-from scalein.interp import hosts
 from scalein.interp.taking import taken
 from tests.same import assert_same
 
@@ -114,7 +113,7 @@ def test_the_weight_of_rows(kind: pa.DataType) -> None:
 
 def _limited(monkeypatch: pytest.MonkeyPatch, most: int) -> list[int]:
     """Make text functions fail whose result has over `most` bytes; gives how many bytes each call had."""
-    given, apply = [], hosts.apply
+    given, apply = [], arrow_functions.apply
 
     def limited(call: object, args: list[pa.Array]) -> pa.Array:
         found = apply(call, args)  # type: ignore[arg-type]
@@ -123,7 +122,7 @@ def _limited(monkeypatch: pytest.MonkeyPatch, most: int) -> list[int]:
             raise pa.ArrowInvalid("Failed casting from large_string to string: input array too large")
         return found
 
-    monkeypatch.setattr(hosts, "apply", limited)
+    monkeypatch.setattr(arrow_functions, "apply", limited)
     return given
 
 
@@ -154,7 +153,7 @@ def test_another_error_of_pyarrow_is_no_limit(monkeypatch: pytest.MonkeyPatch) -
         calls.append(len(args[0]))
         raise pa.ArrowInvalid("something else")
 
-    monkeypatch.setattr(hosts, "apply", broken)
+    monkeypatch.setattr(arrow_functions, "apply", broken)
     flow = si.from_arrow(pa.table({"n": range(1000)})).select(s=(col("n") + 1).cast(pa.string()))
     with pytest.raises(ScaleinError, match=r"pyarrow cannot do what `\(n \+ 1\)\.cast\(str\)` needs"):
         flow.collect(workers=1)
