@@ -118,7 +118,7 @@ def test_the_best_do_not_keep_the_bytes_of_the_others(monkeypatch: pytest.Monkey
     monkeypatch.setattr(side_state, "SHORTEN_FROM", 1000)
     taken: list[int] = []
     take = side_state.Heap.take
-    monkeypatch.setattr(side_state.Heap, "take", lambda heap, piece, used: (taken.append(used), take(heap, piece, used)))
+    monkeypatch.setattr(side_state.Heap, "take", lambda heap, piece, n: (taken.append(n), take(heap, piece, n)))
     table = pa.table({"s": [f"a text that is too long for a record: {n * 7919 % 10_007}" for n in range(10_000)],
                       "x": [n * 7919 % 10_007 for n in range(10_000)]})
     batches = table.to_batches(max_chunksize=500)

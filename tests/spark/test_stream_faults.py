@@ -99,7 +99,7 @@ def dying(target: object, name: str, call: int, before: bool) -> Iterator[None]:
 STEPS: list[tuple[object, str, int]] = [
     (Manifests, "publish", 2),  # tasks are done; and the manifest is there
     (Place, "put", 2), (object_store.os, "rename", 4), (object_store.os, "rename", 5),  # in the middle of writing it
-    (FileSink, "commit", 3), (object_store.os, "rename", 6), (object_store.os, "rename", 7),  # in the middle of the commit
+    (FileSink, "commit", 3), (object_store.os, "rename", 6), (object_store.os, "rename", 7),  # in a commit
     (Manifests, "forget", 2), (Place, "remove", 2),
     (reducing, "write_run", 4), (FileSink, "prepare", 5),
 ]  # fmt: skip
