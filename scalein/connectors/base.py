@@ -15,8 +15,8 @@ import pyarrow as pa
 from scalein.connectors.formats.statistics import Condition
 from scalein.connectors.in_memory import bare, checked
 from scalein.errors import BadArgument, BadData, ScaleinError, SourceLoc
+from scalein.storage.checked_json import Json
 
-Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Read = Iterator[tuple[pa.RecordBatch, Json]]
 
 QUIET_S = 0.1  # the longest that a read of an unbounded source keeps silent

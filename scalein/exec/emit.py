@@ -12,14 +12,14 @@ from scalein.dtypes import I32, I64
 from scalein.errors import ScaleinError
 from scalein.exec.finalize import Listed, settle
 from scalein.exec.join_build import Built
-from scalein.exec.pipeline import collected, run_pipe
+from scalein.exec.pipeline import run_pipe
 from scalein.exec.tables import OneRecord
 from scalein.ir.exprs import Col, Named
 from scalein.ir.physical import Grouped, Pipe, identity
 from scalein.ir.stages import Collect, FromTable, Stage
 from scalein.ir.tables import Table
 from scalein.kernels.call import kernel
-from scalein.kernels.output import MOST_TEXT_BYTES
+from scalein.kernels.output import MOST_TEXT_BYTES, collected
 from scalein.kernels.prepare import Prepared
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options

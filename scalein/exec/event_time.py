@@ -17,10 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scalein.connectors.base import Json
 from scalein.dtypes import DType, Kind
 from scalein.kernels.workers import side_by_side
-from scalein.storage.checked_json import as_int, as_map
+from scalein.storage.checked_json import Json, as_int, as_map
 
 BELIEVED_BATCHES = 3  # far ahead, one behind the other, after which they are right and the past was long ago
 FEW_TIMES = 1 << 16

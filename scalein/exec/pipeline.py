@@ -17,7 +17,6 @@ from itertools import count
 
 import pyarrow as pa
 
-from scalein.errors import ScaleinError
 from scalein.exec.join_build import Built
 from scalein.exec.seen import Seen
 from scalein.interp.taking import taken
@@ -26,12 +25,11 @@ from scalein.ir.passes.pass_through import Origin, kernel_steps, row_numbers, sp
 from scalein.ir.physical import Pipe
 from scalein.ir.stages import Collect, Fresh, Let, Probe, Where
 from scalein.kernels import kernel_metrics
-from scalein.kernels.call import call
-from scalein.kernels.output import CHUNK_ROWS, MOST_TEXT_BYTES, TEXT_BYTES, TEXT_BYTES_A_ROW, Chunk
+from scalein.kernels.output import CHUNK_ROWS, collected
 from scalein.kernels.prepare import Prepared
 from scalein.kernels.specialise import Specialiser
 from scalein.kernels.workers import begin
-from scalein.layout import DONE, FrameData
+from scalein.layout import FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
 
@@ -139,7 +137,8 @@ class Work:
         if bound is None:
             return [_assemble(self.schema, batch, self.passed, [])]
         is_thinned = any(isinstance(step, Where | Probe | Fresh) for step in self.prepared.steps)
-        parts = collected(*bound, self.computed, batch.num_rows, FEW_ROWS if is_thinned else CHUNK_ROWS, seen)
+        parts = collected(*bound, self.computed, batch.num_rows, FEW_ROWS if is_thinned else CHUNK_ROWS,
+                          None if seen is None else seen.call)
         if self.taken:
             return [rows for arrays in parts if len(arrays[0]) for rows in self._with_taken(batch, arrays)]
         if not self.passed:
@@ -184,54 +183,3 @@ def _assemble(schema: pa.Schema, batch: pa.RecordBatch, passed: dict[int, str],
     columns = [batch.column(passed[i]) if i in passed else next(rest) for i in range(len(schema))]
     columns = [c if c.type == f.type else c.cast(f.type) for c, f in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def collected(compiled: Compiled, frame: FrameData, items: tuple[Named, ...], rows: int,
-              first: int = CHUNK_ROWS, seen: Seen | None = None) -> Iterator[list[pa.Array]]:
-    """Run a collecting kernel to its end; chunks of columns as they fill up, the last even if it is empty.
-
-    `rows` are expected at most; `first` limits the first chunk where far fewer may come.
-    """
-    collector = Collector(compiled, frame, items, rows, first, seen)
-    yield from collector.run()
-    yield collector.finish()
-
-
-class Collector:
-    """A collecting kernel with its output chunk, over one or more calls' worth of input."""
-
-    def __init__(self, compiled: Compiled, frame: FrameData, items: tuple[Named, ...], rows: int,
-                 first: int = CHUNK_ROWS, seen: Seen | None = None) -> None:
-        self._compiled, self.frame, self._items = compiled, frame, items
-        self._call = call if seen is None else seen.call
-        self._most = min(max(rows, 1), CHUNK_ROWS)
-        self._rows = min(self._most, first)
-        self._text = min(TEXT_BYTES, TEXT_BYTES_A_ROW * self._rows)
-        self._renew()
-
-    def _renew(self) -> None:
-        self._chunk = Chunk(self._items, self._compiled.never_null, self._rows, self._text)
-        self._chunk.attach(self.frame)
-        self._given = 0  # rows of the chunk that were handed out
-
-    def run(self) -> Iterator[list[pa.Array]]:
-        """Rows [row, end) of the frame's input; gives the chunks that became full."""
-        while self._call(self._compiled, self.frame) != DONE:
-            count = self.frame["out.count"]
-            if count:
-                if count > self._given:
-                    yield self._chunk.take(count, self._given)
-                self._rows = min(self._most, 4 * self._rows)
-                self._text = max(self._text, min(TEXT_BYTES, TEXT_BYTES_A_ROW * self._rows))
-            else:  # one block's strings alone are more than a chunk holds
-                if self._text == MOST_TEXT_BYTES:
-                    raise ScaleinError("a block of rows has more text than an Arrow string array can hold",
-                                       found="more than 2 GiB",
-                                       hint="shorten the strings with .str.slice, or drop them")
-                self._text = min(4 * self._text, MOST_TEXT_BYTES)
-            self._renew()
-
-    def finish(self) -> list[pa.Array]:
-        """What is left in the last chunk; more may follow behind it."""
-        start, self._given = self._given, self.frame["out.count"]
-        return self._chunk.take(self._given, start)

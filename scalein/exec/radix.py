@@ -20,13 +20,13 @@ import pyarrow as pa
 
 from scalein.exec.finalize import settle
 from scalein.exec.morsels import Unit
-from scalein.exec.pipeline import Collector
 from scalein.exec.spill_file import SpillFile, pieces_in
 from scalein.exec.tables import HashTable, grown
 from scalein.ir.exprs import Call, Col, Expr, Lit, Named, type_of
 from scalein.ir.stages import Group, GroupMode, Partition, Stage
 from scalein.ir.tables import Table
 from scalein.kernels.call import call, kernel
+from scalein.kernels.output import Collector
 from scalein.kernels.prepare import Prepared, table_args, table_exprs
 from scalein.kernels.specialise import Specialiser
 from scalein.kernels.workers import each_worker, side_by_side

@@ -20,12 +20,12 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.exec.morsels import units
-from scalein.exec.pipeline import Collector
 from scalein.exec.tables import HashTable, grown
 from scalein.ir.passes.place_state import MAX_RING_SLICES
 from scalein.ir.stages import Group, GroupMode
 from scalein.ir.tables import Slicing, Table
 from scalein.kernels.call import call
+from scalein.kernels.output import Collector
 from scalein.kernels.prepare import Prepared, specialised_table, table_exprs
 from scalein.kernels.specialise import Specialiser
 from scalein.kernels.workers import side_by_side

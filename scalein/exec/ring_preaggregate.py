@@ -27,7 +27,6 @@ import pyarrow as pa
 from scalein.errors import InternalError
 from scalein.exec.emit import Emitter
 from scalein.exec.join_build import Built
-from scalein.exec.pipeline import Collector
 from scalein.exec.ring import FAR_SLICE
 from scalein.exec.tables import HashTable, grown
 from scalein.ir.passes.pass_through import kernel_steps
@@ -35,7 +34,7 @@ from scalein.ir.physical import Grouped
 from scalein.ir.stages import Group, GroupMode
 from scalein.ir.tables import Slicing, Table
 from scalein.kernels.call import call
-from scalein.kernels.output import CHUNK_ROWS
+from scalein.kernels.output import CHUNK_ROWS, Collector
 from scalein.kernels.prepare import Prepared, specialised_table, table_exprs
 from scalein.kernels.specialise import Specialiser
 from scalein.kernels.workers import side_by_side

@@ -22,7 +22,6 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.compiler import compile_flow
-from scalein.connectors.base import Json
 from scalein.errors import ComputeError
 from scalein.exec import ring
 from scalein.exec.bounded import Program, RingProgram, StandingProgram
@@ -44,7 +43,7 @@ from scalein.jobs.steps import (
     Surroundings,
 )
 from scalein.state.row_buffer import Kept, RowLog
-from scalein.storage.checked_json import as_map
+from scalein.storage.checked_json import Json, as_map
 
 MOST_KEYS, MOST_VALUES = 16, 32  # columns of a store
 FEW_ROWS = 1 << 20  # of partial groups, that are not worth being put together

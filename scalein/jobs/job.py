@@ -24,7 +24,6 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from scalein.connectors.base import Json
 from scalein.connectors.clock import clock
 from scalein.connectors.sinks.sink_writer import Outlet
 from scalein.errors import BadArgument, LateData, ScaleinError, StoreFailed, here
@@ -43,7 +42,7 @@ from scalein.kernels.stopping import leaving_on_sigterm
 from scalein.kernels.workers import staying
 from scalein.memory import keep_at_most
 from scalein.options import Options
-from scalein.storage.checked_json import as_map
+from scalein.storage.checked_json import Json, as_map
 from scalein.storage.failpoints import Crashed, reach
 
 STEP_ROWS = 1 << 25  # that are run at once, at most, when there are so many

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from scalein.compiler import compile_flow
-from scalein.connectors.base import Connected, Json
+from scalein.connectors.base import Connected
 from scalein.connectors.formats.statistics import Condition
 from scalein.connectors.in_memory import Batches
 from scalein.errors import BadArgument
@@ -17,7 +17,7 @@ from scalein.ir.exprs import Col, Named
 from scalein.jobs.feeds import Place, Reader
 from scalein.jobs.segments import Feed
 from scalein.jobs.steps import Runner, Surroundings
-from scalein.storage.checked_json import as_map
+from scalein.storage.checked_json import Json, as_map
 
 
 @dataclass(eq=False)

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scalein.compiler import compile_flow
-from scalein.connectors.base import Json
 from scalein.dtypes import BOOL, Schema
 from scalein.errors import ComputeError
 from scalein.exec.bounded import Program, StandingProgram
@@ -35,7 +34,7 @@ from scalein.jobs.steps import (
     filtered,
     reads,
 )
-from scalein.storage.checked_json import as_int, as_map
+from scalein.storage.checked_json import Json, as_int, as_map
 
 FOREVER = (1 << 63) - 1  # in units of time
 MOST_STANDING = 1 << 20  # groups in workers' own tables

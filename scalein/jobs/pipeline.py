@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from scalein.connectors.base import Connected, Json
+from scalein.connectors.base import Connected
 from scalein.dtypes import UNITS_PER_SECOND, DType, Kind, Schema
 from scalein.errors import BadArgument, ScaleinError, SourceLoc
 from scalein.exec.event_time import extent, extents, least
@@ -38,7 +38,7 @@ from scalein.jobs.segments import Feed, Segment
 from scalein.jobs.steps import Arrival, Distinct, Frozen, Limit, Sort, Stateless, Step, Surroundings
 from scalein.jobs.trials import counted_on_trial
 from scalein.options import Options
-from scalein.storage.checked_json import as_int
+from scalein.storage.checked_json import Json, as_int
 
 SHARED_TIMES = 1 << 20  # at least, to look at side by side: waking a worker takes as long as a quarter of them
 NEVER = 1 << 62  # rows come at the end: time does not pass behind them before

@@ -14,7 +14,6 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from scalein.connectors.base import Json
 from scalein.errors import ComputeError
 from scalein.exec.bounded import Program, StandingProgram
 from scalein.exec.combine import Numbered
@@ -41,7 +40,7 @@ from scalein.jobs.steps import (
     open_store,
 )
 from scalein.state import LogStore
-from scalein.storage.checked_json import as_int, as_map
+from scalein.storage.checked_json import Json, as_int, as_map
 
 MOST_PARTED = 640 << 20  # bytes of rows that wait to be aggregated
 _ONE = "#one"  # the key of groups without keys

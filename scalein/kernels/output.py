@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import numpy as np
 import pyarrow as pa
 
 from scalein.dtypes import Kind
+from scalein.errors import ScaleinError
 from scalein.ir.exprs import Named, type_of
-from scalein.layout import BLOCK_ROWS, FrameData, size_of
+from scalein.kernels.call import call
+from scalein.layout import BLOCK_ROWS, DONE, FrameData, size_of
+from scalein.llvm_backend.cache import Compiled
 from scalein.memory import allocate
 
 CHUNK_ROWS = 1 << 20
@@ -77,3 +82,57 @@ class Chunk:
             return pa.Array.from_buffers(dtype.arrow, count, [bitmap, packed], nulls)
         data += start * (dtype.width if dtype.form == "fixed" else size_of(dtype))
         return pa.Array.from_buffers(dtype.arrow, count, [bitmap, self._buffer.slice(data, end - data)], nulls)
+
+
+Call = Callable[[Compiled, FrameData], int]  # runs a kernel until it is done or its output is full
+
+
+def collected(compiled: Compiled, frame: FrameData, items: tuple[Named, ...], rows: int,
+              first: int = CHUNK_ROWS, run: Call | None = None) -> Iterator[list[pa.Array]]:
+    """Run a collecting kernel to its end; chunks of columns as they fill up, the last even if it is empty.
+
+    `rows` are expected at most; `first` limits the first chunk where far fewer may come.
+    """
+    collector = Collector(compiled, frame, items, rows, first, run)
+    yield from collector.run()
+    yield collector.finish()
+
+
+class Collector:
+    """A collecting kernel with its output chunk, over one or more calls' worth of input."""
+
+    def __init__(self, compiled: Compiled, frame: FrameData, items: tuple[Named, ...], rows: int,
+                 first: int = CHUNK_ROWS, run: Call | None = None) -> None:
+        self._compiled, self.frame, self._items = compiled, frame, items
+        self._call = run or call
+        self._most = min(max(rows, 1), CHUNK_ROWS)
+        self._rows = min(self._most, first)
+        self._text = min(TEXT_BYTES, TEXT_BYTES_A_ROW * self._rows)
+        self._renew()
+
+    def _renew(self) -> None:
+        self._chunk = Chunk(self._items, self._compiled.never_null, self._rows, self._text)
+        self._chunk.attach(self.frame)
+        self._given = 0  # rows of the chunk that were handed out
+
+    def run(self) -> Iterator[list[pa.Array]]:
+        """Rows [row, end) of the frame's input; gives the chunks that became full."""
+        while self._call(self._compiled, self.frame) != DONE:
+            count = self.frame["out.count"]
+            if count:
+                if count > self._given:
+                    yield self._chunk.take(count, self._given)
+                self._rows = min(self._most, 4 * self._rows)
+                self._text = max(self._text, min(TEXT_BYTES, TEXT_BYTES_A_ROW * self._rows))
+            else:  # one block's strings alone are more than a chunk holds
+                if self._text == MOST_TEXT_BYTES:
+                    raise ScaleinError("a block of rows has more text than an Arrow string array can hold",
+                                       found="more than 2 GiB",
+                                       hint="shorten the strings with .str.slice, or drop them")
+                self._text = min(4 * self._text, MOST_TEXT_BYTES)
+            self._renew()
+
+    def finish(self) -> list[pa.Array]:
+        """What is left in the last chunk; more may follow behind it."""
+        start, self._given = self._given, self.frame["out.count"]
+        return self._chunk.take(self._given, start)

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.dtypes import Field, from_arrow_type
-from scalein.exec.pipeline import collected
 from scalein.ir.exprs import Col, Expr, Named
 from scalein.ir.stages import (
     Absorb,
@@ -30,6 +29,7 @@ from scalein.ir.stages import (
 )
 from scalein.ir.stored import StoredTable
 from scalein.kernels.call import call, kernel
+from scalein.kernels.output import collected
 from scalein.kernels.prepare import Prepared
 from scalein.kernels.specialise import Specialiser
 from scalein.kernels.store import Functions, Sorted, Target, Words, new_words

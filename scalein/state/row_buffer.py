@@ -18,9 +18,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from scalein.connectors.base import Json
 from scalein.errors import Damaged, StoreFailed
-from scalein.storage.checked_json import as_int, as_list, as_map, as_text
+from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text
 
 JOINED_ROWS = 1 << 18
 _NAME = re.compile(r"rows-(\d{10})\.arrow")

@@ -5,7 +5,7 @@ Each raises `ValueError`, which `Checkpoint.recovered` turns into `Damaged`, nam
 
 from __future__ import annotations
 
-from scalein.connectors.base import Json
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 
 def as_map(given: Json) -> dict[str, Json]:

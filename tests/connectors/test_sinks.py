@@ -16,8 +16,8 @@ import pytest
 
 import scalein as si
 from scalein.api.flow import Flow
-from scalein.connectors.base import Json
 from scalein.connectors.sinks.files import FileSink
+from scalein.storage.checked_json import Json
 from tests.connectors.kinds import SCHEMA, rows
 
 FORMATS = {

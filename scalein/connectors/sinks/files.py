@@ -30,10 +30,10 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from scalein.connectors.base import Json
 from scalein.connectors.sinks.file_writers import WriteFormat, Writer, writing
 from scalein.connectors.sinks.partitioning import can_split, split
 from scalein.errors import BadArgument, SourceLoc, UnknownColumn, WriteFailed, WrongType, guess
+from scalein.storage.checked_json import Json
 
 STAGED, PART = "_staged-", "part-"
 _GROUP_BYTES = 32 << 20  # rows that make a row group or block of a file

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from scalein.connectors.base import Json
 from scalein.errors import BadArgument, ScaleinError, WriteFailed
+from scalein.storage.checked_json import Json
 
 
 class _AtOnce:

@@ -11,8 +11,9 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from scalein.connectors.base import Json, Sink
+from scalein.connectors.base import Sink
 from scalein.errors import NOWHERE, BadArgument, ScaleinError, SourceLoc, WriteFailed
+from scalein.storage.checked_json import Json
 
 Given = TypeVar("Given")
 

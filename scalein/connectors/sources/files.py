@@ -21,7 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from scalein.connectors.base import QUIET_S, Json
+from scalein.connectors.base import QUIET_S
 from scalein.connectors.formats.base import MOST_ROWS, Format, Part
 from scalein.connectors.formats.lenient import BAD
 from scalein.connectors.formats.parquet import Parquet
@@ -31,6 +31,7 @@ from scalein.connectors.sources.listing import File, Listing
 from scalein.connectors.sources.read_ahead import Unit, ahead
 from scalein.errors import BadArgument, BadData, SourceLoc, here
 from scalein.options import granted_cores
+from scalein.storage.checked_json import Json
 
 GRACE_NS = 3600 * 10**9
 _LOOK_S = 0.05  # between two looks into a followed directory

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from scalein.connectors.base import QUIET_S, Json
+from scalein.connectors.base import QUIET_S
 from scalein.connectors.clock import clock
 from scalein.errors import BadData
+from scalein.storage.checked_json import Json
 
 BATCH_ROWS = 1 << 16
 

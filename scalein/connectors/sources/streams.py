@@ -17,9 +17,10 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from scalein.connectors.base import QUIET_S, Json
+from scalein.connectors.base import QUIET_S
 from scalein.connectors.sources.read_ahead import Unit, ahead
 from scalein.errors import BadArgument, BadData, SourceLoc
+from scalein.storage.checked_json import Json
 
 _ADDRESS = re.compile(r"(?:tcp://)?(\[[0-9a-fA-F:.]+\]|[^/\\:\s]+):(\d{1,5})")
 _CONNECT_S = 10

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from scalein.connectors.base import QUIET_S, Connected, Json
+from scalein.connectors.base import QUIET_S, Connected
 from scalein.connectors.formats.base import Part, reading
 from scalein.connectors.formats.parquet import Parquet
 from scalein.connectors.in_memory import Batches
@@ -35,6 +35,7 @@ from scalein.spark.batch.tasks import Entering, Rows, Step
 from scalein.spark.phases import Phases
 from scalein.spark.shuffle import hashes, own_rows
 from scalein.spark.types import leaving, leaving_schema, spark_schema
+from scalein.storage.checked_json import Json
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from scalein.connectors.base import Json
 from scalein.errors import BadArgument, Damaged, InternalError, ScaleinError, SourceLoc, StoreFailed
 from scalein.spark.serialize import Carried
 from scalein.spark.shuffle import KEY_GROUPS
@@ -33,7 +32,7 @@ from scalein.spark.streaming.runs import Run, joined_runs
 from scalein.spark.streaming.sinks import Outlet
 from scalein.spark.streaming.tasks import Batch, Heard, counted, seen_of
 from scalein.spark.streaming.work import Work
-from scalein.storage.checked_json import as_int, as_list, as_map
+from scalein.storage.checked_json import Json, as_int, as_list, as_map
 from scalein.storage.object_store import Place
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scalein.compiler import compile_flow
-from scalein.connectors.base import Json
 from scalein.dtypes import Field, Schema, from_arrow_type
 from scalein.errors import BadArgument, Damaged, here
 from scalein.exec.bounded import Program
@@ -32,7 +31,7 @@ from scalein.spark.streaming.clocks import least_open
 from scalein.spark.streaming.manifest import Manifests
 from scalein.spark.streaming.runs import HASH, Run, pieces_of
 from scalein.spark.streaming.work import SLICE, Work
-from scalein.storage.checked_json import as_int, as_list, as_map, as_text
+from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text
 from scalein.storage.object_store import place_of
 
 

@@ -31,12 +31,11 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from scalein.connectors.base import Json
 from scalein.errors import Damaged
 from scalein.exec.event_time import as_integers
 from scalein.interp.taking import taken
 from scalein.spark.shuffle import KEY_GROUPS
-from scalein.storage.checked_json import as_int, as_list, as_text
+from scalein.storage.checked_json import Json, as_int, as_list, as_text
 from scalein.storage.object_store import STATE, Place
 
 HASH = "#hash"

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
-from scalein.connectors.base import Json, Sink
+from scalein.connectors.base import Sink
 from scalein.connectors.sinks.files import FileSink
 from scalein.connectors.sinks.sink_writer import Outlet as SinkOutlet
 from scalein.errors import ScaleinError, SourceLoc, WriteFailed
 from scalein.spark.shuffle import decoded, encoded
 from scalein.spark.types import leaving, leaving_schema, spark_schema
-from scalein.storage.checked_json import as_list, as_text
+from scalein.storage.checked_json import Json, as_list, as_text
 from scalein.storage.object_store import OUTPUT, Place
 
 if TYPE_CHECKING:

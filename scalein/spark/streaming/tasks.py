@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from scalein.connectors.base import Json
 from scalein.options import Options
 from scalein.spark.batch.tasks import JOINED_BYTES, task_options
 from scalein.spark.serialize import Carried
@@ -35,6 +34,7 @@ from scalein.spark.streaming.runs import Run, keep_only, ranges
 from scalein.spark.streaming.sinks import Output, Taken
 from scalein.spark.streaming.work import Tally, Work
 from scalein.spark.types import entering
+from scalein.storage.checked_json import Json
 from scalein.storage.object_store import Place
 
 PARTIALS, COUNTED, LATE, WORDS, OUT, FAILED = range(6)  # kinds of cells, and of what a task says

@@ -21,7 +21,6 @@ from pathlib import Path
 import pyarrow as pa
 
 from scalein.compiler import compile_flow
-from scalein.connectors.base import Json
 from scalein.dtypes import Schema
 from scalein.errors import BadArgument, ComputeError, LateData, SourceLoc
 from scalein.exec.bounded import Program
@@ -39,6 +38,7 @@ from scalein.jobs.steps import Arrival, Runner, Surroundings, reads
 from scalein.options import Options
 from scalein.spark.phases import Phases
 from scalein.spark.streaming.clocks import Clock, Seen, moved, seen
+from scalein.storage.checked_json import Json
 
 SLICE = "#slice"  # the start of the slice of time of a row that waits
 
