@@ -57,7 +57,7 @@ LOAD_SIXTEENTHS = 11
 # is not taken for another slot.
 COLUMN = "$"
 # Before the names of the slots of a `distinct`'s table.
-SEEN = "seen"
+DEDUP = "dedup"
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scalein.dtypes import TIMES, DType, Kind
-from scalein.exec.join_build import Built
+from scalein.exec.join_build import JoinTable
 from scalein.exec.tables import Domain
 from scalein.ir.exprs import Col, Expr, type_of
-from scalein.ir.stages import Let, Probe, Step
+from scalein.ir.stages import Probe, ProjectStep, Step
 from scalein.ir.tables import Table
 from scalein.kernels.prepare import Prepared
 
@@ -108,7 +108,7 @@ def _range(prepared: Prepared, expr: Expr, batches: Iterable[pa.RecordBatch], wh
 def _origin(steps: tuple[Step, ...], name: str) -> tuple[Probe | None, str] | None:
     """The join (or None: the input) and column that a name at the end of the steps stands for."""
     for step in reversed(steps):
-        if isinstance(step, Let):
+        if isinstance(step, ProjectStep):
             expr = next((i.expr for i in step.items if i.name == name), None)
             if not isinstance(expr, Col):
                 return None
@@ -120,7 +120,7 @@ def _origin(steps: tuple[Step, ...], name: str) -> tuple[Probe | None, str] | No
     return None, name
 
 
-def _table_range(built: Built, name: str, dtype: DType) -> tuple[int, int] | None:
+def _table_range(built: JoinTable, name: str, dtype: DType) -> tuple[int, int] | None:
     column = built.columns[name]
     if pa.types.is_dictionary(column.type):
         return 0, max(1, len(column.dictionary)) - 1

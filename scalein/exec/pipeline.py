@@ -17,13 +17,13 @@ from itertools import count
 
 import pyarrow as pa
 
-from scalein.exec.join_build import Built
-from scalein.exec.seen import Seen
+from scalein.exec.join_build import JoinTable
+from scalein.exec.seen import DedupTable
 from scalein.interp.taking import taken
 from scalein.ir.exprs import Named
 from scalein.ir.passes.pass_through import Origin, kernel_steps, row_numbers, split_items, taken_items
-from scalein.ir.physical import Pipe
-from scalein.ir.stages import Collect, Fresh, Let, Probe, Where
+from scalein.ir.physical import Pipeline
+from scalein.ir.stages import Collect, DedupStep, FilterStep, Probe, ProjectStep
 from scalein.kernels import kernel_metrics
 from scalein.kernels.output import CHUNK_ROWS, collected
 from scalein.kernels.prepare import Prepared
@@ -37,14 +37,14 @@ UNIT_ROWS = 1 << 19  # rows a worker takes at once: about a millisecond
 FEW_ROWS = 1 << 16  # of a first chunk behind a filter: most of a larger one might never be touched
 
 
-def run_pipe(pipe: Pipe, batches: Iterator[pa.RecordBatch], joins: dict[int, Built], options: Options,
+def run_pipe(pipe: Pipeline, batches: Iterator[pa.RecordBatch], joins: dict[int, JoinTable], options: Options,
              table: pa.Table | None) -> Iterator[pa.RecordBatch]:
     """The pipe's output for each input batch, in order."""
     work = ready(pipe, joins, options, table)
-    return _run_alone(work, batches, options) if pipe.fresh is not None else run_ready(work, batches, options)
+    return _run_alone(work, batches, options) if pipe.dedup is not None else run_ready(work, batches, options)
 
 
-def ready(pipe: Pipe, joins: dict[int, Built], options: Options, table: pa.Table | None) -> Work:
+def ready(pipe: Pipeline, joins: dict[int, JoinTable], options: Options, table: pa.Table | None) -> Work:
     """What a pipe does, for as many runs as one likes; of a `table`, its facts are known before."""
     passed, computed = split_items(pipe)
     numbers = row_numbers(pipe)
@@ -83,14 +83,14 @@ def run_ready(work: Work, batches: Iterator[pa.RecordBatch], options: Options) -
 
 def _run_alone(work: Work, batches: Iterator[pa.RecordBatch], options: Options) -> Iterator[pa.RecordBatch]:
     """Units one after the other, with what has been seen so far; few rows may be enough for who asks."""
-    seen: Seen | None = None
+    seen: DedupTable | None = None
     for batch in batches:
         for start in range(0, batch.num_rows, UNIT_ROWS):
             unit = batch.slice(start, UNIT_ROWS)
             bound = work.bound(unit)
             if seen is None:
                 assert work.prepared.stage is not None
-                seen = Seen(work.prepared.stage, options)
+                seen = DedupTable(work.prepared.stage, options)
             yield from work.run(unit, bound, seen)
 
 
@@ -122,7 +122,7 @@ class Work:
     def bound(self, batch: pa.RecordBatch) -> tuple[Compiled, FrameData] | None:
         """The kernel and its frame over a batch; None if there is nothing to compute."""
         prepared = self.prepared
-        if not self.computed and all(isinstance(step, Let) for step in prepared.steps):
+        if not self.computed and all(isinstance(step, ProjectStep) for step in prepared.steps):
             return None
         compiled = prepared.compile() if prepared.learn(batch) else prepared.compiled
         assert compiled is not None
@@ -133,10 +133,10 @@ class Work:
         return compiled, frame
 
     def run(self, batch: pa.RecordBatch, bound: tuple[Compiled, FrameData] | None,
-            seen: Seen | None = None) -> list[pa.RecordBatch]:
+            seen: DedupTable | None = None) -> list[pa.RecordBatch]:
         if bound is None:
             return [_assemble(self.schema, batch, self.passed, [])]
-        is_thinned = any(isinstance(step, Where | Probe | Fresh) for step in self.prepared.steps)
+        is_thinned = any(isinstance(step, FilterStep | Probe | DedupStep) for step in self.prepared.steps)
         parts = collected(*bound, self.computed, batch.num_rows, FEW_ROWS if is_thinned else CHUNK_ROWS,
                           None if seen is None else seen.call)
         if self.taken:

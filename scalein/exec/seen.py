@@ -7,29 +7,29 @@ timing. Batches may bring new variants of the kernel; records keep their layout,
 from __future__ import annotations
 
 from scalein.exec.tables import HashTable, grown
-from scalein.ir.stages import Fresh, Stage
+from scalein.ir.stages import DedupStep, Stage
 from scalein.kernels.call import call
-from scalein.layout import DONE, OUTPUT_FULL, SEEN, FrameData
+from scalein.layout import DEDUP, DONE, OUTPUT_FULL, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
 
 
-class Seen:
+class DedupTable:
     """The keys that have gone by."""
 
     def __init__(self, stage: Stage, options: Options) -> None:
-        step = next(step for step in stage.steps if isinstance(step, Fresh))
+        step = next(step for step in stage.steps if isinstance(step, DedupStep))
         self._table = HashTable(step.table, options)
         self._blocks = 0
 
     def call(self, compiled: Compiled, frame: FrameData) -> int:
         """Run the kernel until it is done or its output is full; the table gets the room it asks for."""
         while True:
-            self._table.attach(frame, SEEN)
-            frame[f"{SEEN}.blocks"] = self._blocks
+            self._table.attach(frame, DEDUP)
+            frame[f"{DEDUP}.blocks"] = self._blocks
             status = call(compiled, frame)
-            self._table.detach(frame, SEEN)
-            self._blocks = frame[f"{SEEN}.blocks"]
+            self._table.detach(frame, DEDUP)
+            self._blocks = frame[f"{DEDUP}.blocks"]
             if status in (DONE, OUTPUT_FULL):
                 return status
-            grown(self._table, status, frame, SEEN)
+            grown(self._table, status, frame, DEDUP)

@@ -25,11 +25,12 @@ from collections.abc import Iterator
 from scalein.ir.exprs import Call, Col, Expr, Named, walk
 from scalein.ir.ops import Explode
 from scalein.ir.passes.pass_through import Origin, is_copy_free, split_items, taken_items
-from scalein.ir.physical import Chain, Grouped, Host, Node, Ordered, Pipe, Scan, Take
+from scalein.ir.physical import Host, Limit, Node, Pipeline, Scan, Sort, Union, WindowAggregate
 from scalein.ir.printer import show_expr, show_window
 from scalein.ir.stages import (
     Collect,
-    Fresh,
+    DedupStep,
+    FilterStep,
     FromBatches,
     FromPointers,
     FromRecords,
@@ -37,17 +38,16 @@ from scalein.ir.stages import (
     FromTable,
     Group,
     GroupMode,
-    Let,
     Merge,
     MergeBag,
     Partition,
     Probe,
+    ProjectStep,
     Rank,
     Read,
     Spread,
     Stage,
     Step,
-    Where,
 )
 from scalein.ir.tables import Acc, AccKind, Output, Table, log_layout
 from scalein.ir.udf import PythonUdf
@@ -67,32 +67,32 @@ def _lines(node: Node, pad: str) -> Iterator[str]:
     match node:
         case Scan():
             yield f"{pad}scan {node.source.name}  -> {node.schema!r}"
-        case Pipe():
+        case Pipeline():
             kernel = "" if is_copy_free(node) else "kernel "
             columns = "" if node.schema == node.input.schema else f"  -> {node.schema!r}"
             yield f"{pad}{kernel}{node.name}{columns}"
             yield from (f"{pad}| {line}" for line in (*_collected(node), *_steps(node.steps)))
             yield from _inputs(node, below)
-        case Grouped():
+        case WindowAggregate():
             yield f"{pad}kernel group {_by(node.table)}  -> {node.schema!r}"
             yield from (f"{pad}| {line}" for line in (*_state(node.table), *_steps(node.steps)))
             yield from _inputs(node, below)
         case Host():
             yield f"{pad}{_host(node)}  -> {node.schema!r}"
             yield from _lines(node.input, below)
-        case Take():
+        case Limit():
             yield f"{pad}limit {node.count}"
             yield from _lines(node.input, below)
-        case Ordered():
+        case Sort():
             yield f"{pad}{_ordered(node)}"
             yield from _lines(node.input, below)
-        case Chain():
+        case Union():
             yield f"{pad}union  -> {node.schema!r}"
             for each in node.inputs:
                 yield from _lines(each, below)
 
 
-def _inputs(node: Pipe | Grouped, pad: str) -> Iterator[str]:
+def _inputs(node: Pipeline | WindowAggregate, pad: str) -> Iterator[str]:
     for number, table in node.joins:
         keys = ", ".join(map(show_expr, table.keys))
         yield f"{pad}join{number} by {keys}: {', '.join(table.columns) or 'keys only'}"
@@ -100,7 +100,7 @@ def _inputs(node: Pipe | Grouped, pad: str) -> Iterator[str]:
     yield from _lines(node.input, pad)
 
 
-def _collected(pipe: Pipe) -> Iterator[str]:
+def _collected(pipe: Pipeline) -> Iterator[str]:
     """What a pipe's kernel writes, and the columns that it need not copy."""
     passed, written = split_items(pipe)
     if written:
@@ -133,7 +133,7 @@ def _is_python(item: Named) -> bool:
     return any(isinstance(e, Call) and e.fn == "udf" and isinstance(e.params[0], PythonUdf) for e in walk(item.expr))
 
 
-def _ordered(node: Ordered) -> str:
+def _ordered(node: Sort) -> str:
     by = ", ".join(f"{name}{' descending' if descending else ''}" for name, descending in node.by)
     what = "sort" if node.count is None else f"first {node.count}"
     return f"{what} by {by}{', nulls last' if node.nulls_last else ''}"
@@ -151,15 +151,15 @@ def _line(what: str, text: str) -> str:
 def show_step(step: Step) -> str:
     """One step, its verb first; of a probe also the variant, once it is known."""
     match step:
-        case Where():
+        case FilterStep():
             return _line("where", show_expr(step.predicate))
-        case Let():
+        case ProjectStep():
             return _line("let", _items(tuple(item for item in step.items if not _keeps_name(item))))
         case Probe():
             keys = ", ".join(map(show_expr, step.keys))
             several = "" if step.unique else ", several matches a row"
             return _line("probe", f"join{step.table}, {step.how} on {keys}{_variant(step)}{several}")
-        case Fresh():
+        case DedupStep():
             keys = ", ".join(map(show_expr, step.keys))
             return _line("first", f"row of each {keys}, {step.table.layout.size} bytes a record")
 

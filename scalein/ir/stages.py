@@ -102,14 +102,14 @@ Reader = FromBatches | FromRows | FromTable | FromRecords | FromPointers
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class FilterStep:
     """Keep the rows for which `predicate` is true."""
 
     predicate: Expr
 
 
 @dataclass(frozen=True, slots=True)
-class Let:
+class ProjectStep:
     """New columns in terms of the old ones; each is computed where it is first needed."""
 
     items: tuple[Named, ...]
@@ -136,7 +136,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class Fresh:
+class DedupStep:
     """Keep the first row of each key; the table remembers, in its one accumulator, which row that was.
 
     A kernel has at most one: see `llvm_backend/fresh.py` and `passes/fuse.py`.
@@ -146,7 +146,7 @@ class Fresh:
     keys: tuple[Expr, ...]
 
 
-Step = Where | Let | Probe | Fresh
+Step = FilterStep | ProjectStep | Probe | DedupStep
 
 # --- sinks
 
@@ -263,7 +263,7 @@ class Partition:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class Upsert:
     """Merge each row into the stored record of its key: one function a value, over the row's `items`.
 
     `delete` marks the record as deleted instead. `owned`: only key groups of this worker.
@@ -278,7 +278,7 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True)
-class Find:
+class Lookup:
     """Write the address of each row's stored record (0: none in memory), and the hash of its key."""
 
     table: StoredTable
@@ -286,7 +286,7 @@ class Find:
 
 
 @dataclass(frozen=True, slots=True)
-class Absorb:
+class MergeRecords:
     """Merge stored records into a table: newer ones than its own, or `older` ones under its own."""
 
     table: StoredTable
@@ -295,7 +295,7 @@ class Absorb:
 
 
 @dataclass(frozen=True, slots=True)
-class Fold:
+class CombineRecords:
     """Write stored records, given in the order of their hashes and ages, each key once: older ones take in newer ones.
 
     Only for tables without text: see sinks/stored.py.
@@ -306,14 +306,14 @@ class Fold:
 
 
 @dataclass(frozen=True, slots=True)
-class Hashes:
+class HashKeys:
     """Write the hash of each stored record's key."""
 
     table: StoredTable
 
 
 @dataclass(frozen=True, slots=True)
-class Stay:
+class Retain:
     """Copy the stored records of a bundle that were hit most into emptied indexes, with half of their hits, and count
     the others; only for tables without text.
     """
@@ -322,35 +322,35 @@ class Stay:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class Evict:
     """Write where the others are, by words that were in the indexes, in the order of their hashes."""
 
     table: StoredTable
 
 
 @dataclass(frozen=True, slots=True)
-class Seek:
+class SeekHashes:
     """Write which of stored records, in the order of their hashes, have a hash: the first one, and how many."""
 
     table: StoredTable
 
 
 @dataclass(frozen=True, slots=True)
-class OpenBlocks:
+class ReadBlocks:
     """Verify blocks of stored records without text; write where each record is, and the hash of its key."""
 
     table: StoredTable
 
 
 @dataclass(frozen=True, slots=True)
-class Bulk:
+class BulkOp:
     """Work on bytes of stored tables: what `sinks/bulk.py` has (copy, checksum, ...)."""
 
     what: str
 
 
-Sink = (Collect | Group | Merge | MergeBag | Spread | Rank | Partition | Keep | Find
-        | Absorb | Fold | Hashes | Seek | Stay | Leave | OpenBlocks | Bulk)  # fmt: skip
+Sink = (Collect | Group | Merge | MergeBag | Spread | Rank | Partition | Upsert | Lookup
+        | MergeRecords | CombineRecords | HashKeys | SeekHashes | Retain | Evict | ReadBlocks | BulkOp)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,22 +14,22 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.dtypes import Schema
-from scalein.exec.join_build import Built
+from scalein.exec.join_build import JoinTable
 from scalein.interp import evaluate
 from scalein.ir.exprs import Call, Col, Expr, type_of
 from scalein.ir.stages import (
     Collect,
-    Find,
-    Fresh,
+    DedupStep,
     FromBatches,
     Group,
-    Keep,
+    Lookup,
     Partition,
     Probe,
     Read,
     Sink,
     Stage,
     Step,
+    Upsert,
 )
 from scalein.ir.tables import Acc, AccKind, Key, Output, Table
 from scalein.kernels.bind import addressable, bind, bind_codes, code_bits, form_of, has_nulls
@@ -81,7 +81,7 @@ class Prepared:
     steps: tuple[Step, ...]
     sink: Callable[[Specialiser], Sink]
     exprs: tuple[Expr, ...]
-    joins: dict[int, Built]
+    joins: dict[int, JoinTable]
     options: Options
     facts: dict[str, Facts] = field(default_factory=dict)
     interners: dict[str, Interner] = field(default_factory=dict)
@@ -144,7 +144,7 @@ class Prepared:
         return {name: by_column[column] for name, column in probe.keep}
 
     def _variant(self, step: Step) -> Step:
-        if isinstance(step, Fresh):
+        if isinstance(step, DedupStep):
             return replace(step, table=with_keys(step.table, step.keys, nullable=not self.knows_all))
         if not isinstance(step, Probe):
             return step
@@ -237,9 +237,9 @@ def _sink_exprs(sink: Sink) -> Iterable[Expr]:
             return [*keys, *table_exprs(table)]
         case Partition():
             return [*sink.keys, *(item.expr for item in sink.items)]
-        case Keep():
+        case Upsert():
             return [*sink.keys, *(item for item in sink.items if item is not None)]
-        case Find():
+        case Lookup():
             return sink.keys
         case _:
             return []

@@ -11,21 +11,21 @@ import pyarrow as pa
 from scalein.dtypes import Field, from_arrow_type
 from scalein.ir.exprs import Col, Expr, Named
 from scalein.ir.stages import (
-    Absorb,
-    Bulk,
+    BulkOp,
     Collect,
-    Find,
-    Fold,
+    CombineRecords,
+    Evict,
     FromPointers,
     FromRecords,
-    Hashes,
-    Keep,
-    Leave,
-    OpenBlocks,
-    Seek,
+    HashKeys,
+    Lookup,
+    MergeRecords,
+    ReadBlocks,
+    Retain,
+    SeekHashes,
     Sink,
     Stage,
-    Stay,
+    Upsert,
 )
 from scalein.ir.stored import StoredTable
 from scalein.kernels.call import call, kernel
@@ -66,24 +66,24 @@ class StoredKernels:
         items = tuple(_column(value) if function != KEPT and value.name in batch.schema.names else None
                       for value, function in zip(self._table.values, functions, strict=True))
 
-        def sink(special: Specialiser) -> Keep:
+        def sink(special: Specialiser) -> Upsert:
             given = tuple(None if item is None else special.expr(item) for item in items)
-            return Keep(self._table, self._special_keys(special), functions, given, owned=workers > 1)
+            return Upsert(self._table, self._special_keys(special), functions, given, owned=workers > 1)
 
         self._run_rows(("keep", functions, items, workers > 1), sink, items, target, batch, workers)
 
     def delete(self, target: Target, batch: pa.RecordBatch, workers: int) -> None:
         workers = _needed(workers, batch)
 
-        def sink(special: Specialiser) -> Keep:
-            return Keep(self._table, self._special_keys(special), delete=True, owned=workers > 1)
+        def sink(special: Specialiser) -> Upsert:
+            return Upsert(self._table, self._special_keys(special), delete=True, owned=workers > 1)
 
         self._run_rows(("delete", workers > 1), sink, (), target, batch, workers)
 
     def find(self, target: Target, batch: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray]:
         records, hashes = np.zeros(batch.num_rows, np.uint64), np.zeros(batch.num_rows, np.uint64)
         out = {"found.records": records, "found.hashes": hashes}
-        self._run_rows(("find",), lambda special: Find(self._table, self._special_keys(special)), (), target, batch, 1,
+        self._run_rows(("find",), lambda special: Lookup(self._table, self._special_keys(special)), (), target, batch, 1,
                        out)
         return records, hashes
 
@@ -118,7 +118,7 @@ class StoredKernels:
 
     def absorb(self, target: Target, pointers: np.ndarray, functions: Functions, older: bool) -> None:
         if len(pointers):
-            compiled, frame = self._ready(Stage("absorb", FromRecords(), (), Absorb(self._table, functions, older)))
+            compiled, frame = self._ready(Stage("absorb", FromRecords(), (), MergeRecords(self._table, functions, older)))
             frame.point("pointers", pointers)
             frame["end"] = len(pointers)
             _run(compiled, frame, target, 0)
@@ -127,7 +127,7 @@ class StoredKernels:
              words: Words = new_words) -> tuple[np.ndarray, np.ndarray]:
         size = self.record_bytes
         records, found = words(len(pointers) * size // 8).view(np.uint8).reshape(-1, size), words(len(pointers))
-        compiled, frame = self._ready(Stage("fold", FromRecords(), (), Fold(self._table, functions)))
+        compiled, frame = self._ready(Stage("fold", FromRecords(), (), CombineRecords(self._table, functions)))
         for slot, array in (("pointers", pointers), ("hashes", hashes), ("out", records), ("out.hashes", found)):
             frame.point(slot, array)
         frame["end"] = len(pointers)
@@ -135,14 +135,14 @@ class StoredKernels:
         return records[: frame["out.count"]], found[: frame["out.count"]]
 
     def stay(self, target: Target, extents: np.ndarray, least_hits: int, drop: int) -> int:
-        compiled, frame = self._ready(Stage("stay", FromRecords(), (), Stay(self._table)))
+        compiled, frame = self._ready(Stage("stay", FromRecords(), (), Retain(self._table)))
         frame.point("extents", extents)
         frame["end"], frame["least"], frame["drop"] = len(extents), least_hits, drop
         _run(compiled, frame, target, 0)
         return frame["leaving"]
 
     def leave(self, base: int, size: int, words: np.ndarray, least_hits: int, drop: int, room: Sorted) -> Sorted:
-        compiled, frame = self._ready(Stage("leave", FromRecords(), (), Leave(self._table)))
+        compiled, frame = self._ready(Stage("leave", FromRecords(), (), Evict(self._table)))
         for slot, array in (("words", words), ("out.hashes", room.hashes), ("out.pointers", room.pointers)):
             frame.point(slot, array)
         frame["end"], frame["least"], frame["drop"] = len(words), least_hits, drop
@@ -176,7 +176,7 @@ class StoredKernels:
                     greatest: int, words: Words = new_words) -> list[Sorted | None]:
         blocks = pieces[:, 0].astype(np.int64)
         before, records = blocks.cumsum() - blocks, int(blocks.sum()) * per_block
-        compiled, frame = self._ready(Stage("open", FromRecords(), (), OpenBlocks(self._table)))
+        compiled, frame = self._ready(Stage("open", FromRecords(), (), ReadBlocks(self._table)))
         hashes, pointers = words(records), words(records)
         told = np.zeros((len(pieces), 8), np.uint64)
         told[:, 0], told[:, 1:4] = address(area) + before * block_bytes, pieces
@@ -191,7 +191,7 @@ class StoredKernels:
 
     def hashes(self, pointers: np.ndarray) -> np.ndarray:
         found = np.empty(len(pointers), np.uint64)
-        compiled, frame = self._ready(Stage("hashes", FromRecords(), (), Hashes(self._table)))
+        compiled, frame = self._ready(Stage("hashes", FromRecords(), (), HashKeys(self._table)))
         frame.point("pointers", pointers)
         frame.point("found.hashes", found)
         frame["end"] = len(pointers)
@@ -200,7 +200,7 @@ class StoredKernels:
 
     def seek(self, firsts: np.ndarray, counts: np.ndarray, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         records, many = np.empty(len(hashes), np.uint64), np.empty(len(hashes), np.int64)
-        compiled, frame = self._ready(Stage("seek", FromRecords(), (), Seek(self._table)))
+        compiled, frame = self._ready(Stage("seek", FromRecords(), (), SeekHashes(self._table)))
         for slot, array in (("pointers", firsts), ("counts", counts), ("hashes", hashes), ("found.records", records),
                             ("found.counts", many)):
             frame.point(slot, array)
@@ -255,7 +255,7 @@ class StoredKernels:
 
     def _bulk(self, what: str, rows: int, **slots: int) -> None:
         """The caller keeps alive what the slots lead to."""
-        compiled, frame = self._ready(Stage(what, FromRecords(), (), Bulk(what)))
+        compiled, frame = self._ready(Stage(what, FromRecords(), (), BulkOp(what)))
         frame["end"] = rows
         for name, value in slots.items():
             frame[name] = value
