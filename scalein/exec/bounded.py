@@ -178,7 +178,9 @@ class _Run:
         match node:
             case Scan():
                 return self._scan(node)
-            case Pipeline(input=WindowAggregate() as group) if node.dedup is None and (again := self._again_at(group)) is not None:
+            case Pipeline(input=WindowAggregate() as group) if node.dedup is None and (
+                again := self._again_at(group)
+            ) is not None:
                 return self._group_again(node, group, node, again)
             case WindowAggregate() if (again := self._again_at(node)) is not None:
                 return self._group_again(node, node, None, again)
@@ -207,7 +209,8 @@ class _Run:
         is_given = isinstance(node.input, Scan) and node.input.source.data is None
         return self._again if is_given else None
 
-    def _group_again(self, top: Node, node: WindowAggregate, then: Pipeline | None, again: Again) -> Iterator[pa.RecordBatch]:
+    def _group_again(self, top: Node, node: WindowAggregate, then: Pipeline | None,
+                     again: Again) -> Iterator[pa.RecordBatch]:
         known = again.pop(id(top), None)
         if not isinstance(known, Standing):
             known = Standing(node, self.joins(node.joins), self._options, then,

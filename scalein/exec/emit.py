@@ -38,7 +38,8 @@ class Emitter:
     then the groups come out as batches first.
     """
 
-    def __init__(self, node: WindowAggregate, then: Pipeline | None, joins: dict[int, JoinTable], options: Options) -> None:
+    def __init__(self, node: WindowAggregate, then: Pipeline | None, joins: dict[int, JoinTable],
+                 options: Options) -> None:
         self._node, self._then, self._joins, self._options = node, then, joins, options
         self._schema = node.schema.arrow
         self._kernels: dict[tuple[int, bool], tuple[Table, Compiled, tuple[Named, ...]]] = {}

@@ -49,7 +49,8 @@ PART_VALUES = 1 << 23  # of the bags and logs of windows that are made at once
 
 
 def run_group(node: WindowAggregate, batches: Iterator[pa.RecordBatch], joins: dict[int, JoinTable], options: Options,
-              table: pa.Table | None, then: Pipeline | None, then_joins: dict[int, JoinTable]) -> Iterator[pa.RecordBatch]:
+              table: pa.Table | None, then: Pipeline | None,
+              then_joins: dict[int, JoinTable]) -> Iterator[pa.RecordBatch]:
     """The groups of a node, passed through the pipe that follows, if any."""
     node = replace(node, steps=kernel_steps(node))
     return GroupRun(node, joins, options, table, Emitter(node, then, then_joins, options)).run(batches)

@@ -255,4 +255,5 @@ def _build_hash(exprs: tuple[Expr, ...], keys: list[pa.Array], columns: dict[str
         grown(hashed, status, frame)
     unique = frame["chain.longer"] == 0
     text = keys[0].cast(pa.string()) if len(keys) == 1 and types[0].is_string else None
-    return JoinTable(False, unique, False, payload, columns, build=table, text_keys=text, hash_table=hashed, chain=chain)
+    return JoinTable(False, unique, False, payload, columns, build=table, text_keys=text, hash_table=hashed,
+                     chain=chain)

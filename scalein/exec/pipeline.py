@@ -1,8 +1,8 @@
 """Pipes: batches through a kernel that collects, or a table's groups through one.
 
 Columns that a pipe hands on untouched are not copied: they are the input's own. Rows keep their
-order whatever the number of workers: units of work are handed out and given back in order. A pipe with a
-`distinct` runs in one thread: see `seen.py`.
+order whatever the number of workers: units of work are handed out and given back in order. A pipeline with a
+`distinct` runs in one thread: side by side, which row of a key comes first would depend on timing.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from itertools import count
 import pyarrow as pa
 
 from scalein.exec.join_build import JoinTable
-from scalein.exec.seen import DedupTable
+from scalein.exec.tables import HashTable, grown
 from scalein.interp.taking import taken
 from scalein.ir.exprs import Named
 from scalein.ir.passes.pass_through import Origin, kernel_steps, row_numbers, split_items, taken_items
 from scalein.ir.physical import Pipeline
-from scalein.ir.stages import Collect, DedupStep, FilterStep, Probe, ProjectStep
+from scalein.ir.stages import Collect, DedupStep, FilterStep, Probe, ProjectStep, Stage
 from scalein.kernels import kernel_metrics
+from scalein.kernels.call import call
 from scalein.kernels.output import CHUNK_ROWS, collected
 from scalein.kernels.prepare import Prepared
 from scalein.kernels.specialise import Specialiser
 from scalein.kernels.workers import begin
-from scalein.layout import FrameData
+from scalein.layout import DEDUP, DONE, OUTPUT_FULL, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
 
@@ -183,3 +184,27 @@ def _assemble(schema: pa.Schema, batch: pa.RecordBatch, passed: dict[int, str],
     columns = [batch.column(passed[i]) if i in passed else next(rest) for i in range(len(schema))]
     columns = [c if c.type == f.type else c.cast(f.type) for c, f in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+class DedupTable:
+    """The keys that a `distinct` has met: one table for the whole run, and how many blocks are done.
+
+    Batches may bring new variants of the kernel; records keep their layout, so the table stays.
+    """
+
+    def __init__(self, stage: Stage, options: Options) -> None:
+        step = next(step for step in stage.steps if isinstance(step, DedupStep))
+        self._table = HashTable(step.table, options)
+        self._blocks = 0
+
+    def call(self, compiled: Compiled, frame: FrameData) -> int:
+        """Run the kernel until it is done or its output is full; the table gets the room it asks for."""
+        while True:
+            self._table.attach(frame, DEDUP)
+            frame[f"{DEDUP}.blocks"] = self._blocks
+            status = call(compiled, frame)
+            self._table.detach(frame, DEDUP)
+            self._blocks = frame[f"{DEDUP}.blocks"]
+            if status in (DONE, OUTPUT_FULL):
+                return status
+            grown(self._table, status, frame, DEDUP)

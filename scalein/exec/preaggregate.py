@@ -38,9 +38,9 @@ DIRECT_ROWS = 1 << 17  # for which a direct table pays: it is made anew each tim
 class Standing:
     """The groups of a node since they were taken last, passed through the pipe that follows, if any."""
 
-    def __init__(self, node: WindowAggregate, joins: dict[int, JoinTable], options: Options, then: Pipeline | None = None,
-                 then_joins: dict[int, JoinTable] | None = None, watched: bool = False, few: bool = False,
-                 whole: WindowAggregate | None = None) -> None:
+    def __init__(self, node: WindowAggregate, joins: dict[int, JoinTable], options: Options,
+                 then: Pipeline | None = None, then_joins: dict[int, JoinTable] | None = None,
+                 watched: bool = False, few: bool = False, whole: WindowAggregate | None = None) -> None:
         """With `whole`, an aggregation by the same accumulators, groups can be taken as its own; then rows may be
         partitioned."""
         node = replace(node, steps=kernel_steps(node))

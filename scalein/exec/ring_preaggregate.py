@@ -51,7 +51,8 @@ DEAD_SHARE = 4  # times as many records as the last window had groups: most are 
 class StandingRing:
     """Open windows of a node. Slices are numbered by time // slice size."""
 
-    def __init__(self, node: WindowAggregate, partial_: WindowAggregate, joins: dict[int, JoinTable], options: Options, size: int) -> None:
+    def __init__(self, node: WindowAggregate, partial_: WindowAggregate, joins: dict[int, JoinTable],
+                 options: Options, size: int) -> None:
         node, partial_ = (replace(each, steps=kernel_steps(each)) for each in (node, partial_))
         assert node.table.window is not None
         self._windows, self._slices = (

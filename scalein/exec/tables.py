@@ -15,6 +15,7 @@ import numpy as np
 from scalein.errors import ScaleinError
 from scalein.exec.side_state import Sides
 from scalein.ir.tables import Key, Slicing, Table
+from scalein.kernels.hash_index import Grow, grow_kernel
 from scalein.layout import (
     ARENA_FULL,
     BLOCK_ROWS,
@@ -25,7 +26,6 @@ from scalein.layout import (
     TAG_BITS,
     FrameData,
 )
-from scalein.llvm_backend.grow import Grow, grow_kernel
 from scalein.memory import address, allocate, reserve
 from scalein.options import Options
 

@@ -1,18 +1,18 @@
 """Text of the fused form: the program as a tree of nodes, and one stage as its kernel sees it.
 
-A program is a tree, result first, like a logical plan. What stands behind the bars is one kernel, its
+A program is a tree, result first, like a logical plan. What stands after the bars is one kernel, its
 last step first, as everything here flows upwards; below it stand the tables it probes and what it reads:
 
     kernel group by campaign, tumbling(time, 10s)  -> campaign: str?, ..., views: i64
-    | gives   views = count()
+    | emit    views = count()
     | state   24 bytes a group: rows
     | probe   join0, inner on ad
-    | where   kind == 'view'
+    | filter  kind == 'view'
       join0 by ad: campaign
         scan arrow  -> ad: i64?, campaign: str?
       scan arrow  -> ad: i64?, kind: str?, time: timestamp[us]
 
-A stage is told in the order in which its kernel works: what it reads, step by step, into which sink.
+A stage is printed in the order in which its kernel works: what it reads, step by step, into which sink.
 Names that begin with `#` are ours: columns that pyarrow computes or is given (`#host0`), tables over the codes of a
 dictionary (`#lookup0`), ids of strings (`#ids.name`, `#code.0.name`), and the row numbers by which nested columns are
 taken, of the batch (`#row`) and of a joined table (`#at.0`).
@@ -152,16 +152,16 @@ def show_step(step: Step) -> str:
     """One step, its verb first; of a probe also the variant, once it is known."""
     match step:
         case FilterStep():
-            return _line("where", show_expr(step.predicate))
+            return _line("filter", show_expr(step.predicate))
         case ProjectStep():
-            return _line("let", _items(tuple(item for item in step.items if not _keeps_name(item))))
+            return _line("project", _items(tuple(item for item in step.items if not _keeps_name(item))))
         case Probe():
             keys = ", ".join(map(show_expr, step.keys))
             several = "" if step.unique else ", several matches a row"
             return _line("probe", f"join{step.table}, {step.how} on {keys}{_variant(step)}{several}")
         case DedupStep():
             keys = ", ".join(map(show_expr, step.keys))
-            return _line("first", f"row of each {keys}, {step.table.layout.size} bytes a record")
+            return _line("dedup", f"by {keys}: its first row, {step.table.layout.size} bytes a record")
 
 
 def _variant(probe: Probe) -> str:
@@ -204,12 +204,12 @@ def _state(table: Table) -> Iterator[str]:
     """What comes out of a group, and the record it is kept in."""
     layout = table.layout
     ring = f", {table.ring} slices of {layout.ring_step}" if table.ring else ""
-    yield _line("gives", ", ".join(f"{o.name} = {_output(o, table)}" for o in table.outputs) or "its keys")
+    yield _line("emit", ", ".join(f"{o.name} = {_output(o, table)}" for o in table.outputs) or "its keys")
     yield _line("state", f"{layout.size} bytes a group{ring}: {', '.join(map(_acc, table.accs))}")
     beside = [f"{bag.layout.size} bytes for each value of {_args(table.accs[k])}" for k, bag in table.bags]
     beside += [f"{log_layout(acc).size} bytes for each row of {_args(acc)}" for _, acc in table.logs]
     if beside:
-        yield _line("beside", ", ".join(beside))
+        yield _line("side", ", ".join(beside))
 
 
 def _output(output: Output, table: Table) -> str:

@@ -1,8 +1,8 @@
 """Materialized columns: costly ones that several loops read are computed once a block.
 
-A `ProjectStep` only names columns, and each loop that reads one computes it: for a few instructions that is cheaper than a
-trip through memory. A udf may cost anything. So where more than one loop reads a column with a udf in it, a loop of its
-own computes it right before the first of them, for the rows live there, and the others load it.
+A `ProjectStep` only names columns, and each loop that reads one computes it: for a few instructions that is cheaper
+than a trip through memory. A udf may cost anything. So where more than one loop reads a column with a udf in it, a loop
+of its own computes it right before the first of them, for the rows live there, and the others load it.
 
 Scratch has a place for each row of the block as it was read. So a materialized column must be a function of that row: a
 join that multiplies rows must not come before it.
@@ -26,14 +26,13 @@ from scalein.ir.stages import (
     FilterStep,
     Group,
     GroupMode,
-    Lookup,
     Partition,
     Probe,
     ProjectStep,
     Sink,
     Stage,
-    Upsert,
 )
+from scalein.ir.store_kernels import Lookup, Upsert
 from scalein.ir.tables import AccKind
 from scalein.layout import BLOCK_ROWS, ERROR
 from scalein.llvm_backend.block import PADDED, Block, rows
@@ -118,7 +117,7 @@ def multiplies(step: object) -> bool:
 
 
 def find_materialized(stage: Stage) -> frozenset[tuple[int, str]]:
-    """The columns to keep: position of the `ProjectStep`, name. Those that are costly and that more than one loop reads."""
+    """The columns to materialize (position of the `ProjectStep`, name): costly ones that more than one loop reads."""
     found: list[tuple[int, str]] = []
     loops: dict[str, set[object]] = {}  # by column: the loops that read it
 

@@ -19,11 +19,8 @@ from scalein.errors import InternalError
 from scalein.ir.exprs import Col, Expr, columns
 from scalein.ir.passes.pass_through import ROW
 from scalein.ir.stages import (
-    BulkOp,
     Collect,
-    CombineRecords,
     DedupStep,
-    Evict,
     FilterStep,
     FromBatches,
     FromPointers,
@@ -31,22 +28,27 @@ from scalein.ir.stages import (
     FromRows,
     FromTable,
     Group,
-    HashKeys,
-    Lookup,
     Merge,
     MergeBag,
-    MergeRecords,
     Partition,
     Probe,
     ProjectStep,
     Rank,
     Read,
-    ReadBlocks,
-    Retain,
-    SeekHashes,
     Spread,
     Stage,
     Step,
+)
+from scalein.ir.store_kernels import (
+    BulkOp,
+    CombineRecords,
+    Evict,
+    HashKeys,
+    Lookup,
+    MergeRecords,
+    ReadBlocks,
+    Retain,
+    SeekHashes,
     Upsert,
 )
 from scalein.layout import BLOCK_ROWS, COLUMN, DONE, ERROR, PROBING_BLOCK_ROWS, Frame, size_of
@@ -116,7 +118,8 @@ def lower_stage(stage: Stage, target: Target, safe: bool = False) -> Lowered:
         bounds = _watch(code, stage, env, count)
         if isinstance(stage.reader, FromTable) and stage.reader.sparse:
             block = keep(code, block, lambda row: row.get(env["?live"]).data)
-        _steps(_Lowering(code, stage, start, count, end, step, find_materialized(stage), bounds), stage.steps, block, env)
+        low = _Lowering(code, stage, start, count, end, step, find_materialized(stage), bounds)
+        _steps(low, stage.steps, block, env)
 
     if isinstance(stage.reader, FromRows):
         with _pieces(f) as (source, end), _blocks(f, end, step) as (start, count):

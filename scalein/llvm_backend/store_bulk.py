@@ -9,7 +9,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from scalein.errors import InternalError
-from scalein.ir.stages import BulkOp
+from scalein.ir.store_kernels import BulkOp
 from scalein.layout import PAGE_BYTES, UNDO_BATCH_SHIFT
 from scalein.llvm_backend.block import Block
 from scalein.llvm_backend.code import Code

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from scalein.ir.stages import CombineRecords, HashKeys, Lookup, MergeRecords, Read, SeekHashes, Upsert
-from scalein.ir.stored import StoredTable
+from scalein.ir.stages import Read
+from scalein.ir.store_kernels import CombineRecords, HashKeys, Lookup, MergeRecords, SeekHashes, Upsert
+from scalein.ir.tables import StoredTable
 from scalein.layout import ERROR, FRESH, HITS_SHIFT, KEPT, KEY_NULLS, MOST_HITS, PARTIAL, TOMB, VALUE_NULLS
 from scalein.llvm_backend.block import PADDED, Block, keep, rows
 from scalein.llvm_backend.code import Code

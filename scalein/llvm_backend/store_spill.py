@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from scalein.ir.stages import Evict, ReadBlocks, Retain
-from scalein.ir.stored import StoredTable
+from scalein.ir.store_kernels import Evict, ReadBlocks, Retain
+from scalein.ir.tables import StoredTable
 from scalein.layout import (
     ADDRESS_BITS,
     ARENA_FULL,

@@ -65,9 +65,10 @@ def grouped(**changes: object) -> WindowAggregate:
     (Host(EVENTS, None, (Named("u", Call("upper", (Col("name", STR),), (), STR)),)), "no column 'name' in its input"),
     (Limit(EVENTS, -1), "count is -1"),
     (Union((EVENTS, USERS), EVENTS.schema), "an input has columns ['user', 'city', 'age']"),
-    (Union((Pipeline(EVENTS, (), ITEMS),), Schema((Field("qty", I32, True),))), "column 'qty' of an input is i64, not i32"),
-    (Limit(Pipeline(EVENTS, (FilterStep(Lit(1, I64)),), ITEMS), 3), "Pipe: a predicate is i64, not bool"),
-    (joined(PROBE, replace(TABLE, input=Limit(USERS, -2))), "Take: count is -2"),
+    (Union((Pipeline(EVENTS, (), ITEMS),), Schema((Field("qty", I32, True),))),
+     "column 'qty' of an input is i64, not i32"),
+    (Limit(Pipeline(EVENTS, (FilterStep(Lit(1, I64)),), ITEMS), 3), "Pipeline: a predicate is i64, not bool"),
+    (joined(PROBE, replace(TABLE, input=Limit(USERS, -2))), "Limit: count is -2"),
 ])  # fmt: skip
 def test_a_broken_promise_is_named(node: Node, wrong: str) -> None:
     with pytest.raises(InternalError) as raised:
