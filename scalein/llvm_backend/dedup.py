@@ -1,8 +1,8 @@
-"""Fresh: keep the first row of each key, and remember it.
+"""Dedup: the first row of each key goes on, and the table remembers it.
 
 Rows are numbered in the order in which they reach this step: blocks done so far, then the row's place in its block.
 A key's record holds the least number of its rows; a row is the first if that number is its own. Blocks count
-as done when everything behind this step is: a kernel that leaves in between (index full, output full) and runs
+as done when everything after this step is: a kernel that leaves in between (index full, output full) and runs
 the same block again gives its rows the same numbers, so it keeps the same ones. That holds for the rounds of
 a join that multiplies rows as well.
 """
@@ -24,7 +24,7 @@ from scalein.llvm_backend.values import Env, Row
 
 
 def lower_dedup(code: Code, step: DedupStep, block: Block, env: Env, then: Callable[[Block, Env], None]) -> None:
-    """Frame: the table's slots, and `seen.blocks`, the blocks done so far."""
+    """Frame: the table's slots, and `dedup.blocks`, the blocks done so far."""
     f, b, layout = code.f, code.f.b, step.table.layout
     index = Index(code, step.table, DEDUP)
     index.ensure_arena(BLOCK_ROWS)

@@ -18,8 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.errors import BadArgument, BadData, ScaleinError, StoreFailed, here
-from scalein.options import Options
-from scalein.sizes import parse_size
+from scalein.options import Options, parse_size
 from scalein.state.budget import Budget
 from scalein.state.checksum import compiled_checksums
 from scalein.state.columns import (
