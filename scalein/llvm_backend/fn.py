@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 from llvmlite import ir
 
-from scalein.layout import Frame
+from scalein.layout import Frame, check_slot
 
 _RARE = "scalein.rare"
 I1, I8, I16, I32, I64, I128 = (ir.IntType(n) for n in (1, 8, 16, 32, 64, 128))
@@ -87,7 +87,7 @@ class Fn:
         self._entry = self.fn.append_basic_block("entry")
         self._head = _Builder(self._entry)
         self.b = _Builder(self.fn.append_basic_block("body"))
-        self._slots: list[str] = []
+        self._slots: dict[str, int] = {}
         self._loaded: dict[str, ir.Value] = {}
         domain = self.module.add_metadata([ir.MetaDataString(self.module, "scalein")])
         scope = self.module.add_metadata([ir.MetaDataString(self.module, "input"), domain])
@@ -111,9 +111,11 @@ class Fn:
 
     def slot_ptr(self, name: str) -> ir.Value:
         """Address of a frame slot that the kernel changes."""
-        if name not in self._slots:
-            self._slots.append(name)
-        return self._head.gep(self.fn.args[0], [const(self._slots.index(name))], source_etype=I64)
+        place = self._slots.get(name)
+        if place is None:
+            check_slot(name)
+            place = self._slots[name] = len(self._slots)
+        return self._head.gep(self.fn.args[0], [const(place)], source_etype=I64)
 
     def slot(self, name: str, typ: ir.Type = I64) -> ir.Value:
         """A frame slot's value, read once at entry."""
