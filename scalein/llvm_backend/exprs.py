@@ -50,7 +50,8 @@ def lower_literal(code: Code, value: object, dtype: DType) -> Value:
         data = const(0.0 if dtype.is_float else 0, register_type(dtype))
     else:
         assert isinstance(value, int | float)
-        data = const(float(value) if dtype.is_float else int(value), register_type(dtype))
+        typ = register_type(dtype)
+        data = code.f.literal(float(value), typ) if dtype.is_float else const(int(value), typ)
     return Value(data, const(0, I1) if value is None else None)
 
 

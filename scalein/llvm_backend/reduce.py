@@ -23,6 +23,7 @@ from scalein.llvm_backend.exprs import lower_expr
 from scalein.llvm_backend.fn import F64, I64, I128, Var, const
 from scalein.llvm_backend.functions.decimals import is_small, narrowed
 from scalein.llvm_backend.hash_index import place_in
+from scalein.llvm_backend.parts import acc_shape, is_many
 from scalein.llvm_backend.side_state import find_sides
 from scalein.llvm_backend.values import Env, Row, from_memory, memory_type, to_memory
 
@@ -35,12 +36,12 @@ def _is_slow(acc: Acc) -> bool:
 
 def lower_reduce(code: Code, table: Table, block: Block, env: Env, ordinal: Callable[[Row], ir.Value],
                  record: ir.Value) -> None:
-    f = code.f
+    f, is_wide = code.f, is_many(table.accs)
     place = place_in(f, table, record)
     sides = find_sides(code, table, block, env, lambda row: const(0))
     for k, acc in enumerate(table.accs):
         if not _is_slow(acc) and acc.kind is not AccKind.QUANTILE:
-            _reduce(code, k, acc, block, env, place)
+            _reduce_in_part(code, k, acc, block, env, place) if is_wide else _reduce(code, k, acc, block, env, place)
     slow = [(k, acc) for k, acc in enumerate(table.accs) if _is_slow(acc)]
     if slow:
         with rows(code, block) as row:
@@ -50,6 +51,11 @@ def lower_reduce(code: Code, table: Table, block: Block, env: Env, ordinal: Call
                 else:
                     accumulators.update(code, k, acc, place, row, env, lambda: ordinal(row))
     code.check_errors(ERROR)
+
+
+def _reduce_in_part(code: Code, k: int, acc: Acc, block: Block, env: Env, place: Place) -> None:
+    shape = acc_shape(k, acc, env)
+    code.part(lambda: _reduce(code, k, acc, block, env, place), *(("reduce", shape[0]), shape[1]) if shape else ())
 
 
 def _reduce(code: Code, k: int, acc: Acc, block: Block, env: Env, place: Place) -> None:

@@ -55,7 +55,10 @@ class Binding:
     """How to compute a column for a row; compared by identity."""
 
     make: Callable[[Row], Value]
-    needs: tuple[MaterializedColumn, ...] = ()  # costly columns behind it, computed before the loop that reads it
+    needs: tuple[MaterializedColumn, ...] = ()  # costly columns below it, computed before the loop that reads it
+    # Bindings of one shape make the same code but for their names, the first words of slots and fields.
+    shape: object = None
+    names: tuple[str, ...] = ()
 
 
 Env = Mapping[str, Binding]
