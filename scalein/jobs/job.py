@@ -25,7 +25,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from scalein.connectors.clock import clock
-from scalein.connectors.sinks.sink_writer import Outlet
+from scalein.connectors.sinks.sink_writer import SinkWriter
 from scalein.errors import BadArgument, LateData, ScaleinError, StoreFailed, here
 from scalein.exec.bounded import batches
 from scalein.exec.event_time import IDLE_S
@@ -67,7 +67,7 @@ class Job:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._sinks = {name: Outlet(sink, name, plan.at) for name, sink in plan.sinks.items()}
+        self._sinks = {name: SinkWriter(sink, name, plan.at) for name, sink in plan.sinks.items()}
         self._metrics = Metrics()
         self._has_warned = False
         self._clock = clock()
@@ -428,7 +428,7 @@ class Job:
             self._commits.close()
         for sink in self._sinks.values():
             with suppress(Exception):
-                sink.leave() if is_dead else sink.close()
+                sink.release() if is_dead else sink.close()
         if hasattr(self, "_pipeline"):
             self._pipeline.close()
         if self._checkpoint is not None:

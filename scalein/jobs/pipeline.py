@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from scalein.connectors.base import Connected
+from scalein.connectors.base import BoundSource
 from scalein.dtypes import UNITS_PER_SECOND, DType, Kind, Schema
 from scalein.errors import BadArgument, ScaleinError, SourceLoc
 from scalein.exec.event_time import extent, extents, least
@@ -105,7 +105,7 @@ class Pipeline:
 
     @property
     def is_bounded(self) -> bool:
-        return all(not isinstance(feed.source.data, Connected) or feed.source.data.bounded for feed in self._feeds)
+        return all(not isinstance(feed.source.data, BoundSource) or feed.source.data.bounded for feed in self._feeds)
 
     @property
     def readers(self) -> list[Reader]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scalein.connectors.base import Connected
+from scalein.connectors.base import BoundSource
 from scalein.dtypes import Schema
 from scalein.errors import BadArgument, SourceLoc
 from scalein.ir import ops
@@ -79,7 +79,7 @@ def states(epoch: dict[str, Json] | None, path: list[Segment]) -> list[Json]:
 
 def label(source: ops.Source) -> str:
     """The name by which a checkpoint knows a source: what it reads, as far as that can be told."""
-    if not isinstance(source.data, Connected):
+    if not isinstance(source.data, BoundSource):
         return source.name
     about = getattr(source.data.source, "listing", None) or getattr(source.data.source, "name", "")
     return f"{source.data.name} {about}".strip()

@@ -29,7 +29,7 @@ from scalein.spark.streaming.clocks import Clock
 from scalein.spark.streaming.manifest import Manifests, key_of
 from scalein.spark.streaming.read_state import described
 from scalein.spark.streaming.runs import Run, joined_runs
-from scalein.spark.streaming.sinks import Outlet
+from scalein.spark.streaming.sinks import SinkWriter
 from scalein.spark.streaming.tasks import Batch, Heard, counted, seen_of
 from scalein.spark.streaming.work import Work
 from scalein.storage.checked_json import Json, as_int, as_list, as_map
@@ -45,7 +45,7 @@ class Plan:
 
     work: Work
     entering: pa.Schema  # the stream's columns that are read
-    outlets: dict[str, Outlet]  # out, and perhaps late and failed
+    outlets: dict[str, SinkWriter]  # out, and perhaps late and failed
     place: Place
     partitions: int
     trigger: dict[str, object]
@@ -63,7 +63,7 @@ class Commits:
         self._has_warned = False
         self._manifests = Manifests(plan.place)
         self._manifests.take(plan.at)
-        self._opened: list[Outlet] = []
+        self._opened: list[SinkWriter] = []
         try:
             self._recover()
         except BaseException:

@@ -4,8 +4,8 @@
     other sinks      rows come to the driver and go through the sink's own two phases there
     a function       tasks write Parquet files into the checkpoint; the driver calls `function(df, batch_id)` over them
 
-A task's part is a `Taken`, made by a picklable `Output`; what it left behind comes back as JSON and blobs, and `Outlet`
-is the driver's part, for results ("out") and for late rows ("late").
+A task's part is a `Taken`, made by a picklable `Output`; what it left behind comes back as JSON and blobs, and
+`SinkWriter` is the driver's part, for results ("out") and for late rows ("late").
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from scalein.connectors.base import Sink
 from scalein.connectors.sinks.files import FileSink
-from scalein.connectors.sinks.sink_writer import Outlet as SinkOutlet
+from scalein.connectors.sinks.sink_writer import SinkWriter as SinkOutlet
 from scalein.errors import ScaleinError, SourceLoc, WriteFailed
 from scalein.spark.shuffle import decoded, encoded
 from scalein.spark.types import leaving, leaving_schema, spark_schema
@@ -167,7 +167,7 @@ class _Storing:
 # --- on the driver
 
 
-class Outlet(Protocol):
+class SinkWriter(Protocol):
     """The driver's part of an output. What one kind has prepared, another cannot commit."""
 
     kind: str
@@ -280,7 +280,7 @@ class FunctionOutlet:
         pass
 
 
-def outlet(sink: object, schema: pa.Schema, role: str, place: Place, at: SourceLoc) -> Outlet:
+def outlet(sink: object, schema: pa.Schema, role: str, place: Place, at: SourceLoc) -> SinkWriter:
     """The driver's part of whatever the user gave."""
     if isinstance(sink, FileSink):
         return FileOutlet(sink, schema, role)
