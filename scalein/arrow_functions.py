@@ -16,7 +16,7 @@ from scalein.interp.lists import element, length
 from scalein.interp.scalars import NoValue
 from scalein.interp.texts import text_function
 from scalein.ir.exprs import Call, type_of
-from scalein.ir.functions import HOST_TEXT
+from scalein.ir.functions.registry import HOST_TEXT
 
 
 def apply(call: Call, args: Sequence[pa.Array]) -> pa.Array:

@@ -23,8 +23,9 @@ import duckdb
 import pyarrow as pa
 
 from scalein.dtypes import UNITS_PER_SECOND, DType, Kind, Schema, ticks_per_day
-from scalein.ir import functions, ops
+from scalein.ir import ops
 from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, type_of
+from scalein.ir.functions import registry as functions
 from tests.duck_types import Untranslatable, cast, crossed, floordiv, literal, restored, sql_type
 
 MOST_DIGITS_SUMMED = 30  # DuckDB sums decimals in 128 bits: a few values of 38 digits overflow them on the way

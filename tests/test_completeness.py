@@ -17,7 +17,7 @@ from scalein.api.flow import Flow
 from scalein.compiler import compile_flow
 from scalein.ir import ops
 from scalein.ir.exprs import Call, Expr, walk
-from scalein.ir.functions import AGGREGATES, FUNCTIONS, is_host
+from scalein.ir.functions.registry import AGGREGATES, FUNCTIONS, is_host
 from scalein.ir.passes.fold import fold
 from scalein.ir.physical import Grouped, walk_nodes
 from scalein.ir.rewrite import walk_ops

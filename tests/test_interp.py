@@ -13,7 +13,7 @@ from scalein import ComputeError, col, interp, when
 from scalein.api.column import Column
 from scalein.dtypes import Schema
 from scalein.ir.exprs import Agg, Expr, NamedAgg
-from scalein.ir.functions import AGGREGATES, FUNCTIONS
+from scalein.ir.functions.registry import AGGREGATES, FUNCTIONS
 from scalein.ir.ops import Aggregate, Project, Source
 
 BATCH = pa.record_batch({

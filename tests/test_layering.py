@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent / "scalein"
 # import one another too.
 LAYERS: dict[str, tuple[str, ...]] = {
     "base": ("errors", "options", "dtypes", "durations", "memory", "layout", "sizes"),
-    "plan": ("ir", "compiler", "hashing"),
+    "plan": ("ir", "compiler"),
     "durable": ("storage",),
     "code": ("llvm_backend", "arrow_functions", "interp"),
     "kernels": ("kernels",),

@@ -13,10 +13,10 @@ from scalein import Column, col, lit, when
 from scalein.dtypes import DType, Kind, Schema
 from scalein.errors import NOWHERE
 from scalein.ir.exprs import Agg, Call, Expr, Lit, type_of
-from scalein.ir.functions import AGGREGATES, FUNCTIONS, can_fail, has_host
+from scalein.ir.functions.arithmetic import RULES
+from scalein.ir.functions.registry import AGGREGATES, FUNCTIONS, can_fail, has_host
 from scalein.ir.printer import show_expr
 from scalein.ir.resolve import Scope, resolve, resolve_agg
-from scalein.ir.rules import RULES
 from tests.conftest import Golden
 
 NUMBERS = {"i8": pa.int8(), "i16": pa.int16(), "i32": pa.int32(), "i64": pa.int64(), "u8": pa.uint8(),

@@ -18,9 +18,9 @@ import pyarrow as pa
 from scalein.dtypes import BOOL, F64, I64, MAX_PRECISION, U64, UNSIGNED, DType, Kind, Schema
 from scalein.errors import BadArgument, SourceLoc, UnknownColumn, WrongType, guess
 from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, type_of
-from scalein.ir.nested import is_struct
+from scalein.ir.functions.arithmetic import RULES, attempt, choose
+from scalein.ir.functions.nested import is_struct
 from scalein.ir.printer import show_agg, show_expr
-from scalein.ir.rules import RULES, attempt, choose
 from scalein.ir.unify import Refused, cast_to, nested_hint, settle
 
 _MOST_SHOWN = 24

@@ -15,7 +15,7 @@ import pyarrow as pa
 from scalein.dtypes import F32, F64, MAX_PRECISION, SIGNED, TIMES, UNITS_PER_SECOND, DType, Kind, alike, element_of
 from scalein.errors import NOWHERE
 from scalein.ir.exprs import Call, Expr, Lit, type_of
-from scalein.ir.functions import INT_DIGITS
+from scalein.ir.functions.registry import INT_DIGITS
 from scalein.ir.literals import decimal_type, fit, own_type
 
 NOT_A_NUMBER = "a bool is not a number here; .cast(pa.int64()) makes it 0 or 1"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from scalein.dtypes import I32, DType
 from scalein.ir.exprs import Call, Col, Expr, Lit, Named, columns, type_of
-from scalein.ir.functions import can_fail
+from scalein.ir.functions.registry import can_fail
 from scalein.ir.stages import Fresh, Let, Probe, Read, Step, Where
 from scalein.ir.udf import AnyUdf, can_be_null
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from scalein.dtypes import BOOL, F64, I64, STR, TIMES, DType, Kind
-from scalein.ir.functions import AGGREGATES, DT_DATE_PARTS, DT_PARTS, FUNCTIONS
+from scalein.ir.functions.registry import AGGREGATES, DT_DATE_PARTS, DT_PARTS, FUNCTIONS
 from tests.campaign.kinds import constant_text, dtype_of, python_value, type_text, value_of
 from tests.campaign.takes import (
     Is,

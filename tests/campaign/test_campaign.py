@@ -11,7 +11,7 @@ import pytest
 import scalein as si
 from scalein.interp import scalars
 from scalein.ir import ops
-from scalein.ir.functions import AGGREGATES, FUNCTIONS
+from scalein.ir.functions.registry import AGGREGATES, FUNCTIONS
 from scalein.ir.rewrite import walk_ops
 from scalein.llvm_backend import cache
 from tests.campaign import ways

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from scalein.dtypes import BOOL
-from scalein.ir.constants import STRICT, evaluate
 from scalein.ir.exprs import Call, Expr, Lit, type_of
-from scalein.ir.functions import fallible
+from scalein.ir.functions.casts import STRICT, evaluate
+from scalein.ir.functions.registry import fallible
 from scalein.ir.ops import Aggregate, Filter, Op, Project
 from scalein.ir.rewrite import map_exprs, rewrite, rewrite_expr
 

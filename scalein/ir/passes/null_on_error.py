@@ -15,7 +15,7 @@ from scalein.connectors.base import Connected
 from scalein.dtypes import Schema
 from scalein.ir import ops
 from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, Named, NamedAgg
-from scalein.ir.functions import fallible
+from scalein.ir.functions.registry import fallible
 from scalein.ir.rewrite import map_exprs, map_inputs, rewrite_expr
 
 _OURS = ("on_error",)  # what a `try` holds that the user did not write

@@ -13,7 +13,7 @@ from math import gcd
 from scalein.dtypes import BOOL, I64
 from scalein.ir import ops
 from scalein.ir.exprs import Agg, Call, Expr, Lit, Named, NamedAgg, type_of
-from scalein.ir.functions import can_fail
+from scalein.ir.functions.registry import can_fail
 from scalein.ir.tables import Acc, AccKind, Key, Output, Slicing, Table
 
 MAX_RING_SLICES = 16  # more slices a window go through keys: a record would not fit a few cache lines

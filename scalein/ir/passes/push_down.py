@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from scalein.errors import SourceLoc
 from scalein.ir.exprs import Call, Col, Expr, Lit, columns, type_of, walk
-from scalein.ir.functions import COMPARISONS, can_fail, has_host, has_udf
+from scalein.ir.functions.registry import COMPARISONS, can_fail, has_host, has_udf
 from scalein.ir.ops import Aggregate, Distinct, Explode, Filter, Join, Op, Project, Sort, Union
 from scalein.ir.passes.fold import fold_expr
 from scalein.ir.rewrite import rewrite, substitute

@@ -1,4 +1,4 @@
-"""Column.hash() in a kernel: XXH64 as `scalein.hashing` defines it, word for word.
+"""Column.hash() in a kernel: XXH64 as `scalein.ir.functions.hashing` defines it, word for word.
 
 Numbers have a fixed number of bytes, so their hash is straight code that vectorizes. Text goes through the whole
 algorithm: stripes of 32 bytes, then words of 8, of 4, and single bytes.
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from llvmlite import ir
 
 from scalein.dtypes import DType
-from scalein.hashing import P1, P2, P3, P4, P5, SEED, hashed_bits
+from scalein.ir.functions.hashing import P1, P2, P3, P4, P5, SEED, hashed_bits
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import I8, I32, I64, Fn, Var, const
 from scalein.llvm_backend.values import Str, Value, canonical

@@ -15,9 +15,9 @@ from scalein.dtypes import BOOL, F64, I32, I64, SIGNED, TIMES, UNSIGNED, DType, 
 from scalein.durations import Span, in_units
 from scalein.ir import decimals
 from scalein.ir.exprs import Call, Expr, Lit, type_of
-from scalein.ir.functions import COMPARISONS, DT_DATE_PARTS, DT_PARTS, HOST_TEXT, fallible, is_utc
+from scalein.ir.functions.nested import NESTED_RULES
+from scalein.ir.functions.registry import COMPARISONS, DT_DATE_PARTS, DT_PARTS, HOST_TEXT, fallible, is_utc
 from scalein.ir.literals import fit
-from scalein.ir.nested import NESTED_RULES
 from scalein.ir.udf import AnyUdf, Variable, can_be_null
 from scalein.ir.unify import NOT_A_NUMBER, Refused, cast_to, finer, nested_hint, own_type_of, settle, typed, unify
 

@@ -16,7 +16,7 @@ from typing import Any
 from scalein.dtypes import TIMES, DType, Kind, ticks_per_day
 from scalein.ir import decimals
 from scalein.ir.exprs import Call, Lit, type_of
-from scalein.ir.functions import COMPARISONS, HOST_TEXT, is_utc
+from scalein.ir.functions.registry import COMPARISONS, HOST_TEXT, is_utc
 
 # Functions that are null as soon as one argument is, whatever the others are.
 STRICT = frozenset(

@@ -1,0 +1,1 @@
+"""Every function that expressions may call."""
