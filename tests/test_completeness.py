@@ -16,14 +16,17 @@ from scalein.api.column import Column
 from scalein.api.flow import Flow
 from scalein.compiler import compile_flow
 from scalein.ir import ops
+from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Call, Expr, walk
-from scalein.ir.functions.registry import AGGREGATES, FUNCTIONS, is_host
+from scalein.ir.functions.registry import REGISTRY, is_host
 from scalein.ir.passes.fold import fold
 from scalein.ir.physical import Grouped, walk_nodes
 from scalein.ir.rewrite import walk_ops
 from scalein.ir.tables import AccKind
 from scalein.llvm_backend.exprs import LOWERED
 from tests.same import assert_same
+
+FUNCTIONS = [name for name, function in REGISTRY.items() if not function.spelled_out]
 
 TABLE = pa.table({
     "x": [5, -3, None, 8], "y": [2, 3, 4, 1], "f": [0.5, 4.0, None, 2.25], "s": ["abc", None, "Bé", "a longer text"],

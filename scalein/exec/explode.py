@@ -11,9 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
+from scalein.arrow_functions import Extents, extents, taken
 from scalein.exec import array_limits
-from scalein.interp.lists import Extents, extents
-from scalein.interp.taking import taken
 from scalein.ir import ops
 
 PIECE_ROWS = 1 << 18

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
+from scalein.arrow_functions import evaluate
 from scalein.dtypes import as_plain
 from scalein.errors import BadData, ScaleinError
 from scalein.exec.array_limits import is_too_long, too_long
 from scalein.exec.explode import explode
-from scalein.interp import evaluate
 from scalein.ir import ops
 from scalein.ir.exprs import Col
 from scalein.ir.physical import Host

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from scalein.arrow_functions import taken
 from scalein.exec import array_limits
 from scalein.exec.places import Rows, places
-from scalein.interp.taking import taken
 from scalein.ir.physical import Ordered
 from scalein.kernels.bind import conformed
 

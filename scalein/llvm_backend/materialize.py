@@ -18,7 +18,7 @@ from itertools import chain
 from llvmlite import ir
 
 from scalein.ir.exprs import Call, Col, Expr, Named, columns, type_of, walk
-from scalein.ir.functions.registry import has_udf
+from scalein.ir.functions.udf import has_udf
 from scalein.ir.rewrite import map_args
 from scalein.ir.stages import Collect, Find, Fresh, Group, GroupMode, Keep, Let, Partition, Probe, Sink, Stage, Where
 from scalein.ir.tables import AccKind

@@ -17,10 +17,10 @@ from functools import lru_cache
 import numpy as np
 import pyarrow as pa
 
+from scalein.arrow_functions import taken
 from scalein.compiler import compile_flow
 from scalein.dtypes import BOOL, I64
 from scalein.exec.bounded import Program
-from scalein.interp.taking import taken
 from scalein.ir import ops
 from scalein.ir.exprs import Call, Col, Named
 from scalein.ir.functions.hashing import P1, P2

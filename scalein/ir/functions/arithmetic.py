@@ -1,37 +1,24 @@
-"""How calls are typed: one rule a function, from arguments to a typed call with its implicit casts spelled out.
-
-A rule gets a call whose arguments are typed, except for constants the user wrote plainly (see `unify.py`).
-"""
+"""Arithmetic of numbers, decimals, times and durations; functions of floats."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+import operator
+from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
+from typing import Any
 
-import pyarrow as pa
-
-from scalein.dtypes import BOOL, F64, I32, I64, SIGNED, TIMES, UNSIGNED, DType, Kind
-from scalein.durations import Span, in_units
+from scalein.dtypes import F64, I64, MAX_PRECISION, SIGNED, TIMES, UNSIGNED, DType, Kind
 from scalein.ir import decimals
 from scalein.ir.exprs import Call, Expr, Lit, type_of
-from scalein.ir.functions.nested import NESTED_RULES
-from scalein.ir.functions.registry import COMPARISONS, DT_DATE_PARTS, DT_PARTS, HOST_TEXT, fallible, is_utc
+from scalein.ir.functions.registry import REGISTRY, Args, Function, NoValue, always, declare, typed
 from scalein.ir.literals import fit
-from scalein.ir.udf import AnyUdf, Variable, can_be_null
-from scalein.ir.unify import NOT_A_NUMBER, Refused, cast_to, finer, nested_hint, own_type_of, settle, typed, unify
-
-Args = tuple[Expr, ...]
-Rule = Callable[[Call, Args], Expr]
-
-# --- arithmetic --------------------------------------------------------------------------------------------------
-
-_TEXT = {"add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%", "pow": "**",
-         "try_divide": "try_divide", "and": "&", "or": "|", "not": "~"}  # fmt: skip
+from scalein.ir.unify import NOT_A_NUMBER, Refused, cast_to, finer, own_type_of, settle, unify
 
 
 def _refusal(fn: str) -> str:
-    return f"{_TEXT.get(fn, fn)} does not take"
+    return f"{REGISTRY[fn].sign} does not take"
 
 
 def _numbers(call: Call, args: Args) -> list[Expr]:
@@ -118,12 +105,6 @@ def _divide(call: Call, args: Args) -> Expr:
     return typed(call, both, type_of(both[0]))
 
 
-def _try_divide(call: Call, args: Args) -> Expr:
-    divided = _divide(call, args)
-    assert isinstance(divided, Call)
-    return replace(divided, nullable=True)
-
-
 def _power(call: Call, args: Args) -> Expr:
     return typed(call, [cast_to(arg, F64) for arg in _numbers(call, args)], F64)
 
@@ -161,219 +142,106 @@ def _round(call: Call, args: Args) -> Expr:
     return arg if type_of(arg).is_int else _float_function(call, (arg,))
 
 
-# --- conditions --------------------------------------------------------------------------------------------------
+# --- where they fail ---------------------------------------------------------------------------------------------
 
 
-def _compare(call: Call, args: Args) -> Expr:
-    return typed(call, unify(args, "cannot compare"), BOOL)
+def _overflows(call: Call) -> bool:
+    if type_of(call).is_decimal:  # only where the type was cut to the most digits there are
+        if call.fn == "mul":
+            return sum(type_of(arg).precision for arg in call.args) > MAX_PRECISION
+        return type_of(call).precision == MAX_PRECISION
+    return not type_of(call).is_float
 
 
-def _condition(arg: Expr, what: str) -> Expr:
-    """The argument as a bool."""
-    if isinstance(arg, Lit) and arg.value is None:
-        return Lit(None, BOOL)
-    arg = settle(arg)
-    if type_of(arg).kind is not Kind.BOOL:
-        hint = "comparisons need parentheses beside & and |: (a > 1) & (b < 2)" if what in "&|~" else None
-        raise Refused(f"{what} takes conditions, not {type_of(arg)!r}", hint)
-    return arg
+def _rounds_up(call: Call) -> bool:
+    """Of decimals 9.9 may become 10, which takes a digit more."""
+    return type_of(call).is_decimal
 
 
-def _logic(call: Call, args: Args) -> Expr:
-    return typed(call, [_condition(arg, _TEXT[call.fn]) for arg in args], BOOL)
+def _divides_badly(call: Call) -> bool:
+    """Integer division fails for a zero divisor, and `//` also for MIN // -1; a literal settles both."""
+    if type_of(call).is_float:
+        return False
+    divisor = call.args[1]
+    if isinstance(divisor, Lit) and isinstance(divisor.value, int):
+        return divisor.value == 0 or (call.fn == "floordiv" and divisor.value == -1 and type_of(call).is_signed)
+    return True
 
 
-def _null_test(call: Call, args: Args) -> Expr:
-    return typed(call, [settle(args[0])], BOOL, nullable=False)
+def _has_no_negative(call: Call) -> bool:
+    """MIN has no positive counterpart in two's complement."""
+    return type_of(call).kind in (*SIGNED, Kind.DUR)
 
 
-def _hash(call: Call, args: Args) -> Expr:
-    arg = settle(args[0])
-    if type_of(arg).is_nested:
-        raise Refused(f"hash does not take {type_of(arg)!r}", nested_hint(type_of(arg)))
-    return typed(call, [arg], I64, nullable=False)
+# --- constants ---------------------------------------------------------------------------------------------------
 
 
-def _is_nan(call: Call, args: Args) -> Expr:
-    arg = settle(args[0])
-    if not type_of(arg).is_float:
-        raise Refused(f"is_nan takes a float, not {type_of(arg)!r}", "is_null tests for missing values")
-    return typed(call, [arg], BOOL)
+def _exact(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """A fold of everything but floats."""
+
+    def fold(call: Call, *values: Any) -> Any:
+        if type_of(call.args[0]).is_float:
+            raise NoValue
+        return compute(*values)
+
+    return fold
 
 
-def _fill_null(call: Call, args: Args) -> Expr:
-    value, default = unify(args, _refusal(call.fn))
-    return typed(call, [value, default], type_of(value), nullable=value.nullable and default.nullable)
+def _any_number(compute: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda call, *values: compute(*values)
 
 
-def _is_in(call: Call, args: Args) -> Expr:
-    values, has_null = call.params
-    assert isinstance(values, tuple)
-    listed = [value if isinstance(value, Lit) else Lit(value) for value in values]
-    arg, *found = unify([settle(args[0]), *listed], _refusal(call.fn))
-    # A cast among them is a typed constant in a coarser unit than the column's.
-    exact = [item for item in found if isinstance(item, Lit)]
-    if len(exact) < len(found):
-        raise Refused("is_in takes plain constants in the column's own unit", "pass datetime or timedelta values")
-    physical = tuple({item: item.value for item in exact}.values())
-    return replace(typed(call, [arg], BOOL, nullable=arg.nullable or bool(has_null)), params=(physical, has_null))
+def _float(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """A fold of floats alone."""
+
+    def fold(call: Call, *values: Any) -> Any:
+        if not type_of(call.args[0]).is_float:
+            raise NoValue
+        return compute(*values)
+
+    return fold
 
 
-def choose(call: Call, conditions: Sequence[Expr], values: Sequence[Expr]) -> Expr:
-    """`when(c0).then(v0).when(c1).then(v1).otherwise(v2)`: all values in one type, nested from the last."""
-    nested = next((own for own in map(own_type_of, values) if own is not None and own.is_nested), None)
-    if nested is not None:
-        raise Refused(f"a choice cannot give values of type {nested!r}", nested_hint(nested))
-    *taken, last = unify(values, "a choice cannot give both")
-    for condition, value in zip(reversed(conditions), reversed(taken), strict=True):
-        both = value.nullable or last.nullable
-        last = typed(call, [_condition(condition, "when"), value, last], type_of(value), nullable=both)
-    return last
+def _quotient(a: float, b: float) -> float:
+    if b != 0:
+        return a / b
+    return math.nan if a == 0 or math.isnan(a) else math.copysign(math.inf, a) * math.copysign(1.0, b)
 
 
-def attempt(call: Call, given: Args, found: Expr) -> Expr:
-    """`found` with null where it would fail; casts to bring its arguments together belong to it, they do not."""
-    if not isinstance(found, Call) or any(found is arg for arg in given):
-        return found
-    met = [_tried(call, arg) if not any(arg is own for own in given) else arg for arg in found.args]
-    return _tried(call, typed(found, met, type_of(found), nullable=found.nullable or any(a.nullable for a in met)))
+def _whole(round_to: Callable[[float], int]) -> Callable[[float], float]:
+    def apply(value: float) -> float:
+        return math.copysign(float(round_to(value)), value) if math.isfinite(value) else value
+
+    return apply
 
 
-def _tried(call: Call, found: Expr) -> Expr:
-    return typed(call, [found], type_of(found), nullable=True) if isinstance(found, Call) and fallible(found) else found
+def _root(value: float) -> float:
+    return math.nan if value < 0 else math.sqrt(value)
 
 
-# --- casts -------------------------------------------------------------------------------------------------------
-
-
-def _cast(call: Call, args: Args) -> Expr:
-    target, arg = type_of(call), args[0]
-    fitted = fit(arg.value, target) if isinstance(arg, Lit) and arg.dtype is None else None
-    if fitted is not None:
-        return fitted
-    arg = settle(arg)
-    if type_of(arg) == target:
-        return arg
-    if type_of(arg).nested == pa.null() and not target.is_nested:
-        return Lit(None, target)
-    hint = _cannot_cast(type_of(arg), target)
-    if hint is not None:
-        raise Refused(f"cannot cast {type_of(arg)!r} to {target!r}", hint)
-    return typed(call, [arg], target)
-
-
-def _cannot_cast(source: DType, target: DType) -> str | None:
-    """Why a cast is refused, as a hint; None if it is allowed."""
-    plain = (Kind.BOOL, Kind.F32, Kind.F64, Kind.DEC)
-    kinds = {source.kind, target.kind}
-    if source.is_nested:
-        return nested_hint(source)
-    if target.is_nested:
-        return "no cast makes a nested value; group_by(...).agg(...) with .collect() makes lists"
-    if Kind.BIN in kinds and kinds - {Kind.BIN, Kind.STR}:
-        return "binary casts from and to text only, which is its bytes"
-    if kinds == {Kind.DEC, Kind.BOOL}:
-        return "compare it with 0, or go through an integer: .cast(pa.int64())"
-    for time, other in ((source, target), (target, source)):
-        if time.kind in TIMES and other.kind in plain:
-            return "go through its integer: .cast(pa.int64())"
-        if time.kind is Kind.DUR and other.is_string:
-            return "go through its integer: .cast(pa.int64())"
-    match source.kind, target.kind:
-        case Kind.TS, (Kind.DATE | Kind.DATE64) if not is_utc(source):
-            return "for the day in UTC, cast to a timestamp without zone first; .dt.day() gives the local one"
-        case (Kind.DATE | Kind.DATE64), Kind.TS if not is_utc(target):
-            return "midnight depends on the zone; cast to a timestamp without zone first"
-        case (Kind.TS | Kind.DATE | Kind.DATE64), Kind.DUR:
-            return "subtract another time to get a duration"
-        case Kind.DUR, (Kind.TS | Kind.DATE | Kind.DATE64):
-            return "add it to a time"
-        case (Kind.DATE | Kind.DATE64 | Kind.DUR), Kind.TIME:
-            return "a timestamp has a time of the day: cast to pa.timestamp(...) first"
-        case Kind.TIME, (Kind.TS | Kind.DATE | Kind.DATE64 | Kind.DUR):
-            return "a time of the day belongs to no date; go through its integer: .cast(pa.int64())"
-    return None
-
-
-# --- text and calendar -------------------------------------------------------------------------------------------
-
-
-def _text(call: Call, args: Args) -> Expr:
-    arg = settle(args[0])
-    if not type_of(arg).is_string:
-        raise Refused(f"str.{call.fn.removeprefix('str_')} takes text, not {type_of(arg)!r}",
-                      nested_hint(type_of(arg)) if type_of(arg).is_nested else "cast it first: .cast(pa.string())")
-    if call.fn in ("str_matches", "starts_with", "ends_with", "contains"):
-        return typed(call, [arg], BOOL)
-    nullable = True if call.fn == "str_extract" else None  # where nothing matches
-    return typed(call, [arg], I64 if call.fn == "str_len" else type_of(arg), nullable)
-
-
-def _instant(call: Call, args: Args) -> Expr:
-    arg = settle(args[0])
-    kind, is_date_part = type_of(arg).kind, call.fn in DT_DATE_PARTS
-    if kind is Kind.TS or (kind in (Kind.DATE, Kind.DATE64) and is_date_part):
-        return arg
-    if kind is Kind.TIME and call.fn in DT_PARTS and not is_date_part:
-        return arg
-    has_days = kind in (Kind.DATE, Kind.DATE64) or type_of(arg).is_string
-    hint = 'cast it first: .cast(pa.timestamp("us"))' if has_days else None
-    raise Refused(f"dt.{call.fn.removeprefix('dt_')} takes a timestamp, not {type_of(arg)!r}", hint)
-
-
-def _part(call: Call, args: Args) -> Expr:
-    return typed(call, [_instant(call, args)], I32)
-
-
-def _truncate(call: Call, args: Args) -> Expr:
-    arg, every = _instant(call, args), call.params[0]
-    assert isinstance(every, Span)
-    units = in_units(every, type_of(arg), "length to truncate to", "the column", call.at)
-    return replace(typed(call, [arg], type_of(arg)), params=(units,))
-
-
-def _epoch(call: Call, args: Args) -> Expr:
-    return typed(call, [_instant(call, args)], I64)
-
-
-# --- functions of the user's -------------------------------------------------------------------------------------
-
-_PYTHON_NAMES = {Kind.F64: "float", Kind.I64: "int", Kind.BOOL: "bool", Kind.STR: "str"}
-
-
-def _udf(call: Call, args: Args) -> Expr:
-    (udf,) = call.params
-    assert isinstance(udf, AnyUdf)
-    given = [_udf_argument(udf, param, arg) for param, arg in zip(udf.params, args, strict=True)]
-    return typed(call, given, udf.dtype, nullable=can_be_null(udf, given))
-
-
-def _udf_argument(udf: AnyUdf, param: Variable, arg: Expr) -> Expr:
-    """The argument in the parameter's type: any number as a float, any integer that 64 bits hold as an int."""
-    own = own_type_of(arg)
-    fits = own is None or own.kind is param.dtype.kind or (
-        own.is_number or own.is_decimal if param.dtype == F64
-        else param.dtype == I64 and own.is_int and own.kind is not Kind.U64
-    )  # fmt: skip
-    if not fits:
-        wanted = _PYTHON_NAMES[param.dtype.kind]
-        hint = f"cast it: .cast({wanted})" if own is not None and (own.is_number or own.kind in TIMES) else None
-        raise Refused(f"{udf.name} takes {wanted} as {param.name!r}, not {own!r}", hint)
-    return cast_to(arg, param.dtype)
-
-
-RULES: dict[str, Rule] = {
-    "add": _arithmetic, "sub": _arithmetic, "mul": _arithmetic, "floordiv": _arithmetic, "mod": _arithmetic,
-    "div": _divide, "try_divide": _try_divide, "pow": _power, "neg": _negate, "abs": _absolute, "round": _round,
-    **dict.fromkeys(("floor", "ceil", "sqrt", "exp", "log"), _float_function),
-    **dict.fromkeys(COMPARISONS, _compare),
-    "and": _logic, "or": _logic, "not": _logic,
-    "is_null": _null_test, "is_not_null": _null_test, "is_nan": _is_nan, "fill_null": _fill_null, "is_in": _is_in,
-    "cast": _cast, "hash": _hash,
-    **dict.fromkeys(("str_len", "str_slice", "starts_with", "ends_with", "contains", "lower", "upper",
-                     *HOST_TEXT), _text),
-    **dict.fromkeys(DT_PARTS, _part),
-    "dt_truncate": _truncate, "dt_epoch": _epoch,
-    "udf": _udf,
-    **NESTED_RULES,
-}  # fmt: skip
+declare(
+    Function("add", _arithmetic, 2, fallible=_overflows, fold=_any_number(operator.add), show="{0} + {1}",
+             duckdb="({0} + {1})"),
+    Function("sub", _arithmetic, 2, fallible=_overflows, fold=_any_number(operator.sub), show="{0} - {1}",
+             duckdb="({0} - {1})"),
+    Function("mul", _arithmetic, 2, fallible=_overflows, fold=_any_number(operator.mul), show="{0} * {1}",
+             duckdb="({0} * {1})"),
+    Function("div", _divide, 2, fold=_float(_quotient), show="{0} / {1}", duckdb="({0} / {1})"),
+    Function("try_divide", _divide, 2, gives_null=always, show="{0}.try_divide({1})", sql=("TRY_DIVIDE",),
+             duckdb="CASE WHEN {1} <> 0 THEN {0} / {1} END"),
+    Function("floordiv", _arithmetic, 2, fallible=_divides_badly, fold=_exact(operator.floordiv), show="{0} // {1}"),
+    Function("mod", _arithmetic, 2, fallible=_divides_badly, fold=_exact(operator.mod), show="{0} % {1}",
+             sql=("MOD",)),
+    Function("pow", _power, 2, show="{0} ** {1}", sql=("POWER", "POW"), duckdb="pow({0}, {1})"),
+    Function("neg", _negate, fallible=_has_no_negative, fold=_any_number(operator.neg), show="-{0}", duckdb="(-{0})"),
+    Function("abs", _absolute, fallible=_has_no_negative, fold=_any_number(abs), show="{0}.abs()", sql=("ABS",),
+             duckdb="abs({0})"),
+    Function("floor", _float_function, fold=_float(_whole(math.floor)), show="{0}.floor()", sql=("FLOOR",),
+             duckdb="floor({0})"),
+    Function("ceil", _float_function, fold=_float(_whole(math.ceil)), show="{0}.ceil()", sql=("CEIL", "CEILING"),
+             duckdb="ceil({0})"),
+    Function("round", _round, fallible=_rounds_up, show="{0}.round({params})", sql=("ROUND",)),
+    Function("sqrt", _float_function, fold=_float(_root), show="{0}.sqrt()", sql=("SQRT",), duckdb="sqrt({0})"),
+    Function("exp", _float_function, show="{0}.exp()", sql=("EXP",), duckdb="exp({0})"),
+    Function("log", _float_function, show="{0}.log()", sql=("LN",), duckdb="ln({0})"),
+)
