@@ -25,8 +25,9 @@ from scalein.ir.tables import AccKind
 from scalein.layout import BLOCK_ROWS, ERROR
 from scalein.llvm_backend.block import PADDED, Block, rows
 from scalein.llvm_backend.code import Code
-from scalein.llvm_backend.exprs import LAZY, lower_expr
+from scalein.llvm_backend.exprs import lower_expr
 from scalein.llvm_backend.fn import I8, I64, PTR, const
+from scalein.llvm_backend.functions.registry import LAZY
 from scalein.llvm_backend.values import Binding, Env, Row, Str, Value, from_memory, memory_type, to_memory
 
 MOST_KEPT = 64  # in a kernel: scratch is on the stack, 16 KB for a column of strings

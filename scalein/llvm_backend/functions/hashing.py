@@ -13,14 +13,15 @@ from llvmlite import ir
 
 from scalein.dtypes import DType
 from scalein.ir.functions.hashing import P1, P2, P3, P4, P5, SEED, hashed_bits
-from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import I8, I32, I64, Fn, Var, const
+from scalein.llvm_backend.functions.registry import CallSite, lowers
 from scalein.llvm_backend.values import Str, Value, canonical
 
 
-def lower_hash(code: Code, value: Value, dtype: DType) -> Value:
+@lowers("hash")
+def _hash(c: CallSite) -> Value:
     """The hash of a value, and the seed for null."""
-    f = code.f
+    f, (value,), (dtype,) = c.f, c.values, c.types
     found = _text(f, value.string) if dtype.is_bytes else _number(f, value, dtype)
     return Value(found if value.valid is None else f.b.select(value.valid, found, const(SEED)))
 
