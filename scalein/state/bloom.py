@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from scalein.storage.local import aligned
+from scalein.storage.filesystem import aligned
 
 _STEPS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93)  # odd; part of the format
 

@@ -28,7 +28,7 @@ from scalein.state import format
 from scalein.state.checksum import Checksums, block_checksums
 from scalein.state.run_file import Held
 from scalein.state.segment_images import block_seeds
-from scalein.storage.local import Files, Input, aligned
+from scalein.storage.filesystem import Files, Input, aligned
 
 ENTRY = 8
 PER_BLOCK = format.BLOCK // ENTRY - 1  # the first word of a block is its checksum

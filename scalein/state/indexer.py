@@ -26,7 +26,7 @@ from scalein.state import format
 from scalein.state.compaction import step_back
 from scalein.state.index_runs import IndexRun, IndexWriter, entries_of, places_of
 from scalein.state.memtable import RECORDS
-from scalein.storage.local import Files
+from scalein.storage.filesystem import Files
 
 LEAST_MERGED = 1 << 20  # entries: files with fewer are merged as if they had as many
 GROWTH = 2  # a file is merged with all newer ones when so many times their entries are as many as its own

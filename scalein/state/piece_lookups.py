@@ -27,7 +27,7 @@ from scalein.state.pieces import Images, Piece
 from scalein.state.run_levels import Scratch, pointers_to
 from scalein.state.segment_images import SUM_BYTES, Image, verify_blocks
 from scalein.storage.aio import Reader
-from scalein.storage.local import Input
+from scalein.storage.filesystem import Input
 
 READS = 3  # of a key, at most, as a rule: a block of the index, of an image, and of the image's checksums
 CHUNKS_TAKE = 1.5  # of memory, for a group's bytes, at most, beside the smallest chunks of records and of texts

@@ -26,7 +26,7 @@ from scalein.state.manifest import Json, Manifest
 from scalein.state.memtable import RECORDS, TEXTS
 from scalein.state.run_file import Held
 from scalein.state.segment_images import SUM_BYTES, Extent, Image, Places, verify_blocks
-from scalein.storage.local import Files, Input
+from scalein.storage.filesystem import Files, Input
 
 MOST_OPEN = 32  # images, and as many indexes, that stay open while nobody reads them
 

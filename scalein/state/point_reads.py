@@ -21,7 +21,7 @@ from scalein.state.run_blocks import HEAD, Origin, Shape, checked, unpack
 from scalein.state.run_file import Run
 from scalein.state.run_levels import ColdRun, Scratch, bundle_range
 from scalein.storage.aio import Reader
-from scalein.storage.local import Input
+from scalein.storage.filesystem import Input
 
 
 class _Part(NamedTuple):

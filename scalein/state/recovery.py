@@ -29,7 +29,8 @@ from scalein.state.pieces import Piece
 from scalein.state.run_levels import BUNDLES, Cold, ColdRun
 from scalein.state.snapshot_writer import file_id, find_manifest, names_in, schemas_of
 from scalein.state.sum_bounds import SumBounds
-from scalein.storage.local import Files, RealFiles
+from scalein.storage.filesystem import Files
+from scalein.storage.local import RealFiles
 
 _STORE_BITS = 30
 _NUMBER_BITS = 32

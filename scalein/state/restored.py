@@ -24,7 +24,7 @@ from scalein.state.piece_lookups import Lookups
 from scalein.state.pieces import Images, Piece, group_read, records_in
 from scalein.state.run_levels import Scratch
 from scalein.storage.aio import Reader
-from scalein.storage.local import Files
+from scalein.storage.filesystem import Files
 
 MOST_PIECES = 16  # that a snapshot leaves as they are
 READ_COST = 64 << 10  # bytes that could be loaded in the time that each group of each piece takes by itself

@@ -23,7 +23,7 @@ from scalein.errors import Damaged, InternalError
 from scalein.layout import INLINE_BYTES, STRING_BYTES
 from scalein.state import format
 from scalein.state.checksum import Checksums
-from scalein.storage.local import aligned
+from scalein.storage.filesystem import aligned
 
 HEAD = 16
 _ROOM = format.BLOCK - HEAD

@@ -24,7 +24,7 @@ from scalein.state.bloom import passes
 from scalein.state.checksum import Checksums, block_checksums
 from scalein.state.run_blocks import Origin, Shape, checked, unpack
 from scalein.state.run_writer import HEADER, MOST_SPEC_BYTES, SPEC_AT, directory_bytes
-from scalein.storage.local import Files, aligned
+from scalein.storage.filesystem import Files, aligned
 
 READ_BYTES = 4 << 20  # of a step of a scan
 

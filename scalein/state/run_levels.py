@@ -31,7 +31,7 @@ from scalein.state.run_file import Held, Run
 from scalein.state.run_writer import RunWriter
 from scalein.state.workspace import Room
 from scalein.storage.aio import Reader
-from scalein.storage.local import Files, Input
+from scalein.storage.filesystem import Files, Input
 
 BUNDLES = 16
 BUNDLE_GROUPS = GROUPS // BUNDLES

@@ -21,7 +21,7 @@ from scalein.state.bloom import Mark, empty_filter, mark_bits, shift_of
 from scalein.state.checksum import Checksums, block_checksums
 from scalein.state.run_blocks import Pulled, Shape, cut, pack, pull
 from scalein.state.workspace import Room
-from scalein.storage.local import Files, aligned
+from scalein.storage.filesystem import Files, aligned
 
 MOST_ROOMS = 2  # that are kept for the next writers
 WRITE_BYTES = 1 << 19  # of records that are collected for one write, at most

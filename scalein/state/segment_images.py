@@ -18,7 +18,7 @@ import numpy as np
 from scalein.errors import Damaged, InternalError, StoreFailed
 from scalein.state import format
 from scalein.state.checksum import Checksums, block_checksums
-from scalein.storage.local import Files, aligned
+from scalein.storage.filesystem import Files, aligned
 
 SUM_BYTES = 8
 _START_BYTES = format.BLOCK

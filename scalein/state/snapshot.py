@@ -31,7 +31,7 @@ from scalein.state.manifest import Json
 from scalein.state.memtable import RECORDS, TEXTS, HotTable
 from scalein.state.run_file import Run
 from scalein.state.segment_images import Extent, ImageWriter
-from scalein.storage.local import Files, aligned
+from scalein.storage.filesystem import Files, aligned
 
 _LOOK_S = 5e-5  # between looks at a kernel that is in a block
 

@@ -30,7 +30,7 @@ from scalein.state.pieces import Images, Piece
 from scalein.state.restored import piece_files
 from scalein.state.snapshot import Copier, Frozen, ImageFiles, Snapshot
 from scalein.state.tiers import Tiers
-from scalein.storage.local import Files
+from scalein.storage.filesystem import Files
 
 
 class Saver:

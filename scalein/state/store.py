@@ -43,7 +43,8 @@ from scalein.state.snapshot import Snapshot
 from scalein.state.snapshot_writer import Saver, find_manifest, schema_text, schemas_of
 from scalein.state.sum_bounds import SumBounds
 from scalein.state.tiers import Tiers
-from scalein.storage.local import Files, Held, RealFiles
+from scalein.storage.filesystem import Files, Held
+from scalein.storage.local import RealFiles
 
 KEPT_SNAPSHOTS = 3
 

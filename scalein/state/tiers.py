@@ -39,7 +39,7 @@ from scalein.state.run_levels import (
     pointers_to,
 )
 from scalein.storage.aio import Reader
-from scalein.storage.local import Files
+from scalein.storage.filesystem import Files
 
 DEAD_SHARE = 0.3  # of a group's bytes, from which on it is written anew
 KEPT_SHARE = 0.25  # of a bundle's records, those hit most, that stay in memory when it is evicted

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from scalein.storage.local import PAGE, aligned
+from scalein.storage.filesystem import PAGE, aligned
 
 
 class Room:

@@ -25,7 +25,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from scalein.memory import address
-from scalein.storage.local import Input, aligned
+from scalein.storage.filesystem import Input, aligned
 
 WINDOWS = 3
 DEPTH = 512  # reads of a window that are under way at once

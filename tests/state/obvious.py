@@ -9,7 +9,7 @@ import numpy as np
 
 from scalein.state.run_file import Records
 from scalein.state.run_writer import RunInfo, RunWriter
-from scalein.storage.local import Files
+from scalein.storage.filesystem import Files
 
 M64 = (1 << 64) - 1
 Row = tuple[int, tuple[bytes, ...]]  # a number and the strings of a record

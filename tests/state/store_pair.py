@@ -23,7 +23,7 @@ from scalein.state.memtable import HotTable
 from scalein.state.run_levels import Cold
 from scalein.state.snapshot import Copier
 from scalein.state.tiers import Tiers
-from scalein.storage.local import Files
+from scalein.storage.filesystem import Files
 from tests.state.store_model import KINDS, Content, Kind, Model, Overflow, content_of, rows_of
 
 Op = tuple[str, int, int]  # name, seed, size

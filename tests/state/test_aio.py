@@ -14,7 +14,8 @@ import pytest
 from scalein.errors import Damaged, StoreFailed
 from scalein.storage import aio
 from scalein.storage.aio import Reader, Window
-from scalein.storage.local import PAGE, Input, RealFiles
+from scalein.storage.filesystem import PAGE, Input
+from scalein.storage.local import RealFiles
 
 PAGES = 300  # of each file
 

@@ -19,7 +19,7 @@ from scalein.state.memtable import HotTable
 from scalein.state.run_blocks import Pulled, Shape, cut, pack
 from scalein.state.run_levels import least_kept, pointers_to, to_merge
 from scalein.state.workspace import Room
-from scalein.storage.local import aligned
+from scalein.storage.filesystem import aligned
 
 KEY, VALUE = pa.schema([("a", pa.int32()), ("b", pa.int64())]), pa.schema([("n", pa.int64())])
 GROUPS = range(32, 48)

@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 
 from scalein.errors import Damaged, ScaleinError, StoreFailed
-from scalein.storage import local as files_module
-from scalein.storage.local import PAGE, Files, RealFiles, aligned
+from scalein.storage import filesystem as filesystem_module
+from scalein.storage import local as local_module
+from scalein.storage.filesystem import PAGE, Files, aligned
+from scalein.storage.local import RealFiles
 
 MIB = 1 << 20
 
@@ -56,8 +58,8 @@ def test_what_is_written_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, shift: int, direct: bool
 ) -> None:
     if not direct:
-        monkeypatch.setattr(files_module, "DIRECT_BYTES", 1 << 62)
-        monkeypatch.setattr(files_module, "UNSYNCED_BYTES", 5 * PAGE)
+        monkeypatch.setattr(local_module, "DIRECT_BYTES", 1 << 62)
+        monkeypatch.setattr(local_module, "UNSYNCED_BYTES", 5 * PAGE)
     data = some_bytes(size + 1)[shift : shift + size]
     files = RealFiles(tmp_path / "store")
     written(files, "a", data, size_bytes=size + 10_000)
@@ -272,6 +274,6 @@ def test_no_memory_is_no_failed_file(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_: object, **__: object) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr(files_module.mmap, "mmap", none)
+    monkeypatch.setattr(filesystem_module.mmap, "mmap", none)
     with pytest.raises(MemoryError):
-        aligned(files_module.MAPPED_BYTES)
+        aligned(filesystem_module.MAPPED_BYTES)
