@@ -17,7 +17,7 @@ from scalein.errors import ScaleinError
 from scalein.state import LogStore, format, manifest
 from scalein.state.manifest import Manifest
 from scalein.storage.local import RealFiles
-from tests.state.built import BUDGET, KIND, Built, copied
+from tests.state.sample_store import BUDGET, KIND, Built, copied
 from tests.state.store_pair import kernels_of
 
 Change = Callable[[Manifest], None]

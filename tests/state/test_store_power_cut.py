@@ -13,7 +13,7 @@ import pytest
 from scalein.errors import ScaleinError
 from scalein.state import format
 from scalein.state.budget import Budget
-from tests.state.power_cut import PowerCut, PowerCutFiles
+from tests.state.power_cut_disk import PowerCut, PowerCutFiles
 from tests.state.store_model import KINDS
 from tests.state.store_pair import Op, Pair
 

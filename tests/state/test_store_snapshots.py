@@ -19,7 +19,7 @@ from scalein.state.budget import Budget
 from scalein.state.evict import Spiller
 from scalein.state.snapshot import Copy, Frozen
 from scalein.storage.local import RealFiles
-from tests.state.power_cut import PowerCutFiles
+from tests.state.power_cut_disk import PowerCutFiles
 from tests.state.store_model import KINDS
 from tests.state.store_pair import Pair, probes
 

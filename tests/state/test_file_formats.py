@@ -19,8 +19,8 @@ from scalein.state.index_runs import Asked, IndexRun, IndexWriter, entries_of
 from scalein.state.manifest import Manifest
 from scalein.state.run_file import Held, Run
 from scalein.state.segment_images import Extent, Image, ImageWriter
-from tests.state.obvious import M64, Row, obvious_checksum, write_run
-from tests.state.power_cut import PowerCutFiles
+from tests.state.power_cut_disk import PowerCutFiles
+from tests.state.reference_records import M64, Row, obvious_checksum, write_run
 
 BLOCK = format.BLOCK
 

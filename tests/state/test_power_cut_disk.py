@@ -17,7 +17,7 @@ from scalein.state.manifest import Manifest
 from scalein.state.run_file import Run
 from scalein.state.run_writer import RunWriter
 from scalein.state.segment_images import Extent, Image, ImageWriter
-from tests.state.power_cut import PAGE, PowerCut, PowerCutFiles
+from tests.state.power_cut_disk import PAGE, PowerCut, PowerCutFiles
 
 SEEDS = st.integers(0, 1 << 32)
 

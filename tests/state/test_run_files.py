@@ -18,8 +18,8 @@ from scalein.state.checksum import block_checksum
 from scalein.state.run_file import Run
 from scalein.state.run_writer import RunWriter
 from scalein.storage.local import RealFiles
-from tests.state.obvious import M64, Row, decoded, obvious_checksum, write_run
-from tests.state.power_cut import PowerCutFiles
+from tests.state.power_cut_disk import PowerCutFiles
+from tests.state.reference_records import M64, Row, decoded, obvious_checksum, write_run
 
 BLOCK = format.BLOCK
 
