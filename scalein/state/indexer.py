@@ -26,7 +26,7 @@ from scalein.state import format
 from scalein.state.compaction import step_back
 from scalein.state.index_runs import IndexRun, IndexWriter, entries_of, places_of
 from scalein.state.memtable import RECORDS
-from scalein.storage.filesystem import Files
+from scalein.storage.filesystem import FileSystem
 
 LEAST_MERGED = 1 << 20  # entries: files with fewer are merged as if they had as many
 GROWTH = 2  # a file is merged with all newer ones when so many times their entries are as many as its own
@@ -78,8 +78,8 @@ class _Merging(NamedTuple):
 class Indexer:
     """The index files of what is in memory. About `at_once` records are indexed at a time."""
 
-    def __init__(self, files: Files, kernels: Kernels, base: int, at_once: int) -> None:
-        self._files, self._kernels, self._base, self._at_once = files, kernels, base, at_once
+    def __init__(self, fs: FileSystem, kernels: Kernels, base: int, at_once: int) -> None:
+        self._fs, self._kernels, self._base, self._at_once = fs, kernels, base, at_once
         self.runs: list[IndexRun] = []  # oldest first; replaced, never changed
         nothing = np.zeros(0, np.int64)
         self._known = Chunks(nothing, nothing, nothing, nothing)  # what the runs have entries of
@@ -110,7 +110,7 @@ class Indexer:
         return [run.id for run in self.runs]
 
     def _written(self, id: int, chunks: Chunks) -> IndexRun:
-        writer = IndexWriter(self._files, id, int(chunks.records.sum()), self._kernels.checksums)
+        writer = IndexWriter(self._fs, id, int(chunks.records.sum()), self._kernels.checksums)
         try:
             for group, entries in self._entries(chunks):
                 writer.add(group, entries)
@@ -118,7 +118,7 @@ class Indexer:
         except BaseException:
             writer.abandon()
             raise
-        return IndexRun(self._files, id, self._kernels.checksums)
+        return IndexRun(self._fs, id, self._kernels.checksums)
 
     def _entries(self, chunks: Chunks) -> Iterator[tuple[int, np.ndarray]]:
         """Those of each group, sorted; whole groups at a time, so that memory is bounded and calls are few."""
@@ -154,7 +154,7 @@ class Indexer:
 
     def _merged(self, runs: list[IndexRun], id: int, chunks: Chunks) -> IndexRun:
         """One file with the entries of several whose chunks are still there."""
-        writer = IndexWriter(self._files, id, sum(run.count for run in runs), self._kernels.checksums)
+        writer = IndexWriter(self._fs, id, sum(run.count for run in runs), self._kernels.checksums)
         try:
             for group, (low, high) in enumerate(_spans(chunks.group)):
                 if self._is_closing:
@@ -167,7 +167,7 @@ class Indexer:
         except BaseException:
             writer.abandon()
             raise
-        return IndexRun(self._files, id, self._kernels.checksums)
+        return IndexRun(self._fs, id, self._kernels.checksums)
 
     def _adopt(self) -> None:
         """Take a merged file in the place of those that it was made of. One that failed is tried again."""

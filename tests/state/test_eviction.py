@@ -19,7 +19,7 @@ from scalein.state.memtable import HotTable
 from scalein.state.run_blocks import Pulled, Shape, cut, pack
 from scalein.state.run_levels import least_kept, pointers_to, to_merge
 from scalein.state.workspace import Room
-from scalein.storage.filesystem import aligned
+from scalein.storage.filesystem import aligned_buffer
 
 KEY, VALUE = pa.schema([("a", pa.int32()), ("b", pa.int64())]), pa.schema([("n", pa.int64())])
 GROUPS = range(32, 48)
@@ -136,7 +136,7 @@ def test_blocks_are_packed_and_opened_as_numpy_does(kernels: Kernels, count: int
     per_block, size = shape.whole_block
     plain = Pulled(records, np.zeros(0, np.uint8), np.zeros(len(records), np.int64))
     wanted = pack(shape, plain, cut(shape, plain.text_ends), 7, 8192, kernels.checksums)
-    area = aligned(len(wanted))
+    area = aligned_buffer(len(wanted))
     kernels.pack(area, records, per_block, size, 7, 8192)
     assert area.tobytes() == wanted.tobytes()
     pieces = np.array([[len(area) // size, 7, 8192]])
@@ -156,7 +156,7 @@ def test_blocks_are_packed_and_opened_as_numpy_does(kernels: Kernels, count: int
 @pytest.mark.parametrize("claims", [(0, 0), (200, 0), (1 << 31, 0), (5, 1)])
 def test_a_block_that_claims_too_much_is_not_opened(kernels: Kernels, claims: tuple[int, int]) -> None:
     per_block, size = Shape(kernels.record_bytes).whole_block
-    area = aligned(size)
+    area = aligned_buffer(size)
     area[:] = 0
     area[:8].view("<u4")[:] = claims
     area[8:16].view("<u8")[:] = kernels.checksums(area.reshape(1, -1), np.array([7 ^ 4096], np.uint64))
@@ -169,7 +169,7 @@ def test_blocks_of_several_runs_are_opened_at_once(kernels: Kernels) -> None:
     per_block, size = Shape(kernels.record_bytes).whole_block
     cuts = [left.pointers[:1], left.pointers[1:1000], left.pointers[1000:1000], left.pointers[1000:]]
     blocks = [-(-len(some) // per_block) for some in cuts]
-    area = aligned(sum(blocks) * size)
+    area = aligned_buffer(sum(blocks) * size)
     pieces = np.array([[count, k + 1, 4096 * (k + 1)] for k, count in enumerate(blocks)])
     at = 0
     for some, (count, id, offset) in zip(cuts, pieces.tolist(), strict=True):

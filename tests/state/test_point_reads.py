@@ -25,7 +25,7 @@ from scalein.state.run_file import Run
 from scalein.state.run_levels import BUNDLES, Cold, pointers_to
 from scalein.state.run_writer import RunWriter
 from scalein.storage import aio
-from scalein.storage.local import RealFiles
+from scalein.storage.local import LocalFileSystem
 from tests.state.store_model import KINDS, rows_of
 from tests.state.store_pair import Pair
 
@@ -40,7 +40,7 @@ LITTLE = Budget(800_000, 1 << 14, 1 << 12)
 def test_gets_of_any_size(kind: str, is_async: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not is_async:
         monkeypatch.setattr(aio, "_system", lambda: None)
-    pair = Pair(KINDS[kind], lambda readonly: RealFiles(tmp_path, readonly), TINY, 1)
+    pair = Pair(KINDS[kind], lambda readonly: LocalFileSystem(tmp_path, readonly), TINY, 1)
     for seed in range(5):
         pair.op_more(Random(seed), 1500)
         pair.op_delete(Random(seed), 100)
@@ -58,7 +58,7 @@ def test_gets_of_any_size(kind: str, is_async: bool, tmp_path: Path, monkeypatch
 
 
 def filled(path: Path, memory: Budget) -> LogStore:
-    store = LogStore.open_files(RealFiles(path), key={"k": pa.int64()}, value={"n": pa.int64()}, budget=memory)
+    store = LogStore.open_on(LocalFileSystem(path), key={"k": pa.int64()}, value={"n": pa.int64()}, budget=memory)
     for numbers in np.split(np.arange(KEYS), 5):
         store.merge(pa.table({"k": numbers, "n": numbers}), n="sum")
     return store
@@ -107,7 +107,7 @@ def test_a_damaged_group_of_a_snapshot_is_loaded_by_no_half(tmp_path: Path) -> N
     plenty = Budget(None, 1 << 16, 1 << 12)
     filled(tmp_path, plenty).close()
     image = next(path for path in sorted(tmp_path.iterdir()) if path.suffix == ".seg" and path.stat().st_size > BLOCK)
-    store = LogStore.open_files(RealFiles(tmp_path), key=None, value=None, budget=plenty)
+    store = LogStore.open_on(LocalFileSystem(tmp_path), key=None, value=None, budget=plenty)
     store.merge(pa.table({"k": np.arange(KEYS), "n": np.ones(KEYS, np.int64)}), n="sum")
     was = image.read_bytes()[3 * BLOCK + 77]
     os.pwrite(fd := os.open(image, os.O_RDWR), bytes([was ^ 1]), 3 * BLOCK + 77)
@@ -140,10 +140,10 @@ def test_partials_of_other_functions_leave_however_often_they_were_hit(
 
 def test_groups_are_loaded_within_the_budget(tmp_path: Path) -> None:
     """A store that had plenty of memory is opened with little: gets touch all groups again and again."""
-    plenty, keys, files = Budget(None, 1 << 16, 1 << 12), np.arange(40_000), RealFiles(tmp_path)
-    with LogStore.open_files(files, key={"k": pa.int64()}, value={"n": pa.int64()}, budget=plenty) as store:
+    plenty, keys, files = Budget(None, 1 << 16, 1 << 12), np.arange(40_000), LocalFileSystem(tmp_path)
+    with LogStore.open_on(files, key={"k": pa.int64()}, value={"n": pa.int64()}, budget=plenty) as store:
         store.merge(pa.table({"k": keys, "n": keys}), n="sum")
-    store = LogStore.open_files(RealFiles(tmp_path), key=None, value=None, budget=LITTLE)
+    store = LogStore.open_on(LocalFileSystem(tmp_path), key=None, value=None, budget=LITTLE)
     for start in range(0, 10_000, 2_500):
         assert damage(store, keys[start : start + 2_500], 0) is None
         assert store._tiers.hot.in_use < 1.5 * LITTLE.hot_bytes
@@ -152,7 +152,7 @@ def test_groups_are_loaded_within_the_budget(tmp_path: Path) -> None:
 
 def test_a_compaction_that_ends_while_the_next_is_decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one must not count the runs that the last one replaced: it would swallow as many newer ones."""
-    store = LogStore.open_files(RealFiles(tmp_path), key={"k": pa.int64()}, value={"n": pa.int64()},
+    store = LogStore.open_on(LocalFileSystem(tmp_path), key={"k": pa.int64()}, value={"n": pa.int64()},
                                 budget=Budget(None, 1 << 16, 1 << 12))  # fmt: skip
     ours, goes_on, merged = store._tiers, threading.Event(), Cold.merged
 
