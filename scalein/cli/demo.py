@@ -20,7 +20,7 @@ import scalein as si
 from scalein import col
 from scalein.api.flow import Flow
 from scalein.cli import demo_spark
-from scalein.connectors.sinks.text import format_table
+from scalein.connectors.sinks.simple import format_table
 from scalein.errors import BadArgument
 from scalein.options import Options
 
