@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 import scalein as si
 from scalein import col
 from scalein.api.flow import Flow
-from scalein.connectors.sinks.text import format_table
+from scalein.connectors.sinks.simple import format_table
 from scalein.errors import BadArgument, InternalError
 from scalein.options import Options
 

@@ -30,9 +30,8 @@ from scalein.exec.emit import Emitter
 from scalein.exec.finalize import mode_of, shorten
 from scalein.exec.join_build import Built
 from scalein.exec.key_domain import DIRECT_BYTES, domain_of, widened
-from scalein.exec.merge import EVERYTHING, Merging
 from scalein.exec.morsels import Unit, units
-from scalein.exec.tables import Blank, DirectTable, Domain, HashTable, OneRecord, State, grown
+from scalein.exec.tables import EVERYTHING, Blank, DirectTable, Domain, HashTable, Merging, OneRecord, State, grown
 from scalein.ir.passes.pass_through import kernel_steps
 from scalein.ir.physical import Grouped, Pipe
 from scalein.ir.stages import Group, GroupMode

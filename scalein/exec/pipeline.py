@@ -18,18 +18,19 @@ from itertools import count
 import pyarrow as pa
 
 from scalein.exec.join_build import Built
-from scalein.exec.seen import Seen
+from scalein.exec.tables import HashTable, grown
 from scalein.interp.taking import taken
 from scalein.ir.exprs import Named
 from scalein.ir.passes.pass_through import Origin, kernel_steps, row_numbers, split_items, taken_items
 from scalein.ir.physical import Pipe
-from scalein.ir.stages import Collect, Fresh, Let, Probe, Where
+from scalein.ir.stages import Collect, Fresh, Let, Probe, Stage, Where
 from scalein.kernels import kernel_metrics
+from scalein.kernels.call import call
 from scalein.kernels.output import CHUNK_ROWS, collected
 from scalein.kernels.prepare import Prepared
 from scalein.kernels.specialise import Specialiser
 from scalein.kernels.workers import begin
-from scalein.layout import FrameData
+from scalein.layout import DONE, OUTPUT_FULL, SEEN, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
 
@@ -183,3 +184,29 @@ def _assemble(schema: pa.Schema, batch: pa.RecordBatch, passed: dict[int, str],
     columns = [batch.column(passed[i]) if i in passed else next(rest) for i in range(len(schema))]
     columns = [c if c.type == f.type else c.cast(f.type) for c, f in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+# Seen: what a `distinct` remembers while its pipe runs: one table for the whole run, and how many blocks went by.
+#
+# The pipe runs in one thread, a batch after the other: side by side, which row of a key comes first would depend on
+# timing. Batches may bring new variants of the kernel; records keep their layout, so the table stays.
+
+class Seen:
+    """The keys that have gone by."""
+
+    def __init__(self, stage: Stage, options: Options) -> None:
+        step = next(step for step in stage.steps if isinstance(step, Fresh))
+        self._table = HashTable(step.table, options)
+        self._blocks = 0
+
+    def call(self, compiled: Compiled, frame: FrameData) -> int:
+        """Run the kernel until it is done or its output is full; the table gets the room it asks for."""
+        while True:
+            self._table.attach(frame, SEEN)
+            frame[f"{SEEN}.blocks"] = self._blocks
+            status = call(compiled, frame)
+            self._table.detach(frame, SEEN)
+            self._blocks = frame[f"{SEEN}.blocks"]
+            if status in (DONE, OUTPUT_FULL):
+                return status
+            grown(self._table, status, frame, SEEN)

@@ -19,8 +19,7 @@ import pyarrow as pa
 
 from scalein.errors import BadArgument, BadData, ScaleinError, StoreFailed, here
 from scalein.kernels.store import Functions, Kernels, find_checksums, find_kernels
-from scalein.options import Options
-from scalein.sizes import parse_size
+from scalein.options import Options, parse_size
 from scalein.state.budget import Budget
 from scalein.state.columns import (
     Given,
