@@ -7,7 +7,7 @@ import time
 import pyarrow as pa
 
 from scalein.api.column import col
-from scalein.api.flow import from_arrow
+from scalein.api.sources import from_arrow
 
 
 def try_compiler() -> tuple[bool, str]:
