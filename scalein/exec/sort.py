@@ -14,16 +14,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from scalein.arrow_functions import taken
 from scalein.exec import array_limits
-from scalein.interp.taking import taken
-from scalein.ir.physical import Ordered
+from scalein.ir.physical import Sort
 from scalein.kernels.bind import conformed
 
 RESULT_ROWS = 1 << 18  # of a batch that comes out
 PIECE_ROWS = 1 << 16  # looked at together, and held beside the best rows so far
 
 
-def run_ordered(node: Ordered, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def run_ordered(node: Sort, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The rows of a node in their order."""
     schema = node.schema.arrow
     held = pa.schema([field.with_type(_held(field.type)) for field in schema])
@@ -39,11 +39,11 @@ def _held(kind: pa.DataType) -> pa.DataType:
     return pa.large_binary() if pa.types.is_binary_view(kind) else kind
 
 
-def _sorted(node: Ordered, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _sorted(node: Sort, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     yield from _in_order(node, [conformed(batch, schema) for batch in batches], schema, None)
 
 
-def _in_order(node: Ordered, parts: list[pa.RecordBatch], schema: pa.Schema,
+def _in_order(node: Sort, parts: list[pa.RecordBatch], schema: pa.Schema,
               count: int | None) -> Iterator[pa.RecordBatch]:
     """The rows of some batches in order, or the first of them; text that was too much for one array is large."""
     table = pa.Table.from_batches(parts, schema)
@@ -57,7 +57,7 @@ def _in_order(node: Ordered, parts: list[pa.RecordBatch], schema: pa.Schema,
         yield pa.RecordBatch.from_arrays([column.take(part) for column in columns], schema.names)
 
 
-def _first_rows(node: Ordered, batches: Iterator[pa.RecordBatch], schema: pa.Schema,
+def _first_rows(node: Sort, batches: Iterator[pa.RecordBatch], schema: pa.Schema,
                 count: int) -> Iterator[pa.RecordBatch]:
     best = _Best(node, schema, count)
     if count:
@@ -70,7 +70,7 @@ def _first_rows(node: Ordered, batches: Iterator[pa.RecordBatch], schema: pa.Sch
 class _Best:
     """The best rows so far, in order, and newer ones that may be among them."""
 
-    def __init__(self, node: Ordered, schema: pa.Schema, count: int) -> None:
+    def __init__(self, node: Sort, schema: pa.Schema, count: int) -> None:
         self._node, self._schema, self._count = node, schema, count
         self._parts: list[pa.RecordBatch] = []
         self._rows = 0
@@ -123,7 +123,7 @@ def _at(batch: pa.RecordBatch, places: pa.Array) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([taken(column, places) for column in batch.columns], schema=batch.schema)
 
 
-def _places(node: Ordered, columns: dict[str, pa.Array]) -> Rows:
+def _places(node: Sort, columns: dict[str, pa.Array]) -> Rows:
     """The rows' places in the order of the node's keys; a key is one array, since no list is a key."""
     return places([(_comparable(columns[name]), way) for name, way in node.by], node.nulls_last)
 

@@ -1,13 +1,13 @@
 """FileSource: the rows of files in order, prefetched; `follow` continues with files that appear later.
 
-Offset: {"file": name, "row": rows of it that were read, "done": whether these are all}. Files are read in the order
-of their names, so all before that one were read. A followed directory is read in the order of modification time, then
-name. There a file may appear late (it was written before others and renamed after them), so the offset also has `since`, a
-modification time up to which all files count as read, and `read`, the names of later files that were read. `since` is
-`GRACE_NS` before the newest file read, or before the current time if that file is from the future; a file that appears
-with an older time is skipped, with a warning. A file that appears while the job is stopped differs from one that was
-read long ago only in the time its directory entry changed (`ctime`): `looked` is the time of the last listing, and old
-files that changed since are reported as well.
+Offset: {"file": name, "row": rows of it that were read, "done": whether these are all}. Files are read in the order of
+their names, so all before that one were read. A followed directory is read in the order of modification time, then
+name. There a file may appear late (it was written before others and renamed after them), so the offset also has
+`since`, a modification time up to which all files count as read, and `read`, the names of later files that were read.
+`since` is `GRACE_NS` before the newest file read, or before the current time if that file is from the future; a file
+that appears with an older time is skipped, with a warning. A file that appears while the job is stopped differs from
+one that was read long ago only in the time its directory entry changed (`ctime`): `looked` is the time of the last
+listing, and old files that changed since are reported as well.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from scalein.state.manifest import Manifest
 from scalein.state.run_file import Run
 from scalein.state.run_writer import RunWriter
 from scalein.state.segment_images import Extent, Image, ImageWriter
-from tests.state.power_cut import PAGE, PowerCut, PowerCutFiles
+from tests.state.power_cut_disk import PAGE, PowerCut, PowerCutDisk
 
 SEEDS = st.integers(0, 1 << 32)
 
@@ -33,7 +33,7 @@ def facts(found: Manifest) -> tuple[int, object, list[int]]:
 @settings(deadline=None, max_examples=150)
 @given(cut_at=st.integers(0, 30), size=st.sampled_from([3, 2000]), seed=SEEDS)
 def test_a_cut_leaves_the_old_manifest_or_the_new_one(cut_at: int, size: int, seed: int) -> None:
-    disk = PowerCutFiles()
+    disk = PowerCutDisk()
     disk.fail_at(cut_at)
     acknowledged = tried = 0
     try:
@@ -54,7 +54,7 @@ def test_a_cut_leaves_the_old_manifest_or_the_new_one(cut_at: int, size: int, se
 
 
 def test_the_operations_of_publish(golden: object) -> None:
-    disk = PowerCutFiles()
+    disk = PowerCutDisk()
     manifest.publish(disk, snapshot(1))
     assert "\n".join(disk.log) == golden
 
@@ -62,7 +62,7 @@ def test_the_operations_of_publish(golden: object) -> None:
 @settings(deadline=None, max_examples=100)
 @given(cut_at=st.integers(0, 40), seed=SEEDS)
 def test_what_a_manifest_names_is_there(cut_at: int, seed: int) -> None:
-    disk = PowerCutFiles()
+    disk = PowerCutDisk()
     disk.fail_at(cut_at)
     try:
         for id in range(1, 4):
@@ -91,7 +91,7 @@ def test_what_a_manifest_names_is_there(cut_at: int, seed: int) -> None:
 
 @pytest.mark.parametrize("kind", ["create", "write", "sync", "sync_directory", "rename"])
 def test_a_manifest_that_cannot_be_written_leaves_the_old_one(kind: str) -> None:
-    disk = PowerCutFiles()
+    disk = PowerCutDisk()
     manifest.publish(disk, snapshot(1))
     disk.fail(kind, 0)
     with pytest.raises(StoreFailed, match="Input/output error") as caught:
@@ -105,7 +105,7 @@ def test_a_manifest_that_cannot_be_written_leaves_the_old_one(kind: str) -> None
 
 @pytest.mark.parametrize("room", [0, 1, 4000])
 def test_a_full_disk_leaves_the_old_manifest(room: int) -> None:
-    disk = PowerCutFiles()
+    disk = PowerCutDisk()
     manifest.publish(disk, snapshot(1))
     disk.full_after(room)
     with pytest.raises(StoreFailed, match="No space left"):
@@ -114,7 +114,7 @@ def test_a_full_disk_leaves_the_old_manifest(room: int) -> None:
 
 
 def test_a_manifest_that_cannot_be_read_is_no_reason_to_fall_back() -> None:
-    disk = PowerCutFiles()
+    disk = PowerCutDisk()
     for id in (1, 2):
         manifest.publish(disk, snapshot(id))
     disk.fail("read", 0)
@@ -126,7 +126,7 @@ def test_a_manifest_that_cannot_be_read_is_no_reason_to_fall_back() -> None:
 
 
 def test_synced_bytes_survive_and_unsynced_ones_may_not() -> None:
-    disk = PowerCutFiles()
+    disk = PowerCutDisk()
     out = disk.create("a")
     out.write(0, np.full(PAGE, 1, np.uint8))
     out.sync()
@@ -142,7 +142,7 @@ def test_synced_bytes_survive_and_unsynced_ones_may_not() -> None:
 
 
 def test_names_survive_once_the_directory_is_synced() -> None:
-    disk = PowerCutFiles({"old": b"0"})
+    disk = PowerCutDisk({"old": b"0"})
     out = disk.create("_new")
     out.write(0, np.ones(1, np.uint8))
     out.sync()
@@ -156,7 +156,7 @@ def test_names_survive_once_the_directory_is_synced() -> None:
 
 
 def test_a_sync_that_failed_is_not_made_good_by_the_next() -> None:
-    disk = PowerCutFiles()
+    disk = PowerCutDisk()
     out = disk.create("a")
     disk.sync_directory()
     out.write(0, np.ones(PAGE, np.uint8))
@@ -168,7 +168,7 @@ def test_a_sync_that_failed_is_not_made_good_by_the_next() -> None:
 
 
 def test_after_a_cut_nothing_works() -> None:
-    disk = PowerCutFiles({"a": b"0"})
+    disk = PowerCutDisk({"a": b"0"})
     source = disk.open("a")
     disk.fail_at(0)
     with pytest.raises(PowerCut):
@@ -180,7 +180,7 @@ def test_after_a_cut_nothing_works() -> None:
 
 
 def test_faults_name_the_file_and_happen_once() -> None:
-    disk = PowerCutFiles({"a": b"0123"})
+    disk = PowerCutDisk({"a": b"0123"})
     source = disk.open("a")
     disk.fail("read", 1)
     assert source.read(0, 4).tobytes() == b"0123"
@@ -196,7 +196,7 @@ def test_faults_name_the_file_and_happen_once() -> None:
     disk.remove("a")
     assert source.read(0, 1).tobytes() == b"0"
     held = disk.lock()
-    with pytest.raises(StoreFailed, match="elsewhere"):
+    with pytest.raises(StoreFailed, match="open in another"):
         disk.lock()
     held.release()
     disk.lock()

@@ -9,7 +9,7 @@ import numpy as np
 
 from scalein.state.run_file import Records
 from scalein.state.run_writer import RunInfo, RunWriter
-from scalein.storage.local import Files
+from scalein.storage.filesystem import FileSystem
 
 M64 = (1 << 64) - 1
 Row = tuple[int, tuple[bytes, ...]]  # a number and the strings of a record
@@ -58,9 +58,9 @@ def decoded(found: Records, cells: tuple[int, ...]) -> list[Row]:
     return rows
 
 
-def write_run(files: Files, rows: list[Row], hashes: np.ndarray, stride: int, cells: tuple[int, ...], step: int = 1000,
-              id: int = 5) -> RunInfo:  # fmt: skip
-    writer = RunWriter(files, id, stride, '{"how": "sum"}', cells)
+def write_run(fs: FileSystem, rows: list[Row], hashes: np.ndarray, stride: int, cells: tuple[int, ...],
+              step: int = 1000, id: int = 5) -> RunInfo:  # fmt: skip
+    writer = RunWriter(fs, id, stride, '{"how": "sum"}', cells)
     for start in range(0, len(rows), step):
         keep: Texts = []
         writer.add(encoded(rows[start : start + step], stride, cells, keep), hashes[start : start + step])

@@ -14,7 +14,7 @@ from scalein.errors import Damaged
 from scalein.state import LogStore, format, piece_lookups, pieces, restored
 from scalein.state.budget import Budget
 from scalein.state.restored import first_joined
-from scalein.storage.local import RealFiles
+from scalein.storage.local import LocalFileSystem
 from tests.state.store_model import KINDS
 from tests.state.store_pair import Pair, kernels_of
 
@@ -32,10 +32,10 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def paired(path: Path, kind: str = "int", budget: Budget = PLENTY) -> Pair:
-    return Pair(KINDS[kind], lambda readonly: RealFiles(path, readonly), budget, 1)
+    return Pair(KINDS[kind], lambda readonly: LocalFileSystem(path, readonly), budget, 1)
 
 
-def open_files(path: Path) -> list[str]:
+def open_file_names(path: Path) -> list[str]:
     """Files of a directory that this process has open."""
     found = []
     for number in os.listdir("/proc/self/fd"):
@@ -51,7 +51,7 @@ def open_files(path: Path) -> list[str]:
 def groups_of(store: LogStore) -> list[int]:
     """The key group of each of the rows."""
     batch = ROWS.select(["k"]).combine_chunks().to_batches()[0]
-    found: list[int] = (store._kernels.find(store._tiers.hot, batch)[1] >> np.uint64(56)).tolist()
+    found: list[int] = (store._kernels.lookup(store._tiers.hot, batch)[1] >> np.uint64(56)).tolist()
     return found
 
 
@@ -74,7 +74,7 @@ def test_sessions_that_only_write_leave_few_pieces(kind: str, budget: Budget, tm
     for session in range(24):
         pair.op_reopen(Random(0), 0)
         pair.do(("more" if session % 5 else "delete", session, 40))
-        most_open = max(most_open, len(open_files(tmp_path)))
+        most_open = max(most_open, len(open_file_names(tmp_path)))
         assert len(pair.store._tiers.past.pieces) <= 5
         if session % 8 == 7:
             pair.do(("get", session, 300))
@@ -150,7 +150,7 @@ def test_a_damaged_group_does_not_block_the_others(budget: Budget, tmp_path: Pat
         store.merge(ROWS, n="sum")
     with LogStore.open(tmp_path, readonly=True) as store:
         damage(tmp_path, store)
-    with LogStore.open_files(RealFiles(tmp_path), key=None, value=None, budget=budget) as store:
+    with LogStore.open_on(LocalFileSystem(tmp_path), key=None, value=None, budget=budget) as store:
         groups, keys, told = np.array(groups_of(store)), ROWS["k"].to_numpy(), 0
         for first in range(0, 5000, 100):
             try:
@@ -165,7 +165,7 @@ def test_a_damaged_group_does_not_block_the_others(budget: Budget, tmp_path: Pat
         assert store.get(pa.array(good))["n"].to_pylist() == [2] * len(good)
         store.snapshot().wait()
         store.merge(ROWS, n="sum")
-    with LogStore.open_files(RealFiles(tmp_path), key=None, value=None, budget=budget) as store:
+    with LogStore.open_on(LocalFileSystem(tmp_path), key=None, value=None, budget=budget) as store:
         assert store.get(pa.array(good))["n"].to_pylist() == [3] * len(good)
 
 
@@ -187,12 +187,12 @@ def test_files_are_closed_and_opened_again(kind: str, tmp_path: Path, monkeypatc
         pair.do(("more", session, 300))
         pair.op_reopen(Random(0), 0)
     assert len(pair.store._tiers.past.pieces) == 6
-    assert len(open_files(tmp_path)) <= 5
+    assert len(open_file_names(tmp_path)) <= 5
     for step in range(3):
         pair.do(("get", step, 200))
-        assert len(open_files(tmp_path)) <= 9  # a file that was read has a second descriptor, past the page cache
+        assert len(open_file_names(tmp_path)) <= 9  # a file that was read has a second descriptor, past the page cache
     pair.do(("verify", 0, 0))
-    with LogStore.open_files(RealFiles(tmp_path, readonly=True), key=None, value=None, budget=PLENTY, readonly=True,
+    with LogStore.open_on(LocalFileSystem(tmp_path, readonly=True), key=None, value=None, budget=PLENTY, readonly=True,
                              kernels=kernels_of(kind, 1)) as reader:  # fmt: skip
         for file in tmp_path.iterdir():
             if file.suffix in (".seg", ".idx"):
@@ -213,14 +213,14 @@ def test_files_of_loaded_pieces_take_no_room(is_all: bool, tmp_path: Path) -> No
             store.merge(ROWS, n="sum")
             assert len(store._tiers.past.pieces) == session
     with LogStore.open(tmp_path, keep=1) as store:
-        assert len([name for name in open_files(tmp_path) if name.endswith((".seg", ".idx"))]) == 4
+        assert len([name for name in open_file_names(tmp_path) if name.endswith((".seg", ".idx"))]) == 4
         store._tiers._load([*range(256)], 0 if is_all else 1)
         for _ in range(2):
             store.merge(ROWS, n="sum")
             store.snapshot().wait()
         store._saver._writer.submit(lambda: None).result()
         store._tiers._closer.submit(lambda: None).result()
-        names = {os.path.basename(name) for name in open_files(tmp_path)}
+        names = {os.path.basename(name) for name in open_file_names(tmp_path)}
         assert not [name for name in names if name.endswith("(deleted)")]
         assert len([name for name in names if name.endswith(".seg")]) == (0 if is_all else 1)
         assert store.get(ROWS.select(["k"]))["n"].to_pylist() == [4] * len(ROWS)

@@ -17,9 +17,9 @@ from scalein.state import format, run_writer
 from scalein.state.checksum import block_checksum
 from scalein.state.run_file import Run
 from scalein.state.run_writer import RunWriter
-from scalein.storage.local import RealFiles
-from tests.state.obvious import M64, Row, decoded, obvious_checksum, write_run
-from tests.state.power_cut import PowerCutFiles
+from scalein.storage.local import LocalFileSystem
+from tests.state.power_cut_disk import PowerCutDisk
+from tests.state.reference_records import M64, Row, decoded, obvious_checksum, write_run
 
 BLOCK = format.BLOCK
 
@@ -43,7 +43,7 @@ def test_runs_are_read_as_written(stride: int, cells: int, count: int, step: int
     rows: list[Row] = [(random.getrandbits(64), tuple(random.randbytes(random.choice(sizes)) for _ in places))
                        for _ in range(count)]  # fmt: skip
     hashes = np.sort(np.array([random.randrange(spread) << 50 for _ in rows], np.uint64))
-    disk = PowerCutFiles()
+    disk = PowerCutDisk()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_writer, "WRITE_BYTES", write_bytes)
         info = write_run(disk, rows, hashes, stride, places, step)
@@ -72,7 +72,7 @@ def test_runs_are_read_as_written(stride: int, cells: int, count: int, step: int
 
 
 def test_a_hash_that_no_block_can_hold_asks_for_none() -> None:
-    disk = PowerCutFiles()
+    disk = PowerCutDisk()
     write_run(disk, [(k, ()) for k in range(2000)], np.arange(1000, 3000).astype(np.uint64), 40, ())
     run = Run(disk, 5, 40)
     for asked, blocks in (([0, 999, 3000, M64], []), ([1000], [0]), ([1000, 2999], [0, run.block_count - 1])):
@@ -81,7 +81,7 @@ def test_a_hash_that_no_block_can_hold_asks_for_none() -> None:
 
 
 def test_a_run_is_written_and_read_in_a_real_directory(tmp_path: Path) -> None:
-    files = RealFiles(tmp_path)
+    files = LocalFileSystem(tmp_path)
     random = np.random.default_rng(1)
     records = random.integers(0, 256, (300_000, 32), np.uint8)
     hashes = np.sort(random.integers(0, M64, 300_000, np.uint64))
@@ -102,7 +102,7 @@ def test_a_run_is_written_and_read_in_a_real_directory(tmp_path: Path) -> None:
 
 
 def test_the_writer_keeps_no_memory_of_the_caller() -> None:
-    disk = PowerCutFiles()
+    disk = PowerCutDisk()
     writer = RunWriter(disk, 5, 8, "{}")
     numbers, hashes = np.arange(10, dtype=np.uint64), np.arange(10, dtype=np.uint64)
     writer.add(numbers.view(np.uint8).reshape(10, 8), hashes)
@@ -114,7 +114,7 @@ def test_the_writer_keeps_no_memory_of_the_caller() -> None:
 
 
 def test_a_run_that_is_given_up_leaves_no_file() -> None:
-    disk = PowerCutFiles()
+    disk = PowerCutDisk()
     writer = RunWriter(disk, 5, 8, "{}")
     disk.full_after(100)
     writer.add(np.zeros((10, 8), np.uint8), np.zeros(10, np.uint64))
@@ -125,22 +125,22 @@ def test_a_run_that_is_given_up_leaves_no_file() -> None:
 
 
 def test_mistakes_of_ours_are_found() -> None:
-    writer = RunWriter(PowerCutFiles(), 5, 8, "{}")
+    writer = RunWriter(PowerCutDisk(), 5, 8, "{}")
     writer.add(np.zeros((1, 8), np.uint8), np.array([5], np.uint64))
     for hashes in ([4], [6, 5]):
         with pytest.raises(InternalError, match="sorted"):
             writer.add(np.zeros((len(hashes), 8), np.uint8), np.array(hashes, np.uint64))
     with pytest.raises(InternalError):
-        RunWriter(PowerCutFiles(), 5, 12, "{}")
+        RunWriter(PowerCutDisk(), 5, 12, "{}")
     with pytest.raises(InternalError):
-        RunWriter(PowerCutFiles(), 5, 16, "{}", text_cells=(8,))
+        RunWriter(PowerCutDisk(), 5, 16, "{}", text_cells=(8,))
     with pytest.raises(BadArgument, match="room"):
-        RunWriter(PowerCutFiles(), 5, 16, "x" * 5000)
+        RunWriter(PowerCutDisk(), 5, 16, "x" * 5000)
 
 
-def hostile_run(change: Callable[[bytearray], None]) -> PowerCutFiles:
+def hostile_run(change: Callable[[bytearray], None]) -> PowerCutDisk:
     """A run of one block, changed by somebody who seals it again: 3 records of 24 bytes with a long string each."""
-    disk = PowerCutFiles()
+    disk = PowerCutDisk()
     write_run(disk, [(k, (b"x" * 100,)) for k in range(3)], np.arange(3).astype(np.uint64), 24, (8,))
     content = bytearray(disk.content(format.run_name(5)))
     assert len(content) == 3 * BLOCK
@@ -209,7 +209,7 @@ DIRECTORIES = {
 
 @pytest.mark.parametrize("what", DIRECTORIES)
 def test_a_hostile_directory_is_damaged(what: str) -> None:
-    disk = PowerCutFiles()
+    disk = PowerCutDisk()
     write_run(disk, [(k, ()) for k in range(3)], np.arange(3).astype(np.uint64), 4080, ())
     content = bytearray(disk.content(format.run_name(5)))
     hashes, starts = DIRECTORIES[what]
@@ -222,7 +222,7 @@ def test_a_hostile_directory_is_damaged(what: str) -> None:
 
 
 def test_the_bytes_of_a_run_are_those_of_the_format() -> None:
-    disk = PowerCutFiles()
+    disk = PowerCutDisk()
     write_run(disk, [(7, (b"short",)), (8, (b"longer than twelve",))], np.array([3, 9], np.uint64), 24, (8,))
     content = disk.content(format.run_name(5))
     spec = b'{"how": "sum"}'
@@ -244,7 +244,7 @@ def test_the_bytes_of_a_run_are_those_of_the_format() -> None:
 def test_a_filter_denies_no_hash_that_a_run_has() -> None:
     rng = np.random.default_rng(1)
     hashes = np.unique(rng.integers(0, 2**60, 3_000).astype(np.uint64))
-    disk = PowerCutFiles()
+    disk = PowerCutDisk()
     writer = RunWriter(disk, 5, 24, "[]", filtered=len(hashes))
     writer.add(np.zeros((len(hashes), 24), np.uint8), hashes)
     writer.finish()
@@ -256,6 +256,6 @@ def test_a_filter_denies_no_hash_that_a_run_has() -> None:
 
 
 def test_a_run_without_a_filter_may_have_everything() -> None:
-    disk = PowerCutFiles()
+    disk = PowerCutDisk()
     write_run(disk, [(7, ())], np.array([3], np.uint64), 24, ())
     assert Run(disk, 5, 24).may_have(np.array([1, 2, 3], np.uint64)).all()

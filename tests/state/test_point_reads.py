@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from scalein.errors import Damaged, StoreFailed
-from scalein.kernels.store import find_kernels
+from scalein.kernels.store import StoreKernels
 from scalein.options import Options
 from scalein.state import LogStore, compaction, format, tiers
 from scalein.state.arena import Arena
@@ -25,7 +25,7 @@ from scalein.state.run_file import Run
 from scalein.state.run_levels import BUNDLES, Cold, pointers_to
 from scalein.state.run_writer import RunWriter
 from scalein.storage import aio
-from scalein.storage.local import RealFiles
+from scalein.storage.local import LocalFileSystem
 from tests.state.store_model import KINDS, rows_of
 from tests.state.store_pair import Pair
 
@@ -40,7 +40,7 @@ LITTLE = Budget(800_000, 1 << 14, 1 << 12)
 def test_gets_of_any_size(kind: str, is_async: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not is_async:
         monkeypatch.setattr(aio, "_system", lambda: None)
-    pair = Pair(KINDS[kind], lambda readonly: RealFiles(tmp_path, readonly), TINY, 1)
+    pair = Pair(KINDS[kind], lambda readonly: LocalFileSystem(tmp_path, readonly), TINY, 1)
     for seed in range(5):
         pair.op_more(Random(seed), 1500)
         pair.op_delete(Random(seed), 100)
@@ -58,7 +58,7 @@ def test_gets_of_any_size(kind: str, is_async: bool, tmp_path: Path, monkeypatch
 
 
 def filled(path: Path, memory: Budget) -> LogStore:
-    store = LogStore.open_files(RealFiles(path), key={"k": pa.int64()}, value={"n": pa.int64()}, budget=memory)
+    store = LogStore.open_on(LocalFileSystem(path), key={"k": pa.int64()}, value={"n": pa.int64()}, budget=memory)
     for numbers in np.split(np.arange(KEYS), 5):
         store.merge(pa.table({"k": numbers, "n": numbers}), n="sum")
     return store
@@ -107,7 +107,7 @@ def test_a_damaged_group_of_a_snapshot_is_loaded_by_no_half(tmp_path: Path) -> N
     plenty = Budget(None, 1 << 16, 1 << 12)
     filled(tmp_path, plenty).close()
     image = next(path for path in sorted(tmp_path.iterdir()) if path.suffix == ".seg" and path.stat().st_size > BLOCK)
-    store = LogStore.open_files(RealFiles(tmp_path), key=None, value=None, budget=plenty)
+    store = LogStore.open_on(LocalFileSystem(tmp_path), key=None, value=None, budget=plenty)
     store.merge(pa.table({"k": np.arange(KEYS), "n": np.ones(KEYS, np.int64)}), n="sum")
     was = image.read_bytes()[3 * BLOCK + 77]
     os.pwrite(fd := os.open(image, os.O_RDWR), bytes([was ^ 1]), 3 * BLOCK + 77)
@@ -140,10 +140,10 @@ def test_partials_of_other_functions_leave_however_often_they_were_hit(
 
 def test_groups_are_loaded_within_the_budget(tmp_path: Path) -> None:
     """A store that had plenty of memory is opened with little: gets touch all groups again and again."""
-    plenty, keys, files = Budget(None, 1 << 16, 1 << 12), np.arange(40_000), RealFiles(tmp_path)
-    with LogStore.open_files(files, key={"k": pa.int64()}, value={"n": pa.int64()}, budget=plenty) as store:
+    plenty, keys, files = Budget(None, 1 << 16, 1 << 12), np.arange(40_000), LocalFileSystem(tmp_path)
+    with LogStore.open_on(files, key={"k": pa.int64()}, value={"n": pa.int64()}, budget=plenty) as store:
         store.merge(pa.table({"k": keys, "n": keys}), n="sum")
-    store = LogStore.open_files(RealFiles(tmp_path), key=None, value=None, budget=LITTLE)
+    store = LogStore.open_on(LocalFileSystem(tmp_path), key=None, value=None, budget=LITTLE)
     for start in range(0, 10_000, 2_500):
         assert damage(store, keys[start : start + 2_500], 0) is None
         assert store._tiers.hot.in_use < 1.5 * LITTLE.hot_bytes
@@ -152,7 +152,7 @@ def test_groups_are_loaded_within_the_budget(tmp_path: Path) -> None:
 
 def test_a_compaction_that_ends_while_the_next_is_decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one must not count the runs that the last one replaced: it would swallow as many newer ones."""
-    store = LogStore.open_files(RealFiles(tmp_path), key={"k": pa.int64()}, value={"n": pa.int64()},
+    store = LogStore.open_on(LocalFileSystem(tmp_path), key={"k": pa.int64()}, value={"n": pa.int64()},
                                 budget=Budget(None, 1 << 16, 1 << 12))  # fmt: skip
     ours, goes_on, merged = store._tiers, threading.Event(), Cold.merged
 
@@ -180,7 +180,7 @@ def test_a_compaction_that_ends_while_the_next_is_decided(tmp_path: Path, monkey
 
     monkeypatch.setattr(Cold, "merged", held)
     keys = np.arange(2_000)
-    hashes = store._kernels.find(ours.hot, pa.record_batch({"k": keys}))[1]
+    hashes = store._kernels.lookup(ours.hot, pa.record_batch({"k": keys}))[1]
     keys = keys[hashes >> np.uint64(60) == 0][:6]
     for key, first in zip(keys.tolist(), [len, len, len, lambda sizes: 1, all_of, len], strict=True):
         leave(key, first)
@@ -203,23 +203,23 @@ def test_another_thread_takes_the_last_desk(tmp_path: Path) -> None:
 
 
 def test_seeking_records_by_hash() -> None:
-    kernels = find_kernels(pa.schema({"a": pa.int64(), "b": pa.float32()}), pa.schema({"n": pa.int64()}),
+    kernels = StoreKernels(pa.schema({"a": pa.int64(), "b": pa.float32()}), pa.schema({"n": pa.int64()}),
                            Options.make(workers=1))  # fmt: skip
     table = HotTable(kernels, Arena(1 << 16, 1 << 26))
     rows = {"a": pa.array([k if k % 7 else None for k in range(500)]), "b": pa.array(np.arange(500) % 3, pa.float32())}
-    kernels.keep(table, pa.record_batch({**rows, "n": np.arange(500)}), ("sum",), 1)
+    kernels.upsert(table, pa.record_batch({**rows, "n": np.arange(500)}), ("sum",), 1)
     pointers = np.concatenate([table.pointers(group) for group in range(256)])
-    pointers = pointers[np.argsort(kernels.hashes(pointers))]
+    pointers = pointers[np.argsort(kernels.hash_keys(pointers))]
     repeats = Random(1).choices([1, 1, 1, 2, 3], k=len(pointers))
     records = np.repeat(kernels.gather(np.ascontiguousarray(pointers)), repeats, axis=0)
-    hashes = kernels.hashes(pointers_to(records))
+    hashes = kernels.hash_keys(pointers_to(records))
     starts = np.array([0, 0, 10, 200, len(records), 40])
     counts = np.array([len(records), 1, 0, 90, 0, 41])
     asked = np.concatenate((hashes, hashes + np.uint64(1), [np.uint64(0), np.uint64((1 << 64) - 1)])).astype(np.uint64)
     base, size = int(pointers_to(records)[0]), records.shape[1]
     for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
         first = np.full(len(asked), base + start * size, np.uint64)
-        found, many = kernels.seek(first, np.full(len(asked), count), asked)
+        found, many = kernels.seek_hashes(first, np.full(len(asked), count), asked)
         window = hashes[start : start + count]
         assert many.tolist() == [int((window == h).sum()) for h in asked]
         places = window.searchsorted(asked) + start

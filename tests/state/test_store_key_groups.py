@@ -15,7 +15,7 @@ from scalein import ScaleinError
 from scalein.state import LogStore, format, recovery
 from scalein.state.budget import Budget
 from scalein.state.run_file import Run
-from scalein.storage.local import RealFiles
+from scalein.storage.local import LocalFileSystem
 
 KEY, VALUE = {"k": pa.string()}, {"n": pa.int64(), "t": pa.string()}
 LOW, HIGH = range(128), range(128, 256)
@@ -113,8 +113,8 @@ def test_what_cannot_be_moved_in(tmp_path: Path) -> None:
 
 def test_owners_with_tiny_memory(tmp_path: Path) -> None:
     wanted = fill(tmp_path / "old", range(3))
-    budget, old = Budget(300_000, 1 << 14, 1 << 12), RealFiles(tmp_path / "old", readonly=True)
-    with LogStore.open_files(RealFiles(tmp_path / "new"), key=None, value=None, budget=budget, old=[old]) as store:
+    budget, old = Budget(300_000, 1 << 14, 1 << 12), LocalFileSystem(tmp_path / "old", readonly=True)
+    with LogStore.open_on(LocalFileSystem(tmp_path / "new"), key=None, value=None, budget=budget, old=[old]) as store:
         assert content(store) == wanted
         assert len(store) == len(wanted)
 
@@ -153,7 +153,7 @@ def test_a_store_that_cannot_be_opened_leaves_nothing_open(tmp_path: Path) -> No
 # --- files that stay open
 
 
-def open_files(path: Path) -> set[str]:
+def open_file_names(path: Path) -> set[str]:
     """Files below a directory that this process has open."""
     found = set()
     for number in os.listdir("/proc/self/fd"):
@@ -168,8 +168,8 @@ def test_a_part_of_the_keys_has_only_its_own_runs_open(tmp_path: Path) -> None:
         with LogStore.open(tmp_path / "s", key_groups=range(16), readonly=readonly) as store:
             mine = {format.run_name(run.id) for some in store._tiers.cold.runs for run in some}
             assert mine
-            assert {os.path.basename(name) for name in open_files(tmp_path) if name.endswith(".run")} <= mine
-        assert not open_files(tmp_path)
+            assert {os.path.basename(name) for name in open_file_names(tmp_path) if name.endswith(".run")} <= mine
+        assert not open_file_names(tmp_path)
 
 
 def test_stores_that_cannot_be_opened_leave_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,20 +177,21 @@ def test_stores_that_cannot_be_opened_leave_nothing_open(tmp_path: Path, monkeyp
         with LogStore.open(tmp_path / name, key=KEY, value=VALUE, memory="2MB", key_groups=groups) as store:
             for step in range(6):
                 table = rows(step)
-                owners = store._kernels.find(store._tiers.hot, table.select(["k"]).combine_chunks().to_batches()[0])[1]
+                keys = table.select(["k"]).combine_chunks().to_batches()[0]
+                owners = store._kernels.lookup(store._tiers.hot, keys)[1]
                 store.merge(table.filter(pa.array(np.isin(owners >> np.uint64(56), groups))), n=function, t="last")
             assert any(store._tiers.cold.runs)
     with pytest.raises(ScaleinError, match="different functions"):
         LogStore.open(tmp_path / "new", old=[tmp_path / "a", tmp_path / "b"])
-    assert not open_files(tmp_path)
+    assert not open_file_names(tmp_path)
     with pytest.raises(ScaleinError, match="does not have all of these key groups"):
         LogStore.open(tmp_path / "a", key_groups=HIGH)
-    assert not open_files(tmp_path)
+    assert not open_file_names(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(recovery, "names_in", lambda _: {}["nothing"])
         with pytest.raises(ScaleinError, match="does not say"):
             LogStore.open(tmp_path / "a")
-    assert not open_files(tmp_path)
+    assert not open_file_names(tmp_path)
     with monkeypatch.context() as patch:
         read_header = Run._read_header
 
@@ -201,4 +202,4 @@ def test_stores_that_cannot_be_opened_leave_nothing_open(tmp_path: Path, monkeyp
         patch.setattr(Run, "_read_header", without_functions)
         with pytest.raises(ScaleinError, match="does not say"):
             LogStore.open(tmp_path / "a", readonly=True)
-    assert not open_files(tmp_path)
+    assert not open_file_names(tmp_path)

@@ -20,14 +20,14 @@ from scalein.state.budget import Budget
 from scalein.state.evict import Spiller
 from scalein.state.run_file import Run
 from scalein.state.run_levels import Cold
-from scalein.storage.local import RealFiles
+from scalein.storage.local import LocalFileSystem
 
 TINY = Budget(100_000, 1 << 14, 1 << 12)  # everything leaves at once
 TYPES = {"plain": pa.int64(), "text": pa.string()}
 
 
 def opened(path: Path, kind: str = "plain", budget: Budget = TINY) -> LogStore:
-    return LogStore.open_files(RealFiles(path), key={"k": TYPES[kind]}, value={"n": pa.int64()}, budget=budget)
+    return LogStore.open_on(LocalFileSystem(path), key={"k": TYPES[kind]}, value={"n": pa.int64()}, budget=budget)
 
 
 def rows(kind: str, first: int, count: int) -> pa.Table:

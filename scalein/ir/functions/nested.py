@@ -1,30 +1,27 @@
-"""How calls that take lists and structs apart are typed."""
+"""Functions that take lists and structs apart; pyarrow computes them all."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import pyarrow as pa
 
 from scalein.dtypes import I64, DType, element_of, from_arrow_type
 from scalein.errors import WrongType, guess
 from scalein.ir.exprs import Call, Expr, type_of
-from scalein.ir.unify import Refused, settle, typed
+from scalein.ir.functions.registry import Args, Function, always, declare, typed
+from scalein.ir.unify import Refused, settle
 
-Rule = Callable[[Call, tuple[Expr, ...]], Expr]
 
-
-def _list_len(call: Call, args: tuple[Expr, ...]) -> Expr:
+def _list_len(call: Call, args: Args) -> Expr:
     arg, _ = _list(call, args)
     return typed(call, [arg], I64)
 
 
-def _list_get(call: Call, args: tuple[Expr, ...]) -> Expr:
+def _list_get(call: Call, args: Args) -> Expr:
     arg, element = _list(call, args)
-    return typed(call, [arg], element, nullable=True)
+    return typed(call, [arg], element)
 
 
-def _list(call: Call, args: tuple[Expr, ...]) -> tuple[Expr, DType]:
+def _list(call: Call, args: Args) -> tuple[Expr, DType]:
     """The argument, and the type of its elements."""
     arg = settle(args[0])
     element = element_of(type_of(arg))
@@ -34,7 +31,7 @@ def _list(call: Call, args: tuple[Expr, ...]) -> tuple[Expr, DType]:
     return arg, _known(element.type)
 
 
-def _struct_field(call: Call, args: tuple[Expr, ...]) -> Expr:
+def _struct_field(call: Call, args: Args) -> Expr:
     arg, name = settle(args[0]), str(call.params[0])
     dtype = type_of(arg)
     if not is_struct(dtype):
@@ -45,8 +42,7 @@ def _struct_field(call: Call, args: tuple[Expr, ...]) -> Expr:
     if names.count(name) != 1:
         how = "several fields" if name in names else "no field"
         raise Refused(f"the struct has {how} {name!r}: {', '.join(names) or 'it is empty'}", guess(name, names))
-    field = dtype.nested.field(name)
-    return typed(call, [arg], _known(field.type), nullable=arg.nullable or field.nullable)
+    return typed(call, [arg], _known(dtype.nested.field(name).type))
 
 
 def is_struct(dtype: DType) -> bool:
@@ -61,4 +57,16 @@ def _known(arrow: pa.DataType) -> DType:
         raise Refused(f"scalein does not compute with {arrow} yet", "cast the column before handing it over") from None
 
 
-NESTED_RULES: dict[str, Rule] = {"list_len": _list_len, "list_get": _list_get, "struct_field": _struct_field}
+def _is_nullable_field(call: Call) -> bool:
+    nested = type_of(call.args[0]).nested
+    assert nested is not None
+    return bool(nested.field(str(call.params[0])).nullable)
+
+
+declare(
+    Function("list_len", _list_len, host=always, arrow="list_len", show="{0}.list.len()", sql=("CARDINALITY",),
+             duckdb="len({0})"),
+    Function("list_get", _list_get, gives_null=always, host=always, arrow="list_get", show="{0}.list.get({params})"),
+    Function("struct_field", _struct_field, gives_null=_is_nullable_field, host=always, arrow="struct_field",
+             show="{0}.struct.field({params})", duckdb="struct_extract({0}, {params[0]})"),
+)

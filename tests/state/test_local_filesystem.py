@@ -14,19 +14,21 @@ import numpy as np
 import pytest
 
 from scalein.errors import Damaged, ScaleinError, StoreFailed
-from scalein.storage import local as files_module
-from scalein.storage.local import PAGE, Files, RealFiles, aligned
+from scalein.storage import filesystem as filesystem_module
+from scalein.storage import local as local_module
+from scalein.storage.filesystem import PAGE, FileSystem, aligned_buffer
+from scalein.storage.local import LocalFileSystem
 
 MIB = 1 << 20
 
 
 def some_bytes(size: int, seed: int = 0) -> np.ndarray:
-    data = aligned(size)
+    data = aligned_buffer(size)
     data[:] = np.random.default_rng(seed).integers(0, 256, size, np.uint8)
     return data
 
 
-def written(files: Files, name: str, data: np.ndarray, size_bytes: int = 0) -> None:
+def written(files: FileSystem, name: str, data: np.ndarray, size_bytes: int = 0) -> None:
     output = files.create(name, size_bytes)
     output.write(0, data)
     output.sync()
@@ -56,20 +58,20 @@ def test_what_is_written_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, shift: int, direct: bool
 ) -> None:
     if not direct:
-        monkeypatch.setattr(files_module, "DIRECT_BYTES", 1 << 62)
-        monkeypatch.setattr(files_module, "UNSYNCED_BYTES", 5 * PAGE)
+        monkeypatch.setattr(local_module, "DIRECT_BYTES", 1 << 62)
+        monkeypatch.setattr(local_module, "UNSYNCED_BYTES", 5 * PAGE)
     data = some_bytes(size + 1)[shift : shift + size]
-    files = RealFiles(tmp_path / "store")
+    files = LocalFileSystem(tmp_path / "store")
     written(files, "a", data, size_bytes=size + 10_000)
-    assert os.path.getsize(files.name_of("a")) == size
+    assert os.path.getsize(files.path_of("a")) == size
     found = files.open("a")
     assert found.size == size
     assert found.read(0, size).tobytes() == data.tobytes()
     middle = found.read(size // 3, size - size // 3)
     assert middle.tobytes() == data[size // 3 :].tobytes()
     assert size == 0 or middle.ctypes.data % PAGE == 0
-    into = aligned(size // PAGE * PAGE)
-    found.will_need(0, size)
+    into = aligned_buffer(size // PAGE * PAGE)
+    found.prefetch(0, size)
     found.read_into(0, into.data, direct=True)
     assert into.tobytes() == data[: len(into)].tobytes()
     found.close()
@@ -77,26 +79,26 @@ def test_what_is_written_is_read(
 
 
 def test_large_writes_leave_nothing_in_the_page_cache(tmp_path: Path) -> None:
-    files = RealFiles(tmp_path)
+    files = LocalFileSystem(tmp_path)
     data = some_bytes(4 * MIB)
     written(files, "direct", data)
     written(files, "bounced", data[1:])
     written(files, "small", data[: PAGE * 3])
     assert [cached_pages(tmp_path / name) for name in ("direct", "bounced", "small")] == [0, 0, 0]
     found = files.open("direct")
-    found.read_into(0, aligned(4 * MIB).data, direct=True)
+    found.read_into(0, aligned_buffer(4 * MIB).data, direct=True)
     found.read(0, 4 * MIB)
     assert cached_pages(tmp_path / "direct") == 0
-    found.read_into(0, aligned(4 * MIB).data)
+    found.read_into(0, aligned_buffer(4 * MIB).data)
     assert cached_pages(tmp_path / "direct") == 1024
-    found.forget(0, MIB)
+    found.drop_cache(0, MIB)
     assert cached_pages(tmp_path / "direct") <= 1024 - 128  # a large folio at the border may stay
-    found.forget()
+    found.drop_cache()
     assert cached_pages(tmp_path / "direct") == 0
 
 
 def test_a_file_system_without_direct_writes_takes_plain_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = RealFiles(tmp_path)
+    files = LocalFileSystem(tmp_path)
     data = some_bytes(2 * MIB)
     output = files.create("a")
     pwrite = os.pwrite
@@ -117,29 +119,29 @@ def test_short_writes_and_reads_go_on(tmp_path: Path, monkeypatch: pytest.Monkey
     pwrite, preadv = os.pwrite, os.preadv
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, data[: max(1, len(data) // 3)], at))
     monkeypatch.setattr(os, "preadv", lambda fd, into, at: preadv(fd, [into[0][: max(1, len(into[0]) // 3)]], at))
-    files = RealFiles(tmp_path)
+    files = LocalFileSystem(tmp_path)
     data = some_bytes(MIB + 3)
     written(files, "a", data)
     found = files.open("a")
     assert found.read(0, MIB + 3).tobytes() == data.tobytes()
-    into = aligned(MIB)
+    into = aligned_buffer(MIB)
     found.read_into(0, into.data, direct=True)
     assert into.tobytes() == data[:MIB].tobytes()
 
 
 def test_a_file_stays_readable_after_it_was_removed_or_made_anew(tmp_path: Path) -> None:
-    files = RealFiles(tmp_path)
+    files = LocalFileSystem(tmp_path)
     written(files, "a", some_bytes(MIB, 1))
     old = files.open("a")
     written(files, "a", some_bytes(MIB, 2))
     files.remove("a")
-    into = aligned(MIB)
+    into = aligned_buffer(MIB)
     old.read_into(0, into.data, direct=True)
     assert old.read(0, MIB).tobytes() == into.tobytes() == some_bytes(MIB, 1).tobytes()
 
 
 def test_names_and_renames(tmp_path: Path) -> None:
-    files = RealFiles(tmp_path / "deep" / "store")
+    files = LocalFileSystem(tmp_path / "deep" / "store")
     for name in ("b", "_c"):
         written(files, name, some_bytes(10))
     files.rename("_c", "b")
@@ -149,18 +151,18 @@ def test_names_and_renames(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("size", "offset"), [(11, 0), (1, 10), (1 << 62, 5)])
 def test_a_file_that_ends_early_is_damaged(tmp_path: Path, size: int, offset: int) -> None:
-    files = RealFiles(tmp_path)
+    files = LocalFileSystem(tmp_path)
     written(files, "run", some_bytes(10))
     with pytest.raises(Damaged, match="ends too early") as caught:
         files.open("run").read(offset, size)
-    assert caught.value.facts["file"] == files.name_of("run")
+    assert caught.value.facts["file"] == files.path_of("run")
     cut = files.open("run")
-    os.truncate(files.name_of("run"), 3)
+    os.truncate(files.path_of("run"), 3)
     with pytest.raises(Damaged, match="ends too early"):
         cut.read(0, 10)
 
 
-REFUSALS: dict[str, tuple[int, Callable[[Files], object]]] = {
+REFUSALS: dict[str, tuple[int, Callable[[FileSystem], object]]] = {
     "open": (errno.ENOENT, lambda files: files.open("a")),
     "rename": (errno.ENOENT, lambda files: files.rename("a", "b")),
     "remove": (errno.ENOENT, lambda files: files.remove("a")),
@@ -174,7 +176,7 @@ def test_what_the_system_refuses_is_told(tmp_path: Path, what: str) -> None:
     (tmp_path / "folder").mkdir()
     number, call = REFUSALS[what]
     with pytest.raises(StoreFailed, match=os.strerror(number)) as caught:
-        call(RealFiles(tmp_path))
+        call(LocalFileSystem(tmp_path))
     assert caught.value.facts["error"] == errno.errorcode[number]
     assert caught.value.facts["file"].startswith(str(tmp_path))
 
@@ -182,7 +184,7 @@ def test_what_the_system_refuses_is_told(tmp_path: Path, what: str) -> None:
 @pytest.mark.parametrize("call", ["pwrite", "fdatasync", "preadv", "posix_fallocate"])
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
 def test_a_failing_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None:
-    files = RealFiles(tmp_path)
+    files = LocalFileSystem(tmp_path)
     written(files, "old", some_bytes(PAGE))
 
     def failing(*_: object) -> int:
@@ -193,21 +195,21 @@ def test_a_failing_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     writing = lambda: written(files, "new", some_bytes(PAGE), size_bytes=PAGE)  # noqa: E731
     with pytest.raises(StoreFailed, match=os.strerror(number)) as caught:
         (reading if call == "preadv" else writing)()
-    assert caught.value.facts["file"] == files.name_of("old" if call == "preadv" else "new")
+    assert caught.value.facts["file"] == files.path_of("old" if call == "preadv" else "new")
     assert caught.value.hint
     assert ("new" in files.names()) == (call in ("pwrite", "fdatasync"))
 
 
 def test_a_full_disk_is_told_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(StoreFailed) as caught:
-        RealFiles(tmp_path).create("a", size_bytes=1 << 55)
+        LocalFileSystem(tmp_path).create("a", size_bytes=1 << 55)
     assert caught.value.facts["error"] in ("ENOSPC", "EFBIG")
     assert os.listdir(tmp_path) == []
 
 
 def test_a_store_opened_readonly_is_not_written(tmp_path: Path) -> None:
-    written(RealFiles(tmp_path), "a", some_bytes(10))
-    files = RealFiles(tmp_path, readonly=True)
+    written(LocalFileSystem(tmp_path), "a", some_bytes(10))
+    files = LocalFileSystem(tmp_path, readonly=True)
     assert files.open("a").size == 10
     calls: list[Callable[[], object]] = [
         lambda: files.create("b"), lambda: files.rename("a", "b"), lambda: files.remove("a"), files.lock]  # fmt: skip
@@ -221,7 +223,7 @@ def test_a_directory_that_is_none_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     for path, readonly in ((tmp_path / "file", False), (tmp_path / "file" / "x", False), (tmp_path / "none", True)):
         with pytest.raises(StoreFailed, match="directory") as caught:
-            RealFiles(path, readonly)
+            LocalFileSystem(path, readonly)
         assert caught.value.facts["file"] == str(path)
 
 
@@ -230,7 +232,7 @@ def test_elsewhere_the_store_says_in_one_sentence_that_it_does_not_run(
 ) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(StoreFailed, match="runs on Linux only"):
-        RealFiles(tmp_path)
+        LocalFileSystem(tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -238,40 +240,41 @@ def test_a_directory_that_may_not_be_written_is_told(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     try:
         with pytest.raises(StoreFailed, match="Permission denied"):
-            RealFiles(tmp_path).create("a")
+            LocalFileSystem(tmp_path).create("a")
     finally:
         tmp_path.chmod(0o700)
 
 
 def test_one_owner_at_a_time(tmp_path: Path) -> None:
-    held = RealFiles(tmp_path).lock()
-    with pytest.raises(ScaleinError, match="open elsewhere") as caught:
-        RealFiles(tmp_path).lock()
+    held = LocalFileSystem(tmp_path).lock()
+    with pytest.raises(ScaleinError, match="open in another process") as caught:
+        LocalFileSystem(tmp_path).lock()
     assert caught.value.facts["owner"] == "this process"
     assert caught.value.facts["file"] == str(tmp_path)
     held.release()
     held.release()
-    RealFiles(tmp_path).lock().release()
+    LocalFileSystem(tmp_path).lock().release()
 
 
 def test_a_second_process_is_told_who_owns_the_store(tmp_path: Path) -> None:
-    code = "import sys; from scalein.storage.local import RealFiles as F; l = F(sys.argv[1]).lock(); print(); input()"
+    code = ("import sys; from scalein.storage.local import LocalFileSystem; "
+            "lock = LocalFileSystem(sys.argv[1]).lock(); print(); input()")
     root = Path(__file__).parents[2]
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                           cwd=root) as other:  # fmt: skip
         assert other.stdout is not None
         other.stdout.readline()
-        with pytest.raises(StoreFailed, match="open elsewhere") as caught:
-            RealFiles(tmp_path).lock()
+        with pytest.raises(StoreFailed, match="open in another process") as caught:
+            LocalFileSystem(tmp_path).lock()
         assert caught.value.facts["owner"] == f"process {other.pid}"
         other.kill()
-    RealFiles(tmp_path).lock().release()  # a killed owner's lock is gone with it
+    LocalFileSystem(tmp_path).lock().release()  # a killed owner's lock is gone with it
 
 
 def test_no_memory_is_no_failed_file(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_: object, **__: object) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr(files_module.mmap, "mmap", none)
+    monkeypatch.setattr(filesystem_module.mmap, "mmap", none)
     with pytest.raises(MemoryError):
-        aligned(files_module.MAPPED_BYTES)
+        aligned_buffer(filesystem_module.MAPPED_BYTES)

@@ -19,8 +19,8 @@ from scalein.state.index_runs import Asked, IndexRun, IndexWriter, entries_of
 from scalein.state.manifest import Manifest
 from scalein.state.run_file import Held, Run
 from scalein.state.segment_images import Extent, Image, ImageWriter
-from tests.state.obvious import M64, Row, obvious_checksum, write_run
-from tests.state.power_cut import PowerCutFiles
+from tests.state.power_cut_disk import PowerCutDisk
+from tests.state.reference_records import M64, Row, obvious_checksum, write_run
 
 BLOCK = format.BLOCK
 
@@ -84,7 +84,7 @@ def test_a_newer_format_says_so() -> None:
     def newer(data: np.ndarray) -> None:
         data[8] = 7
 
-    disk = PowerCutFiles({format.manifest_name(3): resealed(newer).tobytes(),
+    disk = PowerCutDisk({format.manifest_name(3): resealed(newer).tobytes(),
                           format.manifest_name(2): manifest.encode(some_manifest(2)).tobytes()})  # fmt: skip
     with pytest.raises(NewerFormat, match="newer scalein") as caught:
         list(manifest.newest(disk))  # and does not fall back to 2
@@ -142,7 +142,7 @@ def test_a_manifest_under_another_name_is_damaged() -> None:
 
 
 def test_a_damaged_newest_manifest_is_told_and_the_one_before_follows() -> None:
-    disk = PowerCutFiles()
+    disk = PowerCutDisk()
     for id in (1, 2):
         manifest.publish(disk, some_manifest(id))
     disk.flip(format.manifest_name(2), 77)
@@ -174,7 +174,7 @@ def test_the_bytes_of_a_manifest_are_those_of_the_format() -> None:
 @settings(deadline=None, max_examples=30)
 def test_images_are_read_as_written(sizes: list[int], seed: int) -> None:
     random = Random(seed)
-    disk = PowerCutFiles()
+    disk = PowerCutDisk()
     writer = ImageWriter(disk, 8)
     parts = [np.frombuffer(random.randbytes(size * BLOCK), np.uint8) for size in sizes]
     extents = [writer.add(k, part) for k, part in enumerate(parts)]
@@ -206,7 +206,7 @@ NO_EXTENTS = [(0, BLOCK), (BLOCK, 4 * BLOCK), (BLOCK, 0), (BLOCK + 1, BLOCK), (B
 @pytest.mark.parametrize(("offset", "size"), NO_EXTENTS)
 @pytest.mark.parametrize("kind", [int, np.int64])
 def test_a_hostile_extent_is_damage(offset: int, size: int, kind: type) -> None:
-    disk = PowerCutFiles()
+    disk = PowerCutDisk()
     writer = ImageWriter(disk, 8)
     writer.add(0, np.zeros(2 * BLOCK, np.uint8))
     writer.finish()
@@ -216,7 +216,7 @@ def test_a_hostile_extent_is_damage(offset: int, size: int, kind: type) -> None:
 
 @pytest.mark.parametrize(("start", "size"), [(0, 8193), (8192, 1), (-1, 1), (1, -1), (1 << 62, 1)])
 def test_bytes_behind_an_extent_are_not_read(start: int, size: int) -> None:
-    disk = PowerCutFiles()
+    disk = PowerCutDisk()
     writer = ImageWriter(disk, 8)
     extent = writer.add(0, np.zeros(2 * BLOCK, np.uint8))
     writer.add(1, np.zeros(2 * BLOCK, np.uint8))
@@ -226,7 +226,7 @@ def test_bytes_behind_an_extent_are_not_read(start: int, size: int) -> None:
 
 
 def test_an_image_that_is_given_up_leaves_no_file() -> None:
-    disk = PowerCutFiles()
+    disk = PowerCutDisk()
     writer = ImageWriter(disk, 8)
     with pytest.raises(InternalError):
         writer.add(0, np.zeros(100, np.uint8))
@@ -251,7 +251,7 @@ def learn(run: IndexRun, hashes: np.ndarray, most: int = 2) -> list[int]:
     return [number for part in parts for number in part.numbers.tolist()]
 
 
-def write_index(disk: PowerCutFiles, given: dict[int, tuple[np.ndarray, np.ndarray]], id: int = 9) -> None:
+def write_index(disk: PowerCutDisk, given: dict[int, tuple[np.ndarray, np.ndarray]], id: int = 9) -> None:
     """By group, hashes and places."""
     writer = IndexWriter(disk, id, 1)
     for group, (hashes, places) in given.items():
@@ -263,7 +263,7 @@ def write_index(disk: PowerCutFiles, given: dict[int, tuple[np.ndarray, np.ndarr
 @settings(deadline=None, max_examples=30)
 def test_indexes_are_read_as_written(counts: dict[int, int], seed: int) -> None:
     """Also where many hashes are alike but for their lowest bits, over the borders of blocks and groups."""
-    random, disk = np.random.default_rng(seed), PowerCutFiles()
+    random, disk = np.random.default_rng(seed), PowerCutDisk()
     given_: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     for group, count in sorted(counts.items()):
         low = random.integers(0, random.choice([3, 1 << 29]), count, np.uint64) << np.uint64(27)
@@ -286,7 +286,7 @@ def test_indexes_are_read_as_written(counts: dict[int, int], seed: int) -> None:
 
 
 def test_the_bytes_of_an_index_are_those_of_the_format() -> None:
-    disk = PowerCutFiles()
+    disk = PowerCutDisk()
     hashes = (np.uint64(7 << 56) | np.arange(512, dtype=np.uint64) << np.uint64(27)) + np.uint64(5)
     write_index(disk, {7: (hashes, np.arange(512) * 40), 9: (hashes[:1] + np.uint64(2 << 56), np.array([80]))})
     content = disk.content(format.index_name(9))
@@ -306,7 +306,7 @@ def test_the_bytes_of_an_index_are_those_of_the_format() -> None:
 
 def test_a_key_needs_the_directory_of_its_group_only() -> None:
     """However large an index is: 256 groups of 3 blocks each here, whose directory has two blocks."""
-    random, disk = np.random.default_rng(3), PowerCutFiles()
+    random, disk = np.random.default_rng(3), PowerCutDisk()
     groups = {group: np.uint64(group << 56) | random.integers(0, 1 << 56, 3 * 511, np.uint64) for group in range(256)}
     write_index(disk, {group: (hashes, np.arange(len(hashes)) * 8) for group, hashes in groups.items()})
     held = Held()
@@ -321,7 +321,7 @@ def test_a_key_needs_the_directory_of_its_group_only() -> None:
 
 
 def test_a_flipped_byte_of_a_directory_is_seen_by_who_needs_it() -> None:
-    disk = PowerCutFiles()
+    disk = PowerCutDisk()
     hashes = np.arange(256, dtype=np.uint64) << np.uint64(56)
     many = np.repeat(np.arange(3 * 511, dtype=np.uint64), 256).reshape(-1, 256).T << np.uint64(30)
     write_index(disk, {g: (hashes[g] | many[g], np.arange(3 * 511) * 8) for g in range(256)})
@@ -338,7 +338,7 @@ HOSTILE_BORDERS = {"first": (0, 1), "descending": (100, 50), "more than there ar
 
 @pytest.mark.parametrize("what", HOSTILE_BORDERS)
 def test_hostile_borders_of_an_index_are_damage(what: str) -> None:
-    disk = PowerCutFiles()
+    disk = PowerCutDisk()
     write_index(disk, {3: (np.uint64(3 << 56) + np.arange(600, dtype=np.uint64), np.arange(600) * 8)})
     content = np.frombuffer(bytearray(disk.content(format.index_name(9))), np.uint8)
     at, value = HOSTILE_BORDERS[what]
@@ -350,7 +350,7 @@ def test_hostile_borders_of_an_index_are_damage(what: str) -> None:
 
 
 def test_an_index_in_no_order_is_no_index() -> None:
-    writer = IndexWriter(PowerCutFiles(), 9, 1)
+    writer = IndexWriter(PowerCutDisk(), 9, 1)
     with pytest.raises(InternalError):
         writer.add(4, np.array([2, 1], np.uint64))
     writer.add(4, np.array([1, 2], np.uint64))
@@ -361,9 +361,9 @@ def test_an_index_in_no_order_is_no_index() -> None:
 # --- damage
 
 
-def every_kind() -> tuple[PowerCutFiles, dict[str, Callable[[], object]]]:
+def every_kind() -> tuple[PowerCutDisk, dict[str, Callable[[], object]]]:
     """A disk with one file of each kind, and for each the call that reads all of it."""
-    disk = PowerCutFiles()
+    disk = PowerCutDisk()
     random = Random(0)
     rows: list[Row] = [(k, (random.randbytes(random.choice([3, 30, 400])),)) for k in range(40)]
     rows.append((40, (random.randbytes(6000),)))

@@ -17,7 +17,7 @@ from scalein.state.arena import Arena
 from scalein.state.budget import Budget
 from scalein.state.index_runs import IndexRun, IndexWriter
 from scalein.state.indexer import first_merged
-from scalein.storage.local import RealFiles
+from scalein.storage.local import LocalFileSystem
 from tests.state.store_model import KINDS
 from tests.state.store_pair import Pair
 
@@ -34,7 +34,7 @@ def test_keys_are_looked_up_in_pieces_of_several_ages(kind: str, window: int, tm
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     """Records, partials and deleted ones of several processes, whose groups stay on disk; windows of a few blocks."""
     never_load(monkeypatch)
-    pair = Pair(KINDS[kind], lambda readonly: RealFiles(tmp_path, readonly), PLENTY, 1)
+    pair = Pair(KINDS[kind], lambda readonly: LocalFileSystem(tmp_path, readonly), PLENTY, 1)
     for age in range(3):
         for step in range(3):  # several index files
             pair.do(("more", 10 * age + step, 700 >> age))
@@ -42,7 +42,7 @@ def test_keys_are_looked_up_in_pieces_of_several_ages(kind: str, window: int, tm
             pair.store.snapshot().wait()
         pair.op_reopen(Random(0), 0)
         assert pair.kind.overflows or len(pair.store._tiers.past.pieces) == 1 + age  # overflows load groups
-        pair.store._tiers._reader.window_bytes = window
+        pair.store._tiers._reader.buffer_bytes = window
         loaded = pair.store.stats()["groups_not_loaded"]
         for seed in range(3):
             pair.do(("get", seed, 400))
@@ -61,7 +61,7 @@ def test_entries_of_chunks_that_others_have_now_lead_to_nothing_wrong(kind: str,
     """Groups leave memory and come back to other places, again and again, between snapshots: each has its own index."""
     never_load(monkeypatch)
     monkeypatch.setattr(indexing, "LEAST_MERGED", 50)  # files are made anew now and then
-    pair = Pair(KINDS[kind], lambda readonly: RealFiles(tmp_path, readonly), Budget(800_000, 1 << 16, 1 << 12), 1)
+    pair = Pair(KINDS[kind], lambda readonly: LocalFileSystem(tmp_path, readonly), Budget(800_000, 1 << 16, 1 << 12), 1)
     for step in range(12):
         pair.do(("more", step, 500))
         pair.do(("delete", step, 100))
@@ -82,7 +82,7 @@ def test_entries_of_chunks_that_others_have_now_lead_to_nothing_wrong(kind: str,
 def test_what_is_asked_for_often_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that asks for much loads at once; calls that ask for little load a group now and then."""
     keys = np.arange(50_000)
-    with LogStore.open_files(RealFiles(tmp_path), key={"k": pa.int64()}, value={"n": pa.int64()},
+    with LogStore.open_on(LocalFileSystem(tmp_path), key={"k": pa.int64()}, value={"n": pa.int64()},
                              budget=PLENTY) as store:  # fmt: skip
         store.upsert(pa.table({"k": keys, "n": keys}))
 
@@ -113,7 +113,7 @@ def test_what_is_asked_for_often_is_loaded(tmp_path: Path, monkeypatch: pytest.M
 def test_merges_after_a_reopen_load_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a restarted job does: rows of some keys, their values, a snapshot, and so on."""
     never_load(monkeypatch)
-    pair = Pair(KINDS["int"], lambda readonly: RealFiles(tmp_path, readonly), PLENTY, 1)
+    pair = Pair(KINDS["int"], lambda readonly: LocalFileSystem(tmp_path, readonly), PLENTY, 1)
     pair.do(("more", 0, 3000))
     pair.op_reopen(Random(0), 0)
     waiting = pair.store.stats()["groups_not_loaded"]
@@ -132,7 +132,7 @@ def test_owners_look_up_in_the_files_of_others(tmp_path: Path, monkeypatch: pyte
     keys = np.arange(3000)
     with LogStore.open(tmp_path / "old", key={"k": pa.int64()}, value={"n": pa.int64()}) as store:
         store.merge(pa.table({"k": keys, "n": keys}), n="sum")
-        groups = store._kernels.find(store._tiers.hot, pa.record_batch({"k": keys}))[1] >> np.uint64(56)
+        groups = store._kernels.lookup(store._tiers.hot, pa.record_batch({"k": keys}))[1] >> np.uint64(56)
     wanted = keys.copy()
     for name, mine in (("low", range(128)), ("high", range(128, 256))):
         some = keys[np.isin(groups, mine)]
@@ -158,7 +158,7 @@ def index_names(path: Path) -> list[str]:
 
 
 def test_only_new_records_are_indexed(tmp_path: Path) -> None:
-    store = LogStore.open_files(RealFiles(tmp_path), key={"k": pa.int64()}, value={"n": pa.int64()}, budget=PLENTY)
+    store = LogStore.open_on(LocalFileSystem(tmp_path), key={"k": pa.int64()}, value={"n": pa.int64()}, budget=PLENTY)
     for start, end, entries in ((0, 1000, 1000), (500, 1500, 500), (0, 1500, 0)):
         known = set(index_names(tmp_path))
         store.merge(pa.table({"k": np.arange(start, end), "n": np.ones(end - start, np.int64)}), n="sum")
@@ -167,7 +167,7 @@ def test_only_new_records_are_indexed(tmp_path: Path) -> None:
         assert (name in index_names(tmp_path)) == (entries > 0)
         if entries:
             assert name not in known
-            assert IndexRun(RealFiles(tmp_path), store._ids.file(made.id)).count == entries
+            assert IndexRun(LocalFileSystem(tmp_path), store._ids.file(made.id)).count == entries
     store.close()
 
 
@@ -194,7 +194,7 @@ def test_files_are_merged_and_old_ones_removed(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(IndexWriter, "finish", failing)
     monkeypatch.setattr(indexing.Indexer, "merge_soon", noted)
-    store = LogStore.open_files(RealFiles(tmp_path), key={"k": pa.int64()}, value={"n": pa.int64()}, budget=PLENTY,
+    store = LogStore.open_on(LocalFileSystem(tmp_path), key={"k": pa.int64()}, value={"n": pa.int64()}, budget=PLENTY,
                                 keep=1)  # fmt: skip
     for step in range(8):
         fails[0] = step < 4
@@ -221,7 +221,7 @@ def test_a_store_that_is_closed_waits_for_no_merge(tmp_path: Path, monkeypatch: 
         return entries(self, first, last)
 
     monkeypatch.setattr(IndexRun, "entries", held)
-    store = LogStore.open_files(RealFiles(tmp_path), key={"k": pa.int64()}, value={"n": pa.int64()}, budget=PLENTY)
+    store = LogStore.open_on(LocalFileSystem(tmp_path), key={"k": pa.int64()}, value={"n": pa.int64()}, budget=PLENTY)
     for step in range(2):
         store.upsert(pa.table({"k": np.arange(100 * step, 100 * step + 100), "n": np.arange(100)}))
         store.snapshot().wait()
@@ -264,7 +264,7 @@ def test_a_snapshot_has_the_keys_of_its_freeze_though_their_memory_is_used_again
                                                                               monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups leave memory and others come into their chunks after the freeze, before the index is made."""
     never_load(monkeypatch)
-    pair = Pair(KINDS["text"], lambda readonly: RealFiles(tmp_path, readonly), PLENTY, 1)
+    pair = Pair(KINDS["text"], lambda readonly: LocalFileSystem(tmp_path, readonly), PLENTY, 1)
     pair.do(("more", 1, 1500))
     pair.do(("slow_snapshot", 0, 0))  # waits with its copies, and its index comes after them
     for bundle in range(16):

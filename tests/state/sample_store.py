@@ -9,7 +9,7 @@ from random import Random
 
 from scalein.state import LogStore
 from scalein.state.budget import Budget
-from scalein.storage.local import RealFiles
+from scalein.storage.local import LocalFileSystem
 from tests.state.store_model import KINDS, Content
 from tests.state.store_pair import Pair, kernels_of
 
@@ -22,7 +22,7 @@ class Built:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        pair = Pair(KIND, lambda readonly: RealFiles(path, readonly), BUDGET, 1)
+        pair = Pair(KIND, lambda readonly: LocalFileSystem(path, readonly), BUDGET, 1)
         for seed in range(4):
             pair.op_more(Random(seed), 400)
         pair.op_snapshot(Random(1), 0)
@@ -36,7 +36,7 @@ class Built:
 
 
 def opened(path: Path, readonly: bool = False, budget: Budget = BUDGET) -> LogStore:
-    return LogStore.open_files(RealFiles(path, readonly), key=None, value=None, budget=budget, readonly=readonly,
+    return LogStore.open_on(LocalFileSystem(path, readonly), key=None, value=None, budget=budget, readonly=readonly,
                                kernels=kernels_of("text", 1))  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from random import Random
 import numpy as np
 
 from scalein.errors import StoreFailed
-from scalein.storage.local import Data, aligned, ends_early, failed, flat
+from scalein.storage.filesystem import Data, aligned_buffer, flat_bytes, store_failed, truncated
 
 PAGE = 4096
 SECTOR = 512
@@ -76,8 +76,8 @@ def _pages(offset: int, size: int) -> list[tuple[int, int]]:
     return [(a, b) for a, b in pairwise(cuts) if a < b]
 
 
-class PowerCutFiles:
-    """`Files` in memory. Operations are those that change something: create, write, sync, rename, remove, ..."""
+class PowerCutDisk:
+    """`FileSystem` in memory. Operations are those that change something: create, write, sync, rename, remove, ..."""
 
     def __init__(self, content: dict[str, bytes] | None = None) -> None:
         self.operations = 0
@@ -104,7 +104,7 @@ class PowerCutFiles:
         """Lose power now."""
         self._is_off = True
 
-    def after_cut(self, random: Random) -> PowerCutFiles:
+    def after_cut(self, random: Random) -> PowerCutDisk:
         """The disk as it is found after the next start; one of very many that are possible."""
         with self._lock:
             names = dict(self._durable)
@@ -114,7 +114,7 @@ class PowerCutFiles:
             contents: dict[int, bytes] = {}
             for node in names.values():
                 contents.setdefault(id(node), node.after_cut(random))
-            return PowerCutFiles({name: contents[id(node)] for name, node in names.items()})
+            return PowerCutDisk({name: contents[id(node)] for name, node in names.items()})
 
     def full_after(self, size_bytes: int | None) -> None:
         """ENOSPC once that many more bytes were written; None: room for ever."""
@@ -139,7 +139,7 @@ class PowerCutFiles:
 
     # --- what the store calls
 
-    def name_of(self, name: str) -> str:
+    def path_of(self, name: str) -> str:
         return f"disk/{name}"
 
     def names(self) -> list[str]:
@@ -154,7 +154,7 @@ class PowerCutFiles:
         with self._lock:
             self._fault("create", name)
             if self._room is not None and size_bytes > self._room:
-                raise failed("cannot create a file of the store", self.name_of(name), _error(errno.ENOSPC))
+                raise store_failed("cannot create a file of the store", self.path_of(name), _error(errno.ENOSPC))
             if name in self._current:
                 self._change(lambda names: names.pop(name, None), f"remove {name}")
             node = _Node()
@@ -164,7 +164,7 @@ class PowerCutFiles:
     def open(self, name: str) -> _Input:
         self._check_power()
         if name not in self._current:
-            raise failed("cannot open a file of the store", self.name_of(name), _error(errno.ENOENT))
+            raise store_failed("cannot open a file of the store", self.path_of(name), _error(errno.ENOENT))
         return _Input(self, name, self._current[name])
 
     def rename(self, old: str, new: str) -> None:
@@ -200,7 +200,7 @@ class PowerCutFiles:
     def lock(self) -> _Lock:
         self._check_power()
         if self._is_locked:
-            raise StoreFailed("the store is open elsewhere", file="disk")
+            raise StoreFailed("the store is open in another process or store object", file="disk")
         self._is_locked = True
         return _Lock(self)
 
@@ -230,20 +230,20 @@ class PowerCutFiles:
         call = self._calls.get(kind, 0)
         self._calls[kind] = call + 1
         if (number := self._faults.pop((kind, call), None)) is not None:
-            raise failed(f"cannot {kind} a file of the store", self.name_of(name), _error(number), offset)
+            raise store_failed(f"cannot {kind} a file of the store", self.path_of(name), _error(number), offset)
 
     def _existing(self, name: str, what: str) -> _Node:
         if name not in self._current:
-            raise failed(f"cannot {what} a file of the store", self.name_of(name), _error(errno.ENOENT))
+            raise store_failed(f"cannot {what} a file of the store", self.path_of(name), _error(errno.ENOENT))
         return self._current[name]
 
 
 class _Output:
-    def __init__(self, files: PowerCutFiles, name: str, node: _Node) -> None:
+    def __init__(self, files: PowerCutDisk, name: str, node: _Node) -> None:
         self._files, self._name, self._node = files, name, node
 
     def write(self, offset: int, data: Data) -> None:
-        disk, content = self._files, bytes(flat(data))
+        disk, content = self._files, bytes(flat_bytes(data))
         with disk._lock:
             disk._fault("write", self._name, offset)
             room = len(content) if disk._room is None else min(len(content), disk._room)
@@ -255,7 +255,7 @@ class _Output:
                 disk._room -= room
             if room < len(content):
                 what = "cannot write a file of the store"
-                raise failed(what, disk.name_of(self._name), _error(errno.ENOSPC), offset + room)
+                raise store_failed(what, disk.path_of(self._name), _error(errno.ENOSPC), offset + room)
 
     def sync(self) -> None:
         disk = self._files
@@ -274,16 +274,16 @@ class _Output:
 
 
 class _Input:
-    direct = -1
+    direct_fd = -1
 
-    def __init__(self, files: PowerCutFiles, name: str, node: _Node) -> None:
+    def __init__(self, files: PowerCutDisk, name: str, node: _Node) -> None:
         self._files, self._name, self._node = files, name, node
         self.size = len(node.current)
 
     def read(self, offset: int, size: int) -> np.ndarray:
         if offset + size > self.size:
-            raise ends_early(self._files.name_of(self._name), offset, size, self.size)
-        into = aligned(size)
+            raise truncated(self._files.path_of(self._name), offset, size, self.size)
+        into = aligned_buffer(size)
         self.read_into(offset, into.data)
         return into
 
@@ -293,13 +293,13 @@ class _Input:
             disk._fault("read", self._name, offset)
             found = self._node.current[offset : offset + len(into)]
             if len(found) < len(into):
-                raise ends_early(disk.name_of(self._name), offset, len(into), self.size)
+                raise truncated(disk.path_of(self._name), offset, len(into), self.size)
             into[:] = found
 
-    def will_need(self, offset: int, size: int) -> None:
+    def prefetch(self, offset: int, size: int) -> None:
         self._files._check_power()
 
-    def forget(self, offset: int = 0, size: int = 0) -> None:
+    def drop_cache(self, offset: int = 0, size: int = 0) -> None:
         self._files._check_power()
 
     def close(self) -> None:
@@ -307,7 +307,7 @@ class _Input:
 
 
 class _Lock:
-    def __init__(self, files: PowerCutFiles) -> None:
+    def __init__(self, files: PowerCutDisk) -> None:
         self._files = files
 
     def release(self) -> None:

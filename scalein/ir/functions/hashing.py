@@ -1,4 +1,7 @@
-"""The hash that `Column.hash()` gives: fixed for ever, and the same as Spark's `xxhash64` where Spark has the type.
+"""The hash that `Column.hash()` gives: fixed for ever.
+
+It is the same as Spark's `xxhash64` where Spark has the type, except for decimals of more than 18 digits, of which
+Spark hashes as many bytes as a value needs.
 
 It is XXH64 with the seed 42, read as a signed integer, of these bytes, least byte first:
 
@@ -18,7 +21,10 @@ from __future__ import annotations
 import math
 import struct
 
-from scalein.dtypes import DType, Kind
+from scalein.dtypes import I64, DType, Kind
+from scalein.ir.exprs import Call, Expr, type_of
+from scalein.ir.functions.registry import Args, Function, Nulls, declare, typed
+from scalein.ir.unify import Refused, nested_hint, settle
 
 SEED = 42
 P1, P2, P3, P4, P5 = (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63,
@@ -96,3 +102,13 @@ def _round(lane: int, word: int) -> int:
 def _rotated(number: int, by: int) -> int:
     number &= _MASK
     return (number << by | number >> 64 - by) & _MASK
+
+
+def _hash(call: Call, args: Args) -> Expr:
+    arg = settle(args[0])
+    if type_of(arg).is_nested:
+        raise Refused(f"hash does not take {type_of(arg)!r}", nested_hint(type_of(arg)))
+    return typed(call, [arg], I64)
+
+
+declare(Function("hash", _hash, nulls=Nulls.NEVER, canonical=True, show="{0}.hash()", sql=("XXHASH64",)))
