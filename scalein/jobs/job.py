@@ -29,14 +29,14 @@ from scalein.connectors.sinks.sink_writer import SinkWriter
 from scalein.errors import BadArgument, LateData, ScaleinError, StoreFailed, here
 from scalein.exec.bounded import batches
 from scalein.exec.event_time import IDLE_S
-from scalein.jobs.bad_lines import in_columns
-from scalein.jobs.committing import Commits
+from scalein.jobs.checkpoint import Checkpoint
+from scalein.jobs.coordinator import Commits
+from scalein.jobs.dead_letters import in_columns
 from scalein.jobs.diagnose import why_no_output
-from scalein.jobs.epochs import Checkpoint
-from scalein.jobs.feeds import Delivery, Feeds, Reader
+from scalein.jobs.driver import Pipeline, Wishes
 from scalein.jobs.metrics import Metrics
 from scalein.jobs.monitor import figures, log_lines, serve, show_bar
-from scalein.jobs.pipeline import Pipeline, Wishes
+from scalein.jobs.source_readers import Delivery, Feeds, Reader
 from scalein.jobs.spec import Plan
 from scalein.kernels.workers import leaving_on_sigterm, staying
 from scalein.memory import keep_at_most

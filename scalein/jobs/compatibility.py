@@ -17,7 +17,7 @@ from scalein.ir.exprs import columns
 from scalein.ir.passes.null_on_error import untried
 from scalein.ir.printer import dump
 from scalein.ir.rewrite import exprs_of
-from scalein.jobs.segments import Feed, Segment, placeholder, segments
+from scalein.jobs.fragments import Feed, Segment, placeholder, segments
 from scalein.storage.checked_json import Json, as_list, as_map, as_text
 
 _HINT = "give another checkpoint directory, or go on with the flow as it was"

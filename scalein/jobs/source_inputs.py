@@ -14,9 +14,9 @@ from scalein.exec.event_time import Partition, far_ahead
 from scalein.exec.scan_predicates import tests_below
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named
-from scalein.jobs.feeds import Place, Reader
-from scalein.jobs.segments import Feed
-from scalein.jobs.steps import Runner, Surroundings
+from scalein.jobs.fragments import Feed
+from scalein.jobs.operators import Runner, Surroundings
+from scalein.jobs.source_readers import Place, Reader
 from scalein.storage.checked_json import Json, as_map
 
 

@@ -20,10 +20,10 @@ import pyarrow as pa
 
 from scalein.connectors.sinks.sink_writer import SinkWriter
 from scalein.errors import BadArgument, ScaleinError, SourceLoc
-from scalein.jobs.epochs import Checkpoint
+from scalein.jobs.checkpoint import Checkpoint
+from scalein.jobs.driver import Pipeline
 from scalein.jobs.metrics import Metrics
-from scalein.jobs.pipeline import Pipeline
-from scalein.jobs.steps import Frozen
+from scalein.jobs.operators import Frozen
 from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text
 from scalein.storage.failpoints import failpoint
 

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 
 from scalein.connectors.formats.lenient import MALFORMED, with_malformed
 from scalein.errors import BadData, ScaleinError
-from scalein.jobs.feeds import Reader
-from scalein.jobs.steps import filtered
+from scalein.jobs.operators import filtered
+from scalein.jobs.source_readers import Reader
 
 
 def without_bad_lines(reader: Reader, batch: pa.RecordBatch,
