@@ -21,7 +21,7 @@ from scalein.jobs import running_aggregate
 from scalein.testing import Stream, until
 from tests import duck
 from tests.jobs.streams import rows_in
-from tests.jobs.test_changes import applied
+from tests.jobs.test_changelog import applied
 from tests.same import assert_same
 
 MANY = 40_000
