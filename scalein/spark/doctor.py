@@ -194,7 +194,8 @@ def _probe() -> Callable[[Iterable[object]], Iterator[str]]:
         facts = {"where": socket.gethostname(), "process": os.getppid(), "packages": packages,
                  "python": platform.python_version(), "cpu": "", "cache": "", "works": False, "verdict": ""}
         try:
-            from scalein.cli.doctor import describe_cache, describe_cpu, try_compiler
+            from scalein.api.self_check import try_compiler
+            from scalein.kernels.machine import describe_cache, describe_cpu
             from scalein.options import Options
 
             facts["cpu"], facts["cache"] = describe_cpu(), describe_cache(Options.make().cache)
