@@ -51,6 +51,7 @@ def shape_of(exprs: Iterable[Expr], env: Env) -> Shape | None:
     for expr in exprs:
         nodes = list(walk(expr))
         is_plain = all(node.fn in _PLAIN for node in nodes if isinstance(node, Call))
+        places = {id(node): place for place, node in enumerate(nodes)}
         for node in nodes:
             match node:
                 case Col(name):
@@ -63,7 +64,7 @@ def shape_of(exprs: Iterable[Expr], env: Env) -> Shape | None:
                 case Lit():
                     found.append(repr(node))
                 case Call() if node.fn != "udf":
-                    found.append((node.fn, len(node.args), repr(node.params), node.dtype))
+                    found.append((node.fn, *(places[id(arg)] for arg in node.args), repr(node.params), node.dtype))
                 case _:
                     return None
         found.append("")

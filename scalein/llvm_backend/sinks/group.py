@@ -262,7 +262,7 @@ def _count_in(given: Rows, sides: Sides, find: Callable[[Row], Found]) -> None:
                     accumulators.update(code, number, acc, place, row, given.env, lambda: given.ordinal(row))
 
     if len(apart) < len(accs):
-        update([each for each in accs if each not in apart])
+        update([(number, acc) for number, acc in accs if not apart or not is_apart(acc)])
     for number, acc in apart:
         shape = acc_shape(number, acc, given.env)
         code.part(partial(update, [(number, acc)]), *(("update", shape[0]), shape[1]) if shape else ())
