@@ -30,7 +30,7 @@ from scalein.options import Options
 # LLVM's time for a kernel grows faster than its columns: 200 products take seconds to vectorize. Where a known,
 # small input would be done long before, a wide kernel is compiled briefly.
 WIDE = 48
-FEW_ROWS = 1 << 22
+FEW_ROWS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
