@@ -40,9 +40,18 @@ def _arithmetic(call: Call, args: Args) -> Expr:
     if any(own is not None and own.kind in TIMES for own in map(own_type_of, args)):
         return _time_arithmetic(call, args)
     if decimals.is_decimal_arithmetic(args):
-        return decimals.arithmetic(call, args)
+        return _decimal_arithmetic(call, args)
     both = _numbers(call, args)
     return typed(call, both, type_of(both[0]))
+
+
+def _decimal_arithmetic(call: Call, args: Args) -> Expr:
+    match call.fn:
+        case "add" | "sub":
+            return decimals.total(call, args, _refusal(call.fn))
+        case "mul":
+            return decimals.product(call, args)
+    raise Refused(f"{_refusal(call.fn)} decimals", decimals.INEXACT)
 
 
 def _time_arithmetic(call: Call, args: Args) -> Expr:
