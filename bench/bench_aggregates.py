@@ -12,7 +12,7 @@ import scalein as si
 from bench.data import SEED
 from bench.race import Race, assert_same, duck
 from scalein import col
-from scalein.column import Column
+from scalein.api.column import Column
 
 MANY, FEW = 1_000_000, 1_000
 BOUND = "cache misses: one for the group, one for the value"

@@ -19,7 +19,7 @@ import scalein as si
 from bench import data
 from bench.race import time_s
 from scalein import col
-from scalein.flow import Flow
+from scalein.api.flow import Flow
 
 ROOT = Path(__file__).parent.parent
 

@@ -16,7 +16,7 @@ import scalein as si
 from bench import data, yardsticks
 from bench.race import Race, assert_same, duck
 from scalein import col
-from scalein.flow import Flow
+from scalein.api.flow import Flow
 
 
 def four_aggregates(table: pa.Table) -> Flow:

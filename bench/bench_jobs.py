@@ -23,7 +23,7 @@ from bench import data
 from bench.race import Race, assert_same
 from bench.yardsticks import StateTable
 from scalein import col
-from scalein.flow import Flow
+from scalein.api.flow import Flow
 
 BATCH_ROWS = 1 << 18
 NEAR_S = 0.005  # what is around a change

@@ -17,8 +17,8 @@ import pytest
 import scalein as si
 from bench import data
 from bench.race import Race
+from scalein.api.flow import Flow
 from scalein.connectors.base import Connected
-from scalein.flow import Flow
 
 two_cores = pytest.mark.parametrize("workers", [2])
 BATCH_ROWS = 1 << 16

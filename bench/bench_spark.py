@@ -24,7 +24,7 @@ import scalein as si
 from bench import data
 from bench.race import Race, assert_same, time_s
 from scalein import col
-from scalein.flow import Flow
+from scalein.api.flow import Flow
 
 two_cores = pytest.mark.parametrize("workers", [2])
 FILES = 20

@@ -18,7 +18,7 @@ import pytest
 from bench.race import Race
 from bench.yardsticks import compile_yardsticks
 from scalein.cli.doctor import describe_cpu
-from scalein.runtime.bandwidth import copy_bandwidth
+from scalein.kernels.machine import copy_bandwidth
 
 CORES = sorted(os.sched_getaffinity(0))
 

@@ -17,7 +17,7 @@ def main() -> None:
     times = {
         "import_s": time_s(lambda: importlib.import_module("scalein")),
         "import_engine_s": time_s(lambda: [importlib.import_module(f"scalein.{name}")
-                                           for name in ("compiler", "runtime.run")]),
+                                           for name in ("compiler", "exec.bounded")]),
     }
     from bench.bench_yahoo import views  # imports scalein, so not before the lines above
 

@@ -14,7 +14,7 @@ import pyarrow as pa  # noqa: E402
 
 import scalein as si  # noqa: E402
 from scalein import col  # noqa: E402
-from scalein.flow import Flow  # noqa: E402
+from scalein.api.flow import Flow  # noqa: E402
 
 
 def flow(keys: int, batch_rows: int, rows_per_second: float | None) -> Flow:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scalein import elsewhere
-from scalein.choices import when
-from scalein.column import Column, col, count, lit
+from scalein.api import hints
+from scalein.api.choices import when
+from scalein.api.column import Column, col, count, lit
+from scalein.api.flow import Flow, flow, from_arrow, from_batches
+from scalein.api.reading import from_source, generate, read_csv, read_flight, read_ipc, read_json, read_parquet
+from scalein.api.sinks import to_callback, to_console, to_csv, to_ipc, to_json, to_memory, to_parquet
+from scalein.api.windows import sliding, tumbling
 from scalein.connectors.base import Sink, Source
 from scalein.errors import (
     BadArgument,
@@ -21,11 +25,7 @@ from scalein.errors import (
     WriteFailed,
     WrongType,
 )
-from scalein.flow import Flow, flow, from_arrow, from_batches
-from scalein.reading import from_source, generate, read_csv, read_flight, read_ipc, read_json, read_parquet
 from scalein.udf import udf
-from scalein.windows import sliding, tumbling
-from scalein.writing import to_callback, to_console, to_csv, to_ipc, to_json, to_memory, to_parquet
 
 __version__ = "0.1.0"
 
@@ -75,4 +75,4 @@ __all__ = [
 if not TYPE_CHECKING:  # a type checker should go on reporting names that are not there
 
     def __getattr__(name: str) -> object:
-        raise elsewhere.missing("scalein", name, elsewhere.MODULE)
+        raise hints.missing("scalein", name, hints.MODULE)

@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 from scalein.errors import BadName
 from scalein.ir import ops
-from scalein.ir.nodes import Node
 from scalein.ir.passes import OP_PASSES
 from scalein.ir.passes.fuse import fuse
-from scalein.ir.passes.split import split
+from scalein.ir.passes.physicalize import split
+from scalein.ir.physical import Node
 from scalein.ir.rewrite import walk_ops
 from scalein.ir.verify import verify_ops, verify_program
 

@@ -112,7 +112,7 @@ class FrameData:
         self[name] = int(array.ctypes.data)
 
 
-# --- Parquet (see `scalein/connectors/parquet_columns.py`)
+# --- Parquet (see `scalein/connectors/formats/parquet_decode.py`)
 
 HEADER_FIELDS = 16  # numbers of fields in a page's header, below which they are looked at
 PAGE_WORDS = 8  # of a page: where it starts behind its header, and what that says

@@ -18,8 +18,8 @@ from _pytest.mark import ParameterSet
 from hypothesis import HealthCheck, assume, currently_in_test_context, note, settings
 
 import scalein as si
+from scalein.api.flow import Flow
 from scalein.errors import ComputeError, ScaleinError
-from scalein.flow import Flow
 from tests import duck
 from tests.same import assert_same
 

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 import scalein as si
 from scalein import col, when
-from scalein.column import Column
+from scalein.api.column import Column
+from scalein.api.flow import Flow
 from scalein.dtypes import DType, Kind, alike, from_arrow_type
-from scalein.flow import Flow
 from scalein.ir.exprs import Lit
 from tests import strategies as data
 

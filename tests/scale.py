@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 import scalein as si
-from scalein.flow import Flow
+from scalein.api.flow import Flow
 
 # Tables let the runtime look at everything first; readers give their batches once.
 SOURCES = ["table", "reader"]

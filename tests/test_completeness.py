@@ -12,14 +12,14 @@ import pytest
 
 import scalein as si
 from scalein import col, when
-from scalein.column import Column
+from scalein.api.column import Column
+from scalein.api.flow import Flow
 from scalein.compiler import compile_flow
-from scalein.flow import Flow
 from scalein.ir import ops
 from scalein.ir.exprs import Call, Expr, walk
 from scalein.ir.functions import AGGREGATES, FUNCTIONS, is_host
-from scalein.ir.nodes import Grouped, walk_nodes
 from scalein.ir.passes.fold import fold
+from scalein.ir.physical import Grouped, walk_nodes
 from scalein.ir.rewrite import walk_ops
 from scalein.ir.tables import AccKind
 from scalein.llvm_backend.exprs import LOWERED

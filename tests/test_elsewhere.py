@@ -11,14 +11,15 @@ import pyarrow as pa
 import pytest
 
 import scalein as si
-from scalein import col, elsewhere
+from scalein import col
+from scalein.api import hints
 
 FLOW = si.from_arrow(pa.table({"x": [1, 2], "s": ["a", "b"]}))
 GROUPS = FLOW.group_by("s")
 MET: list[tuple[object, Mapping[str, str]]] = [
-    (FLOW, elsewhere.FLOW), (col("x"), elsewhere.COLUMN), (col("s").str, elsewhere.STR), (col("x").dt, elsewhere.DT),
-    (col("x").list, elsewhere.LIST), (col("x").struct, elsewhere.STRUCT), (GROUPS, elsewhere.GROUP_BY),
-    (si, elsewhere.MODULE),
+    (FLOW, hints.FLOW), (col("x"), hints.COLUMN), (col("s").str, hints.STR), (col("x").dt, hints.DT),
+    (col("x").list, hints.LIST), (col("x").struct, hints.STRUCT), (GROUPS, hints.GROUP_BY),
+    (si, hints.MODULE),
 ]  # fmt: skip
 IDS = ["flow", "column", "str", "dt", "list", "struct", "group_by", "module"]
 

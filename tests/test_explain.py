@@ -9,7 +9,7 @@ import pytest
 
 import scalein as si
 from scalein import col
-from scalein.flow import Flow
+from scalein.api.flow import Flow
 from tests.conftest import Golden
 
 EVENTS = pa.table({

@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 
 import scalein as si
 from scalein import col
-from scalein.flow import Flow
-from scalein.graph import Graph, to_mermaid, to_svg
+from scalein.api.flow import Flow
+from scalein.api.graph import Graph, to_mermaid, to_svg
 from scalein.ir.rewrite import walk_ops
 from tests.conftest import Golden
 from tests.ir.plans import events, users

@@ -10,7 +10,7 @@ import pytest
 
 import scalein as si
 from scalein import ComputeError, col, interp, when
-from scalein.column import Column
+from scalein.api.column import Column
 from scalein.dtypes import Schema
 from scalein.ir.exprs import Agg, Expr, NamedAgg
 from scalein.ir.functions import AGGREGATES, FUNCTIONS

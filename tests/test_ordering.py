@@ -10,16 +10,16 @@ import pytest
 
 import scalein as si
 from scalein import col
+from scalein.api.flow import Flow
 from scalein.compiler import compile_flow
 from scalein.errors import InternalError
-from scalein.flow import Flow
-from scalein.ir.nodes import Ordered, Pipe, walk_nodes
 from scalein.ir.ops import By, Distinct, Filter, Sort
 from scalein.ir.passes.fuse import fuse
+from scalein.ir.passes.physicalize import split
 from scalein.ir.passes.prune import prune
 from scalein.ir.passes.push_down import push_down
-from scalein.ir.passes.split import split
 from scalein.ir.passes.top_rows import top_rows
+from scalein.ir.physical import Ordered, Pipe, walk_nodes
 from scalein.ir.printer import dump, show_expr
 from scalein.ir.stage_printer import dump_program
 from scalein.ir.verify import verify_ops, verify_program

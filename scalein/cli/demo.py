@@ -18,10 +18,10 @@ import pyarrow as pa
 
 import scalein as si
 from scalein import col
+from scalein.api.flow import Flow
 from scalein.cli import demo_spark
-from scalein.connectors.text import format_table
+from scalein.connectors.sinks.text import format_table
 from scalein.errors import BadArgument
-from scalein.flow import Flow
 from scalein.options import Options
 
 ADS, CAMPAIGNS, SPAN_S, SEED = 1_000, 100, 100, 7

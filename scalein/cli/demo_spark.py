@@ -22,8 +22,8 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 import scalein as si
+from scalein.api.flow import Flow
 from scalein.errors import InternalError
-from scalein.flow import Flow
 
 FILES = 10
 PARTITIONS, MORE_PARTITIONS, SCALE_AFTER = 2, 4, 4

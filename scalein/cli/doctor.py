@@ -21,8 +21,8 @@ import pyarrow as pa
 
 import scalein as si
 from scalein import col
+from scalein.kernels.machine import copy_bandwidth
 from scalein.options import Options, granted_cores
-from scalein.runtime.bandwidth import copy_bandwidth
 
 VECTOR_FEATURES = ("sse4.2", "avx", "avx2", "fma", "bmi2", "avx512f", "avx512bw", "avx512dq", "avx512vl",
                    "avx512vbmi2", "neon", "sve", "sve2")  # LLVM's names

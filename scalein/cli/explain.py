@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
+from scalein.api.flow import Flow
+from scalein.api.start import only_looking
 from scalein.errors import BadArgument, ScaleinError, SourceLoc, guess
-from scalein.flow import Flow
-from scalein.starting import only_looking
 
 LEVELS = ("logical", "fused", "llvm", "asm")
 

@@ -12,11 +12,11 @@ from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from scalein.connectors.memory import bare, checked
-from scalein.connectors.skipping import Condition
+from scalein.connectors.formats.statistics import Condition
+from scalein.connectors.in_memory import bare, checked
 from scalein.errors import BadArgument, BadData, ScaleinError, SourceLoc
+from scalein.storage.checked_json import Json
 
-Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Read = Iterator[tuple[pa.RecordBatch, Json]]
 
 QUIET_S = 0.1  # the longest that a read of an unbounded source keeps silent
@@ -29,7 +29,7 @@ class Source(Protocol):
     A source may also have `bounded = False` (it never ends), `replays = False` (rows that were read are gone: jobs
     with a checkpoint refuse it), `name` (it tells the source from others of a flow, when a checkpoint is gone on from),
     and methods that give the same source reading less: `project(columns)`, these columns only, `where(tests)`, perhaps
-    without rows for which one of the tests (`scalein.connectors.skipping.Condition`) does not hold, and
+    without rows for which one of the tests (`scalein.connectors.formats.statistics.Condition`) does not hold, and
     `within(memory)`, holding at most so many bytes of rows that nobody has asked for yet.
     """
 

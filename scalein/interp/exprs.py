@@ -12,10 +12,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from scalein import arrow_functions
 from scalein.dtypes import DType
 from scalein.errors import ComputeError
 from scalein.hashing import hash_value
-from scalein.interp import hosts, udfs
+from scalein.interp import udfs
 from scalein.interp.scalars import NoValue, scalar
 from scalein.interp.values import Values, from_arrow, to_arrow
 from scalein.ir.exprs import Call, Col, Expr, Lit, columns, type_of
@@ -35,7 +36,7 @@ def evaluate(expr: Expr, batch: pa.RecordBatch | pa.Table) -> pa.Array:
         (tried,) = expr.args
         assert isinstance(tried, Call)
         if tried.fn != "udf":
-            return hosts.attempt(tried, [evaluate(arg, batch) for arg in tried.args])
+            return arrow_functions.attempt(tried, [evaluate(arg, batch) for arg in tried.args])
     if isinstance(expr, Call) and is_host(expr) and expr.fn not in ("udf", "try"):
         words = _dictionary(expr, batch)
         if words is not None:  # once for each word, not for each row
@@ -89,7 +90,7 @@ def _try(tried: Call, read: Mapping[str, Values], live: Live) -> Values:
         return _row_by_row(_attempted(udfs.call(udf)), args, live)
     if is_host(tried):
         arrays = [to_arrow(values, type_of(arg)) for values, arg in zip(args, tried.args, strict=True)]
-        return from_arrow(hosts.attempt(tried, arrays))
+        return from_arrow(arrow_functions.attempt(tried, arrays))
     strict = scalar(tried)
     return _row_by_row(_attempted(lambda *row: None if None in row else strict(*row)), args, live)
 
@@ -140,7 +141,7 @@ def _choose(expr: Call, read: Mapping[str, Values], live: Live) -> Values:
 
 def _apply(call: Call, args: Sequence[pa.Array]) -> pa.Array:
     try:
-        return hosts.apply(call, args)
+        return arrow_functions.apply(call, args)
     except NoValue as error:
         raise _failure(error, call) from error.__cause__
 

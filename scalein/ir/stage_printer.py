@@ -23,9 +23,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from scalein.ir.exprs import Call, Col, Expr, Named, walk
-from scalein.ir.handed_on import Origin, is_copy_free, split_items, taken_items
-from scalein.ir.nodes import Chain, Grouped, Host, Node, Ordered, Pipe, Scan, Take
 from scalein.ir.ops import Explode
+from scalein.ir.passes.pass_through import Origin, is_copy_free, split_items, taken_items
+from scalein.ir.physical import Chain, Grouped, Host, Node, Ordered, Pipe, Scan, Take
 from scalein.ir.printer import show_expr, show_window
 from scalein.ir.stages import (
     Collect,

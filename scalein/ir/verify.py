@@ -14,8 +14,8 @@ from scalein.dtypes import BOOL, DType, Field, Kind, Schema, alike, element_of
 from scalein.errors import InternalError
 from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, type_of, walk
 from scalein.ir.functions import AGGREGATES, ANY, COMPARISONS, FUNCTIONS, has_host
-from scalein.ir.nodes import Chain, Grouped, Host, JoinTable, Node, Ordered, Pipe, Take, walk_nodes
 from scalein.ir.ops import Aggregate, Distinct, Explode, Filter, Join, Limit, Op, Sort, Source, Union, Watermark
+from scalein.ir.physical import Chain, Grouped, Host, JoinTable, Node, Ordered, Pipe, Take, walk_nodes
 from scalein.ir.printer import dump, show_expr
 from scalein.ir.rewrite import exprs_of, walk_ops
 from scalein.ir.stage_printer import dump_program

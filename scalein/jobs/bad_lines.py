@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scalein.connectors.careful import BAD, beside
+from scalein.connectors.formats.lenient import BAD, beside
 from scalein.errors import BadData, ScaleinError
 from scalein.jobs.feeds import Reader
 from scalein.jobs.steps import filtered

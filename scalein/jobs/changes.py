@@ -16,14 +16,14 @@ import pyarrow as pa
 from scalein.compiler import compile_flow
 from scalein.dtypes import I64, Field, Schema
 from scalein.errors import BadArgument, SourceLoc
+from scalein.exec.bounded import Program
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named
-from scalein.ir.nodes import Grouped, Scan
+from scalein.ir.physical import Grouped, Scan
 from scalein.ir.rewrite import map_inputs
 from scalein.ir.tables import Key
 from scalein.jobs.segments import Segment
 from scalein.jobs.steps import Batches, Runner, Surroundings, filtered
-from scalein.runtime.run import Program
 
 OP = "op"
 _ROW = "#number"

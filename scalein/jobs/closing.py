@@ -12,15 +12,14 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from scalein.connectors.base import Json
+from scalein.exec.event_time import as_integers, extent
 from scalein.ir import ops
 from scalein.ir.exprs import Expr, columns
-from scalein.jobs.json import as_int, as_map
 from scalein.jobs.partials import FOREVER, Finish, Timed
 from scalein.jobs.parts import KeyShares, Part, most_bytes, parts_of
-from scalein.jobs.rows import Kept, RowLog
 from scalein.jobs.steps import Batches, Frozen, files_of, filtered
-from scalein.jobs.watermarks import as_integers, extent
+from scalein.state.row_buffer import Kept, RowLog
+from scalein.storage.checked_json import Json, as_int, as_map
 
 
 class Closing(Timed):

@@ -18,15 +18,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pyarrow as pa
 
-from scalein.connectors.base import Json
+from scalein.connectors.sinks.sink_writer import Outlet
 from scalein.errors import BadArgument, ScaleinError, SourceLoc
 from scalein.jobs.epochs import Checkpoint
-from scalein.jobs.json import as_int, as_list, as_map, as_text
 from scalein.jobs.metrics import Metrics
-from scalein.jobs.outlets import Outlet
 from scalein.jobs.pipeline import Pipeline
-from scalein.jobs.points import reach
 from scalein.jobs.steps import Frozen
+from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text
+from scalein.storage.failpoints import reach
 
 MOST_TRIES = 10  # of commits, one behind the other, that may fail
 

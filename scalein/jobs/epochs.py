@@ -31,10 +31,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TypeVar
 
-from scalein.connectors.base import Json
 from scalein.errors import Damaged, NewerFormat, ScaleinError, StoreFailed, here
-from scalein.jobs.json import as_int
-from scalein.state.files import LOCK
+from scalein.storage.checked_json import Json, as_int
+from scalein.storage.local import LOCK
 
 Opened = TypeVar("Opened")
 

@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from scalein.connectors.base import Connected, Json
+from scalein.connectors.base import Connected
 from scalein.connectors.clock import clock
-from scalein.connectors.memory import Batches
+from scalein.connectors.in_memory import Batches
 from scalein.errors import BadData
-from scalein.jobs.json import as_int, as_list
+from scalein.storage.checked_json import Json, as_int, as_list
 
 PIECE_ROWS = 1 << 21
 AHEAD_ROWS = 1 << 23  # of a partition, that wait to be taken

@@ -22,16 +22,17 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.compiler import compile_flow
-from scalein.connectors.base import Json
 from scalein.errors import ComputeError
+from scalein.exec import ring
+from scalein.exec.bounded import Program, RingProgram, StandingProgram
+from scalein.exec.error_location import placed
+from scalein.exec.event_time import extent
 from scalein.ir import ops
-from scalein.ir.nodes import Node, Scan, identity
-from scalein.ir.two_phase import fits, has_parts, width
+from scalein.ir.partials import fits, has_parts, width
+from scalein.ir.physical import Node, Scan, identity
 from scalein.jobs.closing import Closing
-from scalein.jobs.json import as_map
 from scalein.jobs.partials import FOREVER, ROW, Finish, Partial, group_of
 from scalein.jobs.parts import Part
-from scalein.jobs.rows import Kept, RowLog
 from scalein.jobs.running import Running
 from scalein.jobs.segments import Segment
 from scalein.jobs.steps import (
@@ -41,10 +42,8 @@ from scalein.jobs.steps import (
     Step,
     Surroundings,
 )
-from scalein.jobs.watermarks import extent
-from scalein.runtime import ring
-from scalein.runtime.blame import placed
-from scalein.runtime.run import Program, RingProgram, StandingProgram
+from scalein.state.row_buffer import Kept, RowLog
+from scalein.storage.checked_json import Json, as_map
 
 MOST_KEYS, MOST_VALUES = 16, 32  # columns of a store
 FEW_ROWS = 1 << 20  # of partial groups, that are not worth being put together

@@ -24,27 +24,26 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from scalein.connectors.base import Json
 from scalein.connectors.clock import clock
+from scalein.connectors.sinks.sink_writer import Outlet
 from scalein.errors import BadArgument, LateData, ScaleinError, StoreFailed, here
+from scalein.exec.bounded import batches
+from scalein.exec.event_time import IDLE_S
 from scalein.jobs.bad_lines import in_columns
 from scalein.jobs.committing import Commits
+from scalein.jobs.diagnose import why_no_output
 from scalein.jobs.epochs import Checkpoint
 from scalein.jobs.feeds import Delivery, Feeds, Reader
-from scalein.jobs.json import as_map
 from scalein.jobs.metrics import Metrics
-from scalein.jobs.outlets import Outlet
+from scalein.jobs.monitor import figures, log_lines, serve, show_bar
 from scalein.jobs.pipeline import Pipeline, Wishes
-from scalein.jobs.plan import Plan
-from scalein.jobs.points import Crashed, reach
-from scalein.jobs.watching import figures, log_lines, serve, show_bar
-from scalein.jobs.watermarks import IDLE_S
-from scalein.jobs.words import why_no_output
+from scalein.jobs.spec import Plan
+from scalein.kernels.stopping import leaving_on_sigterm
+from scalein.kernels.workers import staying
 from scalein.memory import keep_at_most
 from scalein.options import Options
-from scalein.runtime.run import batches
-from scalein.runtime.stopping import leaving_on_sigterm
-from scalein.runtime.workers import staying
+from scalein.storage.checked_json import Json, as_map
+from scalein.storage.failpoints import Crashed, reach
 
 STEP_ROWS = 1 << 25  # that are run at once, at most, when there are so many
 FIRST_ROWS, FEW_ROWS = 1 << 21, 1 << 18  # the first time, and at least

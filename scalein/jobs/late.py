@@ -13,14 +13,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scalein.compiler import compile_flow
+from scalein.exec.bounded import Program
+from scalein.exec.event_time import as_integers, extent
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named, type_of
-from scalein.ir.nodes import identity
+from scalein.ir.physical import identity
 from scalein.jobs.segments import Segment
 from scalein.jobs.steps import Arrival, filtered
-from scalein.jobs.watermarks import as_integers, extent
 from scalein.options import Options
-from scalein.runtime.run import Program
 
 _EARLIEST = -(1 << 63)
 

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from scalein.compiler import compile_flow
-from scalein.connectors.base import Connected, Json
-from scalein.connectors.memory import Batches
-from scalein.connectors.skipping import Condition
+from scalein.connectors.base import Connected
+from scalein.connectors.formats.statistics import Condition
+from scalein.connectors.in_memory import Batches
 from scalein.errors import BadArgument
+from scalein.exec.event_time import Partition, far_ahead
+from scalein.exec.scan_predicates import tests_below
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named
 from scalein.jobs.feeds import Place, Reader
-from scalein.jobs.json import as_map
 from scalein.jobs.segments import Feed
 from scalein.jobs.steps import Runner, Surroundings
-from scalein.jobs.watermarks import Partition, far_ahead
-from scalein.runtime.pushed import tests_below
+from scalein.storage.checked_json import Json, as_map
 
 
 @dataclass(eq=False)

@@ -11,9 +11,8 @@ from typing import ClassVar, Protocol, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from scalein.connectors.base import Json
-from scalein.jobs.json import as_int
-from scalein.runtime.tally import Tally, counting
+from scalein.kernels.kernel_metrics import Tally, counting
+from scalein.storage.checked_json import Json, as_int
 
 _BUCKETS = np.geomspace(1e-5, 100.0, 141)  # seconds; 20 a decade
 

@@ -13,16 +13,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scalein.compiler import compile_flow
-from scalein.connectors.base import Json
 from scalein.dtypes import BOOL, Schema
 from scalein.errors import ComputeError
+from scalein.exec.bounded import Program, StandingProgram
+from scalein.exec.error_location import placed
+from scalein.exec.event_time import as_integers
 from scalein.ir import ops
 from scalein.ir.exprs import Call, Lit, Named, columns, type_of
-from scalein.ir.nodes import Grouped, Host, Node, Ordered, Pipe, Scan, Take, identity
+from scalein.ir.partials import TwoPhase, by_window, finished_rows, two_phase
 from scalein.ir.passes.fuse import fuse
+from scalein.ir.physical import Grouped, Host, Node, Ordered, Pipe, Scan, Take, identity
 from scalein.ir.rewrite import exprs_of
-from scalein.ir.two_phase import TwoPhase, by_window, finished_rows, two_phase
-from scalein.jobs.json import as_int, as_map
 from scalein.jobs.late import Lateness
 from scalein.jobs.segments import Segment, over, placeholder
 from scalein.jobs.steps import (
@@ -33,9 +34,7 @@ from scalein.jobs.steps import (
     filtered,
     reads,
 )
-from scalein.jobs.watermarks import as_integers
-from scalein.runtime.blame import placed
-from scalein.runtime.run import Program, StandingProgram
+from scalein.storage.checked_json import Json, as_int, as_map
 
 FOREVER = (1 << 63) - 1  # in units of time
 MOST_STANDING = 1 << 20  # groups in workers' own tables

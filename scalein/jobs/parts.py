@@ -14,11 +14,11 @@ import pyarrow as pa
 
 from scalein.compiler import compile_flow
 from scalein.dtypes import I64
+from scalein.exec.bounded import Program
 from scalein.hashing import P1
 from scalein.ir import ops
 from scalein.ir.exprs import Call, Expr, Named, columns
 from scalein.options import Options
-from scalein.runtime.run import Program
 
 LEAST_BYTES = 1 << 20  # that are always finished at once
 SHARE = 4  # of what a step may keep, for what is finished at once: tables and results come on top

@@ -17,9 +17,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from scalein.connectors.base import Connected, Json
+from scalein.connectors.base import Connected
 from scalein.dtypes import UNITS_PER_SECOND, DType, Kind, Schema
 from scalein.errors import BadArgument, ScaleinError, SourceLoc
+from scalein.exec.event_time import extent, extents, least
+from scalein.exec.scan_predicates import row_groups_skipped
 from scalein.ir import ops
 from scalein.ir.exprs import type_of
 from scalein.jobs import segments as cutting
@@ -28,7 +30,6 @@ from scalein.jobs.changes import check as check_changes
 from scalein.jobs.changes import told
 from scalein.jobs.feeds import Delivery, Reader
 from scalein.jobs.groups import Sliding, Waiting, Windowed, grouped
-from scalein.jobs.json import as_int
 from scalein.jobs.lines import Line, line_of
 from scalein.jobs.metrics import Metrics, Stage
 from scalein.jobs.remembered import check_same, label, places, signature, state_number, states
@@ -36,9 +37,8 @@ from scalein.jobs.running import Running
 from scalein.jobs.segments import Feed, Segment
 from scalein.jobs.steps import Arrival, Distinct, Frozen, Limit, Sort, Stateless, Step, Surroundings
 from scalein.jobs.trials import counted_on_trial
-from scalein.jobs.watermarks import extent, extents, least
 from scalein.options import Options
-from scalein.runtime.pushed import row_groups_skipped
+from scalein.storage.checked_json import Json, as_int
 
 SHARED_TIMES = 1 << 20  # at least, to look at side by side: waking a worker takes as long as a quarter of them
 NEVER = 1 << 62  # rows come at the end: time does not pass behind them before

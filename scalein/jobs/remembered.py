@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scalein.connectors.base import Connected, Json
+from scalein.connectors.base import Connected
 from scalein.dtypes import Schema
 from scalein.errors import BadArgument, SourceLoc
 from scalein.ir import ops
 from scalein.ir.exprs import columns
+from scalein.ir.passes.null_on_error import untried
 from scalein.ir.printer import dump
 from scalein.ir.rewrite import exprs_of
-from scalein.jobs.json import as_list, as_map, as_text
 from scalein.jobs.segments import Feed, Segment, placeholder, segments
-from scalein.jobs.trying import untried
+from scalein.storage.checked_json import Json, as_list, as_map, as_text
 
 _HINT = "give another checkpoint directory, or go on with the flow as it was"
 _RENAMED = ("give another checkpoint directory; or, if these are the same rows under another name, give them back the "

@@ -14,16 +14,17 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from scalein.connectors.base import Json
 from scalein.errors import ComputeError
+from scalein.exec.bounded import Program, StandingProgram
+from scalein.exec.combine import Numbered
+from scalein.exec.error_location import placed
+from scalein.exec.event_time import extent
 from scalein.ir import ops
 from scalein.ir.exprs import Named
-from scalein.ir.nodes import Node
+from scalein.ir.partials import row_values
 from scalein.ir.passes.place_state import place_state
-from scalein.ir.two_phase import row_values
+from scalein.ir.physical import Node
 from scalein.jobs.changes import Changes, told
-from scalein.jobs.json import as_int, as_map
-from scalein.jobs.numbered import Numbered
 from scalein.jobs.partials import FOREVER, Partial, group_of
 from scalein.jobs.segments import Segment
 from scalein.jobs.slices import Slices, windows_of
@@ -38,10 +39,8 @@ from scalein.jobs.steps import (
     hold,
     open_store,
 )
-from scalein.jobs.watermarks import extent
-from scalein.runtime.blame import placed
-from scalein.runtime.run import Program, StandingProgram
 from scalein.state import LogStore
+from scalein.storage.checked_json import Json, as_int, as_map
 
 MOST_PARTED = 640 << 20  # bytes of rows that wait to be aggregated
 _ONE = "#one"  # the key of groups without keys

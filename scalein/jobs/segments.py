@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from scalein.compiler import compile_flow
 from scalein.connectors.base import Connected
-from scalein.connectors.memory import Batches
+from scalein.connectors.in_memory import Batches
 from scalein.dtypes import Schema
 from scalein.errors import BadArgument, SourceLoc
 from scalein.ir import ops
-from scalein.ir.nodes import Node
+from scalein.ir.physical import Node
 from scalein.ir.rewrite import map_inputs, rewrite, walk_ops
 
 _ROW_BY_ROW = (ops.Filter, ops.Project, ops.MapBatches, ops.Explode, ops.Join, ops.Watermark)

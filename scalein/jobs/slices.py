@@ -7,8 +7,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from scalein.exec.event_time import as_integers
 from scalein.jobs.steps import Batches, filtered
-from scalein.jobs.watermarks import as_integers
 
 
 def windows_of(partials: pa.RecordBatch, size: int, every: int, first_open: int) -> Batches:

@@ -21,18 +21,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scalein.compiler import compile_flow
-from scalein.connectors.base import Json
 from scalein.errors import ComputeError
+from scalein.exec.bounded import Program
+from scalein.exec.error_location import placed
 from scalein.interp.taking import taken
 from scalein.ir import ops
-from scalein.ir.nodes import Node, Scan, walk_nodes
-from scalein.jobs.json import as_int, as_map
-from scalein.jobs.rows import RowLog
+from scalein.ir.physical import Node, Scan, walk_nodes
 from scalein.jobs.segments import Segment, over, placeholder
 from scalein.options import Options
-from scalein.runtime.blame import placed
-from scalein.runtime.run import Program
 from scalein.state import LogStore
+from scalein.state.row_buffer import RowLog
+from scalein.storage.checked_json import Json, as_int, as_map
 
 Batches = list[pa.RecordBatch]
 Frozen = Callable[[], Json]  # waits until the state is on disk, and says where

@@ -17,10 +17,10 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from scalein.exec.event_time import Partition
 from scalein.jobs.feeds import Delivery
 from scalein.jobs.groups import Windowed
 from scalein.jobs.metrics import Metrics
-from scalein.jobs.watermarks import Partition
 
 
 class Timed(Protocol):

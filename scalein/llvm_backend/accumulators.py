@@ -15,11 +15,11 @@ from scalein.dtypes import F64 as DOUBLE
 from scalein.dtypes import DType
 from scalein.ir.exprs import type_of
 from scalein.ir.tables import Acc, AccKind, Output, Table, sum_bytes
-from scalein.llvm_backend import decimals
 from scalein.llvm_backend.cells import Data, Place, ordering, read_cell, write_cell
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.exprs import lower_expr
 from scalein.llvm_backend.fn import F64, I1, I8, I64, I128, Fn, const
+from scalein.llvm_backend.functions import decimals
 from scalein.llvm_backend.sketch import estimate, merge_sketch, update_sketch
 from scalein.llvm_backend.values import Env, Row, Str, Value, from_memory, memory_type, to_memory
 

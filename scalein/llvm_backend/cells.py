@@ -18,11 +18,11 @@ from llvmlite import ir
 from scalein.dtypes import DType
 from scalein.layout import HEAP_FULL, INLINE_BYTES
 from scalein.llvm_backend.code import Code
-from scalein.llvm_backend.compare import compare_floats
 from scalein.llvm_backend.fn import I1, I32, I64, PTR, Fn, const
+from scalein.llvm_backend.functions.compare import compare_floats
+from scalein.llvm_backend.functions.strings import order
 from scalein.llvm_backend.keys import first_bytes, string_words
 from scalein.llvm_backend.readers import stored_string
-from scalein.llvm_backend.strings import order
 from scalein.llvm_backend.values import Str, from_memory, memory_type, to_memory
 
 CELLS = "heap"  # the heap of cells, by the prefix of its slots; every log has one as well

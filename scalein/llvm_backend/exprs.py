@@ -15,15 +15,15 @@ from scalein.dtypes import DType
 from scalein.errors import InternalError
 from scalein.ir.exprs import Call, Col, Expr, Lit, type_of
 from scalein.ir.printer import show_expr
-from scalein.llvm_backend import arithmetic, dates, strings
-from scalein.llvm_backend.casts import lower_cast
 from scalein.llvm_backend.code import Code
-from scalein.llvm_backend.compare import compare
 from scalein.llvm_backend.fn import I1, const
-from scalein.llvm_backend.hashing import lower_hash
-from scalein.llvm_backend.membership import is_in
-from scalein.llvm_backend.strings import as_bytes
-from scalein.llvm_backend.udf import lower_udf
+from scalein.llvm_backend.functions import arithmetic, dates, strings
+from scalein.llvm_backend.functions.casts import lower_cast
+from scalein.llvm_backend.functions.compare import compare
+from scalein.llvm_backend.functions.hashing import lower_hash
+from scalein.llvm_backend.functions.membership import is_in
+from scalein.llvm_backend.functions.strings import as_bytes
+from scalein.llvm_backend.functions.udf import lower_udf
 from scalein.llvm_backend.values import Env, Row, Str, Value, register_type
 
 

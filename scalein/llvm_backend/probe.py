@@ -21,9 +21,9 @@ from scalein.llvm_backend.block import PADDED, Block, keep, rows
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.exprs import lower_expr
 from scalein.llvm_backend.fn import I8, I32, I64, PTR, const
+from scalein.llvm_backend.hash_index import Index, place_in
 from scalein.llvm_backend.keys import key_block
 from scalein.llvm_backend.readers import load_column
-from scalein.llvm_backend.table import Index, place_in
 from scalein.llvm_backend.values import Binding, Env, Row, Value, canonical
 
 Then = Callable[[Block, Env], None]

@@ -10,8 +10,8 @@ from scalein.ir.stages import Read
 from scalein.layout import COLUMN, INLINE_BYTES, size_of
 from scalein.llvm_backend.block import PADDED, unpack_bits
 from scalein.llvm_backend.code import Code
-from scalein.llvm_backend.decimals import is_small
 from scalein.llvm_backend.fn import I8, I16, I32, I64, I128, PTR, Fn, const
+from scalein.llvm_backend.functions.decimals import is_small
 from scalein.llvm_backend.values import Binding, Row, Str, Value, from_memory, memory_type
 
 SlotOf = Callable[..., ir.Value]  # a slot of a column, by the slot's part and its type (an address)

@@ -19,11 +19,11 @@ from scalein.llvm_backend import accumulators
 from scalein.llvm_backend.block import Block, rows
 from scalein.llvm_backend.cells import Place
 from scalein.llvm_backend.code import Code
-from scalein.llvm_backend.decimals import is_small, narrowed
 from scalein.llvm_backend.exprs import lower_expr
 from scalein.llvm_backend.fn import F64, I64, I128, Var, const
-from scalein.llvm_backend.sides import find_sides
-from scalein.llvm_backend.table import place_in
+from scalein.llvm_backend.functions.decimals import is_small, narrowed
+from scalein.llvm_backend.hash_index import place_in
+from scalein.llvm_backend.side_state import find_sides
 from scalein.llvm_backend.values import Env, Row, from_memory, memory_type, to_memory
 
 _ROW_BY_ROW = (AccKind.FIRST, AccKind.LAST, AccKind.ARG_MIN, AccKind.ARG_MAX, AccKind.CHAIN, AccKind.SKETCH)

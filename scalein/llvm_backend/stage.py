@@ -17,7 +17,7 @@ from llvmlite import ir
 
 from scalein.errors import InternalError
 from scalein.ir.exprs import Col, Expr, columns
-from scalein.ir.handed_on import ROW
+from scalein.ir.passes.pass_through import ROW
 from scalein.ir.stages import (
     Absorb,
     Bulk,
@@ -52,21 +52,21 @@ from scalein.ir.stages import (
 from scalein.layout import BLOCK_ROWS, COLUMN, DONE, ERROR, PROBING_BLOCK_ROWS, Frame, size_of
 from scalein.llvm_backend.block import Block, keep
 from scalein.llvm_backend.code import Code
+from scalein.llvm_backend.dedup import lower_fresh
 from scalein.llvm_backend.exprs import lower_expr
 from scalein.llvm_backend.fn import I64, PTR, Fn, const
-from scalein.llvm_backend.fresh import lower_fresh
-from scalein.llvm_backend.groups import table_env
-from scalein.llvm_backend.kept import bind, compute_kept, find_kept, multiplies, name_costly, sink_exprs
+from scalein.llvm_backend.group_reader import table_env
+from scalein.llvm_backend.materialize import bind, compute_kept, find_kept, multiplies, name_costly, sink_exprs
 from scalein.llvm_backend.probe import lower_probe
 from scalein.llvm_backend.readers import ArrowColumn, field_value
-from scalein.llvm_backend.sinks.bulk import lower_bulk
 from scalein.llvm_backend.sinks.collect import lower_collect
 from scalein.llvm_backend.sinks.group import Rows, lower_group, time_bounds
 from scalein.llvm_backend.sinks.merge import lower_merge
 from scalein.llvm_backend.sinks.partition import lower_partition
-from scalein.llvm_backend.sinks.sides import lower_merge_bag, lower_rank, lower_spread
-from scalein.llvm_backend.sinks.spill import lower_leave, lower_open_blocks, lower_stay
-from scalein.llvm_backend.sinks.stored import (
+from scalein.llvm_backend.sinks.side_state import lower_merge_bag, lower_rank, lower_spread
+from scalein.llvm_backend.store_bulk import lower_bulk
+from scalein.llvm_backend.store_index import stored_env
+from scalein.llvm_backend.store_records import (
     lower_absorb,
     lower_find,
     lower_fold,
@@ -74,7 +74,7 @@ from scalein.llvm_backend.sinks.stored import (
     lower_keep,
     lower_seek,
 )
-from scalein.llvm_backend.stored import stored_env
+from scalein.llvm_backend.store_spill import lower_leave, lower_open_blocks, lower_stay
 from scalein.llvm_backend.target import Target
 from scalein.llvm_backend.values import Binding, Env, Row, Value
 

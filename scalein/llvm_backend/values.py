@@ -17,7 +17,7 @@ from scalein.dtypes import DType, Kind
 from scalein.llvm_backend.fn import F32, F64, I1, I8, I16, I32, I64, I128, Fn, const
 
 if TYPE_CHECKING:
-    from scalein.llvm_backend.kept import Kept
+    from scalein.llvm_backend.materialize import Kept
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,13 @@ from importlib.util import find_spec
 if find_spec("pyspark") is None:
     raise ImportError('scalein.spark needs pyspark: pip install "scalein[spark]"', name="pyspark")
 
-from scalein.spark.applying import apply
+from scalein.spark.batch.apply import apply
+from scalein.spark.batch.scan import run
 from scalein.spark.doctor import doctor
-from scalein.spark.packing import ship
-from scalein.spark.scanning import run
+from scalein.spark.package import ship
 from scalein.spark.session import session
-from scalein.spark.streaming.reading import read_state
-from scalein.spark.streaming.starting import start
+from scalein.spark.streaming.read_state import read_state
+from scalein.spark.streaming.start import start
 from scalein.spark.types import schema
 
 __all__ = ["apply", "doctor", "read_state", "run", "schema", "session", "ship", "start"]

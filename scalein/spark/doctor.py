@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from scalein.connectors.text import format_table
+from scalein.connectors.sinks.text import format_table
 from scalein.spark.errors import explained
 from scalein.spark.session import quieten_pandas
 

@@ -27,22 +27,22 @@ from itertools import chain
 import pyarrow as pa
 
 from scalein.compiler import compile_flow
-from scalein.connectors.skipping import Condition
+from scalein.connectors.formats.statistics import Condition
 from scalein.dtypes import Schema
 from scalein.errors import BadArgument, ComputeError
+from scalein.exec.bounded import Program, StandingProgram
+from scalein.exec.error_location import placed
+from scalein.exec.scan_predicates import tests_of
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Expr, Named, NamedAgg, type_of
-from scalein.ir.nodes import Grouped, Node, Pipe, Scan, identity, walk_nodes
+from scalein.ir.partials import TwoPhase, fits, two_phase
+from scalein.ir.physical import Grouped, Node, Pipe, Scan, identity, walk_nodes
 from scalein.ir.rewrite import map_inputs
 from scalein.ir.stages import Where
-from scalein.ir.two_phase import TwoPhase, fits, two_phase
 from scalein.jobs.partials import group_of, replaced, scan_of
 from scalein.jobs.segments import Segment, over, placeholder
 from scalein.jobs.steps import reads
 from scalein.options import Options
-from scalein.runtime.blame import placed
-from scalein.runtime.pushed import tests_of
-from scalein.runtime.run import Program, StandingProgram
 
 MOST_GROUPS = 1 << 20  # held by a task before they are handed on
 WORTH = 2.0  # rows a group, from which on partial groups are worth making

@@ -28,7 +28,7 @@ from scalein.errors import NOWHERE, BadData, ComputeError, SourceLoc, WrongType,
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
-    from scalein.flow import Flow
+    from scalein.api.flow import Flow
 
 LEAVING_ROWS = 1 << 16  # of a batch for Spark, which holds it whole
 

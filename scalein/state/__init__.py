@@ -3,7 +3,7 @@
 `LogStore` is the store; `open(path)` shows what a store's directory holds.
 """
 
-from scalein.state.looking import StoreInfo, open
+from scalein.state.inspect import StoreInfo, open
 from scalein.state.snapshot import Snapshot
 from scalein.state.store import LogStore
 

@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 
 from scalein.dtypes import DType, Kind, as_plain, from_arrow_type
 from scalein.errors import BadArgument, BadData, BadName, UnknownColumn, WrongType, guess, here
+from scalein.kernels.store import Functions
 from scalein.layout import FUNCTIONS, KEPT, MOST_KEYS, MOST_VALUES
-from scalein.state.kernels import Functions
 
 Given: TypeAlias = pa.Table | pa.RecordBatch | pa.RecordBatchReader
 SchemaLike: TypeAlias = pa.Schema | Mapping[str, pa.DataType]

@@ -26,9 +26,9 @@ from scalein.errors import Damaged, InternalError, StoreFailed
 from scalein.layout import GROUPS
 from scalein.state import format
 from scalein.state.checksum import Checksums, block_checksums
-from scalein.state.files import Files, Input, aligned
-from scalein.state.images import block_seeds
-from scalein.state.runs import Held
+from scalein.state.run_file import Held
+from scalein.state.segment_images import block_seeds
+from scalein.storage.local import Files, Input, aligned
 
 ENTRY = 8
 PER_BLOCK = format.BLOCK // ENTRY - 1  # the first word of a block is its checksum

@@ -23,7 +23,7 @@ import numpy as np
 from scalein.errors import Damaged, InternalError, ScaleinError
 from scalein.state import format
 from scalein.state.checksum import Checksums, block_checksums
-from scalein.state.files import Files, aligned
+from scalein.storage.local import Files, aligned
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 

@@ -26,12 +26,12 @@ import numpy as np
 from scalein.errors import ScaleinError, StoreFailed
 from scalein.layout import PAGE_BYTES, RECORD_AT, RECORD_END, TEXT_AT, TEXT_END, UNDO_BATCH_SHIFT, FrameData
 from scalein.memory import address, reserve
-from scalein.state.files import Files, aligned
 from scalein.state.format import padded
-from scalein.state.hot import RECORDS, TEXTS, HotTable
-from scalein.state.images import Extent, ImageWriter
 from scalein.state.manifest import Json
-from scalein.state.runs import Run
+from scalein.state.memtable import RECORDS, TEXTS, HotTable
+from scalein.state.run_file import Run
+from scalein.state.segment_images import Extent, ImageWriter
+from scalein.storage.local import Files, aligned
 
 _LOOK_S = 5e-5  # between looks at a kernel that is in a block
 

@@ -18,10 +18,10 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.errors import BadArgument, BadData, ScaleinError, StoreFailed, here
+from scalein.kernels.store import Functions, Kernels, find_checksums, find_kernels
 from scalein.options import Options
 from scalein.sizes import parse_size
 from scalein.state.budget import Budget
-from scalein.state.cold import SCRATCH_SEGMENT, Scratch
 from scalein.state.columns import (
     Given,
     SchemaLike,
@@ -35,15 +35,15 @@ from scalein.state.columns import (
     shown,
     value_schema,
 )
-from scalein.state.files import Files, Held, RealFiles
-from scalein.state.kernels import Functions, Kernels, find_checksums, find_kernels
+from scalein.state.evict import LEAVING_AT_ONCE
 from scalein.state.manifest import Json, Manifest
-from scalein.state.opening import Groups, Ids, Part, groups_given, mask_of, move_in, part_of, shown_groups, together
-from scalein.state.saving import Saver, find_manifest, schema_text, schemas_of
+from scalein.state.recovery import Groups, Ids, Part, groups_given, mask_of, move_in, part_of, shown_groups, together
+from scalein.state.run_levels import SCRATCH_SEGMENT, Scratch
 from scalein.state.snapshot import Snapshot
-from scalein.state.spilling import LEAVING_AT_ONCE
-from scalein.state.sums import SumBounds
+from scalein.state.snapshot_writer import Saver, find_manifest, schema_text, schemas_of
+from scalein.state.sum_bounds import SumBounds
 from scalein.state.tiers import Tiers
+from scalein.storage.local import Files, Held, RealFiles
 
 KEPT_SNAPSHOTS = 3
 

@@ -17,13 +17,18 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.errors import Damaged, NewerFormat, ScaleinError, StoreFailed
+from scalein.kernels.store import Functions, Kernels
 from scalein.layout import GROUPS, HITS_SHIFT, MOST_HITS, PARTIAL, TOMB
 from scalein.memory import address
 from scalein.state import format
-from scalein.state.aio import Reader
 from scalein.state.arena import Arena
 from scalein.state.budget import MOST_BYTES, Budget
-from scalein.state.cold import (
+from scalein.state.compaction import Compactor
+from scalein.state.evict import LEAVING_AT_ONCE, Spiller
+from scalein.state.memtable import HotTable
+from scalein.state.point_reads import Points
+from scalein.state.restored import Past
+from scalein.state.run_levels import (
     BUNDLE_GROUPS,
     BUNDLES,
     Cold,
@@ -33,13 +38,8 @@ from scalein.state.cold import (
     least_kept,
     pointers_to,
 )
-from scalein.state.compacting import Compactor
-from scalein.state.files import Files
-from scalein.state.hot import HotTable
-from scalein.state.kernels import Functions, Kernels
-from scalein.state.past import Past
-from scalein.state.points import Points
-from scalein.state.spilling import LEAVING_AT_ONCE, Spiller
+from scalein.storage.aio import Reader
+from scalein.storage.local import Files
 
 DEAD_SHARE = 0.3  # of a group's bytes, from which on it is written anew
 KEPT_SHARE = 0.25  # of a bundle's records, those hit most, that stay in memory when it is evicted

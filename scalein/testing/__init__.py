@@ -26,9 +26,9 @@ a job dies or waits, and tables compared by meaning.
 
 from __future__ import annotations
 
-from scalein.jobs.points import POINTS, Crashed
+from scalein.storage.failpoints import POINTS, Crashed
+from scalein.testing.control import Clock, Pause, crash_at, pause_at
 from scalein.testing.same import assert_same
-from scalein.testing.steering import Clock, Pause, crash_at, pause_at
 from scalein.testing.streams import Stream, batches, stream, table, until
 
 __all__ = ["POINTS", "Clock", "Crashed", "Pause", "Stream", "assert_same", "batches", "crash_at", "pause_at", "stream",

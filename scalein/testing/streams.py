@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
-from scalein.connectors.base import Json
 from scalein.errors import BadArgument, here
 from scalein.jobs.job import Job
+from scalein.storage.checked_json import Json
 
 LONG_S = 30.0
 

@@ -33,13 +33,13 @@ import typing
 from collections.abc import Callable
 from typing import Any, overload
 
-from scalein.column import Column, as_expr
+from scalein.api.column import Column, as_expr
 from scalein.dtypes import BOOL, F64, I64, STR, DType
 from scalein.errors import BadArgument, CannotCompile, SourceLoc, here
 from scalein.ir.exprs import Call
 from scalein.ir.udf import AnyUdf, PythonUdf, Variable
 from scalein.udf.body import compile_function
-from scalein.udf.source import read_source
+from scalein.udf.python_source import read_source
 
 _TYPES: dict[object, DType] = {float: F64, int: I64, bool: BOOL, str: STR}
 

@@ -26,10 +26,10 @@ from scalein.ir.udf import (
     While,
     walk,
 )
+from scalein.udf.conversions import NAMES, common, convert
 from scalein.udf.exprs import Exprs
 from scalein.udf.known import Known, assigned, join
-from scalein.udf.parts import NAMES, common, convert
-from scalein.udf.source import Source
+from scalein.udf.python_source import Source
 
 _REFUSED: dict[type[ast.stmt], str] = {
     ast.FunctionDef: "a function inside of it", ast.ClassDef: "a class inside of it", ast.With: "with", ast.Try: "try",

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from scalein.dtypes import BOOL, F64, I64, STR
 from scalein.ir.exprs import Lit
 from scalein.ir.udf import Apply, Part
+from scalein.udf.conversions import convert, truth
 from scalein.udf.known import Known
-from scalein.udf.parts import convert, truth
 
 if TYPE_CHECKING:
     from scalein.udf.exprs import Exprs

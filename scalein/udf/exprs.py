@@ -10,9 +10,9 @@ from scalein.dtypes import BOOL, F64, I64, STR, DType
 from scalein.ir.exprs import Lit
 from scalein.ir.udf import Apply, Choose, Either, Invoke, Let, Local, Part, PythonUdf, Udf, Variable
 from scalein.udf import calls
+from scalein.udf.conversions import NAMES, NUMBERS, common, convert, plain_constant, truth
 from scalein.udf.known import Known
-from scalein.udf.parts import NAMES, NUMBERS, common, convert, plain_constant, truth
-from scalein.udf.source import Source
+from scalein.udf.python_source import Source
 
 _ARITHMETIC: dict[type[ast.operator], str] = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.FloorDiv: "floordiv", ast.Mod: "mod",

@@ -9,8 +9,8 @@ import duckdb
 import pyarrow as pa
 
 import scalein as si
+from scalein.api.flow import Flow
 from scalein.errors import ComputeError, ScaleinError
-from scalein.flow import Flow
 from tests import duck
 from tests.campaign.spec import FlowSpec, build
 from tests.campaign.ways import Way, collect, source

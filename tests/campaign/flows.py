@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from scalein.flow import Flow
+from scalein.api.flow import Flow
 from tests.campaign import group_steps, input_steps, row_steps
 from tests.campaign.maker import Maker, MakeStep
 from tests.campaign.rules import WITHOUT

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import scalein as si
+from scalein.api.flow import Flow
 from scalein.dtypes import Schema
 from scalein.errors import InternalError, ScaleinError
-from scalein.flow import Flow
 from tests.campaign import data
 from tests.campaign.exprs import Exprs, Known
 from tests.campaign.kinds import dtype_of

@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 
 import scalein as si
 from scalein import col, lit, when
+from scalein.api.flow import Flow
 from scalein.dtypes import DType
-from scalein.flow import Flow
 from tests.campaign import udfs
 from tests.campaign.kinds import array_of, encoded, type_text
 

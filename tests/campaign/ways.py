@@ -17,8 +17,8 @@ import pyarrow as pa
 from llvmlite import binding as llvm
 
 import scalein as si
+from scalein.api.flow import Flow
 from scalein.errors import InternalError
-from scalein.flow import Flow
 from scalein.llvm_backend import cache as kernels
 from scalein.llvm_backend import jit
 from scalein.llvm_backend.target import LLVM_LOCK, Target

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from scalein.api.flow import Flow
 from scalein.cli import doctor
 from scalein.cli.main import main
-from scalein.flow import Flow
-from scalein.runtime.bandwidth import copy_bandwidth
+from scalein.kernels.machine import copy_bandwidth
 
 
 def test_one_line_each(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

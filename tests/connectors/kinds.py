@@ -12,9 +12,10 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 import scalein as si
-from scalein.connectors.base import Connected, Json
-from scalein.connectors.json_lines import lines
-from scalein.flow import Flow
+from scalein.api.flow import Flow
+from scalein.connectors.base import Connected
+from scalein.connectors.formats.json_lines import lines
+from scalein.storage.checked_json import Json
 
 SCHEMA = pa.schema({"n": pa.int64(), "x": pa.float64(), "s": pa.string(), "t": pa.timestamp("us"), "b": pa.bool_()})
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalein.connectors.ahead import Unit, ahead
+from scalein.connectors.sources.read_ahead import Unit, ahead
 
 
 def units(sizes: list[int], made: Callable[[], object] = lambda: None) -> Iterator[Unit[tuple[int, int]] | None]:

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 import scalein as si
 from scalein import col
-from scalein.connectors import careful, formats_text
-from scalein.flow import Flow
+from scalein.api.flow import Flow
+from scalein.connectors.formats import lenient
+from scalein.connectors.formats import text as formats_text
 from tests.engines import examples
 from tests.same import assert_same
 
@@ -78,7 +79,7 @@ def test_wrong_lines_are_null_or_go_elsewhere(kind: str, given: list[Row | int],
     good = [each for each in given if not isinstance(each, int)]
     bad = [WRONG[kind][each] for each in given if isinstance(each, int)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(careful, "BLOCK_BYTES", block)
+        patch.setattr(lenient, "BLOCK_BYTES", block)
         flow = reading(kind)(path, schema=SCHEMA)
         nulled = [NULLED[kind][each] if isinstance(each, int) else each for each in given]
         assert_same(ran(flow, on_error="null"), table(nulled), ordered=True)
@@ -153,7 +154,7 @@ def test_a_quote_that_is_not_closed_spoils_few_lines(lines: list[str], bad: list
 def test_a_wrong_record_of_several_lines_is_one(text: str, block: int, tmp_path: Path,
                                                 monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands between its quotes never becomes rows."""
-    monkeypatch.setattr(careful, "BLOCK_BYTES", block)
+    monkeypatch.setattr(lenient, "BLOCK_BYTES", block)
     path, failed = tmp_path / "1.csv", si.to_memory()
     path.write_text(text)
     flow = si.read_csv(path, schema={"a": pa.int64(), "b": pa.string()})
@@ -185,7 +186,7 @@ def test_columns_of_the_same_names_are_refused(tmp_path: Path) -> None:
 def test_a_null_where_pyarrow_begins_is_a_row(lines: list[str], block: int, tmp_path: Path,
                                               monkeypatch: pytest.MonkeyPatch) -> None:
     """It kills pyarrow, with the whole process."""
-    monkeypatch.setattr(careful, "BLOCK_BYTES", block)
+    monkeypatch.setattr(lenient, "BLOCK_BYTES", block)
     monkeypatch.setattr(formats_text, "BLOCK_BYTES", block)
     path, failed = write(tmp_path / "1.json", "json", lines), si.to_memory()
     flow = si.read_json(path, schema=SCHEMA)

@@ -17,8 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import scalein as si
-from scalein.connectors import files
-from scalein.connectors.base import Connected, Json
+from scalein.connectors.base import Connected
+from scalein.connectors.sources import files
+from scalein.storage.checked_json import Json
 from tests.connectors.kinds import KINDS, SCHEMA, Kind, connected, rows
 
 Read = Iterator[tuple[pa.RecordBatch, Json]]

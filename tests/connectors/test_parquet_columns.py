@@ -17,14 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import scalein as si
-from scalein.connectors import formats_parquet, parquet_columns
-from scalein.connectors.parquet_columns import columns_of, may_be_decoded
+from scalein.connectors.formats import parquet as formats_parquet
+from scalein.connectors.formats import parquet_decode
+from scalein.connectors.formats.parquet_decode import columns_of, may_be_decoded
 from scalein.errors import BadData
+from scalein.kernels import parquet
+from scalein.kernels.parquet import Opener, Unpacker
 from scalein.layout import SLOP
 from scalein.llvm_backend import cache
 from scalein.options import Options
-from scalein.runtime import unpacking
-from scalein.runtime.unpacking import Opener, Unpacker
 
 TYPES = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64(), pa.float32(),
          pa.float64(), pa.date32(), pa.timestamp("ms"), pa.timestamp("us", "UTC"), pa.timestamp("ns")]  # fmt: skip
@@ -34,9 +35,9 @@ OTHERS = [pa.string(), pa.bool_(), pa.timestamp("s"), pa.decimal128(9, 2), pa.ti
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats_parquet, "_WORTH_ROWS", 1)
-    monkeypatch.setattr(parquet_columns, "_CODED", 0.0)
-    monkeypatch.setattr(parquet_columns, "_MOST_DICTIONARY_BYTES", 1 << 30)
-    monkeypatch.setattr(unpacking, "_WORTH_COMPILING", 0)
+    monkeypatch.setattr(parquet_decode, "_CODED", 0.0)
+    monkeypatch.setattr(parquet_decode, "_MOST_DICTIONARY_BYTES", 1 << 30)
+    monkeypatch.setattr(parquet, "_WORTH_COMPILING", 0)
 
 
 def decoded_here(path: Path) -> set[str]:
@@ -119,7 +120,7 @@ def test_it_is_our_kernels_that_decode(tmp_path: Path) -> None:
 def test_plain_pages_and_large_dictionaries_are_left_to_pyarrow(tmp_path: Path,
                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(unpacking, "_WORTH_COMPILING", 0)
+    monkeypatch.setattr(parquet, "_WORTH_COMPILING", 0)
     rng = np.random.default_rng(3)
     table = pa.table({"few": rng.integers(0, 100, 100_000), "many": rng.integers(0, 1 << 60, 100_000)})
     pq.write_table(table, tmp_path / "a.parquet", dictionary_pagesize_limit=1 << 22)
@@ -134,12 +135,12 @@ def test_a_kernel_is_compiled_once_many_values_have_missed_it(tmp_path: Path, mo
     """Who reads one small file does not wait for a compiler; a kernel that is there is used at once."""
     monkeypatch.setenv("SCALEIN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(cache, "_known", OrderedDict())
-    monkeypatch.setattr(unpacking, "_WORTH_COMPILING", 12_000)
-    monkeypatch.setattr(unpacking, "_missed", 0)
+    monkeypatch.setattr(parquet, "_WORTH_COMPILING", 12_000)
+    monkeypatch.setattr(parquet, "_missed", 0)
     pq.write_table(pa.table({"k": np.arange(5_000) % 7}), tmp_path / "a.parquet")
     found = [decoded_here(tmp_path / "a.parquet") for _ in range(3)]
     assert found == [set(), set(), {"k"}]
-    monkeypatch.setattr(unpacking, "_missed", 0)
+    monkeypatch.setattr(parquet, "_missed", 0)
     assert decoded_here(tmp_path / "a.parquet") == {"k"}
     monkeypatch.setattr(cache, "_known", OrderedDict())
     assert decoded_here(tmp_path / "a.parquet") == {"k"}  # on disk

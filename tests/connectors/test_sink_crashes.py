@@ -13,9 +13,9 @@ import pyarrow.dataset as ds
 import pytest
 
 import scalein as si
-from scalein.connectors import file_sinks
-from scalein.connectors.base import Json
-from scalein.connectors.file_sinks import FileSink
+from scalein.connectors.sinks import files as file_sinks
+from scalein.connectors.sinks.files import FileSink
+from scalein.storage.checked_json import Json
 
 ROWS, EPOCH_ROWS, BATCH_ROWS = 18, 6, 3
 SCHEMA = pa.schema({"k": pa.int64(), "v": pa.int64()})

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 import scalein as si
 from scalein import col, lit
-from scalein.column import Column
-from scalein.connectors.files import FileSource
-from scalein.connectors.skipping import Condition
-from scalein.flow import Flow
+from scalein.api.column import Column
+from scalein.api.flow import Flow
+from scalein.connectors.formats.statistics import Condition
+from scalein.connectors.sources.files import FileSource
 from scalein.testing import assert_same, until
 from tests.engines import examples
 

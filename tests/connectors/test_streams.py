@@ -13,7 +13,7 @@ import pyarrow.flight
 import pytest
 
 import scalein as si
-from scalein.connectors.base import Json
+from scalein.storage.checked_json import Json
 from tests.connectors.kinds import SCHEMA, connected, rows
 
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalein import col, lit
-from scalein.column import Column
-from scalein.flow import Flow
+from scalein.api.column import Column
+from scalein.api.flow import Flow
 from tests.engines import DUCKDB, Engine, check, every_compiler, every_engine, examples, or_refused
 from tests.programs import exprs
 from tests.strategies import FLOATS, INTS, NUMBERS, of_types, schemas, tables

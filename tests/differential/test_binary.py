@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import scalein as si
 from scalein import ScaleinError, col, when
-from scalein.column import Column
+from scalein.api.column import Column
 from scalein.dtypes import from_arrow_type
 from tests.engines import DUCKDB, Engine, check, each_engine, every_engine, examples
 from tests.programs import COMPARISONS, predicates

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import scalein as si
 from scalein import ComputeError, ScaleinError, col, lit, when
-from scalein.column import Column
+from scalein.api.column import Column
 from scalein.dtypes import from_arrow_type
 from scalein.interp.values import to_arrow
 from tests.engines import DUCKDB, Engine, check, each_engine, every_engine, examples, or_refused

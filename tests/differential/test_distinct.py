@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import scalein as si
 from scalein import col
-from scalein.flow import Flow
+from scalein.api.flow import Flow
 from tests.engines import Engine, check, each_engine, every_engine, examples
 from tests.programs import predicates
 from tests.same import assert_same

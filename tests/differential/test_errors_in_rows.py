@@ -7,7 +7,7 @@ import pytest
 
 import scalein as si
 from scalein import ComputeError, col, when
-from scalein.column import Column
+from scalein.api.column import Column
 from tests.engines import DUCKDB, Engine, each_engine
 from tests.strategies import INTS
 

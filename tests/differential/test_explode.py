@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import scalein as si
 from scalein import BadArgument, UnknownColumn, WrongType, col
-from scalein.flow import Flow
-from scalein.runtime import explode
+from scalein.api.flow import Flow
+from scalein.exec import explode
 from tests import nested
 from tests.engines import Engine, check, every_engine, examples
 from tests.nested import LISTS, NESTED

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import scalein as si
 from scalein import col
-from scalein.column import Column
+from scalein.api.column import Column
 from tests.engines import COMPILED, Engine, check, each_engine, every_engine, examples
 from tests.programs import aggregates
 from tests.strategies import ALL, FIXED, NUMBERS, of_types, schemas, tables

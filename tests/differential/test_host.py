@@ -11,8 +11,8 @@ import pytest
 
 import scalein as si
 from scalein import ComputeError, col, lit, when
-from scalein.column import Column
-from scalein.flow import Flow
+from scalein.api.column import Column
+from scalein.api.flow import Flow
 from scalein.interp import exprs
 from tests.engines import COMPILED, check
 

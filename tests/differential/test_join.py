@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import scalein as si
 from scalein import col
-from scalein.flow import Flow
+from scalein.api.flow import Flow
 from tests.engines import Engine, check, each_engine, every_engine, examples
 from tests.strategies import ALL, STRINGS, of_types, schemas, tables
 

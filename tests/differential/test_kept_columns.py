@@ -12,7 +12,7 @@ import pytest
 
 import scalein as si
 from scalein import ComputeError, col, when
-from scalein.flow import Flow
+from scalein.api.flow import Flow
 from tests.engines import COMPILED, Engine, check
 
 ROWS = 2500

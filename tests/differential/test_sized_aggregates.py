@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import scalein as si
 from scalein import col
-from scalein.column import Column
+from scalein.api.column import Column
 from tests.engines import Engine, check, each_engine, every_compiler, every_engine, examples
 from tests.strategies import ALL, FIXED, NUMBERS, STRINGS, tables
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import scalein as si
 from scalein import col
-from scalein.flow import Flow
-from scalein.runtime import order
+from scalein.api.flow import Flow
+from scalein.exec import sort
 from tests.engines import Engine, check, each_engine, every_engine, examples
 from tests.programs import predicates
 from tests.same import assert_same
@@ -123,8 +123,8 @@ def _batches(count: int, rows: int) -> Iterator[pa.RecordBatch]:
 @pytest.mark.parametrize("name", ["bottom_k", "top_k", "sort"])
 def test_readers_and_workers(name: str, rows: int, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces smaller than the number of rows asked for, and larger."""
-    monkeypatch.setattr(order, "PIECE_ROWS", 50)
-    monkeypatch.setattr(order, "RESULT_ROWS", 64)
+    monkeypatch.setattr(sort, "PIECE_ROWS", 50)
+    monkeypatch.setattr(sort, "RESULT_ROWS", 64)
     count = 300 if rows == 1 else 5000
     schema = next(_batches(1, 1)).schema
     flow = si.from_batches(lambda: _batches(count, rows), schema)
@@ -135,13 +135,13 @@ def test_readers_and_workers(name: str, rows: int, workers: int, monkeypatch: py
 
 
 def test_the_first_rows_need_little_room() -> None:
-    node = order.Ordered(None, (("x", True),), True, 10)  # type: ignore[arg-type]
-    best = order._Best(node, pa.schema([("x", pa.int64())]), 10)
+    node = sort.Ordered(None, (("x", True),), True, 10)  # type: ignore[arg-type]
+    best = sort._Best(node, pa.schema([("x", pa.int64())]), 10)
     most = 0
     for start in range(0, 10**6, 10**4):
         best.add(pa.record_batch({"x": range(start, start + 10**4)}))  # every row is better than all before
         most = max(most, best._rows)
-    assert most <= 10 + 10 + order.PIECE_ROWS + 10**4
+    assert most <= 10 + 10 + sort.PIECE_ROWS + 10**4
     (found,) = best.settled()
     assert found["x"].to_pylist() == list(range(10**6 - 1, 10**6 - 11, -1))
 
@@ -156,7 +156,7 @@ def test_nothing_in_nothing_out() -> None:
 @pytest.mark.parametrize("kind", [pa.float32(), pa.float64()], ids=str)
 def test_first_rows_among_nans_and_nulls(kind: pa.DataType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the worst row kept has, a number, NaN or null, it bars just the rows behind it."""
-    monkeypatch.setattr(order, "PIECE_ROWS", 16)
+    monkeypatch.setattr(sort, "PIECE_ROWS", 16)
     odd = [float("nan"), None, -float("nan"), 0.0, -0.0, float("inf"), -float("inf"), 1.5, None, -2.0]
     values = [odd[k * 7 % 10] if k % 3 else float(k % 17) for k in range(400)]
     table = pa.table({"x": pa.array(values, kind), "n": range(400), "g": [k % 2 for k in range(400)]})

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import scalein as si
 from scalein import ScaleinError, col
-from scalein.column import Column
+from scalein.api.column import Column
 from tests.engines import Engine, check, each_engine, every_engine, examples, or_refused
 from tests.programs import COMPARISONS
 from tests.strategies import CLOCKS, ENCODED, INTS, NAIVE, ZONED, of_types, tables

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import scalein as si
 from scalein import ComputeError, col, lit, when
-from scalein.flow import Flow
+from scalein.api.flow import Flow
 from tests.engines import Engine, check, each_engine, every_engine, examples, or_refused
 from tests.strategies import DURATIONS, FIXED, NAIVE, NUMBERS, STRINGS, of_types, schemas, tables
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import scalein as si
 from scalein import col, interp
+from scalein.api.flow import Flow
 from scalein.dtypes import F64, I64
-from scalein.flow import Flow
 from scalein.ir.exprs import Agg, Col, Named, NamedAgg
 from scalein.ir.ops import Aggregate, Window
 from tests import duck

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pyarrow as pa
 
 import scalein as si
-from scalein.flow import Flow
+from scalein.api.flow import Flow
 from scalein.ir.ops import Op
 from scalein.ir.printer import dump
 from scalein.ir.verify import verify_ops

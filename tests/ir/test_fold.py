@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from scalein import col, lit, when
-from scalein.column import Column
+from scalein.api.column import Column
 from scalein.dtypes import BOOL, F32, F64, I32, I64, U64, DType, Kind
 from scalein.ir.constants import evaluate
 from scalein.ir.exprs import Call, Lit

@@ -6,10 +6,10 @@ import pyarrow as pa
 
 import scalein as si
 from scalein import col
-from scalein.flow import Flow
-from scalein.ir.nodes import Grouped, Pipe, walk_nodes
+from scalein.api.flow import Flow
 from scalein.ir.passes.fuse import fuse
-from scalein.ir.passes.split import split
+from scalein.ir.passes.physicalize import split
+from scalein.ir.physical import Grouped, Pipe, walk_nodes
 from scalein.ir.stage_printer import dump_program
 from scalein.ir.stages import Let, Probe, Where
 from scalein.ir.verify import verify_program

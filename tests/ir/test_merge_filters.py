@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scalein import col
-from scalein.flow import Flow
+from scalein.api.flow import Flow
 from scalein.ir.ops import Filter
 from scalein.ir.passes.merge_filters import merge_filters
 from scalein.ir.printer import show_expr

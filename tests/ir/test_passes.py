@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import scalein as si
 from scalein import col, when
+from scalein.api.flow import Flow
 from scalein.errors import ComputeError
-from scalein.flow import Flow
 from scalein.interp import run
 from scalein.ir.ops import Op
 from scalein.ir.passes import OP_PASSES

@@ -8,10 +8,10 @@ import pytest
 
 import scalein as si
 from scalein import col
-from scalein.column import Column
-from scalein.flow import Flow
-from scalein.ir.nodes import Grouped
-from scalein.ir.passes.split import split
+from scalein.api.column import Column
+from scalein.api.flow import Flow
+from scalein.ir.passes.physicalize import split
+from scalein.ir.physical import Grouped
 from scalein.ir.stage_printer import dump_program
 from scalein.ir.tables import Slicing, Table
 from tests.conftest import Golden

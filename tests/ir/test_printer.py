@@ -9,7 +9,7 @@ import pytest
 
 import scalein as si
 from scalein import col, lit, when
-from scalein.column import Column
+from scalein.api.column import Column
 from scalein.dtypes import DType, Kind
 from scalein.ir.exprs import Agg
 from scalein.ir.printer import dump, show_expr, show_span, show_value

@@ -7,8 +7,8 @@ import pytest
 
 import scalein as si
 from scalein import col
-from scalein.column import Column
-from scalein.flow import Flow
+from scalein.api.column import Column
+from scalein.api.flow import Flow
 from scalein.ir.ops import Filter, inputs
 from scalein.ir.passes.push_down import push_down
 from scalein.ir.printer import show_expr

@@ -7,9 +7,9 @@ import pytest
 
 import scalein as si
 from scalein import col
-from scalein.flow import Flow
-from scalein.ir.nodes import Chain, Grouped, Host, Node, Ordered, Pipe, Scan, Take, walk_nodes
-from scalein.ir.passes.split import split
+from scalein.api.flow import Flow
+from scalein.ir.passes.physicalize import split
+from scalein.ir.physical import Chain, Grouped, Host, Node, Ordered, Pipe, Scan, Take, walk_nodes
 from scalein.ir.stage_printer import dump_program
 from scalein.ir.verify import verify_program
 from tests.conftest import Golden

@@ -8,11 +8,12 @@ import pyarrow as pa
 
 import scalein as si
 from scalein import col
-from scalein.column import Column
+from scalein.api.column import Column
+from scalein.api.windows import WindowSpec
 from scalein.compiler import compile_flow
 from scalein.dtypes import BOOL, F64, I32, I64, STR
 from scalein.ir.exprs import Call, Col, Named
-from scalein.ir.nodes import Grouped
+from scalein.ir.physical import Grouped
 from scalein.ir.stage_printer import dump_program, dump_stage
 from scalein.ir.stages import (
     Collect,
@@ -29,7 +30,6 @@ from scalein.ir.stages import (
     Where,
 )
 from scalein.ir.tables import Slicing, Table
-from scalein.windows import WindowSpec
 from tests.conftest import Golden
 from tests.ir.plans import events, users
 

@@ -12,7 +12,7 @@ from scalein.compiler import compile_flow
 from scalein.dtypes import BOOL, I32, I64, STR, Field, Schema
 from scalein.errors import InternalError
 from scalein.ir.exprs import Call, Col, Lit, Named
-from scalein.ir.nodes import Chain, Grouped, Host, JoinTable, Node, Pipe, Scan, Take
+from scalein.ir.physical import Chain, Grouped, Host, JoinTable, Node, Pipe, Scan, Take
 from scalein.ir.stages import Let, Probe, Where
 from scalein.ir.tables import Acc, AccKind
 from scalein.ir.verify import verify_program

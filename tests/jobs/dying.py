@@ -27,12 +27,12 @@ import pyarrow as pa
 
 import scalein as si
 from scalein import col
-from scalein.connectors.file_sinks import FileSink
-from scalein.flow import Flow
+from scalein.api.flow import Flow
+from scalein.connectors.sinks.files import FileSink
 from scalein.jobs.epochs import Checkpoint
 from scalein.jobs.job import Job
-from scalein.jobs.rows import RowLog
 from scalein.state import LogStore
+from scalein.state.row_buffer import RowLog
 from tests.same import assert_same
 
 ROWS, BATCH = 3_000, 60

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 import scalein as si
 from scalein import col
-from scalein.flow import Flow
+from scalein.api.flow import Flow
 from scalein.jobs.job import Job
 from scalein.testing import Crashed, Stream, crash_at, until
 

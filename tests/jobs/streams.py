@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import scalein as si
-from scalein.flow import Flow
+from scalein.api.flow import Flow
 from scalein.jobs import feeds, groups, parts
 from scalein.jobs import job as job_module
 from scalein.jobs.job import Job

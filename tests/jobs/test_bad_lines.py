@@ -12,8 +12,8 @@ import pytest
 
 import scalein as si
 from scalein import col
-from scalein.connectors import careful
-from scalein.flow import Flow
+from scalein.api.flow import Flow
+from scalein.connectors.formats import lenient
 from scalein.jobs import feeds
 from scalein.jobs import job as job_module
 from scalein.jobs.job import Job
@@ -31,7 +31,7 @@ def is_wrong(number: int) -> bool:
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Each line with the number of the row; some lack a field, in some it is no number."""
-    monkeypatch.setattr(careful, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(lenient, "BLOCK_BYTES", 1000)
     folder = tmp_path / "in"
     folder.mkdir()
     for file in range(FILES):

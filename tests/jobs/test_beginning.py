@@ -11,8 +11,8 @@ import pytest
 
 import scalein as si
 from scalein import col
-from scalein.connectors.sinks import MemorySink
-from scalein.flow import Flow
+from scalein.api.flow import Flow
+from scalein.connectors.sinks.simple import MemorySink
 from scalein.jobs.job import Job
 from scalein.testing import Stream, until
 

@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 
 import scalein as si
 from scalein import col
-from scalein.flow import Flow
-from scalein.jobs import rows as rows_module
+from scalein.api.flow import Flow
 from scalein.jobs.job import Job
-from scalein.jobs.rows import RowLog
 from scalein.state import LogStore
+from scalein.state import row_buffer as rows_module
+from scalein.state.row_buffer import RowLog
 from scalein.testing import Stream, until
 from tests.engines import examples
 from tests.jobs.dying import flow, rows

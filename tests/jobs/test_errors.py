@@ -17,7 +17,7 @@ import pytest
 
 import scalein as si
 from scalein import col
-from scalein.flow import Flow
+from scalein.api.flow import Flow
 from scalein.jobs.feeds import Feeds
 from scalein.jobs.job import Job
 from scalein.testing import Stream, until

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import scalein as si
 from scalein import col
-from scalein.flow import Flow
+from scalein.api.flow import Flow
+from scalein.exec import event_time
 from scalein.jobs import job as job_module
-from scalein.jobs import watermarks
 from scalein.jobs.job import Job
 from scalein.testing import Clock, Stream, until
 from tests.engines import examples
@@ -202,7 +202,7 @@ def test_time_may_jump_when_all_rows_do() -> None:
 
 def test_an_idle_partition_does_not_hold_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_module, "IDLE_S", 0.2)
-    assert watermarks.IDLE_S == 5.0
+    assert event_time.IDLE_S == 5.0
     stream = Stream({"a": [batch()], "b": [batch()]}, ends=False)
     out = si.to_memory()
     flow = si.from_source(stream).with_watermark("t", 0).group_by(si.tumbling("t", 10)).agg(n=si.count())
@@ -318,7 +318,7 @@ def slowly(rows: pa.RecordBatch) -> pa.RecordBatch:
 def test_a_broken_clock_in_a_batch_of_its_own_moves_nothing() -> None:
     """But time may make a jump: when some batches agree, they are believed."""
     day = 86_400
-    clock = watermarks.Partition(delay=0, far=day)
+    clock = event_time.Partition(delay=0, far=day)
 
     def see(*times: int) -> int | None:
         clock.see((min(times), max(times)), lambda: pa.array(times, pa.int64()))
@@ -329,6 +329,6 @@ def test_a_broken_clock_in_a_batch_of_its_own_moves_nothing() -> None:
     assert clock.far_rows == 3
     assert [see(500 * day), see(500 * day + 1), see(500 * day + 2), see(500 * day + 3)] == [
         9, 9, 500 * day + 2, 500 * day + 3]  # fmt: skip
-    again = watermarks.Partition(delay=0, far=day)
+    again = event_time.Partition(delay=0, far=day)
     again.restore(clock.to_json())
     assert again == clock

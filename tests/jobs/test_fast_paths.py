@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 
 import scalein as si
 from scalein import col
+from scalein.api.flow import Flow
 from scalein.errors import ComputeError
-from scalein.flow import Flow
-from scalein.jobs import groups, job, pipeline, running, watermarks
-from scalein.runtime import radix, standing_ring, units
+from scalein.exec import event_time, morsels, radix, ring_preaggregate
+from scalein.jobs import groups, job, pipeline, running
 
 WINDOWS = [(100, 100), (1000, 1000), (100, 20), (500, 200), (1000, 100), (30, 20)]
 
@@ -105,8 +105,8 @@ def test_trials_and_rings_give_what_the_plain_way_gives(
         patch.setattr(job, "STEP_ROWS", 60 * ahead)
         patch.setattr(job, "MORE_ROWS", more)
         patch.setattr(pipeline, "SHARED_TIMES", 1)
-        patch.setattr(watermarks, "FEW_TIMES", 50)
-        patch.setattr(units, "UNIT_ROWS", 64)
+        patch.setattr(event_time, "FEW_TIMES", 50)
+        patch.setattr(morsels, "UNIT_ROWS", 64)
         folder = tmp_path_factory.mktemp("job") if has_checkpoint else None
         got = run(windows(batches, *window, delay, thinned, keys, ordered), scales, workers=workers,
                   checkpoint=folder, every="1ms")
@@ -127,7 +127,7 @@ def timed(*batches: list[int | None]) -> Flow:
 @pytest.mark.usefixtures("at_once")
 def test_a_trial_that_cannot_look_at_some_times_is_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel that reads nulls does not watch times: the units before tell nothing of the late row."""
-    monkeypatch.setattr(units, "UNIT_ROWS", 8)
+    monkeypatch.setattr(morsels, "UNIT_ROWS", 8)
     flow = timed([1000] * 5, [*[1000] * 20, 5, None]).group_by(si.tumbling("t", 100)).agg(n=si.count())
     found, _, late_rows, timeless_rows = run(flow, [], workers=2)
     assert (found, late_rows, timeless_rows) == (["{'window_start': 1000, 'window_end': 1100, 'n': 25}"], 1, 1)
@@ -178,8 +178,8 @@ def test_a_function_of_the_users_sees_no_row_twice() -> None:
 
 
 def test_a_ring_stays_while_a_log_has_a_part_of_its_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standing_ring, "FEW_RECORDS", 2)
-    monkeypatch.setattr(standing_ring.StandingRing, "leave", None)
+    monkeypatch.setattr(ring_preaggregate, "FEW_RECORDS", 2)
+    monkeypatch.setattr(ring_preaggregate.StandingRing, "leave", None)
     times = [500, 480, *range(505, 900, 5)]  # the second is no ring's
     batches = [pa.record_batch({"k": list(range(10)), "t": [at] * 10}) for at in times]
     flow = si.from_batches(batches).with_watermark("t", 10).group_by("k", si.sliding("t", 20, every=5))

@@ -17,17 +17,17 @@ import pytest
 
 import scalein as si
 from scalein import col, memory
-from scalein.connectors import ahead as ahead_module
+from scalein.connectors.sources import read_ahead as ahead_module
+from scalein.exec.bounded import StandingProgram
 from scalein.ir import ops
 from scalein.ir.rewrite import walk_ops
 from scalein.jobs import groups, parts
 from scalein.jobs.feeds import AHEAD_BYTES, Feeds, Place, Reader
 from scalein.jobs.partials import FEW_STANDING, MOST_STANDING, Finish, most_groups
-from scalein.jobs.plan import Shares
-from scalein.jobs.rows import RowLog
 from scalein.jobs.segments import cut
-from scalein.runtime.run import StandingProgram
+from scalein.jobs.spec import Shares
 from scalein.state import LogStore
+from scalein.state.row_buffer import RowLog
 from scalein.testing import Stream, until
 
 MB = 1 << 20

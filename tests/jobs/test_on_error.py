@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import scalein as si
 from scalein import col, interp, when
-from scalein.flow import Flow
-from scalein.jobs.trying import tried
+from scalein.api.flow import Flow
+from scalein.ir.passes.null_on_error import tried
 from scalein.testing import stream
 from tests.engines import examples
 from tests.jobs.streams import Course, ran

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import scalein as si
 from scalein import testing
-from scalein.flow import Flow
+from scalein.api.flow import Flow
 from scalein.jobs.job import Job
 from scalein.testing import POINTS, Clock, Crashed, Stream, crash_at, pause_at, until
 from tests.engines import examples

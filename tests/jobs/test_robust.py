@@ -14,11 +14,11 @@ import pytest
 
 import scalein as si
 from scalein import col, testing
-from scalein.flow import Flow
+from scalein.api.flow import Flow
 from scalein.jobs.committing import MOST_TRIES
 from scalein.jobs.job import Job
-from scalein.jobs.rows import RowLog
-from scalein.jobs.watching import log_lines
+from scalein.jobs.monitor import log_lines
+from scalein.state.row_buffer import RowLog
 from scalein.testing import Crashed, Stream, crash_at, until
 from tests.jobs.streams import rows_in
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import scalein as si
 from scalein import col
-from scalein.flow import Flow
+from scalein.api.flow import Flow
 from scalein.testing import Stream, until
 from tests.engines import examples
 from tests.jobs.streams import Course, ran

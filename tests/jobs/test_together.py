@@ -14,10 +14,10 @@ import pytest
 
 import scalein as si
 from scalein import col
-from scalein.flow import Flow
+from scalein.api.flow import Flow
+from scalein.exec import radix
 from scalein.jobs import job as job_module
 from scalein.jobs import running
-from scalein.runtime import radix
 from scalein.testing import Stream, until
 from tests import duck
 from tests.jobs.streams import rows_in

@@ -11,10 +11,10 @@ import pytest
 
 import scalein as si
 from scalein import col
+from scalein.exec import pipeline
+from scalein.exec.ring_preaggregate import StandingRing
 from scalein.jobs.groups import Sliding
-from scalein.jobs.watching import show_bar
-from scalein.runtime import pipe
-from scalein.runtime.standing_ring import StandingRing
+from scalein.jobs.monitor import show_bar
 from scalein.testing import Stream, assert_same, until
 from tests.jobs.streams import rows_in
 
@@ -37,7 +37,7 @@ def test_each_stage_counts_its_rows() -> None:
 
 @pytest.mark.parametrize("is_grouped", [True, False])
 def test_each_worker_of_a_stage_counts(monkeypatch: pytest.MonkeyPatch, is_grouped: bool) -> None:
-    monkeypatch.setattr(pipe, "UNIT_ROWS", 1 << 14)
+    monkeypatch.setattr(pipeline, "UNIT_ROWS", 1 << 14)
     flow = si.from_arrow(pa.table({"k": list(range(1 << 17))})).filter(col("k") * 3 % 7 != 1)
     flow = flow.group_by(col("k") % 5).agg(n=si.count()) if is_grouped else flow.select("k", j=col("k") + 1)
     job = flow.start(sink=si.to_memory(), workers=2)

@@ -17,10 +17,10 @@ import pytest
 import scalein as si
 from scalein import col
 from scalein.ir.stages import Stage
+from scalein.kernels import call
 from scalein.llvm_backend import cache
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
-from scalein.runtime import call
 
 TABLE = pa.table({"k": ["a", "b", "a"], "x": [1, 2, 3]})
 Run = Callable[[object], list[str]]

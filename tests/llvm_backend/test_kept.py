@@ -11,11 +11,11 @@ import pytest
 
 import scalein as si
 from scalein import col
-from scalein.flow import Flow
+from scalein.api.flow import Flow
 from scalein.ir.stages import FromBatches
+from scalein.kernels.profile import listening
 from scalein.llvm_backend.stage import lower_stage
 from scalein.llvm_backend.target import target_for
-from scalein.runtime.profile import listening
 
 TABLE = pa.table({"i": np.arange(3000), "s": [f"name {n % 40}" for n in range(3000)]})
 UNIQUE = pa.table({"i": np.arange(0, 3000, 2), "u": np.arange(1500)})

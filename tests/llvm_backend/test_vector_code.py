@@ -12,10 +12,10 @@ import pytest
 import scalein as si
 from scalein import col, when
 from scalein.ir.stages import Collect, FromBatches, Group, Partition
+from scalein.kernels.profile import listening
 from scalein.llvm_backend.jit import assembly
 from scalein.llvm_backend.stage import lower_stage
 from scalein.llvm_backend.target import target_for
-from scalein.runtime.profile import listening
 
 ROWS = 5000
 NUMBERS = np.arange(ROWS)

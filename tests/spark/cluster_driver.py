@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 import scalein as si
 from scalein import col
-from scalein.flow import Flow
+from scalein.api.flow import Flow
 from tests.spark.cluster import SHORT_LIVED
 
 ROWS, FILES = 48_000, 12

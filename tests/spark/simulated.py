@@ -10,17 +10,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import scalein as si
+from scalein.api.flow import Flow
 from scalein.errors import NOWHERE
-from scalein.flow import Flow
-from scalein.jobs.trying import tried
+from scalein.ir.passes.null_on_error import tried
 from scalein.options import Options
-from scalein.spark.shipping import Carried, pack, settled
+from scalein.spark.serialize import Carried, pack, settled
 from scalein.spark.streaming.commits import Commits, Plan
-from scalein.spark.streaming.files import Files, row_groups
-from scalein.spark.streaming.outputs import outlet
-from scalein.spark.streaming.places import Place, place_of
+from scalein.spark.streaming.inputs import Files, row_groups
+from scalein.spark.streaming.sinks import outlet
 from scalein.spark.streaming.tasks import Batch, Heard, MapTask, ReduceTask, RowTask, WholeTask, heard
 from scalein.spark.streaming.work import Work
+from scalein.storage.object_store import Place, place_of
 
 OPTIONS = Options.make(workers=1)
 Act = Callable[[Batch], Heard]

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from scalein.options import Options
-from scalein.spark import blobs
-from scalein.spark.blobs import hashes, key_groups, own_rows, target_of_groups
+from scalein.spark import shuffle
+from scalein.spark.shuffle import hashes, key_groups, own_rows, target_of_groups
 
 KEYS = {
     "int": pa.array([None, *range(-500, 500)], pa.int64()),
@@ -37,8 +37,8 @@ def test_targets_share_kernels() -> None:
     """Two at most: a range of hashes may go over their sign."""
     options = Options.make(workers=1)
     batch = pa.record_batch({"key": pa.array(range(1000), pa.int32()), "v": pa.array(range(1000), pa.uint16())})
-    before = blobs._range_program.cache_info().misses
+    before = shuffle._range_program.cache_info().misses
     for targets in (2, 3, 7, 16):
         for target in range(targets):
             own_rows(batch, ["key"], target, targets, options)
-    assert blobs._range_program.cache_info().misses - before == 2
+    assert shuffle._range_program.cache_info().misses - before == 2

@@ -12,14 +12,14 @@ import pytest
 
 import scalein as si
 from scalein import col
+from scalein.api.flow import Flow
 from scalein.compiler import compile_flow
 from scalein.errors import ComputeError
-from scalein.flow import Flow
-from scalein.ir.two_phase import TwoPhase, two_phase
-from scalein.jobs.numbered import Numbered
+from scalein.exec.bounded import Program
+from scalein.exec.combine import Numbered
+from scalein.ir.partials import TwoPhase, two_phase
 from scalein.jobs.partials import group_of
 from scalein.options import Options
-from scalein.runtime.run import Program
 from scalein.spark.streaming.combining import Combining
 from tests.same import assert_same
 

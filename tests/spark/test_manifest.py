@@ -16,9 +16,9 @@ from scalein import col
 from scalein.errors import NOWHERE, BadArgument, Damaged, NewerFormat, StoreFailed
 from scalein.spark.streaming.commits import Commits
 from scalein.spark.streaming.manifest import Manifests
-from scalein.spark.streaming.places import MANIFESTS, STATE, Place, place_of
-from scalein.spark.streaming.reading import read_state
+from scalein.spark.streaming.read_state import read_state
 from scalein.spark.streaming.work import Work
+from scalein.storage.object_store import MANIFESTS, STATE, Place, place_of
 from tests.same import assert_same
 from tests.spark.simulated import acting, begun, run
 

@@ -12,7 +12,7 @@ import scalein as si
 import scalein.spark as sis
 from scalein import col
 from scalein.errors import BadArgument, BadData, WrongType
-from scalein.spark import mapping
+from scalein.spark.batch import tasks
 from tests.same import assert_same
 from tests.spark.flows import ADS, rows
 
@@ -48,7 +48,7 @@ def test_small_batches_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
         return batch
 
     q = si.flow({"n": pa.int64()}).map_batches(counted, {"n": pa.int64()})
-    monkeypatch.setattr(mapping, "JOINED_ROWS", 500)
+    monkeypatch.setattr(tasks, "JOINED_ROWS", 500)
     got = pa.Table.from_batches(q.map_in_arrow(TABLE.select(["n"]).to_batches(100)))
     assert seen == [500, 500, 200]
     assert got.equals(TABLE.select(["n"]))
@@ -93,6 +93,6 @@ def test_first_batches_of_a_flow_cost_one_compilation() -> None:
     data = pickle.dumps(Q.map_in_arrow)
     first = pickle.loads(data)
     list(first(iter(TABLE.to_batches())))
-    kept = mapping._mapping_of(first.__self__.op)
+    kept = tasks._mapping_of(first.__self__.op)
     again = pickle.loads(data)
-    assert mapping._mapping_of(again.__self__.op) is kept
+    assert tasks._mapping_of(again.__self__.op) is kept

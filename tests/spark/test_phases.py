@@ -19,10 +19,10 @@ from scalein.hashing import hash_value
 from scalein.ir import ops
 from scalein.jobs.segments import cut, segments
 from scalein.options import Options
-from scalein.spark import blobs, phases
-from scalein.spark.mapping import Received, Sent
+from scalein.spark import phases, shuffle
+from scalein.spark.batch.tasks import Received, Sent
 from scalein.spark.phases import Phases
-from scalein.spark.shipping import optimised, settled
+from scalein.spark.serialize import optimised, settled
 from tests.same import assert_same
 from tests.spark.flows import FLOWS, ORDERED, rows
 
@@ -51,8 +51,8 @@ def test_halves_give_what_collect_gives(name: str, batch_rows: int, tasks: int, 
         given_rows = whole.slice(first, size).select(halved.reads).to_batches(batch_rows)
         for batch in halved.map(given_rows, OPTIONS):
             assert halved.kind == "rowwise" or batch.schema.equals(halved.crossing)
-            for target, part in blobs.routed([batch], halved.keys, targets, OPTIONS):
-                arrived.setdefault(target, []).append(blobs.decoded(blobs.encoded(part), halved.crossing))
+            for target, part in shuffle.routed([batch], halved.keys, targets, OPTIONS):
+                arrived.setdefault(target, []).append(shuffle.decoded(shuffle.encoded(part), halved.crossing))
     if halved.kind == "rowwise":
         found = [batch for some in arrived.values() for batch in some]
     else:
@@ -112,7 +112,7 @@ def test_rows_may_cross_in_the_place_of_many_groups(name: str, monkeypatch: pyte
     monkeypatch.setattr(phases, "KEPT_BYTES", 9000)
     halved, q = halves(name)
     assert halved.crossing_rows is not None
-    task, places = Sent(halved, blobs.placed(5)), blobs.placed(5)
+    task, places = Sent(halved, shuffle.placed(5)), shuffle.placed(5)
     cells = [cell for part in range(3) for cell in
              task.run(iter(TABLE.slice(250 * part, 250).select(halved.reads).to_batches(50)), OPTIONS)]
     assert {kind for cell in cells for kind in cell.column("kind").to_pylist()} == {0, 1}
@@ -161,7 +161,7 @@ def test_limit_is_refused() -> None:
 def test_the_hash_of_one_key_is_that_of_its_value(name: str) -> None:
     batch = TABLE.select([name]).combine_chunks().to_batches()[0].slice(0, 100)
     dtype = from_arrow_type(batch.schema.types[0])
-    found = blobs.hashes(batch, [name], OPTIONS).view(np.int64).tolist()
+    found = shuffle.hashes(batch, [name], OPTIONS).view(np.int64).tolist()
     q = si.from_arrow(pa.Table.from_batches([batch])).select(h=col(name).hash())
     assert found == q.collect()["h"].to_pylist()
     if pa.types.is_integer(batch.schema.types[0]):
@@ -170,35 +170,35 @@ def test_the_hash_of_one_key_is_that_of_its_value(name: str) -> None:
 
 def test_equal_keys_have_equal_hashes() -> None:
     batch = pa.record_batch({"x": [0.0, -0.0, float("nan"), -float("nan"), None, None], "y": [1, 1, 2, 2, 3, 3]})
-    found = blobs.hashes(batch, ["x", "y"], OPTIONS)
+    found = shuffle.hashes(batch, ["x", "y"], OPTIONS)
     assert found[0] == found[1]
     assert found[2] == found[3]
     assert found[4] == found[5]
     assert len(set(found.tolist())) == 3
-    assert blobs.hashes(batch, ["y", "x"], OPTIONS)[0] != found[0]
+    assert shuffle.hashes(batch, ["y", "x"], OPTIONS)[0] != found[0]
 
 
 def test_two_keys_may_be_one_column() -> None:
     batch = pa.record_batch({"x": [1.0, -0.0, None], "y": [1, 2, 2]})
     twice = pa.record_batch({"a": batch.column("x"), "b": batch.column("x")})
-    assert blobs.hashes(batch, ["x", "x"], OPTIONS).tolist() == blobs.hashes(twice, ["a", "b"], OPTIONS).tolist()
+    assert shuffle.hashes(batch, ["x", "x"], OPTIONS).tolist() == shuffle.hashes(twice, ["a", "b"], OPTIONS).tolist()
     flow = si.flow(batch.schema).group_by(a=col("x"), b=col("x")).agg(n=col("y").n_unique())
     (first, *_) = segments(cut(flow.op))
     halves = Phases(first)
-    crossing = [part for _, part in blobs.routed(halves.map([batch], OPTIONS), halves.keys, 4, OPTIONS)]
+    crossing = [part for _, part in shuffle.routed(halves.map([batch], OPTIONS), halves.keys, 4, OPTIONS)]
     assert_same(pa.Table.from_batches(halves.final(crossing, OPTIONS)), flow.collect(pa.Table.from_batches([batch])))
 
 
 def test_several_keys_are_spread() -> None:
     batch = pa.record_batch({"a": np.arange(100_000) % 300, "b": np.arange(100_000) // 300})
-    counts = np.bincount(blobs.key_groups(blobs.hashes(batch, ["a", "b"], OPTIONS)), minlength=256)
+    counts = np.bincount(shuffle.key_groups(shuffle.hashes(batch, ["a", "b"], OPTIONS)), minlength=256)
     assert counts.min() > 250
     assert counts.max() < 550
 
 
 def test_targets_are_ranges_of_key_groups() -> None:
     for targets in (1, 2, 3, 7, 200, 256):
-        of = blobs.target_of_groups(targets)
+        of = shuffle.target_of_groups(targets)
         assert (np.diff(of.astype(int)) >= 0).all()
         assert set(of.tolist()) == set(range(targets))
         sizes = np.bincount(of)
@@ -206,19 +206,19 @@ def test_targets_are_ranges_of_key_groups() -> None:
 
 
 def test_blobs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blobs, "BLOB_BYTES", 4000)
+    monkeypatch.setattr(shuffle, "BLOB_BYTES", 4000)
     batch = pa.record_batch({"k": np.arange(10_000), "s": ["x" * 50] * 10_000})
-    parts = list(blobs.routed([batch], ["k"], 3, OPTIONS))
-    assert max(blobs.encoded(part).size for _, part in parts) < 8000
+    parts = list(shuffle.routed([batch], ["k"], 3, OPTIONS))
+    assert max(shuffle.encoded(part).size for _, part in parts) < 8000
     assert sum(part.num_rows for _, part in parts) == 10_000
-    cells = list(blobs.cells(iter(parts), blobs.placed(3)))
-    assert pa.Table.from_batches(blobs.opened(cells, [batch.schema])).num_rows == 10_000
+    cells = list(shuffle.cells(iter(parts), shuffle.placed(3)))
+    assert pa.Table.from_batches(shuffle.opened(cells, [batch.schema])).num_rows == 10_000
 
 
 def test_spark_puts_a_target_into_its_partition(spark: Any) -> None:
     from pyspark.sql import functions
 
     for count in (1, 3, 200):
-        df = spark.createDataFrame([(number,) for number in blobs.placed(count)], "target int")
+        df = spark.createDataFrame([(number,) for number in shuffle.placed(count)], "target int")
         found = df.repartition(count, "target").select("target", functions.spark_partition_id().alias("at")).collect()
-        assert {row.target: row.at for row in found} == {number: k for k, number in enumerate(blobs.placed(count))}
+        assert {row.target: row.at for row in found} == {number: k for k, number in enumerate(shuffle.placed(count))}

@@ -15,9 +15,9 @@ import pytest
 import scalein as si
 import scalein.spark as sis
 from scalein import Flow, col
-from scalein.connectors import formats_parquet
+from scalein.connectors.formats import parquet
 from scalein.errors import BadArgument
-from scalein.spark import scanning
+from scalein.spark.batch import scan
 from tests.spark.flows import FLOWS, ORDERED, rows
 from tests.spark.test_apply import same
 
@@ -38,17 +38,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", NAMES)
 def test_run_gives_what_collect_gives(name: str, spark: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Here only: tasks would cut otherwise, and read what they are told.
-    monkeypatch.setattr(formats_parquet, "_PART_ROWS", 300)
+    monkeypatch.setattr(parquet, "_PART_ROWS", 300)
     q = {**FLOWS, **ORDERED}[name](si.read_parquet(folder))
     same(sis.run(q, spark), q.collect(), ordered=name in ORDERED)
 
 
 def test_splits_are_balanced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats_parquet, "_PART_ROWS", 300)
+    monkeypatch.setattr(parquet, "_PART_ROWS", 300)
     source = si.read_parquet(folder).op.data.source  # type: ignore[union-attr]
-    splits, sizes = scanning.splits_of(source)
+    splits, sizes = scan.splits_of(source)
     assert len(splits) == 8
-    shares = scanning.dealt(splits, sizes, 3)
+    shares = scan.dealt(splits, sizes, 3)
     assert sorted(split for share in shares for split in share) == sorted(splits)
     by = dict(zip(splits, sizes, strict=True))
     weights = [sum(by[split] for split in share) for share in shares]
@@ -60,7 +60,7 @@ def test_sizes_are_those_of_what_is_read(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     table = pa.table({"a.b": np.arange(10_000) % 2, "c": rng.random(10_000), "s": [{"x": k} for k in range(10_000)]})
     pq.write_table(table, tmp_path / "a.parquet")
-    shares = [scanning._share_read(str(tmp_path / "a.parquet"), names) for names in (["a.b"], ["c"], ["s"])]
+    shares = [scan._share_read(str(tmp_path / "a.parquet"), names) for names in (["a.b"], ["c"], ["s"])]
     assert 0 < shares[0] < shares[2] < shares[1]
     assert sum(shares) == pytest.approx(1)
 

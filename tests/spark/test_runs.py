@@ -19,10 +19,9 @@ from hypothesis import strategies as st
 from pyarrow import fs
 
 from scalein.errors import NOWHERE, Damaged
-from scalein.spark.blobs import target_of_groups
+from scalein.spark.shuffle import target_of_groups
 from scalein.spark.streaming import merging, runs
 from scalein.spark.streaming.merging import looked_up, merged, numbered_keys
-from scalein.spark.streaming.places import STATE, Place, place_of
 from scalein.spark.streaming.runs import (
     HASH,
     Run,
@@ -35,6 +34,7 @@ from scalein.spark.streaming.runs import (
     with_slices,
     write_run,
 )
+from scalein.storage.object_store import STATE, Place, place_of
 from tests.engines import examples
 
 NAN = float("nan")

@@ -17,7 +17,7 @@ import scalein.spark as sis
 from scalein import col
 from scalein.errors import BadData, ComputeError, ScaleinError, SourceLoc
 from scalein.spark.errors import SparkFailed, explained, in_our_words
-from scalein.spark.packing import packed
+from scalein.spark.package import packed
 from scalein.spark.session import _defaults, java_version, session
 from tests.spark.pythons import python_that, without
 

@@ -16,8 +16,8 @@ from pyspark import cloudpickle
 import scalein as si
 from scalein import col
 from scalein.errors import BadArgument
-from scalein.spark.mapping import Mapped, Task
-from scalein.spark.shipping import Carried, pack, unpack
+from scalein.spark.batch.tasks import Mapped, Task
+from scalein.spark.serialize import Carried, pack, unpack
 from tests.same import assert_same
 
 DATA = pa.table({"k": [1, 2, 3, None], "v": [1.0, 2.0, 3.0, 4.0]})

@@ -22,16 +22,17 @@ from pyarrow import fs
 
 import scalein as si
 from scalein import col
-from scalein.connectors.file_sinks import FileSink
+from scalein.connectors.sinks.files import FileSink
 from scalein.errors import NOWHERE, Damaged, StoreFailed, WriteFailed
-from scalein.spark.shipping import Carried
-from scalein.spark.streaming import job, outputs, places, reducing, runs
+from scalein.spark.serialize import Carried
+from scalein.spark.streaming import query, reducing, runs, sinks
 from scalein.spark.streaming.commits import Commits
-from scalein.spark.streaming.job import StreamJob
 from scalein.spark.streaming.manifest import Manifests
-from scalein.spark.streaming.places import OUTPUT, Place, place_of
-from scalein.spark.streaming.reading import read_state
+from scalein.spark.streaming.query import StreamJob
+from scalein.spark.streaming.read_state import read_state
 from scalein.spark.streaming.tasks import Batch, Heard
+from scalein.storage import object_store
+from scalein.storage.object_store import OUTPUT, Place, place_of
 from tests.same import assert_same
 from tests.spark.simulated import acting, begun, run
 
@@ -97,8 +98,8 @@ def dying(target: object, name: str, call: int, before: bool) -> Iterator[None]:
 
 STEPS: list[tuple[object, str, int]] = [
     (Manifests, "publish", 2),  # tasks are done; and the manifest is there
-    (Place, "put", 2), (places.os, "rename", 4), (places.os, "rename", 5),  # in the middle of writing it
-    (FileSink, "commit", 3), (places.os, "rename", 6), (places.os, "rename", 7),  # in the middle of the commit
+    (Place, "put", 2), (object_store.os, "rename", 4), (object_store.os, "rename", 5),  # in the middle of writing it
+    (FileSink, "commit", 3), (object_store.os, "rename", 6), (object_store.os, "rename", 7),  # in a commit
     (Manifests, "forget", 2), (Place, "remove", 2),
     (reducing, "write_run", 4), (FileSink, "prepare", 5),
 ]  # fmt: skip
@@ -176,7 +177,7 @@ def test_an_attempt_that_fails_leaves_nothing_that_counts(tmp_path: Path, monkey
     original = Place.writing
 
     @contextmanager
-    def writing(self: Place, name: str) -> Iterator[places.Written]:
+    def writing(self: Place, name: str) -> Iterator[object_store.Written]:
         with original(self, name) as written:
             yield written
             if full[0]:
@@ -203,12 +204,12 @@ def test_a_task_that_fails_unstages_its_files(tmp_path: Path, monkeypatch: pytes
 
 
 def test_rows_for_a_function_do_not_wait_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outputs, "GROUP_BYTES", 1000)
+    monkeypatch.setattr(sinks, "GROUP_BYTES", 1000)
     place = place_of(tmp_path, NOWHERE)
     place.make(OUTPUT)
     table = everything()
     for is_kept in (True, False):
-        taken: Any = outputs.Stored(place, table.schema).begin("job-1", 0)
+        taken: Any = sinks.Stored(place, table.schema).begin("job-1", 0)
         for batch in table.to_batches(max_chunksize=20):
             taken.write(batch)
             assert taken.waiting_bytes < 1000
@@ -219,7 +220,7 @@ def test_rows_for_a_function_do_not_wait_in_memory(tmp_path: Path, monkeypatch: 
         else:
             taken.abandon()
             assert not Path(place.path(taken.name)).exists()
-    assert outputs.Stored(place, table.schema).begin("job-1", 0).finish() == ([], [])
+    assert sinks.Stored(place, table.schema).begin("job-1", 0).finish() == ([], [])
 
 
 def test_a_damaged_run_stops_the_stream_and_is_named(tmp_path: Path) -> None:
@@ -271,7 +272,7 @@ def standing() -> StreamJob:
 def test_a_stop_does_not_hide_what_ended_the_stream(is_begun: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error of whatever kind is told; what Spark says of a batch that a stop has cut is not one."""
     stream, at_work, cut = standing(), threading.Event(), threading.Event()
-    monkeypatch.setattr(job, "STOP_S", 0.01)
+    monkeypatch.setattr(query, "STOP_S", 0.01)
 
     class Query:
         def stop(self) -> None:

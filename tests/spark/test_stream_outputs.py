@@ -11,13 +11,13 @@ import pyarrow.dataset as ds
 import pytest
 
 import scalein as si
-from scalein.connectors import file_sinks
+from scalein.connectors.sinks import files
 from scalein.errors import NOWHERE, BadArgument, WriteFailed
-from scalein.spark.streaming import outputs
+from scalein.spark.streaming import sinks
 from scalein.spark.streaming.commits import Commits
 from scalein.spark.streaming.manifest import Manifests
-from scalein.spark.streaming.places import place_of
 from scalein.spark.streaming.tasks import Batch, Heard
+from scalein.storage.object_store import place_of
 from tests.same import assert_same
 from tests.spark.simulated import acting, begun, run
 from tests.spark.test_stream_faults import (
@@ -94,7 +94,7 @@ def test_late_rows_are_staged_with_the_batch(tmp_path: Path) -> None:
 
 def test_late_rows_may_go_below_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sink of the others looks through its folder for files that nobody wants: these are not."""
-    monkeypatch.setattr(outputs, "TIDY_EVERY", 1)
+    monkeypatch.setattr(sinks, "TIDY_EVERY", 1)
     schema = pa.schema([("t", pa.int64())])
     flow = si.flow(schema).with_watermark("t", 0).group_by(si.tumbling("t", 10)).agg(n=si.count())
 
@@ -168,9 +168,9 @@ def test_output_that_is_gone_is_told_of(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_attempts_may_clean_up_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here while the driver looks for what attempts have left, behind the commit of a batch."""
-    monkeypatch.setattr(outputs, "TIDY_EVERY", 1)
+    monkeypatch.setattr(sinks, "TIDY_EVERY", 1)
     commits = begin(tmp_path)
-    original = file_sinks.os.walk
+    original = files.os.walk
 
     def walk(folder: str) -> Iterator[Any]:
         for directory, folders, names in original(folder):
@@ -179,9 +179,9 @@ def test_attempts_may_clean_up_at_any_moment(tmp_path: Path, monkeypatch: pytest
                     (Path(directory) / name).unlink()
             yield directory, folders, names
 
-    monkeypatch.setattr(file_sinks.os, "walk", walk)
+    monkeypatch.setattr(files.os, "walk", walk)
     run(commits, [rows(number) for number in range(BATCHES - 1)], attempts=2)
-    monkeypatch.setattr(file_sinks.os, "walk", original)
+    monkeypatch.setattr(files.os, "walk", original)
     later = tmp_path / "out" / f"_staged-{commits._manifests.name}-{BATCHES:010}-000001-other0000.parquet"
     later.write_bytes(b"")  # of a driver that has taken over
     run(commits, [rows(BATCHES - 1)], first=BATCHES - 1, attempts=2)

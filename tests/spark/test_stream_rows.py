@@ -17,10 +17,10 @@ import pytest
 
 import scalein as si
 from scalein import col
+from scalein.api.flow import Flow
 from scalein.errors import BadArgument, ComputeError, LateData, ScaleinError
-from scalein.flow import Flow
 from scalein.spark.streaming import merging, reducing, runs
-from scalein.spark.streaming.reading import read_state
+from scalein.spark.streaming.read_state import read_state
 from scalein.spark.streaming.runs import MIGRATIONS
 from scalein.testing import Stream, until
 from tests.engines import EXAMPLES

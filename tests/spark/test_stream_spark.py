@@ -22,10 +22,10 @@ import scalein as si
 import scalein.spark as sis
 from scalein import col
 from scalein.errors import NOWHERE, BadArgument, BadData, ComputeError, ScaleinError, WriteFailed
-from scalein.spark.streaming import files
-from scalein.spark.streaming import job as job_module
+from scalein.spark.streaming import inputs
+from scalein.spark.streaming import query as job_module
 from scalein.spark.streaming.manifest import Manifests
-from scalein.spark.streaming.places import place_of
+from scalein.storage.object_store import place_of
 from tests.same import assert_same
 from tests.spark.simulated import folded
 
@@ -93,7 +93,7 @@ def test_who_reads_the_files_makes_no_difference(way: str, spark: Any, tmp_path:
     found: list[bool] = []
 
     def noted(*given: Any) -> Any:
-        scan = files.scanned(*given)
+        scan = inputs.scanned(*given)
         found.append(scan is not None)
         return scan
 
@@ -123,9 +123,9 @@ def test_files_that_spark_must_read(tmp_path: Path) -> None:
         (table.replace_schema_metadata({"org.apache.spark.version": "2.4.0"}), table.select(["x"]).schema, True),
     ):
         pq.write_table(given, path)
-        assert (files.row_groups([path], wanted) is not None) == is_ours
+        assert (inputs.row_groups([path], wanted) is not None) == is_ours
     (tmp_path / "a.parquet").write_bytes(b"no Parquet")
-    assert files.row_groups([path], table.schema) is None
+    assert inputs.row_groups([path], table.schema) is None
 
 
 def test_windows_and_a_function_of_a_dataframe(spark: Any, tmp_path: Path) -> None:
@@ -157,11 +157,11 @@ def test_a_static_table_is_sent_once_and_given_back(spark: Any, tmp_path: Path) 
     def files() -> int:
         return len(os.listdir(spark.sparkContext._temp_dir))
 
-    before = files()
-    sis.start(flow, stream(spark, tmp_path / "in"), sink=lambda df, batch: held.append(files()), partitions=2,
+    before = inputs()
+    sis.start(flow, stream(spark, tmp_path / "in"), sink=lambda df, batch: held.append(inputs()), partitions=2,
               checkpoint=tmp_path / "checkpoint", trigger=NOW, emit="changes").wait()
     assert held == [before + 1] * 2
-    assert files() == before
+    assert inputs() == before
 
 
 def test_what_goes_wrong_is_told_in_our_words(spark: Any, tmp_path: Path) -> None:

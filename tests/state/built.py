@@ -9,7 +9,7 @@ from random import Random
 
 from scalein.state import LogStore
 from scalein.state.budget import Budget
-from scalein.state.files import RealFiles
+from scalein.storage.local import RealFiles
 from tests.state.store_model import KINDS, Content
 from tests.state.store_pair import Pair, kernels_of
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from scalein.runtime import stored
-from scalein.state import lookups
+from scalein.kernels import stored
+from scalein.state import piece_lookups
 from tests.state.built import Built
 
 
@@ -17,7 +17,7 @@ def few_rows_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def lookups_cost_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookups, "READ_WORTH", 64)
+    monkeypatch.setattr(piece_lookups, "READ_WORTH", 64)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from scalein.state import LogStore, format
 from scalein.state.budget import Budget
-from scalein.state.files import RealFiles
+from scalein.storage.local import RealFiles
 
 FOLDER = Path(__file__).parent / f"golden_v{format.VERSION}"
 KEY = pa.schema([("user", pa.string()), ("day", pa.date32()), ("x", pa.float64())])

@@ -7,9 +7,9 @@ import struct
 
 import numpy as np
 
-from scalein.state.files import Files
-from scalein.state.runs import Records
-from scalein.state.writing import RunInfo, RunWriter
+from scalein.state.run_file import Records
+from scalein.state.run_writer import RunInfo, RunWriter
+from scalein.storage.local import Files
 
 M64 = (1 << 64) - 1
 Row = tuple[int, tuple[bytes, ...]]  # a number and the strings of a record

@@ -18,7 +18,7 @@ from random import Random
 import numpy as np
 
 from scalein.errors import StoreFailed
-from scalein.state.files import Data, aligned, ends_early, failed, flat
+from scalein.storage.local import Data, aligned, ends_early, failed, flat
 
 PAGE = 4096
 SECTOR = 512

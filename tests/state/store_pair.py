@@ -13,17 +13,17 @@ import pyarrow as pa
 import pytest
 
 from scalein.errors import ComputeError
+from scalein.kernels.store import Kernels, find_kernels
 from scalein.options import Options
 from scalein.state import LogStore, Snapshot, format
 from scalein.state.budget import Budget
-from scalein.state.cold import Cold
-from scalein.state.compacting import Compactor
-from scalein.state.files import Files
-from scalein.state.hot import HotTable
-from scalein.state.kernels import Kernels, find_kernels
+from scalein.state.compaction import Compactor
+from scalein.state.evict import Spiller
+from scalein.state.memtable import HotTable
+from scalein.state.run_levels import Cold
 from scalein.state.snapshot import Copier
-from scalein.state.spilling import Spiller
 from scalein.state.tiers import Tiers
+from scalein.storage.local import Files
 from tests.state.store_model import KINDS, Content, Kind, Model, Overflow, content_of, rows_of
 
 Op = tuple[str, int, int]  # name, seed, size

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from scalein.errors import Damaged, StoreFailed
-from scalein.state import aio
-from scalein.state.aio import Reader, Window
-from scalein.state.files import PAGE, Input, RealFiles
+from scalein.storage import aio
+from scalein.storage.aio import Reader, Window
+from scalein.storage.local import PAGE, Input, RealFiles
 
 PAGES = 300  # of each file
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from scalein.errors import Damaged, ScaleinError, StoreFailed
-from scalein.state import files as files_module
-from scalein.state.files import PAGE, Files, RealFiles, aligned
+from scalein.storage import local as files_module
+from scalein.storage.local import PAGE, Files, RealFiles, aligned
 
 MIB = 1 << 20
 
@@ -255,7 +255,7 @@ def test_one_owner_at_a_time(tmp_path: Path) -> None:
 
 
 def test_a_second_process_is_told_who_owns_the_store(tmp_path: Path) -> None:
-    code = "import sys; from scalein.state.files import RealFiles; l = RealFiles(sys.argv[1]).lock(); print(); input()"
+    code = "import sys; from scalein.storage.local import RealFiles as F; l = F(sys.argv[1]).lock(); print(); input()"
     root = Path(__file__).parents[2]
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                           cwd=root) as other:  # fmt: skip

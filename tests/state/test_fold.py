@@ -6,11 +6,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from scalein.kernels.store import find_kernels
 from scalein.options import Options
 from scalein.state.arena import Arena
-from scalein.state.cold import pointers_to
-from scalein.state.hot import HotTable
-from scalein.state.kernels import find_kernels
+from scalein.state.memtable import HotTable
+from scalein.state.run_levels import pointers_to
 
 KEY, VALUE = pa.schema([("a", pa.int32()), ("b", pa.int64())]), pa.schema([("n", pa.int64()), ("hi", pa.float64())])
 FUNCTIONS = ("sum", "max")

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from scalein.errors import Damaged, InternalError, NewerFormat
 from scalein.state import format, manifest
 from scalein.state.checksum import block_checksum, block_checksums
-from scalein.state.images import Extent, Image, ImageWriter
 from scalein.state.index_runs import Asked, IndexRun, IndexWriter, entries_of
 from scalein.state.manifest import Manifest
-from scalein.state.runs import Held, Run
+from scalein.state.run_file import Held, Run
+from scalein.state.segment_images import Extent, Image, ImageWriter
 from tests.state.obvious import M64, Row, obvious_checksum, write_run
 from tests.state.power_cut import PowerCutFiles
 

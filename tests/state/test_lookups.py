@@ -11,12 +11,13 @@ import pyarrow as pa
 import pytest
 
 from scalein.errors import StoreFailed
-from scalein.state import LogStore, format, indexing, lookups
+from scalein.state import LogStore, format, piece_lookups
+from scalein.state import indexer as indexing
 from scalein.state.arena import Arena
 from scalein.state.budget import Budget
-from scalein.state.files import RealFiles
 from scalein.state.index_runs import IndexRun, IndexWriter
-from scalein.state.indexing import first_merged
+from scalein.state.indexer import first_merged
+from scalein.storage.local import RealFiles
 from tests.state.store_model import KINDS
 from tests.state.store_pair import Pair
 
@@ -24,7 +25,7 @@ PLENTY = Budget(None, 1 << 16, 1 << 12)
 
 
 def never_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookups, "READ_WORTH", 0)
+    monkeypatch.setattr(piece_lookups, "READ_WORTH", 0)
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
@@ -47,7 +48,7 @@ def test_keys_are_looked_up_in_pieces_of_several_ages(kind: str, window: int, tm
             pair.do(("get", seed, 400))
         assert pair.store.stats()["groups_not_loaded"] == loaded
         pair.store.verify()
-    monkeypatch.setattr(lookups, "READ_WORTH", 1 << 20)
+    monkeypatch.setattr(piece_lookups, "READ_WORTH", 1 << 20)
     pair.do(("get", 5, 400))
     pair.do(("scan", 0, 0))
     assert pair.store.stats()["groups_not_loaded"] == 0
@@ -91,8 +92,8 @@ def test_what_is_asked_for_often_is_loaded(tmp_path: Path, monkeypatch: pytest.M
     def get(store: LogStore, some: np.ndarray) -> None:
         assert store.get(pa.array(some))["n"].to_pylist() == some.tolist()
 
-    monkeypatch.setattr(lookups, "READ_WORTH", 1000)  # 3 keys or so are worth a group
-    monkeypatch.setattr(lookups, "LOADED_BYTES", 1)
+    monkeypatch.setattr(piece_lookups, "READ_WORTH", 1000)  # 3 keys or so are worth a group
+    monkeypatch.setattr(piece_lookups, "LOADED_BYTES", 1)
     with LogStore.open(tmp_path, readonly=True) as store:
         get(store, keys[:1])
         assert left(store) == 256

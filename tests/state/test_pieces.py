@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 from scalein.errors import Damaged
-from scalein.state import LogStore, format, lookups, past, recover
+from scalein.state import LogStore, format, piece_lookups, pieces, restored
 from scalein.state.budget import Budget
-from scalein.state.files import RealFiles
-from scalein.state.past import first_joined
+from scalein.state.restored import first_joined
+from scalein.storage.local import RealFiles
 from tests.state.store_model import KINDS
 from tests.state.store_pair import Pair, kernels_of
 
@@ -27,8 +27,8 @@ ROWS = pa.table({"k": np.arange(5000), "n": np.ones(5000, np.int64)})
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few pieces are many, and nothing is loaded because it is asked for."""
-    monkeypatch.setattr(past, "MOST_PIECES", 4)
-    monkeypatch.setattr(lookups, "READ_WORTH", 0)
+    monkeypatch.setattr(restored, "MOST_PIECES", 4)
+    monkeypatch.setattr(piece_lookups, "READ_WORTH", 0)
 
 
 def paired(path: Path, kind: str = "int", budget: Budget = PLENTY) -> Pair:
@@ -103,19 +103,19 @@ def test_a_large_old_piece_is_not_loaded_for_small_new_ones(tmp_path: Path, few:
 def test_a_snapshot_waits_for_a_part_of_what_is_joined(tmp_path: Path, few: None,
                                                        monkeypatch: pytest.MonkeyPatch) -> None:
     """Group by group, one at each snapshot, unless there are far too many pieces."""
-    monkeypatch.setattr(past, "MOST_PIECES", 99)
+    monkeypatch.setattr(restored, "MOST_PIECES", 99)
     for _ in range(8):
         with LogStore.open(tmp_path, key=KEY, value=VALUE) as store:
             store.merge(ROWS, n="sum")
     store = LogStore.open(tmp_path)
     found = store._tiers.past
     assert len(found.pieces) == 8
-    monkeypatch.setattr(past, "MOST_PIECES", 4)
-    monkeypatch.setattr(past, "JOINED_BYTES", 1)
+    monkeypatch.setattr(restored, "MOST_PIECES", 4)
+    monkeypatch.setattr(restored, "JOINED_BYTES", 1)
     for step in (1, 2, 3):
         store.snapshot().wait()
         assert [len(piece.loaded) for piece in found.pieces] == [step] * 8
-    monkeypatch.setattr(past, "MOST_PIECES", 3)
+    monkeypatch.setattr(restored, "MOST_PIECES", 3)
     store.snapshot().wait()
     assert not found.pieces
     assert store.get(ROWS.select(["k"]))["n"].to_pylist() == [8] * len(ROWS)
@@ -180,8 +180,8 @@ def is_damaged(store: LogStore, keys: np.ndarray) -> bool:
 @pytest.mark.parametrize("kind", ["int", "text"])
 def test_files_are_closed_and_opened_again(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that others may remove stay open."""
-    monkeypatch.setattr(recover, "MOST_OPEN", 2)
-    monkeypatch.setattr(lookups, "READ_WORTH", 0)
+    monkeypatch.setattr(pieces, "MOST_OPEN", 2)
+    monkeypatch.setattr(piece_lookups, "READ_WORTH", 0)
     pair = paired(tmp_path, kind)
     for session in range(6):
         pair.do(("more", session, 300))
@@ -234,7 +234,7 @@ def test_files_of_loaded_pieces_take_no_room(is_all: bool, tmp_path: Path) -> No
 def test_who_only_reads_stays_within_its_memory(kind: pa.DataType, filled: str | None, tmp_path: Path,
                                                 monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups for which there is no room are looked into, or looked through one after the other."""
-    monkeypatch.setattr(lookups, "READ_WORTH", 1 << 20)  # all that is asked for is worth loading
+    monkeypatch.setattr(piece_lookups, "READ_WORTH", 1 << 20)  # all that is asked for is worth loading
     keys = pa.array([f"a key with the number {k}" if k % 2 else str(k) for k in range(20_000)])
     keys = keys if kind == pa.string() else pa.array(np.arange(20_000))
     with LogStore.open(tmp_path, key={"k": kind}, value={"n": pa.int64()}, memory=filled) as store:

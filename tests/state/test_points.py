@@ -14,17 +14,18 @@ import pyarrow as pa
 import pytest
 
 from scalein.errors import Damaged, StoreFailed
+from scalein.kernels.store import find_kernels
 from scalein.options import Options
-from scalein.state import LogStore, aio, compacting, format, tiers
+from scalein.state import LogStore, compaction, format, tiers
 from scalein.state.arena import Arena
 from scalein.state.budget import Budget
 from scalein.state.checksum import block_checksum
-from scalein.state.cold import BUNDLES, Cold, pointers_to
-from scalein.state.files import RealFiles
-from scalein.state.hot import HotTable
-from scalein.state.kernels import find_kernels
-from scalein.state.runs import Run
-from scalein.state.writing import RunWriter
+from scalein.state.memtable import HotTable
+from scalein.state.run_file import Run
+from scalein.state.run_levels import BUNDLES, Cold, pointers_to
+from scalein.state.run_writer import RunWriter
+from scalein.storage import aio
+from scalein.storage.local import RealFiles
 from tests.state.store_model import KINDS, rows_of
 from tests.state.store_pair import Pair
 
@@ -171,7 +172,7 @@ def test_a_compaction_that_ends_while_the_next_is_decided(tmp_path: Path, monkey
         return 0
 
     def leave(key: int, first: Callable[[list[int]], int]) -> None:
-        monkeypatch.setattr(compacting, "to_merge", first)
+        monkeypatch.setattr(compaction, "to_merge", first)
         store.merge(pa.table({"k": [key], "n": [key]}), n="sum")
         ours._evict(0, 0.0)
         ours.settle()
@@ -226,7 +227,7 @@ def test_seeking_records_by_hash() -> None:
 
 
 def test_runs_that_are_read_again_and_again_become_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compacting, "to_merge", len)  # nothing else merges them
+    monkeypatch.setattr(compaction, "to_merge", len)  # nothing else merges them
     store = filled(tmp_path, TINY)
     store.merge(pa.table({"k": np.arange(KEYS), "n": np.ones(KEYS, np.int64)}), n="sum")
     store._tiers.settle()

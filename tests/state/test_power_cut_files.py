@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from scalein.errors import Damaged, StoreFailed
 from scalein.state import format, manifest
 from scalein.state.format import image_name, manifest_name, run_name
-from scalein.state.images import Extent, Image, ImageWriter
 from scalein.state.manifest import Manifest
-from scalein.state.runs import Run
-from scalein.state.writing import RunWriter
+from scalein.state.run_file import Run
+from scalein.state.run_writer import RunWriter
+from scalein.state.segment_images import Extent, Image, ImageWriter
 from tests.state.power_cut import PAGE, PowerCut, PowerCutFiles
 
 SEEDS = st.integers(0, 1 << 32)

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalein.errors import BadArgument, Damaged, InternalError, StoreFailed
-from scalein.state import format, writing
+from scalein.state import format, run_writer
 from scalein.state.checksum import block_checksum
-from scalein.state.files import RealFiles
-from scalein.state.runs import Run
-from scalein.state.writing import RunWriter
+from scalein.state.run_file import Run
+from scalein.state.run_writer import RunWriter
+from scalein.storage.local import RealFiles
 from tests.state.obvious import M64, Row, decoded, obvious_checksum, write_run
 from tests.state.power_cut import PowerCutFiles
 
@@ -45,7 +45,7 @@ def test_runs_are_read_as_written(stride: int, cells: int, count: int, step: int
     hashes = np.sort(np.array([random.randrange(spread) << 50 for _ in rows], np.uint64))
     disk = PowerCutFiles()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writing, "WRITE_BYTES", write_bytes)
+        patch.setattr(run_writer, "WRITE_BYTES", write_bytes)
         info = write_run(disk, rows, hashes, stride, places, step)
     run = Run(disk, 5, stride, places)
     assert info.record_count == run.record_count == count

@@ -9,17 +9,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from scalein.kernels.store import Kernels, Sorted, find_kernels, new_words
 from scalein.layout import HITS_SHIFT, MOST_HITS, TOMB
 from scalein.options import Options
 from scalein.state import LogStore, arena
 from scalein.state.arena import Arena, Buckets
-from scalein.state.blocks import Pulled, Shape, cut, pack
-from scalein.state.cold import least_kept, pointers_to, to_merge
-from scalein.state.files import aligned
-from scalein.state.filters import empty_filter, mark_bits, shift_of
-from scalein.state.hot import HotTable
-from scalein.state.kernels import Kernels, Sorted, find_kernels, new_words
-from scalein.state.room import Room
+from scalein.state.bloom import empty_filter, mark_bits, shift_of
+from scalein.state.memtable import HotTable
+from scalein.state.run_blocks import Pulled, Shape, cut, pack
+from scalein.state.run_levels import least_kept, pointers_to, to_merge
+from scalein.state.workspace import Room
+from scalein.storage.local import aligned
 
 KEY, VALUE = pa.schema([("a", pa.int32()), ("b", pa.int64())]), pa.schema([("n", pa.int64())])
 GROUPS = range(32, 48)

@@ -13,7 +13,7 @@ import pytest
 from scalein.errors import BadArgument, BadData, BadName, ScaleinError, UnknownColumn, WrongType
 from scalein.state import LogStore
 from scalein.state.budget import Budget
-from scalein.state.files import RealFiles
+from scalein.storage.local import RealFiles
 
 KEY, VALUE = {"k": pa.int64()}, {"n": pa.int64(), "t": pa.string()}
 ROWS = pa.table({"k": [1], "n": [1]})

@@ -14,7 +14,7 @@ import pytest
 from scalein.options import Options
 from scalein.state import LogStore, Snapshot
 from scalein.state.budget import Budget
-from scalein.state.files import RealFiles
+from scalein.storage.local import RealFiles
 from tests.state.store_pair import probes
 
 SECONDS = float(os.environ.get("SCALEIN_STORE_SECONDS", "3"))

@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from scalein.kernels.store import find_kernels
 from scalein.options import Options
 from scalein.state import LogStore
 from scalein.state.arena import Arena
-from scalein.state.hot import HotTable
-from scalein.state.kernels import find_kernels
+from scalein.state.memtable import HotTable
 from tests.state.golden import FOLDER, FUNCTIONS, content, rows
 
 GOLDEN = sorted(FOLDER.parent.glob("golden_v*"))

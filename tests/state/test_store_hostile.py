@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from scalein.errors import ScaleinError
 from scalein.state import LogStore, format, manifest
-from scalein.state.files import RealFiles
 from scalein.state.manifest import Manifest
+from scalein.storage.local import RealFiles
 from tests.state.built import BUDGET, KIND, Built, copied
 from tests.state.store_pair import kernels_of
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from scalein.state import LogStore
 from scalein.state.budget import Budget
-from scalein.state.files import RealFiles
+from scalein.storage.local import RealFiles
 
 ROUNDS = int(os.environ.get("SCALEIN_STORE_KILLS", "12"))
 KEYS = 150
@@ -25,7 +25,7 @@ import os, sys, tempfile
 import numpy as np, pyarrow as pa
 from scalein.state import LogStore
 from scalein.state.budget import Budget
-from scalein.state.files import RealFiles
+from scalein.storage.local import RealFiles
 
 def run(path, steps):
     store = LogStore.open_files(RealFiles(path), key={"k": pa.int64()}, value={"n": pa.int64(), "t": pa.string()},

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from scalein.state import LogStore
 from scalein.state.budget import Budget
-from scalein.state.files import RealFiles
+from scalein.storage.local import RealFiles
 from tests.state.store_model import KINDS
 from tests.state.store_pair import Op, Pair, probes
 

@@ -11,7 +11,7 @@ import pytest
 from scalein.errors import ComputeError
 from scalein.state import LogStore
 from scalein.state.budget import Budget
-from scalein.state.files import RealFiles
+from scalein.storage.local import RealFiles
 
 KEY = {"k": pa.int64()}
 EXACT = Context(prec=80)

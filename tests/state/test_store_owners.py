@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 
 from scalein import ScaleinError
-from scalein.state import LogStore, format, opening
+from scalein.state import LogStore, format, recovery
 from scalein.state.budget import Budget
-from scalein.state.files import RealFiles
-from scalein.state.runs import Run
+from scalein.state.run_file import Run
+from scalein.storage.local import RealFiles
 
 KEY, VALUE = {"k": pa.string()}, {"n": pa.int64(), "t": pa.string()}
 LOW, HIGH = range(128), range(128, 256)
@@ -187,7 +187,7 @@ def test_stores_that_cannot_be_opened_leave_nothing_open(tmp_path: Path, monkeyp
         LogStore.open(tmp_path / "a", key_groups=HIGH)
     assert not open_files(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(opening, "names_in", lambda _: {}["nothing"])
+        patch.setattr(recovery, "names_in", lambda _: {}["nothing"])
         with pytest.raises(ScaleinError, match="does not say"):
             LogStore.open(tmp_path / "a")
     assert not open_files(tmp_path)

@@ -16,9 +16,9 @@ from scalein.errors import ScaleinError, StoreFailed
 from scalein.layout import RECORD_AT, RECORD_END, ROOM
 from scalein.state import LogStore
 from scalein.state.budget import Budget
-from scalein.state.files import RealFiles
+from scalein.state.evict import Spiller
 from scalein.state.snapshot import Copy, Frozen
-from scalein.state.spilling import Spiller
+from scalein.storage.local import RealFiles
 from tests.state.power_cut import PowerCutFiles
 from tests.state.store_model import KINDS
 from tests.state.store_pair import Pair, probes

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pytest
 
 from scalein.errors import BadArgument, Damaged, ScaleinError, StoreFailed
-from scalein.state import LogStore, lookups
+from scalein.state import LogStore, piece_lookups
 from scalein.state.arena import Arena, Buckets
 from scalein.state.budget import Budget
-from scalein.state.cold import Cold
-from scalein.state.files import RealFiles
-from scalein.state.runs import Run
-from scalein.state.spilling import Spiller
+from scalein.state.evict import Spiller
+from scalein.state.run_file import Run
+from scalein.state.run_levels import Cold
+from scalein.storage.local import RealFiles
 
 TINY = Budget(100_000, 1 << 14, 1 << 12)  # everything leaves at once
 TYPES = {"plain": pa.int64(), "text": pa.string()}
@@ -96,7 +96,7 @@ def test_merge_and_get_of_a_reopened_store_does_not_fail_once_its_rows_are_in(ki
     """Groups for which there is no room are looked into."""
     with opened(tmp_path, kind, Budget(None)) as store:
         store.merge(rows(kind, 0, 6_000), n="sum")
-    monkeypatch.setattr(lookups, "READ_WORTH", 1 << 20)  # all that is asked for is worth loading
+    monkeypatch.setattr(piece_lookups, "READ_WORTH", 1 << 20)  # all that is asked for is worth loading
     with opened(tmp_path, kind, Budget(400_000, 1 << 14, 1 << 12)) as store:
         expected = np.ones(6_000, np.int64)
         done = 0

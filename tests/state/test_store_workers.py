@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from scalein.runtime import stored
+from scalein.kernels import stored
 from scalein.state import LogStore
 from scalein.state.budget import Budget
-from scalein.state.files import RealFiles
+from scalein.storage.local import RealFiles
 from tests.state.store_model import KINDS
 from tests.state.store_pair import Pair, probes
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scalein.ir.exprs import Col, Named
-from scalein.ir.nodes import Chain, Grouped, Host, JoinTable, Node, Ordered, Pipe, Scan, Take
+from scalein.ir.physical import Chain, Grouped, Host, JoinTable, Node, Ordered, Pipe, Scan, Take
 from scalein.ir.stages import Let, Step
 
 

@@ -20,7 +20,7 @@ from dataclasses import replace
 from scalein.dtypes import BOOL
 from scalein.ir.exprs import Call, Col, Expr, Lit, Named, columns, type_of
 from scalein.ir.functions import can_fail, fallible, has_host, is_host
-from scalein.ir.nodes import Host, Node, Pipe, identity
+from scalein.ir.physical import Host, Node, Pipe, identity
 
 Guards = tuple[tuple[Expr, bool], ...]  # a row asks where each condition is true, or (False) where each is not
 

@@ -22,14 +22,14 @@ from scalein.ir.stages import Group, GroupMode
 from scalein.ir.tables import Slicing, Table
 from scalein.layout import BLOCK_ROWS, ERROR, OUT_OF_DOMAIN, RING_ADVANCE
 from scalein.llvm_backend import accumulators, reduce
-from scalein.llvm_backend.arithmetic import floor_divide
 from scalein.llvm_backend.block import PADDED, Block, keep, rows
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.exprs import lower_expr
 from scalein.llvm_backend.fn import I32, I64, I128, PTR, const
+from scalein.llvm_backend.functions.arithmetic import floor_divide
+from scalein.llvm_backend.hash_index import Index, place_in
 from scalein.llvm_backend.keys import key_block, row_key
-from scalein.llvm_backend.sides import Sides, base_of, find_sides, owner_of
-from scalein.llvm_backend.table import Index, place_in
+from scalein.llvm_backend.side_state import Sides, base_of, find_sides, owner_of
 from scalein.llvm_backend.values import Env, Row, Value, canonical
 
 

@@ -13,15 +13,15 @@ from scalein.ir.stages import GroupMode, Merge
 from scalein.ir.tables import Slicing, Table
 from scalein.layout import BLOCK_ROWS
 from scalein.llvm_backend import accumulators
-from scalein.llvm_backend.arithmetic import floor_divide
 from scalein.llvm_backend.block import PADDED, Block, keep
 from scalein.llvm_backend.cells import leave_without_room, needed
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import I64, PTR, const
+from scalein.llvm_backend.functions.arithmetic import floor_divide
+from scalein.llvm_backend.hash_index import Index, place_in
 from scalein.llvm_backend.keys import KeyBlock, array_type, first_bytes, halves, hash_string, hash_words, key_array, mix
 from scalein.llvm_backend.readers import stored_string
-from scalein.llvm_backend.sides import base_of, owner_of
-from scalein.llvm_backend.table import Index, place_in
+from scalein.llvm_backend.side_state import base_of, owner_of
 from scalein.llvm_backend.values import Row
 
 

@@ -16,9 +16,8 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from scalein.connectors.base import Json
-from scalein.jobs.json import as_int, as_map
-from scalein.jobs.watermarks import BELIEVED_BATCHES, as_integers
+from scalein.exec.event_time import BELIEVED_BATCHES, as_integers
+from scalein.storage.checked_json import Json, as_int, as_map
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from scalein.exec.combine import Numbered
 from scalein.interp.taking import taken
+from scalein.ir.partials import TwoPhase
 from scalein.ir.tables import AccKind, Output
-from scalein.ir.two_phase import TwoPhase
-from scalein.jobs.numbered import Numbered
 from scalein.options import Options
 
 

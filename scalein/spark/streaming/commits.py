@@ -22,19 +22,18 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from scalein.connectors.base import Json
 from scalein.errors import BadArgument, Damaged, InternalError, ScaleinError, SourceLoc, StoreFailed
-from scalein.jobs.json import as_int, as_list, as_map
-from scalein.spark.blobs import KEY_GROUPS
-from scalein.spark.shipping import Carried
+from scalein.spark.serialize import Carried
+from scalein.spark.shuffle import KEY_GROUPS
 from scalein.spark.streaming.clocks import Clock
 from scalein.spark.streaming.manifest import Manifests, key_of
-from scalein.spark.streaming.outputs import Outlet
-from scalein.spark.streaming.places import Place
-from scalein.spark.streaming.reading import described
+from scalein.spark.streaming.read_state import described
 from scalein.spark.streaming.runs import Run, joined_runs
+from scalein.spark.streaming.sinks import Outlet
 from scalein.spark.streaming.tasks import Batch, Heard, counted, seen_of
 from scalein.spark.streaming.work import Work
+from scalein.storage.checked_json import Json, as_int, as_list, as_map
+from scalein.storage.object_store import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

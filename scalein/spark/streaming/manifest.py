@@ -35,10 +35,9 @@ import zlib
 from collections.abc import Iterable
 from typing import IO, NamedTuple
 
-from scalein.connectors.base import Json
 from scalein.errors import Damaged, NewerFormat, SourceLoc, StoreFailed
-from scalein.jobs.json import as_int
-from scalein.spark.streaming.places import MANIFESTS, OUTPUT, STATE, Place
+from scalein.storage.checked_json import Json, as_int
+from scalein.storage.object_store import MANIFESTS, OUTPUT, STATE, Place
 
 FORMAT = 1
 KEPT = 2

@@ -17,17 +17,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scalein.compiler import compile_flow
-from scalein.ir.two_phase import TwoPhase, two_phase
+from scalein.exec.event_time import as_integers
+from scalein.ir.partials import TwoPhase, two_phase
 from scalein.jobs.changes import OP, Changes
 from scalein.jobs.partials import group_of
 from scalein.jobs.steps import Surroundings, filtered
-from scalein.jobs.watermarks import as_integers
 from scalein.options import Options
-from scalein.spark.blobs import KEY_GROUPS, hashes
+from scalein.spark.shuffle import KEY_GROUPS, hashes
 from scalein.spark.streaming.clocks import Clock
 from scalein.spark.streaming.combining import Combining, placed_in
 from scalein.spark.streaming.merging import Found, looked_up, merged, numbered_keys, rows_at
-from scalein.spark.streaming.places import Place
 from scalein.spark.streaming.runs import (
     PIECES,
     Run,
@@ -41,6 +40,7 @@ from scalein.spark.streaming.runs import (
     write_run,
 )
 from scalein.spark.streaming.work import SLICE, Work
+from scalein.storage.object_store import Place
 
 _NUMBER = "#number"
 

@@ -31,13 +31,12 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from scalein.connectors.base import Json
 from scalein.errors import Damaged
+from scalein.exec.event_time import as_integers
 from scalein.interp.taking import taken
-from scalein.jobs.json import as_int, as_list, as_text
-from scalein.jobs.watermarks import as_integers
-from scalein.spark.blobs import KEY_GROUPS
-from scalein.spark.streaming.places import STATE, Place
+from scalein.spark.shuffle import KEY_GROUPS
+from scalein.storage.checked_json import Json, as_int, as_list, as_text
+from scalein.storage.object_store import STATE, Place
 
 HASH = "#hash"
 PIECE_ROWS = 1 << 20  # of a piece, about; also what a merge holds at a time

@@ -23,19 +23,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from scalein.connectors.base import Json
 from scalein.options import Options
-from scalein.spark.blobs import decoded, encoded, joined, own_rows, placed, routed
-from scalein.spark.mapping import JOINED_BYTES, task_options
-from scalein.spark.shipping import Carried
+from scalein.spark.batch.tasks import JOINED_BYTES, task_options
+from scalein.spark.serialize import Carried
+from scalein.spark.shuffle import decoded, encoded, joined, own_rows, placed, routed
 from scalein.spark.streaming.clocks import Clock, Seen
-from scalein.spark.streaming.files import Files
-from scalein.spark.streaming.outputs import Output, Taken
-from scalein.spark.streaming.places import Place
+from scalein.spark.streaming.inputs import Files
 from scalein.spark.streaming.reducing import Reducer, Share
 from scalein.spark.streaming.runs import Run, keep_only, ranges
+from scalein.spark.streaming.sinks import Output, Taken
 from scalein.spark.streaming.work import Tally, Work
 from scalein.spark.types import entering
+from scalein.storage.checked_json import Json
+from scalein.storage.object_store import Place
 
 PARTIALS, COUNTED, LATE, WORDS, OUT, FAILED = range(6)  # kinds of cells, and of what a task says
 CELLS = pa.schema([pa.field("target", pa.int32(), False), pa.field("kind", pa.int32(), False),

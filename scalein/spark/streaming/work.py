@@ -21,9 +21,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from scalein.compiler import compile_flow
-from scalein.connectors.base import Json
 from scalein.dtypes import Schema
 from scalein.errors import BadArgument, ComputeError, LateData, SourceLoc
+from scalein.exec.bounded import Program
+from scalein.exec.event_time import extent, far_ahead
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named, columns
 from scalein.ir.rewrite import exprs_of, rewrite, walk_ops
@@ -34,11 +35,10 @@ from scalein.jobs.partials import all_computed
 from scalein.jobs.remembered import signature
 from scalein.jobs.segments import Feed, Segment, cut, over, placeholder
 from scalein.jobs.steps import Arrival, Runner, Surroundings, reads
-from scalein.jobs.watermarks import extent, far_ahead
 from scalein.options import Options
-from scalein.runtime.run import Program
 from scalein.spark.phases import Phases
 from scalein.spark.streaming.clocks import Clock, Seen, moved, seen
+from scalein.storage.checked_json import Json
 
 SLICE = "#slice"  # the start of the slice of time of a row that waits
 

@@ -1,0 +1,1 @@
+"""The face: flows, columns, windows, sources and sinks, as users write them."""

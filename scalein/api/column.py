@@ -1,0 +1,376 @@
+"""Column: what `col("x") > 1` gives. It wraps an expression without types; a flow types it when it meets one.
+
+A Column is immutable, and nothing is computed until a flow runs. Strings are text in comparisons and column names
+where a column is asked for, as in Polars; where both could be meant, they are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NoReturn
+
+from scalein.api import hints
+from scalein.api.aggregates import Aggregates
+from scalein.api.attempts import Attempts
+from scalein.api.hints import Hinted
+from scalein.api.methods import DtMethods, ListMethods, StrMethods, StructMethods
+from scalein.errors import BadArgument, SourceLoc, here
+from scalein.ir.exprs import Agg, Call, Col, Expr
+from scalein.ir.literals import as_dtype, fit, literal, own_type
+from scalein.ir.printer import show_agg, show_expr
+
+
+class Column(Attempts, Aggregates, Hinted):
+    """An expression over columns, or an aggregate of one; made by `col`, `lit`, `when` and `count`.
+
+    >>> from scalein import col
+    >>> (col("price") * 0.8 - 1).alias("net")
+    Column(price * 0.8 - 1, alias='net')
+    """
+
+    __slots__ = ("_alias", "_node")
+    _called, _elsewhere = "a Column", hints.COLUMN
+    __array_ufunc__ = None  # numpy scalars leave operators to us: np.int64(1) + col("x")
+    __hash__ = None  # type: ignore[assignment]  # == gives a Column, so a Column cannot be a key
+
+    def __init__(self, node: Expr | Agg, alias: str | None = None) -> None:
+        self._node = node
+        self._alias = alias
+
+    @property
+    def node(self) -> Expr | Agg:
+        """The expression or aggregate inside, for flows."""
+        return self._node
+
+    @property
+    def name(self) -> str | None:
+        """The alias, else the name of the first column in it, else None."""
+        if self._alias is not None:
+            return self._alias
+        if isinstance(self._node, Agg):
+            return _first_column(self._node.args[0]) if self._node.args else self._node.fn
+        return _first_column(self._node)
+
+    def __repr__(self) -> str:
+        text = show_agg(self._node) if isinstance(self._node, Agg) else show_expr(self._node)
+        return f"Column({text})" if self._alias is None else f"Column({text}, alias={self._alias!r})"
+
+    def alias(self, name: str) -> Column:
+        """The same column under another name.
+
+        >>> from scalein import col
+        >>> col("price").sum().alias("total").name
+        'total'
+        """
+        if not isinstance(name, str) or not name:
+            raise BadArgument("alias takes a name", at=here(), found=repr(name))
+        return Column(self._node, name)
+
+    # --- operators ---
+
+    def _expr(self, at: SourceLoc) -> Expr:
+        if isinstance(self._node, Agg):
+            raise BadArgument(f"{show_agg(self._node)} is an aggregate and can only be named, not computed with", at=at,
+                              hint="name it in agg(...), then compute in a with_columns(...) behind it")
+        return self._node
+
+    def _call(self, fn: str, *others: object, params: tuple[object, ...] = ()) -> Column:
+        at = here()
+        return Column(Call(fn, (self._expr(at), *(as_expr(other, at) for other in others)), params, at=at))
+
+    def _tried(self, fn: str, *others: object, dtype: object = None) -> Column:
+        at = here()
+        args = (self._expr(at), *(as_expr(other, at) for other in others))
+        call = Call(fn, args, dtype=None if dtype is None else as_dtype(dtype, at), at=at)
+        return Column(Call("try", (call,), at=at))
+
+    def _swapped(self, fn: str, other: object) -> Column:
+        at = here()
+        return Column(Call(fn, (as_expr(other, at), self._expr(at)), at=at))
+
+    def _agg(self, fn: str, *others: object, params: tuple[object, ...] = ()) -> Column:
+        at = here()
+        args = (self._expr(at), *(as_column(other, fn)._expr(at) for other in others))
+        return Column(Agg(fn, args, params=params, at=at))
+
+    def __add__(self, other: object) -> Column:
+        return self._call("add", other)
+
+    def __radd__(self, other: object) -> Column:
+        return self._swapped("add", other)
+
+    def __sub__(self, other: object) -> Column:
+        return self._call("sub", other)
+
+    def __rsub__(self, other: object) -> Column:
+        return self._swapped("sub", other)
+
+    def __mul__(self, other: object) -> Column:
+        return self._call("mul", other)
+
+    def __rmul__(self, other: object) -> Column:
+        return self._swapped("mul", other)
+
+    def __truediv__(self, other: object) -> Column:
+        return self._call("div", other)
+
+    def __rtruediv__(self, other: object) -> Column:
+        return self._swapped("div", other)
+
+    def __floordiv__(self, other: object) -> Column:
+        return self._call("floordiv", other)
+
+    def __rfloordiv__(self, other: object) -> Column:
+        return self._swapped("floordiv", other)
+
+    def __mod__(self, other: object) -> Column:
+        return self._call("mod", other)
+
+    def __rmod__(self, other: object) -> Column:
+        return self._swapped("mod", other)
+
+    def __pow__(self, other: object) -> Column:
+        return self._call("pow", other)
+
+    def __rpow__(self, other: object) -> Column:
+        return self._swapped("pow", other)
+
+    def __neg__(self) -> Column:
+        return self._call("neg")
+
+    def __abs__(self) -> Column:
+        return self._call("abs")
+
+    def __and__(self, other: object) -> Column:
+        return self._call("and", other)
+
+    def __rand__(self, other: object) -> Column:
+        return self._swapped("and", other)
+
+    def __or__(self, other: object) -> Column:
+        return self._call("or", other)
+
+    def __ror__(self, other: object) -> Column:
+        return self._swapped("or", other)
+
+    def __invert__(self) -> Column:
+        return self._call("not")
+
+    def __eq__(self, other: object) -> Column:  # type: ignore[override]
+        return self._compare("eq", "==", other)
+
+    def __ne__(self, other: object) -> Column:  # type: ignore[override]
+        return self._compare("ne", "!=", other)
+
+    def __lt__(self, other: object) -> Column:
+        return self._compare("lt", "<", other)
+
+    def __le__(self, other: object) -> Column:
+        return self._compare("le", "<=", other)
+
+    def __gt__(self, other: object) -> Column:
+        return self._compare("gt", ">", other)
+
+    def __ge__(self, other: object) -> Column:
+        return self._compare("ge", ">=", other)
+
+    def _compare(self, fn: str, sign: str, other: object) -> Column:
+        if other is None:
+            raise BadArgument(f"{sign} None is null for every row", at=here(),
+                              hint="write .is_null() or .is_not_null()")
+        return self._call(fn, other)
+
+    def __bool__(self) -> NoReturn:
+        raise BadArgument("a column is neither true nor false by itself", at=here(), found=repr(self),
+                          hint="use & for and, | for or, ~ for not, .is_in for in, and .between for a < x < b")
+
+    def __iter__(self) -> NoReturn:
+        raise BadArgument("a column cannot be looped over", at=here(), found=repr(self),
+                          hint="run the flow with collect() and loop over its result")
+
+    def __contains__(self, value: object) -> NoReturn:
+        raise BadArgument("`in` does not look into a column", at=here(), found=repr(self),
+                          hint="use .is_in([...]) for rows, .str.contains(...) for text")
+
+    # --- functions ---
+
+    def cast(self, dtype: object) -> Column:
+        """The values as another type: an Arrow type, its name, or int, float, str, bool.
+
+        A value that the type cannot hold is an error in live rows; float to int truncates.
+
+        >>> from scalein import col
+        >>> col("price").cast("int32")
+        Column(price.cast(i32))
+        """
+        at = here()
+        return Column(Call("cast", (self._expr(at),), dtype=as_dtype(dtype, at), at=at))
+
+    def is_null(self) -> Column:
+        """True where the value is missing; never null itself."""
+        return self._call("is_null")
+
+    def is_not_null(self) -> Column:
+        """True where there is a value; never null itself."""
+        return self._call("is_not_null")
+
+    def is_nan(self) -> Column:
+        """True where a float is NaN; null stays null."""
+        return self._call("is_nan")
+
+    def fill_null(self, value: object) -> Column:
+        """The value, or `value` (a constant or column) where it is missing."""
+        return self._call("fill_null", value)
+
+    def is_in(self, values: Iterable[object]) -> Column:
+        """True where the value is one of `values`; as in SQL, null where a null could be the match.
+
+        >>> from scalein import col
+        >>> col("kind").is_in(["view", "click"])
+        Column(kind.is_in(['view', 'click']))
+        """
+        at = here()
+        if isinstance(values, str | bytes | dict | Column) or not isinstance(values, Iterable):
+            raise BadArgument("is_in takes a list of constants", at=at, found=repr(values), hint="is_in([1, 2, 3])")
+        listed = [literal(value, at) for value in values]
+        plain = tuple(item if item.dtype else item.value for item in listed if item.value is not None)
+        return self._call("is_in", params=(plain, len(plain) < len(listed)))
+
+    def between(self, low: object, high: object) -> Column:
+        """True where low <= value <= high, both ends included."""
+        return self._call("between", low, high)
+
+    def abs(self) -> Column:
+        """The value without its sign."""
+        return self._call("abs")
+
+    def round(self, digits: int = 0) -> Column:
+        """The value with so many digits behind the point, halves away from zero; integers stay as they are."""
+        if isinstance(digits, bool) or not isinstance(digits, int) or not -15 <= digits <= 15:
+            raise BadArgument("round takes a number of digits from -15 to 15", at=here(), found=repr(digits))
+        return self._call("round", params=(digits,))
+
+    def floor(self) -> Column:
+        """The greatest whole number that is not above the value, as a float."""
+        return self._call("floor")
+
+    def ceil(self) -> Column:
+        """The least whole number that is not below the value, as a float."""
+        return self._call("ceil")
+
+    def sqrt(self) -> Column:
+        """The square root; NaN of a negative number."""
+        return self._call("sqrt")
+
+    def exp(self) -> Column:
+        """e to the power of the value."""
+        return self._call("exp")
+
+    def log(self) -> Column:
+        """The natural logarithm; -inf of zero, NaN of a negative number."""
+        return self._call("log")
+
+    def pow(self, exponent: object) -> Column:
+        """The value to the power of `exponent`, as a float; the same as `**`."""
+        return self._call("pow", exponent)
+
+    def hash(self) -> Column:
+        """64 bits that are the same for equal values, today and for ever: Spark's `xxhash64`. Null has a hash too.
+
+        For the bytes that are hashed see `scalein.hashing`.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> si.from_arrow(pa.table({"x": ["Spark", None]})).select(h=col("x").hash()).collect()["h"].to_pylist()
+        [-4294468057691064905, 42]
+        """
+        return self._call("hash")
+
+    @property
+    def str(self) -> StrMethods:
+        """Functions of text: `col("url").str.starts_with("https")`."""
+        return StrMethods(self)
+
+    @property
+    def dt(self) -> DtMethods:
+        """Functions of times: `col("at").dt.hour()`."""
+        return DtMethods(self)
+
+    @property
+    def list(self) -> ListMethods:
+        """Functions of lists: `col("tags").list.len()`."""
+        return ListMethods(self)
+
+    @property
+    def struct(self) -> StructMethods:
+        """Functions of structs: `col("address").struct.field("city")`."""
+        return StructMethods(self)
+
+
+def _first_column(expr: Expr) -> str | None:
+    """The name of the leftmost column; a choice is named after what it chooses."""
+    match expr:
+        case Col(name):
+            return name
+        case Call("if_else", (_, *values)):
+            return next(filter(None, map(_first_column, values)), None)
+        case Call(_, args):
+            return next(filter(None, map(_first_column, args)), None)
+        case _:
+            return None
+
+
+def as_expr(value: object, at: SourceLoc) -> Expr:
+    """A column's expression, or the constant that `value` is."""
+    return value._expr(at) if isinstance(value, Column) else literal(value, at)
+
+
+def as_column(value: object, step: str) -> Column:
+    """A column given as such or by name."""
+    if isinstance(value, Column):
+        return value
+    if isinstance(value, str):
+        return col(value)
+    raise BadArgument(f"{step} takes columns and their names", at=here(), found=repr(value),
+                      hint="a constant is written lit(...)")
+
+
+def col(name: str) -> Column:
+    """The column of this name, in whatever flow the expression is used.
+
+    >>> from scalein import col
+    >>> (col("price") > 10) & col("user").is_not_null()
+    Column((price > 10) & user.is_not_null())
+    """
+    if not isinstance(name, str) or not name:
+        raise BadArgument("col takes a column's name", at=here(), found=repr(name))
+    return Column(Col(name))
+
+
+def lit(value: object, dtype: object = None) -> Column:
+    """A constant; it takes the type of what it meets, unless `dtype` is given.
+
+    >>> from scalein import lit
+    >>> lit("view")
+    Column('view')
+    """
+    at = here()
+    constant = literal(value, at)
+    if dtype is None or constant.dtype is not None:
+        return Column(constant)
+    target = as_dtype(dtype, at)
+    fitted = fit(value, target)
+    if fitted is None:
+        raise BadArgument(f"the constant does not fit {target!r}", at=at, found=f"{value!r}, {own_type(value)!r}",
+                          hint="leave the type away, or write lit(...).cast(...)")
+    return Column(fitted)
+
+
+def count() -> Column:
+    """The number of rows, for `agg`; its name is "count" unless it gets another.
+
+    >>> from scalein import count
+    >>> count().alias("views")
+    Column(count(), alias='views')
+    """
+    return Column(Agg("count", (), at=here()))

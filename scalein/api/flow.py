@@ -1,0 +1,445 @@
+"""Flow: the fluent API. Each method resolves its expressions against the schema and adds one op, nothing more.
+
+A flow is immutable: a method gives a new one, and a flow may be used in several. What is wrong with a call is
+raised by that call; only what depends on the data waits for `collect`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from scalein.api import hints
+from scalein.api.arguments import Keys, alike, join
+from scalein.api.column import Column
+from scalein.api.groupby import GroupBy, group
+from scalein.api.in_spark import InSpark
+from scalein.api.naming import as_item, row_expr, row_outputs
+from scalein.api.nesting import explode
+from scalein.api.ordering import Order, distinct, first_rows, sort
+from scalein.api.sources import as_schema, bind, source, unbound
+from scalein.api.windows import WindowSpec
+from scalein.connectors.in_memory import of_arrow, of_batches
+from scalein.dtypes import BOOL, Kind
+from scalein.durations import Duration, in_units, span
+from scalein.errors import BadArgument, BadName, WrongType, here
+from scalein.ir import ops
+from scalein.ir.exprs import Call, Col, Expr, Named, type_of
+from scalein.ir.literals import as_dtype
+from scalein.ir.printer import dump
+from scalein.ir.resolve import Scope, column, resolve, shown
+from scalein.options import Options
+
+if TYPE_CHECKING:
+    from scalein.api.graph import Graph
+    from scalein.jobs.job import Job
+
+LEVELS = ("logical", "fused", "llvm", "asm")
+
+
+class Flow(InSpark):
+    """A dataflow: where rows come from, and what happens to them. Nothing runs before `collect` or `batches`.
+
+    >>> import pyarrow as pa, scalein as si
+    >>> from scalein import col
+    >>> si.from_arrow(pa.table({"x": [1, 2, 3]})).filter(col("x") > 1).select(y=col("x") * 10).collect().to_pydict()
+    {'y': [20, 30]}
+    """
+
+    __slots__ = ()
+    _called, _elsewhere = "a Flow", hints.FLOW
+
+    def __init__(self, op: ops.Op) -> None:
+        self.op = op
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of the result."""
+        return self.op.schema.arrow
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the result's columns, in order."""
+        return self.op.schema.names
+
+    def __repr__(self) -> str:
+        return f"Flow\n{dump(self.op)}"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<tr><td>{escape(f.name)}</td><td>{escape(repr(f.dtype))}</td>"
+                       f"<td>{'yes' if f.nullable else 'no'}</td></tr>" for f in self.op.schema)
+        head = "<tr><th>column</th><th>type</th><th>nullable</th></tr>"
+        return f"<table>{head}{rows}</table><pre>{escape(dump(self.op))}</pre>"
+
+    def _scope(self, step: str) -> Scope:
+        return Scope(self.op.schema, step, here())
+
+    # --- row by row ---
+
+    def filter(self, *predicates: Column | str) -> Flow:
+        """The rows for which every predicate is true; null counts as false.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> flow = si.from_arrow(pa.table({"x": [1, None, 3], "ok": [True, True, False]}))
+        >>> flow.filter(col("x") > 0, "ok").collect().to_pydict()
+        {'x': [1], 'ok': [True]}
+        """
+        scope = self._scope("filter")
+        if not predicates:
+            raise BadArgument("filter needs a condition", at=scope.at, hint='for example col("x") > 1')
+        whole: Expr | None = None
+        for given in predicates:
+            condition = _condition(given, scope)
+            whole = condition if whole is None else Call(
+                "and", (whole, condition), dtype=BOOL, nullable=whole.nullable or condition.nullable, at=scope.at)
+        assert whole is not None
+        return Flow(ops.Filter(self.op, whole, at=scope.at))
+
+    def select(self, *columns: Column | str, **named: object) -> Flow:
+        """Only these columns, in this order: names, expressions, and `name=expression`.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> si.from_arrow(pa.table({"x": [1, 2], "y": [3, 4]})).select("y", s=col("x") + col("y")).columns
+        ['y', 's']
+        """
+        scope = self._scope("select")
+        items = row_outputs(columns, named, scope)
+        if not items:
+            raise BadArgument("select needs at least one column", at=scope.at, has=shown(scope.schema))
+        return Flow(ops.Project(self.op, tuple(items), at=scope.at))
+
+    def with_columns(self, *columns: Column | str, **named: object) -> Flow:
+        """All columns, and these: one of a name that exists takes its place, new ones follow at the end.
+
+        All expressions see the columns as they were before.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> si.from_arrow(pa.table({"x": [1, 2]})).with_columns(col("x") * 2, y=col("x")).collect().to_pydict()
+        {'x': [2, 4], 'y': [1, 2]}
+        """
+        scope = self._scope("with_columns")
+        new = {item.name: item for item in row_outputs(columns, named, scope)}
+        if not new:
+            raise BadArgument("with_columns needs at least one column", at=scope.at)
+        kept = [new.pop(name, Named(name, column(name, scope))) for name in self.columns]
+        return Flow(ops.Project(self.op, (*kept, *new.values()), at=scope.at))
+
+    def drop(self, *names: str) -> Flow:
+        """All columns but these."""
+        scope = self._scope("drop")
+        gone = {column(_name(name, scope), scope).name for name in names}
+        if not gone:
+            raise BadArgument("drop needs at least one name", at=scope.at)
+        if len(gone) == len(self.columns):
+            raise BadArgument("drop would leave no column", at=scope.at, has=shown(scope.schema))
+        items = [Named(name, column(name, scope)) for name in self.columns if name not in gone]
+        return Flow(ops.Project(self.op, tuple(items), at=scope.at))
+
+    def rename(self, names: Mapping[str, str]) -> Flow:
+        """The same columns under new names: `rename({"old": "new"})`."""
+        scope = self._scope("rename")
+        if not isinstance(names, Mapping) or not names:
+            raise BadArgument("rename takes a dict of old and new names", at=scope.at, found=repr(names))
+        new = {column(_name(old, scope), scope).name: _name(to, scope) for old, to in names.items()}
+        given = {new.get(name, name): name for name in self.columns}
+        if len(given) < len(self.columns):
+            twice = next(name for name in given if [new.get(n, n) for n in self.columns].count(name) > 1)
+            raise BadName(f"two columns would be called {twice!r} after rename", at=scope.at, has=shown(scope.schema),
+                          hint="drop or rename the other one as well")
+        items = [Named(name, column(old, scope)) for name, old in given.items()]
+        return Flow(ops.Project(self.op, tuple(items), at=scope.at))
+
+    def cast(self, types: Mapping[str, object]) -> Flow:
+        """The same columns, some with another type: `cast({"price": "float32"})`; see `Column.cast`."""
+        scope = self._scope("cast")
+        if not isinstance(types, Mapping) or not types:
+            raise BadArgument("cast takes a dict of names and types", at=scope.at, found=repr(types))
+        target = {column(_name(name, scope), scope).name: as_dtype(given, scope.at) for name, given in types.items()}
+        items = [Named(name, resolve(Call("cast", (Col(name),), dtype=target[name], at=scope.at), scope)
+                       if name in target else column(name, scope)) for name in self.columns]
+        return Flow(ops.Project(self.op, tuple(items), at=scope.at))
+
+    def limit(self, count: int) -> Flow:
+        """The first `count` rows in the source's order."""
+        at = here()
+        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count < 2**63:
+            raise BadArgument("limit takes a number of rows, 0 or more", at=at, found=repr(count))
+        return Flow(ops.Limit(self.op, count, at=at))
+
+    # --- some rows, in some order ---
+
+    def distinct(self, *names: str) -> Flow:
+        """Rows unlike any before them; with names, the first row of each value of these columns.
+
+        Rows keep the source's order. Null is a value of its own.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> flow = si.from_arrow(pa.table({"user": ["b", "a", "b"], "page": [1, 2, 3]}))
+        >>> flow.distinct("user").collect().to_pydict()
+        {'user': ['b', 'a'], 'page': [1, 2]}
+        """
+        return Flow(distinct(self.op, names, self._scope("distinct")))
+
+    def sort(self, *by: Column | str, descending: bool | Sequence[bool] = False, nulls_last: bool = False) -> Flow:
+        """All rows in order; ties keep the source's order, and what follows row by row keeps this one.
+
+        `descending` may be a list, one for each column. Nulls come first, or last with `nulls_last`, whatever the
+        direction; NaN is the greatest. `limit` behind it finds the first rows without sorting the others.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> flow = si.from_arrow(pa.table({"shop": ["b", "a", "b"], "price": [3, 2, 5]}))
+        >>> flow.sort("shop", "price", descending=[False, True]).collect().to_pydict()
+        {'shop': ['a', 'b', 'b'], 'price': [2, 5, 3]}
+        """
+        return Flow(sort(self.op, by, descending, nulls_last, self._scope("sort")))
+
+    def top_k(self, k: int, by: Order) -> Flow:
+        """The `k` rows with the greatest `by` (a column or a list of them), greatest first, nulls last.
+
+        Ties are decided by the source's order. Never more than `k` rows and a batch are held.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> flow = si.from_arrow(pa.table({"shop": ["a", "b", "c"], "price": [3, None, 5]}))
+        >>> flow.top_k(2, "price").collect().to_pydict()
+        {'shop': ['c', 'a'], 'price': [5, 3]}
+        """
+        return Flow(first_rows(self.op, k, by, True, self._scope("top_k")))
+
+    def bottom_k(self, k: int, by: Order) -> Flow:
+        """The `k` rows with the least `by`, least first, nulls last; otherwise like `top_k`.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> flow = si.from_arrow(pa.table({"shop": ["a", "b", "c"], "price": [3, None, 5]}))
+        >>> flow.bottom_k(1, "price").collect().to_pydict()
+        {'shop': ['a'], 'price': [3]}
+        """
+        return Flow(first_rows(self.op, k, by, False, self._scope("bottom_k")))
+
+    def map_batches(self, fn: Callable[[pa.RecordBatch], pa.RecordBatch], schema: object) -> Flow:
+        """What a Python function makes of each Arrow batch; `schema` says what that will be.
+
+        The number of rows may change. Batches may be cut anywhere, so the function must not rely on their size.
+        """
+        at = here()
+        if not callable(fn):
+            raise BadArgument("map_batches takes a function of a record batch", at=at, found=repr(fn))
+        return Flow(ops.MapBatches(self.op, fn, as_schema(schema, "map_batches", at), at=at))
+
+    def explode(self, column: str) -> Flow:
+        """A row for each element of a list column, in order; the other columns repeat.
+
+        A null or empty list gives no row.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> flow = si.from_arrow(pa.table({"user": ["a", "b"], "tags": [["x", "y"], []]}))
+        >>> flow.explode("tags").collect().to_pydict()
+        {'user': ['a', 'a'], 'tags': ['x', 'y']}
+        """
+        return Flow(explode(self.op, column, self._scope("explode")))
+
+    # --- several inputs ---
+
+    def union(self, *others: object) -> Flow:
+        """The rows of this flow, then those of the others; all have the same names and types."""
+        at = here()
+        if not others:
+            raise BadArgument("union needs another flow", at=at)
+        first = self.op.schema
+        rest = (alike(_as_op(other), first, number, at) for number, other in enumerate(others, 2))
+        return Flow(ops.Union((self.op, *rest), at=at))
+
+    def join(self, other: object, on: Keys | None = None, *, left_on: Keys | None = None,
+             right_on: Keys | None = None, how: str = "inner") -> Flow:
+        """Each row with the matching rows of a static table: a flow, or anything that `from_arrow` takes.
+
+        `how` is "inner", "left", "semi" (rows with a match, once) or "anti" (rows without one). The result has the
+        left columns, then the right ones except the keys; a name that both have gets `_right`. Null matches nothing.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> ads = pa.table({"ad": [1, 2], "campaign": ["a", "b"]})
+        >>> si.from_arrow(pa.table({"ad": [2, 2, 3]})).join(ads, on="ad").collect().to_pydict()
+        {'ad': [2, 2], 'campaign': ['b', 'b']}
+        """
+        at = here()
+        return Flow(join(self.op, _as_op(other), on, left_on, right_on, how, at))
+
+    # --- groups and time ---
+
+    def group_by(self, *keys: Column | str | WindowSpec, **named: object) -> GroupBy:
+        """Groups of rows with equal keys: names, expressions, and at most one window. `agg` follows.
+
+        Without keys all rows are one group, even if there are none.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> flow = si.from_arrow(pa.table({"t": [1, 5, 12], "v": [1, 2, 3]}))
+        >>> flow.group_by(si.tumbling("t", 10)).agg(s=col("v").sum()).columns
+        ['window_start', 'window_end', 's']
+        """
+        return group(self.op, keys, named, Flow)
+
+    def with_watermark(self, time: str, delay: Duration) -> Flow:
+        """The same rows, with event time: in a job, no row is more than `delay` behind the latest one."""
+        scope = self._scope("with_watermark")
+        dtype = type_of(column(_name(time, scope), scope))
+        if not (dtype.kind is Kind.TS or dtype.is_int):
+            raise WrongType(f"event time is a timestamp or an integer, but {time} is {dtype!r}", at=scope.at,
+                            step=scope.step, has=shown(scope.schema))
+        units = in_units(span(delay, "delay", scope.at, zero=True), dtype, "delay", time, scope.at)
+        return Flow(ops.Watermark(self.op, time, units, at=scope.at))
+
+    # --- running and looking ---
+
+    def collect(self, data: object = None, *, workers: int | None = None, memory: str | int | None = None,
+                engine: str = "llvm", cpu: str | None = None) -> pa.Table:
+        """The whole result as a table. `data` is for flows that begin with `si.flow(schema)`.
+
+        `memory="1GB"` limits what an aggregation of many groups holds; what is more goes to disk meanwhile, but for the
+        input's own text.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> q = si.flow({"x": pa.int64()}).filter(col("x") > 1)
+        >>> q.collect(pa.table({"x": [1, 2]})).to_pydict()
+        {'x': [2]}
+        """
+        op, options = self._prepare(data, workers, memory, engine, cpu)
+        if options.engine == "interp":
+            from scalein import interp
+
+            return interp.run(op)
+        from scalein.exec import bounded
+
+        return bounded.collect(op, options)
+
+    def batches(self, data: object = None, *, workers: int | None = None, memory: str | int | None = None,
+                engine: str = "llvm", cpu: str | None = None) -> Iterator[pa.RecordBatch]:
+        """The result batch by batch, as it is computed."""
+        op, options = self._prepare(data, workers, memory, engine, cpu)
+        if options.engine == "interp":
+            from scalein import interp
+
+            return iter(interp.run(op).to_batches())
+        from scalein.exec import bounded
+
+        return bounded.batches(op, options)
+
+    def start(self, data: object = None, *, sink: object, checkpoint: object = None, every: Duration = "1s",
+              emit: str = "final", late: object = "drop", on_error: object = "raise", workers: int | None = None,
+              memory: str | int | None = None, max_rows_per_second: float | None = None, savepoint: object = None,
+              bootstrap: Flow | None = None) -> Job:
+        """Run the flow as a job, in the background: `wait()` for its end, `stop()` it, `scale(n)` it meanwhile.
+
+        With a `checkpoint` directory, everything is saved `every` so often; started again with the same one, after a
+        stop or a crash, the job goes on where it was, and no row is lost or written twice. `emit` is "final" (a window
+        when it closes, a running aggregate at the end) or "changes" (each group whenever it changed, with a column
+        `op`). `late` is "drop", "error", or a sink for rows that come after all their windows have closed; `on_error`
+        is "raise", "null" (an expression that fails in a row is null there, and so is a field of a CSV or JSON line
+        that cannot be decoded), or a sink for rows whose computation fails, and for lines that are none: these have
+        their file, number and text in the columns `bad_file`, `bad_line` and `bad_text`. A new job may begin from a
+        `savepoint` of another one (`job.snapshot("name")`), or with the rows of a bounded flow (`bootstrap`), which
+        fill its state and give no results. `memory` is for batches that wait, tables and state together; what is more
+        goes to disk, or waits in the source.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> rows = si.to_memory()
+        >>> job = si.from_arrow(pa.table({"x": [1, 2, 3]})).filter(col("x") > 1).start(sink=rows)
+        >>> job.wait()
+        >>> rows.table().to_pydict()
+        {'x': [2, 3]}
+        """
+        at = here()
+        from scalein.api.start import start
+
+        return start(self.op, data, sink, checkpoint, savepoint, None if bootstrap is None else _as_op(bootstrap),
+                     every, emit, late, on_error, max_rows_per_second,
+                     Options.make(workers=workers, memory=memory, at=at), at)
+
+    def _prepare(self, data: object, workers: int | None, memory: str | int | None, engine: str,
+                 cpu: str | None) -> tuple[ops.Op, Options]:
+        at = here()
+        return bind(self.op, data, at), Options.make(workers=workers, memory=memory, engine=engine, cpu=cpu, at=at)
+
+    def explain(self, level: str = "logical", *, verbose: bool = False, analyze: bool = False) -> str:
+        """The plan as text: "logical", "fused" (stages and kernels), "llvm" or "asm".
+
+        `verbose` shows it after every pass; `analyze` runs it and adds rows and times to each stage.
+        """
+        if level not in LEVELS:
+            raise BadArgument("no such level", at=here(), found=repr(level), has=", ".join(LEVELS))
+        op = bind(self.op, None, here(), "analyze runs the flow: begin it with from_arrow") if analyze else self.op
+        from scalein.exec.explain import explain
+
+        return explain(op, Options.make(at=here()), level, verbose, analyze)
+
+    def graph(self) -> Graph:
+        """The plan as a picture: SVG in a notebook, Mermaid when printed."""
+        from scalein.api.graph import Graph
+
+        return Graph(self.op)
+
+
+def _condition(given: object, scope: Scope) -> Expr:
+    if isinstance(given, bool):
+        raise BadArgument("filter takes a condition over columns, but this one is a plain bool", at=scope.at,
+                          found=repr(given), hint="Python computes `is`, `in`, `and` and `not` itself; "
+                          "use .is_null(), .is_in(), & and ~")
+    written = as_item(given, scope)
+    condition = row_expr(written, scope)
+    if type_of(condition).kind is not Kind.BOOL:
+        raise WrongType(f"filter takes a condition, not {type_of(condition)!r}", at=scope.at,
+                        found=repr(written), hint="compare it with something: >, ==, .is_in(...)")
+    return condition
+
+
+def _name(given: object, scope: Scope) -> str:
+    if not isinstance(given, str) or not given:
+        raise BadArgument(f"{scope.step} takes names of columns", at=scope.at, found=repr(given))
+    return given
+
+
+def _as_op(other: object) -> ops.Op:
+    return other.op if isinstance(other, Flow) else from_arrow(other).op
+
+
+def from_arrow(data: object) -> Flow:
+    """A flow over data in memory or in a reader: pyarrow, pandas, polars, DuckDB, or any Arrow stream. No copy.
+
+    >>> import pyarrow as pa, scalein as si
+    >>> si.from_arrow(pa.table({"x": [1, 2, 3]})).limit(2).collect().to_pydict()
+    {'x': [1, 2]}
+    """
+    at = here()
+    if isinstance(data, Flow):
+        raise BadArgument("from_arrow takes data, not a flow", at=at, hint="use the flow itself, or its collect()")
+    return Flow(source("arrow", of_arrow(data, at), at))
+
+
+def from_batches(batches: object, schema: object = None) -> Flow:
+    """A flow over record batches: a list, an iterator (read once), or a function that gives a new iterator.
+
+    >>> import pyarrow as pa, scalein as si
+    >>> batch = pa.record_batch({"x": [1, 2]})
+    >>> si.from_batches((batch for _ in range(2)), batch.schema).collect().num_rows
+    4
+    """
+    at = here()
+    arrow = None if schema is None else as_schema(schema, "from_batches", at)
+    return Flow(source("batches", of_batches(batches, arrow, at), at))
+
+
+def flow(schema: object) -> Flow:
+    """A flow whose data is given later, to `collect(data)`: a pyarrow or Spark schema, or a dict of names and types.
+
+    >>> import pyarrow as pa, scalein as si
+    >>> si.flow({"price": pa.float64(), "user": str}).columns
+    ['price', 'user']
+    """
+    return Flow(unbound(schema, here()))

@@ -1,0 +1,284 @@
+"""The functions of text, times, lists and structs: what `col("x").str`, `.dt`, `.list` and `.struct` give."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from scalein.api import hints
+from scalein.api.hints import Hinted
+from scalein.dtypes import UNITS_PER_SECOND
+from scalein.durations import Duration, span
+from scalein.errors import BadArgument, here
+
+if TYPE_CHECKING:
+    from scalein.api.column import Column
+
+
+class StrMethods(Hinted):
+    """Functions of text. Positions and lengths count code points."""
+
+    __slots__ = ("_column",)
+    _called, _elsewhere = ".str", hints.STR
+
+    def __init__(self, column: Column) -> None:
+        self._column = column
+
+    def lower(self) -> Column:
+        """The text in lower case."""
+        return self._column._call("lower")
+
+    def upper(self) -> Column:
+        """The text in upper case."""
+        return self._column._call("upper")
+
+    def len(self) -> Column:
+        """The number of code points."""
+        return self._column._call("str_len")
+
+    def slice(self, offset: int, length: int | None = None) -> Column:
+        """`length` code points from `offset` on, or all that follow; a negative offset counts from the end.
+
+        >>> from scalein import col
+        >>> col("code").str.slice(-3, 2)
+        Column(code.str.slice(-3, 2))
+        """
+        if isinstance(offset, bool) or not isinstance(offset, int):
+            raise BadArgument("str.slice takes an integer offset", at=here(), found=repr(offset))
+        if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 0):
+            raise BadArgument("str.slice takes a length of 0 or more, or None", at=here(), found=repr(length))
+        return self._column._call("str_slice", params=(offset, length))
+
+    def starts_with(self, prefix: str) -> Column:
+        """True where the text begins with `prefix`."""
+        return self._column._call("starts_with", params=(_text(prefix, "starts_with"),))
+
+    def ends_with(self, suffix: str) -> Column:
+        """True where the text ends with `suffix`."""
+        return self._column._call("ends_with", params=(_text(suffix, "ends_with"),))
+
+    def contains(self, text: str) -> Column:
+        """True where `text` occurs, as it is: this is no regular expression."""
+        return self._column._call("contains", params=(_text(text, "contains"),))
+
+    def matches(self, pattern: str) -> Column:
+        """True where a regular expression (RE2's syntax) matches somewhere in the text.
+
+        >>> from scalein import col
+        >>> col("url").str.matches("^https?:")
+        Column(url.str.matches('^https?:'))
+        """
+        return self._column._call("str_matches", params=(_regex(pattern, "matches"),))
+
+    def extract(self, pattern: str, group: int = 1) -> Column:
+        """What a group of the first match of a regular expression holds; null where nothing matches.
+
+        Group 0 is the whole match. A group that takes no part in the match is empty.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> flow = si.from_arrow(pa.table({"line": ["took 12 ms", "failed"]}))
+        >>> flow.select(ms=col("line").str.extract(r"(\\d+) ms")).collect()["ms"].to_pylist()
+        ['12', None]
+        """
+        pattern = _regex(pattern, "extract")
+        if isinstance(group, bool) or not isinstance(group, int) or not 0 <= group <= 8:
+            raise BadArgument("str.extract takes the number of a group, 0 to 8", at=here(), found=repr(group))
+        _try_regex(pattern, group, "extract")
+        return self._column._call("str_extract", params=(pattern, group))
+
+    def replace(self, old: str, new: str) -> Column:
+        """The text with `new` wherever `old` stands; this is no regular expression."""
+        if not _text(old, "replace"):
+            raise BadArgument("str.replace needs a text to look for", at=here(), found=repr(old))
+        return self._column._call("str_replace", params=(old, _text(new, "replace")))
+
+    def split_part(self, by: str, number: int) -> Column:
+        """Part `number` of the text split at `by`: 1 is the first, -1 the last; empty where there are fewer.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> flow = si.from_arrow(pa.table({"path": ["a/b/c", "d"]}))
+        >>> flow.select(second=col("path").str.split_part("/", 2)).collect()["second"].to_pylist()
+        ['b', '']
+        """
+        if not _text(by, "split_part"):
+            raise BadArgument("str.split_part needs a text to split at", at=here(), found=repr(by))
+        if isinstance(number, bool) or not isinstance(number, int) or not number or abs(number) >= 1 << 31:
+            raise BadArgument("str.split_part takes the number of a part: 1 is the first, -1 the last", at=here(),
+                              found=repr(number))
+        return self._column._call("str_split_part", params=(by, number))
+
+    def strip(self, chars: str | None = None) -> Column:
+        """The text without whitespace at its ends, or without any of the characters in `chars`.
+
+        >>> from scalein import col
+        >>> col("name").str.strip(), col("price").str.lstrip("$€")
+        (Column(name.str.strip()), Column(price.str.lstrip('$€')))
+        """
+        return self._strip("strip", chars)
+
+    def lstrip(self, chars: str | None = None) -> Column:
+        """As `strip`, but only at the beginning."""
+        return self._strip("lstrip", chars)
+
+    def rstrip(self, chars: str | None = None) -> Column:
+        """As `strip`, but only at the end."""
+        return self._strip("rstrip", chars)
+
+    def _strip(self, method: str, chars: str | None) -> Column:
+        given = None if chars is None else _text(chars, method)
+        return self._column._call(f"str_{method}", params=(given,))
+
+
+def _regex(pattern: object, method: str) -> str:
+    text = _text(pattern, method)
+    _try_regex(text, 0, method)
+    return text
+
+
+def _try_regex(pattern: str, group: int, method: str) -> None:
+    """Raise if RE2 refuses the pattern, or if it has no such group."""
+    from scalein.interp.texts import extract, matches  # pyarrow.compute: only who uses it should wait for it
+
+    try:
+        matches(pa.array([""], pa.large_string()), pattern)  # alone first: `extract` puts more around it
+        extract(pa.array([""], pa.large_string()), pattern, group)
+    except pa.ArrowInvalid as error:
+        why = str(error).splitlines()[0]
+        if why.startswith("Invalid replacement"):
+            raise BadArgument(f"the pattern of str.{method} has no group {group}", at=here(), found=repr(pattern),
+                              hint="a group is what stands in parentheses; 0 is the whole match") from None
+        raise BadArgument(f"str.{method} takes a regular expression, and this is none", at=here(), found=repr(pattern),
+                          why=why.removeprefix("Invalid regular expression: ").partition(": ")[0],
+                          hint="the syntax is RE2's, without look-around and references") from None
+
+
+def _text(value: object, method: str) -> str:
+    if not isinstance(value, str):
+        raise BadArgument(f"str.{method} takes a text", at=here(), found=repr(value))
+    return value
+
+
+class ListMethods(Hinted):
+    """Functions of lists; `flow.explode(name)` makes rows of their elements."""
+
+    __slots__ = ("_column",)
+    _called, _elsewhere = ".list", hints.LIST
+
+    def __init__(self, column: Column) -> None:
+        self._column = column
+
+    def len(self) -> Column:
+        """The number of elements; null for a null list."""
+        return self._column._call("list_len")
+
+    def get(self, number: int) -> Column:
+        """Element `number`, counted from 0 or, if negative, from the end; null where there is none.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> flow = si.from_arrow(pa.table({"tags": [["a", "b"], [], None]}))
+        >>> flow.select(last=col("tags").list.get(-1), n=col("tags").list.len()).collect().to_pydict()
+        {'last': ['b', None, None], 'n': [2, 0, None]}
+        """
+        if isinstance(number, bool) or not isinstance(number, int) or abs(number) >= 1 << 31:
+            raise BadArgument("list.get takes the number of an element", at=here(), found=repr(number))
+        return self._column._call("list_get", params=(number,))
+
+
+class StructMethods(Hinted):
+    """Functions of structs."""
+
+    __slots__ = ("_column",)
+    _called, _elsewhere = ".struct", hints.STRUCT
+
+    def __init__(self, column: Column) -> None:
+        self._column = column
+
+    def field(self, name: str) -> Column:
+        """A field of the struct; null where the struct is.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> flow = si.from_arrow(pa.table({"at": [{"x": 1, "y": 2}, None]}))
+        >>> flow.select(x=col("at").struct.field("x")).collect().to_pydict()
+        {'x': [1, None]}
+        """
+        if not isinstance(name, str):
+            raise BadArgument("struct.field takes the name of a field", at=here(), found=repr(name))
+        return self._column._call("struct_field", params=(name,))
+
+
+class DtMethods(Hinted):
+    """Functions of timestamps; those down to `ordinal_day` take dates as well. A zone means its local time."""
+
+    __slots__ = ("_column",)
+    _called, _elsewhere = ".dt", hints.DT
+
+    def __init__(self, column: Column) -> None:
+        self._column = column
+
+    def year(self) -> Column:
+        """The year."""
+        return self._column._call("dt_year")
+
+    def quarter(self) -> Column:
+        """The quarter of the year, from 1."""
+        return self._column._call("dt_quarter")
+
+    def month(self) -> Column:
+        """The month, from 1."""
+        return self._column._call("dt_month")
+
+    def day(self) -> Column:
+        """The day of the month, from 1."""
+        return self._column._call("dt_day")
+
+    def weekday(self) -> Column:
+        """The day of the week: Monday is 1, Sunday is 7."""
+        return self._column._call("dt_weekday")
+
+    def ordinal_day(self) -> Column:
+        """The day of the year, from 1."""
+        return self._column._call("dt_ordinal_day")
+
+    def hour(self) -> Column:
+        """The hour, 0 to 23."""
+        return self._column._call("dt_hour")
+
+    def minute(self) -> Column:
+        """The minute, 0 to 59."""
+        return self._column._call("dt_minute")
+
+    def second(self) -> Column:
+        """The second, 0 to 59."""
+        return self._column._call("dt_second")
+
+    def millisecond(self) -> Column:
+        """The fraction of the second, in milliseconds."""
+        return self._column._call("dt_millisecond")
+
+    def microsecond(self) -> Column:
+        """The fraction of the second, in microseconds."""
+        return self._column._call("dt_microsecond")
+
+    def nanosecond(self) -> Column:
+        """The fraction of the second, in nanoseconds."""
+        return self._column._call("dt_nanosecond")
+
+    def truncate(self, every: Duration) -> Column:
+        """The time rounded down to a multiple of `every` since the epoch.
+
+        >>> from scalein import col
+        >>> col("at").dt.truncate("15m")
+        Column(at.dt.truncate('15m'))
+        """
+        return self._column._call("dt_truncate", params=(span(every, "length to truncate to", here()),))
+
+    def epoch(self, unit: str = "us") -> Column:
+        """The time since the epoch in whole units: "s", "ms", "us" or "ns"."""
+        if unit not in UNITS_PER_SECOND:
+            raise BadArgument("dt.epoch takes a unit", at=here(), found=repr(unit), has=", ".join(UNITS_PER_SECOND))
+        return self._column._call("dt_epoch", params=(unit,))

@@ -1,0 +1,148 @@
+"""Jobs: what `Flow.start` takes, checked before anything runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeGuard
+
+from scalein.api.sources import bind
+from scalein.connectors.base import Connected, Sink
+from scalein.connectors.in_memory import Batches
+from scalein.durations import Duration, seconds
+from scalein.errors import BadArgument, SourceLoc
+from scalein.ir import ops
+from scalein.ir.rewrite import walk_ops
+from scalein.options import Options
+
+if TYPE_CHECKING:
+    from scalein.jobs.job import Job
+
+_METHODS = ("open", "write", "prepare", "commit", "close")
+_ONLY_LOOKING = ContextVar("_ONLY_LOOKING", default=False)
+
+
+@contextmanager
+def only_looking() -> Iterator[None]:
+    """While a script is run for the flows in it, jobs do not start."""
+    token = _ONLY_LOOKING.set(True)
+    try:
+        yield
+    finally:
+        _ONLY_LOOKING.reset(token)
+
+
+def start(op: ops.Op, data: object, sink: object, checkpoint: object, savepoint: object, bootstrap: ops.Op | None,
+          every: Duration, emit: str, late: object, on_error: object, rows_per_second: float | None, options: Options,
+          at: SourceLoc) -> Job:
+    """The job of a flow, already running."""
+    if _ONLY_LOOKING.get():
+        raise BadArgument("the script starts a job, but is only looked at", at=at,
+                          hint='put it under if __name__ == "__main__":')
+    op = bind(op, data, at, "give it here: start(data, ...)")
+    _check_joins(op)
+    sinks = {"out": _sink(sink, "sink", at)}
+    if emit not in ("final", "changes"):
+        raise BadArgument("no such way to emit", at=at, found=repr(emit), has="'final', 'changes'")
+    how_late = _place(late, "late", ("drop", "error"), at)
+    if how_late == "sink":
+        sinks["late"] = _sink(late, "late", at)
+    how_wrong = _place(on_error, "on_error", ("raise", "null"), at)
+    if how_wrong == "sink":
+        sinks["failed"] = _sink(on_error, "on_error", at)
+    if len({id(each) for each in sinks.values()}) < len(sinks):
+        raise BadArgument("one sink cannot take two kinds of rows", at=at, hint="give each its own")
+    if rows_per_second is not None and not rows_per_second > 0:
+        raise BadArgument("max_rows_per_second must be a number above 0", at=at, found=repr(rows_per_second))
+    folder, point = _folder(checkpoint, "checkpoint", at), _folder(savepoint, "savepoint", at)
+    if folder is not None:
+        _check_replays(op, at)
+    elif point is not None:
+        raise BadArgument("a job that begins from a savepoint needs a checkpoint of its own", at=at,
+                          hint='give checkpoint="another directory/" as well')
+    if bootstrap is not None:
+        _check_past(op, bootstrap, at)
+    every_s = seconds(every, "argument every", at)
+    from scalein.ir.passes.null_on_error import tried
+    from scalein.jobs.job import Job
+    from scalein.jobs.spec import Plan
+
+    op = tried(op) if how_wrong == "null" else op
+    return Job(Plan(op, options, sinks, folder, point, bootstrap, every_s, emit, how_late, how_wrong, rows_per_second,
+                    at))
+
+
+def _sink(given: object, name: str, at: SourceLoc) -> Sink:
+    missing = [method for method in _METHODS if not callable(getattr(given, method, None))]
+    if missing:
+        raise BadArgument(f"{name} takes a sink", at=at, found=repr(given),
+                          hint='for example si.to_parquet("out/"), si.to_callback(print) or si.to_memory()')
+    return given  # type: ignore[return-value]
+
+
+def _place(given: object, name: str, words: tuple[str, ...], at: SourceLoc) -> str:
+    """Where rows go that are no result: one of some words, or "sink"."""
+    if isinstance(given, str):
+        if given not in words:
+            raise BadArgument(f"{name} does not know this word", at=at, found=repr(given),
+                              has=", ".join(map(repr, words)) + ", or a sink")
+        return given
+    return "sink"
+
+
+def _folder(given: object, name: str, at: SourceLoc) -> Path | None:
+    if given is None:
+        return None
+    if not isinstance(given, str | os.PathLike) or not os.fspath(given):
+        raise BadArgument(f"{name} takes a directory", at=at, found=repr(given))
+    path = Path(given)
+    if path.exists() and not path.is_dir():
+        raise BadArgument(f"the {name} is no directory", at=at, file=path)
+    return path
+
+
+def _check_past(op: ops.Op, past: ops.Op, at: SourceLoc) -> None:
+    """Rows of the past are what the one source of the flow would have given."""
+    from scalein.jobs.segments import cut
+
+    feeds = cut(op)
+    if len(feeds) > 1:
+        raise BadArgument("bootstrap takes the past of one source, and the flow has several", at=at,
+                          found=", ".join(feed.source.name for feed in feeds),
+                          hint="make one flow of each, or start it from a savepoint")
+    first = feeds[0].source.arrow
+    if [(f.name, f.type) for f in past.schema.arrow] != [(f.name, f.type) for f in first]:
+        raise BadArgument("bootstrap gives other columns than the flow's source", at=at, found=repr(past.schema),
+                          wanted=", ".join(f"{field.name}: {field.type}" for field in first))
+    for source in walk_ops(past):
+        if _is_endless(source):
+            raise BadArgument("bootstrap takes a flow that ends", at=at, found=source.name)
+
+
+def _check_joins(op: ops.Op) -> None:
+    """A join begins when its right side has been read whole."""
+    for join in walk_ops(op):
+        for source in walk_ops(join.right) if isinstance(join, ops.Join) else ():
+            if _is_endless(source):
+                raise BadArgument("the right side of a join must be bounded: it is read whole before the first row",
+                                  at=join.at, found=f"{source.name}, which never ends",
+                                  hint="join with a table or files; the endless input goes to the left")
+
+
+def _is_endless(op: ops.Op) -> TypeGuard[ops.Source]:
+    return isinstance(op, ops.Source) and isinstance(op.data, Connected) and not op.data.bounded
+
+
+def _check_replays(op: ops.Op, at: SourceLoc) -> None:
+    """A source whose rows are gone once read cannot go on from a checkpoint."""
+    for source in walk_ops(op):
+        if isinstance(source, ops.Source) and not _replays(source.data):
+            raise BadArgument(f"the source {source.name!r} can be read only once, so a checkpoint could not go on",
+                              at=at, hint="read files, a table or a replayable source, or leave checkpoint away")
+
+
+def _replays(data: object) -> bool:
+    return data.replays if isinstance(data, Connected | Batches) else True

@@ -1,0 +1,1 @@
+"""How files are read: one class a format, with what its statistics and malformed records need."""

@@ -1,0 +1,69 @@
+"""Arrow IPC: files of either format, mapped, without a copy where they are not compressed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from scalein.connectors.formats.base import Part, check_schema, reading
+
+_MAGIC = b"ARROW1"  # the file format begins so, the stream format does not
+
+
+@dataclass(frozen=True, slots=True)
+class Ipc:
+    """Record batches as they were written."""
+
+    name: str = "ipc"
+
+    def schema(self, path: str) -> pa.Schema:
+        with reading(path), pa.memory_map(path) as file:
+            return _open(file, None).schema
+
+    def parts(self, path: str, schema: pa.Schema, columns: list[str] | None, row: int) -> Iterator[Part]:
+        with reading(path), pa.memory_map(path) as file:
+            reader = _open(file, None)
+            check_schema(path, reader.schema, schema)
+            names = columns or schema.names
+            chosen = [reader.schema.get_field_index(name) for name in names]
+            block, first = _block_of(row, _open(file, chosen[:1])) if row else (0, 0)
+
+        def open() -> Iterator[pa.RecordBatch]:
+            with reading(path):
+                reader = _open(pa.memory_map(path), chosen)  # stays mapped while a batch lives
+                for batch in _batches(reader, block):
+                    batch.validate()
+                    yield batch if batch.schema.names == names else batch.select(names)
+
+        yield Part(first, open)
+
+
+def _open(file: pa.NativeFile, fields: list[int] | None) -> pa.RecordBatchReader | pa.ipc.RecordBatchFileReader:
+    options = pa.ipc.IpcReadOptions(included_fields=fields)
+    is_file = file.read(len(_MAGIC)) == _MAGIC
+    file.seek(0)
+    return pa.ipc.open_file(file, options=options) if is_file else pa.ipc.open_stream(file, options=options)
+
+
+def _block_of(row: int, reader: pa.RecordBatchReader | pa.ipc.RecordBatchFileReader) -> tuple[int, int]:
+    """The block of a file that a row is in, and its first row; a stream knows no blocks, so it starts at its beginning.
+
+    The last block if there is no such row: whoever reads finds out.
+    """
+    first = 0
+    if isinstance(reader, pa.ipc.RecordBatchFileReader):
+        for block in range(reader.num_record_batches):
+            rows = reader.get_batch(block).num_rows
+            if first + rows > row or block == reader.num_record_batches - 1:
+                return block, first
+            first += rows
+    return 0, 0
+
+
+def _batches(reader: pa.RecordBatchReader | pa.ipc.RecordBatchFileReader, block: int) -> Iterator[pa.RecordBatch]:
+    if isinstance(reader, pa.ipc.RecordBatchFileReader):
+        yield from (reader.get_batch(k) for k in range(block, reader.num_record_batches))
+    else:
+        yield from reader

@@ -1,0 +1,126 @@
+"""Parquet files: row groups, and the columns of each, decoded side by side from the mapped file.
+
+Where all columns are numbers in pages that our own kernels know, these decode them (`parquet_columns.py`), else
+pyarrow: beside text, which takes most of the time, there is nothing to gain. Row groups that have no row a filter keeps
+are not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import pyarrow as pa
+
+from scalein.connectors.formats import statistics
+from scalein.connectors.formats.base import MOST_ROWS, Part, check_schema, reading
+from scalein.connectors.formats.parquet_decode import Column, columns_of, may_be_decoded
+from scalein.connectors.formats.parquet_pages import Unusual
+from scalein.connectors.formats.statistics import Condition, Skipped
+from scalein.options import granted_cores
+
+BATCH_ROWS = 1 << 16
+_BATCH_BYTES = 32 << 20  # rows of a batch are fewer where they are wide
+_PART_ROWS = 1 << 18  # row groups smaller than this are decoded together
+_OWN_BATCHES = 4  # times as many rows are in a batch of which we decode all
+_WORTH_ROWS = 1 << 17  # of a row group, from which on opening it ourselves as well is worth it
+
+
+@dataclass(frozen=True, slots=True)
+class Parquet:
+    """The format of files that end in .parquet."""
+
+    name: str = "parquet"
+    tests: tuple[Condition, ...] = ()  # rows for which one does not hold need not be read
+    skipped: Skipped = field(default_factory=Skipped, compare=False)
+
+    def schema(self, path: str) -> pa.Schema:
+        import pyarrow.parquet as pq
+
+        with reading(path):
+            return pq.read_schema(path, memory_map=True)
+
+    def parts(self, path: str, schema: pa.Schema, columns: list[str] | None, row: int) -> Iterator[Part]:
+        import pyarrow.parquet as pq
+
+        with reading(path):
+            file = pq.ParquetFile(path, memory_map=True)
+            check_schema(path, file.schema_arrow, schema)
+            metadata = file.metadata
+            groups = [metadata.row_group(k) for k in range(metadata.num_row_groups)]
+            is_wanted = statistics.wanted(metadata, schema, self.tests) if self.tests else [True] * len(groups)
+        sizes = [group.num_rows for group in groups]
+        row_bytes = sum(group.total_byte_size for group in groups) / max(1, sum(sizes))
+        names = schema.names if columns is None else columns
+        # A small row group is one batch; of a large one, more rows would fall out of the caches before they are used.
+        # What our kernels decode is so soon done that there what Python does for a batch counts more.
+        most_rows = BATCH_ROWS if max(sizes, default=0) > 2 * BATCH_ROWS else 2 * BATCH_ROWS
+        batch_rows = max(1024, min(most_rows, int(_BATCH_BYTES / max(1.0, row_bytes))))
+        starts = list(accumulate(sizes, initial=0))
+        spare = iter([file])  # a reader serves one thread: one part takes this one, the others open their own
+
+        def read(run: list[int]) -> Iterator[pa.RecordBatch]:
+            with reading(path), next(spare, None) or pq.ParquetFile(path, metadata=metadata, memory_map=True) as mine:
+                yield from batches_of(path, mine, run, names, batch_rows)
+
+        is_any = False
+        for run in _runs(sizes, is_wanted):
+            if starts[run[-1] + 1] > row:
+                is_any = True
+                yield Part(starts[run[0]], partial(read, run))
+        self.skipped.row_groups += sum(not is_read and starts[k + 1] > row for k, is_read in enumerate(is_wanted))
+        if not is_any and not all(is_wanted):
+            yield Part(starts[-1], lambda: iter(()))  # that is how far the file goes
+
+
+def _runs(sizes: list[int], is_wanted: list[bool]) -> Iterator[list[int]]:
+    """Neighbouring row groups, together about a part; empty ones, and those that nobody wants, are left out.
+
+    >>> list(_runs([300_000, 0, 100_000, 100_000, 100_000, 5, 5], [True, True, True, True, True, False, True]))
+    [[0], [2, 3, 4], [6]]
+    """
+    run: list[int] = []
+    rows = 0
+    for k, size in enumerate(sizes):
+        if size and is_wanted[k]:
+            run.append(k)
+            rows += size
+        if run and (rows >= _PART_ROWS or not is_wanted[k]):
+            yield run
+            run, rows = [], 0
+    if run:
+        yield run
+
+
+def batches_of(path: str, file: Any, groups: list[int], names: list[str], batch_rows: int,
+               use_threads: bool = True) -> Iterator[pa.RecordBatch]:
+    """Columns of some row groups, in batches of about so many rows; threads may be used for the columns, or not."""
+    rows = sum(file.metadata.row_group(k).num_rows for k in groups)
+    fields = [file.schema_arrow.field(name) for name in names]
+    given = 0
+    if names and rows >= _WORTH_ROWS * len(groups) and may_be_decoded(file.schema, fields, rows):
+        for group in groups:  # whatever is wrong with it: where pyarrow's reader raises, its metadata end the process
+            next(file.iter_batches(1, [group], names, use_threads=False), None)
+        with pa.memory_map(path) as mapped:
+            ours = columns_of(mapped.read_buffer(), file.metadata, groups, fields)
+        row_bytes = sum(field.type.bit_width for field in fields) // 8
+        together = min(_OWN_BATCHES * batch_rows, MOST_ROWS, max(1024, _BATCH_BYTES // row_bytes))
+        threads = min(len(ours), granted_cores() // file.metadata.num_row_groups) if use_threads else 1
+        with suppress(Unusual), ThreadPoolExecutor(threads) if threads > 1 else nullcontext() as pool:
+            while ours and given < rows:  # where one is unusual, pyarrow reads the rest, or says what is wrong with it
+                count = min(together, rows - given)
+                taken = (pool.map if pool else map)(partial(Column.take, count=count), ours)
+                yield pa.RecordBatch.from_arrays(list(taken), schema=pa.schema(fields))
+                given += count
+    if given < rows:
+        for batch in file.iter_batches(batch_rows, groups, names, use_threads=use_threads):
+            passed = min(given, batch.num_rows)
+            given -= passed
+            if passed < batch.num_rows:
+                batch = batch.slice(passed)
+                yield batch if batch.schema.names == names else batch.select(names)

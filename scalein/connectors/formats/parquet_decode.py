@@ -1,0 +1,211 @@
+"""Columns of numbers in Parquet files, decoded by our own kernels.
+
+pyarrow takes 2.5 ns a value where dictionaries are used, which is most of the time of many a query over files; the
+kernel takes 0.5 (`llvm_backend/unpack.py`). So flat columns of numbers and times without nulls are decoded here, those
+whose pages are dictionary-coded. What is `Unusual` is left to pyarrow.
+
+Invariant: nothing is believed of a file. Sizes are checked before bytes are looked at; pages that say otherwise than
+the metadata, or have numbers that the dictionary does not, are unusual.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from scalein.connectors.formats.parquet_pages import Chunk, Page, Unusual, chunk_of
+from scalein.layout import PAGE_PLAIN, PAGE_VALUES, WITHIN
+from scalein.options import Options
+
+_MOST_DICTIONARY_BYTES = 1 << 18  # that stay in L2
+_CODED = 0.9  # share of values
+_TOGETHER = 1 << 18  # values of pages that are decompressed at once, at least
+_UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
+_STORED: dict[str, np.dtype[Any]] = {
+    "INT32": np.dtype("<i4"), "INT64": np.dtype("<i8"), "FLOAT": np.dtype("<f4"), "DOUBLE": np.dtype("<f8"),
+}  # fmt: skip
+_SNAPPY = pa.Codec("snappy")
+
+
+class Column:
+    """The values of some row groups' chunks of a column, in order. One thread reads it."""
+
+    def __init__(self, file: pa.Buffer, chunks: list[Chunk], stored: np.dtype[Any], arrow: pa.DataType,
+                 options: Options) -> None:
+        from scalein.kernels.parquet import Opener, Unpacker
+
+        self._file, self._stored, self._arrow = file, stored, arrow
+        self._bytes = np.frombuffer(file, np.uint8)
+        self._opener = Opener(options)
+        self._dtype = np.dtype(f"{stored.kind}{arrow.bit_width // 8}")
+        self._unpacker = Unpacker(self._dtype.itemsize, options)
+        self._parts = self._opened(chunks)
+        self._plain: np.ndarray | None = np.zeros(0, self._dtype)  # None: the unpacker has the next values
+        self._left = 0  # values of these
+
+    def take(self, count: int) -> pa.Array:
+        """The next values; raises `Unusual` where there is one that cannot be decoded here."""
+        buffer = pa.allocate_buffer(count * self._dtype.itemsize)
+        out = np.frombuffer(buffer, self._dtype)
+        done = 0
+        while done < count:
+            if not self._left:
+                following = next(self._parts, None)
+                if following is None:
+                    raise Unusual
+                self._plain, self._left = following
+            n = min(self._left, count - done)
+            if self._plain is None:
+                if self._unpacker.into(out[done : done + n]) != n:
+                    raise Unusual
+            else:
+                first = len(self._plain) - self._left
+                out[done : done + n] = self._plain[first : first + n]
+            done, self._left = done + n, self._left - n
+        return pa.Array.from_buffers(self._arrow, count, [None, buffer], 0)
+
+    def _opened(self, chunks: Iterable[Chunk]) -> Iterator[tuple[np.ndarray | None, int]]:
+        """Values of some pages, or None if they are in the unpacker, and how many they are."""
+        for chunk in chunks:
+            if chunk.dictionary is not None:
+                self._unpacker.use(self._values(chunk.dictionary))
+            for is_plain, pages in _together(chunk.pages):
+                if is_plain:
+                    for page in pages.tolist():
+                        yield self._values(Page(*page)), page[PAGE_VALUES]
+                    continue
+                opened = None if chunk.dictionary is None else self._opener.open(self._bytes, pages)
+                if opened is None:
+                    raise Unusual
+                self._unpacker.take(opened)
+                yield None, int(pages[:, PAGE_VALUES].sum())
+
+    def _values(self, page: Page) -> np.ndarray:
+        """Plain values."""
+        raw = np.frombuffer(self._decompressed(page), np.uint8)
+        if page.levels == WITHIN:
+            size = int.from_bytes(raw[:4].tobytes(), "little")
+            _check_levels(raw[4 : 4 + size].tobytes(), page.values)
+            raw = raw[4 + size :]
+        if len(raw) != page.values * self._stored.itemsize:
+            raise Unusual
+        return raw.view(self._stored).astype(self._dtype, copy=False)
+
+    def _decompressed(self, page: Page) -> pa.Buffer:
+        """A page's bytes, but for levels that stand before those which are compressed."""
+        levels = max(0, page.levels)
+        if levels:
+            _check_levels(self._file.slice(page.start, levels).to_pybytes(), page.values)
+        data, raw_size = self._file.slice(page.start + levels, page.size - levels), page.raw_size - levels
+        if not page.is_compressed:
+            return data
+        if _snappy_size(data) != raw_size:
+            raise Unusual
+        try:
+            return _SNAPPY.decompress(data, raw_size)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise Unusual from error
+
+
+def _together(pages: np.ndarray) -> Iterator[tuple[bool, np.ndarray]]:
+    """Neighbouring pages that are all plain, or none of which is; of these no more at once than stay in the caches."""
+    is_plain = pages[:, PAGE_PLAIN] != 0
+    ends = np.flatnonzero(np.diff(is_plain)) + 1
+    for start, end in pairwise([0, *ends.tolist(), len(pages)]):
+        total = pages[start:end, PAGE_VALUES].cumsum()
+        while start < end:
+            behind = len(total) if is_plain[start] else int(np.searchsorted(total, total[0] + _TOGETHER))
+            yield bool(is_plain[start]), pages[start : start + max(1, behind)]
+            start, total = start + max(1, behind), total[max(1, behind) :]
+
+
+def _snappy_size(data: pa.Buffer) -> int:
+    """How many bytes these become, as they say themselves: else whoever decompresses them may leave some unset."""
+    found = shift = 0
+    start: bytes = data.slice(0, min(5, data.size)).to_pybytes()
+    for byte in start:
+        found, shift = found | (byte & 127) << shift, shift + 7
+        if byte < 128:
+            return found
+    return -1
+
+
+def _check_levels(levels: bytes, count: int) -> None:
+    """Whether so many levels are all 1: what `llvm_backend/unpack.py` does where they are in one piece with numbers."""
+    at = 0
+    while count > 0:
+        head = shift = 0
+        while True:
+            if at >= len(levels) or shift > 28:
+                raise Unusual
+            byte = levels[at]
+            at, head, shift = at + 1, head | (byte & 127) << shift, shift + 7
+            if byte < 128:
+                break
+        some = min(count, 8 * (head >> 1) if head & 1 else head >> 1)
+        size, mask = (-(-some // 8), (1 << some) - 1) if head & 1 else (1, 0xFF)
+        wanted = mask if head & 1 else 1
+        if not some or int.from_bytes(levels[at : at + size], "little") & mask != wanted:
+            raise Unusual
+        at, count = at + size, count - some
+
+
+def may_be_decoded(schema: Any, fields: Sequence[pa.Field], rows: int) -> bool:
+    """Whether columns of a file with this Parquet schema are all of kinds that kernels decode, which are there."""
+    from scalein.kernels.parquet import are_ready
+
+    places = _places(schema)
+    leaves = [schema.column(places[field.name]) if field.name in places else None for field in fields]
+    are_known = all(leaf is not None and "." not in field.name  # of a struct, or not
+                    and leaf.max_definition_level <= 1 and _is_as_stored(leaf, field.type)
+                    for leaf, field in zip(leaves, fields, strict=True))  # fmt: skip
+    return are_known and are_ready({field.type.bit_width // 8 for field in fields}, len(fields) * rows, Options.make())
+
+
+def _places(schema: Any) -> dict[str, int]:
+    leaves = enumerate(schema.column(k) for k in range(len(schema)))
+    return {leaf.path: k for k, leaf in leaves if not leaf.max_repetition_level}
+
+
+def columns_of(file: pa.Buffer, metadata: Any, groups: list[int], fields: Sequence[pa.Field]) -> list[Column]:
+    """Columns that may be decoded, of some row groups of a mapped file; none if one cannot be, or not sooner."""
+    options = Options.make()
+    places = _places(metadata.schema)
+    leaves = [metadata.schema.column(places[field.name]) for field in fields]
+    try:
+        chunks = [[chunk_of(file, metadata.row_group(k), places[field.name], leaf, options) for k in groups]
+                  for field, leaf in zip(fields, leaves, strict=True)]
+    except Unusual:
+        return []
+    if not all(map(_is_worth, chain(*chunks))):
+        return []
+    return [Column(file, some, _STORED[leaf.physical_type], field.type, options)
+            for some, leaf, field in zip(chunks, leaves, fields, strict=True)]
+
+
+def _is_worth(chunk: Chunk) -> bool:
+    """Whether the kernel is faster than pyarrow: not over plain pages, nor where values are far from one another."""
+    values = chunk.pages[:, PAGE_VALUES]
+    is_small = chunk.dictionary is not None and chunk.dictionary.raw_size <= _MOST_DICTIONARY_BYTES
+    return is_small and bool(values[chunk.pages[:, PAGE_PLAIN] == 0].sum() >= _CODED * values.sum())
+
+
+def _is_as_stored(leaf: Any, arrow: pa.DataType) -> bool:
+    """Whether values of an Arrow type are those that a file has, or their low bytes."""
+    if leaf.physical_type not in _STORED:
+        return False
+    bits = 8 * _STORED[leaf.physical_type].itemsize
+    is_float = leaf.physical_type in ("FLOAT", "DOUBLE")
+    if pa.types.is_integer(arrow):
+        return not is_float and bool(arrow.bit_width == bits or arrow.bit_width < bits == 32)
+    if pa.types.is_floating(arrow):
+        return is_float and bool(arrow.bit_width == bits)
+    if pa.types.is_timestamp(arrow):
+        about = json.loads(leaf.logical_type.to_json())
+        return leaf.physical_type == "INT64" and bool(_UNITS.get(about.get("timeUnit")) == arrow.unit)
+    return bool(arrow == pa.date32()) and leaf.physical_type == "INT32"

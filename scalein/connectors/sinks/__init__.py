@@ -1,0 +1,1 @@
+"""Where rows go: files written exactly once, callbacks, memory, the console."""

@@ -1,0 +1,130 @@
+"""File formats as sinks write them: pyarrow's writers behind one face."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from scalein.connectors.formats.json_lines import JsonWriter
+from scalein.errors import WriteFailed
+
+SAMPLE_ROWS = 4096  # of a Parquet file, that tell which of its numbers repeat
+
+
+class Writer(Protocol):
+    """Writes tables of one schema to a file that somebody else closes."""
+
+    def write(self, table: pa.Table) -> None:
+        """Append rows."""
+
+    def close(self) -> None:
+        """Complete the file."""
+
+
+class WriteFormat(Protocol):
+    """A kind of file: the end of its names, and how one is begun."""
+
+    @property
+    def suffix(self) -> str:
+        """With the dot."""
+
+    def begin(self, file: pa.NativeFile, schema: pa.Schema) -> Writer:
+        """A writer into an open file."""
+
+
+@contextmanager
+def writing(path: str) -> Iterator[None]:
+    """Errors of pyarrow and the system come out as `WriteFailed` that names the file."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise WriteFailed(f"{path} cannot be written", found=str(error).strip() or type(error).__name__) from error
+
+
+class _Parquet:
+    """The writer is begun with the first rows, which tell what is worth a dictionary."""
+
+    def __init__(self, file: pa.NativeFile, schema: pa.Schema) -> None:
+        self._file, self._schema = file, schema
+        self._writer: Any = None  # pyarrow has no types
+
+    def write(self, table: pa.Table) -> None:
+        self._begun(table).write_table(table, row_group_size=max(1, table.num_rows))
+
+    def _begun(self, first: pa.Table) -> Any:
+        import pyarrow.parquet as pq
+
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self._file, self._schema, compression="zstd",
+                                            use_dictionary=_repeating(first))
+        return self._writer
+
+    def close(self) -> None:
+        writer = self._begun(self._schema.empty_table())
+        try:
+            writer.close()
+        finally:
+            writer.is_open = False  # one that failed would try again, and print, when it is collected
+
+
+def _repeating(table: pa.Table) -> bool | list[str]:
+    """The columns that get a dictionary, or True for all. Of numbers that hardly repeat, to look for repetitions takes
+    a third of the time of writing them, and is given up after a megabyte.
+    """
+    sample = table.slice(0, SAMPLE_ROWS)
+    if any(pa.types.is_nested(field.type) for field in table.schema):
+        return True  # their columns have other names in the file
+    names = [field.name for field, column in zip(table.schema, sample.columns, strict=True)
+             if not _is_number(field.type) or 2 * pc.count_distinct(column).as_py() <= sample.num_rows]
+    return True if len(names) == table.num_columns else names
+
+
+def _is_number(dtype: pa.DataType) -> bool:
+    return bool(pa.types.is_primitive(dtype) and not pa.types.is_boolean(dtype))
+
+
+@dataclass(frozen=True)
+class ParquetFiles:
+    """Each write is a row group, compressed with zstd."""
+
+    suffix: str = ".parquet"
+
+    def begin(self, file: pa.NativeFile, schema: pa.Schema) -> Writer:
+        return _Parquet(file, schema)
+
+
+@dataclass(frozen=True)
+class IpcFiles:
+    """Each write is a record batch."""
+
+    suffix: str = ".arrow"
+
+    def begin(self, file: pa.NativeFile, schema: pa.Schema) -> Writer:
+        return pa.ipc.new_file(file, schema)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class CsvFiles:
+    """A line of names, then a line a row; null is an empty field, an empty text is `""`."""
+
+    suffix: str = ".csv"
+
+    def begin(self, file: pa.NativeFile, schema: pa.Schema) -> Writer:
+        from pyarrow.csv import CSVWriter
+
+        return CSVWriter(file, schema)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class JsonFiles:
+    """One JSON object a line."""
+
+    suffix: str = ".json"
+
+    def begin(self, file: pa.NativeFile, schema: pa.Schema) -> Writer:
+        return JsonWriter(file, schema)

@@ -1,0 +1,331 @@
+"""FileSink: rows into files of a directory, visible epoch by epoch.
+
+The rows of an epoch go to files `_staged-<next>-<epoch>-<k>.<suffix>`, which readers skip. `prepare` completes and
+syncs them and gives their names; once these are in a manifest, `commit` renames them to `part-...`. A crash leaves
+staged files: the next `open` of the same job renames those that its last manifest names and removes the others. If
+that manifest is not the newest that there was, since that was damaged, the files of later epochs go as well: the job
+will write their rows again.
+
+An epoch says where it was staged: a sink of the same job in another folder makes its files visible there, if they have
+not come along (a folder may be moved, and a copy of a job must leave the job alone). It removes files of its own folder
+only.
+
+Where other processes make the rows (Spark's tasks), each stages files for the sink with `for_task`, under names of its
+own; of attempts that do one thing twice, only those are committed whose names arrive.
+
+One thread calls at a time, but `commit` may run beside `write`: of what changes, they share `_changed` only.
+Rows wait in memory until they make a good row group, at most `_WAITING_BYTES` in all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import uuid
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from scalein.connectors.sinks.file_writers import WriteFormat, Writer, writing
+from scalein.connectors.sinks.partitioning import can_split, split
+from scalein.errors import BadArgument, SourceLoc, UnknownColumn, WriteFailed, WrongType, guess
+from scalein.storage.checked_json import Json
+
+STAGED, PART = "_staged-", "part-"
+_GROUP_BYTES = 32 << 20  # rows that make a row group or block of a file
+_GROUP_ROWS = 1 << 20
+_WAITING_BYTES = 128 << 20
+_SYNC_THREADS = 16
+_LAST_TASK = 999_999  # of an epoch that several tasks make
+_MOST_OPEN = 256  # files written at once; more values of `partition_by` close the oldest
+
+
+@dataclass(slots=True, eq=False)
+class _Staged:
+    """A file that is being written, and the rows that wait for it."""
+
+    name: str  # below the sink's directory
+    path: str
+    file: pa.NativeFile
+    writer: Writer
+    schema: pa.Schema
+    waiting: list[pa.RecordBatch] = field(default_factory=list)
+    waiting_rows: int = 0
+    waiting_bytes: int = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self.waiting.append(batch)
+        self.waiting_rows += batch.num_rows
+        self.waiting_bytes += batch.nbytes
+
+    def flush(self) -> None:
+        if self.waiting:
+            with writing(self.path):
+                self.writer.write(pa.Table.from_batches(self.waiting, self.schema).combine_chunks())
+            self.waiting, self.waiting_rows, self.waiting_bytes = [], 0, 0
+
+    def finish(self) -> None:
+        """Complete the file; it is not on disk yet."""
+        self.flush()
+        with writing(self.path):
+            self.writer.close()
+            self.file.close()
+
+
+class FileSink:
+    """A two-phase `Sink` into one directory."""
+
+    def __init__(self, path: object, format: WriteFormat, partition_by: Sequence[str], roll_bytes: int, step: str,
+                 at: SourceLoc) -> None:
+        try:
+            text = os.path.expanduser(os.fspath(path))  # type: ignore[call-overload]
+            self.path = os.path.abspath(text)
+        except TypeError:
+            raise BadArgument(f"{step} takes the path of a directory", at=at, found=repr(path)) from None
+        if re.match(r"[A-Za-z][\w+.-]+:/", text):  # a pathlib.Path has one slash where an address has two
+            raise BadArgument(f"{step} writes to a directory of this machine, and this is an address", at=at,
+                              found=text,
+                              hint="the path of a mounted folder; a stream on Spark also takes a function: "
+                                   'sink=lambda df, batch: df.write.mode("append").parquet("s3://...")')
+        if os.path.exists(self.path) and not os.path.isdir(self.path):
+            raise WriteFailed(f"{self.path} is a file, but {step} writes to a directory", at=at)
+        self._format, self._by, self._roll_bytes, self._step, self._at = format, partition_by, roll_bytes, step, at
+        self._kept = pa.schema([])  # the columns that files have
+        self._prefix, self._epoch, self._count = "", 0, 0
+        self._attempt = ""  # part of names, where others stage files of the same epoch
+        self._open: dict[str, _Staged] = {}  # by directory below `path`; the least recently begun first
+        self._finished: list[str] = []  # names of the running epoch
+        self._changed: set[str] = set()  # directories, below `path` or absolute, whose entries were not synced
+
+    def __repr__(self) -> str:
+        return f"{self._step}({self.path!r})"
+
+    def open(self, schema: pa.Schema, committed: Json, next: str) -> None:
+        for name in self._by:
+            if name not in schema.names:
+                raise UnknownColumn(f"no column {name!r} to partition by", at=self._at, step=self._step,
+                                    has=", ".join(schema.names), hint=guess(name, schema.names))
+            if not can_split(schema.field(name).type):
+                raise WrongType(f"column {name!r} is {schema.field(name).type}, which cannot name a directory",
+                                at=self._at, step=self._step, hint="partition by text, numbers or times")
+        self._prefix, self._epoch, self._count = next, 0, 0
+        self._open, self._finished = {}, []
+        self._kept = pa.schema([each for each in schema if each.name not in self._by])
+        if not self._kept.names:
+            raise BadArgument("partition_by names all columns, so none is left to write", at=self._at, step=self._step)
+        with writing(self.path):
+            os.makedirs(self.path, exist_ok=True)
+            _sync(os.path.dirname(self.path))
+            self._format.begin(pa.BufferOutputStream(), self._kept).close()  # types that it cannot write show here
+        self.commit(committed)
+        self._remove_orphans(next.partition("-")[0], _epoch_of(committed))
+
+    def for_task(self, schema: pa.Schema, prefix: str, task: int) -> FileSink:
+        """A sink for rows that one task of several makes: it stages files, and this one commits them.
+
+        `prefix` is `<job>-<number>`, as `next` is to `open`. `prepare` gives the names; `epoch_of` puts those of all
+        tasks together.
+        """
+        found = FileSink(self.path, self._format, self._by, self._roll_bytes, self._step, self._at)
+        found._kept = pa.schema([each for each in schema if each.name not in self._by])
+        found._prefix, found._epoch, found._attempt = prefix, task, uuid.uuid4().hex[:12]
+        return found
+
+    def epoch_of(self, prefix: str, prepared: Sequence[Json]) -> Json:
+        """What `commit` takes for the files that tasks of one prefix have prepared; all must be there."""
+        files = [name for each in prepared for name in _read(each).files]
+        for name in files:
+            if not os.path.exists(os.path.join(self.path, name)):
+                raise WriteFailed(f"a task wrote a file to {self.path}, and it is not there", at=self._at, found=name,
+                                  hint="every machine that runs tasks must have this very directory under this path")
+        return {"epoch": f"{prefix}-{_LAST_TASK}", "files": [*files]}
+
+    def remove_staged(self, prefix: str) -> None:
+        """Remove staged files of a job up to a number: what attempts have left whose names did not arrive. Later ones
+        may be those of somebody who has taken over.
+        """
+        job, _, number = prefix.partition("-")
+        self._remove_orphans(job, None, int(number))
+
+    def _remove_orphans(self, job: str, committed: tuple[int, int] | None, last: int | None = None) -> None:
+        for directory, _, names in os.walk(self.path):
+            orphans = [name for name in names if name.startswith(f"{STAGED}{job}-")]
+            if last is not None:
+                orphans = [name for name in orphans if (found := _number(name)) is not None and found[0] <= last]
+            if committed is not None:
+                parts = (name for name in names if name.startswith(f"{PART}{job}-"))
+                orphans += [name for name in parts if (found := _number(name)) is not None and found > committed]
+            for name in orphans:
+                # Missing: the attempt that made it has removed it itself.
+                with writing(os.path.join(directory, name)), contextlib.suppress(FileNotFoundError):
+                    os.remove(os.path.join(directory, name))
+            if orphans and directory != self.path:
+                self._drop_empty(directory)
+
+    def _drop_empty(self, directory: str) -> None:
+        """Remove directories that nothing is left in, up to the sink's own."""
+        with contextlib.suppress(OSError):
+            while directory != self.path:
+                os.rmdir(directory)
+                directory = os.path.dirname(directory)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        if not batch.num_rows:
+            return
+        for directory, rows in split(batch, self._by, self._kept):
+            staged = self._open.get(directory) or self._begin(directory)
+            staged.add(rows)
+            if staged.waiting_bytes >= min(_GROUP_BYTES, self._roll_bytes) or staged.waiting_rows >= _GROUP_ROWS:
+                staged.flush()
+                if staged.file.tell() >= self._roll_bytes:
+                    self._finish(directory)
+        if len(self._open) > 1 and sum(each.waiting_bytes for each in self._open.values()) > _WAITING_BYTES:
+            for staged in self._open.values():
+                staged.flush()
+
+    def _begin(self, directory: str) -> _Staged:
+        while len(self._open) >= _MOST_OPEN:
+            self._finish(next(iter(self._open)))
+        name = f"{STAGED}{self._prefix}-{self._epoch:06}-{self._attempt}{self._count:04}{self._format.suffix}"
+        self._count += 1
+        name = os.path.join(directory, name)
+        path = os.path.join(self.path, name)
+        with writing(path):
+            self._make(directory)
+            file = pa.OSFile(path, "wb")
+            staged = _Staged(name, path, file, self._format.begin(file, self._kept), self._kept)
+        self._changed.add(directory)
+        self._open[directory] = staged
+        return staged
+
+    def _make(self, directory: str) -> None:
+        if directory:
+            os.makedirs(os.path.join(self.path, directory), exist_ok=True)
+        while directory:  # also those that were there: another task may have made them, and not synced them yet
+            directory = os.path.dirname(directory)
+            self._changed.add(directory)
+
+    def _finish(self, directory: str) -> None:
+        staged = self._open[directory]
+        staged.finish()
+        del self._open[directory]
+        self._finished.append(staged.name)
+
+    def prepare(self) -> Json:
+        for directory in list(self._open):
+            self._finish(directory)
+        self._sync(self._finished)
+        self._sync_directories()
+        prepared: dict[str, Json] = {"epoch": f"{self._prefix}-{self._epoch:06}", "files": [*self._finished],
+                                    "folder": self.path}  # fmt: skip
+        self._finished, self._epoch, self._count = [], self._epoch + 1, 0
+        return prepared
+
+    def commit(self, prepared: Json) -> None:
+        if prepared is None:
+            return
+        epoch = _read(prepared)
+        folders = list(dict.fromkeys([self.path, epoch.folder or self.path]))
+        missing = [final for staged, final in epoch.renames()
+                   if not any(self._rename(folder, staged, final) for folder in folders)]
+        if missing:  # whoever reads the results may have taken them away since: nobody else knows
+            warnings.warn(f"files of the last epoch are not in {' or '.join(folders)}, nor staged there: {missing[0]} "
+                          f"and {len(missing) - 1} more; if nobody has taken them away, their rows are lost",
+                          RuntimeWarning, stacklevel=2)
+
+    def _rename(self, folder: str, staged: str, final: str) -> bool:
+        """Make a file visible; False if the folder has none such."""
+        path = os.path.join(folder, final)
+        with writing(path):
+            try:
+                os.rename(os.path.join(folder, staged), path)
+            except FileNotFoundError:  # an earlier call renamed it
+                if not os.path.exists(path):
+                    return False
+        self._changed.add(os.path.dirname(final if folder == self.path else path))
+        return True
+
+    def _sync_directories(self) -> None:
+        """Also renames are on disk then: in time, as the manifest that names them is replaced by the next only."""
+        changed, self._changed = self._changed, set()
+        self._sync([directory for directory in changed if os.path.isdir(os.path.join(self.path, directory))])
+
+    def _sync(self, names: list[str]) -> None:
+        """Have these on disk: all at once, since a file system writes its log for several in one go."""
+        paths = [os.path.join(self.path, name) for name in names]
+        if len(paths) < 2:
+            list(map(_sync, paths))
+        else:
+            from concurrent.futures import ThreadPoolExecutor
+
+            with ThreadPoolExecutor(min(len(paths), _SYNC_THREADS)) as pool:
+                list(pool.map(_sync, paths))
+
+    def close(self) -> None:
+        """What is prepared stays: a manifest may name it, which only the next `open` knows."""
+        for staged in self._open.values():
+            for each in (staged.writer, staged.file):
+                with contextlib.suppress(OSError, pa.ArrowException):
+                    each.close()
+        for name in [*self._finished, *(staged.name for staged in self._open.values())]:
+            path = os.path.join(self.path, name)
+            with contextlib.suppress(OSError):
+                os.remove(path)
+                self._drop_empty(os.path.dirname(path))
+        self._open, self._finished = {}, []
+        self._sync_directories()
+
+
+class _Epoch(NamedTuple):
+    """What `prepare` gave."""
+
+    name: str
+    files: list[str]  # staged, below the folder
+    folder: str  # "": not said, as by the first manifests and by Spark's, whose sinks keep to one folder
+
+    def renames(self) -> Iterator[tuple[str, str]]:
+        for name in self.files:
+            directory, base = os.path.split(name)
+            yield name, os.path.join(directory, PART + base.removeprefix(STAGED))
+
+
+def _read(prepared: Json) -> _Epoch:
+    match prepared:
+        case {"epoch": str(epoch), "files": list(files), **more}:
+            names = [name for name in files if isinstance(name, str) and _is_staged(name)]
+            folder = more.get("folder", "")
+            if len(names) == len(files) and isinstance(folder, str) and (not folder or os.path.isabs(folder)):
+                return _Epoch(epoch, names, folder)
+    raise WriteFailed("this is no list of staged files", found=f"{prepared!r:.200}")
+
+
+def _is_staged(name: str) -> bool:
+    """Whether a name is one that a sink gives, below its own directory."""
+    directory, base = os.path.split(name)
+    return base.startswith(STAGED) and not os.path.isabs(name) and ".." not in directory.split(os.sep)
+
+
+def _epoch_of(committed: Json) -> tuple[int, int] | None:
+    return None if committed is None else _number(f"{PART}{_read(committed).name}-")
+
+
+def _number(name: str) -> tuple[int, int] | None:
+    """The run and the epoch that a file of a job's is of."""
+    match name.split("-"):
+        case [_, _, run, epoch, _] if run.isdigit() and epoch.isdigit():
+            return int(run), int(epoch)
+    return None
+
+
+def _sync(path: str) -> None:
+    """Have a file or directory on disk as it is now."""
+    with writing(path):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

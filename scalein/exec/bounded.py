@@ -1,0 +1,288 @@
+"""run: a program's nodes, each an iterator of batches over the one below it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import pyarrow as pa
+
+from scalein.compiler import program_of
+from scalein.connectors.base import Connected
+from scalein.connectors.formats.statistics import Condition
+from scalein.connectors.in_memory import Batches
+from scalein.errors import ComputeError, InternalError
+from scalein.exec import array_limits
+from scalein.exec.error_location import placed
+from scalein.exec.hash_aggregate import run_group
+from scalein.exec.host import run_host
+from scalein.exec.join_build import Built, build
+from scalein.exec.morsels import joined
+from scalein.exec.pipeline import Work, ready, run_pipe, run_ready
+from scalein.exec.preaggregate import Standing
+from scalein.exec.ring_preaggregate import StandingRing
+from scalein.exec.scan_predicates import tests_of
+from scalein.exec.sort import run_ordered
+from scalein.ir import ops
+from scalein.ir.exprs import Col
+from scalein.ir.physical import Chain, Grouped, Host, JoinTable, Node, Ordered, Pipe, Scan, Take
+from scalein.ir.printer import show_expr
+from scalein.ir.stages import Where
+from scalein.kernels.bind import conformed
+from scalein.options import Options
+
+FEW_ROWS = 1 << 16  # in which making ready would take longer than running
+Again = dict[int, Standing | Work]  # by the node's identity
+
+
+def collect(op: ops.Op, options: Options) -> pa.Table:
+    """The whole result."""
+    return pa.Table.from_batches(list(batches(op, options)), op.schema.arrow)
+
+
+def batches(op: ops.Op, options: Options) -> Iterator[pa.RecordBatch]:
+    """The result batch by batch."""
+    schema = op.schema.arrow
+    try:
+        yield from array_limits.guarded("this flow", _conformed(lambda: _Run(options).rows(program_of(op)), schema))
+    except ComputeError as error:
+        raise placed(error, op, program_of(op)) from None
+
+
+def _conformed(rows: Callable[[], Iterator[pa.RecordBatch]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    for batch in rows():
+        if batch.schema == schema:
+            yield batch
+        else:
+            yield from (conformed(part, schema) for part in array_limits.light(batch))
+
+
+class Program:
+    """A compiled program that is run again and again over batches given to it; static tables are built once.
+
+    For few rows, what a node made ready is used again: kernels and tables. A run takes it and puts it back, so runs at
+    the same time do not meet.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self.node, self._schema = node, node.schema.arrow
+        self._built: dict[int, Built] = {}  # by the join's identity, which the program keeps
+        self._again: Again = {}
+        self._given: pa.Schema | None = None  # of the batches that `_again` is for
+
+    def run(self, batches: Iterable[pa.RecordBatch], options: Options) -> Iterator[pa.RecordBatch]:
+        """What the program makes of batches of its input's columns."""
+        again = None
+        if isinstance(batches, list) and 0 < sum(batch.num_rows for batch in batches) <= FEW_ROWS:
+            if any(batch.schema != self._given for batch in batches):
+                self._again, self._given = {}, batches[0].schema
+            if all(batch.schema == self._given for batch in batches):
+                again, options = self._again, replace(options, workers=1)
+        return _conformed(lambda: _Run(options, batches, self._built, again).rows(self.node), self._schema)
+
+
+class StandingProgram:
+    """A program that ends in groups, whose rows are counted in again and again, and whose groups are taken at times.
+
+    If times are `watched`, kernels tell how far those of each batch reach.
+    """
+
+    def __init__(self, node: Grouped, watched: bool = False, whole: Grouped | None = None) -> None:
+        self.node, self._watched, self._whole = node, watched, whole
+        self._schema = node.schema.arrow
+        self._built: dict[int, Built] = {}
+        self._standing: Standing | None = None
+
+    def add(self, batches: Iterable[pa.RecordBatch], options: Options, row: int = 0) -> int:
+        """Count rows in, which as the groups get them are numbered from `row` on; gives the number behind the last.
+
+        After an error, nothing is known of the groups.
+        """
+        run = _Run(options, batches, self._built)
+        if self._standing is None:
+            self._standing = Standing(self.node, run.joins(self.node.joins), options, watched=self._watched,
+                                      whole=self._whole)
+        rows, self._standing.row = run.rows(self.node.input), row
+        self._standing.add(rows if self._watched else joined(rows), options.workers)
+        return self._standing.row
+
+    def seen(self, batches: list[pa.RecordBatch]) -> list[tuple[int, int]] | None:
+        """The least and the greatest time of each of the batches that were added last; None if nobody could look."""
+        is_direct = isinstance(self.node.input, Scan) and self._standing is not None
+        return self._standing.seen(batches) if is_direct and self._standing is not None else None
+
+    @property
+    def count(self) -> int:
+        return 0 if self._standing is None else self._standing.count
+
+    def take(self) -> Iterator[pa.RecordBatch]:
+        """All groups since the last time."""
+        if self._standing is not None:
+            yield from _conformed(self._standing.take, self._schema)
+
+    def take_whole(self) -> Iterator[pa.RecordBatch]:
+        """All groups since the last time, as those of `whole`."""
+        if self._standing is not None and self._whole is not None:
+            yield from _conformed(self._standing.take_whole, self._whole.schema.arrow)
+
+    @property
+    def is_parted(self) -> bool:
+        """Whether rows wait, by key group, to be aggregated when groups are taken."""
+        return self._standing is not None and self._standing.is_parted
+
+    @property
+    def part_bytes(self) -> int:
+        return 0 if self._standing is None else self._standing.part_bytes
+
+
+class RingProgram:
+    """A program that ends in sliding windows, whose rows are counted in again and again: see `standing_ring.py`."""
+
+    def __init__(self, node: Grouped, partial: Grouped, size: int, options: Options) -> None:
+        self.node, self._options = node, options
+        self._built: dict[int, Built] = {}
+        joins = _Run(options, (), self._built).joins(node.joins)
+        self.ring = StandingRing(node, partial, joins, options, size)
+
+    def add(self, batches: list[pa.RecordBatch], workers: int) -> list[pa.RecordBatch]:
+        """Count rows in; gives partial groups that had to leave. After an error, nothing is known of the windows."""
+        run = _Run(replace(self._options, workers=workers), batches, self._built)
+        return self.ring.add([batch for batch in run.rows(self.node.input) if batch.num_rows], workers)
+
+
+class _Run:
+    """One run of a program with its options; `given` are the batches of a source that has no data of its own, `again`
+    is what the last run left for the next.
+    """
+
+    def __init__(self, options: Options, given: Iterable[pa.RecordBatch] = (),
+                 built: dict[int, Built] | None = None, again: Again | None = None) -> None:
+        self._options, self._given, self._built, self._again = options, given, built, again
+
+    def _table(self, node: Node) -> pa.Table | None:
+        """The table behind a scan, if all its data is in memory: facts of the whole input for free."""
+        if not isinstance(node, Scan):
+            return None
+        if isinstance(node.source.data, Batches):
+            return node.source.data.table
+        if node.source.data is None and isinstance(self._given, list) and self._given:
+            return pa.Table.from_batches([batch.select(list(node.source.columns)) for batch in self._given])
+        return None
+
+    def rows(self, node: Node) -> Iterator[pa.RecordBatch]:
+        """The batches of a node; errors of pyarrow and the system say which step met them."""
+        return array_limits.guarded(_step(node), self._rows(node))
+
+    def _rows(self, node: Node) -> Iterator[pa.RecordBatch]:
+        match node:
+            case Scan():
+                return self._scan(node)
+            case Pipe(input=Grouped() as group) if node.fresh is None and (again := self._again_at(group)) is not None:
+                return self._group_again(node, group, node, again)
+            case Grouped() if (again := self._again_at(node)) is not None:
+                return self._group_again(node, node, None, again)
+            case Pipe() if node.fresh is None and (again := self._again_at(node)) is not None:
+                return self._pipe_again(node, again)
+            case Pipe(input=Grouped() as group) if node.fresh is None:
+                return run_group(group, self._input(group), self.joins(group.joins), self._options,
+                                 self._table(group.input), node, self.joins(node.joins))
+            case Pipe():
+                return run_pipe(node, self._input(node), self.joins(node.joins), self._options,
+                                self._table(node.input))
+            case Grouped():
+                return run_group(node, self._input(node), self.joins(node.joins), self._options,
+                                 self._table(node.input), None, {})
+            case Host():
+                return run_host(node, self.rows(node.input))
+            case Take():
+                return _take(self.rows(node.input), node.count)
+            case Ordered():
+                return run_ordered(node, self.rows(node.input))
+            case Chain():
+                return self._chain(node)
+
+    def _again_at(self, node: Pipe | Grouped) -> Again | None:
+        """What the last run left, if the node is right over the batches that were given, some of which have rows."""
+        is_given = isinstance(node.input, Scan) and node.input.source.data is None
+        return self._again if is_given else None
+
+    def _group_again(self, top: Node, node: Grouped, then: Pipe | None, again: Again) -> Iterator[pa.RecordBatch]:
+        known = again.pop(id(top), None)
+        if not isinstance(known, Standing):
+            known = Standing(node, self.joins(node.joins), self._options, then,
+                             {} if then is None else self.joins(then.joins), few=True)
+        known.add(self.rows(node.input), 1)
+        yield from known.take()
+        again[id(top)] = known
+
+    def _pipe_again(self, node: Pipe, again: Again) -> Iterator[pa.RecordBatch]:
+        known = again.pop(id(node), None)
+        if not isinstance(known, Work):
+            known = ready(node, self.joins(node.joins), self._options, self._table(node.input))
+        yield from run_ready(known, self.rows(node.input), self._options)
+        again[id(node)] = known
+
+    def _input(self, node: Pipe | Grouped) -> Iterator[pa.RecordBatch]:
+        """The rows that a kernel reads; a source may leave out those that its first filter drops."""
+        match node.input, node.steps:
+            case Scan(source=source) as scan, (Where(predicate), *_) if isinstance(source.data, Connected):
+                return array_limits.guarded(_step(scan), self._scan(scan, tests_of(predicate)))
+        return self.rows(node.input)
+
+    def _scan(self, node: Scan, tests: tuple[Condition, ...] = ()) -> Iterator[pa.RecordBatch]:
+        data = node.source.data
+        if data is None and self._built is not None:
+            names = list(node.source.columns)
+            yield from (batch if batch.schema.names == names else batch.select(names) for batch in self._given)
+            return
+        if not isinstance(data, Batches | Connected):
+            raise InternalError("a source without data reached the runtime")
+        names = list(node.source.columns)
+        if isinstance(data, Connected):
+            data = data.project(names).where(tests)
+        for batch in data.read():
+            yield batch if batch.schema.names == names else batch.select(names)
+
+    def _chain(self, node: Chain) -> Iterator[pa.RecordBatch]:
+        schema = node.schema.arrow
+        for each in node.inputs:
+            yield from _conformed(partial(self.rows, each), schema)
+
+    def joins(self, joins: tuple[tuple[int, JoinTable], ...]) -> dict[int, Built]:
+        return {number: self._join(table) for number, table in joins}
+
+    def _join(self, table: JoinTable) -> Built:
+        if self._built is None:
+            return build(table, self.rows(table.input), self._options)
+        if id(table) not in self._built:
+            self._built[id(table)] = build(table, self.rows(table.input), self._options)
+        return self._built[id(table)]
+
+
+def _step(node: Node) -> str:
+    """What the user calls a node."""
+    match node:
+        case Host(op=ops.Explode()):
+            return "explode"
+        case Host(op=ops.MapBatches()):
+            return "map_batches"
+        case Host():
+            return ", ".join(f"`{show_expr(node.origin(i))}`" for i in node.items if not isinstance(i.expr, Col))
+        case Ordered():
+            return "sort" if node.count is None else "top_k, or a sort with a limit"
+        case Grouped():
+            return "group_by"
+        case _:
+            return "this flow"
+
+
+def _take(rows: Iterator[pa.RecordBatch], count: int) -> Iterator[pa.RecordBatch]:
+    left = count
+    for batch in rows:
+        if left <= 0:
+            return
+        yield batch.slice(0, left)
+        left -= batch.num_rows
+        if left <= 0:
+            return

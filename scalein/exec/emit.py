@@ -1,0 +1,157 @@
+"""Emit: the records of a finished table through the steps that follow the group, as batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from scalein.dtypes import I32, I64
+from scalein.errors import ScaleinError
+from scalein.exec.finalize import Listed, settle
+from scalein.exec.join_build import Built
+from scalein.exec.pipeline import run_pipe
+from scalein.exec.tables import OneRecord
+from scalein.ir.exprs import Col, Named
+from scalein.ir.physical import Grouped, Pipe, identity
+from scalein.ir.stages import Collect, FromTable, Stage
+from scalein.ir.tables import Table
+from scalein.kernels.call import kernel
+from scalein.kernels.output import MOST_TEXT_BYTES, collected
+from scalein.kernels.prepare import Prepared
+from scalein.llvm_backend.cache import Compiled
+from scalein.options import Options
+
+if TYPE_CHECKING:
+    from scalein.exec.tables import State
+
+
+BRIEF_ROWS = 1 << 16  # compiling a fast loop over fewer groups takes longer than it saves
+
+
+class Emitter:
+    """What happens to a table's groups: fused into one kernel that reads records and writes columns.
+
+    Steps that follow are part of that kernel, unless a key is kept as a dictionary id or they join:
+    then the groups come out as batches first.
+    """
+
+    def __init__(self, node: Grouped, then: Pipe | None, joins: dict[int, Built], options: Options) -> None:
+        self._node, self._then, self._joins, self._options = node, then, joins, options
+        self._schema = node.schema.arrow
+        self._kernels: dict[tuple[int, bool], tuple[Table, Compiled, tuple[Named, ...]]] = {}
+
+    def emit(self, prepared: Prepared, table: Table, states: Iterable[State]) -> Iterator[pa.RecordBatch]:
+        """All groups of some states."""
+        return self.after((batch for state in states for batch in self._groups(prepared, table, state)), table)
+
+    def nothing(self, one: bool) -> Iterator[pa.RecordBatch]:
+        """The result of no input: one row if there are no keys, else none."""
+        if not one:
+            return iter(())
+        table = self._node.table
+        return self.after(self._groups(None, table, OneRecord(table, self._options)), table)
+
+    def is_fused(self, table: Table) -> bool:
+        is_plain = not table.has_lists and not any(key.coded for key in table.keys)
+        return self._then is not None and not self._joins and is_plain
+
+    def kernel(self, table: Table, window_slices: int = 0, brief: bool = False) -> tuple[Compiled, tuple[Named, ...]]:
+        """The kernel over the table's records, and the columns it writes."""
+        known = self._kernels.get((window_slices, brief))
+        if known is None or known[0] is not table:
+            known = self._kernels[window_slices, brief] = (table, *self._compiled(table, window_slices, brief))
+        return known[1:]
+
+    def _compiled(self, table: Table, window_slices: int, brief: bool) -> tuple[Compiled, tuple[Named, ...]]:
+        sparse = bool(table.keys or table.window)
+        reader = FromTable(table, window_slices, sparse)
+        if self.is_fused(table):
+            assert self._then is not None
+            steps, items = self._then.steps, self._then.items
+        else:
+            steps, items = (), self._raw(table)
+        return kernel(Stage("emit", reader, steps, Collect(items), brief), self._options), items
+
+    def _raw(self, table: Table) -> tuple[Named, ...]:
+        """The table's columns; a dictionary key as its id, a list as where its values start and how many there are."""
+        items = []
+        coded = {key.name: key for key in table.keys if key.coded}
+        lists = {output.name for output in table.outputs if output.is_list}
+        for item in identity(table.schema):
+            if item.name in coded:
+                items.append(Named(item.name, Col(f"#id.{item.name}", I32, coded[item.name].nullable)))
+            elif item.name in lists:
+                items += [Named(item.name, Col(f"#{part}.{item.name}", I64, False)) for part in ("start", "count")]
+            else:
+                items.append(item)
+        return tuple(items)
+
+    def _groups(self, prepared: Prepared | None, table: Table, state: State) -> Iterator[pa.RecordBatch]:
+        compiled, items = self.kernel(table, brief=state.count <= BRIEF_ROWS)
+        frame = compiled.kernel.frame.new()
+        frame["source"] = state.first
+        frame.keep["source"] = state
+        frame["row"], frame["end"] = 0, state.count
+        lists = settle(table, state, self._options)
+        for arrays in collected(compiled, frame, items, state.count):
+            for part in _joined(arrays, table, lists) if lists else [arrays]:
+                yield self.batch(part, prepared, table)
+
+    def batch(self, arrays: list[pa.Array], prepared: Prepared | None, table: Table) -> pa.RecordBatch:
+        """Columns as a batch of the group's schema, or of the fused pipe's."""
+        if self.is_fused(table):
+            assert self._then is not None
+            return pa.RecordBatch.from_arrays(arrays, schema=self._then.schema.arrow)
+        schema = self._schema
+        if prepared is not None:
+            arrays = [self._decoded(a, k, prepared, table) for k, a in enumerate(arrays)]
+        arrays = [a if a.type == f.type else a.cast(f.type) for a, f in zip(arrays, schema, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _decoded(self, array: pa.Array, position: int, prepared: Prepared, table: Table) -> pa.Array:
+        """Dictionary ids as the strings they stand for."""
+        if position >= len(table.keys) or not table.keys[position].coded:
+            return array
+        return prepared.key_values(position).take(array)
+
+    def after(self, groups: Iterator[pa.RecordBatch], table: Table) -> Iterator[pa.RecordBatch]:
+        """Groups as batches through the steps that were not fused."""
+        if self._then is None or self.is_fused(table):
+            return groups
+        return run_pipe(self._then, groups, self._joins, self._options, None)
+
+
+def _joined(arrays: list[pa.Array], table: Table, lists: dict[int, Listed]) -> Iterator[list[pa.Array]]:
+    """Starts and numbers of values as lists, in as many pieces as it takes for each to fit Arrow's offsets.
+
+    Groups come in the order of their records, as their values do.
+    """
+    width = len(table.keys) + 2 * (table.window is not None)
+    columns, rest, rows = list(arrays[:width]), iter(arrays[width:]), len(arrays[0])
+    for output in table.outputs:
+        if not output.is_list:
+            columns.append(next(rest))
+            continue
+        starts, counts = np.asarray(next(rest)), np.asarray(next(rest))
+        offsets = np.concatenate((starts, starts[-1:] + counts[-1:])) if rows else np.zeros(1, np.int64)
+        values, arrow = _piece(lists[output.accs[0]], int(offsets[0]), int(offsets[-1])), output.dtype.arrow
+        if values is None and rows <= 1:
+            raise ScaleinError(f"a list of {output.name!r} has more text or values than an Arrow list can hold",
+                               found="more than 2 GiB", hint="cast the column to pa.large_string(), or filter it")
+        if values is None:
+            half = rows // 2
+            for part in ([a.slice(0, half) for a in arrays], [a.slice(half) for a in arrays]):
+                yield from _joined(part, table, lists)
+            return
+        columns.append(pa.ListArray.from_arrays(pa.array(offsets - offsets[0], pa.int32()),
+                                                values.cast(arrow.value_type), type=arrow))
+    yield columns
+
+
+def _piece(listed: Listed, first: int, end: int) -> pa.Array | None:
+    """Some values of a list, or None if they are too many for one array."""
+    size = 0 if listed.bytes_before is None else int(listed.bytes_before[end] - listed.bytes_before[first])
+    return None if max(end - first, size) > MOST_TEXT_BYTES else listed.values.slice(first, end - first)

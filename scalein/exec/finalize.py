@@ -1,0 +1,198 @@
+"""Settle: compute what groups can tell only when they are complete, and write it into their records.
+
+Quantiles and lists come from logs: the entries of each group are put one behind the other and sorted by kernels; where
+a group's begin is computed here, from the numbers in the records.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+
+from scalein.dtypes import Kind
+from scalein.exec.side_state import HEAP_BYTES, Heap, Log
+from scalein.exec.tables import DirectTable, HashTable, OneRecord, State
+from scalein.ir.stages import FromRecords, GroupMode, Rank, Spread, Stage
+from scalein.ir.tables import AccKind, Table
+from scalein.kernels.call import call, kernel
+from scalein.kernels.workers import side_by_side
+from scalein.layout import DONE, INLINE_BYTES, FrameData, size_of
+from scalein.llvm_backend.cache import Compiled
+from scalein.memory import address, allocate
+from scalein.options import Options
+
+VIEW_STEP = 1 << 30  # bytes
+SHARED = 1 << 18  # pairs from which on it pays to sort them on all workers
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The values of a list's entries, group by group; text as views, with the number of bytes before each."""
+
+    values: pa.Array
+    bytes_before: np.ndarray | None
+
+
+def settle(table: Table, state: State, options: Options) -> dict[int, Listed]:
+    """Finish the groups of a state; gives the values of every list, by the accumulator's number."""
+    lists: dict[int, Listed] = {}
+    for position, (number, acc) in enumerate(table.logs):
+        assert state.sides is not None
+        log = state.sides.logs[position]
+        if acc.kind is AccKind.TOP:
+            _cut(table, state, number, log, options)
+            _place(table, state, number, np.bincount(_numbers(log, table, state), minlength=state.count))
+            lists[number] = _listed(log, np.arange(log.count))
+            continue
+        pairs = _ranked(table, state, number, log, options)
+        if acc.kind is AccKind.LIST:
+            lists[number] = _listed(log, pairs[:, 1])
+    return lists
+
+
+def shorten(table: Table, state: State, options: Options, *, at_once: bool = False) -> None:
+    """Cut long logs: to the best of each group, or to one entry for equal values of it."""
+    for position, (number, acc) in enumerate(table.logs):
+        assert state.sides is not None
+        log = state.sides.logs[position]
+        if not log.is_long(at_once=at_once):
+            continue
+        if acc.kind is AccKind.TOP:
+            _cut(table, state, number, log, options)
+            log.keep(log.entries[np.argsort(log.column("row"), kind="stable")])
+        else:
+            before = log.count
+            _ranked(table, state, number, log, options, fold=True)
+            log.folded(before)
+
+
+def _cut(table: Table, state: State, number: int, log: Log, options: Options) -> None:
+    """Keep the best entries of each group, the best first, and the bytes of those only.
+
+    A group that is full has a limit from now on: whoever comes later must be better than its last.
+    """
+    rows = log.column("row")
+    if np.any(rows[1:] < rows[:-1]):  # merged from several: equal ones must be in the order of their rows
+        log.keep(log.entries[np.argsort(rows, kind="stable")])
+    most = int(str(log.acc.params[0]))
+    counts = _column(table, state, f"acc{number}").copy()
+    pairs = _ranked(table, state, number, log, options)
+    starts = np.cumsum(counts) - counts
+    rank = np.arange(len(pairs)) - np.repeat(starts, counts)
+    log.keep(log.entries[pairs[rank < most, 1]])
+    _column(table, state, f"acc{number}")[:] = np.minimum(counts, most)
+    last = log.column("by")[np.cumsum(np.minimum(counts, most))[counts >= most] - 1]
+    _column(table, state, f"acc{number}.limit")[counts >= most] = last
+    if log.acc.dtype.is_bytes:
+        _move_bytes(log)
+
+
+def _move_bytes(log: Log) -> None:
+    """Copy the bytes that entries still point to into one new piece, and let the others go."""
+    start = log.layout.offset("value") // 8
+    cells = log.entries[:, start : start + 2]
+    is_long = cells[:, 0] & 0xFFFFFFFF > INLINE_BYTES
+    views = _views(np.ascontiguousarray(cells[is_long]).view(np.uint8), [log.heap, *log.kept])
+    text = views.cast(pa.large_binary())
+    offsets = np.frombuffer(text.buffers()[1], np.int64)[: len(text)]
+    used = text.buffers()[2].size if text.buffers()[2] is not None else 0
+    piece = allocate(max(HEAP_BYTES, 2 * used))
+    if used:
+        piece[:used] = np.frombuffer(text.buffers()[2], np.uint8)
+    cells[is_long, 1] = address(piece) + offsets
+    log.kept, log.heap.pieces = [], []
+    log.heap.take(piece, used)
+
+
+def _column(table: Table, state: State, name: str) -> np.ndarray:
+    """A field of 8 bytes of every record."""
+    return state.words(table.layout.size // 8)[:, table.layout.offset(name) // 8]
+
+
+def _numbers(log: Log, table: Table, state: State) -> np.ndarray:
+    """The number of each entry's record."""
+    return (log.column("owner") - state.base) // table.layout.size
+
+
+def _place(table: Table, state: State, number: int, counts: np.ndarray) -> None:
+    """Write down how many entries each group has, and where they begin if they lie one group behind the other."""
+    _column(table, state, f"acc{number}")[:] = counts
+    _column(table, state, f"acc{number}.start")[:] = np.cumsum(counts) - counts
+
+
+def mode_of(state: State) -> GroupMode:
+    """How a state's records are found."""
+    match state:
+        case OneRecord():
+            return GroupMode.ONE
+        case DirectTable():
+            return GroupMode.DIRECT
+        case HashTable():
+            return GroupMode.HASH
+
+
+def _ranked(table: Table, state: State, number: int, log: Log, options: Options, fold: bool = False) -> np.ndarray:
+    """All pairs of a log, group by group, each group's ranked."""
+    counts = _column(table, state, f"acc{number}")
+    _place(table, state, number, counts)
+    pairs = allocate(max(16, 16 * log.count))[: 16 * log.count].view(np.int64).reshape(-1, 2)
+    spread = kernel(Stage("spread", FromRecords(), (), Spread(table, number, mode_of(state))), options)
+    _run(spread, state, log, log.first, 0, log.count, pairs, np.zeros(1, np.int64))
+    rank = kernel(Stage("rank", FromRecords(), (), Rank(table, number, fold)), options)
+    ends = np.cumsum(counts)
+    workers = options.workers if log.count > SHARED and not fold else 1
+    shares = [0, *np.searchsorted(ends, log.count * np.arange(1, workers) // workers).tolist(), state.count]
+    jobs = []
+    for first, last in itertools.pairwise(shares):
+        longest = int(counts[first:last].max(initial=0))
+        jobs.append(partial(_run, rank, state, log, state.first, first, last, pairs, allocate(16 * longest + 16)))
+    side_by_side(jobs)
+    return pairs
+
+
+def _run(compiled: Compiled, state: State, log: Log, source: int, first: int, last: int, pairs: np.ndarray,
+         spare: np.ndarray) -> None:
+    frame: FrameData = compiled.kernel.frame.new()
+    state.attach(frame)
+    frame["source"], frame["row"], frame["end"], frame["base"] = source, first, last, state.base
+    frame["pairs"], frame["pairs.count"], frame["spare"] = address(pairs), len(pairs), address(spare)
+    frame["log"], frame["log.used"] = log.first, 0
+    frame.keep["pairs"] = (pairs, spare)
+    status = call(compiled, frame)
+    assert status == DONE, status
+    log.used = frame.get("log.used", log.used)
+
+
+def _listed(log: Log, order: np.ndarray) -> Listed:
+    """The values of a log's entries in this order."""
+    dtype = log.acc.dtype
+    # One element a value, whatever its type: numpy gathers those far faster than rows of bytes.
+    plain = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}[size_of(dtype)]
+    values = np.ndarray(log.count, plain, log.memory, log.layout.offset("value"), (log.layout.size,))
+    cells = values[order].view(np.uint8).reshape(len(order), size_of(dtype))
+    if dtype.is_bytes:
+        sizes = cells.view(np.int32).reshape(-1, 4)[:, 0].astype(np.int64)
+        return Listed(_views(cells, [log.heap, *log.kept]), np.concatenate(([0], np.cumsum(sizes))))
+    if dtype.kind is Kind.BOOL:
+        return Listed(pa.array(cells[:, 0].astype(bool)), None)
+    return Listed(pa.Array.from_buffers(dtype.arrow, len(cells), [None, pa.py_buffer(cells)]), None)
+
+
+def _views(cells: np.ndarray, heaps: list[Heap]) -> pa.Array:
+    """Cells as Arrow's views: the same 16 bytes, but for the pointer, which becomes a buffer and an offset."""
+    # An offset has 31 bits, so a large piece is several buffers, each to the piece's end.
+    parts = [piece[at:] for heap in heaps for piece in heap.pieces for at in range(0, len(piece), VIEW_STEP)]
+    parts.sort(key=address)
+    words = cells.view(np.int32).reshape(-1, 4)
+    is_long = words[:, 0] > INLINE_BYTES
+    pointers = cells.view(np.int64).reshape(-1, 2)[is_long, 1]
+    starts = np.array([address(part) for part in parts], np.int64)
+    numbers = np.searchsorted(starts, pointers, side="right") - 1
+    words[is_long, 2] = numbers
+    words[is_long, 3] = pointers - starts[numbers] if len(pointers) else 0
+    buffers = [None, pa.py_buffer(cells), *map(pa.py_buffer, parts)]
+    return pa.Array.from_buffers(pa.binary_view(), len(words), buffers)

@@ -1,0 +1,258 @@
+"""Static tables to probe: read whole, then made addressable by key.
+
+One integer-like key over a small range gives a direct table; if every key has one row, the
+payload itself is laid out by key. Everything else goes through a hash index whose records hold the
+first row of their key; further rows are chained in the table's order. Rows with a null key match nothing and
+are left out. String columns are dictionary-encoded, so that whoever groups by one groups by codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from scalein.dtypes import I32, DType, Kind
+from scalein.exec.tables import HashTable, grown
+from scalein.interp.taking import taken
+from scalein.ir.exprs import Col, Expr, type_of
+from scalein.ir.passes.pass_through import PLACE
+from scalein.ir.physical import JoinTable
+from scalein.ir.stages import FromBatches, Group, Read, Stage
+from scalein.ir.tables import Acc, AccKind, Key, Table
+from scalein.kernels.bind import addressable, bind, form_of
+from scalein.kernels.call import call, kernel
+from scalein.layout import DONE, FrameData
+from scalein.options import Options
+
+# A direct table may be this many times larger than its rows, and this large at most.
+SPARSE_FACTOR = 4
+DIRECT_POSITIONS = 1 << 24
+DIRECT_ALWAYS = 1 << 12
+
+
+@dataclass(slots=True)
+class Built:
+    """A join table in memory, with the variant of the probe it wants."""
+
+    direct: bool
+    unique: bool
+    dense: bool
+    payload: tuple[Read, ...]
+    columns: dict[str, pa.Array]
+    build: Table | None = None
+    text_keys: pa.Array | None = None  # the key column, if it is the only one and a string
+    hash_table: HashTable | None = None
+    least: int = 0
+    span: int = 0
+    rows: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int32))
+    flags: dict[tuple[str, str], np.ndarray] = field(default_factory=dict)
+    words: tuple[pa.Array, np.ndarray] | None = None  # distinct text keys, and the first row of each
+    chain: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int32))
+    nested: dict[str, pa.Array] = field(default_factory=dict)  # columns that kernels do not read, by row of the table
+
+    def nulls(self, how: str) -> dict[str, bool]:
+        """By column: whether the probe's output may be null."""
+        return {r.name: r.nulls or how == "left" for r in self.payload}
+
+    def rows_of(self, values: pa.Array) -> np.ndarray:
+        """For each string, the first row whose key it is, or -1."""
+        if self.words is None:
+            assert self.text_keys is not None
+            distinct = self.text_keys.dictionary_encode()
+            first = np.full(max(1, len(distinct.dictionary)), -1, np.int32)
+            codes = np.asarray(distinct.indices)
+            first[codes[::-1]] = np.arange(len(codes), dtype=np.int32)[::-1]
+            self.words = (distinct.dictionary, first)
+        words, first = self.words
+        found = pc.index_in(values, value_set=words)
+        missing = np.asarray(found.is_null())
+        return np.where(missing, np.int32(-1), first[np.asarray(found.fill_null(0))]).astype(np.int32)
+
+    def is_coded(self, column: str) -> bool:
+        return bool(pa.types.is_dictionary(self.columns[column].type))
+
+    def attach(self, frame: FrameData, number: int) -> None:
+        """Make a kernel probe this table as join `number`."""
+        name = f"join{number}"
+        frame[f"{name}.least"], frame[f"{name}.span"] = self.least, self.span
+        frame.point(f"{name}.rows", self.rows)
+        frame.point(f"{name}.next", self.chain)
+        frame[f"{name}.at"], frame[f"{name}.cursor"] = 0, -2
+        if self.hash_table is not None:
+            self.hash_table.attach(frame, name)
+        for read in self.payload:
+            array = self.columns[read.name]
+            if read.form == "fixed" and read.dtype.kind is Kind.BOOL:
+                frame.point(f"{name}.{read.name}.data", self._flags(read.name, "set"))
+            else:
+                bind(frame, array, Read(read.name, read.dtype, read.form, nulls=False), f"{name}.")
+            frame[f"{name}.{read.name}.rows"] = max(1, len(array))
+            if read.nulls:
+                frame.point(f"{name}.{read.name}.known", self._flags(read.name, "valid"))
+
+    def _flags(self, column: str, what: str) -> np.ndarray:
+        """A column's bools ("set") or validity ("valid") as bytes, made once for all frames."""
+        found = self.flags.get((column, what))
+        if found is None:
+            array = self.columns[column]
+            flags = array.fill_null(False) if what == "set" else array.is_valid()
+            found = self.flags[column, what] = _bytes(flags)
+        return found
+
+
+def _bytes(flags: pa.Array) -> np.ndarray:
+    """Flags as bytes, at least one."""
+    found = np.asarray(flags.cast(pa.uint8()))
+    return found if len(found) else np.zeros(1, np.uint8)
+
+
+def build(table: JoinTable, batches: Iterator[pa.RecordBatch], options: Options) -> Built:
+    """Read a join's table to the end and make it addressable."""
+    schema = table.input.schema.arrow
+    empty = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema.names)
+    parts = [_plain(batch) for batch in batches] or [_plain(empty)]
+    whole = pa.Table.from_batches(parts)
+    fields = table.input.schema
+    nested = {name: _one(whole[name]) for name in table.columns if fields[name].dtype.is_nested}
+    whole = whole.select([field.name for field in fields if not field.dtype.is_nested]).combine_chunks()
+    keys = [addressable(_one(whole[key.name])) for key in table.keys]
+    valid = None
+    for key in keys:
+        if key.null_count:
+            mask = key.is_valid()
+            valid = mask if valid is None else pc.and_(valid, mask)
+    if valid is not None:
+        whole = whole.filter(valid).combine_chunks()
+        keys = [key.filter(valid) for key in keys]
+        nested = {name: taken(column, pc.indices_nonzero(valid)) for name, column in nested.items()}
+    columns = {name: _encoded(_one(whole[name])) for name in table.columns if name not in nested}
+    payload = [_payload_read(name, columns[name], fields[name].dtype) for name in columns]
+    if nested:  # what a probe finds of them is their row
+        columns[PLACE] = pa.array(np.arange(whole.num_rows, dtype=np.int32))
+        payload.append(Read(PLACE, I32, nulls=False))
+    if len(keys) == 1 and (found := _direct(keys[0], type_of(table.keys[0]))) is not None:
+        built = _build_direct(keys[0], type_of(table.keys[0]), found, columns, tuple(payload))
+    else:
+        built = _build_hash(table.keys, keys, columns, tuple(payload), options)
+    built.nested = nested
+    return built
+
+
+def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Views as plain strings and binaries: pyarrow can do little with them."""
+    plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+    columns = [c.cast(plain[c.type]) if c.type in plain else c for c in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _one(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    if isinstance(column, pa.Array):
+        return column
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
+def _encoded(array: pa.Array) -> pa.Array:
+    """Strings as dictionary codes; nulls stay in the codes."""
+    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+        array = array.cast(pa.string()).dictionary_encode()
+    return addressable(array)
+
+
+def _payload_read(name: str, array: pa.Array, dtype: DType) -> Read:
+    form = form_of(array.type)
+    return Read(name, dtype, "fixed" if form == "bits" else form, nulls=array.null_count > 0)
+
+
+# --- direct
+
+
+def _direct(keys: pa.Array, dtype: DType) -> tuple[int, int] | None:
+    """Least key and number of positions, if that many may be laid out."""
+    if dtype.is_float or dtype.is_bytes or dtype.is_decimal or dtype.kind is Kind.BOOL or not len(keys):
+        return None
+    numbers = _integers(keys, dtype)
+    least, greatest = int(numbers.min()), int(numbers.max())
+    span = greatest - least + 1
+    if span <= DIRECT_ALWAYS or (span <= SPARSE_FACTOR * len(keys) and span <= DIRECT_POSITIONS):
+        return least, span
+    return None
+
+
+def _integers(keys: pa.Array, dtype: DType) -> np.ndarray:
+    kind = f"{'i' if dtype.is_signed else 'u'}{dtype.bits // 8}"
+    data = keys.buffers()[1]
+    start = keys.offset
+    return np.frombuffer(data, kind)[start : start + len(keys)]
+
+
+def _build_direct(keys: pa.Array, dtype: DType, domain: tuple[int, int], columns: dict[str, pa.Array],
+                  payload: tuple[Read, ...]) -> Built:
+    least, span = domain
+    numbers = _integers(keys, dtype)
+    # Unsigned of the same width: the distance of two int8 may be 255.
+    places = (numbers - numbers.dtype.type(least)).view(f"u{numbers.itemsize}").astype(np.int64)
+    rows = np.full(span, -1, np.int32)
+    order = np.arange(len(places), dtype=np.int32)
+    rows[places[::-1]] = order[::-1]  # the first row of each key
+    unique = np.count_nonzero(rows >= 0) == len(places)
+    if unique and span <= 2 * len(places):
+        # Lay the payload out by key: a match is then one load.
+        where = pa.array(np.maximum(rows, 0))
+        spread = {name: _take(column, where) for name, column in columns.items()}
+        is_dense = len(places) == span
+        present = np.where(rows >= 0, np.arange(span, dtype=np.int32), np.int32(-1))
+        return Built(True, True, is_dense, payload, spread, least=least, span=span, rows=present)
+    chain = np.full(max(1, len(places)), -1, np.int32)
+    if not unique:
+        by_key = np.argsort(places, kind="stable").astype(np.int32)
+        same = places[by_key[1:]] == places[by_key[:-1]]
+        chain[by_key[:-1][same]] = by_key[1:][same]
+    return Built(True, unique, False, payload, columns, least=least, span=span, rows=rows, chain=chain)
+
+
+def _take(column: pa.Array, rows: pa.Array) -> pa.Array:
+    if pa.types.is_dictionary(column.type):
+        return pa.DictionaryArray.from_arrays(column.indices.take(rows), column.dictionary)
+    return column.take(rows)
+
+
+# --- hash
+
+
+def _build_hash(exprs: tuple[Expr, ...], keys: list[pa.Array], columns: dict[str, pa.Array],
+                payload: tuple[Read, ...], options: Options) -> Built:
+    names = [f"key{k}" for k in range(len(keys))]
+    types = [type_of(e) for e in exprs]
+    table = Table(
+        keys=tuple(Key(n, t, nullable=False) for n, t in zip(names, types, strict=True)),
+        accs=(Acc(AccKind.ROWS), Acc(AccKind.CHAIN)),
+        outputs=(),
+    )
+    reads = tuple(Read(n, t, form_of(key.type), nulls=False) for n, t, key in zip(names, types, keys, strict=True))
+    given = tuple(Col(n, t, False) for n, t in zip(names, types, strict=True))
+    stage = Stage("build", FromBatches(reads), (), Group(table, given))
+    compiled = kernel(stage, options)
+    frame = compiled.kernel.frame.new()
+    for read, key in zip(reads, keys, strict=True):
+        bind(frame, key, read)
+    rows = len(keys[0])
+    chain = np.full(max(1, rows), -1, np.int32)
+    frame.point("chain.next", chain)
+    frame["row"], frame["end"] = 0, rows
+    hashed = HashTable(table, options)
+    while True:
+        hashed.attach(frame)
+        status = call(compiled, frame)
+        hashed.detach(frame)
+        if status == DONE:
+            break
+        grown(hashed, status, frame)
+    unique = frame["chain.longer"] == 0
+    text = keys[0].cast(pa.string()) if len(keys) == 1 and types[0].is_string else None
+    return Built(False, unique, False, payload, columns, build=table, text_keys=text, hash_table=hashed, chain=chain)

@@ -1,0 +1,143 @@
+"""Small key domains: whether a group can be addressed directly, and over which ranges.
+
+Ranges come from what is cheap to know: a join table's columns and a dictionary are known whole; a
+column of the input is sampled at the ends of each batch (time mostly grows, keys mostly repeat). A
+key outside the range makes the kernel leave before it has changed anything, so a guess may be wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from scalein.dtypes import TIMES, DType, Kind
+from scalein.exec.join_build import Built
+from scalein.exec.tables import Domain
+from scalein.ir.exprs import Col, Expr, type_of
+from scalein.ir.stages import Let, Probe, Step
+from scalein.ir.tables import Table
+from scalein.kernels.prepare import Prepared
+
+FAR_SLICE = 1 << 62
+DIRECT_BYTES = 1 << 19  # a direct table must leave room in L2
+SAMPLE_ROWS = 1 << 14
+TAIL_ROWS = 1 << 10
+ROOM_BYTES = 1 << 16  # of a table whose rows go on to come: time moves on
+
+
+def domain_of(prepared: Prepared, table: Table, keys: tuple[Expr, ...], batches: Iterable[pa.RecordBatch],
+              whole: bool = False) -> Domain | None:
+    """The ranges of keys and slices in these batches, if a direct table over them is small."""
+    spans = []
+    for key in keys:
+        found = _key_range(prepared, key, batches, whole)
+        if found is None:
+            return None
+        spans.append(found)
+    slices = None
+    if table.window is not None:
+        times = _range(prepared, table.window.time, batches, whole)
+        if times is None:
+            return None
+        first, last = times[0] // table.slice_size, times[1] // table.slice_size
+        if first < -FAR_SLICE or last > FAR_SLICE:
+            return None  # too near the limits of 64 bits for the arithmetic here
+        slices = (first - 1, last - first + 3)
+    domain = Domain(spans, [k.nullable for k in table.keys], slices)
+    return domain if domain.size * table.layout.size <= DIRECT_BYTES else None
+
+
+def widened(old: Domain, new: Domain) -> Domain:
+    """Ranges that cover both, with room to grow where the old ones were too narrow."""
+    spans = []
+    for (least, span), (other, other_span) in zip(old.spans, new.spans, strict=True):
+        low, high = min(least, other), max(least + span, other + other_span)
+        spans.append((low, high - 1))
+    slices = None
+    if old.slices is not None and new.slices is not None:
+        low = min(old.slices[0], new.slices[0])
+        high = max(old.slices[0] + old.slices[1], new.slices[0] + new.slices[1])
+        slices = (low, 2 * (high - low))
+    return Domain(spans, old.nullable, slices)
+
+
+def with_room(domain: Domain, table: Table) -> Domain:
+    """The same ranges with slices to come, as far as that stays small."""
+    if domain.slices is None:
+        return domain
+    first, count = domain.slices
+    room = ROOM_BYTES // (domain.per_slice * table.layout.size)
+    spans = [(least, least + span - 1) for least, span in domain.spans]
+    return Domain(spans, domain.nullable, (first, max(count, room)))
+
+
+def _key_range(prepared: Prepared, key: Expr, batches: Iterable[pa.RecordBatch], whole: bool) -> tuple[int, int] | None:
+    dtype = type_of(key)
+    if dtype.kind is Kind.BOOL:
+        return 0, 1
+    if dtype.is_float or dtype.is_bytes or dtype.is_decimal:
+        return None
+    if isinstance(key, Col) and key.name.startswith("#ids."):
+        interner = prepared.interners.get(key.name[5:])
+        count = max(16, 2 * len(interner)) if interner is not None else 16
+        columns = [b.column(key.name[5:]) for b in batches]
+        sizes = [len(c.dictionary) for c in columns if pa.types.is_dictionary(c.type)]
+        return 0, max([count, *sizes]) - 1
+    if isinstance(key, Col) and key.name.startswith("#code."):
+        join, column = key.name.split(".", 2)[1:]
+        return 0, max(1, len(prepared.joins[int(join)].columns[column].dictionary)) - 1
+    return _range(prepared, key, batches, whole)
+
+
+def _range(prepared: Prepared, expr: Expr, batches: Iterable[pa.RecordBatch], whole: bool) -> tuple[int, int] | None:
+    """Least and greatest value of a column of the input or of a join table."""
+    if not isinstance(expr, Col):
+        return None
+    origin = _origin(prepared.steps, expr.name)
+    if origin is None:
+        return None
+    probe, name = origin
+    if probe is not None:
+        return _table_range(prepared.joins[probe.table], name, type_of(expr))
+    found = [r for batch in batches if (r := _sampled(batch.column(name), type_of(expr), whole)) is not None]
+    return (min(low for low, _ in found), max(high for _, high in found)) if found else None
+
+
+def _origin(steps: tuple[Step, ...], name: str) -> tuple[Probe | None, str] | None:
+    """The join (or None: the input) and column that a name at the end of the steps stands for."""
+    for step in reversed(steps):
+        if isinstance(step, Let):
+            expr = next((i.expr for i in step.items if i.name == name), None)
+            if not isinstance(expr, Col):
+                return None
+            name = expr.name
+        elif isinstance(step, Probe):
+            for out, column in step.keep:
+                if out == name:
+                    return step, column
+    return None, name
+
+
+def _table_range(built: Built, name: str, dtype: DType) -> tuple[int, int] | None:
+    column = built.columns[name]
+    if pa.types.is_dictionary(column.type):
+        return 0, max(1, len(column.dictionary)) - 1
+    return _bounds(column, dtype) or (0, 0)
+
+
+def _sampled(column: pa.Array, dtype: DType, whole: bool) -> tuple[int, int] | None:
+    if whole or len(column) <= SAMPLE_ROWS + TAIL_ROWS:
+        return _bounds(column, dtype)
+    ends = [_bounds(column.slice(0, SAMPLE_ROWS), dtype), _bounds(column.slice(len(column) - TAIL_ROWS), dtype)]
+    found = [e for e in ends if e is not None]
+    return (min(low for low, _ in found), max(high for _, high in found)) if found else None
+
+
+def _bounds(column: pa.Array, dtype: DType) -> tuple[int, int] | None:
+    if dtype.kind in TIMES:
+        column = column.view(pa.int64() if dtype.bits == 64 else pa.int32())
+    found = pc.min_max(column)
+    low, high = found["min"].as_py(), found["max"].as_py()
+    return None if low is None else (int(low), int(high))

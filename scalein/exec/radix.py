@@ -1,0 +1,396 @@
+"""Radix: many groups, aggregated one key group at a time in a table that fits the cache.
+
+First every row (keys and arguments only) is appended to the chunks of its key group: 256 streams
+of writes instead of a random access a row. Then a worker takes a key group, runs its rows through
+the same update kernel that reads batches otherwise, and emits the records while they are in cache.
+One table serves all key groups of a worker. The largest key groups go first; one so large that it
+would keep a worker busy at the end is aggregated by all of them in parts, so a heavy key does no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from scalein.exec.finalize import settle
+from scalein.exec.morsels import Unit
+from scalein.exec.spill_file import SpillFile, pieces_in
+from scalein.exec.tables import HashTable, grown
+from scalein.ir.exprs import Call, Col, Expr, Lit, Named, type_of
+from scalein.ir.stages import Group, GroupMode, Partition, Stage
+from scalein.ir.tables import Table
+from scalein.kernels.call import call, kernel
+from scalein.kernels.output import Collector
+from scalein.kernels.prepare import Prepared, table_args, table_exprs
+from scalein.kernels.specialise import Specialiser
+from scalein.kernels.workers import each_worker, side_by_side
+from scalein.layout import CHUNKS_FULL, DONE, GROUPS, FrameData
+from scalein.llvm_backend.cache import Compiled
+from scalein.memory import address, allocate
+
+if TYPE_CHECKING:
+    from scalein.exec.hash_aggregate import GroupRun, Worker
+
+TRIAL_ROWS = 1 << 18
+MANY_SHARE = 3 / 8  # of the trial's rows begin a group of their own
+FEW_SHARE = 1 / 64
+MOST_FIELDS = 64  # a partition row has one word of null bits
+CHUNK_BYTES = 1 << 16
+HEAVY_SHARE = 2  # a key group is heavy from half of a worker's fair share on
+SLAB_CHUNKS = 1 << 9
+SLAB_BYTES = SLAB_CHUNKS * CHUNK_BYTES
+PARTITION_SHARE = 0.6  # of a limit on memory, for rows; the rest is for tables and results
+ROUND_GROUPS = 16
+
+
+def fits(table: Table) -> bool:
+    """Whether key groups can be emitted one by one: each key lies in one of them."""
+    fields = len(table.keys) + len(dict.fromkeys(table_args(table)))
+    whole = not table.has_lists and (table.window is None or table.window.is_tumbling)
+    return len(table.keys) > 0 and fields <= MOST_FIELDS and whole
+
+
+def try_some(worker: Worker, work: Iterator[Unit]) -> tuple[list[Unit], Iterator[Unit]]:
+    """Aggregate the first rows the plain way; gives those units, and the rest of the work."""
+    tried: list[Unit] = []
+    rows = 0
+    for unit in work:
+        piece = unit.batch.slice(0, TRIAL_ROWS - rows)
+        tried.append(Unit(piece, unit.first_row))
+        worker.do(tried[-1])
+        rows += piece.num_rows
+        if rows >= TRIAL_ROWS:
+            rest = Unit(unit.batch.slice(piece.num_rows), unit.first_row + piece.num_rows)
+            return tried, chain([rest] if rest.batch.num_rows else [], work)
+    return tried, iter(())
+
+
+def has_many_groups(worker: Worker, tried: list[Unit], is_limited: bool) -> bool:
+    """Whether there are enough groups for partitioning to pay, or, under a limit on memory, to fear more."""
+    rows = sum(unit.batch.num_rows for unit in tried)
+    return rows >= TRIAL_ROWS and bool(worker.states[0].count > (FEW_SHARE if is_limited else MANY_SHARE) * rows)
+
+
+def run_radix(run: GroupRun, work: Iterator[Unit]) -> Iterator[pa.RecordBatch]:
+    """Partition all rows, then aggregate and emit each key group."""
+    plan = _Plan(run)
+    try:
+        yield from _run_plan(run, plan, work)
+    finally:
+        if plan.spill is not None:
+            plan.spill.close()
+
+
+def _run_plan(run: GroupRun, plan: _Plan, work: Iterator[Unit]) -> Iterator[pa.RecordBatch]:
+    partitioners = [_Partitioner(plan) for _ in range(run.options.workers)]
+    each_worker(partitioners, work)
+    yield from _groups(run, plan, partitioners, run.options.workers)
+
+
+class Parted:
+    """Rows that go on to come, by key group, until their groups are asked for."""
+
+    def __init__(self, run: GroupRun) -> None:
+        self._run, self._plan = run, _Plan(run)
+        self._partitioners: list[_Partitioner] = []
+
+    @staticmethod
+    def fits(run: GroupRun) -> bool:
+        """Whether rows can be kept, within no limit, without the batches that they came in."""
+        texts = any(type_of(e).is_bytes for e in (*run.keys, *table_exprs(run.table)))
+        return fits(run.table) and not texts and run.options.memory is None
+
+    @property
+    def bytes(self) -> int:
+        return sum(each.bytes for each in self._partitioners)
+
+    def add(self, work: Iterator[Unit], workers: int) -> None:
+        while len(self._partitioners) < workers:
+            self._partitioners.append(_Partitioner(self._plan))
+        each_worker(self._partitioners[:workers], work)
+
+    def groups(self, workers: int) -> Iterator[pa.RecordBatch]:
+        """All groups, key group by key group."""
+        return _groups(self._run, self._plan, self._partitioners, workers)
+
+
+def _groups(run: GroupRun, plan: _Plan, partitioners: list[_Partitioner], workers: int) -> Iterator[pa.RecordBatch]:
+    rows = [sum(p.rows(group) for p in partitioners) for group in range(GROUPS)]
+    order = sorted((g for g in range(GROUPS) if rows[g]), key=lambda g: -rows[g])
+    update = plan.update_kernel()
+    finishers = [_Finisher(plan, update, partitioners, sum(rows)) for _ in range(workers)]
+    # A key group with a large share of all rows, because of a heavy key, is aggregated by all workers.
+    heavy = [g for g in order if len(finishers) > 1 and rows[g] * len(finishers) * HEAVY_SHARE > sum(rows)]
+    for group in heavy:
+        _finish_together(run, finishers, group, [piece for p in partitioners for piece in p.pieces(group)])
+    light = [g for g in order if g not in heavy]
+    # Under a limit, results are handed on as they come; else all at once, which costs fewer starts of threads.
+    step = len(light) if run.options.memory is None else ROUND_GROUPS
+    for start in range(0, len(light), max(1, step)):
+        each_worker(finishers, iter(light[start : start + step]))
+        yield from _emitted(run, finishers, is_last=False)
+    yield from _emitted(run, finishers, is_last=True)
+
+
+def _emitted(run: GroupRun, finishers: list[_Finisher], is_last: bool) -> Iterator[pa.RecordBatch]:
+    for finisher in finishers:
+        for arrays in finisher.finish() if is_last else finisher.full():
+            yield from run.emitter.after(iter([run.emitter.batch(arrays, run.prepared, run.table)]), run.table)
+
+
+def _finish_together(run: GroupRun, finishers: list[_Finisher], group: int, pieces: list[tuple[int, int]]) -> None:
+    """Aggregate a key group in parts, merge the parts, emit it."""
+    jobs = [partial(f.aggregate, group, pieces[k :: len(finishers)]) for k, f in enumerate(finishers)]
+    side_by_side(jobs)
+    merging = run.merging(GroupMode.HASH)
+    for other in finishers[1:]:
+        merging.into(finishers[0].table, other.table)
+    finishers[0].emit()
+
+
+class _Plan:
+    """The partitioning stage, and the table over partition rows that follows it."""
+
+    def __init__(self, run: GroupRun) -> None:
+        self.run = run
+        node = run.node
+        exprs = (*node.keys, *table_exprs(node.table))
+        self.prepared = Prepared("partition", node.input.schema, node.steps, self._sink, exprs, run.prepared.joins,
+                                 run.options)
+        self.prepared.facts = dict(run.prepared.facts)
+        self.prepared.interners = run.prepared.interners
+        self.partition: Partition | None = None
+        self.keeps_strings = any(type_of(e).is_bytes for e in (*run.keys, *table_exprs(run.table)))
+        self.kept: list[dict[str, object]] = []  # what strings of the rows point into
+        limit = run.options.memory
+        self.spill = None if limit is None else SpillFile()
+        share = int((limit or 0) * PARTITION_SHARE) // run.options.workers
+        self.most_slabs = None if limit is None else max(1, share // SLAB_BYTES)
+
+    def _sink(self, special: Specialiser) -> Partition:
+        run = self.run
+        keys = tuple(special.key(key) for key in run.node.keys)
+        given = dict.fromkeys(table_args(run.node.table))
+        args = [special.key(e) if by_code else special.expr(e) for e, by_code in given]
+        # A row's layout must not depend on the batch, so nulls are what the table expects.
+        items = [Named(f"key{k}", _with_nulls(e, key.nullable))
+                 for k, (e, key) in enumerate(zip(keys, run.table.keys, strict=True))]
+        items += [Named(f"arg{k}", _with_nulls(e, old.nullable))
+                  for k, (e, old) in enumerate(zip(args, self._args(), strict=True))]
+        ordinal = any(acc.needs_order for acc in run.table.accs)
+        self.partition = Partition(keys, tuple(items), ordinal)
+        return self.partition
+
+    def _args(self) -> list[Expr]:
+        """Arguments as the table has them: their nulls decide the row's layout."""
+        old = [e for e, _ in dict.fromkeys(table_args(self.run.node.table))]
+        if self.run.source is None:
+            return old
+        seen = {_plain(e): e for e in table_exprs(self.run.table)}
+        return [seen.get(_plain(e), e) for e in old]
+
+    def update_kernel(self) -> Compiled:
+        """The table's update over partition rows instead of batches."""
+        if self.prepared.stage is None:
+            self.prepared.compile()
+        partition, run = self.partition, self.run
+        assert partition is not None
+        by_expr = {_plain(item.expr): Col(item.name, item.expr.dtype, item.expr.nullable)
+                   for item in partition.items if item.name.startswith("arg")}
+
+        def field(expr: Expr) -> Expr:
+            return by_expr[_plain(expr)]
+
+        table = run.table
+        window = None if table.window is None else replace(table.window, time=field(table.window.time))
+        accs = tuple(acc.over(field) for acc in table.accs)
+        keys = tuple(Col(item.name, item.expr.dtype, item.expr.nullable)
+                     for item in partition.items if item.name.startswith("key"))
+        over_rows = replace(table, accs=accs, window=window)
+        return kernel(Stage("update", partition.reader, (), Group(over_rows, keys, GroupMode.HASH)), run.options)
+
+
+def _with_nulls(expr: Expr, nullable: bool) -> Expr:
+    return expr if isinstance(expr, Lit) else replace(expr, nullable=nullable)
+
+
+def _plain(expr: Expr) -> Expr:
+    """The expression without what is known of nulls, to recognise it."""
+    if isinstance(expr, Lit):
+        return expr
+    if isinstance(expr, Call):
+        return replace(expr, nullable=True, args=tuple(_plain(a) for a in expr.args))
+    return replace(expr, nullable=True)
+
+
+class _Partitioner:
+    """A worker's 256 chunk streams."""
+
+    def __init__(self, plan: _Plan) -> None:
+        self._plan = plan
+        self._heads = np.zeros((GROUPS, 2), np.int64)
+        self._slabs: list[np.ndarray] = []
+        self._free = np.zeros(0, np.int64)
+        self._log = np.zeros(0, np.int64)
+        self._left = self._taken = 0
+        self._spilled: list[list[int]] = [[] for _ in range(GROUPS)]  # offsets of full chunks that went to disk
+        self._read: dict[int, np.ndarray] = {}  # those that came back, by key group
+
+    def do(self, unit: Unit) -> None:
+        plan = self._plan
+        with plan.run.lock:
+            if plan.prepared.learn(unit.batch) or plan.prepared.compiled is None:
+                plan.prepared.compile()
+            compiled = plan.prepared.compiled
+            assert compiled is not None
+            frame = compiled.kernel.frame.new()
+            plan.prepared.bind(frame, unit.batch)
+            plan.prepared.attach_joins(frame)
+            if plan.keeps_strings:
+                plan.kept.append(frame.keep)
+        frame["first_row"] = unit.first_row
+        frame["row"], frame["end"] = 0, unit.batch.num_rows
+        while True:
+            self._attach(frame)
+            status = call(compiled, frame)
+            self._left, self._taken = frame["part.left"], frame["part.taken"]
+            if status == DONE:
+                return
+            assert status == CHUNKS_FULL
+            self._more_chunks()
+
+    @property
+    def _chunk_bytes(self) -> int:
+        assert self._plan.partition is not None
+        stride = self._plan.partition.stride
+        return max(1, CHUNK_BYTES // stride) * stride
+
+    def _attach(self, frame: FrameData) -> None:
+        frame.point("part.heads", self._heads)
+        frame["part.left"], frame["part.taken"] = self._left, self._taken
+        frame["part.chunk_bytes"] = self._chunk_bytes
+        if len(self._free):
+            frame["part.free"], frame["part.log"] = address(self._free), address(self._log)
+
+    def _more_chunks(self) -> None:
+        most = self._plan.most_slabs
+        if most is not None and len(self._slabs) >= most:
+            self._spill_full()
+            if self._left > GROUPS:
+                return
+        slab = allocate(SLAB_CHUNKS * self._chunk_bytes)
+        self._slabs.append(slab)
+        new = address(slab) + np.arange(SLAB_CHUNKS, dtype=np.int64)[::-1] * self._chunk_bytes
+        self._free = np.concatenate((self._free[: self._left], new))
+        self._left += SLAB_CHUNKS
+        log = np.zeros(2 * SLAB_CHUNKS * len(self._slabs), np.int64)
+        log[: 2 * self._taken] = self._log[: 2 * self._taken]
+        self._log = log
+
+    def _spill_full(self) -> None:
+        """Write all chunks to disk but the one that each key group is filling, and use them again."""
+        assert self._plan.spill is not None
+        taken = self._log[: 2 * self._taken].reshape(-1, 2)
+        is_open = np.isin(taken[:, 1] + self._chunk_bytes, self._heads[:, 1])
+        full = taken[~is_open]
+        offsets = self._plan.spill.write(full[:, 1].tolist(), self._chunk_bytes)
+        for group, offset in zip(full[:, 0].tolist(), offsets, strict=True):
+            self._spilled[group].append(offset)
+        self._free = np.concatenate((self._free[: self._left], full[:, 1]))
+        self._left += len(full)
+        stay = taken[is_open].ravel().copy()
+        self._log[: len(stay)] = stay
+        self._taken = len(stay) // 2
+
+    @property
+    def bytes(self) -> int:
+        return sum(map(len, self._slabs))
+
+    def rows(self, group: int) -> int:
+        spilled = len(self._spilled[group]) * (self._chunk_bytes // self._stride)
+        return spilled + sum(rows for _, rows in self._in_memory(group))
+
+    def pieces(self, group: int) -> list[tuple[int, int]]:
+        """Address and row count of a group's chunks, in order."""
+        offsets = self._spilled[group]
+        if not offsets:
+            return self._in_memory(group)
+        assert self._plan.spill is not None
+        self._read[group] = found = self._plan.spill.read(offsets, self._chunk_bytes)
+        rows = self._chunk_bytes // self._stride
+        return [*pieces_in(found, len(offsets), rows), *self._in_memory(group)]
+
+    def forget(self, group: int) -> None:
+        """The group's rows are counted in."""
+        self._read.pop(group, None)
+
+    @property
+    def _stride(self) -> int:
+        assert self._plan.partition is not None
+        return self._plan.partition.stride
+
+    def _in_memory(self, group: int) -> list[tuple[int, int]]:
+        taken = self._log[: 2 * self._taken].reshape(-1, 2)
+        chunks = taken[taken[:, 0] == group, 1]
+        if not len(chunks):
+            return []
+        stride, last = self._stride, int(chunks[-1])
+        rows = self._chunk_bytes // stride
+        left = (int(self._heads[group, 0]) - last) // stride
+        return [*((chunk, rows) for chunk in chunks[:-1].tolist()), (last, left)]
+
+
+class _Finisher:
+    """A worker that aggregates and emits whole key groups."""
+
+    def __init__(self, plan: _Plan, update: Compiled, partitioners: list[_Partitioner], rows: int) -> None:
+        self._run, self._update, self._partitioners = plan.run, update, partitioners
+        self.table = HashTable(plan.run.table, plan.run.options)
+        self._frame = update.kernel.frame.new()
+        compiled, items = plan.run.emitter.kernel(plan.run.table)
+        self._out = Collector(compiled, compiled.kernel.frame.new(), items, rows)
+        self._full: list[list[pa.Array]] = []
+        self._group = 0  # the one key group that the table holds
+
+    def do(self, group: int) -> None:
+        self.aggregate(group, [piece for p in self._partitioners for piece in p.pieces(group)])
+        for partitioner in self._partitioners:
+            partitioner.forget(group)
+        self.emit()
+
+    def aggregate(self, group: int, given: list[tuple[int, int]]) -> None:
+        """Forget the last key group and count these rows of another in."""
+        frame, table = self._frame, self.table
+        table.hand_over(self._group, group)  # so that the index grows once, not once a group
+        self._group = group
+        pieces = np.array(given, np.int64).reshape(-1, 2)
+        frame.point("pieces", pieces)
+        frame["piece"], frame["piece.count"], frame["row"] = 0, len(pieces), 0
+        frame.rows = int(pieces[:, 1].sum())
+        while True:
+            table.attach(frame)
+            status = call(self._update, frame)
+            table.detach(frame)
+            if status == DONE:
+                break
+            grown(table, status, frame)
+
+    def emit(self) -> None:
+        settle(self._run.table, self.table, replace(self._run.options, workers=1))
+        out, table = self._out.frame, self.table
+        out["source"], out["row"], out["end"] = table.first, 0, table.count
+        self._full += self._out.run()
+
+    def full(self) -> list[list[pa.Array]]:
+        """What was emitted since the last time, in whole chunks."""
+        full, self._full = self._full, []
+        return full
+
+    def finish(self) -> list[list[pa.Array]]:
+        return [*self._full, self._out.finish()]

@@ -1,0 +1,63 @@
+"""What of a filter a source can use to leave rows out: comparisons of a column with constants, joined by `and`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from scalein.connectors.base import Connected
+from scalein.connectors.formats.statistics import Condition
+from scalein.dtypes import Kind
+from scalein.ir import ops
+from scalein.ir.exprs import Call, Col, Expr, Lit, type_of
+from scalein.ir.physical import Host, Node, Ordered, Pipe, Scan, Take
+from scalein.ir.rewrite import walk_ops
+from scalein.ir.stages import Where
+
+_MIRRORED = {"eq": "eq", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+
+
+def tests_of(predicate: Expr) -> tuple[Condition, ...]:
+    """Tests that hold in every row which the predicate keeps.
+
+    What stands before one of them in an `and` may fail in rows that are left out for it: an error less, never one more.
+    """
+    return tuple(_tests(predicate))
+
+
+def tests_below(node: Node) -> tuple[Condition, ...]:
+    """Tests of the filter that a program's own input meets first."""
+    while True:
+        match node:
+            case Pipe(input=Scan(), steps=(Where(predicate), *_)):
+                return tests_of(predicate)
+            case Pipe() | Host() | Take() | Ordered():
+                node = node.input
+            case _:
+                return ()
+
+
+def row_groups_skipped(op: ops.Op) -> int:
+    """How many row groups the sources of a flow have left out so far, in all its runs."""
+    return sum(source.data.row_groups_skipped for source in walk_ops(op)
+               if isinstance(source, ops.Source) and isinstance(source.data, Connected))
+
+
+def _tests(expr: Expr) -> Iterator[Condition]:
+    match expr:
+        case Call("and", args):
+            for arg in args:
+                yield from _tests(arg)
+        case Call("fill_null", (inner, Lit(False))):  # a predicate that guards another
+            yield from _tests(inner)
+        case Call("eq" | "lt" | "le" | "gt" | "ge" as how, (Col() as column, Lit(value))) if _fits(column, value):
+            yield Condition(column.name, how, (value,))
+        case Call("eq" | "lt" | "le" | "gt" | "ge" as how, (Lit(value), Col() as column)) if _fits(column, value):
+            yield Condition(column.name, _MIRRORED[how], (value,))
+        case Call("is_in", (Col() as column,), (tuple() as values, _)) if all(_fits(column, v) for v in values):
+            yield Condition(column.name, "in", values)
+
+
+def _fits(column: Col, value: object) -> bool:
+    """Whether a column is of a type whose statistics we read; comparisons with null were folded."""
+    dtype = type_of(column)
+    return value is not None and (dtype.is_int or dtype.is_float or dtype.is_string or dtype.kind is Kind.TS)

@@ -1,0 +1,316 @@
+"""Tables that kernels fill: a hash index with its arena, a direct-addressed arena, a single record.
+
+All three hold records of one layout; whoever reads them needs only the first record's address and
+how many there are. They live in memory; the state store will put its own arena here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+
+from scalein.errors import ScaleinError
+from scalein.exec.side_state import Sides
+from scalein.ir.tables import Key, Slicing, Table
+from scalein.layout import (
+    ARENA_FULL,
+    BLOCK_ROWS,
+    BUCKET_WORDS,
+    GROUPS,
+    INDEX_FULL,
+    LOAD_SIXTEENTHS,
+    TAG_BITS,
+    FrameData,
+)
+from scalein.llvm_backend.grow import Grow, grow_kernel
+from scalein.memory import address, allocate, reserve
+from scalein.options import Options
+
+ARENA_START = 64  # address 0 means "empty" in the index
+FIRST_BUCKETS = 8  # of a key group
+ADDRESS_SPACE = 1 << 36  # bytes an arena may grow to; memory is used as it is touched
+HEAP_BYTES = 1 << 16
+
+
+class HashTable:
+    """Index and arena of one table; owned by one worker at a time."""
+
+    base = ARENA_START  # of the first record's place
+
+    def __init__(self, table: Table, options: Options) -> None:
+        self._size = table.layout.size
+        self._options = options
+        self.sides = _sides(table, options)
+        self._arena = _arena()
+        self.used = ARENA_START
+        # buckets address, shift of the tag, mask of bucket numbers, room for new records
+        self._groups = np.zeros((GROUPS, 4), np.int64)
+        self._buckets = FIRST_BUCKETS
+        self._heap: list[np.ndarray] = []
+        self._heap_at, self._heap_left = 0, 0
+        self._index = self._new_index(np.full(GROUPS, FIRST_BUCKETS, np.int64))
+
+    def _new_index(self, buckets: np.ndarray) -> list[np.ndarray]:
+        """Empty bucket arrays, zeroed, one behind the other; the groups' headers point to them."""
+        sizes = buckets * (BUCKET_WORDS * 8)
+        area = allocate(int(sizes.sum()))
+        area[:] = 0
+        self._groups[:, 0] = address(area) + np.concatenate(([0], np.cumsum(sizes)[:-1]))
+        self._groups[:, 1] = TAG_BITS - np.log2(buckets).astype(np.int64)
+        self._groups[:, 2] = buckets - 1
+        self._groups[:, 3] = buckets * BUCKET_WORDS * LOAD_SIXTEENTHS // 16
+        return [area]
+
+    def attach(self, frame: FrameData, prefix: str = "table") -> None:
+        """Make a kernel work on this table."""
+        frame[f"{prefix}.groups"] = address(self._groups)
+        frame[f"{prefix}.arena"] = address(self._arena)
+        frame[f"{prefix}.arena_size"] = len(self._arena)
+        frame[f"{prefix}.used"] = self.used
+        frame[f"{prefix}.heap"] = self._heap_at
+        frame[f"{prefix}.heap_left"] = self._heap_left
+        frame.keep[prefix] = self
+        if self.sides is not None:
+            self.sides.attach(frame)
+
+    def detach(self, frame: FrameData, prefix: str = "table") -> None:
+        """Take over what the kernel has changed."""
+        self.used = frame.get(f"{prefix}.used", self.used)
+        if f"{prefix}.heap" in frame:
+            self._heap_at, self._heap_left = frame[f"{prefix}.heap"], frame[f"{prefix}.heap_left"]
+        if self.sides is not None:
+            self.sides.detach(frame)
+
+    def grow(self) -> None:
+        """Double every key group's table that is nearly full, splitting on the tags' next bit."""
+        limit = (self._groups[:, 2] + 1) * BUCKET_WORDS * LOAD_SIXTEENTHS // 16
+        full = np.flatnonzero(self._groups[:, 3] <= limit // 4)
+        if np.any(self._groups[full, 1] <= 0):
+            raise ScaleinError("a table has more keys than its index can tell apart")
+        old = self._groups[full].copy()
+        sizes = (old[:, 2] + 1) * 2 * BUCKET_WORDS * 8
+        area = allocate(int(sizes.sum()))
+        area[:] = 0
+        self._groups[full, 0] = address(area) + np.concatenate(([0], np.cumsum(sizes)[:-1]))
+        self._groups[full, 1] -= 1
+        self._groups[full, 2] = (old[:, 2] + 1) * 2 - 1
+        self._groups[full, 3] += limit[full]
+        after = self._groups[full]
+        _grow(self._options).split(np.column_stack((old[:, 0], old[:, 2] + 1, after[:, :3])))
+        self._index.append(area)
+
+    def make_room(self, frame: FrameData, prefix: str = "table") -> None:
+        """After ARENA_FULL: a new piece of string heap, or an error if the address space is used up."""
+        if self.used + BLOCK_ROWS * self._size > len(self._arena):
+            raise ScaleinError("the groups of this flow need more memory than this process may use",
+                               found=f"{self.used >> 20} MiB", hint="filter or aggregate before grouping")
+        need = frame.get(f"{prefix}.heap_need", 0)
+        size = max(HEAP_BYTES << min(len(self._heap), 8), 2 * need)
+        self._heap.append(allocate(size))
+        self._heap_at, self._heap_left = address(self._heap[-1]), size
+
+    def hand_over(self, old: int, new: int) -> None:
+        """Forget every record of the one key group in use, and give its buckets to another."""
+        buckets = int(self._groups[old, 2]) + 1
+        self.used = ARENA_START
+        self._forget_heap()
+        ctypes.memset(int(self._groups[old, 0]), 0, buckets * BUCKET_WORDS * 8)
+        self._groups[[old, new]] = self._groups[[new, old]]
+        self._groups[new, 3] = buckets * BUCKET_WORDS * LOAD_SIXTEENTHS // 16
+        if self.sides is not None:
+            self.sides.clear()
+
+    def clear(self) -> None:
+        """Forget every record, and keep the index as large as it has grown."""
+        self.used = ARENA_START
+        self._forget_heap()
+        buckets = self._groups[:, 2] + 1
+        if len(self._index) > 1 or len(self._index[0]) > 2 * int(buckets.sum()) * BUCKET_WORDS * 8:
+            self._index = self._new_index(buckets)
+        else:
+            self._index[0][:] = 0
+            self._groups[:, 3] = buckets * BUCKET_WORDS * LOAD_SIXTEENTHS // 16
+
+    def _forget_heap(self) -> None:
+        if self._heap:  # the largest piece of string heap is enough to begin with
+            self._heap = self._heap[-1:]
+            self._heap_at, self._heap_left = address(self._heap[0]), len(self._heap[0])
+
+    def words(self, record_words: int) -> np.ndarray:
+        """All records as rows of 8-byte words."""
+        return self._arena[ARENA_START : self.used].view(np.int64).reshape(-1, record_words)
+
+    @property
+    def first(self) -> int:
+        return address(self._arena) + ARENA_START
+
+    @property
+    def count(self) -> int:
+        return (self.used - ARENA_START) // self._size
+
+
+def grown(state: State, status: int, frame: FrameData, prefix: str = "table") -> None:
+    """Give a table the room it asked for."""
+    if state.sides is not None and state.sides.make_room(status, frame):
+        return
+    assert isinstance(state, HashTable), status
+    if status == INDEX_FULL:
+        state.grow()
+    elif status == ARENA_FULL:
+        state.make_room(frame, prefix)
+    else:
+        raise AssertionError(f"status {status}")
+
+
+def _arena() -> np.ndarray:
+    return reserve(ADDRESS_SPACE)
+
+
+def _sides(table: Table, options: Options) -> Sides | None:
+    return Sides(table, lambda side: HashTable(side, options)) if table.has_sides or table.has_heap else None
+
+
+@cache
+def _grow(options: Options) -> Grow:
+    return grow_kernel(options)
+
+
+class _Placed:
+    """Records whose place is known without an index: what two kinds of table share."""
+
+    base = 0  # of the first record's place
+
+    def __init__(self, table: Table, records: np.ndarray, options: Options) -> None:
+        self.records, self.count = records, len(records)
+        self.sides = _sides(table, options)
+
+    def attach(self, frame: FrameData) -> None:
+        """Make a kernel work on these records."""
+        frame.keep["records"] = self
+        if self.sides is not None:
+            self.sides.attach(frame)
+
+    def detach(self, frame: FrameData) -> None:
+        """Take over what the kernel has changed."""
+        if self.sides is not None:
+            self.sides.detach(frame)
+
+    def words(self, record_words: int) -> np.ndarray:
+        """All records as rows of 8-byte words."""
+        return self.records.view(np.int64).reshape(-1, record_words)
+
+    @property
+    def first(self) -> int:
+        return address(self.records)
+
+
+class OneRecord(_Placed):
+    """The record of an aggregate without keys."""
+
+    def __init__(self, table: Table, options: Options) -> None:
+        super().__init__(table, _records(table, 1), options)
+
+    def attach(self, frame: FrameData) -> None:
+        super().attach(frame)
+        frame["one"] = self.first
+
+
+class Domain:
+    """Ranges of keys and slices that a direct table covers: position = sum of place * stride."""
+
+    def __init__(self, spans: Sequence[tuple[int, int]], nullable: Sequence[bool],
+                 slices: tuple[int, int] | None) -> None:
+        self.spans = [(least, greatest - least + 1) for least, greatest in spans]
+        self.nullable = list(nullable)
+        self.slices = slices  # first, count
+        self.strides: list[int] = []
+        size = 1
+        for (_, span), null in zip(self.spans, self.nullable, strict=True):
+            self.strides.append(size)
+            size *= span + null
+        self.per_slice = size
+        self.size = size * (slices[1] if slices else 1)
+
+    def is_same(self, other: Domain) -> bool:
+        """Whether every key has the same position in both."""
+        return self.slices == other.slices and self.has_shape(other)
+
+    def has_shape(self, other: Domain) -> bool:
+        """Whether the other differs at most in where its slices begin."""
+        return (self.spans, self.nullable, self.size) == (other.spans, other.nullable, other.size)
+
+
+class Blank:
+    """The records of a direct table before any row, keys written. Tables over the same ranges have the same, but for
+    where their slices begin: what is computed here is copied for each of them.
+    """
+
+    def __init__(self, table: Table, domain: Domain) -> None:
+        self.table, self._domain = table, domain
+        self.records = _records(table, domain.size)
+        places = np.arange(domain.size)
+        nulls = np.zeros(domain.size, np.int64)
+        for k, (key, (least, span), null) in enumerate(zip(table.keys, domain.spans, domain.nullable, strict=True)):
+            place = places // domain.strides[k] % (span + null)
+            is_null = place == span if null else np.zeros(domain.size, bool)
+            start = least - (1 << 64) if least >= 1 << 63 else least  # unsigned keys wrap around, as their bits do
+            values = np.where(is_null, 0, place.astype(np.int64) + start)
+            _field(table, self.records, f"key{k}", _numpy(key))[:] = values.astype(_numpy(key))
+            nulls |= is_null.astype(np.int64) << k
+        if table.has_nulls:
+            _field(table, self.records, "nulls", np.dtype(np.int64))[:] = nulls
+        self.slices = places // domain.per_slice  # of each record, from the first on
+
+    def fits(self, table: Table, domain: Domain) -> bool:
+        return self.table is table and self._domain.has_shape(domain)
+
+
+class DirectTable(_Placed):
+    """An arena with a record for every key of a small domain, keys already written."""
+
+    def __init__(self, blank: Blank, domain: Domain, options: Options) -> None:
+        table = blank.table
+        records = allocate(blank.records.size)[: blank.records.size].reshape(blank.records.shape)
+        records[:] = blank.records
+        super().__init__(table, records, options)
+        self.domain = domain
+        if table.slicing is Slicing.KEY and domain.slices is not None:
+            _field(table, records, "slice", np.dtype(np.int64))[:] = blank.slices + domain.slices[0]
+
+    def attach(self, frame: FrameData) -> None:
+        super().attach(frame)
+        frame["direct.arena"], frame["direct.size"] = address(self.records), self.domain.size
+        for k, ((least, span), stride) in enumerate(zip(self.domain.spans, self.domain.strides, strict=True)):
+            frame[f"direct.least{k}"] = least
+            frame[f"direct.span{k}"] = span
+            frame[f"direct.stride{k}"] = stride
+        if self.domain.slices is not None:
+            frame["direct.first_slice"], frame["direct.slices"] = self.domain.slices
+            frame["direct.slice_stride"] = self.domain.per_slice
+
+
+State = OneRecord | DirectTable | HashTable
+
+
+def _records(table: Table, count: int) -> np.ndarray:
+    """So many empty records."""
+    size = count * table.layout.size
+    records = allocate(size)[:size].reshape(count, table.layout.size)
+    records[:] = np.frombuffer(table.layout.template, np.uint8)
+    return records
+
+
+def _field(table: Table, records: np.ndarray, name: str, dtype: np.dtype) -> np.ndarray:
+    start = table.layout.offset(name)
+    return records[:, start : start + dtype.itemsize].view(dtype)[:, 0]
+
+
+def _numpy(key: Key) -> np.dtype:
+    dtype = key.stored
+    if dtype.is_float:
+        raise AssertionError("float keys are never addressed directly")
+    bits = max(8, dtype.bits)
+    return np.dtype(f"{'i' if dtype.is_signed else 'u'}{bits // 8}")

@@ -1,0 +1,210 @@
+"""Aggregation in two phases: rows into partial groups, partial groups into finished ones.
+
+A partial group is a row of plain columns: the keys, the start of its slice of time if there are windows, and one or
+more columns for each accumulator. Any number of them are finished by the same engine that made them, and so are some
+put together into one (`combine`); a state store can keep them, and other machines can make them.
+
+    group(k, sum(x), mean(x))  ->  partial: k, #acc0 = rows, #acc1 = sum(x), #acc2 = valid(x)
+                                   final:   sum(#acc1), sum(#acc1) / sum(#acc2)
+    group(k, var(x))           ->  partial: k, #acc0 = rows, #acc1_n, #acc1_mean, #acc1_m2
+    group(k, last(x))          ->  partial: k, #acc0 = rows, #acc1_row = its number in the source, #acc1_value
+    group(k, arg_min(x, y))    ->  partial: k, #acc0 = rows, #acc1_row, #acc1_by = the least y, #acc1_value
+
+An accumulator of one column combines by a function of that column alone (`functions`); the columns of others mean
+something only together, so only `combine` knows how. Moments are merged by Chan's formula. Rows are told apart by their
+number in the source, which whoever makes partial groups goes on counting: first, last and ties follow it.
+
+Accumulators of any size (distinct values, lists, sketches) have no columns: see `fits`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from scalein.dtypes import BOOL, F64, I64, DType, Field, Kind, Schema
+from scalein.ir import ops
+from scalein.ir.exprs import Call, Col, Expr, Lit, Named, type_of
+from scalein.ir.physical import Grouped, Node, Scan
+from scalein.ir.tables import Acc, AccKind, Output, Table
+
+_FUNCTIONS = {AccKind.ROWS: "sum", AccKind.VALID: "sum", AccKind.ISUM: "sum", AccKind.FSUM: "sum",
+              AccKind.MIN: "min", AccKind.MAX: "max"}  # fmt: skip
+_PARTS = {AccKind.MOMENTS: ("n", "mean", "m2"), AccKind.FIRST: ("row", "value"), AccKind.LAST: ("row", "value"),
+          AccKind.ARG_MIN: ("row", "by", "value"), AccKind.ARG_MAX: ("row", "by", "value")}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TwoPhase:
+    """The phases of one aggregation, and how partial groups of one key combine."""
+
+    partial: Grouped
+    combine: Grouped  # partial groups into fewer of them
+    final: Grouped
+    functions: dict[str, str]  # column of a partial group -> sum, min or max; not of those that combine together
+
+    @property
+    def keys(self) -> Schema:
+        """What tells partial groups apart: the keys, and the start of the slice."""
+        time = [Field("window_start", type_of(self.partial.table.window.time), False)] if (
+            self.partial.table.window is not None) else []
+        return Schema((*(Field(k.name, k.dtype, k.nullable) for k in self.partial.table.keys), *time))
+
+    @property
+    def values(self) -> Schema:
+        return Schema(tuple(Field(o.name, o.dtype, o.nullable) for o in self.partial.table.outputs))
+
+    @property
+    def is_by_column(self) -> bool:
+        """Whether each column combines on its own."""
+        return len(self.functions) == len(self.partial.table.outputs)
+
+
+def fits(table: Table) -> bool:
+    """Whether all accumulators of a table have columns."""
+    return all(acc.kind in _FUNCTIONS or acc.kind in _PARTS for acc in table.accs)
+
+
+def has_parts(table: Table) -> bool:
+    """Whether some have columns that combine only together."""
+    return any(acc.kind in _PARTS for acc in table.accs)
+
+
+def width(table: Table) -> int:
+    """The number of columns of all accumulators."""
+    return sum(len(_PARTS.get(acc.kind, ("",))) for acc in table.accs)
+
+
+def two_phase(node: Grouped, partials: str = "partials") -> TwoPhase:
+    """group(k, window, ...) -> a group by k and slice, and one over its rows, by k and window."""
+    table = node.table
+    each = [_columns(k, acc) for k, acc in enumerate(table.accs)]
+    columns = tuple(column for some in each for column in some)
+    slices = None if table.window is None else ops.Window(table.window.time, table.slice_size, table.slice_size)
+    partial = replace(node, table=replace(table, outputs=columns, window=slices))
+    fields = Schema(tuple(f for f in partial.schema if f.name != "window_end"))
+    source: Node = Scan(ops.Source(partials, fields.arrow, tuple(fields.names)))
+    window = None
+    if table.window is not None:
+        start = Col("window_start", type_of(table.window.time), False)
+        window = ops.Window(start, table.window.size, table.window.every)
+    accs = (Acc(AccKind.ROWS), *(_again(acc, some) for acc, some in zip(table.accs, each, strict=True)))
+    outputs = tuple(replace(o, fn="sum" if o.fn in ("count", "count_valid") else o.fn,
+                            accs=tuple(k + 1 for k in o.accs)) for o in table.outputs)
+    keys: tuple[Expr, ...] = tuple(Col(k.name, k.dtype, k.nullable) for k in table.keys)
+    final = Grouped(source, (), replace(table, accs=accs, outputs=outputs, window=window), keys)
+    functions = {some[0].name: _FUNCTIONS[acc.kind] for acc, some in zip(table.accs, each, strict=True)
+                 if acc.kind in _FUNCTIONS}
+    combined = tuple(replace(column, fn=functions.get(column.name, "raw"), accs=(column.accs[0] + 1,))
+                     for column in columns)
+    slices = None if window is None else replace(window, size=table.slice_size, every=table.slice_size)
+    combine = Grouped(source, (), replace(final.table, outputs=combined, window=slices), keys)
+    return TwoPhase(partial, combine, final, functions)
+
+
+def by_window(two: TwoPhase) -> TwoPhase:
+    """The same, where each partial group is of one window, which `window_start` is the start of, and not of a slice."""
+    window = two.final.table.window
+    if window is None:
+        return two
+    whole = replace(two.final.table, window=replace(window, every=window.size))  # starts stay multiples of a slice
+    return replace(two, final=replace(two.final, table=whole))
+
+
+def row_values(table: Table) -> tuple[tuple[Expr | None, str], ...]:
+    """For each accumulator's column, what a single row brings to it, and by which function: count, sum, min, max.
+
+    For tables without accumulators of several columns.
+    """
+    return tuple(_row_value(acc) for acc in table.accs)
+
+
+def _row_value(acc: Acc) -> tuple[Expr | None, str]:
+    if acc.arg is None:
+        return None, "count"
+    if acc.kind is AccKind.VALID:
+        is_there = Call("is_not_null", (acc.arg,), (), BOOL, False)
+        return Call("if_else", (is_there, Lit(1, I64), Lit(None, I64)), (), I64), "count"
+    dtype = _type(acc)
+    is_it = type_of(acc.arg) == dtype
+    return acc.arg if is_it else Call("cast", (acc.arg,), (), dtype, acc.arg.nullable), _FUNCTIONS[acc.kind]
+
+
+def finished_rows(two: TwoPhase) -> tuple[Named, ...] | None:
+    """The results of partial groups that are whole, each a row of its own; None where a sum must be checked first."""
+    table = two.partial.table
+    if any(acc.kind is AccKind.ISUM for acc in table.accs) or table.window is not None:
+        return None
+    keys = [Named(key.name, Col(key.name, key.dtype, key.nullable)) for key in table.keys]
+    return (*keys, *(Named(output.name, _finished(output, table.accs)) for output in two.final.table.outputs))
+
+
+def _finished(output: Output, accs: tuple[Acc, ...]) -> Expr:
+    """An output over the columns of its accumulators, which the second phase counts from 1."""
+    first, *counts = (k - 1 for k in output.accs)
+    if accs[first].kind is AccKind.MOMENTS:
+        return _spread(output, *(Col(f"#acc{first}_{part}", F64, False) for part in ("n", "m2")))
+    if accs[first].kind in _PARTS:
+        return Col(f"#acc{first}_value", output.dtype, output.nullable)
+    value: Expr = Col(f"#acc{first}", _type(accs[first]), output.nullable)
+    if not counts:
+        return value
+    seen = Col(f"#acc{counts[0]}", I64, False)
+    if output.fn == "mean":
+        value = Call("div", (value, Call("cast", (seen,), (), F64, False)), (), F64, output.nullable)
+    if not output.nullable:
+        return value
+    is_any = Call("gt", (seen, Lit(0, I64)), (), BOOL, False)
+    return Call("if_else", (is_any, value, Lit(None, output.dtype)), (), output.dtype)
+
+
+def _spread(output: Output, n: Expr, m2: Expr) -> Expr:
+    """Variance or standard deviation, of at least two values."""
+    value: Expr = Call("div", (m2, Call("sub", (n, Lit(1.0, F64)), (), F64, False)), (), F64, False)
+    if output.fn == "std":
+        value = Call("sqrt", (value,), (), F64, False)
+    is_there = Call("ge", (n, Lit(2.0, F64)), (), BOOL, False)
+    return Call("if_else", (is_there, value, Lit(None, F64)), (), F64)
+
+
+def _columns(number: int, acc: Acc) -> tuple[Output, ...]:
+    """The columns of an accumulator: one, or one for each of its parts."""
+    name = f"#acc{number}"
+    if acc.kind in _FUNCTIONS:
+        return (Output(name, "raw", _type(acc), _has_nulls(acc), (number,)),)
+    by = I64 if acc.by is None else type_of(acc.by)
+    types = {"n": F64, "mean": F64, "m2": F64, "row": I64, "by": by, "value": acc.dtype}
+    return tuple(Output(f"{name}_{part}", "raw", types[part], part in ("by", "value"), (number,), part)
+                 for part in _PARTS[acc.kind])
+
+
+def _type(acc: Acc) -> DType:
+    """The type of an accumulator's one column. Sums of integers are as wide as they are in a record."""
+    match acc.kind:
+        case AccKind.ROWS | AccKind.VALID:
+            return I64
+        case AccKind.FSUM:
+            return F64
+        case AccKind.ISUM:
+            return DType(Kind.DEC, precision=38, scale=acc.dtype.scale)
+        case _:
+            return acc.dtype
+
+
+def _has_nulls(acc: Acc) -> bool:
+    """No row yet is a value of most accumulators: 0, or the extreme of the other end. There is no greatest text."""
+    return acc.kind in (AccKind.MIN, AccKind.MAX) and acc.dtype.is_bytes
+
+
+def _again(acc: Acc, columns: tuple[Output, ...]) -> Acc:
+    """What the second phase does with an accumulator's columns."""
+    # Stored columns may be null where no row had a value, whatever the accumulator does.
+    given = {column.part: Col(column.name, column.dtype, nullable=True) for column in columns}
+    match acc.kind:
+        case AccKind.ROWS | AccKind.VALID:
+            return Acc(AccKind.ISUM, given[""])
+        case AccKind.MOMENTS:
+            return Acc(acc.kind, given["mean"], parts=(given["n"], given["m2"]))
+        case AccKind.FIRST | AccKind.LAST | AccKind.ARG_MIN | AccKind.ARG_MAX:
+            return Acc(acc.kind, given["value"], given.get("by"), parts=(given["row"],))
+        case _:
+            return Acc(acc.kind, given[""])

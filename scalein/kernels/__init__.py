@@ -1,0 +1,1 @@
+"""Compiled kernels at work: prepared, specialised to their input, bound to batches, called, and their output taken."""

@@ -1,0 +1,80 @@
+"""One call of a kernel, and the errors it reports."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+
+import pyarrow as pa
+import pyarrow.ipc
+
+from scalein.errors import ComputeError, InternalError
+from scalein.ir.stages import Stage
+from scalein.kernels import kernel_metrics
+from scalein.kernels.profile import Profile, current
+from scalein.kernels.stopping import leave_if_stopped
+from scalein.kernels.watched import enter
+from scalein.layout import COLUMN, ERROR, OUT_OF_BOUNDS, PAUSED, FrameData
+from scalein.llvm_backend.cache import Compiled, load_kernel
+from scalein.options import Options
+
+
+def kernel(stage: Stage, options: Options) -> Compiled:
+    """The stage's kernel; whoever listens is told."""
+    started = time.perf_counter()
+    compiled = load_kernel(stage, options)
+    profile = current()
+    if profile is not None:
+        profile.met(stage, compiled, time.perf_counter() - started)
+    return compiled
+
+
+def call(compiled: Compiled, frame: FrameData) -> int:
+    """Run the kernel until it is done or wants something; raises for a row that failed."""
+    profile, work = current(), kernel_metrics.mine()
+    first, started = frame["row"] if work is not None else 0, time.perf_counter()
+    status = PAUSED
+    while status == PAUSED:
+        leave_if_stopped()
+        status = enter(compiled.kernel, frame) if profile is None else _measured(compiled, frame, profile)
+    if work is not None:
+        work.useful_s += time.perf_counter() - started
+        if compiled.row_bytes:
+            rows = frame["row"] - first
+            work.rows, work.bytes = work.rows + rows, work.bytes + rows * compiled.row_bytes
+    if status == OUT_OF_BOUNDS:
+        raise _unsafe(compiled, frame)
+    if status == ERROR:
+        raise failure(compiled, frame["errors"])
+    return status
+
+
+def _measured(compiled: Compiled, frame: FrameData, profile: Profile) -> int:
+    first, written = frame["row"], frame.get("out.count", 0)
+    started = time.perf_counter()
+    status = enter(compiled.kernel, frame)
+    took = time.perf_counter() - started
+    rows, frame.rows = frame.rows or frame["row"] - first, 0
+    profile.called(compiled, rows, took, frame.get("out.count", 0) - written)
+    return status
+
+
+def _unsafe(compiled: Compiled, frame: FrameData) -> InternalError:
+    """Safe mode caught an access outside of its memory; the batch is written down, so that it can be replayed."""
+    arrays = {name.removeprefix(COLUMN): column for name, column in frame.keep.items() if isinstance(column, pa.Array)}
+    batch = pa.table({name: column for name, column in arrays.items() if len(column) == frame["end"]})
+    descriptor, path = tempfile.mkstemp(prefix="scalein-replay-", suffix=".arrow")
+    with open(descriptor, "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
+        writer.write_table(batch)
+    return InternalError(f"the kernel {compiled.kernel.name!r} left {compiled.checks[frame['unsafe']]}",
+                         found=f"in the block of rows from {frame['row']}", replay=path,
+                         hint="the Arrow data is damaged (try table.validate(full=True)), or this is a bug of ours")
+
+
+def failure(compiled: Compiled, bits: int) -> ComputeError:
+    """The first expression, in the order of the plan, that failed in some row."""
+    number = next(k for k in range(64) if bits >> k & 1)
+    others = len(compiled.errors) - 64
+    if number == 63 and others > 0:  # the last bit is shared
+        return ComputeError(f"{compiled.errors[number]}, or in one of the {others} expressions after it")
+    return ComputeError(compiled.errors[number])

@@ -1,0 +1,301 @@
+"""A stage made ready for the batches at hand: specialised, compiled, its columns bound.
+
+`Prepared` keeps what it knows of the data (which columns hold nulls, how strings are stored) and makes a
+new variant of its kernel when a batch shows more. What is once known to hold nulls stays so, so
+there are few variants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+
+from scalein.dtypes import Schema
+from scalein.exec.join_build import Built
+from scalein.interp import evaluate
+from scalein.ir.exprs import Call, Col, Expr, type_of
+from scalein.ir.stages import (
+    Collect,
+    Find,
+    Fresh,
+    FromBatches,
+    Group,
+    Keep,
+    Partition,
+    Probe,
+    Read,
+    Sink,
+    Stage,
+    Step,
+)
+from scalein.ir.tables import Acc, AccKind, Key, Output, Table
+from scalein.kernels.bind import addressable, bind, bind_codes, code_bits, form_of, has_nulls
+from scalein.kernels.call import kernel
+from scalein.kernels.specialise import Specialiser, code_name, needed
+from scalein.layout import COLUMN, FrameData, size_of
+from scalein.llvm_backend.cache import Compiled
+from scalein.options import Options
+
+# LLVM's time for a kernel grows faster than its columns: 200 products take seconds to vectorize. Where a known,
+# small input would be done long before, a wide kernel is compiled briefly.
+WIDE = 48
+FEW_ROWS = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of an input column: its form, and whether it may hold nulls."""
+
+    form: str
+    nulls: bool
+    code_bits: int = 32
+
+
+class Interner:
+    """Ids of a dictionary column's strings over a whole run, whatever dictionaries its batches bring."""
+
+    def __init__(self) -> None:
+        self._ids: dict[str, int] = {}
+
+    def table(self, dictionary: pa.Array) -> np.ndarray:
+        """Code -> id for one dictionary."""
+        ids = self._ids
+        return np.fromiter((ids.setdefault(s, len(ids)) for s in dictionary.to_pylist()), np.int32, len(dictionary))
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def values(self) -> pa.Array:
+        return pa.array(list(self._ids), pa.string())
+
+
+@dataclass(slots=True)
+class Prepared:
+    """Steps and sink of a node over a batch input."""
+
+    name: str
+    schema: Schema
+    steps: tuple[Step, ...]
+    sink: Callable[[Specialiser], Sink]
+    exprs: tuple[Expr, ...]
+    joins: dict[int, Built]
+    options: Options
+    facts: dict[str, Facts] = field(default_factory=dict)
+    interners: dict[str, Interner] = field(default_factory=dict)
+    compiled: Compiled | None = None
+    stage: Stage | None = None
+    lookups: dict[Expr, Read] = field(default_factory=dict)
+    tables: dict[str, tuple[pa.Array, np.ndarray]] = field(default_factory=dict)  # lookup -> last dictionary, table
+    names: tuple[str, ...] = ()
+    key_exprs: tuple[Expr, ...] = ()
+    few_rows: bool = False
+    knows_all: bool = False  # facts of the whole input, so that no batch will bring news
+
+    def __post_init__(self) -> None:
+        read = needed(self.steps, self.exprs)
+        self.names = tuple(f.name for f in self.schema if f.name in read)
+
+    def learn(self, batch: pa.RecordBatch) -> bool:
+        """Take a batch's facts in; true if a new kernel is needed."""
+        changed = self.compiled is None
+        for name in self.names:
+            array = batch.column(name)
+            old = self.facts.get(name)
+            nulls = (old is not None and old.nulls) or has_nulls(array)
+            if old is None or old.nulls != nulls:
+                self.facts[name] = Facts(form_of(array.type), nulls, code_bits(array.type))
+                changed = True
+        return changed
+
+    def assume(self, table: pa.Table | None) -> None:
+        """Take the facts of a whole table in, so that no batch of it brings news."""
+        if table is not None:
+            self.few_rows, self.knows_all = table.num_rows < FEW_ROWS, True
+            for name in self.names:
+                column = table[name]
+                nulls = any(map(has_nulls, column.chunks))
+                self.facts[name] = Facts(form_of(column.type), nulls, code_bits(column.type))
+
+    def specialise(self) -> Stage:
+        """The stage for what is known so far."""
+        known = self.facts
+        special = Specialiser(
+            nullable={n: known[n].nulls for n in self.names},
+            coded={n: n for n in self.names if known[n].form == "dict"},
+            code_bits={n: known[n].code_bits for n in self.names},
+            is_coded=lambda number, column: self.joins[number].is_coded(column),
+        )
+        steps = tuple(self._variant(special.step(step, self._probe_nulls)) for step in self.steps)
+        sink = self.sink(special)
+        if special.lookups != self.lookups:
+            self.lookups, self.tables = special.lookups, {}
+        inner = needed(steps, _sink_exprs(sink))
+        reads = [Read(n, self.schema[n].dtype, known[n].form, known[n].nulls, code_bits=known[n].code_bits)
+                 for n in self.names if n in inner]
+        reads += [read for read in special.lookups.values() if read.name in inner]
+        brief = self.few_rows and len(list(_sink_exprs(sink))) > WIDE
+        return Stage(self.name, FromBatches(tuple(reads)), steps, sink, brief)
+
+    def _probe_nulls(self, probe: Probe) -> dict[str, bool]:
+        by_column = self.joins[probe.table].nulls(probe.how)
+        return {name: by_column[column] for name, column in probe.keep}
+
+    def _variant(self, step: Step) -> Step:
+        if isinstance(step, Fresh):
+            return replace(step, table=with_keys(step.table, step.keys, nullable=not self.knows_all))
+        if not isinstance(step, Probe):
+            return step
+        built = self.joins[step.table]
+        codes = tuple((code_name(step.table, column), column) for _, column in step.keep if built.is_coded(column))
+        return replace(step, codes=codes, direct=built.direct, unique=built.unique, dense=built.dense,
+                       payload=built.payload, build=built.build)
+
+    def compile(self) -> Compiled:
+        self.stage = self.specialise()
+        self.compiled = kernel(self.stage, self.options)
+        return self.compiled
+
+    def bind(self, frame: FrameData, batch: pa.RecordBatch) -> None:
+        """Point the frame at a batch whose facts have been learned."""
+        assert self.stage is not None
+        assert isinstance(self.stage.reader, FromBatches)
+        arrays: dict[str, pa.Array] = {}
+        for read in self.stage.reader.reads:
+            name = read.via or read.name
+            if name not in arrays:
+                arrays[name] = addressable(batch.column(name), self.facts[name].code_bits)
+            if read.via:
+                self._bind_lookup(frame, arrays[name], read)
+            else:
+                bind(frame, arrays[name], read)
+
+    def _bind_lookup(self, frame: FrameData, array: pa.Array, read: Read) -> None:
+        """A table over the dictionary's codes: ids, or an expression's values."""
+        dictionary = array.dictionary
+        known = self.tables.get(read.name)
+        if known is None or not _is_same(known[0], dictionary):
+            expr = next(e for e, r in self.lookups.items() if r.name == read.name)
+            known = self.tables[read.name] = (dictionary, self._looked_up(expr, read, dictionary))
+        bind_codes(frame, array.indices, read)
+        frame[f"{COLUMN}{read.name}.values"] = len(dictionary)
+        frame.point(f"{COLUMN}{read.name}.data", known[1])
+
+    def _looked_up(self, expr: Expr, read: Read, dictionary: pa.Array) -> np.ndarray:
+        match expr:
+            case Col():
+                return self.interners.setdefault(read.via, Interner()).table(dictionary)
+            case Call("#match", params=(int() as number,)):
+                return self.joins[number].rows_of(dictionary)
+            case _:
+                return _evaluated(expr, read, dictionary)
+
+    def key_values(self, position: int) -> pa.Array:
+        """The strings that ids of a coded key stand for."""
+        key = self.key_exprs[position]
+        assert isinstance(key, Col)
+        kind, _, name = key.name.partition(".")
+        if kind == "#ids":
+            return self.interners[name].values()
+        number, _, column = name.partition(".")
+        return self.joins[int(number)].columns[column].dictionary
+
+    def attach_joins(self, frame: FrameData) -> None:
+        for number, built in self.joins.items():
+            built.attach(frame, number)
+
+
+def _is_same(old: pa.Array, new: pa.Array) -> bool:
+    """Whether two dictionaries are the same memory; the old one is held, so its address is not another's now."""
+    if len(old) != len(new) or old.offset != new.offset:
+        return False
+    return [_place(b) for b in old.buffers()] == [_place(b) for b in new.buffers()]
+
+
+def _place(buffer: pa.Buffer | None) -> int:
+    return 0 if buffer is None else int(buffer.address)
+
+
+def _evaluated(expr: Expr, read: Read, dictionary: pa.Array) -> np.ndarray:
+    """The bytes of an expression for every value of a dictionary; it has one for each (see `Specialiser`)."""
+    values = evaluate(expr, pa.RecordBatch.from_arrays([dictionary], [read.via]))
+    values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    if pa.types.is_boolean(values.type):
+        return np.asarray(values.cast(pa.uint8()))
+    width = size_of(type_of(expr))
+    data = np.frombuffer(values.buffers()[1] or b"", np.uint8)
+    return np.ascontiguousarray(data[values.offset * width : (values.offset + len(values)) * width])
+
+
+def _sink_exprs(sink: Sink) -> Iterable[Expr]:
+    match sink:
+        case Collect(items):
+            return [item.expr for item in items]
+        case Group(table, keys):
+            return [*keys, *table_exprs(table)]
+        case Partition():
+            return [*sink.keys, *(item.expr for item in sink.items)]
+        case Keep():
+            return [*sink.keys, *(item for item in sink.items if item is not None)]
+        case Find():
+            return sink.keys
+        case _:
+            return []
+
+
+def table_exprs(table: Table) -> list[Expr]:
+    """Everything a table's updates compute from a row, but its keys."""
+    return [e for e, _ in table_args(table)]
+
+
+def table_args(table: Table) -> list[tuple[Expr, bool]]:
+    """The same, and whether a dictionary's code does as well as its text: to tell values apart, it does."""
+    exprs = [(e, acc.kind is AccKind.DISTINCT and type_of(e).is_string)
+             for acc in table.accs for e in acc.exprs]
+    return [*exprs, (table.window.time, False)] if table.window is not None else exprs
+
+
+def specialised_table(table: Table, keys: Iterable[Expr], special: Specialiser,
+                      nullable: bool) -> tuple[Table, tuple[Expr, ...]]:
+    """The table and its keys over specialised expressions.
+
+    `nullable`: nulls may still come, so the layout follows the schema. Else it follows the data: no
+    null bits for keys without nulls, and no count of values for columns whose every row has one.
+    """
+    new_keys = tuple(special.key(key) for key in keys)
+    window = None if table.window is None else replace(table.window, time=special.expr(table.window.time))
+    accs: list[Acc] = []
+    numbers: list[int] = []
+    for acc in table.accs:
+        is_by_code = acc.kind is AccKind.DISTINCT and acc.arg is not None and type_of(acc.arg).is_string
+        acc = acc.over(special.key if is_by_code else special.expr)
+        # What can fail must be tried.
+        every_row = acc.arg is not None and not acc.arg.nullable and not special.may_fail(acc.arg)
+        if acc.kind is AccKind.VALID and every_row and not nullable:
+            acc = Acc(AccKind.ROWS)
+        if acc not in accs:
+            accs.append(acc)
+        numbers.append(accs.index(acc))
+    grouped = bool(new_keys) or window is not None
+    outputs = tuple(_output(o, tuple(numbers[n] for n in o.accs), grouped) for o in table.outputs)
+    keyed = with_keys(table, new_keys, nullable)
+    return replace(keyed, accs=tuple(accs), window=window, outputs=outputs), new_keys
+
+
+def with_keys(table: Table, keys: tuple[Expr, ...], nullable: bool) -> Table:
+    """The table over specialised keys: strings of a dictionary become ids, null bits go where they can."""
+    return replace(table, keys=tuple(
+        Key(k.name, k.dtype, k.nullable if nullable else e.nullable,
+            coded=k.dtype.is_string and not type_of(e).is_string)
+        for k, e in zip(table.keys, keys, strict=True)))
+
+
+def _output(output: Output, accs: tuple[int, ...], grouped: bool) -> Output:
+    """Row counts decide whether there is a value; a group that exists has at least one row."""
+    if grouped and len(accs) == 2 and accs[1] == 0:
+        if output.fn == "mean":
+            return replace(output, accs=accs, nullable=False)
+        return replace(output, accs=accs[:1], nullable=False)
+    return replace(output, accs=accs)

@@ -1,0 +1,294 @@
+"""Kernels of stored tables: what `scalein.state` asks for through its protocol, made by this engine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from scalein.dtypes import Field, from_arrow_type
+from scalein.ir.exprs import Col, Expr, Named
+from scalein.ir.stages import (
+    Absorb,
+    Bulk,
+    Collect,
+    Find,
+    Fold,
+    FromPointers,
+    FromRecords,
+    Hashes,
+    Keep,
+    Leave,
+    OpenBlocks,
+    Seek,
+    Sink,
+    Stage,
+    Stay,
+)
+from scalein.ir.stored import StoredTable
+from scalein.kernels.call import call, kernel
+from scalein.kernels.output import collected
+from scalein.kernels.prepare import Prepared
+from scalein.kernels.specialise import Specialiser
+from scalein.kernels.store import Functions, Sorted, Target, Words, new_words
+from scalein.kernels.workers import Crew
+from scalein.layout import DONE, KEPT, PAGE_BYTES, FrameData
+from scalein.llvm_backend.cache import Compiled
+from scalein.llvm_backend.grow import Grow, grow_kernel
+from scalein.memory import address
+from scalein.options import Options
+
+WORKER_ROWS = 4096  # at least, of each worker of a call
+
+
+class StoredKernels:
+    """The loops of one stored table. Any thread may call; a table is changed by one caller at a time."""
+
+    def __init__(self, key: pa.Schema, value: pa.Schema, options: Options) -> None:
+        self._options = options
+        self._table = table = StoredTable(_fields(key), _fields(value))
+        self.record_bytes = table.layout.size
+        self.template = table.layout.template
+        self.text_cells = table.text_cells
+        self._keys = tuple(_column(field) for field in table.keys)
+        self._prepared: dict[tuple[object, ...], Prepared] = {}
+        self._compiled: dict[Stage, Compiled] = {}
+        self._grow: Grow | None = None
+        self._lock = threading.Lock()
+        self._crew = Crew()
+
+    # --- rows
+
+    def keep(self, target: Target, batch: pa.RecordBatch, functions: Functions, workers: int) -> None:
+        workers = _needed(workers, batch)
+        items = tuple(_column(value) if function != KEPT and value.name in batch.schema.names else None
+                      for value, function in zip(self._table.values, functions, strict=True))
+
+        def sink(special: Specialiser) -> Keep:
+            given = tuple(None if item is None else special.expr(item) for item in items)
+            return Keep(self._table, self._special_keys(special), functions, given, owned=workers > 1)
+
+        self._run_rows(("keep", functions, items, workers > 1), sink, items, target, batch, workers)
+
+    def delete(self, target: Target, batch: pa.RecordBatch, workers: int) -> None:
+        workers = _needed(workers, batch)
+
+        def sink(special: Specialiser) -> Keep:
+            return Keep(self._table, self._special_keys(special), delete=True, owned=workers > 1)
+
+        self._run_rows(("delete", workers > 1), sink, (), target, batch, workers)
+
+    def find(self, target: Target, batch: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray]:
+        records, hashes = np.zeros(batch.num_rows, np.uint64), np.zeros(batch.num_rows, np.uint64)
+        out = {"found.records": records, "found.hashes": hashes}
+        self._run_rows(("find",), lambda special: Find(self._table, self._special_keys(special)), (), target, batch, 1,
+                       out)
+        return records, hashes
+
+    def _special_keys(self, special: Specialiser) -> tuple[Expr, ...]:
+        return tuple(special.expr(key) for key in self._keys)
+
+    def _run_rows(self, name: tuple[object, ...], sink: Callable[[Specialiser], Sink], items: Sequence[Expr | None],
+                  target: Target, batch: pa.RecordBatch, workers: int,
+                  out: dict[str, np.ndarray] | None = None) -> None:
+        if not batch.num_rows:
+            return
+        with self._lock:
+            prepared = self._prepared.get(name)
+            if prepared is None:
+                exprs = (*self._keys, *(item for item in items if item is not None))
+                prepared = self._prepared[name] = Prepared(
+                    str(name[0]), self._table.schema, (), sink, exprs, {}, self._options)
+            if prepared.learn(batch) or prepared.compiled is None:
+                prepared.compile()
+            compiled = prepared.compiled
+            assert compiled is not None
+            frames = [compiled.kernel.frame.new() for _ in range(workers)]
+            for worker, frame in enumerate(frames):
+                prepared.bind(frame, batch)
+                frame["row"], frame["end"] = 0, batch.num_rows
+                frame["owner.worker"], frame["owner.workers"] = worker, workers
+                for slot, array in (out or {}).items():
+                    frame.point(slot, array)
+        self._crew.run(lambda worker: _run(compiled, frames[worker], target, worker), workers)
+
+    # --- records
+
+    def absorb(self, target: Target, pointers: np.ndarray, functions: Functions, older: bool) -> None:
+        if len(pointers):
+            compiled, frame = self._ready(Stage("absorb", FromRecords(), (), Absorb(self._table, functions, older)))
+            frame.point("pointers", pointers)
+            frame["end"] = len(pointers)
+            _run(compiled, frame, target, 0)
+
+    def fold(self, pointers: np.ndarray, hashes: np.ndarray, functions: Functions,
+             words: Words = new_words) -> tuple[np.ndarray, np.ndarray]:
+        size = self.record_bytes
+        records, found = words(len(pointers) * size // 8).view(np.uint8).reshape(-1, size), words(len(pointers))
+        compiled, frame = self._ready(Stage("fold", FromRecords(), (), Fold(self._table, functions)))
+        for slot, array in (("pointers", pointers), ("hashes", hashes), ("out", records), ("out.hashes", found)):
+            frame.point(slot, array)
+        frame["end"] = len(pointers)
+        call(compiled, frame)
+        return records[: frame["out.count"]], found[: frame["out.count"]]
+
+    def stay(self, target: Target, extents: np.ndarray, least_hits: int, drop: int) -> int:
+        compiled, frame = self._ready(Stage("stay", FromRecords(), (), Stay(self._table)))
+        frame.point("extents", extents)
+        frame["end"], frame["least"], frame["drop"] = len(extents), least_hits, drop
+        _run(compiled, frame, target, 0)
+        return frame["leaving"]
+
+    def leave(self, base: int, size: int, words: np.ndarray, least_hits: int, drop: int, room: Sorted) -> Sorted:
+        compiled, frame = self._ready(Stage("leave", FromRecords(), (), Leave(self._table)))
+        for slot, array in (("words", words), ("out.hashes", room.hashes), ("out.pointers", room.pointers)):
+            frame.point(slot, array)
+        frame["end"], frame["least"], frame["drop"] = len(words), least_hits, drop
+        frame["table.arena"], frame["table.arena_size"] = base, size
+        call(compiled, frame)
+        count = frame["out.count"]
+        return Sorted(room.hashes[:count], room.pointers[:count])
+
+    def merge(self, lists: Sequence[Sorted], words: Words = new_words) -> Sorted:
+        count = sum(len(one.hashes) for one in lists)
+        spare: list[Sorted] = []
+        while len(lists) > 1:  # neighbours by neighbours: ages stay in order
+            out = spare.pop(0) if len(spare) == 2 else Sorted(words(count), words(count))
+            spare.append(out)
+            told = np.zeros((-(-len(lists) // 2), 8), np.uint64)
+            merged, at = [], 0
+            for row, k in zip(told, range(0, len(lists), 2), strict=True):
+                size = sum(len(one.hashes) for one in lists[k : k + 2])
+                into = Sorted(out.hashes[at : at + size], out.pointers[at : at + size])
+                second = lists[k + 1] if k + 1 < len(lists) else into
+                for place, one in enumerate((lists[k], second, into)):
+                    row[2 * place : 2 * place + 2] = address(one.hashes), address(one.pointers)
+                row[6], row[7] = len(lists[k].hashes), size - len(lists[k].hashes)
+                merged.append(into)
+                at += size
+            self._bulk("merge", len(told), lists=address(told))
+            lists = merged
+        return lists[0]
+
+    def open_blocks(self, area: np.ndarray, pieces: np.ndarray, per_block: int, block_bytes: int, least: int,
+                    greatest: int, words: Words = new_words) -> list[Sorted | None]:
+        blocks = pieces[:, 0].astype(np.int64)
+        before, records = blocks.cumsum() - blocks, int(blocks.sum()) * per_block
+        compiled, frame = self._ready(Stage("open", FromRecords(), (), OpenBlocks(self._table)))
+        hashes, pointers = words(records), words(records)
+        told = np.zeros((len(pieces), 8), np.uint64)
+        told[:, 0], told[:, 1:4] = address(area) + before * block_bytes, pieces
+        told[:, 4], told[:, 5] = (address(array) + 8 * before * per_block for array in (hashes, pointers))
+        frame.point("pieces", told)
+        frame["end"], frame["per"], frame["block"] = len(told), per_block, block_bytes
+        frame["least"], frame["greatest"] = least, greatest
+        call(compiled, frame)
+        firsts, counts = (before * per_block).tolist(), told[:, 6].tolist()
+        return [Sorted(hashes[first : first + count], pointers[first : first + count]) if is_right else None
+                for first, count, is_right in zip(firsts, counts, told[:, 7].tolist(), strict=True)]
+
+    def hashes(self, pointers: np.ndarray) -> np.ndarray:
+        found = np.empty(len(pointers), np.uint64)
+        compiled, frame = self._ready(Stage("hashes", FromRecords(), (), Hashes(self._table)))
+        frame.point("pointers", pointers)
+        frame.point("found.hashes", found)
+        frame["end"] = len(pointers)
+        call(compiled, frame)
+        return found
+
+    def seek(self, firsts: np.ndarray, counts: np.ndarray, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        records, many = np.empty(len(hashes), np.uint64), np.empty(len(hashes), np.int64)
+        compiled, frame = self._ready(Stage("seek", FromRecords(), (), Seek(self._table)))
+        for slot, array in (("pointers", firsts), ("counts", counts), ("hashes", hashes), ("found.records", records),
+                            ("found.counts", many)):
+            frame.point(slot, array)
+        frame["end"] = len(hashes)
+        call(compiled, frame)
+        return records, many
+
+    def rows(self, pointers: np.ndarray, names: Sequence[str]) -> list[pa.RecordBatch]:
+        columns = {field.name: field for field in self._table.schema}
+        items = tuple(Named(name, _column(columns[name])) for name in names)
+        compiled, frame = self._ready(Stage("rows", FromPointers(self._table), (), Collect(items)))
+        frame.point("pointers", pointers)
+        frame["end"] = len(pointers)
+        parts = collected(compiled, frame, items, len(pointers))
+        return [pa.RecordBatch.from_arrays(arrays, names=list(names)) for arrays in parts if len(arrays[0])]
+
+    def gather(self, pointers: np.ndarray, words: Words = new_words) -> np.ndarray:
+        records = words(len(pointers) * self.record_bytes // 8).view(np.uint8).reshape(-1, self.record_bytes)
+        self._bulk("gather", len(pointers), target=address(records), size=self.record_bytes,
+                   pointers=address(pointers))
+        return records
+
+    # --- bytes
+
+    def copy(self, target: int, source: int, size: int) -> None:
+        self._bulk("copy", size // PAGE_BYTES, target=target, source=source)
+
+    def restore(self, image: int, first: int, log: int, count: int) -> None:
+        self._bulk("restore", count, target=image, source=log, first=first, size=self.record_bytes + 8)
+
+    def pack(self, area: np.ndarray, records: np.ndarray, per_block: int, block_bytes: int, id: int,
+             offset: int) -> None:
+        self._bulk("pack", len(area) // block_bytes, target=address(area), source=address(records),
+                   size=self.record_bytes, per=per_block, block=block_bytes, count=len(records), id=id, offset=offset)
+
+    def mark(self, filter: np.ndarray, hashes: np.ndarray, shift: int) -> None:
+        self._bulk("mark", len(hashes), target=address(filter), source=address(hashes), shift=shift)
+
+    def checksums(self, blocks: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+        found = np.empty(len(blocks), np.uint64)
+        self._bulk("checksum", len(blocks), target=address(found), source=address(blocks), seeds=address(seeds),
+                   size=blocks.shape[1] if len(blocks) else 0)
+        return found
+
+    def clear(self, moves: np.ndarray) -> None:
+        self._bulk("clear", len(moves), lists=address(moves))
+
+    def split(self, old: int, old_buckets: int, new: int, shift: int, mask: int) -> None:
+        if self._grow is None:
+            self._grow = grow_kernel(self._options)
+        self._grow.split(np.array([[old, old_buckets, new, shift, mask]]))
+
+    def _bulk(self, what: str, rows: int, **slots: int) -> None:
+        """The caller keeps alive what the slots lead to."""
+        compiled, frame = self._ready(Stage(what, FromRecords(), (), Bulk(what)))
+        frame["end"] = rows
+        for name, value in slots.items():
+            frame[name] = value
+        call(compiled, frame)
+
+    def _ready(self, stage: Stage) -> tuple[Compiled, FrameData]:
+        compiled = self._compiled.get(stage)
+        if compiled is None:
+            compiled = self._compiled[stage] = kernel(stage, self._options)
+        return compiled, compiled.kernel.frame.new()
+
+
+def _needed(workers: int, batch: pa.RecordBatch) -> int:
+    """Workers that a call pays for: waking one takes as long as merging some thousand rows."""
+    return max(1, min(workers, int(batch.num_rows) // WORKER_ROWS))
+
+
+def _run(compiled: Compiled, frame: FrameData, target: Target, worker: int) -> None:
+    while True:
+        target.attach(frame, worker)
+        try:
+            status = call(compiled, frame)
+        finally:
+            target.detach(worker)
+        if status == DONE:
+            return
+        target.serve(status, frame, worker)
+
+
+def _fields(schema: pa.Schema) -> tuple[Field, ...]:
+    return tuple(Field(f.name, from_arrow_type(f.type, f.name), f.nullable) for f in schema)
+
+
+def _column(field: Field) -> Col:
+    return Col(field.name, field.dtype, field.nullable)
+

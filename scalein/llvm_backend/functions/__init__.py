@@ -1,0 +1,1 @@
+"""Lowerings of scalar functions, a module for each kind of values."""

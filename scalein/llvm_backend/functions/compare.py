@@ -1,0 +1,52 @@
+"""Comparison of every type: NaN equals NaN and is the greatest, -0.0 equals 0.0, strings by bytes."""
+
+from __future__ import annotations
+
+import math
+
+from llvmlite import ir
+
+from scalein.dtypes import DType
+from scalein.llvm_backend.code import Code
+from scalein.llvm_backend.fn import Fn
+from scalein.llvm_backend.functions import strings
+from scalein.llvm_backend.functions.decimals import is_small, narrowed
+from scalein.llvm_backend.values import Str
+
+_SIGN = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+
+
+def compare(code: Code, fn: str, a: ir.Value | Str, b: ir.Value | Str, dtype: DType,
+            literals: list[object]) -> ir.Value:
+    if isinstance(a, Str) and isinstance(b, Str):
+        return strings.compare(code, fn, a, b, literals)
+    if is_small(dtype):
+        a, b = narrowed(code.f, a), narrowed(code.f, b)
+    if dtype.is_float:
+        return compare_floats(code.f, fn, a, b, *(_not_nan(x) for x in literals))
+    if dtype.is_signed:
+        return code.f.b.icmp_signed(_SIGN[fn], a, b)
+    return code.f.b.icmp_unsigned(_SIGN[fn], a, b)
+
+
+def _not_nan(literal: object) -> bool:
+    return isinstance(literal, (int, float)) and not math.isnan(literal)
+
+
+def compare_floats(f: Fn, fn: str, a: ir.Value, b: ir.Value, a_known: bool = False, b_known: bool = False) -> ir.Value:
+    """`a_known`: a is known not to be NaN, which saves the tests for it."""
+    if fn in ("ne", "ge", "le"):
+        inverse = {"ne": "eq", "ge": "lt", "le": "gt"}[fn]
+        return f.b.not_(compare_floats(f, inverse, a, b, a_known, b_known))
+    if fn == "gt":
+        return compare_floats(f, "lt", b, a, b_known, a_known)
+    if fn == "eq":
+        same = f.b.fcmp_ordered("==", a, b)
+        if a_known or b_known:
+            return same
+        return f.b.or_(same, f.b.and_(f.b.fcmp_unordered("uno", a, a), f.b.fcmp_unordered("uno", b, b)))
+    if b_known:  # a < b, b a number: false for a = NaN
+        return f.b.fcmp_ordered("<", a, b)
+    if a_known:  # a < b, a a number: true for b = NaN
+        return f.b.fcmp_unordered("<", a, b)
+    return f.b.and_(f.b.fcmp_unordered("<", a, b), f.b.fcmp_ordered("ord", a, a))

@@ -1,0 +1,105 @@
+"""The finished groups of a table as rows: keys, window and aggregates read from its records.
+
+For a ring, a window is merged from its slices on the way; the slices' byte offsets are in the frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from llvmlite import ir
+
+from scalein.ir.exprs import type_of
+from scalein.ir.stages import FromTable, Read
+from scalein.ir.tables import Output, Slicing
+from scalein.llvm_backend import accumulators
+from scalein.llvm_backend.code import Code
+from scalein.llvm_backend.fn import I1, I8, I64, PTR, const
+from scalein.llvm_backend.hash_index import place_in
+from scalein.llvm_backend.readers import field_value
+from scalein.llvm_backend.values import Binding, Env, Row, Value, register_type
+
+Place = Callable[[str], ir.Value]
+
+
+def table_env(code: Code, reader: FromTable, start: ir.Value) -> Env:
+    """Bindings of the table's columns, and `?live`: whether any row reached the record."""
+    table, layout = reader.table, reader.table.layout
+
+    def record(row: Row) -> ir.Value:
+        f = code.f
+        number = f.b.add(start, row.offset("in"))
+        return f.byte_at(f.slot("source", PTR), f.b.mul(number, const(layout.size)))
+
+    env: dict[str, Binding] = {}
+    for k, key in enumerate(table.keys):
+        read = Read(key.name, key.stored, "field", key.nullable, null_bit=k)
+        name = f"#id.{key.name}" if key.coded else key.name
+        env[name] = Binding(partial(_key, code, reader, read, f"key{k}", record))
+    if table.window is not None:
+        env["window_start"] = Binding(partial(_window, code, reader, record, False))
+        env["window_end"] = Binding(partial(_window, code, reader, record, True))
+    for output in table.outputs:
+        if output.is_list:
+            for part, name in (("start", f"acc{output.accs[0]}.start"), ("count", f"acc{output.accs[0]}")):
+                env[f"#{part}.{output.name}"] = Binding(partial(_word, code, reader, record, name))
+            continue
+        env[output.name] = Binding(partial(_output, code, reader, record, output))
+    env["?live"] = Binding(partial(_live, code, reader, record))
+    return env
+
+
+def _key(code: Code, reader: FromTable, read: Read, name: str, record: Callable[[Row], ir.Value], row: Row) -> Value:
+    f, layout = code.f, reader.table.layout
+    base = record(row)
+    nulls = f.b.load(f.byte_at(base, layout.offset("nulls")), typ=I64) if read.nulls else None
+    return field_value(code, f.byte_at(base, layout.offset(name)), read, nulls)
+
+
+def _window(code: Code, reader: FromTable, record: Callable[[Row], ir.Value], is_end: bool, row: Row) -> Value:
+    f, table = code.f, reader.table
+    assert table.window is not None
+    if table.slicing is Slicing.RING:
+        first = f.slot("window.first")
+    else:
+        first = f.b.load(f.byte_at(record(row), table.layout.offset("slice")), typ=I64)
+    moment = f.b.mul(first, const(table.slice_size))
+    if is_end:
+        moment = f.b.add(moment, const(table.window.size))
+    typ = register_type(type_of(table.window.time))
+    return Value(moment if typ == I64 else f.b.trunc(moment, typ))
+
+
+def _place(code: Code, reader: FromTable, record: ir.Value, accs: tuple[int, ...]) -> Place:
+    """Where the group's accumulators are: in the record, or merged from a window's slices."""
+    f, table, layout = code.f, reader.table, reader.table.layout
+    if not reader.window_slices:
+        return place_in(f, table, record)
+    merged = f.scratch(I8, max(8, layout.ring_step), "window")
+    start = layout.ring_start
+    fresh = layout.template[start : start + layout.ring_step]
+    f.call("llvm.memcpy.p0.p0.i64", ir.VoidType(), [merged, code.text(fresh), const(layout.ring_step), const(0, I1)])
+
+    def into(name: str) -> ir.Value:
+        return f.byte_at(merged, layout.offset(name) - start)
+
+    for k in range(reader.window_slices):
+        other = place_in(f, table, record, f.slot(f"window.slice{k}"))
+        for number in accs:
+            accumulators.merge(code, number, table.accs[number], into, other)
+    return into
+
+
+def _output(code: Code, reader: FromTable, record: Callable[[Row], ir.Value], output: Output, row: Row) -> Value:
+    return accumulators.finish(code, reader.table, output, _place(code, reader, record(row), output.accs))
+
+
+def _word(code: Code, reader: FromTable, record: Callable[[Row], ir.Value], name: str, row: Row) -> Value:
+    """A field of the record as it is."""
+    return Value(code.f.b.load(place_in(code.f, reader.table, record(row))(name), typ=I64))
+
+
+def _live(code: Code, reader: FromTable, record: Callable[[Row], ir.Value], row: Row) -> Value:
+    place = _place(code, reader, record(row), (0,))
+    return Value(code.f.b.icmp_signed(">", code.f.b.load(place("acc0"), typ=I64), const(0)))

@@ -1,0 +1,1 @@
+"""Kernels that decode Parquet pages: headers, Snappy, dictionary indices."""

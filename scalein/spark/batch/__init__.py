@@ -1,0 +1,1 @@
+"""Bounded flows inside Spark: whole flows over DataFrames, files read by the tasks."""

@@ -1,0 +1,1 @@
+"""Durable bytes by name: the seam to file systems, checked JSON, failpoints."""

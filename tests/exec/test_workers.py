@@ -1,0 +1,97 @@
+"""Worker threads: not bound to the one core their starter was pinned to; errors reach the caller when all ended."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from scalein.kernels import workers as workers_module
+from scalein.kernels.stopping import leave_if_stopped
+from scalein.kernels.workers import Crew, side_by_side, staying
+from scalein.options import STARTUP_CPUS
+
+
+@pytest.mark.skipif(len(STARTUP_CPUS) < 2, reason="needs two CPUs to tell them apart")
+def test_workers_of_a_pinned_caller_are_not_pinned() -> None:
+    seen: list[set[int]] = []
+
+    def caller() -> None:
+        os.sched_setaffinity(0, {min(STARTUP_CPUS)})  # this thread only
+        side_by_side([lambda: seen.append(os.sched_getaffinity(0)) for _ in range(2)])
+
+    thread = threading.Thread(target=caller)
+    thread.start()
+    thread.join()
+    assert seen == [set(STARTUP_CPUS)] * 2
+
+
+def test_a_crew_has_the_caller_and_others() -> None:
+    crew, seen = Crew(), dict[int, int]()
+
+    def job(worker: int) -> None:
+        seen[worker] = threading.get_ident()
+
+    for workers in (3, 1, 2, 3):
+        seen.clear()
+        crew.run(job, workers)
+        assert sorted(seen) == list(range(workers))
+        assert seen[0] == threading.get_ident()
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_an_error_stops_the_crew(failing: int) -> None:
+    crew, ended = Crew(), list[int]()
+
+    def job(worker: int) -> None:
+        try:
+            if worker == failing:
+                raise ZeroDivisionError
+            while worker:  # the caller's own thread heeds whoever called it
+                leave_if_stopped()
+        finally:
+            ended.append(worker)
+
+    with pytest.raises(ZeroDivisionError):
+        crew.run(job, 3)
+    assert sorted(ended) == [0, 1, 2]
+    crew.run(ended.append, 3)  # the next call knows nothing of it
+    assert len(ended) == 6
+
+
+def test_a_worker_that_cannot_begin_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows would be missing."""
+
+    def fails(stop: threading.Event, workers: int) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(workers_module, "begin", fails)
+    with pytest.raises(OSError, match="not implemented"):
+        Crew().run(lambda worker: None, 2)
+
+
+def test_workers_that_stay_are_used_again_and_end_with_their_thread() -> None:
+    calls: list[set[threading.Thread]] = []
+
+    def caller() -> None:
+        with staying():
+            for _ in range(3):
+                here, met = set[threading.Thread](), threading.Barrier(3)
+
+                def job(here: set[threading.Thread] = here, met: threading.Barrier = met) -> None:
+                    here.add(threading.current_thread())
+                    met.wait()
+
+                side_by_side([job] * 3)
+                calls.append(here)
+
+    thread = threading.Thread(target=caller)
+    thread.start()
+    thread.join()
+    assert calls[0] == calls[1] == calls[2]
+    assert thread in calls[0]
+    assert len(calls[0]) == 3
+    for other in calls[0]:
+        other.join(5)
+        assert not other.is_alive()
