@@ -4,7 +4,7 @@ It is written for readers and shares no code with the engine beyond the logical 
 nothing of what runs in production. `tests/test_oracle.py` checks that. Everything is computed anew and by brute force.
 
     values.py      Arrow <-> Python values; which values are equal, and which comes first
-    functions.py   FUNCTIONS: a Python function for each scalar function; casts.py: casts, texts.py: text to and from values
+    functions.py   FUNCTIONS: a Python function for each scalar function; casts.py has casts, to and from text too
     udfs.py        compiled user functions
     exprs.py       expressions over one row, and which of them fail there
     aggregates.py  AGGREGATES: a Python function for each aggregate
@@ -14,7 +14,21 @@ nothing of what runs in production. `tests/test_oracle.py` checks that. Everythi
 A new scalar function is one def or one line in functions.py, a new aggregate one in aggregates.py.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from scalein.errors import NOWHERE
 from tests.oracle.exprs import evaluate
-from tests.oracle.relations import collect, run
+from tests.oracle.relations import run
 
 __all__ = ["collect", "evaluate", "run"]
+
+
+def collect(flow: Any, data: object = None) -> pa.Table:
+    """What `flow.collect(data)` means."""
+    from scalein.api.sources import bind
+
+    return run(bind(flow.op, data, NOWHERE))

@@ -1,7 +1,7 @@
 """AGGREGATES: every aggregate as a Python function of the typed aggregate and one group's arguments.
 
-`fn(agg, *columns)` gets each argument's values of the group's rows, nulls included, in the source's order; `count`, which
-has no argument, gets a null a row.
+`fn(agg, *columns)` gets each argument's values of the group's rows, nulls included, in the source's order; `count`,
+which has no argument, gets a null a row.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ from fractions import Fraction
 from typing import Any
 
 from scalein.errors import ComputeError
-from scalein.ir.exprs import Agg, type_of
-from scalein.ir.printer import show_agg
+from scalein.ir.exprs import Agg, NamedAgg, type_of
 from tests.oracle.functions import NoValue, hash_value, in_range
 from tests.oracle.values import Values, order_key
 
 
-def aggregate(agg: Agg, columns: list[Values]) -> Any:
-    """The value of an aggregate over a group."""
+def aggregate(item: NamedAgg, columns: list[Values]) -> Any:
+    """The value of an aggregate over a group; an error names its column."""
     try:
-        return AGGREGATES[agg.fn](agg, *columns)
+        return AGGREGATES[item.agg.fn](item.agg, *columns)
     except NoValue as reason:
-        raise ComputeError(f"{reason} in `{show_agg(agg)}`", at=agg.at, type=type_of(agg)) from None
+        raise ComputeError(f"{reason} in `{item.name}`", at=item.agg.at, type=type_of(item.agg)) from None
 
 
 def valid(values: Values) -> Values:

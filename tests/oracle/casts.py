@@ -84,7 +84,8 @@ def _cast_decimal(a: Any, source: DType, target: DType) -> Any:
     if source.is_float:
         if not math.isfinite(a):
             raise NoValue("impossible cast of nan or inf")
-        exact = Fraction(a) * Fraction(10) ** target.scale
+        scaled = a * 10.0**target.scale if target.scale >= 0 else a / 10.0**-target.scale  # as floats do it
+        exact = Fraction(scaled) if math.isfinite(scaled) else Fraction(target.int_range()[1] + 1)
         return in_range(half_up(exact.numerator, exact.denominator), target)
     scale = target.scale if target.is_decimal else 0
     exact = Fraction(int(a)) * Fraction(10) ** (scale - source.scale)

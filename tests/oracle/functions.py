@@ -198,8 +198,8 @@ def hash_value(value: Any, dtype: DType) -> int:
 # --- text -----------------------------------------------------------------------------------------------------------
 
 # Of these Python knows no simple mapping of one code point to one, which Unicode has.
-_UPPER = {"ß": "ẞ", **{chr(code): chr(code + 8) for start in (0x1F80, 0x1F90, 0x1FA0) for code in range(start, start + 8)},
-          "ᾳ": "ᾼ", "ῃ": "ῌ", "ῳ": "ῼ"}  # fmt: skip
+_IOTAS = [code for start in (0x1F80, 0x1F90, 0x1FA0) for code in range(start, start + 8)]
+_UPPER = {"ß": "ẞ", **{chr(code): chr(code + 8) for code in _IOTAS}, "ᾳ": "ᾼ", "ῃ": "ῌ", "ῳ": "ῼ"}
 _LOWER = {"İ": "i"}
 
 

@@ -1,4 +1,4 @@
-"""Every logical operator over whole inputs: lists of rows in, a list of rows out, in the source's order where it counts."""
+"""Every logical operator over whole inputs: lists of rows in, a list of rows out, in the source's order."""
 
 from __future__ import annotations
 
@@ -16,11 +16,6 @@ from scalein.ir.printer import show_expr
 from tests.oracle.aggregates import aggregate
 from tests.oracle.exprs import Failures, meaning
 from tests.oracle.values import Row, group_key, order_key, rows_of, table_of
-
-
-def collect(flow: Any, data: Any = None) -> pa.Table:
-    """What `flow.collect(data)` means."""
-    return run((flow if data is None else flow.bind(data)).op)
 
 
 def run(op: ops.Op) -> pa.Table:
@@ -69,7 +64,7 @@ class Relations:
             case ops.Sort():
                 return self._sort(op)
             case ops.Union():
-                return [row for part in op.inputs for row in self.rows(part)]
+                return [{**row} for part in op.inputs for row in self.rows(part)]
             case ops.MapBatches():
                 return self._map_batches(op)
             case ops.Explode():
@@ -83,13 +78,11 @@ class Relations:
 
     def _columns(self, exprs: Sequence[Expr], rows: list[Row]) -> list[tuple[Row, tuple[Any, ...]]]:
         """The rows in which none of the expressions fails, with their values."""
-        found: dict[int, list[Any]] = {number: [] for number in range(len(rows))}
-        numbered = [{**row, "": number} for number, row in enumerate(rows)]
-        for width, expr in enumerate(exprs, 1):
-            for row, value in self.failures.values(meaning(expr), numbered):
-                found[row[""]].append(value)
-            found = {number: values for number, values in found.items() if len(values) == width}
-        return [(rows[number], tuple(values)) for number, values in found.items()]
+        found: dict[int, list[Any]] = {id(row): [] for row in rows}
+        for expr in exprs:
+            for row, value in self.failures.values(meaning(expr), rows):
+                found[id(row)].append(value)
+        return [(row, tuple(found[id(row)])) for row in rows if len(found[id(row)]) == len(exprs)]
 
     def _project(self, op: ops.Project) -> list[Row]:
         names = [item.name for item in op.items]
@@ -177,7 +170,7 @@ class Relations:
             columns = [[row[at + k] for row in rows] for k in range(width)] or [[None] * len(rows)]
             at += width
             try:
-                found.append(aggregate(item.agg, columns))
+                found.append(aggregate(item, columns))
             except ComputeError as error:
                 self.failures.errors.append(error)
                 found.append(None)

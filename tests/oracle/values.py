@@ -1,5 +1,8 @@
-"""Rows are dicts of Python values: a bool, an int (times and the digits of decimals too), a float, a str, bytes, a list,
-a dict, or None for null. A float32 is the float that equals it."""
+"""Rows are dicts of Python values, and how they come from Arrow and go back.
+
+A value is a bool, an int (for times and the digits of decimals too), a float, a str, bytes, a list, a dict, or None for
+null. A float32 is the float that equals it.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ def _is_list(arrow: pa.DataType) -> bool:
 
 def _lists(array: pa.Array) -> Values:
     """Each list as a list: the elements are converted once, as one column."""
-    found = [None if valid else None for valid in _validity(array)]
+    found: Values = [None] * len(array)
     parts = [array[row].values if valid else None for row, valid in enumerate(_validity(array))]
     known = [part for part in parts if part is not None]
     if not known:
