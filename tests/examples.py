@@ -12,8 +12,11 @@ from scalein.api.column import Column
 from scalein.api.flow import Flow
 from scalein.ir import ops
 from scalein.ir.exprs import Call, walk
+from scalein.ir.functions.registry import REGISTRY
 from scalein.ir.passes.fold import fold
 from scalein.ir.rewrite import walk_ops
+
+FUNCTIONS = [name for name, function in REGISTRY.items() if not function.spelled_out]
 
 TABLE = pa.table({
     "x": [5, -3, None, 8], "y": [2, 3, 4, 1], "f": [0.5, 4.0, None, 2.25], "s": ["abc", None, "Bé", "a longer text"],

@@ -7,18 +7,19 @@ import typing
 import pyarrow as pa
 import pytest
 
-from scalein import col
+from scalein import arrow_functions, col
 from scalein.api.flow import Flow
 from scalein.compiler import compile_flow
 from scalein.ir import ops
-from scalein.ir.functions import AGGREGATES, FUNCTIONS, is_host
-from scalein.ir.physical import Grouped, walk_nodes
+from scalein.ir.aggregates import AGGREGATES
+from scalein.ir.functions.registry import REGISTRY, Nulls, declare, is_host
+from scalein.ir.physical import WindowAggregate, walk_nodes
 from scalein.ir.rewrite import walk_ops
 from scalein.ir.tables import AccKind
-from scalein.llvm_backend.exprs import LOWERED
+from scalein.llvm_backend.functions.registry import LAZY, LOWERINGS, lowers
 from tests.duck import UNTRANSLATED
 from tests.engines import by_engine, by_oracle, compare, compare_with_duckdb
-from tests.examples import AGGS, EXAMPLES, FLOW, OPS, calls
+from tests.examples import AGGS, EXAMPLES, FLOW, FUNCTIONS, OPS, calls
 
 
 def _check(flow: Flow, *, translated: bool = True) -> None:
@@ -45,12 +46,29 @@ def test_every_function_gives_what_it_means(name: str) -> None:
     flow = FLOW.select("y", out=EXAMPLES[name])
     found = [call for call in calls(flow) if call.fn == name]
     assert found, f"the example for {name} does not call it"
-    assert name in LOWERED or all(map(is_host, found)), f"{name} has no lowering"
+    assert name in LOWERINGS or all(map(is_host, found)), f"{name} has no lowering"
     _check(flow, translated=name not in UNTRANSLATED)
 
 
-def test_nothing_is_lowered_that_nobody_can_call() -> None:
-    assert set(FUNCTIONS) >= LOWERED
+def test_every_lowering_belongs_to_a_declaration() -> None:
+    assert set(FUNCTIONS) >= set(LOWERINGS)
+
+
+def test_every_function_has_machine_code_or_is_left_to_pyarrow() -> None:
+    assert [name for name in FUNCTIONS if name not in LOWERINGS and not REGISTRY[name].arrow] == []
+    arrow = {name: REGISTRY[name].arrow for name in FUNCTIONS if REGISTRY[name].arrow}
+    assert [name for name, function in arrow.items() if not callable(getattr(arrow_functions, function, None))] == []
+
+
+def test_a_name_is_declared_and_lowered_once() -> None:
+    with pytest.raises(AssertionError, match="declared twice"):
+        declare(REGISTRY["add"])
+    with pytest.raises(AssertionError, match="lowered twice"):
+        lowers("add")(LOWERINGS["sub"])
+
+
+def test_lazy_lowerings_say_themselves_what_null_does() -> None:
+    assert {name for name in LAZY if REGISTRY[name].nulls is Nulls.STRICT} == set()
 
 
 def test_host_functions_run_between_kernels() -> None:
@@ -62,7 +80,7 @@ def test_host_functions_run_between_kernels() -> None:
 @pytest.mark.parametrize("keys", [(), ("b",)], ids=["all", "by key"])
 def test_every_aggregate_is_placed(fn: str, keys: tuple[str, ...]) -> None:
     flow = FLOW.group_by(*keys).agg(out=AGGS[fn])
-    table = next(node.table for node in walk_nodes(compile_flow(flow.op)) if isinstance(node, Grouped))
+    table = next(node.table for node in walk_nodes(compile_flow(flow.op)) if isinstance(node, WindowAggregate))
     assert [output.fn for output in table.outputs] == [fn]
     assert table.accs[0].kind is AccKind.ROWS
     assert all(0 <= acc < len(table.accs) for acc in table.outputs[0].accs)

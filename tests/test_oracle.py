@@ -16,16 +16,17 @@ import scalein as si
 from scalein import ComputeError, col, when
 from scalein.api.column import Column
 from scalein.dtypes import Schema
+from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Agg, Expr, NamedAgg
-from scalein.ir.functions import AGGREGATES, FUNCTIONS
 from scalein.ir.ops import Aggregate, Project, Source
 from tests import oracle
+from tests.examples import FUNCTIONS
 from tests.oracle import aggregates, functions
 from tests.oracle.functions import hash_value, xxh64
 
 FOLDER = Path(oracle.__file__).parent
-# What it shares with the engine: the plan, its types, and how data is bound to it.
-SHARED = ("scalein.ir.", "scalein.dtypes", "scalein.errors", "scalein.api.sources")
+# What it shares with the engine: the plan, its types, and how data of all kinds is read.
+SHARED = ("scalein.ir.", "scalein.dtypes", "scalein.errors", "scalein.from_arrow")
 FOREIGN = ("numpy", "pyarrow.compute", "scalein.interp", "scalein.arrow_functions", "scalein.exec", "scalein.kernels",
            "scalein.llvm_backend")
 

@@ -25,7 +25,7 @@ from scalein.jobs.metrics import Metrics
 from scalein.jobs.pipeline import Pipeline
 from scalein.jobs.steps import Frozen
 from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text
-from scalein.storage.failpoints import reach
+from scalein.storage.failpoints import failpoint
 
 MOST_TRIES = 10  # of commits, one behind the other, that may fail
 
@@ -90,10 +90,10 @@ class Commits:
         self.settle()
         if self._checkpoint is not None:
             pipeline.settle()
-        reach("prepare")
+        failpoint("prepare")
         self._prepared.append({name: sink.prepare() for name, sink in self._sinks.items()})
         self.number += 1
-        reach("freeze")
+        failpoint("freeze")
         try:
             content, frozen = pipeline.freeze() if self._checkpoint is not None else ({}, [])
         except ScaleinError as error:
@@ -110,10 +110,10 @@ class Commits:
         kept: list[dict[str, Json]] = []
         if self._checkpoint is not None:
             content["states"] = pipeline.stateful([wait() for wait in frozen])
-            reach("publish")
+            failpoint("publish")
             kept = self._checkpoint.publish(self.number, content)
         pipeline.forget(kept)
-        reach("commit")
+        failpoint("commit")
         self._failed += 1
         for each in map(as_map, as_list(content["output"])):
             for name, sink in self._sinks.items():
@@ -121,7 +121,7 @@ class Commits:
         self._failed = 0
         if self._checkpoint is not None:
             self._checkpoint.note_committed(self.number)
-        reach("committed")
+        failpoint("committed")
         self._metrics.checkpoint_s = time.monotonic() - began
 
     def settle(self, is_last: bool = False) -> None:

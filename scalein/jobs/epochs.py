@@ -33,7 +33,7 @@ from typing import IO, TypeVar
 
 from scalein.errors import Damaged, NewerFormat, ScaleinError, StoreFailed, here
 from scalein.storage.checked_json import Json, as_int
-from scalein.storage.local import LOCK
+from scalein.storage.filesystem import LOCK
 
 Opened = TypeVar("Opened")
 

@@ -38,12 +38,11 @@ from scalein.jobs.metrics import Metrics
 from scalein.jobs.monitor import figures, log_lines, serve, show_bar
 from scalein.jobs.pipeline import Pipeline, Wishes
 from scalein.jobs.spec import Plan
-from scalein.kernels.stopping import leaving_on_sigterm
-from scalein.kernels.workers import staying
+from scalein.kernels.workers import leaving_on_sigterm, staying
 from scalein.memory import keep_at_most
 from scalein.options import Options
 from scalein.storage.checked_json import Json, as_map
-from scalein.storage.failpoints import Crashed, reach
+from scalein.storage.failpoints import Crashed, failpoint
 
 STEP_ROWS = 1 << 25  # that are run at once, at most, when there are so many
 FIRST_ROWS, FEW_ROWS = 1 << 21, 1 << 18  # the first time, and at least
@@ -113,7 +112,7 @@ class Job:
     def _begin(self, epoch: dict[str, Json] | None, folder: Path) -> None:
         """The pipeline and sinks as an epoch left them."""
         plan = self._plan
-        reach("open")
+        failpoint("open")
         if hasattr(self, "_pipeline"):
             self._pipeline.close()  # of a newer epoch, that turned out to be damaged
         wishes = Wishes(plan.emit, self._late, "late" in plan.sinks,
@@ -179,7 +178,7 @@ class Job:
                 self._metrics.latency.add([end - delivery.came_s for delivery in deliveries], rows)
                 self._metrics.busy_s += end - now
                 step_rows = max(FEW_ROWS, int(sum(rows) * STEP_S / max(end - now, 1e-6)))
-                reach("batch")
+                failpoint("batch")
             if self._pipeline.is_sated or (not deliveries and self._feeds.has_ended):
                 self._write(self._pipeline.finish())
                 self._is_finished = True

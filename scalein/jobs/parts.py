@@ -15,9 +15,9 @@ import pyarrow as pa
 from scalein.compiler import compile_flow
 from scalein.dtypes import I64
 from scalein.exec.bounded import Program
-from scalein.hashing import P1
 from scalein.ir import ops
 from scalein.ir.exprs import Call, Expr, Named, columns
+from scalein.ir.functions.hashing import P1
 from scalein.options import Options
 
 LEAST_BYTES = 1 << 20  # that are always finished at once

@@ -20,11 +20,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from scalein.arrow_functions import taken
 from scalein.compiler import compile_flow
 from scalein.errors import ComputeError
 from scalein.exec.bounded import Program
 from scalein.exec.error_location import placed
-from scalein.interp.taking import taken
 from scalein.ir import ops
 from scalein.ir.physical import Node, Scan, walk_nodes
 from scalein.jobs.segments import Segment, over, placeholder

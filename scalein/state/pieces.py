@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from scalein.errors import Damaged
-from scalein.kernels.store import Kernels
 from scalein.layout import GROUPS, INLINE_BYTES
 from scalein.memory import address
 from scalein.state import format
@@ -26,7 +25,10 @@ from scalein.state.manifest import Json, Manifest
 from scalein.state.memtable import RECORDS, TEXTS
 from scalein.state.run_file import Held
 from scalein.state.segment_images import SUM_BYTES, Extent, Image, Places, verify_blocks
-from scalein.storage.local import Files, Input
+from scalein.storage.filesystem import FileSystem, Input
+
+if TYPE_CHECKING:
+    from scalein.kernels.store import StoreKernels
 
 MOST_OPEN = 32  # images, and as many indexes, that stay open while nobody reads them
 
@@ -53,7 +55,7 @@ class ExtentsBySegment(NamedTuple):
     segment: np.ndarray  # sorted
     offset: np.ndarray
     size: np.ndarray
-    which: np.ndarray  # of the images
+    input_index: np.ndarray  # of the images
     ids: list[int]
 
 
@@ -193,8 +195,8 @@ class Piece:
 class Images:
     """Image files and their index files. Those used last are open; all, if they could not be opened again."""
 
-    def __init__(self, files: Files, kernels: Kernels) -> None:
-        self._files, self._kernels = files, kernels
+    def __init__(self, fs: FileSystem, kernels: StoreKernels) -> None:
+        self._fs, self._kernels = fs, kernels
         self._held = Held()
         self._open: dict[int, Image] = {}  # the one used last is the last
         self._indexes: dict[int, IndexRun] = {}
@@ -206,12 +208,12 @@ class Images:
         return self._held.bytes
 
     def get(self, id: int) -> Image:
-        image = self._open.pop(id, None) or Image(self._files, id, self._kernels.checksums)
+        image = self._open.pop(id, None) or Image(self._fs, id, self._kernels.checksums)
         self._open[id] = image
         return image
 
     def index(self, id: int) -> IndexRun:
-        index = self._indexes.pop(id, None) or IndexRun(self._files, id, self._kernels.checksums, self._held)
+        index = self._indexes.pop(id, None) or IndexRun(self._fs, id, self._kernels.checksums, self._held)
         self._indexes[id] = index
         return index
 
@@ -272,7 +274,7 @@ class GroupRead:
     number: int  # of the piece
     chunks: list[_Chunk]
     inputs: list[Input]
-    which: np.ndarray
+    input_index: np.ndarray
     offsets: np.ndarray
     sizes: np.ndarray
     block_counts: np.ndarray  # of each chunk
@@ -307,7 +309,7 @@ def group_read(number: int, piece: Piece, group: int, images: Images) -> GroupRe
                      columns[:, 1] // format.BLOCK, end + sums_sizes.cumsum() - sums_sizes + columns[:, 4])
 
 
-def records_in(read: GroupRead, area: np.ndarray, piece: Piece, kernels: Kernels) -> np.ndarray:
+def records_in(read: GroupRead, area: np.ndarray, piece: Piece, kernels: StoreKernels) -> np.ndarray:
     """Pointers to a group's records in the bytes that were read, whose strings lead there as well.
 
     `Damaged` if these are not what was written, or a string leads out of the group's texts.
@@ -326,7 +328,7 @@ def records_in(read: GroupRead, area: np.ndarray, piece: Piece, kernels: Kernels
     return np.concatenate(pointers)
 
 
-def _verify(read: GroupRead, area: np.ndarray, kernels: Kernels) -> None:
+def _verify(read: GroupRead, area: np.ndarray, kernels: StoreKernels) -> None:
     counts = read.block_counts
     before = counts.cumsum() - counts
     nth = np.arange(int(counts.sum())) - np.repeat(before, counts)  # in its chunk

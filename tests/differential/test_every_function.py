@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalein.ir.functions import AGGREGATES, FUNCTIONS
+from scalein.ir.aggregates import AGGREGATES
 from tests import nested
 from tests.duck import UNTRANSLATED
 from tests.engines import DUCKDB, VARIED, Engine, check, examples
-from tests.examples import AGGS, EXAMPLES, TABLE
+from tests.examples import AGGS, EXAMPLES, FUNCTIONS, TABLE
 from tests.strategies import tables
 
 PLAIN = [field for field in TABLE.schema if not pa.types.is_nested(field.type)]

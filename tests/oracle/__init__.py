@@ -20,15 +20,20 @@ from typing import Any
 
 import pyarrow as pa
 
-from scalein.errors import NOWHERE
+from scalein.ir.ops import Source
+from scalein.ir.rewrite import walk_ops
 from tests.oracle.exprs import evaluate
 from tests.oracle.relations import run
+from tests.oracle.values import rows_of
 
 __all__ = ["collect", "evaluate", "run"]
 
 
 def collect(flow: Any, data: object = None) -> pa.Table:
     """What `flow.collect(data)` means."""
-    from scalein.api.sources import bind
+    if data is None:
+        return run(flow.op)
+    from scalein import from_arrow
 
-    return run(bind(flow.op, data, NOWHERE))
+    unbound = [op for op in walk_ops(flow.op) if isinstance(op, Source) and op.data is None]
+    return run(flow.op, {id(op): rows_of(from_arrow(data).op.data.read(), op.columns) for op in unbound})

@@ -18,17 +18,17 @@ from tests.oracle.exprs import Failures, meaning
 from tests.oracle.values import Row, group_key, order_key, rows_of, table_of
 
 
-def run(op: ops.Op) -> pa.Table:
+def run(op: ops.Op, given: dict[int, list[Row]] | None = None) -> pa.Table:
     """The whole result of a plan, of exactly its schema."""
-    table, failures = attempt(op)
+    table, failures = attempt(op, given)
     failures.raise_any()
     assert table is not None
     return table
 
 
-def attempt(op: ops.Op) -> tuple[pa.Table | None, Failures]:
+def attempt(op: ops.Op, given: dict[int, list[Row]] | None = None) -> tuple[pa.Table | None, Failures]:
     """The result and all that failed on the way; None where something did."""
-    relations = Relations()
+    relations = Relations(given=given or {})
     rows = relations.rows(op)
     return None if relations.failures.errors else table_of(rows, op.schema), relations.failures
 
