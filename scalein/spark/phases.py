@@ -40,9 +40,9 @@ from scalein.ir.partials import TwoPhase, fits, two_phase
 from scalein.ir.physical import Node, Pipeline, Scan, WindowAggregate, identity, walk_nodes
 from scalein.ir.rewrite import map_inputs
 from scalein.ir.stages import FilterStep
+from scalein.jobs.fragments import Segment, over, placeholder
+from scalein.jobs.operators import reads
 from scalein.jobs.partials import group_of, replaced, scan_of
-from scalein.jobs.segments import Segment, over, placeholder
-from scalein.jobs.steps import reads
 from scalein.options import Options
 
 MOST_GROUPS = 1 << 20  # held by a task before they are handed on

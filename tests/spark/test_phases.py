@@ -17,7 +17,7 @@ from scalein.dtypes import from_arrow_type
 from scalein.errors import NOWHERE, BadArgument
 from scalein.ir import ops
 from scalein.ir.functions.hashing import hash_value
-from scalein.jobs.segments import cut, segments
+from scalein.jobs.fragments import cut, segments
 from scalein.options import Options
 from scalein.spark import phases, shuffle
 from scalein.spark.batch.tasks import Received, Sent

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from scalein.connectors.base import Connected
+from scalein.connectors.base import BoundSource
 from scalein.dtypes import Schema
 from scalein.ir import ops
 from scalein.ir.aggregates import AGGREGATES
@@ -39,7 +39,7 @@ def tried(root: ops.Op) -> ops.Op:
 
 def _with_exprs(op: ops.Op) -> ops.Op:
     match op:
-        case ops.Source(data=Connected() as data):
+        case ops.Source(data=BoundSource() as data):
             return replace(op, data=data.lenient("null"))
         case ops.Join():
             left, right = op.left.schema, op.right.schema

@@ -26,7 +26,7 @@ from scalein.ir.exprs import Call, Col, Expr, Lit, type_of
 from scalein.ir.functions.compare import COMPARISONS
 from scalein.ir.functions.registry import REGISTRY, Nulls, evaluate
 from scalein.ir.rewrite import map_inputs
-from scalein.jobs.segments import Segment
+from scalein.jobs.fragments import Segment
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

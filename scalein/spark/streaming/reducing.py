@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 from scalein.compiler import compile_flow
 from scalein.exec.event_time import as_integers
 from scalein.ir.partials import TwoPhase, two_phase
-from scalein.jobs.changes import OP, Changes
+from scalein.jobs.changelog import OP, Changes
+from scalein.jobs.operators import Surroundings, filtered
 from scalein.jobs.partials import group_of
-from scalein.jobs.steps import Surroundings, filtered
 from scalein.options import Options
 from scalein.spark.shuffle import KEY_GROUPS, hashes
 from scalein.spark.streaming.clocks import Clock

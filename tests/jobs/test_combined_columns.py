@@ -17,11 +17,11 @@ from scalein import col
 from scalein.api.flow import Flow
 from scalein.exec import radix
 from scalein.jobs import job as job_module
-from scalein.jobs import running
+from scalein.jobs import running_aggregate
 from scalein.testing import Stream, until
 from tests import duck
 from tests.jobs.streams import rows_in
-from tests.jobs.test_changes import applied
+from tests.jobs.test_changelog import applied
 from tests.same import assert_same
 
 MANY = 40_000
@@ -53,7 +53,7 @@ def by_duckdb(table: pa.Table, *more: Any) -> pa.Table:
 def test_many_rows_and_groups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, keys: int, workers: int,
                               has_checkpoint: bool) -> None:
     monkeypatch.setattr(radix, "TRIAL_ROWS", 1000)
-    monkeypatch.setattr(running, "MOST_PARTED", 1 << 18)
+    monkeypatch.setattr(running_aggregate, "MOST_PARTED", 1 << 18)
     monkeypatch.setattr(job_module, "STEP_ROWS", 5000)
     table, out = keyed(MANY, keys), si.to_memory()
     started = grouped(si.from_batches(table.to_batches(max_chunksize=700))).start(

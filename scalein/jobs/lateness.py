@@ -18,8 +18,8 @@ from scalein.exec.event_time import as_integers, extent
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named, type_of
 from scalein.ir.physical import identity
-from scalein.jobs.segments import Segment
-from scalein.jobs.steps import Arrival, filtered
+from scalein.jobs.fragments import Segment
+from scalein.jobs.operators import Arrival, filtered
 from scalein.options import Options
 
 _EARLIEST = -(1 << 63)

@@ -17,26 +17,26 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from scalein.connectors.base import Connected
+from scalein.connectors.base import BoundSource
 from scalein.dtypes import UNITS_PER_SECOND, DType, Kind, Schema
 from scalein.errors import BadArgument, ScaleinError, SourceLoc
 from scalein.exec.event_time import extent, extents, least
 from scalein.exec.scan_predicates import row_groups_skipped
 from scalein.ir import ops
 from scalein.ir.exprs import type_of
-from scalein.jobs import segments as cutting
-from scalein.jobs.bad_lines import failed_schema, without_bad_lines
-from scalein.jobs.changes import check as check_changes
-from scalein.jobs.changes import told
-from scalein.jobs.feeds import Delivery, Reader
-from scalein.jobs.groups import Sliding, Waiting, Windowed, grouped
-from scalein.jobs.lines import Line, line_of
+from scalein.jobs import fragments as cutting
+from scalein.jobs.changelog import check as check_changes
+from scalein.jobs.changelog import told
+from scalein.jobs.compatibility import check_same, label, places, signature, state_number, states
+from scalein.jobs.dead_letters import failed_schema, without_bad_lines
+from scalein.jobs.fragments import Feed, Segment
 from scalein.jobs.metrics import Metrics, Stage
-from scalein.jobs.remembered import check_same, label, places, signature, state_number, states
-from scalein.jobs.running import Running
-from scalein.jobs.segments import Feed, Segment
-from scalein.jobs.steps import Arrival, Distinct, Frozen, Limit, Sort, Stateless, Step, Surroundings
-from scalein.jobs.trials import counted_on_trial
+from scalein.jobs.operators import Arrival, Distinct, Frozen, Limit, Sort, Stateless, Step, Surroundings
+from scalein.jobs.running_aggregate import Running
+from scalein.jobs.source_inputs import Line, line_of
+from scalein.jobs.source_readers import Delivery, Reader
+from scalein.jobs.speculation import counted_on_trial
+from scalein.jobs.window_aggregate import Sliding, Waiting, Windowed, grouped
 from scalein.options import Options
 from scalein.storage.checked_json import Json, as_int
 
@@ -105,7 +105,7 @@ class Pipeline:
 
     @property
     def is_bounded(self) -> bool:
-        return all(not isinstance(feed.source.data, Connected) or feed.source.data.bounded for feed in self._feeds)
+        return all(not isinstance(feed.source.data, BoundSource) or feed.source.data.bounded for feed in self._feeds)
 
     @property
     def readers(self) -> list[Reader]:

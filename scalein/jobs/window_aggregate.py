@@ -30,18 +30,18 @@ from scalein.exec.event_time import extent
 from scalein.ir import ops
 from scalein.ir.partials import fits, has_parts, width
 from scalein.ir.physical import Node, Scan, identity
-from scalein.jobs.closing import Closing
-from scalein.jobs.partials import FOREVER, ROW, Finish, Partial, group_of
-from scalein.jobs.parts import Part
-from scalein.jobs.running import Running
-from scalein.jobs.segments import Segment
-from scalein.jobs.steps import (
+from scalein.jobs.close_batches import Part
+from scalein.jobs.fragments import Segment
+from scalein.jobs.operators import (
     Arrival,
     Batches,
     Runner,
     Step,
     Surroundings,
 )
+from scalein.jobs.partials import FOREVER, ROW, Finish, Partial, group_of
+from scalein.jobs.running_aggregate import Running
+from scalein.jobs.window_close import Closing
 from scalein.state.row_buffer import Kept, RowLog
 from scalein.storage.checked_json import Json, as_map
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scalein.connectors.base import Connected
+from scalein.connectors.base import BoundSource
 from scalein.dtypes import Schema
 from scalein.errors import BadArgument, SourceLoc
 from scalein.ir import ops
@@ -17,7 +17,7 @@ from scalein.ir.exprs import columns
 from scalein.ir.passes.null_on_error import untried
 from scalein.ir.printer import dump
 from scalein.ir.rewrite import exprs_of
-from scalein.jobs.segments import Feed, Segment, placeholder, segments
+from scalein.jobs.fragments import Feed, Segment, placeholder, segments
 from scalein.storage.checked_json import Json, as_list, as_map, as_text
 
 _HINT = "give another checkpoint directory, or go on with the flow as it was"
@@ -79,7 +79,7 @@ def states(epoch: dict[str, Json] | None, path: list[Segment]) -> list[Json]:
 
 def label(source: ops.Source) -> str:
     """The name by which a checkpoint knows a source: what it reads, as far as that can be told."""
-    if not isinstance(source.data, Connected):
+    if not isinstance(source.data, BoundSource):
         return source.name
     about = getattr(source.data.source, "listing", None) or getattr(source.data.source, "name", "")
     return f"{source.data.name} {about}".strip()

@@ -208,7 +208,7 @@ def test_types_are_found_behind_a_null(tmp_path: Path) -> None:
 def test_rows_around_wrong_lines_come_together(how: str, tmp_path: Path) -> None:
     """Also those before the one that is an error."""
     path = write(tmp_path / "1.csv", "csv", [f"{'x' if n % 5 == 3 else ''}{n},s," for n in range(100)])
-    (part,) = formats_text.Csv(",", bad=how).parts(str(path), SCHEMA, None, 0)
+    (part,) = formats_text.Csv(",", malformed=how).splits(str(path), SCHEMA, None, 0)
     found = []
     with pytest.raises(si.BadData, match="line 5 of") if how == "raise" else nullcontext():
         for batch in part.open():

@@ -27,7 +27,7 @@ from scalein.exec.bounded import Program
 from scalein.exec.error_location import placed
 from scalein.ir import ops
 from scalein.ir.physical import Node, Scan, walk_nodes
-from scalein.jobs.segments import Segment, over, placeholder
+from scalein.jobs.fragments import Segment, over, placeholder
 from scalein.options import Options
 from scalein.state import LogStore
 from scalein.state.row_buffer import RowLog

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from scalein.compiler import compile_flow
-from scalein.connectors.base import Connected
+from scalein.connectors.base import BoundSource
 from scalein.connectors.in_memory import Batches
 from scalein.dtypes import Schema
 from scalein.errors import BadArgument, SourceLoc
@@ -124,7 +124,7 @@ def _sort_out(op: ops.Op, fed: list[ops.Source], static: list[ops.Source]) -> No
 
 def _remember(root: ops.Op, static: list[ops.Source], feeds: list[Feed]) -> None:
     first, key = feeds[0].source.data, id(root)
-    if not isinstance(first, Batches | Connected):
+    if not isinstance(first, Batches | BoundSource):
         return  # a flow without data
 
     def drop(of: weakref.ref[object]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from scalein.compiler import compile_flow
-from scalein.connectors.base import Connected
+from scalein.connectors.base import BoundSource
 from scalein.connectors.formats.statistics import Condition
 from scalein.connectors.in_memory import Batches
 from scalein.errors import BadArgument
@@ -14,9 +14,9 @@ from scalein.exec.event_time import Partition, far_ahead
 from scalein.exec.scan_predicates import tests_below
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named
-from scalein.jobs.feeds import Place, Reader
-from scalein.jobs.segments import Feed
-from scalein.jobs.steps import Runner, Surroundings
+from scalein.jobs.fragments import Feed
+from scalein.jobs.operators import Runner, Surroundings
+from scalein.jobs.source_readers import Place, Reader
 from scalein.storage.checked_json import Json, as_map
 
 
@@ -45,7 +45,7 @@ def line_of(feed: Feed, needed: Sequence[str], around: Surroundings, known: dict
             is_timed: bool) -> Line:
     """The line of a source whose first step needs some columns, as an epoch knows its partitions."""
     data = feed.source.data
-    assert isinstance(data, Batches | Connected)
+    assert isinstance(data, Batches | BoundSource)
     reads, times = list(dict.fromkeys(needed)), None
     if feed.watermark is not None:
         if feed.timed is feed.first.input:
@@ -55,14 +55,14 @@ def line_of(feed: Feed, needed: Sequence[str], around: Surroundings, known: dict
             reads = list(feed.first.input.columns)
     reads = [name for name in feed.source.arrow.names if name in reads] or feed.source.arrow.names[:1]
     tests, beside = "", list[str]()
-    if isinstance(data, Connected):
+    if isinstance(data, BoundSource):
         conditions = _tests(feed)
         data, tests = data.project(reads).where(conditions), repr(conditions) if conditions else ""
         if around.failed is not None:
             kept = data.lenient("keep")
             beside = [name for name in kept.schema.names if name not in data.schema.names]
             data = kept
-    names = data.partitions() if isinstance(data, Connected) else ["all"]
+    names = data.partitions() if isinstance(data, BoundSource) else ["all"]
     readers = [Reader(name, data, reads, Place.of(as_map(known[name])["place"]) if name in known else Place(),
                       beside=beside) for name in names]
     for reader in readers:

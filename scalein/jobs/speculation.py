@@ -18,9 +18,9 @@ from typing import Protocol
 import pyarrow as pa
 
 from scalein.exec.event_time import Partition
-from scalein.jobs.feeds import Delivery
-from scalein.jobs.groups import Windowed
 from scalein.jobs.metrics import Metrics
+from scalein.jobs.source_readers import Delivery
+from scalein.jobs.window_aggregate import Windowed
 
 
 class Timed(Protocol):

@@ -24,11 +24,10 @@ from scalein.ir.exprs import Named
 from scalein.ir.partials import row_values
 from scalein.ir.passes.place_state import place_state
 from scalein.ir.physical import Node
-from scalein.jobs.changes import Changes, told
-from scalein.jobs.partials import FOREVER, Partial, group_of
-from scalein.jobs.segments import Segment
-from scalein.jobs.slices import Slices, windows_of
-from scalein.jobs.steps import (
+from scalein.jobs.changelog import Changes, told
+from scalein.jobs.expiry_index import Slices, windows_of
+from scalein.jobs.fragments import Segment
+from scalein.jobs.operators import (
     Arrival,
     Batches,
     Frozen,
@@ -39,6 +38,7 @@ from scalein.jobs.steps import (
     hold,
     open_store,
 )
+from scalein.jobs.partials import FOREVER, Partial, group_of
 from scalein.state import LogStore
 from scalein.storage.checked_json import Json, as_int, as_map
 

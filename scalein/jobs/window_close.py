@@ -15,9 +15,9 @@ import pyarrow as pa
 from scalein.exec.event_time import as_integers, extent
 from scalein.ir import ops
 from scalein.ir.exprs import Expr, columns
+from scalein.jobs.close_batches import KeyShares, Part, most_bytes, parts_of
+from scalein.jobs.operators import Batches, Frozen, files_of, filtered
 from scalein.jobs.partials import FOREVER, Finish, Timed
-from scalein.jobs.parts import KeyShares, Part, most_bytes, parts_of
-from scalein.jobs.steps import Batches, Frozen, files_of, filtered
 from scalein.state.row_buffer import Kept, RowLog
 from scalein.storage.checked_json import Json, as_int, as_map
 

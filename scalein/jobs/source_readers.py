@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from scalein.connectors.base import Connected
+from scalein.connectors.base import BoundSource
 from scalein.connectors.clock import clock
 from scalein.connectors.in_memory import Batches
 from scalein.errors import BadData
@@ -63,7 +63,7 @@ class Reader:
     """A partition that is read ahead."""
 
     name: str
-    data: Batches | Connected
+    data: Batches | BoundSource
     columns: list[str]
     place: Place  # behind what was taken
     beside: list[str] = field(default_factory=list)  # columns that only lines which cannot be decoded have values in
@@ -83,7 +83,7 @@ class Reader:
 
     @property
     def is_bounded(self) -> bool:
-        return not isinstance(self.data, Connected) or self.data.bounded
+        return not isinstance(self.data, BoundSource) or self.data.bounded
 
     @property
     def is_in_memory(self) -> bool:
@@ -93,7 +93,7 @@ class Reader:
     def hold_within(self, memory: int) -> None:
         """Half of it for batches that wait here, half for those that the source reads ahead."""
         self.most_bytes = min(AHEAD_BYTES, memory // 2)
-        if isinstance(self.data, Connected):
+        if isinstance(self.data, BoundSource):
             self.data = self.data.within(memory // 2)
 
     @property
@@ -156,7 +156,7 @@ class Reader:
     def _batches(self, offset: Json) -> Iterator[tuple[pa.RecordBatch, Json]]:
         """With the columns that are wanted; those of a table are chosen once, not batch by batch."""
         names = [*self.columns, *self.beside]
-        if isinstance(self.data, Connected):
+        if isinstance(self.data, BoundSource):
             return ((_with(names, batch), behind) for batch, behind in self.data.read_from(self.name, offset))
         if self.data.table is not None:
             return _numbered(self.data.table.select(names).to_batches(), offset)

@@ -18,12 +18,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pyarrow as pa
 
-from scalein.connectors.sinks.sink_writer import Outlet
+from scalein.connectors.sinks.sink_writer import SinkWriter
 from scalein.errors import BadArgument, ScaleinError, SourceLoc
-from scalein.jobs.epochs import Checkpoint
+from scalein.jobs.checkpoint import Checkpoint
+from scalein.jobs.driver import Pipeline
 from scalein.jobs.metrics import Metrics
-from scalein.jobs.pipeline import Pipeline
-from scalein.jobs.steps import Frozen
+from scalein.jobs.operators import Frozen
 from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text
 from scalein.storage.failpoints import failpoint
 
@@ -33,7 +33,8 @@ MOST_TRIES = 10  # of commits, one behind the other, that may fail
 class Commits:
     """The epochs of one job. All but `_publish` is the job's thread's."""
 
-    def __init__(self, checkpoint: Checkpoint | None, sinks: dict[str, Outlet], metrics: Metrics, name: str) -> None:
+    def __init__(self, checkpoint: Checkpoint | None, sinks: dict[str, SinkWriter], metrics: Metrics,
+                 name: str) -> None:
         self._checkpoint, self._sinks, self._metrics, self._name = checkpoint, sinks, metrics, name
         self.number = 0  # of the last epoch
         self._run = 0
@@ -65,7 +66,7 @@ class Commits:
         if self._checkpoint is not None:
             self._run = self._checkpoint.begin_run(-1 if epoch is None else self._run)
         for name, sink in self._sinks.items():
-            sink.take()
+            sink.claim()
             words = [each[name] for each in outputs if name in each and name not in others]
             for earlier in words[:-1]:
                 sink.commit(earlier)

@@ -9,10 +9,10 @@ from collections.abc import Callable
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scalein.connectors.formats.lenient import BAD, beside
+from scalein.connectors.formats.lenient import MALFORMED, with_malformed
 from scalein.errors import BadData, ScaleinError
-from scalein.jobs.feeds import Reader
-from scalein.jobs.steps import filtered
+from scalein.jobs.operators import filtered
+from scalein.jobs.source_readers import Reader
 
 
 def without_bad_lines(reader: Reader, batch: pa.RecordBatch,
@@ -20,7 +20,7 @@ def without_bad_lines(reader: Reader, batch: pa.RecordBatch,
     """The rows of a batch that were decoded; the others go to `failed`, without values."""
     if not reader.beside:
         return batch
-    rows, text = batch.select(reader.columns), batch.column(BAD.names[-1])
+    rows, text = batch.select(reader.columns), batch.column(MALFORMED.names[-1])
     if text.null_count == len(text):
         return rows
     assert failed is not None
@@ -36,11 +36,11 @@ def without_bad_lines(reader: Reader, batch: pa.RecordBatch,
 def failed_schema(source: pa.Schema, reader: Reader) -> pa.Schema:
     """The columns of rows that fail: those that are read, and, where lines may, what these are."""
     found = [source.field(name) for name in reader.columns]
-    return pa.schema([*(field.with_nullable(True) for field in found), *BAD] if reader.beside else found)
+    return pa.schema([*(field.with_nullable(True) for field in found), *MALFORMED] if reader.beside else found)
 
 
 def in_columns(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch | None:
     """Rows that failed in the columns of their sink; None if they are no rows of its source."""
     if rows.schema.names == schema.names:
         return rows
-    return beside(rows) if [*rows.schema.names, *BAD.names] == schema.names else None
+    return with_malformed(rows) if [*rows.schema.names, *MALFORMED.names] == schema.names else None

@@ -22,8 +22,8 @@ from scalein.ir.exprs import Col, Named
 from scalein.ir.physical import Scan, WindowAggregate
 from scalein.ir.rewrite import map_inputs
 from scalein.ir.tables import Key
-from scalein.jobs.segments import Segment
-from scalein.jobs.steps import Batches, Runner, Surroundings, filtered
+from scalein.jobs.fragments import Segment
+from scalein.jobs.operators import Batches, Runner, Surroundings, filtered
 
 OP = "op"
 _ROW = "#number"
