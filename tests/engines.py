@@ -1,10 +1,9 @@
 """One check for every differential test: engine = oracle and, apart from that, oracle = DuckDB.
 
 The engine "duckdb" checks the oracle against DuckDB, wherever the plan can be translated; the others check compiled
-code against the oracle, over batch sizes, workers and CPUs. What was compared is counted: a test that compared nothing
-fails (`tests/differential/conftest.py`). Examples are random; pytest prints their seed, and `--hypothesis-seed` repeats
-them.
-SCALEIN_EXAMPLES=10 tries ten times as many.
+code against the oracle, over batch sizes, workers, CPUs and random schedules. What was compared is counted: a test that
+compared nothing fails (`tests/differential/conftest.py`). Examples are random; pytest prints their seed, and
+`--hypothesis-seed` repeats them. SCALEIN_EXAMPLES=10 tries ten times as many.
 """
 
 from __future__ import annotations
@@ -24,12 +23,14 @@ from hypothesis import HealthCheck, assume, currently_in_test_context, note, set
 import scalein as si
 from scalein.api.flow import Flow
 from scalein.errors import ComputeError, ScaleinError
+from scalein.exec.schedule import Schedule, using
 from scalein.ir.ops import Op
 from scalein.ir.passes import OP_PASSES
 from tests import duck, oracle
 from tests.comparisons import COMPARISONS
 from tests.oracle import relations
 from tests.same import assert_same
+from tests.schedules import RandomSchedule
 
 EXAMPLES = float(os.environ.get("SCALEIN_EXAMPLES", "1"))  # the campaign goes deeper
 
@@ -86,8 +87,13 @@ def settled(engine: Engine, table: pa.Table) -> Engine:
     """The engine, or the one that VARIED stands for with this data: the same whenever an example is run again."""
     if engine is not VARIED:
         return engine
+    return COMPILED[_digest(table) % len(COMPILED)]
+
+
+def _digest(table: pa.Table) -> int:
+    """A number that is the same whenever an example is run again."""
     seen = f"{table.num_rows} {table.get_total_buffer_size()} {table.schema}"  # nbytes refuses views in many pyarrows
-    return COMPILED[zlib.crc32(seen.encode()) % len(COMPILED)]
+    return zlib.crc32(seen.encode())
 
 
 def examples(count: int) -> settings:
@@ -124,10 +130,12 @@ def check(engine: Engine, table: pa.Table, build: Build, *, ordered: bool, toler
         compare_with_duckdb(want, flow, ordered=ordered, tolerance=tolerance, errors_may_vanish=errors_may_vanish)
         return want.table
     engine = settled(engine, table)
+    plan = RandomSchedule(_digest(table)) if engine.workers > 1 else Schedule()
     if currently_in_test_context():
-        note(f"{engine!r}")
+        note(f"{engine!r}, {plan!r}")
     source = si.from_arrow(cut(table, engine.batch_rows))
-    got = by_engine(build(source), workers=engine.workers, cpu=engine.cpu)
+    with using(plan):
+        got = by_engine(build(source), workers=engine.workers, cpu=engine.cpu)
     compare(got, want, ordered=ordered, tolerance=tolerance, errors_may_vanish=errors_may_vanish)
     return want.table
 
