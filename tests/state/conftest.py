@@ -17,7 +17,7 @@ def few_rows_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def lookups_cost_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(piece_lookups, "READ_WORTH", 64)
+    monkeypatch.setattr(piece_lookups, "BYTES_PER_READ", 64)
 
 
 @pytest.fixture(scope="module")

@@ -54,8 +54,8 @@ def write() -> None:
     store.merge(rows(0, 22), **FUNCTIONS)
     tiers = store._tiers
     tiers.use_functions(tuple(FUNCTIONS.values()))
-    for bundle in range(6):
-        tiers._evict(bundle, 0.0)
+    for shard in range(6):
+        tiers._evict(shard, 0.0)
     store.merge(rows(10, 16), **FUNCTIONS)
     store.delete(rows(5, 4).select(KEY.names))
     first = store.snapshot().wait()

@@ -11,7 +11,7 @@ from random import Random
 
 import pyarrow as pa
 
-from scalein.state.columns import KEPT
+from scalein.layout import KEPT
 
 Key = tuple[object, ...]
 Content = dict[Key, tuple[object, ...]]

@@ -18,10 +18,10 @@ from scalein.options import Options
 from scalein.state import LogStore, Snapshot, format
 from scalein.state.budget import Budget
 from scalein.state.compaction import Compactor
-from scalein.state.evict import Spiller
-from scalein.state.memtable import HotTable
-from scalein.state.run_levels import Cold
-from scalein.state.snapshot import Copier
+from scalein.state.evict import Evictor
+from scalein.state.memtable import MemTable
+from scalein.state.run_levels import RunLevels
+from scalein.state.snapshot import SegmentCopier
 from scalein.state.tiers import Tiers
 from scalein.storage.filesystem import FileSystem
 from tests.state.store_model import KINDS, Content, Kind, Model, Overflow, content_of, rows_of
@@ -54,7 +54,7 @@ class Pair:
         store = LogStore.open_on(self.files(readonly), key=self.kind.key, value=self.kind.value, budget=self.budget,
                                     snapshot=snapshot, readonly=readonly, keep=self.keep, options=self.options,
                                     kernels=kernels_of(self.kind.name, self.options.workers))
-        copier = store._saver.copier
+        copier = store._snapshots.copier
         copy = copier.copy
 
         def waits(*args: object) -> object:
@@ -176,7 +176,7 @@ class Pair:
         for snapshot in self.waiting:
             snapshot.wait(60)
         self.waiting.clear()
-        self.store._saver._writer.submit(lambda: None).result()  # old ones have been removed
+        self.store._snapshots._writer.submit(lambda: None).result()  # old ones have been removed
 
     def check(self, store: LogStore, wanted: Content) -> None:
         found = content_of(store.scan().read_all(), self.kind.key)
@@ -210,19 +210,19 @@ def probes() -> Iterator[Counter[str]]:
 
             patch.setattr(owner, method, counted)
 
-        count(Spiller, "_write_run", "evicted")
-        count(Compactor, "_merge", "compacted behind")
+        count(Evictor, "_write_run", "evicted")
+        count(Compactor, "_merge", "compacted in background")
         count(Tiers, "_load", "loaded")
-        count(Tiers, "_find_cold", "read cold")
-        count(Cold, "merged", "merged runs")
-        count(Copier, "copy_now", "undo full")
-        count(Copier, "_in_one", "undone")
-        count(HotTable, "_grow", "index grew")
-        add_chunk = HotTable._add_chunk
+        count(Tiers, "_merge_older", "read from disk")
+        count(RunLevels, "compact", "merged runs")
+        count(SegmentCopier, "copy_now", "undo full")
+        count(SegmentCopier, "_merge_logs", "undone")
+        count(MemTable, "_grow", "index grew")
+        add_chunk = MemTable._allocate_chunk
 
-        def added(self: HotTable, group: int, kind: int, need: int) -> None:
+        def added(self: MemTable, group: int, kind: int, need: int) -> None:
             seen[("record chunk", "text chunk")[kind]] += 1
             add_chunk(self, group, kind, need)
 
-        patch.setattr(HotTable, "_add_chunk", added)
+        patch.setattr(MemTable, "_allocate_chunk", added)
         yield seen

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from scalein.errors import Damaged, InternalError, NewerFormat
 from scalein.state import format, manifest
 from scalein.state.checksum import block_checksum, block_checksums
-from scalein.state.index_runs import Asked, IndexRun, IndexWriter, entries_of
+from scalein.state.index_runs import IndexRead, IndexRun, IndexWriter, make_entries
 from scalein.state.manifest import Manifest
-from scalein.state.run_file import Held, Run
-from scalein.state.segment_images import Extent, Image, ImageWriter
+from scalein.state.run_file import IndexMemory, RunFile
+from scalein.state.segment_images import Extent, ImageFile, ImageWriter
+from scalein.storage.checked_json import Json
 from tests.state.power_cut_disk import PowerCutDisk
 from tests.state.reference_records import M64, Row, obvious_checksum, write_run
 
@@ -59,7 +60,7 @@ TABLES = st.dictionaries(st.text(max_size=5), st.builds(
 
 @given(st.integers(0, (1 << 63) - 1), st.dictionaries(st.text(max_size=5), JSONS, max_size=4), TABLES)
 @settings(deadline=None)
-def test_manifests_are_read_as_written(id: int, meta: dict[str, manifest.Json], tables: dict[str, np.ndarray]) -> None:
+def test_manifests_are_read_as_written(id: int, meta: dict[str, Json], tables: dict[str, np.ndarray]) -> None:
     data = manifest.encode(Manifest(id, meta, tables))
     assert len(data) % BLOCK == 0
     found = manifest.decode(data, id, "snapshot")
@@ -179,17 +180,17 @@ def test_images_are_read_as_written(sizes: list[int], seed: int) -> None:
     parts = [np.frombuffer(random.randbytes(size * BLOCK), np.uint8) for size in sizes]
     extents = [writer.add(k, part) for k, part in enumerate(parts)]
     assert writer.finish() == len(disk.content(format.image_name(8))) == extents[-1].end
-    image = Image(disk, 8)
+    image = ImageFile(disk, 8)
     assert extents[0].offset == BLOCK
     for extent, part in zip(extents, parts, strict=True):
         start = random.randrange(len(part))
         size = random.randint(0, len(part) - start)
         blocks = part.reshape(-1, BLOCK)[start // BLOCK : -(-(start + size) // BLOCK)]
-        places, stored = image.places(extent, start, size), disk.content(format.image_name(8))
-        assert stored[places.offset :][: places.size] == blocks.tobytes()
-        sums = stored[places.sums_offset :][: places.sums_size][places.sums_begin :][: 8 * len(blocks)]
-        assert places.sums_offset % BLOCK == places.sums_size % BLOCK == 0
-        seeds = np.uint64(8) ^ (np.uint64(places.offset) + np.arange(len(blocks), dtype=np.uint64) * np.uint64(BLOCK))
+        ranges, stored = image.block_ranges(extent, start, size), disk.content(format.image_name(8))
+        assert stored[ranges.offset :][: ranges.size] == blocks.tobytes()
+        sums = stored[ranges.sums_offset :][: ranges.sums_size][ranges.sums_begin :][: 8 * len(blocks)]
+        assert ranges.sums_offset % BLOCK == ranges.sums_size % BLOCK == 0
+        seeds = np.uint64(8) ^ (np.uint64(ranges.offset) + np.arange(len(blocks), dtype=np.uint64) * np.uint64(BLOCK))
         assert sums == block_checksums(np.ascontiguousarray(blocks), seeds).tobytes()
         assert image.read(extent, start, size).tobytes() == part[start : start + size].tobytes()
         image.verify(extent)
@@ -211,7 +212,7 @@ def test_a_hostile_extent_is_damage(offset: int, size: int, kind: type) -> None:
     writer.add(0, np.zeros(2 * BLOCK, np.uint8))
     writer.finish()
     with pytest.raises(Damaged, match=r"image-0000000008\.seg"):
-        Image(disk, 8).read(Extent(0, kind(offset), kind(size)), 0, 1)
+        ImageFile(disk, 8).read(Extent(0, kind(offset), kind(size)), 0, 1)
 
 
 @pytest.mark.parametrize(("start", "size"), [(0, 8193), (8192, 1), (-1, 1), (1, -1), (1 << 62, 1)])
@@ -222,7 +223,7 @@ def test_bytes_behind_an_extent_are_not_read(start: int, size: int) -> None:
     writer.add(1, np.zeros(2 * BLOCK, np.uint8))
     writer.finish()
     with pytest.raises(Damaged):
-        Image(disk, 8).read(extent, start, size)
+        ImageFile(disk, 8).read(extent, start, size)
 
 
 def test_an_image_that_is_given_up_leaves_no_file() -> None:
@@ -237,17 +238,17 @@ def test_an_image_that_is_given_up_leaves_no_file() -> None:
 # --- indexes
 
 
-def read_blocks(run: IndexRun, part: Asked) -> np.ndarray:
+def read_blocks(run: IndexRun, part: IndexRead) -> np.ndarray:
     return np.concatenate([run.input.read(offset, BLOCK) for offset in part.offsets.tolist()])
 
 
 def learn(run: IndexRun, hashes: np.ndarray, most: int = 2) -> list[int]:
     """The blocks of the file that had to be read before hashes can be asked for."""
-    parts = run.unknown(hashes, most)
+    parts = run.directory_reads(hashes, most)
     assert all(len(part.numbers) <= most for part in parts)
     for part in parts:
-        run.learn(part, read_blocks(run, part))
-    assert not run.unknown(hashes, most)
+        run.add_directory_blocks(part, read_blocks(run, part))
+    assert not run.directory_reads(hashes, most)
     return [number for part in parts for number in part.numbers.tolist()]
 
 
@@ -255,7 +256,7 @@ def write_index(disk: PowerCutDisk, given: dict[int, tuple[np.ndarray, np.ndarra
     """By group, hashes and places."""
     writer = IndexWriter(disk, id, 1)
     for group, (hashes, places) in given.items():
-        writer.add(group, np.sort(entries_of(hashes, places)))
+        writer.add(group, np.sort(make_entries(hashes, places)))
     writer.finish()
 
 
@@ -277,9 +278,9 @@ def test_indexes_are_read_as_written(counts: dict[int, int], seed: int) -> None:
     asked = np.unique(np.append(every[::3], random.integers(0, M64, 5, np.uint64)))
     learn(run, asked)
     found: set[tuple[int, int]] = set()
-    for part in run.asked(asked, 2):
+    for part in run.entry_reads(asked, 2):
         area = read_blocks(run, part)
-        found |= set(zip(*(column.tolist() for column in run.found(part, area)[::-1]), strict=True))
+        found |= set(zip(*(column.tolist() for column in run.matches(part, area)[::-1]), strict=True))
     wanted = {(one, place) for one in asked.tolist() for hashes, places in given_.values()
               for theirs, place in zip(hashes.tolist(), places.tolist(), strict=True) if one >> 27 == theirs >> 27}
     assert found == wanted
@@ -309,8 +310,8 @@ def test_a_key_needs_the_directory_of_its_group_only() -> None:
     random, disk = np.random.default_rng(3), PowerCutDisk()
     groups = {group: np.uint64(group << 56) | random.integers(0, 1 << 56, 3 * 511, np.uint64) for group in range(256)}
     write_index(disk, {group: (hashes, np.arange(len(hashes)) * 8) for group, hashes in groups.items()})
-    held = Held()
-    run = IndexRun(disk, 9, held=held)
+    held = IndexMemory()
+    run = IndexRun(disk, 9, index_memory=held)
     assert run.blocks == 768
     assert [learn(run, groups[group][:1]) for group in (3, 4, 255, 170, 0)] == [[768], [], [769], [], []]
     assert held.bytes == 2 * BLOCK
@@ -380,10 +381,10 @@ def every_kind() -> tuple[PowerCutDisk, dict[str, Callable[[], object]]]:
 
     def verify_image() -> None:
         for extent in extents:
-            Image(disk, 8).verify(extent)
+            ImageFile(disk, 8).verify(extent)
 
     return disk, {
-        format.run_name(5): lambda: Run(disk, 5, 24, (8,)).verify(),
+        format.run_name(5): lambda: RunFile(disk, 5, 24, (8,)).verify(),
         format.manifest_name(3): lambda: manifest.read(disk, 3),
         format.image_name(8): verify_image,
         format.index_name(9): lambda: IndexRun(disk, 9).verify(),

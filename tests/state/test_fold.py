@@ -9,7 +9,7 @@ import pytest
 from scalein.kernels.store import StoreKernels
 from scalein.options import Options
 from scalein.state.arena import Arena
-from scalein.state.memtable import HotTable
+from scalein.state.memtable import MemTable
 from scalein.state.run_levels import pointers_to
 
 KEY, VALUE = pa.schema([("a", pa.int32()), ("b", pa.int64())]), pa.schema([("n", pa.int64()), ("hi", pa.float64())])
@@ -23,7 +23,7 @@ def test_records_of_several_ages(hashes_of_all: int) -> None:
     wanted: dict[tuple[int | None, int], tuple[int, float]] = {}
     pointers, kept = [], []
     for age in range(5):
-        table = HotTable(kernels, Arena(1 << 16, 1 << 26))
+        table = MemTable(kernels, Arena(1 << 16, 1 << 26))
         if age:
             for group in range(256):
                 table.set_flags(group, 2)  # PARTIAL

@@ -14,9 +14,9 @@ from scalein.errors import Damaged, StoreFailed
 from scalein.state import format, manifest
 from scalein.state.format import image_name, manifest_name, run_name
 from scalein.state.manifest import Manifest
-from scalein.state.run_file import Run
+from scalein.state.run_file import RunFile
 from scalein.state.run_writer import RunWriter
-from scalein.state.segment_images import Extent, Image, ImageWriter
+from scalein.state.segment_images import Extent, ImageFile, ImageWriter
 from tests.state.power_cut_disk import PAGE, PowerCut, PowerCutDisk
 
 SEEDS = st.integers(0, 1 << 32)
@@ -83,8 +83,8 @@ def test_what_a_manifest_names_is_there(cut_at: int, seed: int) -> None:
     after = disk.after_cut(Random(seed))
     found = next(manifest.newest(after), None)
     if isinstance(found, Manifest):
-        Run(after, found.id, 8).verify()
-        Image(after, found.id).verify(Extent(*found.tables["extent"].tolist()))
+        RunFile(after, found.id, 8).verify()
+        ImageFile(after, found.id).verify(Extent(*found.tables["extent"].tolist()))
     else:
         assert found is None
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scalein.errors import BadArgument, Damaged, InternalError, StoreFailed
 from scalein.state import format, run_writer
 from scalein.state.checksum import block_checksum
-from scalein.state.run_file import Run
+from scalein.state.run_file import RunFile
 from scalein.state.run_writer import RunWriter
 from scalein.storage.local import LocalFileSystem
 from tests.state.power_cut_disk import PowerCutDisk
@@ -26,7 +26,7 @@ BLOCK = format.BLOCK
 SIZES = st.sampled_from([0, 1, 12, 13, 40, 300]) | st.sampled_from([0, 5, 4000, 4096, 9000])
 
 
-def blocks_at(run: Run, offsets: np.ndarray) -> list[int]:
+def blocks_at(run: RunFile, offsets: np.ndarray) -> list[int]:
     """The numbers of the blocks at these places of the file."""
     return [run._directory[1].tolist().index(offset) for offset in offsets.tolist()]
 
@@ -47,7 +47,7 @@ def test_runs_are_read_as_written(stride: int, cells: int, count: int, step: int
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_writer, "WRITE_BYTES", write_bytes)
         info = write_run(disk, rows, hashes, stride, places, step)
-    run = Run(disk, 5, stride, places)
+    run = RunFile(disk, 5, stride, places)
     assert info.record_count == run.record_count == count
     assert info.size_bytes == run.size_bytes == len(disk.content(format.run_name(5)))
     assert info.block_count == run.block_count
@@ -59,7 +59,7 @@ def test_runs_are_read_as_written(stride: int, cells: int, count: int, step: int
     run.verify()
 
     wanted = np.unique(np.array([random.randrange(spread + 3) << 50 for _ in range(random.randint(0, 5))], np.uint64))
-    found = run.places(wanted)
+    found = run.candidate_blocks(wanted)
     in_blocks = [decoded(run.read_range(k, k + 1), places) for k in blocks_at(run, found.offsets)]
     for hash in wanted.tolist():
         expected = [row for row, theirs in zip(rows, hashes.tolist(), strict=True) if theirs == hash]
@@ -74,9 +74,9 @@ def test_runs_are_read_as_written(stride: int, cells: int, count: int, step: int
 def test_a_hash_that_no_block_can_hold_asks_for_none() -> None:
     disk = PowerCutDisk()
     write_run(disk, [(k, ()) for k in range(2000)], np.arange(1000, 3000).astype(np.uint64), 40, ())
-    run = Run(disk, 5, 40)
+    run = RunFile(disk, 5, 40)
     for asked, blocks in (([0, 999, 3000, M64], []), ([1000], [0]), ([1000, 2999], [0, run.block_count - 1])):
-        assert blocks_at(run, run.places(np.array(asked, np.uint64)).offsets) == blocks
+        assert blocks_at(run, run.candidate_blocks(np.array(asked, np.uint64)).offsets) == blocks
     assert run.block_count == -(-2000 // 102)
 
 
@@ -89,11 +89,11 @@ def test_a_run_is_written_and_read_in_a_real_directory(tmp_path: Path) -> None:
     for start in range(0, 300_000, 70_001):
         writer.add(records[start : start + 70_001], hashes[start : start + 70_001])
     info = writer.finish()
-    run = Run(files, 9, 32)
+    run = RunFile(files, 9, 32)
     assert (tmp_path / format.run_name(9)).stat().st_size == info.size_bytes == run.size_bytes
     assert np.concatenate([part.records for part in run.scan()]).tobytes() == records.tobytes()
     some = np.sort(random.choice(hashes, 500, replace=False))
-    found = {record.tobytes() for k in blocks_at(run, run.places(some).offsets)
+    found = {record.tobytes() for k in blocks_at(run, run.candidate_blocks(some).offsets)
              for record in run.read_range(k, k + 1).records}
     assert {record.tobytes() for record in records[np.isin(hashes, some)]} <= found
     files.remove(format.run_name(9))
@@ -108,7 +108,7 @@ def test_the_writer_keeps_no_memory_of_the_caller() -> None:
     writer.add(numbers.view(np.uint8).reshape(10, 8), hashes)
     numbers[:], hashes[:] = 99, 99
     writer.finish()
-    run = Run(disk, 5, 8)
+    run = RunFile(disk, 5, 8)
     assert [part.records.view("<u8").ravel().tolist() for part in run.scan()] == [list(range(10))]
     assert (run.least_hash, run.greatest_hash) == (0, 9)
 
@@ -191,10 +191,10 @@ def test_a_hostile_run_is_damaged(what: str) -> None:
     hostile_run(lambda content: None)
     disk = hostile_run(HOSTILE_RUNS[what])
     with pytest.raises(Damaged, match=r"run-0000000005\.run"):
-        Run(disk, 5, 24, (8,)).verify()
+        RunFile(disk, 5, 24, (8,)).verify()
     if what != "other counts":  # which only a reader of all can see
         with pytest.raises(Damaged, match=r"run-0000000005\.run"):
-            Run(disk, 5, 24, (8,)).read_range(0, 1)
+            RunFile(disk, 5, 24, (8,)).read_range(0, 1)
 
 
 DIRECTORIES = {
@@ -217,8 +217,8 @@ def test_a_hostile_directory_is_damaged(what: str) -> None:
     struct.pack_into("<3Q4I", content, 4 * BLOCK, *hashes, *starts)
     format.seal(np.frombuffer(content, np.uint8)[4 * BLOCK :], 5)
     disk.replace(format.run_name(5), bytes(content))
-    with pytest.raises(Damaged, match="contradicts itself"):
-        Run(disk, 5, 4080).places(np.array([1], np.uint64))
+    with pytest.raises(Damaged, match="is inconsistent"):
+        RunFile(disk, 5, 4080).candidate_blocks(np.array([1], np.uint64))
 
 
 def test_the_bytes_of_a_run_are_those_of_the_format() -> None:
@@ -245,10 +245,10 @@ def test_a_filter_denies_no_hash_that_a_run_has() -> None:
     rng = np.random.default_rng(1)
     hashes = np.unique(rng.integers(0, 2**60, 3_000).astype(np.uint64))
     disk = PowerCutDisk()
-    writer = RunWriter(disk, 5, 24, "[]", filtered=len(hashes))
+    writer = RunWriter(disk, 5, 24, "[]", filter_records=len(hashes))
     writer.add(np.zeros((len(hashes), 24), np.uint8), hashes)
     writer.finish()
-    run = Run(disk, 5, 24)
+    run = RunFile(disk, 5, 24)
     assert run.may_have(hashes).all()
     others = np.setdiff1d(rng.integers(0, 2**60, 20_000).astype(np.uint64), hashes)
     assert run.may_have(others).mean() < 0.05
@@ -258,4 +258,4 @@ def test_a_filter_denies_no_hash_that_a_run_has() -> None:
 def test_a_run_without_a_filter_may_have_everything() -> None:
     disk = PowerCutDisk()
     write_run(disk, [(7, ())], np.array([3], np.uint64), 24, ())
-    assert Run(disk, 5, 24).may_have(np.array([1, 2, 3], np.uint64)).all()
+    assert RunFile(disk, 5, 24).may_have(np.array([1, 2, 3], np.uint64)).all()

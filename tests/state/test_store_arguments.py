@@ -151,8 +151,8 @@ def test_long_texts_that_left_memory_come_back(tmp_path: Path) -> None:
     size = 3 << 20
     with LogStore.open(tmp_path, key={"k": pa.string()}, value={"t": pa.string_view()}) as store:
         store.upsert(pa.table({"k": ["a", "b" * size], "t": pa.array(["x" * size, "y"], pa.string_view())}))
-        for bundle in range(16):
-            store._tiers._evict(bundle, 0.0)
+        for shard in range(16):
+            store._tiers._evict(shard, 0.0)
         assert store.get(pa.array(["a", "b" * size]))["t"].to_pylist() == ["x" * size, "y"]
         assert len(store) == 2
 

@@ -93,9 +93,9 @@ def test_every_snapshot_is_a_point_in_time(tmp_path: Path, budget: Budget) -> No
                     if f"snapshot-{snapshot.id:010d}.manifest" in held:
                         copy = copies / f"copy{snapshot.id}"
                         with lock:
-                            store._saver._writer.submit(lambda: None).result(60)
+                            store._snapshots._writer.submit(lambda: None).result(60)
                             copy.mkdir()
-                            with store._saver._removing:  # files must not be removed while they are linked
+                            with store._snapshots._removing:  # files must not be removed while they are linked
                                 for name in os.listdir(tmp_path):
                                     if name != "LOCK":
                                         os.link(tmp_path / name, copy / name)
@@ -113,6 +113,6 @@ def test_every_snapshot_is_a_point_in_time(tmp_path: Path, budget: Budget) -> No
         store.close()
         with LogStore.open(tmp_path, readonly=True) as again:
             check(again, step)
-    paths = {"undone"} if budget.total is None else {"undone", "evicted", "compacted behind"}
+    paths = {"undone"} if budget.total is None else {"undone", "evicted", "compacted in background"}
     assert paths <= seen.keys(), seen
     assert checked > 1, (checked, step, seen)

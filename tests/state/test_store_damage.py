@@ -165,7 +165,7 @@ def test_readonly_changes_nothing(built: Built, tmp_path: Path) -> None:
             assert len(store) == len(built.contents[-1])
         for call in (lambda: store.delete(pa.table({"user": ["a"], "day": pa.array([1], pa.date32())})), store.snapshot,
                      store.compact):  # fmt: skip
-            with pytest.raises(ScaleinError, match="read only"):
+            with pytest.raises(ScaleinError, match="read-only"):
                 call()
     assert {name: (path / name).read_bytes() for name in sorted(os.listdir(path))} == before
 

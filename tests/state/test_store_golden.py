@@ -14,7 +14,7 @@ from scalein.kernels.store import StoreKernels
 from scalein.options import Options
 from scalein.state import LogStore
 from scalein.state.arena import Arena
-from scalein.state.memtable import HotTable
+from scalein.state.memtable import MemTable
 from tests.state.golden import FOLDER, FUNCTIONS, content, rows
 
 GOLDEN = sorted(FOLDER.parent.glob("golden_v*"))
@@ -61,7 +61,7 @@ def test_keys_keep_their_hashes() -> None:
     kernels = StoreKernels(key, pa.schema([("n", pa.int64())]), Options.make(workers=1))
     texts = pa.array(["", "a text of more than sixteen bytes", None])
     table = pa.record_batch({"a": pa.array([0, -1, None]), "b": texts, "c": pa.array([-0.0, float("nan"), 2.5])})
-    _, hashes = kernels.lookup(HotTable(kernels, Arena(1 << 16, 1 << 24)), table)
+    _, hashes = kernels.lookup(MemTable(kernels, Arena(1 << 16, 1 << 24)), table)
     assert [f"{h:016x}" for h in hashes.tolist()] == HASHES
     assert hashes.dtype == np.uint64
 

@@ -122,7 +122,7 @@ import sys, warnings
 from pathlib import Path
 warnings.simplefilter("ignore")
 from scalein.state import lookups
-lookups.READ_WORTH = 0
+lookups.BYTES_PER_READ = 0
 from tests.state.test_store_hostile import attempt
 for line in sys.stdin:
     name, path = line.rstrip().split(chr(9))
@@ -190,7 +190,7 @@ def test_hostile_manifests_do_no_harm(built: Built, tmp_path: Path) -> None:
 
 
 def test_hostile_records_do_no_harm(built: Built, tmp_path: Path) -> None:
-    """Images and runs whose checksums are right and whose records are noise: heads, lengths, places of texts."""
+    """PieceFiles and runs whose checksums are right and whose records are noise: heads, lengths, places of texts."""
     random = np.random.default_rng(3)
     kernels = kernels_of("text", 1)
     places = {}

@@ -15,11 +15,11 @@ import pytest
 
 from scalein.errors import BadArgument, Damaged, ScaleinError, StoreFailed
 from scalein.state import LogStore, piece_lookups
-from scalein.state.arena import Arena, Buckets
+from scalein.state.arena import Arena, BucketAllocator
 from scalein.state.budget import Budget
-from scalein.state.evict import Spiller
-from scalein.state.run_file import Run
-from scalein.state.run_levels import Cold
+from scalein.state.evict import Evictor
+from scalein.state.run_file import RunFile
+from scalein.state.run_levels import RunLevels
 from scalein.storage.local import LocalFileSystem
 
 TINY = Budget(100_000, 1 << 14, 1 << 12)  # everything leaves at once
@@ -40,11 +40,11 @@ def failing(*_: object, **__: object) -> Any:
 
 
 def no_thread(store: LogStore, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(store._tiers.spiller.threads, "submit", failing)
+    patch.setattr(store._tiers.evictor.threads, "submit", failing)
 
 
 def no_leaving(store: LogStore, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Spiller, "_leave", failing)
+    patch.setattr(Evictor, "_register", failing)
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -59,7 +59,7 @@ def test_a_store_that_lost_records_says_so(kind: str, fault: Callable[[LogStore,
         fault(store, patch)
         with pytest.raises(RuntimeError, match="can't start"):
             store.merge(rows(kind, 3_000, 60_000), n="sum")
-    with pytest.raises(StoreFailed, match="half-way"):
+    with pytest.raises(StoreFailed, match="was interrupted"):
         store.get(rows(kind, 0, 1).select(["k"]))
     store.close()
     with opened(tmp_path, kind) as again:
@@ -73,7 +73,7 @@ def test_merge_and_get_does_not_fail_once_its_rows_are_in(tmp_path: Path, monkey
     with opened(tmp_path) as store:
         failures, merged = 0, 0
         with monkeypatch.context() as patch:
-            patch.setattr(Cold, "writer", full)
+            patch.setattr(RunLevels, "writer", full)
             for first in range(0, 30_000, 200):
                 try:
                     found = store.merge_and_get(rows("plain", first, 200), n="sum")
@@ -96,12 +96,12 @@ def test_merge_and_get_of_a_reopened_store_does_not_fail_once_its_rows_are_in(ki
     """Groups for which there is no room are looked into."""
     with opened(tmp_path, kind, Budget(None)) as store:
         store.merge(rows(kind, 0, 6_000), n="sum")
-    monkeypatch.setattr(piece_lookups, "READ_WORTH", 1 << 20)  # all that is asked for is worth loading
+    monkeypatch.setattr(piece_lookups, "BYTES_PER_READ", 1 << 20)  # all that is asked for is worth loading
     with opened(tmp_path, kind, Budget(400_000, 1 << 14, 1 << 12)) as store:
         expected = np.ones(6_000, np.int64)
         done = 0
         with monkeypatch.context() as patch:
-            patch.setattr(Cold, "writer", full)
+            patch.setattr(RunLevels, "writer", full)
             for first in range(0, 6_000, 100):
                 with suppress(StoreFailed):
                     found = store.merge_and_get(rows(kind, first, 100), n="sum")
@@ -122,7 +122,7 @@ def test_what_merge_and_get_did_not_say_the_next_call_says(tmp_path: Path, monke
     for number, write in enumerate(writes):
         before = store.get(keys)  # all have left memory now
         with monkeypatch.context() as patch:
-            patch.setattr(Cold, "writer", full)
+            patch.setattr(RunLevels, "writer", full)
             store.merge_and_get(rows("plain", 1000 * (1 + number), 200), n="sum")
         store.snapshot().wait()
         if write != store.close:
@@ -146,10 +146,10 @@ def test_a_get_does_not_fail_for_what_could_not_leave_before(tmp_path: Path, mon
             full()
 
         with monkeypatch.context() as patch:
-            patch.setattr(Cold, "writer", slowly_full)
+            patch.setattr(RunLevels, "writer", slowly_full)
             with pytest.raises(StoreFailed, match="the disk is full"):
                 store.merge(rows("plain", 0, 100), n="max")
-            assert len(store._tiers.spiller.leaving) > 1
+            assert len(store._tiers.evictor.evictions) > 1
             assert store.get(rows("plain", 0, 100).select(["k"])) == before
         assert len(store) == 5_000
 
@@ -161,7 +161,7 @@ def test_a_get_that_fails_leaves_no_thread_that_reads(tmp_path: Path, monkeypatc
             store.merge(rows("plain", first, 3_000), n="sum")
     begun, ended = list[int](), list[int]()
 
-    def load(self: Run) -> None:
+    def load(self: RunFile) -> None:
         begun.append(self.id)
         if len(begun) == 1:
             raise Damaged("not what was written", file=self.name)
@@ -169,9 +169,9 @@ def test_a_get_that_fails_leaves_no_thread_that_reads(tmp_path: Path, monkeypatc
         ended.append(self.id)
 
     with opened(tmp_path) as store:
-        assert sum(map(len, store._tiers.cold.runs)) > 3
+        assert sum(map(len, store._tiers.levels.runs)) > 3
         with monkeypatch.context() as patch:
-            patch.setattr(Run, "load", load)
+            patch.setattr(RunFile, "load", load)
             with pytest.raises(Damaged):
                 store.get(rows("plain", 0, 3_000).select(["k"]))
         assert len(ended) == len(begun) - 1
@@ -182,8 +182,8 @@ def test_loading_a_run_reads_its_directory_and_filter(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         for first in range(0, 30_000, 3_000):
             store.merge(rows("plain", first, 3_000), n="sum")
-        store._tiers.settle()
-        found = [store._tiers.cold.reader(cold.id) for some in store._tiers.cold.runs for cold in some]
+        store._tiers.finish_evictions()
+        found = [store._tiers.levels.open_file(run.id) for runs in store._tiers.levels.runs for run in runs]
         assert found
         for run in found:
             assert not run.is_loaded
@@ -203,11 +203,11 @@ def test_a_function_that_is_none(tmp_path: Path) -> None:
 
 
 def no_chunk(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Arena, "take", refusing)
+    patch.setattr(Arena, "allocate", refusing)
 
 
 def no_index(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Buckets, "take", refusing)
+    patch.setattr(BucketAllocator, "allocate", refusing)
 
 
 def refusing(*_: object) -> Any:
@@ -230,7 +230,7 @@ def test_half_a_change_is_never_saved(call: str, fault: Callable[[pytest.MonkeyP
         fault(patch)
         with pytest.raises(ScaleinError, match="no more addresses"):
             calls[call]()
-    with pytest.raises(StoreFailed, match="half-way"):
+    with pytest.raises(StoreFailed, match="was interrupted"):
         store.merge(rows(kind, 0, 30_000), n="sum")
     store.close()
     with opened(tmp_path, kind) as again:
@@ -253,29 +253,29 @@ def test_a_group_that_has_no_room_for_its_index_is_loaded_later(tmp_path: Path,
 
 
 def test_what_leaves_memory_counts_while_it_is_on_its_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    goes_on, write = threading.Event(), Spiller._write_run
+    goes_on, write = threading.Event(), Evictor._write_run
 
-    def held(self: Spiller, *args: Any) -> Any:
+    def held(self: Evictor, *args: Any) -> Any:
         goes_on.wait(10)
         return write(self, *args)
 
-    monkeypatch.setattr(Spiller, "_write_run", held)
+    monkeypatch.setattr(Evictor, "_write_run", held)
     with opened(tmp_path, budget=Budget(None)) as store:
         store.merge(rows("plain", 0, 30_000), n="sum")
-        for bundle in range(3):
-            store._tiers._evict(bundle, 0.0)
-        leaving = store._tiers.spiller.leaving
-        assert len(leaving) == 3
-        rooms = sum(one.room.size_bytes for one in leaving if one.room is not None)
-        assert rooms > 3 * 30_000 // 16 * 16
+        for shard in range(3):
+            store._tiers._evict(shard, 0.0)
+        evictions = store._tiers.evictor.evictions
+        assert len(evictions) == 3
+        workspaces = sum(one.workspace.size_bytes for one in evictions if one.workspace is not None)
+        assert workspaces > 3 * 30_000 // 16 * 16
         tiers = store._tiers
-        assert tiers.memory_bytes == tiers.hot.memory_bytes + tiers._reader.memory_bytes + rooms
+        assert tiers.memory_bytes == tiers.memtable.memory_bytes + tiers._reader.memory_bytes + workspaces
         goes_on.set()
 
 
 def test_writers_of_a_small_store_take_little(tmp_path: Path) -> None:
     for total, most in ((None, 1 << 19), (1 << 30, 1 << 19), (8 << 20, 1 << 17), (1 << 20, 1 << 16)):
         with opened(tmp_path, budget=Budget.of(total)) as store:
-            writer = store._tiers.cold.writer(1, ("sum",), 0, 0, has_filter=False)
-            assert most - 4096 < writer.records_at_once * store._kernels.record_bytes + 4096 <= most + 4096
+            writer = store._tiers.levels.writer(1, ("sum",), 0, 0, has_filter=False)
+            assert most - 4096 < writer.records_per_write * store._kernels.record_bytes + 4096 <= most + 4096
             writer.abandon()

@@ -14,7 +14,7 @@ import pytest
 from scalein import ScaleinError
 from scalein.state import LogStore, format, recovery
 from scalein.state.budget import Budget
-from scalein.state.run_file import Run
+from scalein.state.run_file import RunFile
 from scalein.storage.local import LocalFileSystem
 
 KEY, VALUE = {"k": pa.string()}, {"n": pa.int64(), "t": pa.string()}
@@ -120,7 +120,7 @@ def test_owners_with_tiny_memory(tmp_path: Path) -> None:
 
 
 def test_stores_that_share_runs_become_one_again(tmp_path: Path) -> None:
-    """The cut lies inside a bundle, so that both have some of its runs; one of them compacts or adds to them."""
+    """The cut lies inside a shard, so that both have some of its runs; one of them compacts or adds to them."""
     wanted = fill(tmp_path / "old", range(4), "1MB")
     for name, groups in (("low", range(100)), ("high", range(100, 256))):
         LogStore.open(tmp_path / name, old=[tmp_path / "old"], key_groups=groups).close()
@@ -166,7 +166,7 @@ def test_a_part_of_the_keys_has_only_its_own_runs_open(tmp_path: Path) -> None:
     fill(tmp_path / "s", range(6), "2MB")
     for readonly in (True, False):
         with LogStore.open(tmp_path / "s", key_groups=range(16), readonly=readonly) as store:
-            mine = {format.run_name(run.id) for some in store._tiers.cold.runs for run in some}
+            mine = {format.run_name(run.id) for some in store._tiers.levels.runs for run in some}
             assert mine
             assert {os.path.basename(name) for name in open_file_names(tmp_path) if name.endswith(".run")} <= mine
         assert not open_file_names(tmp_path)
@@ -178,9 +178,9 @@ def test_stores_that_cannot_be_opened_leave_nothing_open(tmp_path: Path, monkeyp
             for step in range(6):
                 table = rows(step)
                 keys = table.select(["k"]).combine_chunks().to_batches()[0]
-                owners = store._kernels.lookup(store._tiers.hot, keys)[1]
+                owners = store._kernels.lookup(store._tiers.memtable, keys)[1]
                 store.merge(table.filter(pa.array(np.isin(owners >> np.uint64(56), groups))), n=function, t="last")
-            assert any(store._tiers.cold.runs)
+            assert any(store._tiers.levels.runs)
     with pytest.raises(ScaleinError, match="different functions"):
         LogStore.open(tmp_path / "new", old=[tmp_path / "a", tmp_path / "b"])
     assert not open_file_names(tmp_path)
@@ -188,18 +188,18 @@ def test_stores_that_cannot_be_opened_leave_nothing_open(tmp_path: Path, monkeyp
         LogStore.open(tmp_path / "a", key_groups=HIGH)
     assert not open_file_names(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(recovery, "names_in", lambda _: {}["nothing"])
-        with pytest.raises(ScaleinError, match="does not say"):
+        patch.setattr(recovery, "manifest_files", lambda _: {}["nothing"])
+        with pytest.raises(ScaleinError, match="incomplete or invalid"):
             LogStore.open(tmp_path / "a")
     assert not open_file_names(tmp_path)
     with monkeypatch.context() as patch:
-        read_header = Run._read_header
+        read_header = RunFile._read_header
 
-        def without_functions(self: Run, stride: int) -> None:
+        def without_functions(self: RunFile, stride: int) -> None:
             read_header(self, stride)
             self.spec = "{"
 
-        patch.setattr(Run, "_read_header", without_functions)
-        with pytest.raises(ScaleinError, match="does not say"):
+        patch.setattr(RunFile, "_read_header", without_functions)
+        with pytest.raises(ScaleinError, match="incomplete or invalid"):
             LogStore.open(tmp_path / "a", readonly=True)
     assert not open_file_names(tmp_path)

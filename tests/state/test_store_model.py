@@ -69,7 +69,7 @@ def test_a_store_is_a_dict(kind: str) -> None:
         seen.update(run(ops, kind, budget, workers))
 
     attempt()
-    wanted = {"evicted", "loaded", "read cold", "merged runs", "compacted behind", "record chunk", "undone"}
+    wanted = {"evicted", "loaded", "read from disk", "merged runs", "compacted in background", "record chunk", "undone"}
     wanted |= {"overflow"} if KINDS[kind].overflows else {"undo full"}
     wanted |= {"text chunk"} if kind in ("text", "nullable", "binary") else set()
     assert not wanted - seen.keys(), f"never ran: {wanted - seen.keys()}; {seen}"
@@ -97,8 +97,8 @@ def test_what_a_row_leaves_behind_is_exact(tmp_path: Path) -> None:
         with LogStore.open_on(LocalFileSystem(tmp_path), key={"k": pa.int64()}, value={"x": pa.float64()},
                                  budget=BUDGETS["tiny"]) as store:  # fmt: skip
             store.upsert(table)
-            for bundle in range(16):
-                store._tiers._evict(bundle, 0.0)
+            for shard in range(16):
+                store._tiers._evict(shard, 0.0)
             found = store.get(pa.array(range(len(values))))["x"].to_pylist()
             assert repr(found) == repr(values)
             assert len(store) == len(values)

@@ -39,8 +39,8 @@ def value_of(store: LogStore, key: int) -> object:
 
 def evict(store: LogStore) -> None:
     """Let everything leave memory."""
-    for bundle in range(16):
-        store._tiers._evict(bundle, 0.0)
+    for shard in range(16):
+        store._tiers._evict(shard, 0.0)
 
 
 def refuses(store: LogStore, table: pa.Table) -> None:
@@ -95,7 +95,7 @@ def test_a_call_of_several_slices_is_refused_as_a_whole(tmp_path: Path) -> None:
         keys = list(range(600))
         store.merge(rows(keys, [2**31 - 10] * 600, pa.int32()), n="sum", other="sum")
         refuses(store, rows([*keys, 599], [5] * 601, pa.int32()))
-        assert store._budget.rows(store._kernels.record_bytes) < 600
+        assert store._budget.batch_rows(store._kernels.record_bytes) < 600
         store.merge(rows(keys, [9] * 600, pa.int32()), n="sum", other="sum")
         assert value_of(store, 599) == 2**31 - 1
 

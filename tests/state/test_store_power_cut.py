@@ -27,7 +27,7 @@ OPS: list[Op] = [
 ]  # fmt: skip
 
 
-class Run:
+class Workload:
     """The operations on a disk until it fails, and what is known then."""
 
     def __init__(self, kind: str, disk: PowerCutDisk, ops: list[Op] = OPS) -> None:
@@ -50,14 +50,14 @@ class Run:
                 self.error = error
             if self.pair is not None:
                 for snapshot in self.pair.waiting:
-                    snapshot._frozen.done.wait(20)
+                    snapshot._capture.done.wait(20)
                 self.note()
                 with suppress(PowerCut, ScaleinError):
-                    self.pair.store._shut()
+                    self.pair.store._release()
 
     def note(self) -> None:
         assert self.pair is not None
-        self.acknowledged |= {s.id for s in self.pair.waiting if s.is_done and s._frozen.error is None}
+        self.acknowledged |= {s.id for s in self.pair.waiting if s.is_done and s._capture.error is None}
 
     def reopen(self) -> None:
         """Close and open; the last snapshot is taken here, so that its id is known."""
@@ -99,14 +99,14 @@ def places(count: int, random: Random, most: int = CUTS) -> list[int]:
 @pytest.mark.parametrize("kind", ["int", "text"])
 def test_a_power_cut_at_every_operation(kind: str) -> None:
     whole = PowerCutDisk()
-    run = Run(kind, whole)
+    run = Workload(kind, whole)
     assert run.error is None, run.error
     assert sum("run-" in line for line in whole.log) > 10, "nothing was evicted"
     seed = Random(1)
     for cut in places(whole.operations, seed):
         disk = PowerCutDisk()
         disk.fail_at(cut)
-        run = Run(kind, disk)
+        run = Workload(kind, disk)
         for _ in range(2):
             number = seed.randrange(1 << 30)
             try:
@@ -121,13 +121,13 @@ def test_a_power_cut_at_every_operation(kind: str) -> None:
 def test_a_failing_disk(kind: str, number: int) -> None:
     """Each call in turn fails once: the error names the file, and nothing that was acknowledged is lost."""
     whole = PowerCutDisk()
-    Run("int", whole)
+    Workload("int", whole)
     calls = whole._calls.get(kind, 0)
     assert calls > 10 or kind in ("rename", "remove")
     for call in places(calls, Random(number), CUTS // 3):
         disk = PowerCutDisk()
         disk.fail(kind, call, number)
-        run = Run("int", disk)
+        run = Workload("int", disk)
         if run.error is not None:
             assert isinstance(run.error, ScaleinError), run.error
             assert "disk/" in str(run.error), run.error
@@ -142,12 +142,12 @@ def test_a_failing_disk(kind: str, number: int) -> None:
 
 def test_a_full_disk() -> None:
     whole = PowerCutDisk()
-    Run("text", whole)
+    Workload("text", whole)
     # How much is written depends on when compaction comes: another run may write less.
     for room in places(whole.written_bytes // 2, Random(3), CUTS // 2 or 100):
         disk = PowerCutDisk()
         disk.full_after(room)
-        run = Run("text", disk)
+        run = Workload("text", disk)
         assert "disk/" in str(run.error)
         disk.full_after(None)
         run.check(disk, "text")
@@ -172,7 +172,7 @@ def test_a_manifest_that_failed_after_its_rename_keeps_its_files() -> None:
     for seed in range(6):
         pair.op_more(Random(seed), 300)
     pair.store.compact()
-    pair.store._shut()  # the process ends without another snapshot
+    pair.store._release()  # the process ends without another snapshot
     pair.store = pair.opened()
     pair.model.content = content
     pair.op_scan(Random(0), 0)
@@ -189,19 +189,20 @@ def test_a_run_that_failed_just_before_a_freeze_fails_the_snapshot() -> None:
     pair.op_more(Random(2), 300)
     content, last = dict(pair.model.content), pair.store.stats()["snapshots"]
     store, tiers = pair.store, pair.store._tiers
-    tiers.settle()
+    tiers.finish_evictions()
     tiers.compactor.wait()
     disk.fail("sync", 0)
     tiers._evict(3, 0.0)
     with pytest.raises(ScaleinError, match="disk/run-"):
-        tiers.spiller.leaving[-1].run.made.result()
-    tiers.settle, settle = lambda most=0: None, tiers.settle  # type: ignore[method-assign]  # it fails right behind it
+        tiers.evictor.evictions[-1].run.written.result()
+    finish = tiers.finish_evictions  # the failure is noticed only after it
+    tiers.finish_evictions = lambda most=0: None  # type: ignore[assignment,method-assign,misc]
     with pytest.raises(ScaleinError, match="disk/run-"):
         store.snapshot().wait(20)
-    tiers.settle = settle  # type: ignore[method-assign]
+    tiers.finish_evictions = finish  # type: ignore[method-assign]
     assert store.stats()["snapshots"] == last
     with pytest.raises(ScaleinError, match="disk/run-"):
-        tiers.settle()
+        tiers.finish_evictions()
     assert pair.model.content == content
     pair.op_scan(Random(0), 0)
     pair.op_reopen(Random(0), 0)

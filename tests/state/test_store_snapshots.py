@@ -16,8 +16,8 @@ from scalein.errors import ScaleinError, StoreFailed
 from scalein.layout import RECORD_AT, RECORD_END, ROOM
 from scalein.state import LogStore
 from scalein.state.budget import Budget
-from scalein.state.evict import Spiller
-from scalein.state.snapshot import Copy, Frozen
+from scalein.state.evict import Evictor
+from scalein.state.snapshot import Capture, SegmentCopies
 from scalein.storage.local import LocalFileSystem
 from tests.state.power_cut_disk import PowerCutDisk
 from tests.state.store_model import KINDS
@@ -53,13 +53,13 @@ def test_a_full_undo_log_makes_the_kernel_copy(tmp_path: Path, kind: str, worker
 def test_a_freeze_does_not_disturb_the_copy_before(tmp_path: Path, at_once: int) -> None:
     """All segments were copied by kernels: the next freeze has the marks, while nothing of the first was mended yet."""
     pair = pair_of("int", tmp_path, 2)
-    pair.store._saver.copier.at_once = at_once
+    pair.store._snapshots.copier.max_copies = at_once
     pair.op_more(Random(1), 1500)
     pair.op_slow_snapshot(Random(1), 0)
-    copier = pair.store._saver.copier
+    copier = pair.store._snapshots.copier
     for seed in range(3):
         pair.op_more(Random(seed), 1500)
-    for segment in list(copier._current.left):
+    for segment in list(copier._current.uncopied):
         copier.copy_now(segment)
     pair.op_snapshot(Random(3), 0)
     for seed in range(3):
@@ -109,7 +109,7 @@ def test_a_failed_snapshot_is_said_and_the_next_holds_everything(kind: str, numb
     pair.op_snapshot(Random(3), 0)
     pair.wait()
     pair.op_scan(Random(0), 0)
-    pair.store._shut()
+    pair.store._release()
     pair.store = pair.opened()
     pair.op_scan(Random(0), 0)
     pair.close()
@@ -171,25 +171,25 @@ def test_a_chunk_that_begins_where_a_full_one_ends_is_whole() -> None:
     base = 1 << 20
     headers[3, RECORD_AT], headers[3, RECORD_END] = base + 8192, base + 8192  # the open one is just full
     chunks = np.array([[3, 0, 8192, 4096, 1], [3, 0, 4096, 4096, 2], [3, 1, 12288, 4096, 3], [-1, 0, 0, 0, 0]])
-    frozen = Frozen(1, 1, 2, {}, headers, chunks, Copy({}), frozenset(), 0)
+    frozen = Capture(1, 1, 2, {}, headers, chunks, SegmentCopies({}), frozenset(), 0)
     tables = frozen.chunk_tables(base)
     assert tables["offset"].tolist() == [8192, 4096, 12288]
     assert tables["used"].tolist() == [4096, 4096, 4096]
 
 
 def test_records_that_cannot_leave_come_back_under_newer_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bundle is evicted again while its first records are still on their way, and those then fail."""
-    write = Spiller._write_run
+    """A shard is evicted again while its first records are still on their way, and those then fail."""
+    write = Evictor._write_run
     calls = []
 
-    def first_fails(self: Spiller, *args: Any) -> Any:
+    def first_fails(self: Evictor, *args: Any) -> Any:
         calls.append(args)
         if len(calls) == 1:
             time.sleep(0.2)
             raise StoreFailed("no room on the disk")
         return write(self, *args)
 
-    monkeypatch.setattr(Spiller, "_write_run", first_fails)
+    monkeypatch.setattr(Evictor, "_write_run", first_fails)
     keys = np.arange(500)
     with LogStore.open(tmp_path, key={"k": pa.int64()}, value={"n": pa.int64()}) as store:
         store.upsert(pa.table({"k": keys, "n": np.full(500, 1)}))
@@ -198,7 +198,7 @@ def test_records_that_cannot_leave_come_back_under_newer_ones(tmp_path: Path, mo
         with pytest.raises(StoreFailed, match="no room"):
             store._tiers._evict(0, 0.0)
         store._tiers._evict(0, 0.0)
-        store._tiers.settle()
+        store._tiers.finish_evictions()
         assert len(calls) == 2
         assert store.get(pa.array(keys))["n"].to_pylist() == [2] * 500
         assert len(store) == 500
@@ -208,7 +208,7 @@ def test_records_that_an_interrupted_call_made_are_in_the_next_image(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     """A kernel that leaves for room has made records that it did not mark; there may be none to come back to."""
     store = LogStore.open_on(LocalFileSystem(tmp_path), key={"k": pa.int64()}, value={"n": pa.int64()}, budget=SMALL)
-    hot, numbers = store._tiers.hot, np.arange(20_000, dtype=np.int64)
+    hot, numbers = store._tiers.memtable, np.arange(20_000, dtype=np.int64)
     hashes = store._kernels.lookup(hot, pa.record_batch({"k": numbers}))[1]
     keys = numbers[hashes >> np.uint64(56) == hashes[-1] >> np.uint64(56)]
     first = hot.headers[0, ROOM] - 1  # one more has room in the index of a group
@@ -240,10 +240,10 @@ def test_a_call_that_was_interrupted_is_not_saved(tmp_path: Path, monkeypatch: p
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(store._kernels, "keep", interrupted)
+        patch.setattr(store._kernels, "upsert", interrupted)
         with pytest.raises(KeyboardInterrupt):
             store.upsert(pa.table({"k": [1, 2], "n": [5, 5]}))
-    with pytest.raises(ScaleinError, match="interrupted half-way"):
+    with pytest.raises(ScaleinError, match="was interrupted"):
         store.get(pa.array([1]))
     store.close()
     with LogStore.open(tmp_path) as store:

@@ -74,9 +74,9 @@ def test_a_segment_is_copied_beside_another(tmp_path: Path, monkeypatch: pytest.
     pair = Pair(KINDS["int"], lambda readonly: LocalFileSystem(tmp_path, readonly), TINY, 2)
     pair.op_more(Random(1), 2600)
     pair.op_slow_snapshot(Random(1), 0)
-    copier = pair.store._saver.copier
-    first, second = sorted(copier._current.left)[:2]
-    begun, go_on, copy = threading.Event(), threading.Event(), copier._hot.kernels.copy
+    copier = pair.store._snapshots.copier
+    first, second = sorted(copier._current.uncopied)[:2]
+    begun, go_on, copy = threading.Event(), threading.Event(), copier._memtable.kernels.copy
 
     def slow(target: int, source: int, size: int) -> None:
         if source == copier._arena.base + (first << copier._arena.shift):
@@ -85,7 +85,7 @@ def test_a_segment_is_copied_beside_another(tmp_path: Path, monkeypatch: pytest.
         copy(target, source, size)
 
     with monkeypatch.context() as patch:
-        patch.setattr(copier._hot.kernels, "copy", slow)
+        patch.setattr(copier._memtable.kernels, "copy", slow)
         threads = [threading.Thread(target=copier.copy_now, args=(first,)) for _ in range(2)]
         for thread in threads:
             thread.start()
@@ -107,17 +107,17 @@ def test_a_copy_that_fails_is_left_for_others(tmp_path: Path, monkeypatch: pytes
     pair = Pair(KINDS["int"], lambda readonly: LocalFileSystem(tmp_path, readonly), TINY, 1)
     pair.op_more(Random(1), 2600)
     pair.op_slow_snapshot(Random(1), 0)
-    copier = pair.store._saver.copier
-    segment = min(copier._current.left)
+    copier = pair.store._snapshots.copier
+    segment = min(copier._current.uncopied)
 
     def fails(target: int, source: int, size: int) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(copier._hot.kernels, "copy", fails)
+        patch.setattr(copier._memtable.kernels, "copy", fails)
         with pytest.raises(KeyboardInterrupt):
             copier.copy_now(segment)
-    assert segment in copier._current.left
+    assert segment in copier._current.uncopied
     pair.op_more(Random(2), 2600)
     pair.op_look_back(Random(1), 0)
     pair.close()
