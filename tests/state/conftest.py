@@ -1,5 +1,5 @@
-"""Tests of the store: their batches are small, so a few rows are enough for each worker; so are their key groups, which
-would all be loaded rather than looked into."""
+"""Fixtures of the store: test batches and key groups are small, so workers get a few rows each, and lookups are made cheap:
+otherwise all groups would be loaded."""
 
 from __future__ import annotations
 

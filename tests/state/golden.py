@@ -1,4 +1,4 @@
-"""A store as this version of the format writes it, for every later one to read: `python -m tests.state.golden`.
+"""Writes the golden store of the current format, which all later versions must read: `python -m tests.state.golden`.
 
 Run it only for a new version of the format, into a new folder: the old ones stay.
 """
@@ -62,7 +62,7 @@ def write() -> None:
     then = content(store)
     store.close()
     with LogStore.open_on(LocalFileSystem(folder), key=KEY, value=VALUE, budget=budget, keep=2) as again:
-        again.merge(rows(0, 3), **FUNCTIONS)  # partials over a piece that was not read
+        again.merge(rows(0, 3), **FUNCTIONS)  # partial records over a piece that is not loaded
         again.snapshot().wait()
     with LogStore.open(folder, readonly=True) as again:
         now = content(again)

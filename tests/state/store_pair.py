@@ -1,4 +1,4 @@
-"""A LogStore and its model side by side: operations made of a name, a seed and a size are done to both and compared."""
+"""A LogStore and its model: operations, given by name, seed and size, are applied to both and compared."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ Op = tuple[str, int, int]  # name, seed, size
 
 @cache
 def kernels_of(kind: str, workers: int) -> StoreKernels:
-    """StoreKernels that many stores share, so that each need not be compiled again."""
+    """Kernels that many stores share, so that they are compiled once."""
     return StoreKernels(KINDS[kind].key, KINDS[kind].value, Options.make(workers=workers))
 
 
 class Pair:
-    """A store that must always hold what its model holds."""
+    """A store that must always equal its model."""
 
     def __init__(self, kind: Kind, files: Callable[[bool], FileSystem], budget: Budget, workers: int,
                  keep: int = 3) -> None:
         self.kind, self.files, self.budget, self.keep = kind, files, budget, keep
         self.options = Options.make(workers=workers)
         self.model = Model(kind.key, kind.value)
-        self.frozen: dict[int, Content] = {}  # what was true at each snapshot that was begun
+        self.captured: dict[int, Content] = {}  # the content at each snapshot that was started
         self.waiting: list[Snapshot] = []
         self.done: Counter[str] = Counter()
-        self.gate = threading.Event()  # closed: nothing is copied for a snapshot unless a kernel has to
+        self.gate = threading.Event()  # while clear, segments are copied by kernels only
         self.gate.set()
         self.store = self.opened()
 
@@ -77,7 +77,7 @@ class Pair:
         self._merge(random, self.kind.table(random, size, names), functions)
 
     def op_more(self, random: Random, size: int) -> None:
-        """Always the same functions, so that partials pile up."""
+        """Always the same functions, so that partial records accumulate."""
         functions = self.kind.merges[0]
         self._merge(random, self.kind.table(random, size, list(functions)), functions)
 
@@ -119,20 +119,20 @@ class Pair:
         assert len(self.store) == len(self.model.content)
 
     def op_snapshot(self, random: Random, size: int) -> None:
-        self.gate.set()  # a freeze waits for the copy before it
+        self.gate.set()  # a capture waits for the previous copy
         snapshot = self.store.snapshot()
-        self.frozen[snapshot.id] = dict(self.model.content)
+        self.captured[snapshot.id] = dict(self.model.content)
         self.waiting.append(snapshot)
         if random.random() < 0.5:
             snapshot.wait()
             assert snapshot.is_done
 
     def op_slow_snapshot(self, random: Random, size: int) -> None:
-        """One that is not copied before a later operation lets it."""
+        """A snapshot that is not copied before a later operation allows it."""
         self.wait()
         self.gate.clear()
         snapshot = self.store.snapshot()
-        self.frozen[snapshot.id] = dict(self.model.content)
+        self.captured[snapshot.id] = dict(self.model.content)
         self.waiting.append(snapshot)
 
     def op_wait(self, random: Random, size: int) -> None:
@@ -142,7 +142,7 @@ class Pair:
         self.store.compact()
 
     def op_verify(self, random: Random, size: int) -> None:
-        self.gate.set()  # it waits for what is being written
+        self.gate.set()  # close waits for the snapshot in progress
         self.store.verify()
 
     def op_reopen(self, random: Random, size: int) -> None:
@@ -151,23 +151,23 @@ class Pair:
         self.store = self.opened()
 
     def op_look_back(self, random: Random, size: int) -> None:
-        """Open the kept snapshots to read them."""
+        """Open the retained snapshots read-only."""
         self.wait()
         for id in format.ids(self.files(True).names(), "snapshot"):
-            if id in self.frozen:
+            if id in self.captured:
                 with self.opened(id, readonly=True) as old:
-                    self.check(old, self.frozen[id])
+                    self.check(old, self.captured[id])
 
     def op_go_back(self, random: Random, size: int) -> None:
-        """Go on from a kept snapshot."""
+        """Continue from a retained snapshot."""
         self.wait()
         self.store.close()
-        known = [id for id in format.ids(self.files(True).names(), "snapshot") if id in self.frozen]
+        known = [id for id in format.ids(self.files(True).names(), "snapshot") if id in self.captured]
         id = random.choice(known) if known else None
         self.store = self.opened(id)
         if id is not None:
-            self.model.content = dict(self.frozen[id])
-            self.frozen = {k: v for k, v in self.frozen.items() if k <= id}
+            self.model.content = dict(self.captured[id])
+            self.captured = {k: v for k, v in self.captured.items() if k <= id}
 
     # --- checks
 
@@ -197,7 +197,7 @@ def assert_same(found: Content, wanted: Content) -> None:
 
 @contextmanager
 def probes() -> Iterator[Counter[str]]:
-    """Counts how often the paths that tests are about really ran."""
+    """Count how often the tested code paths ran."""
     seen: Counter[str] = Counter()
     with pytest.MonkeyPatch.context() as patch:
 

@@ -1,4 +1,4 @@
-"""Folding sorted records: keys of the same hash stay apart, whatever lies between them."""
+"""combine_records: records of equal keys are combined, and keys of equal hashes are not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FUNCTIONS = ("sum", "max")
 
 
 @pytest.mark.parametrize("hashes_of_all", [1, 3, 1 << 40])
-def test_records_of_several_ages(hashes_of_all: int) -> None:
+def test_records_of_several_runs_are_combined_by_key(hashes_of_all: int) -> None:
     rng = np.random.default_rng(hashes_of_all)
     kernels = StoreKernels(KEY, VALUE, Options.make(workers=1))
     wanted: dict[tuple[int | None, int], tuple[int, float]] = {}

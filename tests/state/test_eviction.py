@@ -1,4 +1,4 @@
-"""StoreKernels of the way to disk and back, held against numpy and plain Python."""
+"""Eviction: the kernels, compared with numpy and plain Python; memory allocation; decisions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Hits = dict[tuple[int | None, int], int]
 
 
 def filled(kernels: StoreKernels, rows: int) -> tuple[MemTable, Hits]:
-    """A table whose keys were hit as often as the dict says."""
+    """A table, and the number of accesses of each key."""
     rng = np.random.default_rng(rows)
     table = MemTable(kernels, Arena(1 << 20, 1 << 28), 1 << 12)
     a, b = rng.integers(0, 4, rows), (rng.random(rows) ** 3 * rows / 3).astype(np.int64)
@@ -56,7 +56,7 @@ def rows_at(kernels: StoreKernels, pointers: np.ndarray) -> Hits:
 
 @pytest.mark.parametrize("rows", [10, 5_000, 300_000])
 @pytest.mark.parametrize("least", [0, 2, 9, 256])
-def test_those_hit_least_leave_in_order_and_the_others_stay(kernels: StoreKernels, rows: int, least: int) -> None:
+def test_the_least_accessed_records_are_evicted_in_order(kernels: StoreKernels, rows: int, least: int) -> None:
     table, hits = filled(kernels, rows)
     groups = range(256)
     before = rows_at(kernels, np.concatenate([table.pointers(group) for group in groups]))
@@ -74,7 +74,7 @@ def test_those_hit_least_leave_in_order_and_the_others_stay(kernels: StoreKernel
     assert {key: min(n, MOST_HITS) // 2 for key, n in kept.items()} == dict(zip(kept, halved.tolist(), strict=True))
     table.free(left.chunks)
     assert sum(map(table.record_count, groups)) == len(kept)
-    # Everything is where its index says, also what comes next, perhaps to chunks that were given back.
+    # All records are found by the index, also new ones, which may be in chunks that were freed.
     keys = list(hits)
     batch = pa.record_batch({"a": pa.array([a for a, _ in keys], pa.int32()), "b": [b for _, b in keys],
                              "n": np.ones(len(keys), np.int64)})  # fmt: skip
@@ -82,12 +82,12 @@ def test_those_hit_least_leave_in_order_and_the_others_stay(kernels: StoreKernel
     assert rows_at(kernels, kernels.lookup(table, batch)[0]) == {key: kept.get(key, 0) + 1 for key in hits}
 
 
-def test_other_groups_stay_as_they_are_and_flags_are_dropped(kernels: StoreKernels) -> None:
+def test_an_eviction_changes_no_other_group_and_drops_flagged_records(kernels: StoreKernels) -> None:
     table, hits = filled(kernels, 20_000)
     some = list(hits)[::7]
     dead = pa.record_batch({"a": pa.array([a for a, _ in some], pa.int32()), "b": [b for _, b in some]})
     for group in range(256):
-        table.set_flags(group, 2)  # so that what is deleted leaves a trace
+        table.set_flags(group, 2)  # PARTIAL: a deletion leaves a tombstone
     kernels.delete(table, dead, 1)
     mine = rows_at(kernels, np.concatenate([table.pointers(group) for group in GROUPS]))
     others = [table.pointers(group) for group in range(256) if group not in GROUPS]
@@ -100,12 +100,12 @@ def test_other_groups_stay_as_they_are_and_flags_are_dropped(kernels: StoreKerne
         others, [table.pointers(group) for group in range(256) if group not in GROUPS], strict=True))  # fmt: skip
 
 
-def test_kernels_take_chunks_by_themselves(kernels: StoreKernels) -> None:
+def test_kernels_use_chunks_of_the_pool(kernels: StoreKernels) -> None:
     table, hits = filled(kernels, 300_000)
     assert rows_at(kernels, np.concatenate([table.pointers(group) for group in range(256)])) == hits
     used = table.chunks.rows[: table.chunks.count]
     used = used[used[:, 0] >= 0]
-    assert len(np.unique(used[:, 2])) == len(used)  # nobody has a chunk of another
+    assert len(np.unique(used[:, 2])) == len(used)  # no chunk has two owners
     assert any(pool.left for pool in table._pools)
     waiting = {int(chunk) - table.arena.base for pool in table._pools for chunk in pool.chunks[: pool.left]}
     assert not waiting & set(used[:, 2].tolist())
@@ -113,7 +113,7 @@ def test_kernels_take_chunks_by_themselves(kernels: StoreKernels) -> None:
 
 
 @pytest.mark.parametrize("sizes", [[0], [5], [3, 0], [0, 4, 1], [100, 1, 50, 7, 900, 3, 3, 2, 8]])
-def test_lists_are_merged_with_their_ages_in_order(kernels: StoreKernels, sizes: list[int]) -> None:
+def test_sorted_lists_are_merged_in_the_order_of_age(kernels: StoreKernels, sizes: list[int]) -> None:
     rng = np.random.default_rng(sum(sizes))
     lists = [SortedRecords(np.sort(rng.integers(0, 40, size, np.uint64) * np.uint64(0x0666666666666666)),
                     rng.integers(0, 1 << 60, size, np.uint64)) for size in sizes]  # fmt: skip
@@ -128,7 +128,7 @@ def test_lists_are_merged_with_their_ages_in_order(kernels: StoreKernels, sizes:
 
 
 @pytest.mark.parametrize("count", [1, 127, 128, 1000])
-def test_blocks_are_packed_and_opened_as_numpy_does(kernels: StoreKernels, count: int) -> None:
+def test_the_block_kernels_equal_numpy(kernels: StoreKernels, count: int) -> None:
     table, _ = filled(kernels, 20_000)
     records = kernels.gather(np.concatenate([table.pointers(group) for group in range(256)])[:count])
     shape = RecordShape(kernels.record_bytes)
@@ -153,7 +153,7 @@ def test_blocks_are_packed_and_opened_as_numpy_does(kernels: StoreKernels, count
 
 
 @pytest.mark.parametrize("claims", [(0, 0), (200, 0), (1 << 31, 0), (5, 1)])
-def test_a_block_that_claims_too_much_is_not_opened(kernels: StoreKernels, claims: tuple[int, int]) -> None:
+def test_a_block_that_claims_too_many_records_is_refused(kernels: StoreKernels, claims: tuple[int, int]) -> None:
     per_block, size = RecordShape(kernels.record_bytes).full_block
     area = aligned_buffer(size)
     area[:] = 0
@@ -162,7 +162,7 @@ def test_a_block_that_claims_too_much_is_not_opened(kernels: StoreKernels, claim
     assert kernels.read_blocks(area, np.array([[1, 7, 4096]]), per_block, size, 0, MOST) == [None]
 
 
-def test_blocks_of_several_runs_are_opened_at_once(kernels: StoreKernels) -> None:
+def test_blocks_of_several_runs_are_read_at_once(kernels: StoreKernels) -> None:
     table, _ = filled(kernels, 20_000)
     left = table.evict(range(256), 256, 0, new_buffer).in_order()
     per_block, size = RecordShape(kernels.record_bytes).full_block
@@ -189,7 +189,7 @@ def test_blocks_of_several_runs_are_opened_at_once(kernels: StoreKernels) -> Non
         False, True, False, False]  # fmt: skip
 
 
-def test_filters_are_the_same_bits(kernels: StoreKernels) -> None:
+def test_the_filter_kernel_equals_numpy(kernels: StoreKernels) -> None:
     hashes = np.random.default_rng(3).integers(0, 1 << 63, 5_000, np.uint64) * np.uint64(2)
     mine, theirs = empty_filter(5_000), empty_filter(5_000)
     kernels.set_filter_bits(mine, hashes, filter_shift(mine))
@@ -198,7 +198,7 @@ def test_filters_are_the_same_bits(kernels: StoreKernels) -> None:
     assert mine.tobytes() == theirs.tobytes()
 
 
-def test_index_memory_is_zero_whenever_it_is_taken() -> None:
+def test_allocated_index_memory_is_zero() -> None:
     buckets = BucketAllocator(1 << 24)
     rng = np.random.default_rng(2)
     taken: list[tuple[int, int]] = []
@@ -237,7 +237,7 @@ def test_the_eviction_threshold() -> None:
     assert eviction_threshold(np.full(5, 255), 0.5) == 256
 
 
-def test_which_runs_are_merged() -> None:
+def test_the_choice_of_runs_to_compact() -> None:
     assert first_to_compact([]) == 0
     assert first_to_compact([100, 50]) == 2
     assert first_to_compact([100, 50, 50]) == 0
@@ -247,7 +247,7 @@ def test_which_runs_are_merged() -> None:
     assert first_to_compact([1000] + [80] * 8) == 1
 
 
-def test_free_chunks_become_larger_ones_and_go_back_to_the_system() -> None:
+def test_free_chunks_coalesce_and_return_to_the_system() -> None:
     arena = Arena(1 << 16, 1 << 26, coalesced=1 << 14)
     rng = np.random.default_rng(5)
     taken: dict[int, int] = {}
@@ -276,7 +276,7 @@ def test_free_chunks_become_larger_ones_and_go_back_to_the_system() -> None:
     assert arena.segments == before
 
 
-def test_taking_and_giving_back_leaves_no_trace() -> None:
+def test_free_lists_stay_small() -> None:
     arena = Arena(1 << 16, 1 << 26, coalesced=1 << 14)
     for _ in range(2_000):
         arena.free(arena.allocate(1 << 12), 1 << 12)

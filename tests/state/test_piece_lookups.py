@@ -1,4 +1,4 @@
-"""Point reads after a reopen: by the indexes of snapshots, without loading groups; and these indexes themselves."""
+"""Lookups in restored pieces by the indexes of snapshots, without loading groups; and the indexes themselves."""
 
 from __future__ import annotations
 
@@ -30,9 +30,8 @@ def never_load(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 @pytest.mark.parametrize("window", [1 << 14, 1 << 22])
-def test_keys_are_looked_up_in_pieces_of_several_ages(kind: str, window: int, tmp_path: Path,
-                                                      monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records, partials and deleted ones of several processes, whose groups stay on disk; windows of a few blocks."""
+def test_lookups_in_several_pieces(kind: str, window: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Full, partial and deleted records of several sessions, whose groups are not loaded; read buffers of a few blocks."""
     never_load(monkeypatch)
     pair = Pair(KINDS[kind], lambda readonly: LocalFileSystem(tmp_path, readonly), PLENTY, 1)
     for age in range(3):
@@ -56,11 +55,10 @@ def test_keys_are_looked_up_in_pieces_of_several_ages(kind: str, window: int, tm
 
 
 @pytest.mark.parametrize("kind", ["int", "text"])
-def test_entries_of_chunks_that_others_have_now_lead_to_nothing_wrong(kind: str, tmp_path: Path,
-                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups leave memory and come back to other places, again and again, between snapshots: each has its own index."""
+def test_stale_index_entries_are_ignored(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups are evicted and loaded to other addresses repeatedly between snapshots, each of which has its own index."""
     never_load(monkeypatch)
-    monkeypatch.setattr(indexing, "MIN_MERGED", 50)  # files are made anew now and then
+    monkeypatch.setattr(indexing, "MIN_MERGED", 50)  # all records are indexed anew at times
     pair = Pair(KINDS[kind], lambda readonly: LocalFileSystem(tmp_path, readonly), Budget(800_000, 1 << 16, 1 << 12), 1)
     for step in range(12):
         pair.do(("more", step, 500))
@@ -79,8 +77,8 @@ def test_entries_of_chunks_that_others_have_now_lead_to_nothing_wrong(kind: str,
     pair.close()
 
 
-def test_what_is_asked_for_often_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call that asks for much loads at once; calls that ask for little load a group now and then."""
+def test_groups_that_are_requested_often_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that requests many keys loads their groups at once; calls that request few load a group at times."""
     keys = np.arange(50_000)
     with LogStore.open_on(LocalFileSystem(tmp_path), key={"k": pa.int64()}, value={"n": pa.int64()},
                              budget=PLENTY) as store:  # fmt: skip
@@ -92,7 +90,7 @@ def test_what_is_asked_for_often_is_loaded(tmp_path: Path, monkeypatch: pytest.M
     def get(store: LogStore, some: np.ndarray) -> None:
         assert store.get(pa.array(some))["n"].to_pylist() == some.tolist()
 
-    monkeypatch.setattr(piece_lookups, "BYTES_PER_READ", 1000)  # 3 keys or so are worth a group
+    monkeypatch.setattr(piece_lookups, "BYTES_PER_READ", 1000)  # about 3 keys make loading a group cheaper
     monkeypatch.setattr(piece_lookups, "MAX_LOAD_BYTES", 1)
     with LogStore.open(tmp_path, readonly=True) as store:
         get(store, keys[:1])
@@ -107,11 +105,11 @@ def test_what_is_asked_for_often_is_loaded(tmp_path: Path, monkeypatch: pytest.M
         before = left(store)
         get(store, keys[:100])
         get(store, keys[:100])
-        assert before - 3 <= left(store) < before  # one a call, however many are due
+        assert before - 3 <= left(store) < before  # one per call, however many are due
 
 
-def test_merges_after_a_reopen_load_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a restarted job does: rows of some keys, their values, a snapshot, and so on."""
+def test_merges_after_a_reopen_load_no_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calls of a restarted job: merge rows of some keys, read their values, take a snapshot, and so on."""
     never_load(monkeypatch)
     pair = Pair(KINDS["int"], lambda readonly: LocalFileSystem(tmp_path, readonly), PLENTY, 1)
     pair.do(("more", 0, 3000))
@@ -126,8 +124,8 @@ def test_merges_after_a_reopen_load_nothing(tmp_path: Path, monkeypatch: pytest.
     pair.close()
 
 
-def test_owners_look_up_in_the_files_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One store becomes two, each goes on with its key groups, and both become one again; nothing is loaded."""
+def test_new_owners_look_up_keys_in_files_of_the_old_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One store is split into two, each continues with its key groups, and both are combined; no group is loaded."""
     never_load(monkeypatch)
     keys = np.arange(3000)
     with LogStore.open(tmp_path / "old", key={"k": pa.int64()}, value={"n": pa.int64()}) as store:
@@ -157,7 +155,7 @@ def index_names(path: Path) -> list[str]:
     return sorted(file.name for file in path.iterdir() if file.suffix == ".idx")
 
 
-def test_only_new_records_are_indexed(tmp_path: Path) -> None:
+def test_a_snapshot_indexes_new_records_only(tmp_path: Path) -> None:
     store = LogStore.open_on(LocalFileSystem(tmp_path), key={"k": pa.int64()}, value={"n": pa.int64()}, budget=PLENTY)
     for start, end, entries in ((0, 1000, 1000), (500, 1500, 500), (0, 1500, 0)):
         known = set(index_names(tmp_path))
@@ -171,8 +169,8 @@ def test_only_new_records_are_indexed(tmp_path: Path) -> None:
     store.close()
 
 
-def test_files_are_merged_and_old_ones_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the background; a merge that fails is tried again, and nothing is lost meanwhile."""
+def test_index_files_are_merged_and_old_ones_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the background; a failed merge is tried again, and nothing is lost meanwhile."""
     never_load(monkeypatch)
     fails = [True]
     finish = IndexWriter.finish
@@ -210,7 +208,7 @@ def test_files_are_merged_and_old_ones_removed(tmp_path: Path, monkeypatch: pyte
         assert store.stats()["groups_not_loaded"]
 
 
-def test_a_store_that_is_closed_waits_for_no_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_does_not_wait_for_an_index_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, goes_on = threading.Event(), threading.Event()
     entries, groups = IndexRun.entries, list[int]()
 
@@ -233,7 +231,7 @@ def test_a_store_that_is_closed_waits_for_no_merge(tmp_path: Path, monkeypatch: 
     assert len(index_names(tmp_path)) == 2
 
 
-def test_few_files_each_much_larger_than_all_newer_ones() -> None:
+def test_the_choice_of_index_files_to_merge() -> None:
     big = indexing.MIN_MERGED
     assert first_to_merge([]) == 0
     assert first_to_merge([5]) == 1
@@ -244,7 +242,7 @@ def test_few_files_each_much_larger_than_all_newer_ones() -> None:
     assert first_to_merge([100 * big, 30 * big, 25 * big]) == 0
 
 
-def test_a_chunk_stays_while_an_index_is_made_of_it() -> None:
+def test_a_pinned_chunk_is_not_reused() -> None:
     arena = Arena(1 << 16, 1 << 24)
     first = arena.allocate(4096)
     arena.pinned = 1  # the first snapshot
@@ -260,13 +258,13 @@ def test_a_chunk_stays_while_an_index_is_made_of_it() -> None:
     assert arena.allocate(4096) == second
 
 
-def test_a_snapshot_has_the_keys_of_its_freeze_though_their_memory_is_used_again(tmp_path: Path,
-                                                                              monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups leave memory and others come into their chunks after the freeze, before the index is made."""
+def test_a_snapshot_has_the_keys_of_its_capture_though_their_memory_is_freed(tmp_path: Path,
+                                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups are evicted and their chunks are reallocated after the capture, before the index is made."""
     never_load(monkeypatch)
     pair = Pair(KINDS["text"], lambda readonly: LocalFileSystem(tmp_path, readonly), PLENTY, 1)
     pair.do(("more", 1, 1500))
-    pair.do(("slow_snapshot", 0, 0))  # waits with its copies, and its index comes after them
+    pair.do(("slow_snapshot", 0, 0))  # its copies wait, and its index is made after them
     for shard in range(16):
         pair.store._tiers._evict(shard, 0.0)
     pair.store._tiers.finish_evictions()
@@ -274,8 +272,8 @@ def test_a_snapshot_has_the_keys_of_its_freeze_though_their_memory_is_used_again
     frozen = pair.waiting[-1].id
     pair.wait()
     with pair.opened(frozen, readonly=True) as old:
-        keys = pa.table({name: [key[k] for key in pair.frozen[frozen]] for k, name in enumerate(pair.kind.key.names)},
+        keys = pa.table({name: [key[k] for key in pair.captured[frozen]] for k, name in enumerate(pair.kind.key.names)},
                         pair.kind.key)  # fmt: skip
         found = old.get(keys).to_pylist()
-        assert [tuple(row.values()) for row in found] == list(pair.frozen[frozen].values())
+        assert [tuple(row.values()) for row in found] == list(pair.captured[frozen].values())
     pair.close()

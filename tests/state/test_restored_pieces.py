@@ -1,4 +1,4 @@
-"""Pieces that sessions leave behind: how many there are, which of their files are open, when they are loaded."""
+"""Restored pieces: how many there are, which of their files are open, when they are loaded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROWS = pa.table({"k": np.arange(5000), "n": np.ones(5000, np.int64)})
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few pieces are many, and nothing is loaded because it is asked for."""
+    """Four pieces are the maximum, and lookups load no group."""
     monkeypatch.setattr(restored, "MAX_PIECES", 4)
     monkeypatch.setattr(piece_lookups, "BYTES_PER_READ", 0)
 
@@ -67,7 +67,7 @@ def damage(path: Path, store: LogStore) -> None:
 
 @pytest.mark.parametrize("budget", [PLENTY, SMALL])
 @pytest.mark.parametrize("kind", ["int", "text"])
-def test_sessions_that_only_write_leave_few_pieces(kind: str, budget: Budget, tmp_path: Path, few: None) -> None:
+def test_the_number_of_pieces_is_bounded(kind: str, budget: Budget, tmp_path: Path, few: None) -> None:
     pair = paired(tmp_path, kind, budget)
     pair.do(("more", 99, 2000))
     most_open = 0
@@ -87,7 +87,7 @@ def test_sessions_that_only_write_leave_few_pieces(kind: str, budget: Budget, tm
     pair.close()
 
 
-def test_a_large_old_piece_is_not_loaded_for_small_new_ones(tmp_path: Path, few: None) -> None:
+def test_a_large_old_piece_is_not_loaded_because_of_small_new_ones(tmp_path: Path, few: None) -> None:
     pair = paired(tmp_path)
     pair.do(("more", 99, 3000))
     for session in range(12):
@@ -100,9 +100,8 @@ def test_a_large_old_piece_is_not_loaded_for_small_new_ones(tmp_path: Path, few:
     pair.close()
 
 
-def test_a_snapshot_waits_for_a_part_of_what_is_joined(tmp_path: Path, few: None,
-                                                       monkeypatch: pytest.MonkeyPatch) -> None:
-    """Group by group, one at each snapshot, unless there are far too many pieces."""
+def test_a_snapshot_loads_pieces_group_by_group(tmp_path: Path, few: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One group per snapshot, unless there are far too many pieces."""
     monkeypatch.setattr(restored, "MAX_PIECES", 99)
     for _ in range(8):
         with LogStore.open(tmp_path, key=KEY, value=VALUE) as store:
@@ -124,8 +123,8 @@ def test_a_snapshot_waits_for_a_part_of_what_is_joined(tmp_path: Path, few: None
         assert store.get(ROWS.select(["k"]))["n"].to_pylist() == [8] * len(ROWS)
 
 
-def test_damage_does_not_keep_a_snapshot_from_being_written(tmp_path: Path, few: None) -> None:
-    """Groups that cannot be read stay in their pieces; what the session wrote is saved."""
+def test_a_snapshot_is_written_despite_damaged_groups(tmp_path: Path, few: None) -> None:
+    """Groups that cannot be read remain in their pieces; the rows of the session are saved."""
     for session in range(5):
         with LogStore.open(tmp_path, key=KEY, value=VALUE) as store:
             store.merge(ROWS, n="sum")
@@ -144,8 +143,8 @@ def test_damage_does_not_keep_a_snapshot_from_being_written(tmp_path: Path, few:
 
 
 @pytest.mark.parametrize("budget", [Budget(100_000, 1 << 14, 1 << 12), SMALL])
-def test_a_damaged_group_does_not_block_the_others(budget: Budget, tmp_path: Path) -> None:
-    """Its shard cannot leave memory: who writes is told once, who reads other keys never."""
+def test_a_damaged_group_does_not_block_other_groups(budget: Budget, tmp_path: Path) -> None:
+    """Its shard cannot be evicted: one merge reports it, reads of other keys never do."""
     with LogStore.open(tmp_path, key=KEY, value=VALUE) as store:
         store.merge(ROWS, n="sum")
     with LogStore.open(tmp_path, readonly=True) as store:
@@ -178,8 +177,8 @@ def is_damaged(store: LogStore, keys: np.ndarray) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["int", "text"])
-def test_files_are_closed_and_opened_again(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that others may remove stay open."""
+def test_least_recently_used_files_are_closed(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that another process may remove stay open."""
     monkeypatch.setattr(pieces, "MAX_OPEN", 2)
     monkeypatch.setattr(piece_lookups, "BYTES_PER_READ", 0)
     pair = paired(tmp_path, kind)
@@ -206,8 +205,8 @@ def test_files_are_closed_and_opened_again(kind: str, tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("is_all", [True, False])
-def test_files_of_loaded_pieces_take_no_room(is_all: bool, tmp_path: Path) -> None:
-    """Once no snapshot needs them they are removed, and then nobody has them open."""
+def test_files_of_loaded_pieces_are_removed_and_closed(is_all: bool, tmp_path: Path) -> None:
+    """Once no snapshot needs them they are removed, and no longer open."""
     for session in range(2):
         with LogStore.open(tmp_path, key=KEY, value=VALUE, keep=1) as store:
             store.merge(ROWS, n="sum")
@@ -226,15 +225,15 @@ def test_files_of_loaded_pieces_take_no_room(is_all: bool, tmp_path: Path) -> No
         assert store.get(ROWS.select(["k"]))["n"].to_pylist() == [4] * len(ROWS)
 
 
-# --- stores that are only read
+# --- read-only stores
 
 
 @pytest.mark.parametrize("filled", [None, "1MB"])
 @pytest.mark.parametrize("kind", [pa.int64(), pa.string()])
-def test_who_only_reads_stays_within_its_memory(kind: pa.DataType, filled: str | None, tmp_path: Path,
-                                                monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups for which there is no room are looked into, or looked through one after the other."""
-    monkeypatch.setattr(piece_lookups, "BYTES_PER_READ", 1 << 20)  # all that is asked for is worth loading
+def test_a_readonly_store_stays_within_its_budget(kind: pa.DataType, filled: str | None, tmp_path: Path,
+                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups that do not fit into memory are looked up on disk, or scanned one by one."""
+    monkeypatch.setattr(piece_lookups, "BYTES_PER_READ", 1 << 20)  # loading is always cheaper
     keys = pa.array([f"a key with the number {k}" if k % 2 else str(k) for k in range(20_000)])
     keys = keys if kind == pa.string() else pa.array(np.arange(20_000))
     with LogStore.open(tmp_path, key={"k": kind}, value={"n": pa.int64()}, memory=filled) as store:
@@ -260,7 +259,7 @@ def test_who_only_reads_stays_within_its_memory(kind: pa.DataType, filled: str |
         assert store.get(keys[:5])["n"].to_pylist() == [0, 1, 2, 3, 4]
 
 
-def test_what_is_joined_is_no_larger_than_what_came_since() -> None:
+def test_the_choice_of_pieces_to_load() -> None:
     assert first_to_load([1] * 17) == 0
     assert first_to_load([100, *[1] * 16]) == 1
     assert first_to_load([100, 16, *[1] * 15]) == 2

@@ -1,4 +1,5 @@
-"""Runs: what is written is read, by hash and from end to end, and a hostile file never leads outside of its blocks."""
+"""Runs: they are read as they were written, by hash and completely; a hostile file never causes an access outside of its
+blocks."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from scalein.state.run_file import RunFile
 from scalein.state.run_writer import RunWriter
 from scalein.storage.local import LocalFileSystem
 from tests.state.power_cut_disk import PowerCutDisk
-from tests.state.reference_records import M64, Row, decoded, obvious_checksum, write_run
+from tests.state.reference_records import M64, Row, decoded, reference_checksum, write_run
 
 BLOCK = format.BLOCK
 
@@ -27,7 +28,7 @@ SIZES = st.sampled_from([0, 1, 12, 13, 40, 300]) | st.sampled_from([0, 5, 4000, 
 
 
 def blocks_at(run: RunFile, offsets: np.ndarray) -> list[int]:
-    """The numbers of the blocks at these places of the file."""
+    """The numbers of the blocks at these offsets of the file."""
     return [run._directory[1].tolist().index(offset) for offset in offsets.tolist()]
 
 
@@ -35,8 +36,8 @@ def blocks_at(run: RunFile, offsets: np.ndarray) -> list[int]:
 @given(stride=st.sampled_from([8, 24, 40, 2040, 4080, 4088, 9000]), cells=st.integers(0, 2), count=st.integers(0, 300),
        step=st.sampled_from([1, 7, 1000]), write_bytes=st.sampled_from([1, 5000, 4 << 20]), spread=st.integers(1, 300),
        seed=st.integers(0, 1 << 32), data=st.data())  # fmt: skip
-def test_runs_are_read_as_written(stride: int, cells: int, count: int, step: int, write_bytes: int, spread: int,
-                                  seed: int, data: st.DataObject) -> None:  # fmt: skip
+def test_runs_are_read_as_they_were_written(stride: int, cells: int, count: int, step: int, write_bytes: int,
+                                            spread: int, seed: int, data: st.DataObject) -> None:
     random = Random(seed)
     places = tuple(8 + 16 * k for k in range(cells) if 8 + 16 * k + 16 <= stride)
     sizes = data.draw(st.lists(SIZES, min_size=1, max_size=5))
@@ -71,7 +72,7 @@ def test_runs_are_read_as_written(stride: int, cells: int, count: int, step: int
         assert len(found.offsets) <= sum(2 + np.count_nonzero(hashes == h) for h in wanted)
 
 
-def test_a_hash_that_no_block_can_hold_asks_for_none() -> None:
+def test_a_hash_outside_of_the_run_needs_no_block() -> None:
     disk = PowerCutDisk()
     write_run(disk, [(k, ()) for k in range(2000)], np.arange(1000, 3000).astype(np.uint64), 40, ())
     run = RunFile(disk, 5, 40)
@@ -80,7 +81,7 @@ def test_a_hash_that_no_block_can_hold_asks_for_none() -> None:
     assert run.block_count == -(-2000 // 102)
 
 
-def test_a_run_is_written_and_read_in_a_real_directory(tmp_path: Path) -> None:
+def test_a_run_in_a_local_directory(tmp_path: Path) -> None:
     files = LocalFileSystem(tmp_path)
     random = np.random.default_rng(1)
     records = random.integers(0, 256, (300_000, 32), np.uint8)
@@ -101,7 +102,7 @@ def test_a_run_is_written_and_read_in_a_real_directory(tmp_path: Path) -> None:
     run.close()
 
 
-def test_the_writer_keeps_no_memory_of_the_caller() -> None:
+def test_the_writer_copies_its_input() -> None:
     disk = PowerCutDisk()
     writer = RunWriter(disk, 5, 8, "{}")
     numbers, hashes = np.arange(10, dtype=np.uint64), np.arange(10, dtype=np.uint64)
@@ -113,7 +114,7 @@ def test_the_writer_keeps_no_memory_of_the_caller() -> None:
     assert (run.least_hash, run.greatest_hash) == (0, 9)
 
 
-def test_a_run_that_is_given_up_leaves_no_file() -> None:
+def test_an_abandoned_run_leaves_no_file() -> None:
     disk = PowerCutDisk()
     writer = RunWriter(disk, 5, 8, "{}")
     disk.full_after(100)
@@ -124,7 +125,7 @@ def test_a_run_that_is_given_up_leaves_no_file() -> None:
     assert disk.names() == []
 
 
-def test_mistakes_of_ours_are_found() -> None:
+def test_invalid_arguments_of_the_writer_are_refused() -> None:
     writer = RunWriter(PowerCutDisk(), 5, 8, "{}")
     writer.add(np.zeros((1, 8), np.uint8), np.array([5], np.uint64))
     for hashes in ([4], [6, 5]):
@@ -139,7 +140,7 @@ def test_mistakes_of_ours_are_found() -> None:
 
 
 def hostile_run(change: Callable[[bytearray], None]) -> PowerCutDisk:
-    """A run of one block, changed by somebody who seals it again: 3 records of 24 bytes with a long string each."""
+    """A changed run with valid seals: one block, 3 records of 24 bytes with a long string each."""
     disk = PowerCutDisk()
     write_run(disk, [(k, (b"x" * 100,)) for k in range(3)], np.arange(3).astype(np.uint64), 24, (8,))
     content = bytearray(disk.content(format.run_name(5)))
@@ -187,12 +188,12 @@ HOSTILE_RUNS = {
 
 
 @pytest.mark.parametrize("what", HOSTILE_RUNS)
-def test_a_hostile_run_is_damaged(what: str) -> None:
+def test_a_hostile_run_is_damage(what: str) -> None:
     hostile_run(lambda content: None)
     disk = hostile_run(HOSTILE_RUNS[what])
     with pytest.raises(Damaged, match=r"run-0000000005\.run"):
         RunFile(disk, 5, 24, (8,)).verify()
-    if what != "other counts":  # which only a reader of all can see
+    if what != "other counts":  # detected only by reading the whole file
         with pytest.raises(Damaged, match=r"run-0000000005\.run"):
             RunFile(disk, 5, 24, (8,)).read_range(0, 1)
 
@@ -208,7 +209,7 @@ DIRECTORIES = {
 
 
 @pytest.mark.parametrize("what", DIRECTORIES)
-def test_a_hostile_directory_is_damaged(what: str) -> None:
+def test_a_hostile_directory_is_damage(what: str) -> None:
     disk = PowerCutDisk()
     write_run(disk, [(k, ()) for k in range(3)], np.arange(3).astype(np.uint64), 4080, ())
     content = bytearray(disk.content(format.run_name(5)))
@@ -221,7 +222,7 @@ def test_a_hostile_directory_is_damaged(what: str) -> None:
         RunFile(disk, 5, 4080).candidate_blocks(np.array([1], np.uint64))
 
 
-def test_the_bytes_of_a_run_are_those_of_the_format() -> None:
+def test_a_run_has_the_documented_bytes() -> None:
     disk = PowerCutDisk()
     write_run(disk, [(7, (b"short",)), (8, (b"longer than twelve",))], np.array([3, 9], np.uint64), 24, (8,))
     content = disk.content(format.run_name(5))
@@ -236,12 +237,12 @@ def test_the_bytes_of_a_run_are_those_of_the_format() -> None:
     assert len(content) == 3 * BLOCK
     for start, seed in ((0, 5), (2 * BLOCK, 5)):
         area = content[start : start + BLOCK - 8] + bytes(8)
-        assert content[start + BLOCK - 8 : start + BLOCK] == obvious_checksum(area, seed).to_bytes(8, "little")
+        assert content[start + BLOCK - 8 : start + BLOCK] == reference_checksum(area, seed).to_bytes(8, "little")
     whole = content[BLOCK : BLOCK + 8] + bytes(8) + content[BLOCK + 16 : 2 * BLOCK]
-    assert content[BLOCK + 8 : BLOCK + 16] == obvious_checksum(whole, 5 ^ BLOCK).to_bytes(8, "little")
+    assert content[BLOCK + 8 : BLOCK + 16] == reference_checksum(whole, 5 ^ BLOCK).to_bytes(8, "little")
 
 
-def test_a_filter_denies_no_hash_that_a_run_has() -> None:
+def test_a_filter_rejects_no_hash_that_the_run_has() -> None:
     rng = np.random.default_rng(1)
     hashes = np.unique(rng.integers(0, 2**60, 3_000).astype(np.uint64))
     disk = PowerCutDisk()
@@ -255,7 +256,7 @@ def test_a_filter_denies_no_hash_that_a_run_has() -> None:
     run.verify()
 
 
-def test_a_run_without_a_filter_may_have_everything() -> None:
+def test_a_run_without_a_filter_rejects_no_hash() -> None:
     disk = PowerCutDisk()
     write_run(disk, [(7, ())], np.array([3], np.uint64), 24, ())
     assert RunFile(disk, 5, 24).may_have(np.array([1, 2, 3], np.uint64)).all()

@@ -1,4 +1,4 @@
-"""Merges by several workers, snapshots one after the other, eviction and compaction, all at once."""
+"""Merges by several workers, snapshots, evictions and compactions, all concurrently."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_every_snapshot_is_a_point_in_time(tmp_path: Path, budget: Budget) -> No
         step, stop = 0, threading.Event()
         errors: list[BaseException] = []
         frozen: list[tuple[int, Snapshot]] = []
-        lock = threading.Lock()  # a freeze must know the number of calls before it
+        lock = threading.Lock()  # a capture must know the number of calls before it
 
         def snapshots() -> None:
             try:

@@ -1,4 +1,4 @@
-"""What was deleted or replaced gives its memory and its disk back."""
+"""Garbage collection: the memory and disk space of deleted and replaced records are freed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scalein.state.tiers import Tiers
 KEYS = np.arange(20_000)
 
 
-def test_replaced_texts_give_their_memory_back(tmp_path: Path) -> None:
+def test_the_memory_of_replaced_texts_is_freed(tmp_path: Path) -> None:
     with LogStore.open(tmp_path, key={"k": pa.int64()}, value={"t": pa.string()}) as store:
         sizes = []
         for step in range(40):
@@ -25,7 +25,7 @@ def test_replaced_texts_give_their_memory_back(tmp_path: Path) -> None:
         assert len(store) == len(KEYS)
 
 
-def test_deleted_records_give_their_memory_back(tmp_path: Path) -> None:
+def test_the_memory_of_deleted_records_is_freed(tmp_path: Path) -> None:
     with LogStore.open(tmp_path, key={"k": pa.int64()}, value={"n": pa.int64()}) as store:
         for step in range(30):
             keys = KEYS + step * len(KEYS)
@@ -36,7 +36,7 @@ def test_deleted_records_give_their_memory_back(tmp_path: Path) -> None:
         assert store.get(pa.array([len(KEYS) - 1]))["n"].to_pylist() == [len(KEYS) - 1]
 
 
-def test_a_snapshot_is_a_point_in_time_while_groups_are_written_anew(tmp_path: Path) -> None:
+def test_a_snapshot_is_a_point_in_time_during_garbage_collection(tmp_path: Path) -> None:
     tidied = []
     collect_garbage = Tiers.collect_garbage
 

@@ -1,4 +1,4 @@
-"""Stores that earlier versions wrote are read by this one; and keys keep their hashes."""
+"""Stores of older formats can be opened, and the hashes of keys do not change."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_there_is_a_golden_store_of_every_version() -> None:
     assert [path.name for path in GOLDEN] == ["golden_v1", "golden_v2", "golden_v3"]
 
 
-def test_an_old_store_is_read(golden: tuple[Path, dict[str, object]]) -> None:
+def test_a_store_of_an_older_format_is_read(golden: tuple[Path, dict[str, object]]) -> None:
     path, about = golden
     with LogStore.open(path, readonly=True) as store:
         assert store.stats()["runs"] == 6
@@ -44,7 +44,7 @@ def test_an_old_store_is_read(golden: tuple[Path, dict[str, object]]) -> None:
         assert content(store) == about["then"]
 
 
-def test_an_old_store_goes_on(golden: tuple[Path, dict[str, object]]) -> None:
+def test_a_store_of_an_older_format_is_written(golden: tuple[Path, dict[str, object]]) -> None:
     path, _ = golden
     with LogStore.open(path) as store:
         store.delete(rows(0, 200).select(store._key.names))
@@ -55,8 +55,8 @@ def test_an_old_store_goes_on(golden: tuple[Path, dict[str, object]]) -> None:
         assert len(store) == 1
 
 
-def test_keys_keep_their_hashes() -> None:
-    """Files are sorted by them: another hash is another format."""
+def test_the_hashes_of_keys_do_not_change() -> None:
+    """Files are sorted by hash: another hash would be another format."""
     key = pa.schema([("a", pa.int64()), ("b", pa.string()), ("c", pa.float64())])
     kernels = StoreKernels(key, pa.schema([("n", pa.int64())]), Options.make(workers=1))
     texts = pa.array(["", "a text of more than sixteen bytes", None])

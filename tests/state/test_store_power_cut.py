@@ -18,7 +18,7 @@ from tests.state.store_model import KINDS
 from tests.state.store_pair import Op, Pair
 
 TINY = Budget(300_000, 1 << 14, 1 << 12)
-CUTS = int(os.environ.get("SCALEIN_STORE_CUTS", "6"))  # places in a run at which a disk fails; 0: all
+CUTS = int(os.environ.get("SCALEIN_STORE_CUTS", "6"))  # operations of a workload at which the disk fails; 0: all
 OPS: list[Op] = [
     ("more", 1, 40), ("snapshot", 2, 0), ("more", 3, 300), ("more", 4, 300), ("snapshot", 5, 0), ("delete", 6, 300),
     ("merge", 7, 40), ("more", 8, 300), ("snapshot", 9, 0), ("wait", 0, 0), ("compact", 0, 0), ("upsert", 10, 40),
@@ -28,14 +28,14 @@ OPS: list[Op] = [
 
 
 class Workload:
-    """The operations on a disk until it fails, and what is known then."""
+    """Operations on a disk until it fails, and the snapshots that were acknowledged by then."""
 
     def __init__(self, kind: str, disk: PowerCutDisk, ops: list[Op] = OPS) -> None:
         self.disk = disk
         self.pair: Pair | None = None
         self.error: BaseException | None = None
         self.acknowledged: set[int] = set()
-        self.open_ids: set[int] = set()  # of snapshots that opening and closing took by themselves
+        self.open_ids: set[int] = set()  # of snapshots that open and close took
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             try:
@@ -60,7 +60,7 @@ class Workload:
         self.acknowledged |= {s.id for s in self.pair.waiting if s.is_done and s._capture.error is None}
 
     def reopen(self) -> None:
-        """Close and open; the last snapshot is taken here, so that its id is known."""
+        """Close and open the store; the last snapshot is taken here, so that its id is known."""
         assert self.pair is not None
         self.pair.op_snapshot(Random(1), 0)
         for snapshot in self.pair.waiting:
@@ -71,11 +71,11 @@ class Workload:
         self.pair.store = self.pair.opened()
 
     def check(self, disk: PowerCutDisk, kind: str) -> None:
-        """What is found on the disk is an acknowledged snapshot or a later one, and the store goes on from it."""
+        """The store on the disk is an acknowledged snapshot or a later one, and can be continued."""
         pair = Pair(KINDS[kind], lambda readonly: disk, TINY, 1, keep=2)
         try:
             names = format.ids(disk.names(), "snapshot")
-            frozen = {} if self.pair is None else self.pair.frozen
+            frozen = {} if self.pair is None else self.pair.captured
             newest = max((id for id in names if id in frozen), default=None)
             last = max(self.acknowledged, default=None)
             if last is not None:
@@ -118,7 +118,7 @@ def test_a_power_cut_at_every_operation(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["create", "write", "sync", "rename", "remove", "sync_directory", "read"])
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
-def test_a_failing_disk(kind: str, number: int) -> None:
+def test_each_failing_call_names_the_file_and_loses_nothing(kind: str, number: int) -> None:
     """Each call in turn fails once: the error names the file, and nothing that was acknowledged is lost."""
     whole = PowerCutDisk()
     Workload("int", whole)
@@ -140,10 +140,10 @@ def test_a_failing_disk(kind: str, number: int) -> None:
             raise
 
 
-def test_a_full_disk() -> None:
+def test_a_full_disk_loses_nothing() -> None:
     whole = PowerCutDisk()
     Workload("text", whole)
-    # How much is written depends on when compaction comes: another run may write less.
+    # The number of bytes written depends on the time of compactions: another workload may write less.
     for room in places(whole.written_bytes // 2, Random(3), CUTS // 2 or 100):
         disk = PowerCutDisk()
         disk.full_after(room)
@@ -153,8 +153,8 @@ def test_a_full_disk() -> None:
         run.check(disk, "text")
 
 
-def test_a_manifest_that_failed_after_its_rename_keeps_its_files() -> None:
-    """The snapshot was never acknowledged, but the next start may find it: what it names must be there."""
+def test_files_of_a_manifest_that_failed_after_its_rename_are_retained() -> None:
+    """The snapshot was never acknowledged, but the next start may find it: its files must exist."""
     disk = PowerCutDisk()
     pair = Pair(KINDS["int"], lambda readonly: disk, TINY, 1)
     for seed in range(6):
@@ -179,8 +179,8 @@ def test_a_manifest_that_failed_after_its_rename_keeps_its_files() -> None:
     pair.close()
 
 
-def test_a_run_that_failed_just_before_a_freeze_fails_the_snapshot() -> None:
-    """Its records are in no image any more, so a manifest that named it would name a file that is not there."""
+def test_a_run_that_failed_before_the_capture_fails_the_snapshot() -> None:
+    """Its records are in no image, so the manifest would name a file that does not exist."""
     disk = PowerCutDisk()
     pair = Pair(KINDS["int"], lambda readonly: disk, TINY, 1)
     pair.op_more(Random(1), 300)
