@@ -1,5 +1,5 @@
-"""Fixtures of the store: test batches and key groups are small, so workers get a few rows each, and lookups are made cheap:
-otherwise all groups would be loaded."""
+"""Fixtures of the store: test batches and key groups are small, so workers get a few rows each, and lookups are made
+cheap: otherwise all groups would be loaded."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def _pages(offset: int, size: int) -> list[tuple[int, int]]:
 
 
 class PowerCutDisk:
-    """A `FileSystem` in memory. Operations are the calls that change something: create, write, sync, rename, remove, ..."""
+    """A `FileSystem` in memory. Operations are the calls that change it: create, write, sync, rename, remove, ..."""
 
     def __init__(self, content: dict[str, bytes] | None = None) -> None:
         self.operations = 0
@@ -121,7 +121,7 @@ class PowerCutDisk:
         self._room = size_bytes
 
     def fail(self, kind: str, call: int, number: int = errno.EIO) -> None:
-        """Let a later call fail: `kind` is read, write, sync, create, rename, remove or sync_directory; 0 is the next."""
+        """Let a call fail: `kind` is read, write, sync, create, rename, remove or sync_directory; 0 is the next."""
         self._faults[kind, self._calls.get(kind, 0) + call] = number
 
     def content(self, name: str) -> bytes:

@@ -29,7 +29,7 @@ def reference_checksum(data: bytes, seed: int) -> int:
 
 
 def encoded(rows: list[Row], stride: int, cells: tuple[int, ...], keep: Texts) -> np.ndarray:
-    """Records as the store holds them in memory: a number of 8 bytes, and cells that contain strings or point to them."""
+    """Records as the store holds them in memory: a number of 8 bytes, and cells that hold strings or point to them."""
     records = np.zeros((len(rows), stride), np.uint8)
     for record, (number, texts) in zip(records, rows, strict=True):
         record[:8].view("<u8")[0] = number

@@ -31,7 +31,7 @@ def never_load(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", sorted(KINDS))
 @pytest.mark.parametrize("window", [1 << 14, 1 << 22])
 def test_lookups_in_several_pieces(kind: str, window: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Full, partial and deleted records of several sessions, whose groups are not loaded; read buffers of a few blocks."""
+    """Full, partial and deleted records of several sessions, whose groups are not loaded; small read buffers."""
     never_load(monkeypatch)
     pair = Pair(KINDS[kind], lambda readonly: LocalFileSystem(tmp_path, readonly), PLENTY, 1)
     for age in range(3):
@@ -56,7 +56,7 @@ def test_lookups_in_several_pieces(kind: str, window: int, tmp_path: Path, monke
 
 @pytest.mark.parametrize("kind", ["int", "text"])
 def test_stale_index_entries_are_ignored(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups are evicted and loaded to other addresses repeatedly between snapshots, each of which has its own index."""
+    """Groups are evicted and loaded to other addresses repeatedly between snapshots, each with its own index."""
     never_load(monkeypatch)
     monkeypatch.setattr(indexing, "MIN_MERGED", 50)  # all records are indexed anew at times
     pair = Pair(KINDS[kind], lambda readonly: LocalFileSystem(tmp_path, readonly), Budget(800_000, 1 << 16, 1 << 12), 1)

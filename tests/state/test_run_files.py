@@ -1,5 +1,4 @@
-"""Runs: they are read as they were written, by hash and completely; a hostile file never causes an access outside of its
-blocks."""
+"""Runs: they are read as they were written, by hash and completely; a hostile one causes no access outside its blocks."""
 
 from __future__ import annotations
 

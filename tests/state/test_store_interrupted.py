@@ -68,8 +68,8 @@ def test_a_store_that_lost_records_refuses_calls(kind: str, fault: Callable[[Log
 
 
 def test_merge_and_get_does_not_fail_after_its_rows_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The records of a failed eviction are back in memory, and the next merge reports the error. The rows of the call are
-    one slice here: of several slices, some would be merged."""
+    """The records of a failed eviction are back in memory, and the next merge reports the error. The rows of the call
+    are one slice here: of several slices, some would be merged."""
     with opened(tmp_path) as store:
         failures, merged = 0, 0
         with monkeypatch.context() as patch:
@@ -137,7 +137,7 @@ def test_an_error_that_merge_and_get_hides_is_raised_by_the_next_merge(tmp_path:
 
 
 def test_a_get_does_not_fail_because_of_failed_evictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a budget, other merge functions evict records: several evictions may be in flight when the disk is full."""
+    """Without a budget, other merge functions evict records: several may be in flight when the disk is full."""
     with LogStore.open(tmp_path, key={"k": pa.int64()}, value={"n": pa.int64()}) as store:
         store.merge(rows("plain", 0, 5_000), n="sum")
     with LogStore.open(tmp_path) as store:
@@ -221,7 +221,7 @@ def refusing(*_: object) -> Any:
                                              ("delete", no_index), ("load", no_chunk)])  # fmt: skip
 def test_no_snapshot_is_taken_after_half_a_change(call: str, fault: Callable[[pytest.MonkeyPatch], None], kind: str,
                                                   tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel that does not get memory has changed some keys: the store refuses calls, and the last snapshot remains."""
+    """A kernel that does not get memory has changed some keys: the store refuses calls; the last snapshot remains."""
     with opened(tmp_path, kind, Budget(None)) as store:
         store.merge(rows(kind, 0, 3_000), n="sum")
     store = opened(tmp_path, kind, Budget(None))

@@ -51,7 +51,7 @@ def test_a_full_undo_log_makes_the_kernel_copy(tmp_path: Path, kind: str, worker
 
 @pytest.mark.parametrize("at_once", [1, 1000])
 def test_a_capture_does_not_disturb_the_copy_of_the_previous_one(tmp_path: Path, at_once: int) -> None:
-    """All segments were copied by kernels: the next capture sets marks before the undo logs of the first are applied."""
+    """All segments were copied by kernels: the next capture sets marks before the first undo logs are applied."""
     pair = pair_of("int", tmp_path, 2)
     pair.store._snapshots.copier.max_copies = at_once
     pair.op_more(Random(1), 1500)
@@ -206,7 +206,7 @@ def test_records_of_a_failed_eviction_come_back_under_newer_ones(tmp_path: Path,
 
 
 def test_records_of_an_interrupted_call_are_in_the_next_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel that returns for memory has inserted records whose segments it did not mark; it may not be called again."""
+    """A kernel that returns for memory has inserted records in unmarked segments; it may not be called again."""
     store = LogStore.open_on(LocalFileSystem(tmp_path), key={"k": pa.int64()}, value={"n": pa.int64()}, budget=SMALL)
     hot, numbers = store._tiers.memtable, np.arange(20_000, dtype=np.int64)
     hashes = store._kernels.lookup(hot, pa.record_batch({"k": numbers}))[1]

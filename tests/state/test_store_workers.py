@@ -71,7 +71,7 @@ def test_workers_without_rows_are_harmless(tmp_path: Path, keys: int) -> None:
 
 
 def test_segments_are_copied_concurrently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel with a full log does not wait for the copies of other segments; it waits for its own, if that has started."""
+    """A kernel with a full log does not wait for the copies of other segments; it waits for its own one."""
     pair = Pair(KINDS["int"], lambda readonly: LocalFileSystem(tmp_path, readonly), TINY, 2)
     pair.op_more(Random(1), 2600)
     pair.op_slow_snapshot(Random(1), 0)
