@@ -1,4 +1,4 @@
-"""Runs: they are read as they were written, by hash and completely; a hostile one causes no access outside its blocks."""
+"""Runs: they are read as they were written, by hash and completely; a hostile one causes no access outside of it."""
 
 from __future__ import annotations
 
