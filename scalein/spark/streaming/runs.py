@@ -31,9 +31,9 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from scalein.arrow_functions import taken
 from scalein.errors import Damaged
 from scalein.exec.event_time import as_integers
-from scalein.interp.taking import taken
 from scalein.spark.shuffle import KEY_GROUPS
 from scalein.storage.checked_json import Json, as_int, as_list, as_text
 from scalein.storage.object_store import STATE, Location

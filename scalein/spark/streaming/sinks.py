@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from scalein.connectors.base import Sink
 from scalein.connectors.sinks.files import FileSink
-from scalein.connectors.sinks.sink_writer import Outlet as SinkOutlet
+from scalein.connectors.sinks.sink_writer import SinkWriter as SinkOutlet
 from scalein.errors import ScaleinError, SourceLoc, WriteFailed
 from scalein.spark.shuffle import decoded, encoded
 from scalein.spark.types import leaving, leaving_schema, spark_schema
