@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scalein.layout import HITS_SHIFT, MOST_HITS
+from scalein.layout import ACCESSES_SHIFT, MAX_ACCESSES
 from scalein.state.arena import Workspace
 from scalein.state.compaction import Compactor
 from scalein.state.memtable import MemTable
@@ -109,7 +109,7 @@ class Evictor:
         memtable, groups = self._memtable, shard_groups(shard)
         pointers = np.concatenate([memtable.pointers(group) for group in groups])
         heads = np.concatenate([memtable.heads(group) for group in groups])
-        is_evicted = (heads >> np.uint64(HITS_SHIFT) & np.uint64(MOST_HITS)) < np.uint64(least_accesses)
+        is_evicted = (heads >> np.uint64(ACCESSES_SHIFT) & np.uint64(MAX_ACCESSES)) < np.uint64(least_accesses)
         retained = np.ascontiguousarray(pointers[~is_evicted])
         pointers = np.ascontiguousarray(pointers[is_evicted & ((heads & np.uint64(drop)) == 0)])
         memtable.is_inconsistent = True

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.errors import Damaged, NewerFormat, ScaleinError, StoreFailed
-from scalein.layout import GROUPS, HITS_SHIFT, MOST_HITS, PARTIAL, TOMB
+from scalein.layout import ACCESSES_SHIFT, GROUPS, MAX_ACCESSES, PARTIAL, TOMB
 from scalein.memory import address
 from scalein.state import format
 from scalein.state.arena import Arena
@@ -272,7 +272,7 @@ class Tiers:
             return
         drop = 0 if self.levels.runs[shard] else TOMB  # without older records, a deletion needs no tombstone
         # Accesses are sampled, so an eviction of all records does not depend on them.
-        least = eviction_threshold(self._access_counts(groups), retained_share) if retained_share else MOST_HITS + 1
+        least = eviction_threshold(self._access_counts(groups), retained_share) if retained_share else MAX_ACCESSES + 1
         self.evictor.evict(shard, least, drop, self.functions)
         for group in groups:
             self.memtable.set_flags(group, PARTIAL if self.levels.runs[shard] else 0)
@@ -284,7 +284,7 @@ class Tiers:
             found.append(self.memtable.heads(group))
             if sum(map(len, found)) >= ACCESS_SAMPLE:
                 break
-        return (np.concatenate(found) >> np.uint64(HITS_SHIFT) & np.uint64(MOST_HITS)).astype(np.int64)
+        return (np.concatenate(found) >> np.uint64(ACCESSES_SHIFT) & np.uint64(MAX_ACCESSES)).astype(np.int64)
 
     def finish_evictions(self, max_in_flight: int = 0, wait_for_close: bool = True) -> None:
         """Wait until at most so many evictions are in flight; raises if one failed, whose records are back in memory.

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from scalein.kernels.store import StoreKernels, new_buffer
-from scalein.layout import HITS_SHIFT, MOST_HITS, TOMB, SortedRecords
+from scalein.layout import ACCESSES_SHIFT, MAX_ACCESSES, TOMB, SortedRecords
 from scalein.options import Options
 from scalein.state import LogStore, arena
 from scalein.state.arena import Arena, BucketAllocator, Workspace
@@ -64,14 +64,15 @@ def test_the_least_accessed_records_are_evicted_in_order(kernels: StoreKernels, 
     left = table.evict(groups, least, 0, new_buffer)
     leaving = left.in_order()
     assert left.count == len(leaving.hashes)
-    assert rows_at(kernels, leaving.pointers) == {key: n for key, n in hits.items() if min(n, MOST_HITS) < least}
+    assert rows_at(kernels, leaving.pointers) == {key: n for key, n in hits.items() if min(n, MAX_ACCESSES) < least}
     assert (leaving.hashes == kernels.hash_keys(np.ascontiguousarray(leaving.pointers))).all()
     assert (np.diff(leaving.hashes.astype(object)) >= 0).all()
     staying = np.concatenate([table.pointers(group) for group in groups])
     kept = rows_at(kernels, staying)
-    assert kept == {key: n for key, n in hits.items() if min(n, MOST_HITS) >= least}
-    halved = kernels.gather(staying)[:, :8].copy().view(np.uint64)[:, 0] >> np.uint64(HITS_SHIFT) & np.uint64(MOST_HITS)
-    assert {key: min(n, MOST_HITS) // 2 for key, n in kept.items()} == dict(zip(kept, halved.tolist(), strict=True))
+    assert kept == {key: n for key, n in hits.items() if min(n, MAX_ACCESSES) >= least}
+    heads = kernels.gather(staying)[:, :8].copy().view(np.uint64)[:, 0]
+    halved = heads >> np.uint64(ACCESSES_SHIFT) & np.uint64(MAX_ACCESSES)
+    assert {key: min(n, MAX_ACCESSES) // 2 for key, n in kept.items()} == dict(zip(kept, halved.tolist(), strict=True))
     table.free(left.chunks)
     assert sum(map(table.record_count, groups)) == len(kept)
     # All records are found by the index, also new ones, which may be in chunks that were freed.

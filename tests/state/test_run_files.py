@@ -134,7 +134,7 @@ def test_invalid_arguments_of_the_writer_are_refused() -> None:
         RunWriter(PowerCutDisk(), 5, 12, "{}")
     with pytest.raises(InternalError):
         RunWriter(PowerCutDisk(), 5, 16, "{}", text_cells=(8,))
-    with pytest.raises(BadArgument, match="room"):
+    with pytest.raises(BadArgument, match="do not fit"):
         RunWriter(PowerCutDisk(), 5, 16, "x" * 5000)
 
 

@@ -63,8 +63,8 @@ def test_errors_of_calls_name_the_problem_and_the_line(store: LogStore, call: Ca
 
 @pytest.mark.parametrize(("given", "says"), [
     ({"key": KEY, "keep": 0}, "keep"), ({"key": KEY, "keep": True}, "keep"), ({"key": KEY, "workers": 0}, "workers"),
-    ({"key": KEY, "memory": "lots"}, "500MB"), ({"key": ["k"]}, "no schema"), ({"key": {}}, "at least one key"),
-    ({"key": {"k": pa.list_(pa.int64())}}, "not stored"), ({"key": KEY, "value": KEY}, "two columns"),
+    ({"key": KEY, "memory": "lots"}, "500MB"), ({"key": ["k"]}, "not a schema"), ({"key": {}}, "at least one key"),
+    ({"key": {"k": pa.list_(pa.int64())}}, "cannot be stored"), ({"key": KEY, "value": KEY}, "two columns"),
     ({"key": KEY, "value": {f"v{k}": pa.int64() for k in range(40)}}, "at most 32"),
     ({"key": {"k": pa.decimal256(50, 1)}}, "38 digits"),
 ])  # fmt: skip
