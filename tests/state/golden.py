@@ -1,6 +1,6 @@
 """Writes the golden store of the current format, which all later versions must read: `python -m tests.state.golden`.
 
-Run it only for a new version of the format, into a new folder: the old ones stay.
+Run it only for a new version of the format, into a new folder; keep the old ones.
 """
 
 from __future__ import annotations

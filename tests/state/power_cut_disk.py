@@ -90,7 +90,7 @@ class PowerCutDisk:
         self._cut_at: int | None = None
         self._is_off = False
         self._is_locked = False
-        self._room: int | None = None
+        self._free: int | None = None
         self._faults: dict[tuple[str, int], int] = {}
         self._calls: dict[str, int] = {}
 
@@ -118,7 +118,7 @@ class PowerCutDisk:
 
     def full_after(self, size_bytes: int | None) -> None:
         """Raise ENOSPC once this many more bytes are written; None: never."""
-        self._room = size_bytes
+        self._free = size_bytes
 
     def fail(self, kind: str, call: int, number: int = errno.EIO) -> None:
         """Let a call fail: `kind` is read, write, sync, create, rename, remove or sync_directory; 0 is the next."""
@@ -153,7 +153,7 @@ class PowerCutDisk:
     def create(self, name: str, size_bytes: int = 0) -> _Output:
         with self._lock:
             self._fault("create", name)
-            if self._room is not None and size_bytes > self._room:
+            if self._free is not None and size_bytes > self._free:
                 raise store_failed("cannot create a file of the store", self.path_of(name), _error(errno.ENOSPC))
             if name in self._current:
                 self._change(lambda names: names.pop(name, None), f"remove {name}")
@@ -246,16 +246,16 @@ class _Output:
         disk, content = self._files, bytes(flat_bytes(data))
         with disk._lock:
             disk._fault("write", self._name, offset)
-            room = len(content) if disk._room is None else min(len(content), disk._room)
-            part = content[:room]
+            written = len(content) if disk._free is None else min(len(content), disk._free)
+            part = content[:written]
             disk._operation(f"write {self._name} {offset} {len(part)}", lambda: self._node.write(offset, part))
             self._node.write(offset, part)
             disk.written_bytes += len(part)
-            if disk._room is not None:
-                disk._room -= room
-            if room < len(content):
+            if disk._free is not None:
+                disk._free -= written
+            if written < len(content):
                 what = "cannot write a file of the store"
-                raise store_failed(what, disk.path_of(self._name), _error(errno.ENOSPC), offset + room)
+                raise store_failed(what, disk.path_of(self._name), _error(errno.ENOSPC), offset + written)
 
     def sync(self) -> None:
         disk = self._files

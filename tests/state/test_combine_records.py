@@ -21,7 +21,7 @@ def test_records_of_several_runs_are_combined_by_key(hashes_of_all: int) -> None
     rng = np.random.default_rng(hashes_of_all)
     kernels = StoreKernels(KEY, VALUE, Options.make(workers=1))
     wanted: dict[tuple[int | None, int], tuple[int, float]] = {}
-    pointers, kept = [], []
+    pointers, tables = [], []
     for age in range(5):
         table = MemTable(kernels, Arena(1 << 16, 1 << 26))
         if age:
@@ -35,7 +35,7 @@ def test_records_of_several_runs_are_combined_by_key(hashes_of_all: int) -> None
             n, hi = wanted.get((key_a, key_b), (0, -1.0))
             wanted[key_a, key_b] = n + value, max(hi, value / 2)
         pointers.append(np.concatenate([table.pointers(group) for group in range(256)]))
-        kept.append(table)
+        tables.append(table)
     every = np.concatenate(pointers)
     hashes = kernels.hash_keys(every) % np.uint64(hashes_of_all)
     order = np.argsort(hashes, kind="stable")

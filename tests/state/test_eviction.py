@@ -30,23 +30,23 @@ def kernels() -> StoreKernels:
     return StoreKernels(KEY, VALUE, Options.make(workers=1))
 
 
-Hits = dict[tuple[int | None, int], int]
+Accesses = dict[tuple[int | None, int], int]
 
 
-def filled(kernels: StoreKernels, rows: int) -> tuple[MemTable, Hits]:
+def filled(kernels: StoreKernels, rows: int) -> tuple[MemTable, Accesses]:
     """A table, and the number of accesses of each key."""
     rng = np.random.default_rng(rows)
     table = MemTable(kernels, Arena(1 << 20, 1 << 28), 1 << 12)
     a, b = rng.integers(0, 4, rows), (rng.random(rows) ** 3 * rows / 3).astype(np.int64)
     batch = pa.record_batch({"a": pa.array(a.astype(np.int32), mask=a == 3), "b": b, "n": np.ones(rows, np.int64)})
     kernels.upsert(table, batch, ("sum",), 1)
-    hits: Hits = {}
+    accesses: Accesses = {}
     for key in zip(batch["a"].to_pylist(), b.tolist(), strict=True):
-        hits[key] = hits.get(key, 0) + 1
-    return table, hits
+        accesses[key] = accesses.get(key, 0) + 1
+    return table, accesses
 
 
-def rows_at(kernels: StoreKernels, pointers: np.ndarray) -> Hits:
+def rows_at(kernels: StoreKernels, pointers: np.ndarray) -> Accesses:
     if not len(pointers):
         return {}
     rows = pa.Table.from_batches(kernels.rows(pointers, ["a", "b", "n"])).to_pylist()
@@ -57,44 +57,45 @@ def rows_at(kernels: StoreKernels, pointers: np.ndarray) -> Hits:
 @pytest.mark.parametrize("rows", [10, 5_000, 300_000])
 @pytest.mark.parametrize("least", [0, 2, 9, 256])
 def test_the_least_accessed_records_are_evicted_in_order(kernels: StoreKernels, rows: int, least: int) -> None:
-    table, hits = filled(kernels, rows)
+    table, accesses = filled(kernels, rows)
     groups = range(256)
     before = rows_at(kernels, np.concatenate([table.pointers(group) for group in groups]))
-    assert before == hits
-    left = table.evict(groups, least, 0, new_buffer)
-    leaving = left.in_order()
-    assert left.count == len(leaving.hashes)
-    assert rows_at(kernels, leaving.pointers) == {key: n for key, n in hits.items() if min(n, MAX_ACCESSES) < least}
-    assert (leaving.hashes == kernels.hash_keys(np.ascontiguousarray(leaving.pointers))).all()
-    assert (np.diff(leaving.hashes.astype(object)) >= 0).all()
-    staying = np.concatenate([table.pointers(group) for group in groups])
-    kept = rows_at(kernels, staying)
-    assert kept == {key: n for key, n in hits.items() if min(n, MAX_ACCESSES) >= least}
-    heads = kernels.gather(staying)[:, :8].copy().view(np.uint64)[:, 0]
+    assert before == accesses
+    eviction = table.evict(groups, least, 0, new_buffer)
+    evicted = eviction.in_order()
+    assert eviction.count == len(evicted.hashes)
+    assert rows_at(kernels, evicted.pointers) == {key: n for key, n in accesses.items() if min(n, MAX_ACCESSES) < least}
+    assert (evicted.hashes == kernels.hash_keys(np.ascontiguousarray(evicted.pointers))).all()
+    assert (np.diff(evicted.hashes.astype(object)) >= 0).all()
+    retained = np.concatenate([table.pointers(group) for group in groups])
+    remaining = rows_at(kernels, retained)
+    assert remaining == {key: n for key, n in accesses.items() if min(n, MAX_ACCESSES) >= least}
+    heads = kernels.gather(retained)[:, :8].copy().view(np.uint64)[:, 0]
     halved = heads >> np.uint64(ACCESSES_SHIFT) & np.uint64(MAX_ACCESSES)
-    assert {key: min(n, MAX_ACCESSES) // 2 for key, n in kept.items()} == dict(zip(kept, halved.tolist(), strict=True))
-    table.free(left.chunks)
-    assert sum(map(table.record_count, groups)) == len(kept)
+    wanted = {key: min(n, MAX_ACCESSES) // 2 for key, n in remaining.items()}
+    assert wanted == dict(zip(remaining, halved.tolist(), strict=True))
+    table.free(eviction.chunks)
+    assert sum(map(table.record_count, groups)) == len(remaining)
     # All records are found by the index, also new ones, which may be in chunks that were freed.
-    keys = list(hits)
+    keys = list(accesses)
     batch = pa.record_batch({"a": pa.array([a for a, _ in keys], pa.int32()), "b": [b for _, b in keys],
                              "n": np.ones(len(keys), np.int64)})  # fmt: skip
     kernels.upsert(table, batch, ("sum",), 1)
-    assert rows_at(kernels, kernels.lookup(table, batch)[0]) == {key: kept.get(key, 0) + 1 for key in hits}
+    assert rows_at(kernels, kernels.lookup(table, batch)[0]) == {key: remaining.get(key, 0) + 1 for key in accesses}
 
 
 def test_an_eviction_changes_no_other_group_and_drops_flagged_records(kernels: StoreKernels) -> None:
-    table, hits = filled(kernels, 20_000)
-    some = list(hits)[::7]
+    table, accesses = filled(kernels, 20_000)
+    some = list(accesses)[::7]
     dead = pa.record_batch({"a": pa.array([a for a, _ in some], pa.int32()), "b": [b for _, b in some]})
     for group in range(256):
         table.set_flags(group, 2)  # PARTIAL: a deletion leaves a tombstone
     kernels.delete(table, dead, 1)
     mine = rows_at(kernels, np.concatenate([table.pointers(group) for group in GROUPS]))
     others = [table.pointers(group) for group in range(256) if group not in GROUPS]
-    left = table.evict(GROUPS, 256, TOMB, new_buffer)
-    gone = rows_at(kernels, left.in_order().pointers)
-    assert left.count == len(gone)
+    eviction = table.evict(GROUPS, 256, TOMB, new_buffer)
+    gone = rows_at(kernels, eviction.in_order().pointers)
+    assert eviction.count == len(gone)
     assert 0 < len(gone) < len(mine)
     assert set(gone) == set(mine) - set(some)
     assert all((mine == now).all() for mine, now in zip(
@@ -102,8 +103,8 @@ def test_an_eviction_changes_no_other_group_and_drops_flagged_records(kernels: S
 
 
 def test_kernels_use_chunks_of_the_pool(kernels: StoreKernels) -> None:
-    table, hits = filled(kernels, 300_000)
-    assert rows_at(kernels, np.concatenate([table.pointers(group) for group in range(256)])) == hits
+    table, accesses = filled(kernels, 300_000)
+    assert rows_at(kernels, np.concatenate([table.pointers(group) for group in range(256)])) == accesses
     used = table.chunks.rows[: table.chunks.count]
     used = used[used[:, 0] >= 0]
     assert len(np.unique(used[:, 2])) == len(used)  # no chunk has two owners
@@ -165,9 +166,9 @@ def test_a_block_that_claims_too_many_records_is_refused(kernels: StoreKernels, 
 
 def test_blocks_of_several_runs_are_read_at_once(kernels: StoreKernels) -> None:
     table, _ = filled(kernels, 20_000)
-    left = table.evict(range(256), 256, 0, new_buffer).in_order()
+    eviction = table.evict(range(256), 256, 0, new_buffer).in_order()
     per_block, size = RecordShape(kernels.record_bytes).full_block
-    cuts = [left.pointers[:1], left.pointers[1:1000], left.pointers[1000:1000], left.pointers[1000:]]
+    cuts = [eviction.pointers[:1], eviction.pointers[1:1000], eviction.pointers[1000:1000], eviction.pointers[1000:]]
     blocks = [-(-len(some) // per_block) for some in cuts]
     area = aligned_buffer(sum(blocks) * size)
     pieces = np.array([[count, k + 1, 4096 * (k + 1)] for k, count in enumerate(blocks)])
@@ -177,7 +178,7 @@ def test_blocks_of_several_runs_are_read_at_once(kernels: StoreKernels) -> None:
             kernels.pack(area[at : at + count * size], kernels.gather(np.ascontiguousarray(some)), per_block, size, id,
                          offset)
         at += count * size
-    least, greatest = (int(left.hashes[k]) for k in (500, len(left.hashes) - 7))
+    least, greatest = (int(eviction.hashes[k]) for k in (500, len(eviction.hashes) - 7))
     found = kernels.read_blocks(area, pieces, per_block, size, least, greatest)
     for some, one in zip(cuts, found, strict=True):
         assert one is not None
@@ -230,11 +231,11 @@ def test_a_workspace_is_reused_and_grows() -> None:
 
 
 def test_the_eviction_threshold() -> None:
-    hits = np.array([1] * 50 + [2] * 20 + [10] * 20 + [255] * 10)
-    assert eviction_threshold(hits, 0.0) == 256
-    assert eviction_threshold(hits, 0.1) == 11
-    assert eviction_threshold(hits, 0.4) == 3
-    assert eviction_threshold(hits, 1.0) == 2
+    accesses = np.array([1] * 50 + [2] * 20 + [10] * 20 + [255] * 10)
+    assert eviction_threshold(accesses, 0.0) == 256
+    assert eviction_threshold(accesses, 0.1) == 11
+    assert eviction_threshold(accesses, 0.4) == 3
+    assert eviction_threshold(accesses, 1.0) == 2
     assert eviction_threshold(np.full(5, 255), 0.5) == 256
 
 

@@ -109,8 +109,8 @@ def word(at: int, value: int) -> Callable[[np.ndarray], None]:
 
 
 HOSTILE = {
-    "json behind the end": word(24, 1 << 40),
-    "tables behind the end": word(32, 1 << 40),
+    "json after the end": word(24, 1 << 40),
+    "tables after the end": word(32, 1 << 40),
     "sizes that overflow": word(24, M64 - 30),
     "no json": with_json(b"{{"),
     "no text": with_json(b"\xff\xfe\xfd"),
@@ -148,11 +148,11 @@ def test_a_damaged_newest_manifest_is_reported_before_the_next_older_one() -> No
     for id in (1, 2):
         manifest.publish(disk, some_manifest(id))
     disk.flip(format.manifest_name(2), 77)
-    damaged, whole = manifest.newest(disk)
+    damaged, intact = manifest.newest(disk)
     assert isinstance(damaged, Damaged)
     assert format.manifest_name(2) in str(damaged)
-    assert isinstance(whole, Manifest)
-    assert whole.id == 1
+    assert isinstance(intact, Manifest)
+    assert intact.id == 1
 
 
 def test_tables_of_a_manifest_are_arrays_of_numbers() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from scalein.errors import StoreFailed
 from scalein.state import LogStore, format, piece_lookups
-from scalein.state import indexer as indexing
+from scalein.state import indexer as indexer_module
 from scalein.state.arena import Arena
 from scalein.state.budget import Budget
 from scalein.state.index_runs import IndexRun, IndexWriter
@@ -29,8 +29,9 @@ def never_load(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-@pytest.mark.parametrize("window", [1 << 14, 1 << 22])
-def test_lookups_in_several_pieces(kind: str, window: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("buffer_bytes", [1 << 14, 1 << 22])
+def test_lookups_in_several_pieces(kind: str, buffer_bytes: int, tmp_path: Path,
+                                   monkeypatch: pytest.MonkeyPatch) -> None:
     """Full, partial and deleted records of several sessions, whose groups are not loaded; small read buffers."""
     never_load(monkeypatch)
     pair = Pair(KINDS[kind], lambda readonly: LocalFileSystem(tmp_path, readonly), PLENTY, 1)
@@ -41,7 +42,7 @@ def test_lookups_in_several_pieces(kind: str, window: int, tmp_path: Path, monke
             pair.store.snapshot().wait()
         pair.op_reopen(Random(0), 0)
         assert pair.kind.overflows or len(pair.store._tiers.restored.pieces) == 1 + age  # overflows load groups
-        pair.store._tiers._reader.buffer_bytes = window
+        pair.store._tiers._reader.buffer_bytes = buffer_bytes
         loaded = pair.store.stats()["groups_not_loaded"]
         for seed in range(3):
             pair.do(("get", seed, 400))
@@ -58,7 +59,7 @@ def test_lookups_in_several_pieces(kind: str, window: int, tmp_path: Path, monke
 def test_stale_index_entries_are_ignored(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups are evicted and loaded to other addresses repeatedly between snapshots, each with its own index."""
     never_load(monkeypatch)
-    monkeypatch.setattr(indexing, "MIN_MERGED", 50)  # all records are indexed anew at times
+    monkeypatch.setattr(indexer_module, "MIN_MERGED", 50)  # all records are indexed anew at times
     pair = Pair(KINDS[kind], lambda readonly: LocalFileSystem(tmp_path, readonly), Budget(800_000, 1 << 16, 1 << 12), 1)
     for step in range(12):
         pair.do(("more", step, 500))
@@ -178,20 +179,20 @@ def test_index_files_are_merged_and_old_ones_removed(tmp_path: Path, monkeypatch
     def failing(self: IndexWriter) -> None:
         is_merge = self.id in merged_ids
         if is_merge and fails[0]:
-            raise StoreFailed("no more room")
+            raise StoreFailed("the disk is full")
         finish(self)
 
     merged_ids: set[int] = set()
-    soon = indexing.Indexer.schedule_merge
+    soon = indexer_module.Indexer.schedule_merge
 
-    def noted(self: indexing.Indexer, id: int) -> None:
+    def noted(self: indexer_module.Indexer, id: int) -> None:
         merged_ids.add(id)
         soon(self, id)
         if self._merge is not None:
             self._merge.merged.exception()  # waits
 
     monkeypatch.setattr(IndexWriter, "finish", failing)
-    monkeypatch.setattr(indexing.Indexer, "schedule_merge", noted)
+    monkeypatch.setattr(indexer_module.Indexer, "schedule_merge", noted)
     store = LogStore.open_on(LocalFileSystem(tmp_path), key={"k": pa.int64()}, value={"n": pa.int64()}, budget=PLENTY,
                                 keep=1)  # fmt: skip
     for step in range(8):
@@ -209,13 +210,13 @@ def test_index_files_are_merged_and_old_ones_removed(tmp_path: Path, monkeypatch
 
 
 def test_close_does_not_wait_for_an_index_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, goes_on = threading.Event(), threading.Event()
+    started, may_continue = threading.Event(), threading.Event()
     entries, groups = IndexRun.entries, list[int]()
 
     def held(self: IndexRun, first: int, last: int) -> np.ndarray:
         groups.append(first)
-        begun.set()
-        goes_on.wait(10)
+        started.set()
+        may_continue.wait(10)
         return entries(self, first, last)
 
     monkeypatch.setattr(IndexRun, "entries", held)
@@ -223,16 +224,16 @@ def test_close_does_not_wait_for_an_index_merge(tmp_path: Path, monkeypatch: pyt
     for step in range(2):
         store.upsert(pa.table({"k": np.arange(100 * step, 100 * step + 100), "n": np.arange(100)}))
         store.snapshot().wait()
-    assert begun.wait(10)
+    assert started.wait(10)
     indexer = store._snapshots._indexer
-    threading.Timer(0.2, lambda: (goes_on.set() if indexer._is_closing else None)).start()
+    threading.Timer(0.2, lambda: (may_continue.set() if indexer._is_closing else None)).start()
     store.close()
     assert set(groups) == {0}
     assert len(index_names(tmp_path)) == 2
 
 
 def test_the_choice_of_index_files_to_merge() -> None:
-    big = indexing.MIN_MERGED
+    big = indexer_module.MIN_MERGED
     assert first_to_merge([]) == 0
     assert first_to_merge([5]) == 1
     assert first_to_merge([5, 3]) == 0
@@ -269,11 +270,11 @@ def test_a_snapshot_has_the_keys_of_its_capture_though_their_memory_is_freed(tmp
         pair.store._tiers._evict(shard, 0.0)
     pair.store._tiers.finish_evictions()
     pair.do(("more", 2, 1500))
-    frozen = pair.waiting[-1].id
+    id = pair.waiting[-1].id
     pair.wait()
-    with pair.opened(frozen, readonly=True) as old:
-        keys = pa.table({name: [key[k] for key in pair.captured[frozen]] for k, name in enumerate(pair.kind.key.names)},
+    with pair.opened(id, readonly=True) as old:
+        keys = pa.table({name: [key[k] for key in pair.captured[id]] for k, name in enumerate(pair.kind.key.names)},
                         pair.kind.key)  # fmt: skip
         found = old.get(keys).to_pylist()
-        assert [tuple(row.values()) for row in found] == list(pair.captured[frozen].values())
+        assert [tuple(row.values()) for row in found] == list(pair.captured[id].values())
     pair.close()

@@ -156,24 +156,24 @@ def test_a_compaction_that_ends_while_the_next_one_is_scheduled(tmp_path: Path,
     """The next one must not see the runs that the last one replaced: it would drop as many newer ones."""
     store = LogStore.open_on(LocalFileSystem(tmp_path), key={"k": pa.int64()}, value={"n": pa.int64()},
                                 budget=Budget(None, 1 << 16, 1 << 12))  # fmt: skip
-    ours, goes_on, merged = store._tiers, threading.Event(), RunLevels.compact
+    ours, may_continue, merged = store._tiers, threading.Event(), RunLevels.compact
 
     def held(*args: object, **kwargs: object) -> object:
         run = merged(*args, **kwargs)  # type: ignore[arg-type]
-        goes_on.wait(10)
+        may_continue.wait(10)
         return run
 
     def ended() -> None:
-        goes_on.set()
+        may_continue.set()
         while ours.compactor._running:
             time.sleep(0.001)
-        goes_on.clear()
+        may_continue.clear()
 
     def all_of(sizes: list[int]) -> int:
         ended()
         return 0
 
-    def leave(key: int, first: Callable[[list[int]], int]) -> None:
+    def evict(key: int, first: Callable[[list[int]], int]) -> None:
         monkeypatch.setattr(compaction, "first_to_compact", first)
         store.merge(pa.table({"k": [key], "n": [key]}), n="sum")
         ours._evict(0, 0.0)
@@ -185,7 +185,7 @@ def test_a_compaction_that_ends_while_the_next_one_is_scheduled(tmp_path: Path,
     hashes = store._kernels.lookup(ours.memtable, pa.record_batch({"k": keys}))[1]
     keys = keys[hashes >> np.uint64(60) == 0][:6]
     for key, first in zip(keys.tolist(), [len, len, len, lambda sizes: 1, all_of, len], strict=True):
-        leave(key, first)
+        evict(key, first)
     ended()
     assert damage(store, keys, 0) is None
     assert ours.compactor.error is None
@@ -222,10 +222,10 @@ def test_seek_hashes_finds_all_records_of_a_hash() -> None:
     for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
         first = np.full(len(asked), base + start * size, np.uint64)
         found, many = kernels.seek_hashes(first, np.full(len(asked), count), asked)
-        window = hashes[start : start + count]
-        assert many.tolist() == [int((window == h).sum()) for h in asked]
-        places = window.searchsorted(asked) + start
-        assert found.tolist() == (base + places * size).tolist()
+        part = hashes[start : start + count]
+        assert many.tolist() == [int((part == h).sum()) for h in asked]
+        positions = part.searchsorted(asked) + start
+        assert found.tolist() == (base + positions * size).tolist()
 
 
 def test_frequent_reads_trigger_compaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

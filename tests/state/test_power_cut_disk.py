@@ -103,11 +103,11 @@ def test_a_failed_publish_leaves_the_old_manifest(kind: str) -> None:
         facts(snapshot(2)), facts(snapshot(1))]  # fmt: skip
 
 
-@pytest.mark.parametrize("room", [0, 1, 4000])
-def test_a_full_disk_leaves_the_old_manifest(room: int) -> None:
+@pytest.mark.parametrize("free_bytes", [0, 1, 4000])
+def test_a_full_disk_leaves_the_old_manifest(free_bytes: int) -> None:
     disk = PowerCutDisk()
     manifest.publish(disk, snapshot(1))
-    disk.full_after(room)
+    disk.full_after(free_bytes)
     with pytest.raises(StoreFailed, match="No space left"):
         manifest.publish(disk, snapshot(2))
     assert disk.names() == [manifest_name(1)]

@@ -150,14 +150,14 @@ def test_a_damaged_group_does_not_block_other_groups(budget: Budget, tmp_path: P
     with LogStore.open(tmp_path, readonly=True) as store:
         damage(tmp_path, store)
     with LogStore.open_on(LocalFileSystem(tmp_path), key=None, value=None, budget=budget) as store:
-        groups, keys, told = np.array(shard_groups(store)), ROWS["k"].to_numpy(), 0
+        groups, keys, reported = np.array(shard_groups(store)), ROWS["k"].to_numpy(), 0
         for first in range(0, 5000, 100):
             try:
                 store.merge(ROWS.slice(first, 100), n="sum")
             except Damaged:
-                told += 1
+                reported += 1
                 store.merge(ROWS.slice(first, 100), n="sum")
-        assert told == 1
+        assert reported == 1
         bad = [group for group in range(256) if is_damaged(store, keys[groups == group])]
         assert len(bad) == 1
         good = keys[groups != bad[0]]
@@ -241,21 +241,21 @@ def test_a_readonly_store_stays_within_its_budget(kind: pa.DataType, filled: str
         store.upsert(pa.table({"k": keys[:10_000], "n": np.arange(10_000)}))
     with LogStore.open(tmp_path, memory="500KB", readonly=True) as store:
         assert store._tiers.restored.pieces
-        hot, most = store._tiers.memtable, store._budget.memtable_bytes
+        memtable, most = store._tiers.memtable, store._budget.memtable_bytes
         slack = 64 << 10  # a group, at most
         random = Random(0)
         for _ in range(2):
             some = np.array(random.sample(range(20_000), 1500))
             assert store.get(keys.take(pa.array(some)))["n"].to_pylist() == some.tolist()
-            assert hot.in_use <= most
+            assert memtable.in_use <= most
         assert len(store._tiers.restored.unloaded_groups()) < 256  # some groups are in memory
         found = 0
         for batch in store.scan():
             found += batch.num_rows
-            assert hot.in_use <= most + slack
+            assert memtable.in_use <= most + slack
         assert found == 20_000
         assert len(store) == 20_000
-        assert hot.in_use <= most + slack
+        assert memtable.in_use <= most + slack
         assert store.get(keys[:5])["n"].to_pylist() == [0, 1, 2, 3, 4]
 
 

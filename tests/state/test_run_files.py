@@ -169,12 +169,12 @@ HOSTILE_RUNS = {
     "a string before its block": put("<Q", CELL + 8, M64),
     "a string that wraps around": put("<Q", CELL + 8, M64 - 50),
     "a string in the records": put("<Q", CELL + 8, 20),
-    "a string behind the text": put("<Q", CELL + 8, 16 + 72 + 201),
+    "a string after the text": put("<Q", CELL + 8, 16 + 72 + 201),
     "a string at an address": put("<Q", CELL + 8, 0x7F0000000000),
     "many blocks": put("<Q", 32, 1 << 60),
     "no blocks": put("<Q", 32, 0),
     "a directory elsewhere": put("<Q", 40, BLOCK),
-    "a directory behind the end": put("<Q", 40, M64 - BLOCK + 1),
+    "a directory after the end": put("<Q", 40, M64 - BLOCK + 1),
     "a large directory": put("<Q", 48, 1 << 60),
     "a filter of no size": put("<Q", 72, 3),
     "a large filter": put("<Q", 72, 1 << 40),
@@ -199,10 +199,10 @@ def test_a_hostile_run_is_damage(what: str) -> None:
 
 DIRECTORIES = {
     "a block at 0": ([0, 1, 2], [0, 2, 3, 4]),
-    "a block behind the end": ([0, 1, 2], [1, 2, 3, 1 << 31]),
+    "a block after the end": ([0, 1, 2], [1, 2, 3, 1 << 31]),
     "an empty block": ([0, 1, 2], [1, 2, 2, 4]),
     "a block before the last": ([0, 1, 2], [1, 3, 2, 4]),
-    "hashes in no order": ([0, 2, 1], [1, 2, 3, 4]),
+    "unsorted hashes": ([0, 2, 1], [1, 2, 3, 4]),
     "another least hash": ([1, 1, 2], [1, 2, 3, 4]),
 }
 
@@ -237,8 +237,8 @@ def test_a_run_has_the_documented_bytes() -> None:
     for start, seed in ((0, 5), (2 * BLOCK, 5)):
         area = content[start : start + BLOCK - 8] + bytes(8)
         assert content[start + BLOCK - 8 : start + BLOCK] == reference_checksum(area, seed).to_bytes(8, "little")
-    whole = content[BLOCK : BLOCK + 8] + bytes(8) + content[BLOCK + 16 : 2 * BLOCK]
-    assert content[BLOCK + 8 : BLOCK + 16] == reference_checksum(whole, 5 ^ BLOCK).to_bytes(8, "little")
+    block = content[BLOCK : BLOCK + 8] + bytes(8) + content[BLOCK + 16 : 2 * BLOCK]
+    assert content[BLOCK + 8 : BLOCK + 16] == reference_checksum(block, 5 ^ BLOCK).to_bytes(8, "little")
 
 
 def test_a_filter_rejects_no_hash_that_the_run_has() -> None:

@@ -255,10 +255,10 @@ def test_a_group_whose_index_cannot_be_allocated_is_loaded_later(tmp_path: Path,
 
 
 def test_memory_of_evictions_in_flight_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    goes_on, write = threading.Event(), Evictor._write_run
+    may_continue, write = threading.Event(), Evictor._write_run
 
     def held(self: Evictor, *args: Any) -> Any:
-        goes_on.wait(10)
+        may_continue.wait(10)
         return write(self, *args)
 
     monkeypatch.setattr(Evictor, "_write_run", held)
@@ -272,7 +272,7 @@ def test_memory_of_evictions_in_flight_is_counted(tmp_path: Path, monkeypatch: p
         assert workspaces > 3 * 30_000 // 16 * 16
         tiers = store._tiers
         assert tiers.memory_bytes == tiers.memtable.memory_bytes + tiers._reader.memory_bytes + workspaces
-        goes_on.set()
+        may_continue.set()
 
 
 def test_the_write_buffer_follows_the_budget(tmp_path: Path) -> None:

@@ -75,12 +75,12 @@ class Workload:
         pair = Pair(KINDS[kind], lambda readonly: disk, TINY, 1, keep=2)
         try:
             names = format.ids(disk.names(), "snapshot")
-            frozen = {} if self.pair is None else self.pair.captured
-            newest = max((id for id in names if id in frozen), default=None)
+            captured = {} if self.pair is None else self.pair.captured
+            newest = max((id for id in names if id in captured), default=None)
             last = max(self.acknowledged, default=None)
             if last is not None:
                 assert (newest or 0) >= last, f"{names}, though {last} was acknowledged"
-            pair.model.content = dict(frozen[newest]) if newest is not None else {}
+            pair.model.content = dict(captured[newest]) if newest is not None else {}
             pair.op_scan(Random(0), 0)
             pair.store.verify()
             pair.op_more(Random(1), 40)
@@ -91,19 +91,19 @@ class Workload:
             pair.close()
 
 
-def places(count: int, random: Random, most: int = CUTS) -> list[int]:
+def sample(count: int, random: Random, most: int = CUTS) -> list[int]:
     """Numbers below `count`, in order."""
     return list(range(count)) if not most or most >= count else sorted(random.sample(range(count), most))
 
 
 @pytest.mark.parametrize("kind", ["int", "text"])
 def test_a_power_cut_at_every_operation(kind: str) -> None:
-    whole = PowerCutDisk()
-    run = Workload(kind, whole)
+    healthy = PowerCutDisk()
+    run = Workload(kind, healthy)
     assert run.error is None, run.error
-    assert sum("run-" in line for line in whole.log) > 10, "nothing was evicted"
+    assert sum("run-" in line for line in healthy.log) > 10, "nothing was evicted"
     seed = Random(1)
-    for cut in places(whole.operations, seed):
+    for cut in sample(healthy.operations, seed):
         disk = PowerCutDisk()
         disk.fail_at(cut)
         run = Workload(kind, disk)
@@ -120,11 +120,11 @@ def test_a_power_cut_at_every_operation(kind: str) -> None:
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
 def test_each_failing_call_names_the_file_and_loses_nothing(kind: str, number: int) -> None:
     """Each call in turn fails once: the error names the file, and nothing that was acknowledged is lost."""
-    whole = PowerCutDisk()
-    Workload("int", whole)
-    calls = whole._calls.get(kind, 0)
+    healthy = PowerCutDisk()
+    Workload("int", healthy)
+    calls = healthy._calls.get(kind, 0)
     assert calls > 10 or kind in ("rename", "remove")
-    for call in places(calls, Random(number), CUTS // 3):
+    for call in sample(calls, Random(number), CUTS // 3):
         disk = PowerCutDisk()
         disk.fail(kind, call, number)
         run = Workload("int", disk)
@@ -141,12 +141,12 @@ def test_each_failing_call_names_the_file_and_loses_nothing(kind: str, number: i
 
 
 def test_a_full_disk_loses_nothing() -> None:
-    whole = PowerCutDisk()
-    Workload("text", whole)
+    healthy = PowerCutDisk()
+    Workload("text", healthy)
     # The number of bytes written depends on the time of compactions: another workload may write less.
-    for room in places(whole.written_bytes // 2, Random(3), CUTS // 2 or 100):
+    for free_bytes in sample(healthy.written_bytes // 2, Random(3), CUTS // 2 or 100):
         disk = PowerCutDisk()
-        disk.full_after(room)
+        disk.full_after(free_bytes)
         run = Workload("text", disk)
         assert "disk/" in str(run.error)
         disk.full_after(None)

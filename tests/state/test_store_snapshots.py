@@ -171,8 +171,8 @@ def test_the_size_of_a_chunk_that_begins_where_a_full_one_ends() -> None:
     base = 1 << 20
     headers[3, RECORD_AT], headers[3, RECORD_END] = base + 8192, base + 8192  # the open chunk is just full
     chunks = np.array([[3, 0, 8192, 4096, 1], [3, 0, 4096, 4096, 2], [3, 1, 12288, 4096, 3], [-1, 0, 0, 0, 0]])
-    frozen = Capture(1, 1, 2, {}, headers, chunks, SegmentCopies({}), frozenset(), 0)
-    tables = frozen.chunk_tables(base)
+    capture = Capture(1, 1, 2, {}, headers, chunks, SegmentCopies({}), frozenset(), 0)
+    tables = capture.chunk_tables(base)
     assert tables["offset"].tolist() == [8192, 4096, 12288]
     assert tables["used"].tolist() == [4096, 4096, 4096]
 
@@ -187,7 +187,7 @@ def test_records_of_a_failed_eviction_come_back_under_newer_ones(tmp_path: Path,
         calls.append(args)
         if len(calls) == 1:
             time.sleep(0.2)
-            raise StoreFailed("no room on the disk")
+            raise StoreFailed("no space on the disk")
         return write(self, *args)
 
     monkeypatch.setattr(Evictor, "_write_run", first_fails)
@@ -196,7 +196,7 @@ def test_records_of_a_failed_eviction_come_back_under_newer_ones(tmp_path: Path,
         store.upsert(pa.table({"k": keys, "n": np.full(500, 1)}))
         store._tiers._evict(0, 0.0)
         store.upsert(pa.table({"k": keys, "n": np.full(500, 2)}))
-        with pytest.raises(StoreFailed, match="no room"):
+        with pytest.raises(StoreFailed, match="no space"):
             store._tiers._evict(0, 0.0)
         store._tiers._evict(0, 0.0)
         store._tiers.finish_evictions()
@@ -208,20 +208,20 @@ def test_records_of_a_failed_eviction_come_back_under_newer_ones(tmp_path: Path,
 def test_records_of_an_interrupted_call_are_in_the_next_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that returns for memory has inserted records in unmarked segments; it may not be called again."""
     store = LogStore.open_on(LocalFileSystem(tmp_path), key={"k": pa.int64()}, value={"n": pa.int64()}, budget=SMALL)
-    hot, numbers = store._tiers.memtable, np.arange(20_000, dtype=np.int64)
-    hashes = store._kernels.lookup(hot, pa.record_batch({"k": numbers}))[1]
+    memtable, numbers = store._tiers.memtable, np.arange(20_000, dtype=np.int64)
+    hashes = store._kernels.lookup(memtable, pa.record_batch({"k": numbers}))[1]
     keys = numbers[hashes >> np.uint64(56) == hashes[-1] >> np.uint64(56)]
-    first = hot.headers[0, ROOM] - 1  # one more fits into the index of a group
+    first = memtable.headers[0, ROOM] - 1  # one more fits into the index of a group
     store.upsert(pa.table({"k": keys[:first], "n": keys[:first]}))
     store.snapshot().wait()
 
     def interrupted(*args: object) -> None:
-        raise ScaleinError("no room")
+        raise ScaleinError("no space")
 
     more = pa.table({"k": keys[first : first + 4], "n": keys[first : first + 4]})
     with monkeypatch.context() as patch:
-        patch.setattr(hot, "serve", interrupted)
-        with pytest.raises(ScaleinError, match="no room"):
+        patch.setattr(memtable, "serve", interrupted)
+        with pytest.raises(ScaleinError, match="no space"):
             store.upsert(more)
     store.close()
     with LogStore.open_on(LocalFileSystem(tmp_path), key=None, value=None, budget=SMALL) as store:
