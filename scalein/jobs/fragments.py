@@ -1,8 +1,7 @@
-"""Segments: a flow cut where rows must wait, so that each part can be run again and again over what arrives.
+"""Fragments: a flow cut at its stateful ops, so that each fragment runs again and again over what arrives.
 
-A segment is a plan over a source without data: row by row ops around at most one that has state. Segments feed one
-another; a union is a segment that several others feed. What a plan joins with is static: read whole when it is first
-needed.
+A fragment is a plan over a source without data: stateless ops around at most one stateful op. Fragments feed one
+another; a union is a fragment with several inputs. Joined tables are static: read completely when first needed.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ _WITH_STATE = (ops.Aggregate, ops.Distinct, ops.Limit, ops.Sort)
 
 
 @dataclass(eq=False)
-class Segment:
+class Fragment:
     """A part of a flow, and the one that its rows go to."""
 
     op: ops.Op  # over `input`
     input: ops.Source  # without data
     state: ops.Aggregate | ops.Distinct | ops.Limit | ops.Sort | None  # the op that waits or remembers, as in `op`
-    then: Segment | None
+    then: Fragment | None
     _programs: dict[str, Node] = field(default_factory=dict)
 
     def program(self, name: str, of: Callable[[], ops.Op]) -> Node:
@@ -59,7 +58,7 @@ class Feed:
     """A source of a flow, its watermark, and where its rows go."""
 
     source: ops.Source
-    first: Segment
+    first: Fragment
     watermark: ops.Watermark | None
     timed: ops.Op = field(init=False)  # the rows that the watermark is about, over `first.input`
 
@@ -143,20 +142,20 @@ def _bare(source: ops.Source) -> ops.Source:
     return replace(source, data=None)
 
 
-def _marked(first: Segment) -> tuple[ops.Watermark | None, ops.Op]:
+def _marked(first: Fragment) -> tuple[ops.Watermark | None, ops.Op]:
     """The watermark of a source's rows, and the rows that it is about: it may come behind a union or a distinct."""
     below: ops.Op = first.input
-    segment: Segment | None = first
-    while segment is not None:
-        ends_here = isinstance(segment.state, ops.Aggregate | ops.Sort)  # rows come out at other times than they go in
-        marks = [op for op in _chain(segment.before if ends_here else segment.op, segment.input)
+    fragment: Fragment | None = first
+    while fragment is not None:
+        ends_here = isinstance(fragment.state, ops.Aggregate | ops.Sort)  # rows come out at other times than they go in
+        marks = [op for op in _chain(fragment.before if ends_here else fragment.op, fragment.input)
                  if isinstance(op, ops.Watermark)]
         if marks:
-            return marks[-1], _without_state(marks[-1].input, segment, below)
+            return marks[-1], _without_state(marks[-1].input, fragment, below)
         if ends_here:
             break
-        below = _without_state(segment.op, segment, below)
-        segment = segment.then
+        below = _without_state(fragment.op, fragment, below)
+        fragment = fragment.then
     return None, first.input
 
 
@@ -168,18 +167,18 @@ def _chain(op: ops.Op, source: ops.Source) -> Iterator[ops.Op]:
         op = op.left if isinstance(op, ops.Join) else op.input
 
 
-def _without_state(op: ops.Op, segment: Segment, below: ops.Op) -> ops.Op:
+def _without_state(op: ops.Op, fragment: Fragment, below: ops.Op) -> ops.Op:
     """The plan over another input, with all rows where some would be remembered."""
-    if op is segment.input:
+    if op is fragment.input:
         return below
-    if op is segment.state:
+    if op is fragment.state:
         assert isinstance(op, ops.Distinct | ops.Limit)
         op = op.input
-        return _without_state(op, segment, below)
-    return map_inputs(op, lambda each: _without_state(each, segment, below))
+        return _without_state(op, fragment, below)
+    return map_inputs(op, lambda each: _without_state(each, fragment, below))
 
 
-def _cut(top: ops.Op, then: Segment | None) -> Iterator[Feed]:
+def _cut(top: ops.Op, then: Fragment | None) -> Iterator[Feed]:
     """The feeds below an op whose rows go to a segment."""
     op, has_state = top, False
     while True:
@@ -189,18 +188,18 @@ def _cut(top: ops.Op, then: Segment | None) -> Iterator[Feed]:
             op, has_state = op.input, True
         else:
             break
-    segment = _segment(top, op, then)
+    fragment = _fragment(top, op, then)
     match op:
         case ops.Source():
-            yield Feed(op, segment, None)
+            yield Feed(op, fragment, None)
         case ops.Union():
             for below in op.inputs:
-                yield from _cut(below, segment)
+                yield from _cut(below, fragment)
         case _:
-            yield from _cut(op, segment)
+            yield from _cut(op, fragment)
 
 
-def _segment(top: ops.Op, bottom: ops.Op, then: Segment | None) -> Segment:
+def _fragment(top: ops.Op, bottom: ops.Op, then: Fragment | None) -> Fragment:
     """The ops from one down to another, which its input takes the place of."""
     source = placeholder(bottom.schema)
     op = over(top, bottom, source)
@@ -211,7 +210,7 @@ def _segment(top: ops.Op, bottom: ops.Op, then: Segment | None) -> Segment:
             state = below
         assert not isinstance(below, ops.Source | ops.Union)
         below = below.left if isinstance(below, ops.Join) else below.input
-    return Segment(op, source, state, then)
+    return Fragment(op, source, state, then)
 
 
 def placeholder(schema: Schema) -> ops.Source:
@@ -232,29 +231,29 @@ def check_bounded(feeds: list[Feed], is_bounded: bool, emit: str, at: SourceLoc)
     """Refuse what would never come to an end."""
     if is_bounded:
         return
-    for segment in segments(feeds):
-        if isinstance(segment.state, ops.Sort):
+    for fragment in fragments(feeds):
+        if isinstance(fragment.state, ops.Sort):
             raise BadArgument("an endless flow cannot be sorted", at=at, step="sort",
                               hint="sort what windows give, or read a bounded source")
-        is_final = emit == "final" or segment.then is not None
-        if isinstance(segment.state, ops.Aggregate) and segment.state.window is None and is_final:
+        is_final = emit == "final" or fragment.then is not None
+        if isinstance(fragment.state, ops.Aggregate) and fragment.state.window is None and is_final:
             raise BadArgument("a running aggregate over an endless source has no final result", at=at,
                               step="group_by", hint='give emit="changes", or group by a window of time as well')
-        if isinstance(segment.state, ops.Aggregate) and is_final and not any(
-                feed.watermark is not None for feed in feeds if segment in segments([feed])):
+        if isinstance(fragment.state, ops.Aggregate) and is_final and not any(
+                feed.watermark is not None for feed in feeds if fragment in fragments([feed])):
             raise BadArgument("windows over an endless source never close without a watermark", at=at,
                               step="group_by", hint="with_watermark(column, delay) behind the source")
 
 
-def segments(feeds: list[Feed]) -> list[Segment]:
+def fragments(feeds: list[Feed]) -> list[Fragment]:
     """Every segment once, each before the one that it feeds."""
-    found: list[Segment] = []
+    found: list[Fragment] = []
     for feed in feeds:
         path = []
-        segment: Segment | None = feed.first
-        while segment is not None:
-            path.append(segment)
-            segment = segment.then
+        fragment: Fragment | None = feed.first
+        while fragment is not None:
+            path.append(fragment)
+            fragment = fragment.then
         place = next((k for k, each in enumerate(path) if each in found), len(path))
         shared = found.index(path[place]) if place < len(path) else len(found)
         found[shared:shared] = path[:place]

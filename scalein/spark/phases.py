@@ -40,7 +40,7 @@ from scalein.ir.partials import TwoPhase, fits, two_phase
 from scalein.ir.physical import Node, Pipeline, Scan, WindowAggregate, identity, walk_nodes
 from scalein.ir.rewrite import map_inputs
 from scalein.ir.stages import FilterStep
-from scalein.jobs.fragments import Segment, over, placeholder
+from scalein.jobs.fragments import Fragment, over, placeholder
 from scalein.jobs.operators import reads
 from scalein.jobs.partials import group_of, replaced, scan_of
 from scalein.options import Options
@@ -74,13 +74,13 @@ def refuse_order(op: ops.Op) -> None:
 class Phases:
     """One segment in two halves; `kind` is rowwise, partials, rows or top."""
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: Fragment) -> None:
         state = segment.state
         if state is not None:
             refuse_order(state)
         if isinstance(state, ops.Distinct):  # of all columns: groups without an aggregate
             whole = ops.Aggregate(state.input, identity(state.schema), None, (), at=state.at)
-            segment = Segment(over(segment.op, state, whole), segment.input, whole, None)
+            segment = Fragment(over(segment.op, state, whole), segment.input, whole, None)
         assert not isinstance(segment.state, ops.Limit | ops.Distinct)
         self.segment = replace(segment, then=None)
         self.state = segment.state
@@ -102,7 +102,7 @@ class Phases:
         state = self.state
         assert isinstance(state, ops.Aggregate | ops.Sort)
         new = replace(state, input=_without_tables(state.input))
-        return Phases(Segment(over(self.segment.op, state, new), self.segment.input, new, None))
+        return Phases(Fragment(over(self.segment.op, state, new), self.segment.input, new, None))
 
     # --- what crosses
 

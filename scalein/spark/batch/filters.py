@@ -26,7 +26,7 @@ from scalein.ir.exprs import Call, Col, Expr, Lit, type_of
 from scalein.ir.functions.compare import COMPARISONS
 from scalein.ir.functions.registry import REGISTRY, Nulls, evaluate
 from scalein.ir.rewrite import map_inputs
-from scalein.jobs.fragments import Segment
+from scalein.jobs.fragments import Fragment
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -35,7 +35,7 @@ _PLAIN = ("boolean", "tinyint", "smallint", "int", "bigint", "float", "double", 
 _KINDS = (*NUMBERS, Kind.BOOL, Kind.STR)
 
 
-def pulled(segment: Segment, struct: Any) -> tuple[Segment, Column | None]:
+def pulled(segment: Fragment, struct: Any) -> tuple[Fragment, Column | None]:
     """The segment without the conditions on its input that Spark can test, and these, together."""
     plain = {field.name for field in struct.fields if field.dataType.simpleString() in _PLAIN}
     taken: list[Column] = []
@@ -63,7 +63,7 @@ def pulled(segment: Segment, struct: Any) -> tuple[Segment, Column | None]:
     state = segment.state
     if state is not None:
         state = next(each for each in _path(op, segment.input) if type(each) is type(state))
-    return Segment(op, segment.input, state, segment.then), whole
+    return Fragment(op, segment.input, state, segment.then), whole
 
 
 def _path(op: ops.Op, source: ops.Op) -> list[ops.Op]:
