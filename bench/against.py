@@ -10,8 +10,9 @@
 Each commit's files are written to a temporary folder. For each turn both start a process anew, with an empty folder of
 their own for compiled kernels in the first turn; the two time a workload in alternation, one waiting, suspended with
 its threads, while the other runs, and the one that begins changes with the turn. A turn's ratio is OLD's best time by
-NEW's: above 1 NEW is faster. The table has the median over the turns. Before the first turn both results must be
-equal. The exit code is 1 if a ratio is below --least, and 2 if results differ.
+NEW's: above 1 NEW is faster. The table has the median over the turns; a workload whose median is below --least gets as
+many turns again, and the median is that of all. Before the first turn both results must be equal. The exit code is 1 if
+a ratio is below --least, and 2 if results differ.
 """
 
 from __future__ import annotations
@@ -129,6 +130,9 @@ def compare(old: Side, new: Side, group: str, only: Sequence[str], inputs: Path,
                 if not children or group not in LASTING:
                     stack = lasting if group in LASTING else here
                     children = [stack.enter_context(side.child(group, inputs)) for side in (old, new)]
+                known = {group, *(f"{group}.{name}" for name in children[0].names)}
+                if unknown := {name for name in only if name.split(".")[0] == group} - known:
+                    raise SystemExit(f"no workloads {', '.join(unknown)}; there are {', '.join(sorted(known))}")
                 for name in children[0].names:
                     if only and not {group, f"{group}.{name}"} & set(only):
                         continue
@@ -190,13 +194,20 @@ def main() -> int:
         inputs.mkdir()
         print(f"{sides[0].commit} against {sides[1].commit}, {asked.runs} turns")
         print(f"{'':<24}{'old ms':>12}{'new ms':>12}{'ratio':>9}   of the turns", flush=True)
-        for group in groups_of(sides[1]):
+        groups = groups_of(sides[1])
+        if unknown := {name.split(".")[0] for name in only} - {*groups}:
+            parser.error(f"no groups {', '.join(unknown)}; there are {', '.join(groups)}")
+        for group in groups:
             if only and group not in {name.split(".")[0] for name in only}:
                 continue
             if group == "spark" and not (asked.spark or only):
                 continue
             try:
                 found = compare(sides[0], sides[1], group, only, inputs, asked.runs)
+                again = [name for name, turns in found.items() if row(name, turns)[0] < asked.least]
+                if again:
+                    for name, turns in compare(sides[0], sides[1], group, again, inputs, asked.runs).items():
+                        found[name] += turns
             except Different as different:
                 print(f"results differ: {different}")
                 return 2

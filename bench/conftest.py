@@ -17,8 +17,7 @@ import pytest
 
 from bench.race import Race
 from bench.yardsticks import compile_yardsticks
-from scalein.cli.doctor import describe_cpu
-from scalein.kernels.machine import copy_bandwidth
+from scalein.kernels.machine import copy_bandwidth, describe_cpu
 
 CORES = sorted(os.sched_getaffinity(0))
 

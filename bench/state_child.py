@@ -97,7 +97,7 @@ def build(job: dict[str, Any]) -> dict[str, float]:
 
 def reopen(job: dict[str, Any]) -> dict[str, float]:
     """Seconds from opening a store to the first values, with the engine's modules imported before."""
-    imports_s = time_s(lambda: [import_module(f"scalein.{name}") for name in ("compiler", "kernels.stored")])
+    imports_s = time_s(lambda: [import_module(f"scalein.{name}") for name in ("compiler", "kernels.store")])
     keys = np.random.default_rng().integers(0, int(job["keys"]), int(job["asked"]))
     asked = pa.array(keys)
     say("ready")

@@ -2,9 +2,9 @@
 
 A group is a function that prepares a process and gives its workloads by name. A workload does its work once and gives
 the seconds that it took, and its result. As a program (`python -m bench.workloads GROUP FOLDER`) this is a child of
-`bench.against`: it prepares the group, says "ready", and then answers a line a request: "check NAME" gives a digest of
-the workload's result, "time NAME" its seconds. Inputs lie in FOLDER, which the children of both commits share; what a
-child writes goes to the folder that it runs in.
+`bench.against`: it prepares the group, prints the names of its workloads, and then answers requests, one a line: "check
+NAME" with a digest of the workload's result, "time NAME" with its seconds. Inputs lie in FOLDER, which the children of
+both commits share; what a child writes goes to the folder that it runs in.
 """
 
 from __future__ import annotations

@@ -5,11 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from scalein.api import hints
-from scalein.api.choices import when
-from scalein.api.column import Column, col, count, lit
-from scalein.api.flow import Flow, flow, from_arrow, from_batches
-from scalein.api.reading import from_source, generate, read_csv, read_flight, read_ipc, read_json, read_parquet
+from scalein.api.column import Column, col, count, lit, when
+from scalein.api.flow import Flow
 from scalein.api.sinks import to_callback, to_console, to_csv, to_ipc, to_json, to_memory, to_parquet
+from scalein.api.sources import (
+    flow,
+    from_arrow,
+    from_batches,
+    from_source,
+    generate,
+    read_csv,
+    read_flight,
+    read_ipc,
+    read_json,
+    read_parquet,
+)
 from scalein.api.windows import sliding, tumbling
 from scalein.connectors.base import Sink, Source
 from scalein.errors import (

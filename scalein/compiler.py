@@ -66,7 +66,7 @@ def compile_flow(op: ops.Op, trace: Trace | None = None) -> Node:
 
 
 # Names that programs and kernels give to columns of their own: see `stage_printer` for what they stand for.
-_OURS = re.compile(r"#(host\d+|by\d+|lookup\d+|acc\d+|row|at|(id|ids|at|code|match|start|count|null)\..*)|\?row")
+_OURS = re.compile(r"#((host|materialized|by|lookup|acc)\d+|row|at|(id|ids|at|code|match|start|count|null)\..*)|\?row")
 
 
 def _refuse_our_names(root: ops.Op) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -57,7 +58,7 @@ LOAD_SIXTEENTHS = 11
 # is not taken for another slot.
 COLUMN = "$"
 # Before the names of the slots of a `distinct`'s table.
-SEEN = "seen"
+DEDUP = "dedup"
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,14 @@ MOST_HITS = 255
 MOST_VALUES, MOST_KEYS = 32, 16
 UNDO_BATCH_SHIFT = 40  # of the number of the call, above a record's offset, in an entry of an undo log
 PAGE_BYTES = 4096  # what files and their checksums are made of
+
+
+class SortedRecords(NamedTuple):
+    """Pointers to stored records in the order of their hashes, and of their ages where these are equal."""
+
+    hashes: np.ndarray
+    pointers: np.ndarray
+
 
 # --- records
 

@@ -19,7 +19,7 @@ from scalein.ir import ops
 from scalein.ir.exprs import Call, Expr, walk
 from scalein.ir.functions import AGGREGATES, FUNCTIONS, is_host
 from scalein.ir.passes.fold import fold
-from scalein.ir.physical import Grouped, walk_nodes
+from scalein.ir.physical import WindowAggregate, walk_nodes
 from scalein.ir.rewrite import walk_ops
 from scalein.ir.tables import AccKind
 from scalein.llvm_backend.exprs import LOWERED
@@ -132,7 +132,7 @@ def test_host_functions_run_between_kernels() -> None:
 @pytest.mark.parametrize("keys", [(), ("b",)], ids=["all", "by key"])
 def test_every_aggregate_is_placed(fn: str, keys: tuple[str, ...]) -> None:
     flow = FLOW.group_by(*keys).agg(out=AGGS[fn])
-    table = next(node.table for node in walk_nodes(compile_flow(flow.op)) if isinstance(node, Grouped))
+    table = next(node.table for node in walk_nodes(compile_flow(flow.op)) if isinstance(node, WindowAggregate))
     assert [output.fn for output in table.outputs] == [fn]
     assert table.accs[0].kind is AccKind.ROWS
     assert all(0 <= acc < len(table.accs) for acc in table.outputs[0].accs)

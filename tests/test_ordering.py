@@ -13,13 +13,14 @@ from scalein import col
 from scalein.api.flow import Flow
 from scalein.compiler import compile_flow
 from scalein.errors import InternalError
+from scalein.ir import physical
 from scalein.ir.ops import By, Distinct, Filter, Sort
 from scalein.ir.passes.fuse import fuse
 from scalein.ir.passes.physicalize import split
 from scalein.ir.passes.prune import prune
 from scalein.ir.passes.push_down import push_down
 from scalein.ir.passes.top_rows import top_rows
-from scalein.ir.physical import Ordered, Pipe, walk_nodes
+from scalein.ir.physical import Pipeline, walk_nodes
 from scalein.ir.printer import dump, show_expr
 from scalein.ir.stage_printer import dump_program
 from scalein.ir.verify import verify_ops, verify_program
@@ -168,12 +169,12 @@ def test_broken_ops_are_named() -> None:
 def test_broken_programs_are_named() -> None:
     scan = split(flow.op)
     node = split(flow.distinct("user").op)
-    assert isinstance(node, Pipe)
-    twice = Pipe(scan, node.steps * 2, node.items)
+    assert isinstance(node, Pipeline)
+    twice = Pipeline(scan, node.steps * 2, node.items)
     with pytest.raises(InternalError, match="a distinct too many"):
         verify_program(twice)
     with pytest.raises(InternalError, match="no column 'nope'"):
-        verify_program(Ordered(scan, (("nope", False),), False, None))
+        verify_program(physical.Sort(scan, (("nope", False),), False, None))
 
 
 def test_a_user_may_not_take_our_names() -> None:
@@ -184,4 +185,4 @@ def test_a_user_may_not_take_our_names() -> None:
 
 def test_walks_meet_a_sort() -> None:
     nodes = list(walk_nodes(compile_flow(flow.sort("qty").op)))
-    assert [type(node).__name__ for node in nodes] == ["Scan", "Ordered"]
+    assert [type(node).__name__ for node in nodes] == ["Scan", "Sort"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scalein.cli.demo_spark import what_it_needs
+from scalein.cli.demo import missing_for_spark
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -17,7 +17,7 @@ PYTHON_BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, flags=re.DOTALL | 
 
 @pytest.mark.parametrize("source", PYTHON_BLOCKS, ids=lambda source: source.splitlines()[0])
 def test_python_blocks_run(source: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    if "scalein.spark" in source and (missing := what_it_needs()):
+    if "scalein.spark" in source and (missing := missing_for_spark()):
         pytest.skip(missing)
     script = tmp_path / "readme.py"  # a file of its own: a udf's source is looked up
     script.write_text(source, encoding="utf-8")

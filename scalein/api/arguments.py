@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from scalein.api.column import Column, as_column
-from scalein.api.naming import row_expr
-from scalein.dtypes import DType, Schema
+from scalein.api.column import Column, as_column, lit
+from scalein.dtypes import DType, Schema, element_of, from_arrow_type
 from scalein.dtypes import alike as same_type
-from scalein.errors import BadArgument, BadName, SourceLoc, WrongType
-from scalein.ir.exprs import Call, Col, Expr, Named, type_of
-from scalein.ir.ops import Join, Op, Project
-from scalein.ir.resolve import Scope, resolve, shown
+from scalein.errors import BadArgument, BadName, SourceLoc, WrongType, type_name
+from scalein.ir.exprs import Agg, Call, Col, Expr, Named, type_of
+from scalein.ir.literals import PLAIN
+from scalein.ir.ops import By, Distinct, Explode, Join, Op, Project, Sort
+from scalein.ir.printer import show_agg
+from scalein.ir.resolve import Scope, column, resolve, shown
 from scalein.ir.unify import as_decimal, cast_to, common_type, nested_hint
 
 HOWS = ("inner", "left", "semi", "anti")
@@ -79,15 +80,15 @@ def _kept(left: Op, right: Op, right_keys: list[Expr], at: SourceLoc) -> tuple[t
     keys = {key.name for key in right_keys if isinstance(key, Col)}
     taken = set(left.schema.names)
     kept = []
-    for column in right.schema.names:
-        if column in keys:
+    for each in right.schema.names:
+        if each in keys:
             continue
-        name = column if column not in left.schema.names else f"{column}_right"
+        name = each if each not in left.schema.names else f"{each}_right"
         if name in taken:
             raise BadName(f"two outputs of join would be called {name!r}", at=at, left=", ".join(left.schema.names),
                           right=", ".join(right.schema.names), hint="rename one of them before the join")
         taken.add(name)
-        kept.append((name, column))
+        kept.append((name, each))
     return tuple(kept)
 
 
@@ -108,3 +109,144 @@ def alike(op: Op, first: Schema, number: int, at: SourceLoc) -> Op:
     scope = Scope(found, "union", at)
     items = [Named(f.name, resolve(Call("cast", (Col(f.name),), dtype=f.dtype), scope)) for f in first]
     return Project(op, tuple(items), at=at)
+
+
+# Outputs of a step: what the user gave, resolved, each under its own name.
+
+def row_outputs(given: Iterable[object], named: Mapping[str, object], scope: Scope) -> list[Named]:
+    """Positional columns under their own names, then keyword ones; names are distinct."""
+    items = [_own_name(as_item(item, scope), scope) for item in given]
+    items += [Named(name, row_expr(_keyword(value), scope)) for name, value in named.items()]
+    check_distinct([item.name for item in items], scope)
+    return items
+
+
+def as_item(item: object, scope: Scope) -> Column:
+    """A positional argument as a column: a Column, or a name."""
+    if isinstance(item, Column | str):
+        return as_column(item, scope.step)
+    found = repr(item) if isinstance(item, (*PLAIN, list, tuple, set)) else type_name(item)
+    hint = "a constant needs a name: give it as name=value"
+    if isinstance(item, list | tuple | set):
+        hint = f"unpack it: {scope.step}(*names)"
+    elif scope.step == "filter" or not isinstance(item, PLAIN):
+        hint = f'write it with scalein.col: {scope.step}(col("x") > 1)'
+    raise BadArgument(f"{scope.step} takes columns and their names", at=scope.at, found=found, hint=hint)
+
+
+def _keyword(value: object) -> Column:
+    """`new=col("x") + 1`; a str names a column, anything else is a constant."""
+    return value if isinstance(value, Column) else as_column(value, "") if isinstance(value, str) else lit(value)
+
+
+def row_expr(given: Column, scope: Scope) -> Expr:
+    """The typed expression of a column that is computed row by row."""
+    if isinstance(given.node, Agg):
+        raise BadArgument(f"{show_agg(given.node)} is an aggregate, but {scope.step} works row by row", at=scope.at,
+                          hint="aggregates go into group_by(...).agg(...); group_by() takes all rows as one group")
+    return resolve(given.node, scope)
+
+
+def _own_name(given: Column, scope: Scope) -> Named:
+    expr = row_expr(given, scope)
+    if given.name is None:
+        raise BadName(f"an output of {scope.step} has no name", at=scope.at, found=repr(given),
+                      hint="name it with .alias(...), or give it as name=...")
+    return Named(given.name, expr)
+
+
+def check_distinct(names: list[str], scope: Scope) -> None:
+    """Raise `BadName` for the first name that appears twice among the outputs."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise BadName(f"two outputs of {scope.step} are called {name!r}", at=scope.at, has=", ".join(names),
+                          hint="name one of them with .alias(...)")
+        if not name:
+            raise BadName(f"an output of {scope.step} has an empty name", at=scope.at)
+        seen.add(name)
+
+
+# Lists into rows: what the user asked to explode, checked.
+
+def explode(op: Op, name: object, scope: Scope) -> Explode:
+    """The op with a row for each element of a list."""
+    if not isinstance(name, str) or not name:
+        raise BadArgument("explode takes the name of a column", at=scope.at, found=repr(name),
+                          hint="compute it first: with_columns(tags=...).explode(\"tags\")")
+    dtype = type_of(column(name, scope))
+    element = element_of(dtype)
+    if element is None:
+        raise WrongType(f"explode takes a list, but {name!r} is {dtype!r}", at=scope.at, step=scope.step,
+                        hint=nested_hint(dtype) if dtype.is_nested else _lists(scope))
+    from_arrow_type(element.type, name)  # refused here, where the user called, if nothing can be done with it
+    return Explode(op, name, at=scope.at)
+
+
+def _lists(scope: Scope) -> str:
+    names = [field.name for field in scope.schema if element_of(field.dtype) is not None]
+    if names:
+        return f"the lists here are {', '.join(map(repr, names))}"
+    return "no column here is a list; .collect() in agg(...) makes them"
+
+
+# Rows in an order, or the first of each key: what the user gave, resolved and checked.
+
+Order = str | Column | Sequence[str | Column]
+
+
+def distinct(op: Op, names: Sequence[object], scope: Scope) -> Distinct:
+    """The first rows by the named columns; by all of them if none is named."""
+    for name in names:
+        if not isinstance(name, str):
+            hint = "unpack it: distinct(*names)" if isinstance(name, list | tuple | set) else (
+                "compute it first: with_columns(k=...).distinct(\"k\")")
+            raise BadArgument("distinct takes names of columns", at=scope.at, found=repr(name), hint=hint)
+    keys = [column(str(name), scope) for name in names] or [column(name, scope) for name in op.schema.names]
+    for key in keys:
+        if type_of(key).is_nested:
+            hint = "name the columns to tell rows apart by" if not names else nested_hint(type_of(key))
+            raise WrongType(f"rows cannot be told apart by {key.name!r}, which is {type_of(key)!r}", at=scope.at,
+                            step=scope.step, hint=hint)
+    return Distinct(op, tuple(dict.fromkeys(key.name for key in keys)), at=scope.at)
+
+
+def sort(op: Op, by: Sequence[object], descending: object, nulls_last: object, scope: Scope) -> Sort:
+    """All rows in order."""
+    example = f'for example {scope.step}("x", descending=True)'
+    if not by:
+        raise BadArgument(f"{scope.step} needs something to sort by", at=scope.at, has=shown(scope.schema),
+                          hint=example)
+    if not isinstance(nulls_last, bool):
+        raise BadArgument("nulls_last is True or False", at=scope.at, found=repr(nulls_last))
+    directions = list(descending) if isinstance(descending, list | tuple) else [descending] * len(by)
+    if not all(isinstance(each, bool) for each in directions):
+        raise BadArgument("descending is True, False, or a list of them", at=scope.at, found=repr(descending),
+                          hint=example)
+    if len(directions) != len(by):
+        raise BadArgument("descending needs one value for each column to sort by", at=scope.at,
+                          found=f"{len(directions)} for {len(by)}")
+    keys = tuple(_by(each, bool(way), scope) for each, way in zip(by, directions, strict=True))
+    return Sort(op, keys, nulls_last, at=scope.at)
+
+
+def first_rows(op: Op, count: object, by: object, descending: bool, scope: Scope) -> Sort:
+    """The rows with the greatest (or least) values, best first; null is never preferred."""
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 < count < 2**63:
+        hint = f'the number comes first: {scope.step}(10, "x")' if isinstance(count, str | Column) else None
+        raise BadArgument(f"{scope.step} takes a number of rows, 1 or more", at=scope.at, found=repr(count), hint=hint)
+    listed = list(by) if isinstance(by, list | tuple) else [by]
+    if not listed:
+        raise BadArgument(f"{scope.step} needs a column to compare rows by", at=scope.at, has=shown(scope.schema),
+                          hint=f'for example {scope.step}(10, "x")')
+    return Sort(op, tuple(_by(each, descending, scope) for each in listed), True, count, at=scope.at)
+
+
+def _by(given: object, descending: bool, scope: Scope) -> By:
+    if not isinstance(given, str | Column | list | tuple | set):
+        raise BadArgument(f"{scope.step} takes columns and their names", at=scope.at, found=repr(given))
+    expr = row_expr(as_item(given, scope), scope)
+    if type_of(expr).is_nested:
+        raise WrongType(f"{type_of(expr)!r} has no order", at=scope.at, step=scope.step, found=repr(given),
+                        hint=nested_hint(type_of(expr)))
+    return By(expr, descending)

@@ -10,17 +10,15 @@ from collections.abc import Iterable
 from typing import NoReturn
 
 from scalein.api import hints
-from scalein.api.aggregates import Aggregates
-from scalein.api.attempts import Attempts
 from scalein.api.hints import Hinted
-from scalein.api.methods import DtMethods, ListMethods, StrMethods, StructMethods
+from scalein.api.methods import Aggregates, DtMethods, ListMethods, StrMethods, StructMethods
 from scalein.errors import BadArgument, SourceLoc, here
-from scalein.ir.exprs import Agg, Call, Col, Expr
+from scalein.ir.exprs import Agg, Call, Col, Expr, Lit
 from scalein.ir.literals import as_dtype, fit, literal, own_type
 from scalein.ir.printer import show_agg, show_expr
 
 
-class Column(Attempts, Aggregates, Hinted):
+class Column(Aggregates, Hinted):
     """An expression over columns, or an aggregate of one; made by `col`, `lit`, `when` and `count`.
 
     >>> from scalein import col
@@ -306,6 +304,54 @@ class Column(Attempts, Aggregates, Hinted):
         """Functions of structs: `col("address").struct.field("city")`."""
         return StructMethods(self)
 
+    # --- null where the plain form fails; what fails among the arguments is still an error ---
+
+    def try_cast(self, dtype: object) -> Column:
+        """As `cast`, but null where the value has no place in the type.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> si.from_arrow(pa.table({"x": ["7", "seven"]})).select(n=col("x").try_cast(int)).collect()["n"].to_pylist()
+        [7, None]
+        """
+        return self._tried("cast", dtype=dtype)
+
+    def try_add(self, other: object) -> Column:
+        """`+`, but null where it overflows."""
+        return self._tried("add", other)
+
+    def try_sub(self, other: object) -> Column:
+        """`-`, but null where it overflows."""
+        return self._tried("sub", other)
+
+    def try_mul(self, other: object) -> Column:
+        """`*`, but null where it overflows.
+
+        >>> from scalein import col
+        >>> col("price").try_mul(col("count"))
+        Column(price.try_mul(count))
+        """
+        return self._tried("mul", other)
+
+    def try_floordiv(self, other: object) -> Column:
+        """`//`, but null where an integer is divided by zero, or the quotient overflows."""
+        return self._tried("floordiv", other)
+
+    def try_mod(self, other: object) -> Column:
+        """`%`, but null where an integer is divided by zero."""
+        return self._tried("mod", other)
+
+    def try_divide(self, other: object) -> Column:
+        """`/`, but null where the divisor is zero.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> flow = si.from_arrow(pa.table({"x": [1, 1], "y": [4, 0]}))
+        >>> flow.select(q=col("x").try_divide(col("y"))).collect()["q"].to_pylist()
+        [0.25, None]
+        """
+        return self._call("try_divide", other)
+
 
 def _first_column(expr: Expr) -> str | None:
     """The name of the leftmost column; a choice is named after what it chooses."""
@@ -374,3 +420,61 @@ def count() -> Column:
     Column(count(), alias='views')
     """
     return Column(Agg("count", (), at=here()))
+
+
+# Choices between values: `when(condition).then(value)`, more of these, and `otherwise(value)`.
+
+class When:
+    """A condition that waits for its value: `when(...).then(...)`."""
+
+    __slots__ = ("_branches",)
+
+    def __init__(self, branches: tuple[Expr, ...]) -> None:
+        self._branches = branches
+
+    def then(self, value: object) -> Then:
+        """The value where the condition is true and none before it was."""
+        return Then((*self._branches, _choice(value, "then")))
+
+
+class Then(Column):
+    """A choice that is null where no condition is true, unless `otherwise` follows."""
+
+    __slots__ = ("_branches",)
+
+    def __init__(self, branches: tuple[Expr, ...]) -> None:
+        self._branches = branches
+        super().__init__(_nested(branches, Lit(None), here()))
+
+    def when(self, condition: object) -> When:
+        """Another condition, looked at where those before are not true."""
+        return When((*self._branches, _choice(condition, "when")))
+
+    def otherwise(self, value: object) -> Column:
+        """The value where no condition is true."""
+        return Column(_nested(self._branches, _choice(value, "otherwise"), here()))
+
+
+def when(condition: object) -> When:
+    """The start of a choice; only the branch that is taken can fail.
+
+    >>> from scalein import col, lit, when
+    >>> when(col("price") > 12).then(lit("high")).otherwise(lit("low"))
+    Column(when(price > 12).then('high').otherwise('low'))
+    """
+    return When((_choice(condition, "when"),))
+
+
+def _choice(value: object, step: str) -> Expr:
+    at = here()
+    if isinstance(value, str):
+        raise BadArgument(f"{step} takes a str neither as a column nor as text", at=at, found=repr(value),
+                          hint=f"write lit({value!r}) for the text, col({value!r}) for the column")
+    return as_expr(value, at)
+
+
+def _nested(branches: tuple[Expr, ...], last: Expr, at: SourceLoc) -> Expr:
+    """Conditions and values in turn, as if_else calls from the last to the first."""
+    for condition, value in zip(reversed(branches[::2]), reversed(branches[1::2]), strict=True):
+        last = Call("if_else", (condition, value, last), at=at)
+    return last

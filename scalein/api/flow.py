@@ -6,23 +6,33 @@ raised by that call; only what depends on the data waits for `collect`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from scalein.api import hints
-from scalein.api.arguments import Keys, alike, join
+from scalein.api.arguments import (
+    Keys,
+    Order,
+    alike,
+    as_item,
+    distinct,
+    explode,
+    first_rows,
+    join,
+    row_expr,
+    row_outputs,
+    sort,
+)
+from scalein.api.binding import as_schema, bind, source
 from scalein.api.column import Column
 from scalein.api.groupby import GroupBy, group
-from scalein.api.in_spark import InSpark
-from scalein.api.naming import as_item, row_expr, row_outputs
-from scalein.api.nesting import explode
-from scalein.api.ordering import Order, distinct, first_rows, sort
-from scalein.api.sources import as_schema, bind, source, unbound
+from scalein.api.hints import Hinted
 from scalein.api.windows import WindowSpec
-from scalein.connectors.in_memory import of_arrow, of_batches
+from scalein.connectors.in_memory import of_arrow
 from scalein.dtypes import BOOL, Kind
 from scalein.durations import Duration, in_units, span
 from scalein.errors import BadArgument, BadName, WrongType, here
@@ -40,7 +50,7 @@ if TYPE_CHECKING:
 LEVELS = ("logical", "fused", "llvm", "asm")
 
 
-class Flow(InSpark):
+class Flow(Hinted):
     """A dataflow: where rows come from, and what happens to them. Nothing runs before `collect` or `batches`.
 
     >>> import pyarrow as pa, scalein as si
@@ -49,7 +59,7 @@ class Flow(InSpark):
     {'y': [20, 30]}
     """
 
-    __slots__ = ()
+    __slots__ = ("op",)
     _called, _elsewhere = "a Flow", hints.FLOW
 
     def __init__(self, op: ops.Op) -> None:
@@ -385,6 +395,35 @@ class Flow(InSpark):
 
         return Graph(self.op)
 
+    # --- inside Spark ---
+
+    def map_in_arrow(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The flow's rows for each partition of a DataFrame: `df.mapInArrow(q.map_in_arrow, scalein.spark.schema(q))`.
+
+        The flow begins with `si.flow(schema)`. What needs other rows (`group_by`, `sort`, `distinct`, `limit`) sees
+        those of its partition only: `scalein.spark.apply(q, df)` is the whole flow on the whole DataFrame. Small
+        batches are joined, so their number in the result is another one.
+        """
+        from scalein.spark.batch.tasks import map_in_arrow
+
+        return map_in_arrow(self.op, batches)
+
+    def map_partitions(self, rows: Iterable[Any]) -> Iterator[Any]:
+        """The same for `df.rdd.mapPartitions(q.map_partitions)`: Rows, dicts, or tuples in the schema's order.
+
+        Spark's rows are Python objects, each of which is made and read on its own: `map_in_arrow` is far faster.
+        """
+        from scalein.spark.batch.tasks import map_partitions
+
+        return map_partitions(self.op, rows)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        if find_spec("pyspark") is None:
+            return type(self), (self.op,)
+        from scalein.spark.serialize import rebuilt, ship
+
+        return rebuilt, (type(self), *ship(self.op))
+
 
 def _condition(given: object, scope: Scope) -> Expr:
     if isinstance(given, bool):
@@ -406,40 +445,4 @@ def _name(given: object, scope: Scope) -> str:
 
 
 def _as_op(other: object) -> ops.Op:
-    return other.op if isinstance(other, Flow) else from_arrow(other).op
-
-
-def from_arrow(data: object) -> Flow:
-    """A flow over data in memory or in a reader: pyarrow, pandas, polars, DuckDB, or any Arrow stream. No copy.
-
-    >>> import pyarrow as pa, scalein as si
-    >>> si.from_arrow(pa.table({"x": [1, 2, 3]})).limit(2).collect().to_pydict()
-    {'x': [1, 2]}
-    """
-    at = here()
-    if isinstance(data, Flow):
-        raise BadArgument("from_arrow takes data, not a flow", at=at, hint="use the flow itself, or its collect()")
-    return Flow(source("arrow", of_arrow(data, at), at))
-
-
-def from_batches(batches: object, schema: object = None) -> Flow:
-    """A flow over record batches: a list, an iterator (read once), or a function that gives a new iterator.
-
-    >>> import pyarrow as pa, scalein as si
-    >>> batch = pa.record_batch({"x": [1, 2]})
-    >>> si.from_batches((batch for _ in range(2)), batch.schema).collect().num_rows
-    4
-    """
-    at = here()
-    arrow = None if schema is None else as_schema(schema, "from_batches", at)
-    return Flow(source("batches", of_batches(batches, arrow, at), at))
-
-
-def flow(schema: object) -> Flow:
-    """A flow whose data is given later, to `collect(data)`: a pyarrow or Spark schema, or a dict of names and types.
-
-    >>> import pyarrow as pa, scalein as si
-    >>> si.flow({"price": pa.float64(), "user": str}).columns
-    ['price', 'user']
-    """
-    return Flow(unbound(schema, here()))
+    return other.op if isinstance(other, Flow) else source("arrow", of_arrow(other, here()), here())

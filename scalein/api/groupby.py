@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from scalein.api import hints
+from scalein.api.arguments import check_distinct, row_outputs
 from scalein.api.column import Column
 from scalein.api.hints import Hinted
-from scalein.api.naming import check_distinct, row_outputs
 from scalein.api.windows import WindowSpec, resolve_window
 from scalein.errors import BadArgument, BadName, WrongType, here
 from scalein.ir.exprs import Agg, Named, NamedAgg, type_of

@@ -8,10 +8,9 @@ import pyarrow as pa
 
 from scalein.connectors.sinks.file_writers import CsvFiles, IpcFiles, JsonFiles, ParquetFiles, WriteFormat
 from scalein.connectors.sinks.files import FileSink
-from scalein.connectors.sinks.simple import CallbackSink, ConsoleSink, MemorySink
-from scalein.connectors.sinks.text import format_table
+from scalein.connectors.sinks.simple import CallbackSink, ConsoleSink, MemorySink, format_table
 from scalein.errors import BadArgument, here
-from scalein.sizes import parse_size
+from scalein.options import parse_size
 
 
 def to_parquet(path: object, *, partition_by: str | Sequence[str] | None = None, roll: str | int = "256MB") -> FileSink:

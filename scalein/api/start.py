@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
-from scalein.api.sources import bind
+from scalein.api.binding import bind
 from scalein.connectors.base import Connected, Sink
 from scalein.connectors.in_memory import Batches
 from scalein.durations import Duration, seconds

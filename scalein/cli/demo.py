@@ -1,32 +1,43 @@
 """scalein demo: count ad views per campaign and 10 s window over generated events, here and inside Spark.
 
-The query is that of the Yahoo streaming benchmark: keep the views, look up each ad's campaign, count per campaign and
-window. First it runs on this machine, over all events at once. Then the same flow runs over the same events as a stream
-inside Spark (`demo_spark.py`), and must give the same rows. A second, small flow over its result gives the table that
-is printed: one line a window.
+The query is that of the Yahoo streaming benchmark: filter the views, look up each ad's campaign, count per campaign and
+window. The first half runs it on this machine, over all events at once. A second, small flow over its result gives the
+table that is printed: one line a window.
+
+The second half runs the same flow inside Spark, as a stream. The events arrive as files, one after the other, through
+Structured Streaming on this machine; the number of partitions changes while the stream runs. The rows must equal those
+of the first half: closed windows are read from the files written, open ones from the state.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 
 import scalein as si
 from scalein import col
 from scalein.api.flow import Flow
-from scalein.cli import demo_spark
-from scalein.connectors.sinks.text import format_table
-from scalein.errors import BadArgument
+from scalein.connectors.sinks.simple import format_table
+from scalein.errors import BadArgument, InternalError
 from scalein.options import Options
 
 ADS, CAMPAIGNS, SPAN_S, SEED = 1_000, 100, 100, 7
 START_MS = 1_700_000_000_000
-MOST_ROWS = 1_000_000_000
+MAX_ROWS = 1_000_000_000
+FILES = 10
+PARTITIONS, SCALED_PARTITIONS, SCALE_AFTER_BATCH = 2, 4, 4
 
 T = TypeVar("T")
 
@@ -36,13 +47,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=None, help="threads (default: the cores this process may use)")
     parser.add_argument("--engine", choices=("llvm", "interp"), default="llvm",
                         help="interp: the slow reference interpreter, for few rows")
-    parser.add_argument("--no-spark", action="store_true", help="leave out the second half, a stream inside Spark")
+    parser.add_argument("--no-spark", action="store_true", help="run the first half only, no stream inside Spark")
 
 
 def run(args: argparse.Namespace) -> int:
     options = Options.make(workers=args.workers, engine=args.engine)
-    if not 1 <= args.rows <= MOST_ROWS:
-        raise BadArgument(f"--rows must be from 1 to {MOST_ROWS:,}", found=f"{args.rows:,}")
+    if not 1 <= args.rows <= MAX_ROWS:
+        raise BadArgument(f"--rows must be from 1 to {MAX_ROWS:,}", found=f"{args.rows:,}")
     events, made_s = _timed(lambda: make_events(args.rows))
     print(f"{args.rows:,} ad events over {SPAN_S} s, {events.nbytes / 1e6:,.0f} MB of Arrow, made in {made_s:.1f} s\n")
 
@@ -59,19 +70,19 @@ def run(args: argparse.Namespace) -> int:
           f"({events.nbytes / best_s / 1e9:,.1f} GB/s) with {workers}", flush=True)
     if args.no_spark or options.engine == "interp":
         return 0
-    missing = demo_spark.what_it_needs()
+    missing = missing_for_spark()
     if missing is not None:
         print(f"\n{missing}")
     else:
-        rows, words = demo_spark.stream(events, lambda arriving: count_views(arriving, campaigns), views)
-        print(f"\n{as_text(rows, options.engine)}\n\n{words}")
+        rows, summary = stream_in_spark(events, campaigns, views)
+        print(f"\n{as_text(rows, options.engine)}\n\n{summary}")
     return 0
 
 
 def count_views(events: Flow, campaigns: pa.Table) -> Flow:
     """Views per campaign and window of 10 s."""
     return (
-        events.with_watermark("event_time", "2s")  # a stream's windows close when time has passed them by this much
+        events.with_watermark("event_time", "2s")  # a stream closes a window this long after its end
         .filter(col("event_type") == "view")
         .join(campaigns, on="ad_id")
         .group_by("campaign_id", si.tumbling("event_time", "10s"))
@@ -96,13 +107,13 @@ def as_text(views: pa.Table, engine: str) -> str:
 
 
 def make_events(rows: int) -> pa.Table:
-    """Events in order of time but for some 50 ms of jitter; every 10 s another ad is shown more than the rest."""
+    """Events in order of time, up to 50 ms of jitter; every 10 s another ad is shown more than the rest."""
     rng = np.random.default_rng(SEED)
-    passed_ms = np.arange(rows, dtype=np.int64) * (SPAN_S * 1000 - 50) // rows
+    elapsed_ms = np.arange(rows, dtype=np.int64) * (SPAN_S * 1000 - 50) // rows
     ads = rng.integers(0, ADS, rows, dtype=np.int32)
-    promoted = (passed_ms // 10_000 * 37 % ADS).astype(np.int32)
+    promoted = (elapsed_ms // 10_000 * 37 % ADS).astype(np.int32)
     ads = np.where(rng.random(rows, dtype=np.float32) < 0.05, promoted, ads)
-    times = START_MS + passed_ms + rng.integers(0, 50, rows, dtype=np.int16)
+    times = START_MS + elapsed_ms + rng.integers(0, 50, rows, dtype=np.int16)
     kinds = pa.DictionaryArray.from_arrays(rng.integers(0, 3, rows, dtype=np.int8), ["view", "click", "purchase"])
     return pa.table({"event_time": pa.array(times).cast(pa.timestamp("ms")), "ad_id": ads, "event_type": kinds})
 
@@ -111,6 +122,89 @@ def make_campaigns() -> pa.Table:
     """Which campaign each ad belongs to: ten ads each, shuffled."""
     campaign = np.random.default_rng(SEED).permutation(ADS).astype(np.int32) // (ADS // CAMPAIGNS)
     return pa.table({"ad_id": np.arange(ADS, dtype=np.int32), "campaign_id": campaign})
+
+
+# --- the second half: the same flow as a stream inside Spark
+
+
+def missing_for_spark() -> str | None:
+    """What this machine lacks for the second half, in one sentence; None if it lacks nothing."""
+    second = "The second half runs the same flow as a stream inside Spark"
+    if find_spec("pyspark") is None:
+        return f'{second}, for which it needs pyspark and Java: pip install "scalein[spark]"'
+    from scalein.spark.errors import SparkFailed
+    from scalein.spark.session import java_version
+
+    try:
+        java_version()
+    except SparkFailed as error:
+        return f"{second}. {error.what}: {error.hint}"
+    return None
+
+
+def stream_in_spark(events: pa.Table, campaigns: pa.Table, views: pa.Table) -> tuple[pa.Table, str]:
+    """Count the views of a stream of the events, and print its progress; gives the rows and a summary of the run.
+
+    The rows must be those of `views`.
+    """
+    import scalein.spark as sis
+
+    with TemporaryDirectory(prefix="scalein-demo-") as name:
+        folder = Path(name)
+        start = time.perf_counter()
+        with ThreadPoolExecutor(1) as pool:  # meanwhile the JVM, another process, starts
+            written = pool.submit(write_files, events, folder / "in")
+            spark = sis.session()
+            written.result()
+        print(f"\nThe same flow as a stream: {FILES} files through Spark {spark.version} "
+              f"(started in {time.perf_counter() - start:.1f} s)")
+        stream = (spark.readStream.schema(spark.read.parquet(str(folder / "in")).schema)
+                  .option("maxFilesPerTrigger", 1).parquet(str(folder / "in")))  # fmt: skip
+        flow = count_views(si.flow(stream.schema), campaigns)
+        start = time.perf_counter()
+        query = sis.start(flow, stream, sink=si.to_parquet(folder / "out"), checkpoint=folder / "checkpoint",
+                          partitions=PARTITIONS, trigger={"availableNow": True})
+        for line in progress_lines(query):
+            print(line, flush=True)
+        duration_s = time.perf_counter() - start
+        still_open = sis.read_state(folder / "checkpoint")
+        closed = ds.dataset(folder / "out", schema=still_open.schema).to_table()  # perhaps no window has closed
+    rows = pa.concat_tables([closed, still_open.select(closed.column_names)]).cast(views.schema)
+    order = [(column, "ascending") for column in ("window_start", "campaign_id")]
+    if not rows.sort_by(order).equals(views.sort_by(order)):
+        raise InternalError("the stream's rows are not those of the first half")
+    return rows, (
+        f"{closed.num_rows:,} counts of closed windows in files, {still_open.num_rows:,} of open ones in the state: "
+        f"row for row the {views.num_rows:,} of the first half\n{events.num_rows:,} events in {duration_s:.1f} s = "
+        f"{events.num_rows / duration_s / 1e6:,.2f} million rows/s through Spark, each counted exactly once")
+
+
+def progress_lines(query: Any) -> Iterator[str]:
+    """A line for each micro-batch; after batch SCALE_AFTER_BATCH the stream gets more partitions."""
+    last_batch = -1
+    while True:
+        is_over = query.await_termination(0.05)
+        progress = query.last_progress
+        if progress is not None and progress["batch_id"] != last_batch:
+            last_batch = progress["batch_id"]
+            yield (f"  batch {progress['batch_id']:>2}: {progress['rows_in']:>9,} events in "
+                   f"{progress['duration_s']:.2f} s, {progress['partitions']} partitions, "
+                   f"{progress['rows_out']:>3,} counts out, {progress['state_bytes'] / 1e3:,.0f} kB of state")
+            if last_batch == SCALE_AFTER_BATCH:
+                query.scale(SCALED_PARTITIONS)
+                yield f"  scaled from {PARTITIONS} to {SCALED_PARTITIONS} partitions; no state moved"
+        if is_over:
+            return
+
+
+def write_files(events: pa.Table, folder: Path) -> None:
+    """The events as Parquet files, in order: Spark reads files in order of their modification times."""
+    folder.mkdir()
+    for number in range(FILES):
+        first = number * events.num_rows // FILES
+        path = folder / f"{number:02}.parquet"
+        pq.write_table(events.slice(first, (number + 1) * events.num_rows // FILES - first), path)
+        os.utime(path, (1_700_000_000 + number,) * 2)
 
 
 def _timed(work: Callable[[], T]) -> tuple[T, float]:

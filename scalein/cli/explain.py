@@ -2,7 +2,7 @@
 
 The file is run as a module (its `__name__` is not "__main__", so a guarded script does not start), and the flow is
 looked up by name; without a name it must be the only one. Nothing is read or computed unless --analyze is given, or the
-file itself does so. What it prints goes to stderr, its arguments are none, and jobs do not start.
+file itself does so. What the file prints goes to stderr, it sees no command-line arguments, and its jobs do not start.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def load_flow(place: str) -> Flow:
+def load_flow(target: str) -> Flow:
     """The flow that `FILE.py` or `FILE.py:NAME` names."""
-    path, _, name = place.partition(":")
+    path, _, name = target.partition(":")
     if not Path(path).is_file():
         raise BadArgument(f"no file {path!r}", hint="explain wants FILE.py or FILE.py:NAME")
     found = {key: value for key, value in run_script(path).items() if isinstance(value, Flow)}
@@ -52,9 +52,9 @@ def load_flow(place: str) -> Flow:
 
 
 def run_script(path: str) -> dict[str, object]:
-    """The names that a Python file makes at top level; whatever it raises is one error that names its line."""
+    """The names that a Python file defines at top level; whatever it raises becomes one error that names its line."""
     try:
-        with redirect_stdout(sys.stderr), _arguments(path), only_looking():
+        with redirect_stdout(sys.stderr), _no_arguments(path), only_looking():
             return runpy.run_path(path)
     except (ScaleinError, BrokenPipeError):
         raise
@@ -65,14 +65,14 @@ def run_script(path: str) -> dict[str, object]:
         frames = traceback.extract_tb(error.__traceback__)
         line = next((frame.lineno for frame in reversed(frames) if frame.filename == path), None)
         raise BadArgument(f"{path} raised {type(error).__name__} while it was run", at=SourceLoc(path, line or 0),
-                          found=error, hint='what only a script does goes under if __name__ == "__main__":') from error
+                          found=error, hint='put what only a script does under if __name__ == "__main__":') from error
 
 
 @contextmanager
-def _arguments(path: str) -> Iterator[None]:
-    """A command line without arguments."""
-    kept, sys.argv = sys.argv, [path]
+def _no_arguments(path: str) -> Iterator[None]:
+    """`sys.argv` of a command line without arguments."""
+    saved, sys.argv = sys.argv, [path]
     try:
         yield
     finally:
-        sys.argv = kept
+        sys.argv = saved

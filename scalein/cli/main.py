@@ -1,6 +1,6 @@
 """`scalein VERB ...`: argument parsing and exit codes; each verb is a file beside this one.
 
-Exit codes: 0 done, 1 an error that scalein explains, 2 a command line that cannot be read, 130 interrupted.
+Exit codes: 0 success, 1 an error with scalein's explanation, 2 a command line that cannot be parsed, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scalein.errors import BadArgument, ScaleinError, guess
 
 
 class Verb(Protocol):
-    """What the module of a verb offers; its docstring's first line is its help."""
+    """The interface of a verb's module; the first line of its docstring is its help."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
@@ -39,30 +39,31 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb and give the exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    """Run one verb; gives the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        if words and not words[0].startswith("-") and words[0] not in VERBS:
-            raise BadArgument(f"no verb {words[0]!r}", has=", ".join(VERBS), hint=guess(words[0], VERBS))
+        if arguments and not arguments[0].startswith("-") and arguments[0] not in VERBS:
+            raise BadArgument(f"no verb {arguments[0]!r}", has=", ".join(VERBS),
+                              hint=guess(arguments[0], VERBS))
     except BadArgument as error:
-        return _complain(error, code=2)
+        return _print_error(error, code=2)
     parser = make_parser()
-    args = parser.parse_args(words)
+    args = parser.parse_args(arguments)
     if args.verb is None:
         parser.print_help()
         return 0
     try:
         return VERBS[args.verb].run(args)
     except ScaleinError as error:
-        return _complain(error, code=1)
+        return _print_error(error, code=1)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader left (`scalein explain ... | head`). Python would complain once more when it flushes at exit.
+        # The reader closed the pipe (`scalein explain ... | head`); Python's own flush at exit would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
-def _complain(error: ScaleinError, code: int) -> int:
+def _print_error(error: ScaleinError, code: int) -> int:
     print(f"scalein: {error}", file=sys.stderr)
     return code

@@ -17,7 +17,7 @@ from scalein.exec import array_limits
 from scalein.exec.error_location import placed
 from scalein.exec.hash_aggregate import run_group
 from scalein.exec.host import run_host
-from scalein.exec.join_build import Built, build
+from scalein.exec.join_build import JoinTable, build
 from scalein.exec.morsels import joined
 from scalein.exec.pipeline import Work, ready, run_pipe, run_ready
 from scalein.exec.preaggregate import Standing
@@ -26,9 +26,9 @@ from scalein.exec.scan_predicates import tests_of
 from scalein.exec.sort import run_ordered
 from scalein.ir import ops
 from scalein.ir.exprs import Col
-from scalein.ir.physical import Chain, Grouped, Host, JoinTable, Node, Ordered, Pipe, Scan, Take
+from scalein.ir.physical import Host, JoinBuild, Limit, Node, Pipeline, Scan, Sort, Union, WindowAggregate
 from scalein.ir.printer import show_expr
-from scalein.ir.stages import Where
+from scalein.ir.stages import FilterStep
 from scalein.kernels.bind import conformed
 from scalein.options import Options
 
@@ -67,7 +67,7 @@ class Program:
 
     def __init__(self, node: Node) -> None:
         self.node, self._schema = node, node.schema.arrow
-        self._built: dict[int, Built] = {}  # by the join's identity, which the program keeps
+        self._built: dict[int, JoinTable] = {}  # by the join's identity, which the program keeps
         self._again: Again = {}
         self._given: pa.Schema | None = None  # of the batches that `_again` is for
 
@@ -88,10 +88,10 @@ class StandingProgram:
     If times are `watched`, kernels tell how far those of each batch reach.
     """
 
-    def __init__(self, node: Grouped, watched: bool = False, whole: Grouped | None = None) -> None:
+    def __init__(self, node: WindowAggregate, watched: bool = False, whole: WindowAggregate | None = None) -> None:
         self.node, self._watched, self._whole = node, watched, whole
         self._schema = node.schema.arrow
-        self._built: dict[int, Built] = {}
+        self._built: dict[int, JoinTable] = {}
         self._standing: Standing | None = None
 
     def add(self, batches: Iterable[pa.RecordBatch], options: Options, row: int = 0) -> int:
@@ -139,9 +139,9 @@ class StandingProgram:
 class RingProgram:
     """A program that ends in sliding windows, whose rows are counted in again and again: see `standing_ring.py`."""
 
-    def __init__(self, node: Grouped, partial: Grouped, size: int, options: Options) -> None:
+    def __init__(self, node: WindowAggregate, partial: WindowAggregate, size: int, options: Options) -> None:
         self.node, self._options = node, options
-        self._built: dict[int, Built] = {}
+        self._built: dict[int, JoinTable] = {}
         joins = _Run(options, (), self._built).joins(node.joins)
         self.ring = StandingRing(node, partial, joins, options, size)
 
@@ -157,7 +157,7 @@ class _Run:
     """
 
     def __init__(self, options: Options, given: Iterable[pa.RecordBatch] = (),
-                 built: dict[int, Built] | None = None, again: Again | None = None) -> None:
+                 built: dict[int, JoinTable] | None = None, again: Again | None = None) -> None:
         self._options, self._given, self._built, self._again = options, given, built, again
 
     def _table(self, node: Node) -> pa.Table | None:
@@ -178,36 +178,39 @@ class _Run:
         match node:
             case Scan():
                 return self._scan(node)
-            case Pipe(input=Grouped() as group) if node.fresh is None and (again := self._again_at(group)) is not None:
+            case Pipeline(input=WindowAggregate() as group) if node.dedup is None and (
+                again := self._again_at(group)
+            ) is not None:
                 return self._group_again(node, group, node, again)
-            case Grouped() if (again := self._again_at(node)) is not None:
+            case WindowAggregate() if (again := self._again_at(node)) is not None:
                 return self._group_again(node, node, None, again)
-            case Pipe() if node.fresh is None and (again := self._again_at(node)) is not None:
+            case Pipeline() if node.dedup is None and (again := self._again_at(node)) is not None:
                 return self._pipe_again(node, again)
-            case Pipe(input=Grouped() as group) if node.fresh is None:
+            case Pipeline(input=WindowAggregate() as group) if node.dedup is None:
                 return run_group(group, self._input(group), self.joins(group.joins), self._options,
                                  self._table(group.input), node, self.joins(node.joins))
-            case Pipe():
+            case Pipeline():
                 return run_pipe(node, self._input(node), self.joins(node.joins), self._options,
                                 self._table(node.input))
-            case Grouped():
+            case WindowAggregate():
                 return run_group(node, self._input(node), self.joins(node.joins), self._options,
                                  self._table(node.input), None, {})
             case Host():
                 return run_host(node, self.rows(node.input))
-            case Take():
+            case Limit():
                 return _take(self.rows(node.input), node.count)
-            case Ordered():
+            case Sort():
                 return run_ordered(node, self.rows(node.input))
-            case Chain():
+            case Union():
                 return self._chain(node)
 
-    def _again_at(self, node: Pipe | Grouped) -> Again | None:
+    def _again_at(self, node: Pipeline | WindowAggregate) -> Again | None:
         """What the last run left, if the node is right over the batches that were given, some of which have rows."""
         is_given = isinstance(node.input, Scan) and node.input.source.data is None
         return self._again if is_given else None
 
-    def _group_again(self, top: Node, node: Grouped, then: Pipe | None, again: Again) -> Iterator[pa.RecordBatch]:
+    def _group_again(self, top: Node, node: WindowAggregate, then: Pipeline | None,
+                     again: Again) -> Iterator[pa.RecordBatch]:
         known = again.pop(id(top), None)
         if not isinstance(known, Standing):
             known = Standing(node, self.joins(node.joins), self._options, then,
@@ -216,17 +219,17 @@ class _Run:
         yield from known.take()
         again[id(top)] = known
 
-    def _pipe_again(self, node: Pipe, again: Again) -> Iterator[pa.RecordBatch]:
+    def _pipe_again(self, node: Pipeline, again: Again) -> Iterator[pa.RecordBatch]:
         known = again.pop(id(node), None)
         if not isinstance(known, Work):
             known = ready(node, self.joins(node.joins), self._options, self._table(node.input))
         yield from run_ready(known, self.rows(node.input), self._options)
         again[id(node)] = known
 
-    def _input(self, node: Pipe | Grouped) -> Iterator[pa.RecordBatch]:
+    def _input(self, node: Pipeline | WindowAggregate) -> Iterator[pa.RecordBatch]:
         """The rows that a kernel reads; a source may leave out those that its first filter drops."""
         match node.input, node.steps:
-            case Scan(source=source) as scan, (Where(predicate), *_) if isinstance(source.data, Connected):
+            case Scan(source=source) as scan, (FilterStep(predicate), *_) if isinstance(source.data, Connected):
                 return array_limits.guarded(_step(scan), self._scan(scan, tests_of(predicate)))
         return self.rows(node.input)
 
@@ -244,15 +247,15 @@ class _Run:
         for batch in data.read():
             yield batch if batch.schema.names == names else batch.select(names)
 
-    def _chain(self, node: Chain) -> Iterator[pa.RecordBatch]:
+    def _chain(self, node: Union) -> Iterator[pa.RecordBatch]:
         schema = node.schema.arrow
         for each in node.inputs:
             yield from _conformed(partial(self.rows, each), schema)
 
-    def joins(self, joins: tuple[tuple[int, JoinTable], ...]) -> dict[int, Built]:
+    def joins(self, joins: tuple[tuple[int, JoinBuild], ...]) -> dict[int, JoinTable]:
         return {number: self._join(table) for number, table in joins}
 
-    def _join(self, table: JoinTable) -> Built:
+    def _join(self, table: JoinBuild) -> JoinTable:
         if self._built is None:
             return build(table, self.rows(table.input), self._options)
         if id(table) not in self._built:
@@ -269,9 +272,9 @@ def _step(node: Node) -> str:
             return "map_batches"
         case Host():
             return ", ".join(f"`{show_expr(node.origin(i))}`" for i in node.items if not isinstance(i.expr, Col))
-        case Ordered():
+        case Sort():
             return "sort" if node.count is None else "top_k, or a sort with a limit"
-        case Grouped():
+        case WindowAggregate():
             return "group_by"
         case _:
             return "this flow"

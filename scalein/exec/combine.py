@@ -18,7 +18,7 @@ from scalein.interp.taking import taken
 from scalein.ir import ops
 from scalein.ir.exprs import Col
 from scalein.ir.partials import TwoPhase
-from scalein.ir.physical import Grouped, Scan
+from scalein.ir.physical import Scan, WindowAggregate
 from scalein.ir.tables import Key, Slicing
 from scalein.options import Options
 
@@ -45,4 +45,4 @@ class Numbered:
         source = ops.Source("partials", Schema((Field(_NUMBER, I64, False), *values)).arrow, (_NUMBER, *values.names))
         table = replace(self._two.combine.table, keys=(Key(_NUMBER, I64, False),), window=None, slicing=Slicing.NONE,
                         slice_size=0)
-        return Program(Grouped(Scan(source), (), table, (Col(_NUMBER, I64, False),)))
+        return Program(WindowAggregate(Scan(source), (), table, (Col(_NUMBER, I64, False),)))

@@ -11,11 +11,11 @@ import pyarrow as pa
 from scalein.dtypes import I32, I64
 from scalein.errors import ScaleinError
 from scalein.exec.finalize import Listed, settle
-from scalein.exec.join_build import Built
+from scalein.exec.join_build import JoinTable
 from scalein.exec.pipeline import run_pipe
 from scalein.exec.tables import OneRecord
 from scalein.ir.exprs import Col, Named
-from scalein.ir.physical import Grouped, Pipe, identity
+from scalein.ir.physical import Pipeline, WindowAggregate, identity
 from scalein.ir.stages import Collect, FromTable, Stage
 from scalein.ir.tables import Table
 from scalein.kernels.call import kernel
@@ -38,7 +38,8 @@ class Emitter:
     then the groups come out as batches first.
     """
 
-    def __init__(self, node: Grouped, then: Pipe | None, joins: dict[int, Built], options: Options) -> None:
+    def __init__(self, node: WindowAggregate, then: Pipeline | None, joins: dict[int, JoinTable],
+                 options: Options) -> None:
         self._node, self._then, self._joins, self._options = node, then, joins, options
         self._schema = node.schema.arrow
         self._kernels: dict[tuple[int, bool], tuple[Table, Compiled, tuple[Named, ...]]] = {}

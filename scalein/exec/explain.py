@@ -25,7 +25,7 @@ from scalein.exec.scan_predicates import row_groups_skipped
 from scalein.ir import ops
 from scalein.ir.passes import OP_PASSES
 from scalein.ir.passes.pass_through import split_items
-from scalein.ir.physical import Node, Pipe, walk_nodes
+from scalein.ir.physical import Node, Pipeline, walk_nodes
 from scalein.ir.printer import dump
 from scalein.ir.rewrite import rewrite
 from scalein.ir.stage_printer import dump_program, dump_stage
@@ -192,7 +192,7 @@ def _copies(stage: Stage, node: Node) -> str:
             return f"{_count(len(items), 'column')} written, from the groups' records"
         case Collect(items):
             names = [item.name for item in items]
-            handed_on = next((len(passed) for pipe in walk_nodes(node) if isinstance(pipe, Pipe)
+            handed_on = next((len(passed) for pipe in walk_nodes(node) if isinstance(pipe, Pipeline)
                               for passed, written in [split_items(pipe)] if [w.name for w in written] == names), 0)
             rest = f", {handed_on} handed on untouched" if handed_on else ""
             return f"{_count(len(items), 'column')} written{rest}"

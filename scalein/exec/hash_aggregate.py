@@ -28,13 +28,12 @@ import pyarrow as pa
 from scalein.exec import radix, ring
 from scalein.exec.emit import Emitter
 from scalein.exec.finalize import mode_of, shorten
-from scalein.exec.join_build import Built
+from scalein.exec.join_build import JoinTable
 from scalein.exec.key_domain import DIRECT_BYTES, domain_of, widened
-from scalein.exec.merge import EVERYTHING, Merging
 from scalein.exec.morsels import Unit, units
-from scalein.exec.tables import Blank, DirectTable, Domain, HashTable, OneRecord, State, grown
+from scalein.exec.tables import EVERYTHING, Blank, DirectTable, Domain, HashTable, Merging, OneRecord, State, grown
 from scalein.ir.passes.pass_through import kernel_steps
-from scalein.ir.physical import Grouped, Pipe
+from scalein.ir.physical import Pipeline, WindowAggregate
 from scalein.ir.stages import Group, GroupMode
 from scalein.ir.tables import Table
 from scalein.kernels.call import call
@@ -48,8 +47,9 @@ from scalein.options import Options
 PART_VALUES = 1 << 23  # of the bags and logs of windows that are made at once
 
 
-def run_group(node: Grouped, batches: Iterator[pa.RecordBatch], joins: dict[int, Built], options: Options,
-              table: pa.Table | None, then: Pipe | None, then_joins: dict[int, Built]) -> Iterator[pa.RecordBatch]:
+def run_group(node: WindowAggregate, batches: Iterator[pa.RecordBatch], joins: dict[int, JoinTable], options: Options,
+              table: pa.Table | None, then: Pipeline | None,
+              then_joins: dict[int, JoinTable]) -> Iterator[pa.RecordBatch]:
     """The groups of a node, passed through the pipe that follows, if any."""
     node = replace(node, steps=kernel_steps(node))
     return GroupRun(node, joins, options, table, Emitter(node, then, then_joins, options)).run(batches)
@@ -66,7 +66,7 @@ class Seen(NamedTuple):
 class GroupRun:
     """One aggregation under way."""
 
-    def __init__(self, node: Grouped, joins: dict[int, Built], options: Options, source: pa.Table | None,
+    def __init__(self, node: WindowAggregate, joins: dict[int, JoinTable], options: Options, source: pa.Table | None,
                  emitter: Emitter) -> None:
         self.node, self.options, self.source, self.emitter = node, options, source, emitter
         self.mode = GroupMode.ONE if not node.keys and node.table.window is None else GroupMode.HASH

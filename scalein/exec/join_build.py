@@ -20,7 +20,7 @@ from scalein.exec.tables import HashTable, grown
 from scalein.interp.taking import taken
 from scalein.ir.exprs import Col, Expr, type_of
 from scalein.ir.passes.pass_through import PLACE
-from scalein.ir.physical import JoinTable
+from scalein.ir.physical import JoinBuild
 from scalein.ir.stages import FromBatches, Group, Read, Stage
 from scalein.ir.tables import Acc, AccKind, Key, Table
 from scalein.kernels.bind import addressable, bind, form_of
@@ -35,7 +35,7 @@ DIRECT_ALWAYS = 1 << 12
 
 
 @dataclass(slots=True)
-class Built:
+class JoinTable:
     """A join table in memory, with the variant of the probe it wants."""
 
     direct: bool
@@ -110,7 +110,7 @@ def _bytes(flags: pa.Array) -> np.ndarray:
     return found if len(found) else np.zeros(1, np.uint8)
 
 
-def build(table: JoinTable, batches: Iterator[pa.RecordBatch], options: Options) -> Built:
+def build(table: JoinBuild, batches: Iterator[pa.RecordBatch], options: Options) -> JoinTable:
     """Read a join's table to the end and make it addressable."""
     schema = table.input.schema.arrow
     empty = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema.names)
@@ -192,7 +192,7 @@ def _integers(keys: pa.Array, dtype: DType) -> np.ndarray:
 
 
 def _build_direct(keys: pa.Array, dtype: DType, domain: tuple[int, int], columns: dict[str, pa.Array],
-                  payload: tuple[Read, ...]) -> Built:
+                  payload: tuple[Read, ...]) -> JoinTable:
     least, span = domain
     numbers = _integers(keys, dtype)
     # Unsigned of the same width: the distance of two int8 may be 255.
@@ -207,13 +207,13 @@ def _build_direct(keys: pa.Array, dtype: DType, domain: tuple[int, int], columns
         spread = {name: _take(column, where) for name, column in columns.items()}
         is_dense = len(places) == span
         present = np.where(rows >= 0, np.arange(span, dtype=np.int32), np.int32(-1))
-        return Built(True, True, is_dense, payload, spread, least=least, span=span, rows=present)
+        return JoinTable(True, True, is_dense, payload, spread, least=least, span=span, rows=present)
     chain = np.full(max(1, len(places)), -1, np.int32)
     if not unique:
         by_key = np.argsort(places, kind="stable").astype(np.int32)
         same = places[by_key[1:]] == places[by_key[:-1]]
         chain[by_key[:-1][same]] = by_key[1:][same]
-    return Built(True, unique, False, payload, columns, least=least, span=span, rows=rows, chain=chain)
+    return JoinTable(True, unique, False, payload, columns, least=least, span=span, rows=rows, chain=chain)
 
 
 def _take(column: pa.Array, rows: pa.Array) -> pa.Array:
@@ -226,7 +226,7 @@ def _take(column: pa.Array, rows: pa.Array) -> pa.Array:
 
 
 def _build_hash(exprs: tuple[Expr, ...], keys: list[pa.Array], columns: dict[str, pa.Array],
-                payload: tuple[Read, ...], options: Options) -> Built:
+                payload: tuple[Read, ...], options: Options) -> JoinTable:
     names = [f"key{k}" for k in range(len(keys))]
     types = [type_of(e) for e in exprs]
     table = Table(
@@ -255,4 +255,5 @@ def _build_hash(exprs: tuple[Expr, ...], keys: list[pa.Array], columns: dict[str
         grown(hashed, status, frame)
     unique = frame["chain.longer"] == 0
     text = keys[0].cast(pa.string()) if len(keys) == 1 and types[0].is_string else None
-    return Built(False, unique, False, payload, columns, build=table, text_keys=text, hash_table=hashed, chain=chain)
+    return JoinTable(False, unique, False, payload, columns, build=table, text_keys=text, hash_table=hashed,
+                     chain=chain)

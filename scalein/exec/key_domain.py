@@ -13,10 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scalein.dtypes import TIMES, DType, Kind
-from scalein.exec.join_build import Built
 from scalein.exec.tables import Domain
 from scalein.ir.exprs import Col, Expr, type_of
-from scalein.ir.stages import Let, Probe, Step
+from scalein.ir.stages import Probe, ProjectStep, Step
 from scalein.ir.tables import Table
 from scalein.kernels.prepare import Prepared
 
@@ -100,7 +99,7 @@ def _range(prepared: Prepared, expr: Expr, batches: Iterable[pa.RecordBatch], wh
         return None
     probe, name = origin
     if probe is not None:
-        return _table_range(prepared.joins[probe.table], name, type_of(expr))
+        return _table_range(prepared.joins[probe.table].columns[name], type_of(expr))
     found = [r for batch in batches if (r := _sampled(batch.column(name), type_of(expr), whole)) is not None]
     return (min(low for low, _ in found), max(high for _, high in found)) if found else None
 
@@ -108,7 +107,7 @@ def _range(prepared: Prepared, expr: Expr, batches: Iterable[pa.RecordBatch], wh
 def _origin(steps: tuple[Step, ...], name: str) -> tuple[Probe | None, str] | None:
     """The join (or None: the input) and column that a name at the end of the steps stands for."""
     for step in reversed(steps):
-        if isinstance(step, Let):
+        if isinstance(step, ProjectStep):
             expr = next((i.expr for i in step.items if i.name == name), None)
             if not isinstance(expr, Col):
                 return None
@@ -120,8 +119,7 @@ def _origin(steps: tuple[Step, ...], name: str) -> tuple[Probe | None, str] | No
     return None, name
 
 
-def _table_range(built: Built, name: str, dtype: DType) -> tuple[int, int] | None:
-    column = built.columns[name]
+def _table_range(column: pa.Array, dtype: DType) -> tuple[int, int] | None:
     if pa.types.is_dictionary(column.type):
         return 0, max(1, len(column.dictionary)) - 1
     return _bounds(column, dtype) or (0, 0)

@@ -1,8 +1,8 @@
 """Pipes: batches through a kernel that collects, or a table's groups through one.
 
 Columns that a pipe hands on untouched are not copied: they are the input's own. Rows keep their
-order whatever the number of workers: units of work are handed out and given back in order. A pipe with a
-`distinct` runs in one thread: see `seen.py`.
+order whatever the number of workers: units of work are handed out and given back in order. A pipeline with a
+`distinct` runs in one thread: side by side, which row of a key comes first would depend on timing.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from itertools import count
 
 import pyarrow as pa
 
-from scalein.exec.join_build import Built
-from scalein.exec.seen import Seen
+from scalein.exec.join_build import JoinTable
+from scalein.exec.tables import HashTable, grown
 from scalein.interp.taking import taken
 from scalein.ir.exprs import Named
 from scalein.ir.passes.pass_through import Origin, kernel_steps, row_numbers, split_items, taken_items
-from scalein.ir.physical import Pipe
-from scalein.ir.stages import Collect, Fresh, Let, Probe, Where
+from scalein.ir.physical import Pipeline
+from scalein.ir.stages import Collect, DedupStep, FilterStep, Probe, ProjectStep, Stage
 from scalein.kernels import kernel_metrics
+from scalein.kernels.call import call
 from scalein.kernels.output import CHUNK_ROWS, collected
 from scalein.kernels.prepare import Prepared
 from scalein.kernels.specialise import Specialiser
 from scalein.kernels.workers import begin
-from scalein.layout import FrameData
+from scalein.layout import DEDUP, DONE, OUTPUT_FULL, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
 
@@ -37,14 +38,14 @@ UNIT_ROWS = 1 << 19  # rows a worker takes at once: about a millisecond
 FEW_ROWS = 1 << 16  # of a first chunk behind a filter: most of a larger one might never be touched
 
 
-def run_pipe(pipe: Pipe, batches: Iterator[pa.RecordBatch], joins: dict[int, Built], options: Options,
+def run_pipe(pipe: Pipeline, batches: Iterator[pa.RecordBatch], joins: dict[int, JoinTable], options: Options,
              table: pa.Table | None) -> Iterator[pa.RecordBatch]:
     """The pipe's output for each input batch, in order."""
     work = ready(pipe, joins, options, table)
-    return _run_alone(work, batches, options) if pipe.fresh is not None else run_ready(work, batches, options)
+    return _run_alone(work, batches, options) if pipe.dedup is not None else run_ready(work, batches, options)
 
 
-def ready(pipe: Pipe, joins: dict[int, Built], options: Options, table: pa.Table | None) -> Work:
+def ready(pipe: Pipeline, joins: dict[int, JoinTable], options: Options, table: pa.Table | None) -> Work:
     """What a pipe does, for as many runs as one likes; of a `table`, its facts are known before."""
     passed, computed = split_items(pipe)
     numbers = row_numbers(pipe)
@@ -83,14 +84,14 @@ def run_ready(work: Work, batches: Iterator[pa.RecordBatch], options: Options) -
 
 def _run_alone(work: Work, batches: Iterator[pa.RecordBatch], options: Options) -> Iterator[pa.RecordBatch]:
     """Units one after the other, with what has been seen so far; few rows may be enough for who asks."""
-    seen: Seen | None = None
+    seen: DedupTable | None = None
     for batch in batches:
         for start in range(0, batch.num_rows, UNIT_ROWS):
             unit = batch.slice(start, UNIT_ROWS)
             bound = work.bound(unit)
             if seen is None:
                 assert work.prepared.stage is not None
-                seen = Seen(work.prepared.stage, options)
+                seen = DedupTable(work.prepared.stage, options)
             yield from work.run(unit, bound, seen)
 
 
@@ -122,7 +123,7 @@ class Work:
     def bound(self, batch: pa.RecordBatch) -> tuple[Compiled, FrameData] | None:
         """The kernel and its frame over a batch; None if there is nothing to compute."""
         prepared = self.prepared
-        if not self.computed and all(isinstance(step, Let) for step in prepared.steps):
+        if not self.computed and all(isinstance(step, ProjectStep) for step in prepared.steps):
             return None
         compiled = prepared.compile() if prepared.learn(batch) else prepared.compiled
         assert compiled is not None
@@ -133,10 +134,10 @@ class Work:
         return compiled, frame
 
     def run(self, batch: pa.RecordBatch, bound: tuple[Compiled, FrameData] | None,
-            seen: Seen | None = None) -> list[pa.RecordBatch]:
+            seen: DedupTable | None = None) -> list[pa.RecordBatch]:
         if bound is None:
             return [_assemble(self.schema, batch, self.passed, [])]
-        is_thinned = any(isinstance(step, Where | Probe | Fresh) for step in self.prepared.steps)
+        is_thinned = any(isinstance(step, FilterStep | Probe | DedupStep) for step in self.prepared.steps)
         parts = collected(*bound, self.computed, batch.num_rows, FEW_ROWS if is_thinned else CHUNK_ROWS,
                           None if seen is None else seen.call)
         if self.taken:
@@ -183,3 +184,27 @@ def _assemble(schema: pa.Schema, batch: pa.RecordBatch, passed: dict[int, str],
     columns = [batch.column(passed[i]) if i in passed else next(rest) for i in range(len(schema))]
     columns = [c if c.type == f.type else c.cast(f.type) for c, f in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+class DedupTable:
+    """The keys that a `distinct` has met: one table for the whole run, and how many blocks are done.
+
+    Batches may bring new variants of the kernel; records keep their layout, so the table stays.
+    """
+
+    def __init__(self, stage: Stage, options: Options) -> None:
+        step = next(step for step in stage.steps if isinstance(step, DedupStep))
+        self._table = HashTable(step.table, options)
+        self._blocks = 0
+
+    def call(self, compiled: Compiled, frame: FrameData) -> int:
+        """Run the kernel until it is done or its output is full; the table gets the room it asks for."""
+        while True:
+            self._table.attach(frame, DEDUP)
+            frame[f"{DEDUP}.blocks"] = self._blocks
+            status = call(compiled, frame)
+            self._table.detach(frame, DEDUP)
+            self._blocks = frame[f"{DEDUP}.blocks"]
+            if status in (DONE, OUTPUT_FULL):
+                return status
+            grown(self._table, status, frame, DEDUP)

@@ -18,13 +18,13 @@ import pyarrow as pa
 from scalein.exec import radix
 from scalein.exec.emit import Emitter
 from scalein.exec.hash_aggregate import GroupRun, Worker
-from scalein.exec.join_build import Built
+from scalein.exec.join_build import JoinTable
 from scalein.exec.key_domain import domain_of, with_room
 from scalein.exec.morsels import Unit, units
 from scalein.exec.radix import Parted
 from scalein.exec.tables import HashTable
 from scalein.ir.passes.pass_through import kernel_steps
-from scalein.ir.physical import Grouped, Pipe
+from scalein.ir.physical import Pipeline, WindowAggregate
 from scalein.ir.stages import Group, GroupMode
 from scalein.ir.tables import Table
 from scalein.kernels.prepare import specialised_table
@@ -38,9 +38,9 @@ DIRECT_ROWS = 1 << 17  # for which a direct table pays: it is made anew each tim
 class Standing:
     """The groups of a node since they were taken last, passed through the pipe that follows, if any."""
 
-    def __init__(self, node: Grouped, joins: dict[int, Built], options: Options, then: Pipe | None = None,
-                 then_joins: dict[int, Built] | None = None, watched: bool = False, few: bool = False,
-                 whole: Grouped | None = None) -> None:
+    def __init__(self, node: WindowAggregate, joins: dict[int, JoinTable], options: Options,
+                 then: Pipeline | None = None, then_joins: dict[int, JoinTable] | None = None,
+                 watched: bool = False, few: bool = False, whole: WindowAggregate | None = None) -> None:
         """With `whole`, an aggregation by the same accumulators, groups can be taken as its own; then rows may be
         partitioned."""
         node = replace(node, steps=kernel_steps(node))

@@ -26,11 +26,11 @@ import pyarrow as pa
 
 from scalein.errors import InternalError
 from scalein.exec.emit import Emitter
-from scalein.exec.join_build import Built
+from scalein.exec.join_build import JoinTable
 from scalein.exec.ring import FAR_SLICE
 from scalein.exec.tables import HashTable, grown
 from scalein.ir.passes.pass_through import kernel_steps
-from scalein.ir.physical import Grouped
+from scalein.ir.physical import WindowAggregate
 from scalein.ir.stages import Group, GroupMode
 from scalein.ir.tables import Slicing, Table
 from scalein.kernels.call import call
@@ -51,7 +51,8 @@ DEAD_SHARE = 4  # times as many records as the last window had groups: most are 
 class StandingRing:
     """Open windows of a node. Slices are numbered by time // slice size."""
 
-    def __init__(self, node: Grouped, partial_: Grouped, joins: dict[int, Built], options: Options, size: int) -> None:
+    def __init__(self, node: WindowAggregate, partial_: WindowAggregate, joins: dict[int, JoinTable],
+                 options: Options, size: int) -> None:
         node, partial_ = (replace(each, steps=kernel_steps(each)) for each in (node, partial_))
         assert node.table.window is not None
         self._windows, self._slices = (
@@ -278,7 +279,7 @@ class _Note(NamedTuple):
 class _Emitted:
     """What the records of a ring are read as: windows, or slices."""
 
-    def __init__(self, node: Grouped, table: Table, options: Options) -> None:
+    def __init__(self, node: WindowAggregate, table: Table, options: Options) -> None:
         self.node, self.general, self.table = node, table, table
         self.emitter = Emitter(node, None, {}, options)
 

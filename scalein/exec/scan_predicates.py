@@ -9,9 +9,9 @@ from scalein.connectors.formats.statistics import Condition
 from scalein.dtypes import Kind
 from scalein.ir import ops
 from scalein.ir.exprs import Call, Col, Expr, Lit, type_of
-from scalein.ir.physical import Host, Node, Ordered, Pipe, Scan, Take
+from scalein.ir.physical import Host, Limit, Node, Pipeline, Scan, Sort
 from scalein.ir.rewrite import walk_ops
-from scalein.ir.stages import Where
+from scalein.ir.stages import FilterStep
 
 _MIRRORED = {"eq": "eq", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
@@ -28,9 +28,9 @@ def tests_below(node: Node) -> tuple[Condition, ...]:
     """Tests of the filter that a program's own input meets first."""
     while True:
         match node:
-            case Pipe(input=Scan(), steps=(Where(predicate), *_)):
+            case Pipeline(input=Scan(), steps=(FilterStep(predicate), *_)):
                 return tests_of(predicate)
-            case Pipe() | Host() | Take() | Ordered():
+            case Pipeline() | Host() | Limit() | Sort():
                 node = node.input
             case _:
                 return ()

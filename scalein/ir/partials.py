@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from scalein.dtypes import BOOL, F64, I64, DType, Field, Kind, Schema
 from scalein.ir import ops
 from scalein.ir.exprs import Call, Col, Expr, Lit, Named, type_of
-from scalein.ir.physical import Grouped, Node, Scan
+from scalein.ir.physical import Node, Scan, WindowAggregate
 from scalein.ir.tables import Acc, AccKind, Output, Table
 
 _FUNCTIONS = {AccKind.ROWS: "sum", AccKind.VALID: "sum", AccKind.ISUM: "sum", AccKind.FSUM: "sum",
@@ -37,9 +37,9 @@ _PARTS = {AccKind.MOMENTS: ("n", "mean", "m2"), AccKind.FIRST: ("row", "value"),
 class TwoPhase:
     """The phases of one aggregation, and how partial groups of one key combine."""
 
-    partial: Grouped
-    combine: Grouped  # partial groups into fewer of them
-    final: Grouped
+    partial: WindowAggregate
+    combine: WindowAggregate  # partial groups into fewer of them
+    final: WindowAggregate
     functions: dict[str, str]  # column of a partial group -> sum, min or max; not of those that combine together
 
     @property
@@ -74,7 +74,7 @@ def width(table: Table) -> int:
     return sum(len(_PARTS.get(acc.kind, ("",))) for acc in table.accs)
 
 
-def two_phase(node: Grouped, partials: str = "partials") -> TwoPhase:
+def two_phase(node: WindowAggregate, partials: str = "partials") -> TwoPhase:
     """group(k, window, ...) -> a group by k and slice, and one over its rows, by k and window."""
     table = node.table
     each = [_columns(k, acc) for k, acc in enumerate(table.accs)]
@@ -91,13 +91,13 @@ def two_phase(node: Grouped, partials: str = "partials") -> TwoPhase:
     outputs = tuple(replace(o, fn="sum" if o.fn in ("count", "count_valid") else o.fn,
                             accs=tuple(k + 1 for k in o.accs)) for o in table.outputs)
     keys: tuple[Expr, ...] = tuple(Col(k.name, k.dtype, k.nullable) for k in table.keys)
-    final = Grouped(source, (), replace(table, accs=accs, outputs=outputs, window=window), keys)
+    final = WindowAggregate(source, (), replace(table, accs=accs, outputs=outputs, window=window), keys)
     functions = {some[0].name: _FUNCTIONS[acc.kind] for acc, some in zip(table.accs, each, strict=True)
                  if acc.kind in _FUNCTIONS}
     combined = tuple(replace(column, fn=functions.get(column.name, "raw"), accs=(column.accs[0] + 1,))
                      for column in columns)
     slices = None if window is None else replace(window, size=table.slice_size, every=table.slice_size)
-    combine = Grouped(source, (), replace(final.table, outputs=combined, window=slices), keys)
+    combine = WindowAggregate(source, (), replace(final.table, outputs=combined, window=slices), keys)
     return TwoPhase(partial, combine, final, functions)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from scalein.dtypes import Field, Schema
 from scalein.ir.exprs import Col, Expr, Named, type_of
-from scalein.ir.stages import Fresh, Step
+from scalein.ir.stages import DedupStep, Step
 from scalein.ir.tables import Table
 
 if TYPE_CHECKING:
@@ -27,13 +27,13 @@ class Scan:
 
 
 @dataclass(frozen=True, slots=True)
-class Pipe:
+class Pipeline:
     """Batches through a stage that ends in Collect."""
 
     input: Node
     steps: tuple[Step, ...]
     items: tuple[Named, ...]
-    joins: tuple[tuple[int, JoinTable], ...] = ()
+    joins: tuple[tuple[int, JoinBuild], ...] = ()
     name: str = field(default="pipe", compare=False)
 
     @property
@@ -41,20 +41,20 @@ class Pipe:
         return Schema(tuple(Field(i.name, type_of(i.expr), i.expr.nullable) for i in self.items))
 
     @property
-    def fresh(self) -> Fresh | None:
+    def dedup(self) -> DedupStep | None:
         """The step that keeps first rows only, if there is one: such a pipe has state, and an order to keep."""
-        return next((step for step in self.steps if isinstance(step, Fresh)), None)
+        return next((step for step in self.steps if isinstance(step, DedupStep)), None)
 
 
 @dataclass(frozen=True, slots=True)
-class Grouped:
+class WindowAggregate:
     """Batches through a stage that ends in Group; gives the table's finished groups as rows."""
 
     input: Node
     steps: tuple[Step, ...]
     table: Table
     keys: tuple[Expr, ...]
-    joins: tuple[tuple[int, JoinTable], ...] = ()
+    joins: tuple[tuple[int, JoinBuild], ...] = ()
     name: str = field(default="group", compare=False)
 
     @property
@@ -63,7 +63,7 @@ class Grouped:
 
 
 @dataclass(frozen=True, slots=True)
-class JoinTable:
+class JoinBuild:
     """A static table to probe: read whole, keyed by `keys`."""
 
     input: Node
@@ -95,7 +95,7 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
-class Take:
+class Limit:
     """The first rows in order."""
 
     input: Node
@@ -107,7 +107,7 @@ class Take:
 
 
 @dataclass(frozen=True, slots=True)
-class Ordered:
+class Sort:
     """All rows in the order of some columns (name, descending), or the first `count` of them."""
 
     input: Node
@@ -121,14 +121,14 @@ class Ordered:
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class Union:
     """The batches of each input in turn."""
 
     inputs: tuple[Node, ...]
     schema: Schema
 
 
-Node = Scan | Pipe | Grouped | Host | Take | Ordered | Chain
+Node = Scan | Pipeline | WindowAggregate | Host | Limit | Sort | Union
 
 
 def identity(schema: Schema) -> tuple[Named, ...]:
@@ -139,13 +139,13 @@ def identity(schema: Schema) -> tuple[Named, ...]:
 def walk_nodes(root: Node) -> Iterator[Node]:
     """Every node of a program, the tables of its joins included, inputs before what they feed."""
     match root:
-        case Pipe() | Grouped():
+        case Pipeline() | WindowAggregate():
             for _, table in root.joins:
                 yield from walk_nodes(table.input)
             yield from walk_nodes(root.input)
-        case Host() | Take() | Ordered():
+        case Host() | Limit() | Sort():
             yield from walk_nodes(root.input)
-        case Chain():
+        case Union():
             for below in root.inputs:
                 yield from walk_nodes(below)
     yield root

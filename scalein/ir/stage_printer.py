@@ -1,18 +1,18 @@
 """Text of the fused form: the program as a tree of nodes, and one stage as its kernel sees it.
 
-A program is a tree, result first, like a logical plan. What stands behind the bars is one kernel, its
+A program is a tree, result first, like a logical plan. What stands after the bars is one kernel, its
 last step first, as everything here flows upwards; below it stand the tables it probes and what it reads:
 
     kernel group by campaign, tumbling(time, 10s)  -> campaign: str?, ..., views: i64
-    | gives   views = count()
+    | emit    views = count()
     | state   24 bytes a group: rows
     | probe   join0, inner on ad
-    | where   kind == 'view'
+    | filter  kind == 'view'
       join0 by ad: campaign
         scan arrow  -> ad: i64?, campaign: str?
       scan arrow  -> ad: i64?, kind: str?, time: timestamp[us]
 
-A stage is told in the order in which its kernel works: what it reads, step by step, into which sink.
+A stage is printed in the order in which its kernel works: what it reads, step by step, into which sink.
 Names that begin with `#` are ours: columns that pyarrow computes or is given (`#host0`), tables over the codes of a
 dictionary (`#lookup0`), ids of strings (`#ids.name`, `#code.0.name`), and the row numbers by which nested columns are
 taken, of the batch (`#row`) and of a joined table (`#at.0`).
@@ -25,11 +25,12 @@ from collections.abc import Iterator
 from scalein.ir.exprs import Call, Col, Expr, Named, walk
 from scalein.ir.ops import Explode
 from scalein.ir.passes.pass_through import Origin, is_copy_free, split_items, taken_items
-from scalein.ir.physical import Chain, Grouped, Host, Node, Ordered, Pipe, Scan, Take
+from scalein.ir.physical import Host, Limit, Node, Pipeline, Scan, Sort, Union, WindowAggregate
 from scalein.ir.printer import show_expr, show_window
 from scalein.ir.stages import (
     Collect,
-    Fresh,
+    DedupStep,
+    FilterStep,
     FromBatches,
     FromPointers,
     FromRecords,
@@ -37,17 +38,16 @@ from scalein.ir.stages import (
     FromTable,
     Group,
     GroupMode,
-    Let,
     Merge,
     MergeBag,
     Partition,
     Probe,
+    ProjectStep,
     Rank,
     Read,
     Spread,
     Stage,
     Step,
-    Where,
 )
 from scalein.ir.tables import Acc, AccKind, Output, Table, log_layout
 from scalein.ir.udf import PythonUdf
@@ -67,32 +67,32 @@ def _lines(node: Node, pad: str) -> Iterator[str]:
     match node:
         case Scan():
             yield f"{pad}scan {node.source.name}  -> {node.schema!r}"
-        case Pipe():
+        case Pipeline():
             kernel = "" if is_copy_free(node) else "kernel "
             columns = "" if node.schema == node.input.schema else f"  -> {node.schema!r}"
             yield f"{pad}{kernel}{node.name}{columns}"
             yield from (f"{pad}| {line}" for line in (*_collected(node), *_steps(node.steps)))
             yield from _inputs(node, below)
-        case Grouped():
+        case WindowAggregate():
             yield f"{pad}kernel group {_by(node.table)}  -> {node.schema!r}"
             yield from (f"{pad}| {line}" for line in (*_state(node.table), *_steps(node.steps)))
             yield from _inputs(node, below)
         case Host():
             yield f"{pad}{_host(node)}  -> {node.schema!r}"
             yield from _lines(node.input, below)
-        case Take():
+        case Limit():
             yield f"{pad}limit {node.count}"
             yield from _lines(node.input, below)
-        case Ordered():
+        case Sort():
             yield f"{pad}{_ordered(node)}"
             yield from _lines(node.input, below)
-        case Chain():
+        case Union():
             yield f"{pad}union  -> {node.schema!r}"
             for each in node.inputs:
                 yield from _lines(each, below)
 
 
-def _inputs(node: Pipe | Grouped, pad: str) -> Iterator[str]:
+def _inputs(node: Pipeline | WindowAggregate, pad: str) -> Iterator[str]:
     for number, table in node.joins:
         keys = ", ".join(map(show_expr, table.keys))
         yield f"{pad}join{number} by {keys}: {', '.join(table.columns) or 'keys only'}"
@@ -100,7 +100,7 @@ def _inputs(node: Pipe | Grouped, pad: str) -> Iterator[str]:
     yield from _lines(node.input, pad)
 
 
-def _collected(pipe: Pipe) -> Iterator[str]:
+def _collected(pipe: Pipeline) -> Iterator[str]:
     """What a pipe's kernel writes, and the columns that it need not copy."""
     passed, written = split_items(pipe)
     if written:
@@ -133,7 +133,7 @@ def _is_python(item: Named) -> bool:
     return any(isinstance(e, Call) and e.fn == "udf" and isinstance(e.params[0], PythonUdf) for e in walk(item.expr))
 
 
-def _ordered(node: Ordered) -> str:
+def _ordered(node: Sort) -> str:
     by = ", ".join(f"{name}{' descending' if descending else ''}" for name, descending in node.by)
     what = "sort" if node.count is None else f"first {node.count}"
     return f"{what} by {by}{', nulls last' if node.nulls_last else ''}"
@@ -151,17 +151,17 @@ def _line(what: str, text: str) -> str:
 def show_step(step: Step) -> str:
     """One step, its verb first; of a probe also the variant, once it is known."""
     match step:
-        case Where():
-            return _line("where", show_expr(step.predicate))
-        case Let():
-            return _line("let", _items(tuple(item for item in step.items if not _keeps_name(item))))
+        case FilterStep():
+            return _line("filter", show_expr(step.predicate))
+        case ProjectStep():
+            return _line("project", _items(tuple(item for item in step.items if not _keeps_name(item))))
         case Probe():
             keys = ", ".join(map(show_expr, step.keys))
             several = "" if step.unique else ", several matches a row"
             return _line("probe", f"join{step.table}, {step.how} on {keys}{_variant(step)}{several}")
-        case Fresh():
+        case DedupStep():
             keys = ", ".join(map(show_expr, step.keys))
-            return _line("first", f"row of each {keys}, {step.table.layout.size} bytes a record")
+            return _line("dedup", f"by {keys}: its first row, {step.table.layout.size} bytes a record")
 
 
 def _variant(probe: Probe) -> str:
@@ -204,12 +204,12 @@ def _state(table: Table) -> Iterator[str]:
     """What comes out of a group, and the record it is kept in."""
     layout = table.layout
     ring = f", {table.ring} slices of {layout.ring_step}" if table.ring else ""
-    yield _line("gives", ", ".join(f"{o.name} = {_output(o, table)}" for o in table.outputs) or "its keys")
+    yield _line("emit", ", ".join(f"{o.name} = {_output(o, table)}" for o in table.outputs) or "its keys")
     yield _line("state", f"{layout.size} bytes a group{ring}: {', '.join(map(_acc, table.accs))}")
     beside = [f"{bag.layout.size} bytes for each value of {_args(table.accs[k])}" for k, bag in table.bags]
     beside += [f"{log_layout(acc).size} bytes for each row of {_args(acc)}" for _, acc in table.logs]
     if beside:
-        yield _line("beside", ", ".join(beside))
+        yield _line("side", ", ".join(beside))
 
 
 def _output(output: Output, table: Table) -> str:

@@ -14,8 +14,8 @@ from enum import Enum
 
 from scalein.dtypes import I64, DType
 from scalein.ir.exprs import Expr, Named, type_of
-from scalein.ir.stored import StoredTable
-from scalein.ir.tables import Table
+from scalein.ir.store_kernels import StoreSink
+from scalein.ir.tables import StoredTable, Table
 from scalein.layout import size_of
 
 # --- what a stage reads
@@ -102,14 +102,14 @@ Reader = FromBatches | FromRows | FromTable | FromRecords | FromPointers
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class FilterStep:
     """Keep the rows for which `predicate` is true."""
 
     predicate: Expr
 
 
 @dataclass(frozen=True, slots=True)
-class Let:
+class ProjectStep:
     """New columns in terms of the old ones; each is computed where it is first needed."""
 
     items: tuple[Named, ...]
@@ -136,7 +136,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class Fresh:
+class DedupStep:
     """Keep the first row of each key; the table remembers, in its one accumulator, which row that was.
 
     A kernel has at most one: see `llvm_backend/fresh.py` and `passes/fuse.py`.
@@ -146,7 +146,7 @@ class Fresh:
     keys: tuple[Expr, ...]
 
 
-Step = Where | Let | Probe | Fresh
+Step = FilterStep | ProjectStep | Probe | DedupStep
 
 # --- sinks
 
@@ -262,95 +262,7 @@ class Partition:
         return FromRows(tuple(reads), self.stride, self.null_offset)
 
 
-@dataclass(frozen=True, slots=True)
-class Keep:
-    """Merge each row into the stored record of its key: one function a value, over the row's `items`.
-
-    `delete` marks the record as deleted instead. `owned`: only key groups of this worker.
-    """
-
-    table: StoredTable
-    keys: tuple[Expr, ...]
-    functions: tuple[str, ...] = ()
-    items: tuple[Expr | None, ...] = ()
-    delete: bool = False
-    owned: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Find:
-    """Write the address of each row's stored record (0: none in memory), and the hash of its key."""
-
-    table: StoredTable
-    keys: tuple[Expr, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Absorb:
-    """Merge stored records into a table: newer ones than its own, or `older` ones under its own."""
-
-    table: StoredTable
-    functions: tuple[str, ...]
-    older: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Fold:
-    """Write stored records, given in the order of their hashes and ages, each key once: older ones take in newer ones.
-
-    Only for tables without text: see sinks/stored.py.
-    """
-
-    table: StoredTable
-    functions: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Hashes:
-    """Write the hash of each stored record's key."""
-
-    table: StoredTable
-
-
-@dataclass(frozen=True, slots=True)
-class Stay:
-    """Copy the stored records of a bundle that were hit most into emptied indexes, with half of their hits, and count
-    the others; only for tables without text.
-    """
-
-    table: StoredTable
-
-
-@dataclass(frozen=True, slots=True)
-class Leave:
-    """Write where the others are, by words that were in the indexes, in the order of their hashes."""
-
-    table: StoredTable
-
-
-@dataclass(frozen=True, slots=True)
-class Seek:
-    """Write which of stored records, in the order of their hashes, have a hash: the first one, and how many."""
-
-    table: StoredTable
-
-
-@dataclass(frozen=True, slots=True)
-class OpenBlocks:
-    """Verify blocks of stored records without text; write where each record is, and the hash of its key."""
-
-    table: StoredTable
-
-
-@dataclass(frozen=True, slots=True)
-class Bulk:
-    """Work on bytes of stored tables: what `sinks/bulk.py` has (copy, checksum, ...)."""
-
-    what: str
-
-
-Sink = (Collect | Group | Merge | MergeBag | Spread | Rank | Partition | Keep | Find
-        | Absorb | Fold | Hashes | Seek | Stay | Leave | OpenBlocks | Bulk)  # fmt: skip
+Sink = Collect | Group | Merge | MergeBag | Spread | Rank | Partition | StoreSink
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from scalein.dtypes import F64, I64, DType, Field, Kind, Schema
 from scalein.ir.exprs import Expr, type_of
-from scalein.layout import SKETCH_REGISTERS, RecordLayout, Slot, size_of
+from scalein.layout import KEY_NULLS, SKETCH_REGISTERS, VALUE_NULLS, RecordLayout, Slot, size_of
 
 if TYPE_CHECKING:
     from scalein.ir import ops
@@ -293,3 +293,40 @@ def extreme(dtype: DType, *, least: bool) -> bytes:
         return b"\0" if least else b"\1"
     low, high = dtype.int_range()
     return (low if least else high).to_bytes(dtype.bits // 8, "little", signed=dtype.is_signed)
+
+
+@dataclass(frozen=True)
+class StoredTable:
+    """A table of the state store: its key and value columns, and the record that holds them.
+
+    Its layout never follows the data, unlike that of a `Table`: files outlive the run. A value has its column's own
+    type; what a row does to it (`sum`, `max`, `replace`, ...) belongs to the call, not to the table.
+    """
+
+    keys: tuple[Field, ...]
+    values: tuple[Field, ...]
+
+    @cached_property
+    def layout(self) -> RecordLayout:
+        nulls = ((1 << len(self.values)) - 1) << VALUE_NULLS
+        head = Slot("head", 8, nulls.to_bytes(8, "little"))
+        keys = [Slot(f"key{k}", size_of(key.dtype)) for k, key in enumerate(self.keys)]
+        values = [Slot(f"value{k}", size_of(value.dtype)) for k, value in enumerate(self.values)]
+        return RecordLayout((head, *keys, *values))
+
+    @property
+    def schema(self) -> Schema:
+        return Schema((*self.keys, *self.values))
+
+    @property
+    def text_cells(self) -> tuple[int, ...]:
+        """Offsets of the fields that may lead to bytes outside of the record."""
+        fields = [(f"{kind}{k}", field) for kind, columns in (("key", self.keys), ("value", self.values))
+                  for k, field in enumerate(columns)]
+        return tuple(self.layout.offset(name) for name, field in fields if field.dtype.is_bytes)
+
+    def null_bit(self, value: int) -> int:
+        return 1 << (VALUE_NULLS + value)
+
+    def key_null_bit(self, key: int) -> int:
+        return 1 << (KEY_NULLS + key)

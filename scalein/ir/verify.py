@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 from scalein.dtypes import BOOL, DType, Field, Kind, Schema
 from scalein.errors import InternalError
+from scalein.ir import physical
 from scalein.ir.checks import expect, wrong_keys, wrong_names
 from scalein.ir.exprs import Call, Col, Expr, Lit, type_of, walk
 from scalein.ir.functions import ANY, COMPARISONS, FUNCTIONS, has_host
-from scalein.ir.physical import Chain, Grouped, Host, JoinTable, Node, Ordered, Pipe, Take, walk_nodes
+from scalein.ir.physical import Host, JoinBuild, Node, Pipeline, WindowAggregate, walk_nodes
 from scalein.ir.printer import dump, show_expr
 from scalein.ir.rewrite import walk_ops
 from scalein.ir.stage_printer import dump_program
-from scalein.ir.stages import Fresh, Let, Probe, Where
+from scalein.ir.stages import DedupStep, FilterStep, Probe, ProjectStep
 from scalein.ir.tables import Acc, AccKind, Table
 
 if TYPE_CHECKING:
@@ -136,20 +137,20 @@ def _wrong_in_call(call: Call) -> Iterator[str]:
 def _wrong_in_node(node: Node) -> Iterator[str]:
     """What is wrong with a node over sound inputs."""
     match node:
-        case Pipe(items=items):
+        case Pipeline(items=items):
             fields = yield from _wrong_in_kernel(node)
             yield from (wrong for item in items for wrong in _wrong_in_kernel_expr(item.expr, fields))
-        case Grouped():
+        case WindowAggregate():
             fields = yield from _wrong_in_kernel(node)
             yield from _wrong_in_table(node, fields)
         case Host(op=None):
             fields = node.input.schema.by_name
             yield from (wrong for item in node.items for wrong in _wrong_inside(item.expr, fields))
-        case Take(count=count) if count < 0:
+        case physical.Limit(count=count) if count < 0:
             yield f"count is {count}"
-        case Ordered():
+        case physical.Sort():
             yield from (f"no column {name!r} in its input" for name, _ in node.by if name not in node.schema.names)
-        case Chain():
+        case physical.Union():
             for below in node.inputs:
                 yield from _wrong_in_part(below.schema, node.schema)
     yield from wrong_names(list(node.schema.names))
@@ -163,28 +164,28 @@ def _wrong_in_part(part: Schema, whole: Schema) -> Iterator[str]:
         yield from expect(partial("column {!r} of an input".format, found.name), found.dtype, expected.dtype)
 
 
-def _wrong_in_kernel(node: Pipe | Grouped) -> Generator[str, None, Fields]:
+def _wrong_in_kernel(node: Pipeline | WindowAggregate) -> Generator[str, None, Fields]:
     """What is wrong with a kernel's steps; gives the names that are visible behind the last."""
     tables = dict(node.joins)
     probes = [step.table for step in node.steps if isinstance(step, Probe)]
     if len(tables) != len(node.joins) or len(set(probes)) != len(probes) or set(probes) != set(tables):
         yield f"it probes joins {probes} and has tables {[number for number, _ in node.joins]}"
-    if sum(isinstance(step, Fresh) for step in node.steps) > isinstance(node, Pipe):
+    if sum(isinstance(step, DedupStep) for step in node.steps) > isinstance(node, Pipeline):
         yield "a distinct too many"
     fields = node.input.schema.by_name
     for step in node.steps:
         match step:
-            case Where(predicate):
+            case FilterStep(predicate):
                 yield from _wrong_in_kernel_expr(predicate, fields)
                 yield from expect(lambda: "a predicate", predicate.dtype, BOOL)
-            case Let(items):
+            case ProjectStep(items):
                 yield from (wrong for item in items for wrong in _wrong_in_kernel_expr(item.expr, fields))
                 yield from wrong_names([item.name for item in items])
                 fields = {i.name: Field(i.name, type_of(i.expr), i.expr.nullable) for i in items}
             case Probe():
                 yield from _wrong_in_probe(step, tables[step.table], fields)
                 fields = {**fields, **_kept(step, tables[step.table])}
-            case Fresh():
+            case DedupStep():
                 yield from _wrong_keys_of(step.table, step.keys, fields)
     return fields
 
@@ -197,7 +198,7 @@ def _wrong_in_kernel_expr(expr: Expr, fields: Fields) -> Iterator[str]:
         yield f"{show_expr(expr)} reads a nested column in a kernel"
 
 
-def _wrong_in_probe(probe: Probe, table: JoinTable, fields: Fields) -> Iterator[str]:
+def _wrong_in_probe(probe: Probe, table: JoinBuild, fields: Fields) -> Iterator[str]:
     known = table.input.schema.by_name
     yield from (wrong for key in probe.keys for wrong in _wrong_in_kernel_expr(key, fields))
     yield from (wrong for key in table.keys for wrong in _wrong_inside(key, known))
@@ -206,7 +207,7 @@ def _wrong_in_probe(probe: Probe, table: JoinTable, fields: Fields) -> Iterator[
                 if column not in table.columns or column not in known)
 
 
-def _kept(probe: Probe, table: JoinTable) -> Fields:
+def _kept(probe: Probe, table: JoinBuild) -> Fields:
     """The columns that a probe adds."""
     schema = table.input.schema
     return {name: Field(name, schema[column].dtype, schema[column].nullable or probe.how == "left")
@@ -225,7 +226,7 @@ def _wrong_keys_of(table: Table, keys: tuple[Expr, ...], fields: Fields) -> Iter
             yield f"key {key.name!r} can be null and is kept as if it could not"
 
 
-def _wrong_in_table(node: Grouped, fields: Fields) -> Iterator[str]:
+def _wrong_in_table(node: WindowAggregate, fields: Fields) -> Iterator[str]:
     table = node.table
     yield from _wrong_keys_of(table, node.keys, fields)
     given = [e for acc in table.accs for e in acc.exprs]

@@ -19,7 +19,7 @@ from scalein.errors import BadArgument, SourceLoc
 from scalein.exec.bounded import Program
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named
-from scalein.ir.physical import Grouped, Scan
+from scalein.ir.physical import Scan, WindowAggregate
 from scalein.ir.rewrite import map_inputs
 from scalein.ir.tables import Key
 from scalein.jobs.segments import Segment
@@ -55,7 +55,7 @@ class Changes:
     these.
     """
 
-    def __init__(self, segment: Segment, final: Grouped, around: Surroundings) -> None:
+    def __init__(self, segment: Segment, final: WindowAggregate, around: Surroundings) -> None:
         state = segment.state
         assert isinstance(state, ops.Aggregate) and isinstance(final.input, Scan)  # noqa: PT018
         partials = Schema((*final.input.schema, Field(_ROW, I64, False)))

@@ -38,8 +38,7 @@ from scalein.jobs.metrics import Metrics
 from scalein.jobs.monitor import figures, log_lines, serve, show_bar
 from scalein.jobs.pipeline import Pipeline, Wishes
 from scalein.jobs.spec import Plan
-from scalein.kernels.stopping import leaving_on_sigterm
-from scalein.kernels.workers import staying
+from scalein.kernels.workers import leaving_on_sigterm, staying
 from scalein.memory import keep_at_most
 from scalein.options import Options
 from scalein.storage.checked_json import Json, as_map

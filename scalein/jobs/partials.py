@@ -22,7 +22,7 @@ from scalein.ir import ops
 from scalein.ir.exprs import Call, Lit, Named, columns, type_of
 from scalein.ir.partials import TwoPhase, by_window, finished_rows, two_phase
 from scalein.ir.passes.fuse import fuse
-from scalein.ir.physical import Grouped, Host, Node, Ordered, Pipe, Scan, Take, identity
+from scalein.ir.physical import Host, Limit, Node, Pipeline, Scan, Sort, WindowAggregate, identity
 from scalein.ir.rewrite import exprs_of
 from scalein.jobs.late import Lateness
 from scalein.jobs.segments import Segment, over, placeholder
@@ -174,12 +174,12 @@ class Partial(Timed):
 class Finish:
     """From what waits to results: all groups, or those of windows that end in a range."""
 
-    def __init__(self, op: ops.Op, root: Node, node: Grouped, final: Grouped, around: Surroundings,
+    def __init__(self, op: ops.Op, root: Node, node: WindowAggregate, final: WindowAggregate, around: Surroundings,
                  two: TwoPhase | None = None) -> None:
         self._whole = Runner(op, around, Program(replaced(root, node, final)), by_row=False)
         self._windows = Runner(op, around, Program(final), by_row=False)
         items = None if two is None else finished_rows(two)
-        rows = None if items is None else replaced(root, node, Pipe(final.input, (), items))
+        rows = None if items is None else replaced(root, node, Pipeline(final.input, (), items))
         self._rows = None if rows is None else Runner(op, around, Program(fuse(rows)))
         self._behind = Runner(op, around, Program(replaced(root, node, scan_of(node))), by_row=False)
 
@@ -242,22 +242,22 @@ def all_computed(segment: Segment, keeps_all: bool) -> ops.Op:
     return ops.Project(segment.before, (*whole, *(Named(f"#value{k}", expr) for k, expr in enumerate(found))))
 
 
-def group_of(node: Node) -> Grouped:
+def group_of(node: Node) -> WindowAggregate:
     """The aggregation of a segment's program."""
-    while not isinstance(node, Grouped):
-        assert isinstance(node, Pipe | Host | Take | Ordered)
+    while not isinstance(node, WindowAggregate):
+        assert isinstance(node, Pipeline | Host | Limit | Sort)
         node = node.input
     return node
 
 
-def replaced(node: Node, old: Grouped, new: Node) -> Node:
+def replaced(node: Node, old: WindowAggregate, new: Node) -> Node:
     """The program with another node in the place of its aggregation."""
     if node is old:
         return new
-    assert isinstance(node, Pipe | Host | Take | Ordered)
+    assert isinstance(node, Pipeline | Host | Limit | Sort)
     return replace(node, input=replaced(node.input, old, new))
 
 
-def scan_of(node: Grouped) -> Scan:
+def scan_of(node: WindowAggregate) -> Scan:
     """A source of what a group gives."""
     return Scan(ops.Source("groups", node.schema.arrow, tuple(node.schema.names)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 import time
 
 import pyarrow as pa
@@ -12,10 +13,10 @@ from scalein.errors import ComputeError, InternalError
 from scalein.ir.stages import Stage
 from scalein.kernels import kernel_metrics
 from scalein.kernels.profile import Profile, current
-from scalein.kernels.stopping import leave_if_stopped
-from scalein.kernels.watched import enter
+from scalein.kernels.workers import leave_if_stopped
 from scalein.layout import COLUMN, ERROR, OUT_OF_BOUNDS, PAUSED, FrameData
 from scalein.llvm_backend.cache import Compiled, load_kernel
+from scalein.llvm_backend.jit import Kernel
 from scalein.options import Options
 
 
@@ -78,3 +79,30 @@ def failure(compiled: Compiled, bits: int) -> ComputeError:
     if number == 63 and others > 0:  # the last bit is shared
         return ComputeError(f"{compiled.errors[number]}, or in one of the {others} expressions after it")
     return ComputeError(compiled.errors[number])
+
+
+# Kernels with loops of the user's (`@si.udf`), run so that they can be told to end.
+#
+# Such a kernel may run for as long as the user's loop does. It runs in a thread of its own while the caller waits, so
+# that Ctrl-C and a run that ended elsewhere reach the caller, which sets the frame's `stop`: every loop looks at it.
+
+_LOOK_S = 0.05
+
+
+def enter(kernel: Kernel, frame: FrameData) -> int:
+    """Call the kernel; gives its status."""
+    if "stop" not in frame:
+        return kernel.call(frame.address)
+    status: list[int] = []
+    thread = threading.Thread(target=lambda: status.append(kernel.call(frame.address)), name="scalein-udf", daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(_LOOK_S)
+            leave_if_stopped()
+    except BaseException:
+        frame["stop"] = 1
+        thread.join()  # it reads and writes the caller's memory
+        frame["stop"] = 0
+        raise
+    return status[0]

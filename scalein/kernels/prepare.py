@@ -7,30 +7,18 @@ there are few variants.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from scalein.dtypes import Schema
-from scalein.exec.join_build import Built
 from scalein.interp import evaluate
 from scalein.ir.exprs import Call, Col, Expr, type_of
-from scalein.ir.stages import (
-    Collect,
-    Find,
-    Fresh,
-    FromBatches,
-    Group,
-    Keep,
-    Partition,
-    Probe,
-    Read,
-    Sink,
-    Stage,
-    Step,
-)
+from scalein.ir.stages import Collect, DedupStep, FromBatches, Group, Partition, Probe, Read, Sink, Stage, Step
+from scalein.ir.store_kernels import Lookup, Upsert
 from scalein.ir.tables import Acc, AccKind, Key, Output, Table
 from scalein.kernels.bind import addressable, bind, bind_codes, code_bits, form_of, has_nulls
 from scalein.kernels.call import kernel
@@ -72,6 +60,37 @@ class Interner:
         return pa.array(list(self._ids), pa.string())
 
 
+class ProbedTable(Protocol):
+    """The build side of a join as a kernel probes it: how it is addressed, and its columns."""
+
+    @property
+    def direct(self) -> bool: ...
+    @property
+    def unique(self) -> bool: ...
+    @property
+    def dense(self) -> bool: ...
+    @property
+    def payload(self) -> tuple[Read, ...]: ...
+    @property
+    def build(self) -> Table | None: ...
+    @property
+    def columns(self) -> Mapping[str, pa.Array]: ...
+    @property
+    def nested(self) -> Mapping[str, pa.Array]: ...
+
+    def is_coded(self, column: str) -> bool:
+        """Whether the column is a dictionary."""
+
+    def nulls(self, how: str) -> dict[str, bool]:
+        """Which columns may be null after a join of this kind."""
+
+    def rows_of(self, dictionary: pa.Array) -> np.ndarray:
+        """Code of the dictionary -> row of the match."""
+
+    def attach(self, frame: FrameData, number: int) -> None:
+        """Point the frame's slots of join `number` at the table."""
+
+
 @dataclass(slots=True)
 class Prepared:
     """Steps and sink of a node over a batch input."""
@@ -81,7 +100,7 @@ class Prepared:
     steps: tuple[Step, ...]
     sink: Callable[[Specialiser], Sink]
     exprs: tuple[Expr, ...]
-    joins: dict[int, Built]
+    joins: Mapping[int, ProbedTable]
     options: Options
     facts: dict[str, Facts] = field(default_factory=dict)
     interners: dict[str, Interner] = field(default_factory=dict)
@@ -144,7 +163,7 @@ class Prepared:
         return {name: by_column[column] for name, column in probe.keep}
 
     def _variant(self, step: Step) -> Step:
-        if isinstance(step, Fresh):
+        if isinstance(step, DedupStep):
             return replace(step, table=with_keys(step.table, step.keys, nullable=not self.knows_all))
         if not isinstance(step, Probe):
             return step
@@ -237,9 +256,9 @@ def _sink_exprs(sink: Sink) -> Iterable[Expr]:
             return [*keys, *table_exprs(table)]
         case Partition():
             return [*sink.keys, *(item.expr for item in sink.items)]
-        case Keep():
+        case Upsert():
             return [*sink.keys, *(item for item in sink.items if item is not None)]
-        case Find():
+        case Lookup():
             return sink.keys
         case _:
             return []

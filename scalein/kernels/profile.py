@@ -15,10 +15,10 @@ from scalein.ir.stages import (
     FromRecords,
     FromRows,
     FromTable,
-    Let,
     Merge,
     MergeBag,
     Partition,
+    ProjectStep,
     Rank,
     Sink,
     Spread,
@@ -63,7 +63,7 @@ class Usage:
             case Collect(items):
                 width = sum(4 if type_of(item.expr).is_bytes else size_of(type_of(item.expr)) for item in items)
                 return self.rows_out * width
-            case Partition(stride=stride) if all(isinstance(step, Let) for step in self.stage.steps):
+            case Partition(stride=stride) if all(isinstance(step, ProjectStep) for step in self.stage.steps):
                 return self.rows * stride  # behind a filter nobody counts the rows
             case _:
                 return 0

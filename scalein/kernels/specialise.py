@@ -2,7 +2,7 @@
 
 Columns without nulls lose their null code. An expression over one dictionary column is computed once
 for each dictionary value and looked up by code; a dictionary key is grouped by its id in the run's
-own dictionary. Names that begin with `#` are ours and stay visible through every `Let`.
+own dictionary. Names that begin with `#` are ours and stay visible through every `ProjectStep`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from scalein.dtypes import I32, DType
 from scalein.ir.exprs import Call, Col, Expr, Lit, Named, columns, type_of
 from scalein.ir.functions import can_fail
-from scalein.ir.stages import Fresh, Let, Probe, Read, Step, Where
+from scalein.ir.stages import DedupStep, FilterStep, Probe, ProjectStep, Read, Step
 from scalein.ir.udf import AnyUdf, can_be_null
 
 _NEVER_NULL = ("is_null", "is_not_null", "hash")
@@ -38,9 +38,9 @@ class Specialiser:
     def step(self, step: Step, keep_nulls: Callable[[Probe], dict[str, bool]]) -> Step:
         """A step in terms of specialised expressions; afterwards names mean what they mean behind it."""
         match step:
-            case Where(predicate):
-                return Where(self.expr(predicate))
-            case Let(items):
+            case FilterStep(predicate):
+                return FilterStep(self.expr(predicate))
+            case ProjectStep(items):
                 new = tuple(Named(i.name, self.expr(i.expr)) for i in items)
                 self.failing = {i.name for i in items if self.may_fail(i.expr)}
                 hidden = {n: v for n, v in self.nullable.items() if n.startswith("#")}
@@ -49,7 +49,7 @@ class Specialiser:
                 self.joined = {i.name: self.joined[i.expr.name] for i in items
                                if isinstance(i.expr, Col) and i.expr.name in self.joined}
                 self.nullable = {**hidden, **{i.name: i.expr.nullable for i in new}}
-                return Let(new)
+                return ProjectStep(new)
             case Probe():
                 probe = self._probe(step)
                 nulls = keep_nulls(step)
@@ -61,7 +61,7 @@ class Specialiser:
                     if self.is_coded(step.table, column):
                         self.joined[name] = code_name(step.table, column)
                 return probe
-            case Fresh():
+            case DedupStep():
                 return replace(step, keys=tuple(self.key(key) for key in step.keys))
 
     def _probe(self, probe: Probe) -> Probe:
@@ -184,15 +184,15 @@ def needed(steps: Sequence[Step], exprs: Iterable[Expr]) -> set[str]:
     names = set().union(*map(columns, exprs))
     for step in reversed(steps):
         match step:
-            case Where(predicate):
+            case FilterStep(predicate):
                 names |= columns(predicate)
-            case Let(items):
+            case ProjectStep(items):
                 given = {i.name: i.expr for i in items}
                 hidden = {n for n in names if n.startswith("#") and n not in given}
                 names = hidden.union(*(columns(given[n]) for n in names if n in given))
             case Probe():
                 names -= {name for name, _ in (*step.keep, *step.codes)}
                 names = names.union(*map(columns, step.keys))
-            case Fresh():
+            case DedupStep():
                 names = names.union(*map(columns, step.keys))
     return names

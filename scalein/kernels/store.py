@@ -1,37 +1,52 @@
-"""What the store asks of compiled code, as a protocol: this package knows bytes and batches, not how loops are made.
-
-`find_kernels` asks the engine for them when a store is opened; tests may bring their own.
+"""The kernel library of the state store: the loops of one stored table. `scalein.state` imports it inside functions,
+as it loads LLVM.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
-from functools import cache
-from importlib import import_module
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from scalein.layout import FrameData
+from scalein.dtypes import Field, from_arrow_type
+from scalein.ir.exprs import Col, Expr, Named
+from scalein.ir.stages import Collect, FromPointers, FromRecords, Sink, Stage
+from scalein.ir.store_kernels import (
+    BulkOp,
+    CombineRecords,
+    Evict,
+    HashKeys,
+    Lookup,
+    MergeRecords,
+    ReadBlocks,
+    Retain,
+    SeekHashes,
+    Upsert,
+)
+from scalein.ir.tables import StoredTable
+from scalein.kernels.call import call, kernel
+from scalein.kernels.hash_index import Grow, grow_kernel
+from scalein.kernels.output import collected
+from scalein.kernels.prepare import Prepared
+from scalein.kernels.specialise import Specialiser
+from scalein.kernels.workers import Crew
+from scalein.layout import DONE, KEPT, PAGE_BYTES, FrameData, SortedRecords
+from scalein.llvm_backend.cache import Compiled
+from scalein.memory import address
 from scalein.options import Options
-from scalein.state.checksum import Checksums
+
+WORKER_ROWS = 4096  # at least, of each worker of a call
+
 
 Functions = tuple[str, ...]  # what rows do to each value; "" leaves it as it is
+Allocate = Callable[[int], np.ndarray]  # gives memory for so many words of 64 bits
 
 
-Words = Callable[[int], np.ndarray]  # gives memory for so many words of 64 bits
-
-
-def new_words(count: int) -> np.ndarray:
+def new_buffer(count: int) -> np.ndarray:
     return np.empty(count, np.uint64)
-
-
-class Sorted(NamedTuple):
-    """Pointers to records in the order of their hashes, and of their ages where these are equal."""
-
-    hashes: np.ndarray
-    pointers: np.ndarray
 
 
 class Target(Protocol):
@@ -47,92 +62,286 @@ class Target(Protocol):
         """Give the kernel what it left for."""
 
 
-class Kernels(Protocol):
-    """The loops of one table. Pointers are addresses of records in this process."""
+class StoreKernels:
+    """The loops of one stored table. Any thread may call; a table is changed by one caller at a time."""
 
-    record_bytes: int
-    template: bytes  # of a record without a row
-    text_cells: tuple[int, ...]  # offsets of a record's strings
+    def __init__(self, key: pa.Schema, value: pa.Schema, options: Options) -> None:
+        self._options = options
+        self._table = table = StoredTable(_fields(key), _fields(value))
+        self.record_bytes = table.layout.size
+        self.template = table.layout.template
+        self.text_cells = table.text_cells
+        self._keys = tuple(_column(field) for field in table.keys)
+        self._prepared: dict[tuple[object, ...], Prepared] = {}
+        self._compiled: dict[Stage, Compiled] = {}
+        self._grow: Grow | None = None
+        self._lock = threading.Lock()
+        self._crew = Crew()
 
-    def keep(self, target: Target, batch: pa.RecordBatch, functions: Functions, workers: int) -> None:
+    # --- rows
+
+    def upsert(self, target: Target, batch: pa.RecordBatch, functions: Functions, workers: int) -> None:
         """Merge rows into the records of their keys."""
+        workers = _needed(workers, batch)
+        items = tuple(_column(value) if function != KEPT and value.name in batch.schema.names else None
+                      for value, function in zip(self._table.values, functions, strict=True))
+
+        def sink(special: Specialiser) -> Upsert:
+            given = tuple(None if item is None else special.expr(item) for item in items)
+            return Upsert(self._table, self._special_keys(special), functions, given, owned=workers > 1)
+
+        self._run_rows(("upsert", functions, items, workers > 1), sink, items, target, batch, workers)
 
     def delete(self, target: Target, batch: pa.RecordBatch, workers: int) -> None:
         """Mark the records of keys as deleted."""
+        workers = _needed(workers, batch)
 
-    def find(self, target: Target, batch: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray]:
+        def sink(special: Specialiser) -> Upsert:
+            return Upsert(self._table, self._special_keys(special), delete=True, owned=workers > 1)
+
+        self._run_rows(("delete", workers > 1), sink, (), target, batch, workers)
+
+    def lookup(self, target: Target, batch: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray]:
         """Pointers to the records of keys (0: none) and the keys' hashes."""
+        records, hashes = np.zeros(batch.num_rows, np.uint64), np.zeros(batch.num_rows, np.uint64)
+        out = {"found.records": records, "found.hashes": hashes}
 
-    def absorb(self, target: Target, pointers: np.ndarray, functions: Functions, older: bool) -> None:
+        def sink(special: Specialiser) -> Lookup:
+            return Lookup(self._table, self._special_keys(special))
+
+        self._run_rows(("lookup",), sink, (), target, batch, 1, out)
+        return records, hashes
+
+    def _special_keys(self, special: Specialiser) -> tuple[Expr, ...]:
+        return tuple(special.expr(key) for key in self._keys)
+
+    def _run_rows(self, name: tuple[object, ...], sink: Callable[[Specialiser], Sink], items: Sequence[Expr | None],
+                  target: Target, batch: pa.RecordBatch, workers: int,
+                  out: dict[str, np.ndarray] | None = None) -> None:
+        if not batch.num_rows:
+            return
+        with self._lock:
+            prepared = self._prepared.get(name)
+            if prepared is None:
+                exprs = (*self._keys, *(item for item in items if item is not None))
+                prepared = self._prepared[name] = Prepared(
+                    str(name[0]), self._table.schema, (), sink, exprs, {}, self._options)
+            if prepared.learn(batch) or prepared.compiled is None:
+                prepared.compile()
+            compiled = prepared.compiled
+            assert compiled is not None
+            frames = [compiled.kernel.frame.new() for _ in range(workers)]
+            for worker, frame in enumerate(frames):
+                prepared.bind(frame, batch)
+                frame["row"], frame["end"] = 0, batch.num_rows
+                frame["owner.worker"], frame["owner.workers"] = worker, workers
+                for slot, array in (out or {}).items():
+                    frame.point(slot, array)
+        self._crew.run(lambda worker: _run(compiled, frames[worker], target, worker), workers)
+
+    # --- records
+
+    def merge_records(self, target: Target, pointers: np.ndarray, functions: Functions, older: bool) -> None:
         """Merge records into a table, as newer than its own or as older."""
+        if len(pointers):
+            sink = MergeRecords(self._table, functions, older)
+            compiled, frame = self._ready(Stage("merge_records", FromRecords(), (), sink))
+            frame.point("pointers", pointers)
+            frame["end"] = len(pointers)
+            _run(compiled, frame, target, 0)
 
-    def fold(self, pointers: np.ndarray, hashes: np.ndarray, functions: Functions,
-             words: Words = new_words) -> tuple[np.ndarray, np.ndarray]:
+    def combine_records(self, pointers: np.ndarray, hashes: np.ndarray, functions: Functions,
+             allocate: Allocate = new_buffer) -> tuple[np.ndarray, np.ndarray]:
         """Records without text, sorted by hash and then by age, each key once; and their hashes."""
+        size = self.record_bytes
+        records, found = allocate(len(pointers) * size // 8).view(np.uint8).reshape(-1, size), allocate(len(pointers))
+        sink = CombineRecords(self._table, functions)
+        compiled, frame = self._ready(Stage("combine_records", FromRecords(), (), sink))
+        for slot, array in (("pointers", pointers), ("hashes", hashes), ("out", records), ("out.hashes", found)):
+            frame.point(slot, array)
+        frame["end"] = len(pointers)
+        call(compiled, frame)
+        return records[: frame["out.count"]], found[: frame["out.count"]]
 
-    def stay(self, target: Target, extents: np.ndarray, least_hits: int, drop: int) -> int:
+    def retain(self, target: Target, extents: np.ndarray, least_hits: int, drop: int) -> int:
         """Copy those with so many hits among the records of groups to new chunks, with half of their hits, and put
         them into the index of the groups, which is empty. Gives the number of the others, but for those with a flag of
         `drop`. `extents`: addresses of records that lie one behind the other, and how many. Without text.
         """
+        compiled, frame = self._ready(Stage("retain", FromRecords(), (), Retain(self._table)))
+        frame.point("extents", extents)
+        frame["end"], frame["least"], frame["drop"] = len(extents), least_hits, drop
+        _run(compiled, frame, target, 0)
+        return frame["leaving"]
 
-    def leave(self, base: int, size: int, words: np.ndarray, least_hits: int, drop: int, room: Sorted) -> Sorted:
+    def evict(self, base: int, size: int, words: np.ndarray, least_hits: int, drop: int,
+              room: SortedRecords) -> SortedRecords:
         """Those others, in order. `words` were in the index of the groups, of an arena of `size` bytes at `base`;
         `room` has room for all of them.
         """
+        compiled, frame = self._ready(Stage("evict", FromRecords(), (), Evict(self._table)))
+        for slot, array in (("words", words), ("out.hashes", room.hashes), ("out.pointers", room.pointers)):
+            frame.point(slot, array)
+        frame["end"], frame["least"], frame["drop"] = len(words), least_hits, drop
+        frame["table.arena"], frame["table.arena_size"] = base, size
+        call(compiled, frame)
+        count = frame["out.count"]
+        return SortedRecords(room.hashes[:count], room.pointers[:count])
 
-    def clear(self, moves: np.ndarray) -> None:
-        """Copy bytes and set them to zero where they were; a row each: target, source, size."""
+    def merge_sorted(self, lists: Sequence[SortedRecords], allocate: Allocate = new_buffer) -> SortedRecords:
+        """SortedRecords lists, at least one and the oldest first, in one; of equal hashes the older ones first."""
+        count = sum(len(one.hashes) for one in lists)
+        spare: list[SortedRecords] = []
+        while len(lists) > 1:  # neighbours by neighbours: ages stay in order
+            out = spare.pop(0) if len(spare) == 2 else SortedRecords(allocate(count), allocate(count))
+            spare.append(out)
+            told = np.zeros((-(-len(lists) // 2), 8), np.uint64)
+            merged, at = [], 0
+            for row, k in zip(told, range(0, len(lists), 2), strict=True):
+                size = sum(len(one.hashes) for one in lists[k : k + 2])
+                into = SortedRecords(out.hashes[at : at + size], out.pointers[at : at + size])
+                second = lists[k + 1] if k + 1 < len(lists) else into
+                for place, one in enumerate((lists[k], second, into)):
+                    row[2 * place : 2 * place + 2] = address(one.hashes), address(one.pointers)
+                row[6], row[7] = len(lists[k].hashes), size - len(lists[k].hashes)
+                merged.append(into)
+                at += size
+            self._bulk("merge", len(told), lists=address(told))
+            lists = merged
+        return lists[0]
 
-    def merge(self, lists: Sequence[Sorted], words: Words = new_words) -> Sorted:
-        """Sorted lists, at least one and the oldest first, in one; of equal hashes the older ones first."""
-
-    def open_blocks(self, area: np.ndarray, pieces: np.ndarray, per_block: int, block_bytes: int, least: int,
-                    greatest: int, words: Words = new_words) -> list[Sorted | None]:
+    def read_blocks(self, area: np.ndarray, pieces: np.ndarray, per_block: int, block_bytes: int, least: int,
+                    greatest: int, allocate: Allocate = new_buffer) -> list[SortedRecords | None]:
         """The records, without text, with hashes of a range, in blocks of several runs that lie one behind the other.
 
         `pieces`: how many blocks, the id of their run, where in it they are from. None if one is not as it was written.
         """
+        blocks = pieces[:, 0].astype(np.int64)
+        before, records = blocks.cumsum() - blocks, int(blocks.sum()) * per_block
+        compiled, frame = self._ready(Stage("read_blocks", FromRecords(), (), ReadBlocks(self._table)))
+        hashes, pointers = allocate(records), allocate(records)
+        told = np.zeros((len(pieces), 8), np.uint64)
+        told[:, 0], told[:, 1:4] = address(area) + before * block_bytes, pieces
+        told[:, 4], told[:, 5] = (address(array) + 8 * before * per_block for array in (hashes, pointers))
+        frame.point("pieces", told)
+        frame["end"], frame["per"], frame["block"] = len(told), per_block, block_bytes
+        frame["least"], frame["greatest"] = least, greatest
+        call(compiled, frame)
+        firsts, counts = (before * per_block).tolist(), told[:, 6].tolist()
+        return [SortedRecords(hashes[first : first + count], pointers[first : first + count]) if is_right else None
+                for first, count, is_right in zip(firsts, counts, told[:, 7].tolist(), strict=True)]
 
-    def hashes(self, pointers: np.ndarray) -> np.ndarray:
+    def hash_keys(self, pointers: np.ndarray) -> np.ndarray:
         """The hashes of records' keys."""
+        found = np.empty(len(pointers), np.uint64)
+        compiled, frame = self._ready(Stage("hash_keys", FromRecords(), (), HashKeys(self._table)))
+        frame.point("pointers", pointers)
+        frame.point("found.hashes", found)
+        frame["end"] = len(pointers)
+        call(compiled, frame)
+        return found
 
-    def seek(self, firsts: np.ndarray, counts: np.ndarray, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def seek_hashes(self, firsts: np.ndarray, counts: np.ndarray, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Of `counts` records each, one behind the other by their hashes: the first of a hash, and how many have it."""
+        records, many = np.empty(len(hashes), np.uint64), np.empty(len(hashes), np.int64)
+        compiled, frame = self._ready(Stage("seek_hashes", FromRecords(), (), SeekHashes(self._table)))
+        for slot, array in (("pointers", firsts), ("counts", counts), ("hashes", hashes), ("found.records", records),
+                            ("found.counts", many)):
+            frame.point(slot, array)
+        frame["end"] = len(hashes)
+        call(compiled, frame)
+        return records, many
 
     def rows(self, pointers: np.ndarray, names: Sequence[str]) -> list[pa.RecordBatch]:
         """Columns of records."""
+        columns = {field.name: field for field in self._table.schema}
+        items = tuple(Named(name, _column(columns[name])) for name in names)
+        compiled, frame = self._ready(Stage("rows", FromPointers(self._table), (), Collect(items)))
+        frame.point("pointers", pointers)
+        frame["end"] = len(pointers)
+        parts = collected(compiled, frame, items, len(pointers))
+        return [pa.RecordBatch.from_arrays(arrays, names=list(names)) for arrays in parts if len(arrays[0])]
 
-    def gather(self, pointers: np.ndarray, words: Words = new_words) -> np.ndarray:
+    def gather(self, pointers: np.ndarray, allocate: Allocate = new_buffer) -> np.ndarray:
         """The records one behind the other: (count, record bytes)."""
+        records = allocate(len(pointers) * self.record_bytes // 8).view(np.uint8).reshape(-1, self.record_bytes)
+        self._bulk("gather", len(pointers), target=address(records), size=self.record_bytes,
+                   pointers=address(pointers))
+        return records
+
+    # --- bytes
 
     def copy(self, target: int, source: int, size: int) -> None:
         """Copy pages that others may change meanwhile."""
+        self._bulk("copy", size // PAGE_BYTES, target=target, source=source)
 
     def restore(self, image: int, first: int, log: int, count: int) -> None:
         """Undo `count` changes, the newest first, in the image of the segment at offset `first`."""
+        self._bulk("restore", count, target=image, source=log, first=first, size=self.record_bytes + 8)
 
     def pack(self, area: np.ndarray, records: np.ndarray, per_block: int, block_bytes: int, id: int,
              offset: int) -> None:
         """The blocks of a run, without text, that will lie from `offset` of the file on."""
+        self._bulk("pack", len(area) // block_bytes, target=address(area), source=address(records),
+                   size=self.record_bytes, per=per_block, block=block_bytes, count=len(records), id=id, offset=offset)
 
-    def mark(self, filter: np.ndarray, hashes: np.ndarray, shift: int) -> None:
+    def set_filter_bits(self, filter: np.ndarray, hashes: np.ndarray, shift: int) -> None:
         """Set the bits of hashes in a run's filter."""
+        self._bulk("mark", len(hashes), target=address(filter), source=address(hashes), shift=shift)
 
     def checksums(self, blocks: np.ndarray, seeds: np.ndarray) -> np.ndarray:
         """The checksum of each row of bytes."""
+        found = np.empty(len(blocks), np.uint64)
+        self._bulk("checksum", len(blocks), target=address(found), source=address(blocks), seeds=address(seeds),
+                   size=blocks.shape[1] if len(blocks) else 0)
+        return found
+
+    def clear(self, moves: np.ndarray) -> None:
+        """Copy bytes and set them to zero where they were; a row each: target, source, size."""
+        self._bulk("clear", len(moves), lists=address(moves))
 
     def split(self, old: int, old_buckets: int, new: int, shift: int, mask: int) -> None:
         """Move the words of an index table into one of twice the size."""
+        if self._grow is None:
+            self._grow = grow_kernel(self._options)
+        self._grow.split(np.array([[old, old_buckets, new, shift, mask]]))
+
+    def _bulk(self, what: str, rows: int, **slots: int) -> None:
+        """The caller keeps alive what the slots lead to."""
+        compiled, frame = self._ready(Stage(what, FromRecords(), (), BulkOp(what)))
+        frame["end"] = rows
+        for name, value in slots.items():
+            frame[name] = value
+        call(compiled, frame)
+
+    def _ready(self, stage: Stage) -> tuple[Compiled, FrameData]:
+        compiled = self._compiled.get(stage)
+        if compiled is None:
+            compiled = self._compiled[stage] = kernel(stage, self._options)
+        return compiled, compiled.kernel.frame.new()
 
 
-def find_kernels(key: pa.Schema, value: pa.Schema, options: Options) -> Kernels:
-    """The engine's kernels for a table; they are compiled when they are first used."""
-    engine: Any = import_module("scalein.kernels.stored")
-    return cast(Kernels, engine.StoredKernels(key, value, options))
+def _needed(workers: int, batch: pa.RecordBatch) -> int:
+    """Workers that a call pays for: waking one takes as long as merging some thousand rows."""
+    return max(1, min(workers, int(batch.num_rows) // WORKER_ROWS))
 
 
-def find_checksums(options: Options) -> Checksums:
-    """The engine's checksums, for who does not know a table's columns yet; asked for when they are first used."""
-    kernels = cache(lambda: find_kernels(pa.schema([("key", pa.int64())]), pa.schema([]), options))
-    return lambda blocks, seeds: kernels().checksums(blocks, seeds)
+def _run(compiled: Compiled, frame: FrameData, target: Target, worker: int) -> None:
+    while True:
+        target.attach(frame, worker)
+        try:
+            status = call(compiled, frame)
+        finally:
+            target.detach(worker)
+        if status == DONE:
+            return
+        target.serve(status, frame, worker)
+
+
+def _fields(schema: pa.Schema) -> tuple[Field, ...]:
+    return tuple(Field(f.name, from_arrow_type(f.type, f.name), f.nullable) for f in schema)
+
+
+def _column(field: Field) -> Col:
+    return Col(field.name, field.dtype, field.nullable)
+

@@ -7,6 +7,7 @@ lock, by whichever worker comes next. The first error stops everyone and is rais
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 import weakref
@@ -17,7 +18,6 @@ from queue import SimpleQueue
 from typing import Protocol, TypeVar
 
 from scalein.kernels import kernel_metrics
-from scalein.kernels.stopping import heed
 from scalein.options import STARTUP_CPUS
 
 Work = TypeVar("Work", contravariant=True)
@@ -204,3 +204,40 @@ def staying() -> Iterator[None]:
         yield
     finally:
         del _thread.crew
+
+
+# Stopping: a thread whose run has ended elsewhere (error, Ctrl-C, abandoned iterator) leaves at its next pause.
+
+_stop_thread = threading.local()
+
+
+class Stopped(BaseException):
+    """Ends a thread's work; nobody sees it, since the run has an error of its own or no reader any more."""
+
+
+def heed(stop: threading.Event) -> None:
+    """From now on this thread ends when `stop` is set."""
+    _stop_thread.stop = stop
+
+
+def leave_if_stopped() -> None:
+    stop: threading.Event | None = getattr(_stop_thread, "stop", None)
+    if stop is not None and stop.is_set():
+        raise Stopped
+
+
+@contextmanager
+def leaving_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the process as `sys.exit` would, so that what waits can clean up; only the main thread may."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)

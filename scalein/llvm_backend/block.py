@@ -57,21 +57,21 @@ def keep(code: Code, block: Block, test: Callable[[Row], ir.Value]) -> Block:
     """The rows for which `test` gives true: a vector loop of tests, then compaction."""
     f = code.f
     mask = f.scratch(I8, PADDED, "mask")
-    kept = f.var(I64, const(0))
+    selected = f.var(I64, const(0))
     with rows(code, block) as row:
         flag = f.b.zext(test(row), I8)
         f.store(flag, mask, row.k)
-        kept.set(f.b.add(kept.get(), f.b.zext(flag, I64)))
+        selected.set(f.b.add(selected.get(), f.b.zext(flag, I64)))
     # When all rows stay, so do the vectors: nothing is copied.
-    whole = f.b.icmp_signed("==", kept.get(), block.count)
+    whole = f.b.icmp_signed("==", selected.get(), block.count)
     vectors: dict[str, ir.Value | None] = {}
     for name, old in block.vectors.items():
         new = f.scratch(I32, PADDED, f"rows.{name}")
         with f.when(f.b.not_(whole)):
             _compact(code, mask, old, new, block.count)
         vectors[name] = f.b.select(whole, _all_rows(code) if old is None else old, new)
-    code.check("the number of rows in a block", f.b.icmp_unsigned("<=", kept.get(), const(BLOCK_ROWS)))
-    return replace(block, count=kept.get(), vectors=vectors)
+    code.check("the number of rows in a block", f.b.icmp_unsigned("<=", selected.get(), const(BLOCK_ROWS)))
+    return replace(block, count=selected.get(), vectors=vectors)
 
 
 def _all_rows(code: Code) -> ir.Value:

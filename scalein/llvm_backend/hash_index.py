@@ -13,18 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from llvmlite import ir
 
-from scalein.ir.stored import StoredTable
-from scalein.ir.tables import Table
+from scalein.ir.tables import StoredTable, Table
 from scalein.layout import (
     ADDRESS_BITS,
     ADDRESS_UNIT,
     ARENA_FULL,
     BUCKET_WORDS,
     BUCKETS,
+    DONE,
     INDEX_FULL,
     INLINE_BYTES,
     MASK,
@@ -36,6 +36,9 @@ from scalein.llvm_backend.block import PADDED
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import I1, I8, I64, PTR, Fn, const
 from scalein.llvm_backend.keys import KeyBlock, key_at, same_string
+
+if TYPE_CHECKING:
+    from scalein.llvm_backend.stage import Lowered
 
 RUN = 64  # rows whose misses overlap; 32 to 128 are alike, 1,024 a quarter slower
 WORDS = ir.VectorType(I64, BUCKET_WORDS)
@@ -292,3 +295,35 @@ def place_in(f: Fn, table: Table, record: ir.Value, ring: ir.Value | None = None
         return f.byte_at(base, layout.offset(name))
 
     return place
+
+
+def lower_doubling() -> Lowered:
+    """Kernel `grow`: tables of key groups into ones of twice the size, a row of slot `moves` each: the old table, how
+    many buckets it has, the new table, its shift and mask.
+
+    Every word goes to one of two buckets by its tag's next bit; no record is looked at. Words keep their order within a
+    bucket; where a bucket overflows, the word goes on to the next one, as it did before.
+    """
+    from scalein.llvm_backend.stage import Lowered
+
+    f = Fn("grow")
+    b = f.b
+    moves = f.slot("moves", PTR)
+    with f.loop(f.slot("count"), rare=True) as k:
+        row = b.mul(k, const(5))
+        old, new = (f.load(moves, b.add(row, const(at)), PTR) for at in (0, 2))
+        buckets, shift, mask = (f.load(moves, b.add(row, const(at)), I64) for at in (1, 3, 4))
+        last = b.add(b.mul(mask, const(BUCKET_WORDS)), const(BUCKET_WORDS - 1))
+        with f.loop(b.mul(buckets, const(BUCKET_WORDS)), rare=True) as i:
+            word = f.load(old, i, I64)
+            with f.when(b.icmp_unsigned("!=", word, const(0))):
+                tag = b.lshr(word, const(ADDRESS_BITS))
+                place = f.var(I64, b.mul(b.lshr(tag, shift), const(BUCKET_WORDS)))
+                with f.forever() as probe:
+                    probe.stop_if(b.icmp_unsigned("==", f.load(new, place.get(), I64), const(0)))
+                    following = b.add(place.get(), const(1))
+                    place.set(b.select(b.icmp_signed(">", following, last), const(0), following))
+                f.store(word, new, place.get())
+    b.ret(const(DONE))
+    frame = f.finish()
+    return Lowered("grow", f.text(), frame, (), (), ())

@@ -1,10 +1,10 @@
-"""Kept columns: costly ones that several loops read are computed once a block.
+"""Materialized columns: costly ones that several loops read are computed once a block.
 
-A `Let` only names columns, and each loop that reads one computes it: for a few instructions that is cheaper than a
-trip through memory. A udf may cost anything. So where more than one loop reads a column with a udf in it, a loop of its
-own computes it right before the first of them, for the rows live there, and the others load it.
+A `ProjectStep` only names columns, and each loop that reads one computes it: for a few instructions that is cheaper
+than a trip through memory. A udf may cost anything. So where more than one loop reads a column with a udf in it, a loop
+of its own computes it right before the first of them, for the rows live there, and the others load it.
 
-Scratch has a place for each row of the block as it was read. So a kept column must be a function of that row: a
+Scratch has a place for each row of the block as it was read. So a materialized column must be a function of that row: a
 join that multiplies rows must not come before it.
 """
 
@@ -20,7 +20,19 @@ from llvmlite import ir
 from scalein.ir.exprs import Call, Col, Expr, Named, columns, type_of, walk
 from scalein.ir.functions import has_udf
 from scalein.ir.rewrite import map_args
-from scalein.ir.stages import Collect, Find, Fresh, Group, GroupMode, Keep, Let, Partition, Probe, Sink, Stage, Where
+from scalein.ir.stages import (
+    Collect,
+    DedupStep,
+    FilterStep,
+    Group,
+    GroupMode,
+    Partition,
+    Probe,
+    ProjectStep,
+    Sink,
+    Stage,
+)
+from scalein.ir.store_kernels import Lookup, Upsert
 from scalein.ir.tables import AccKind
 from scalein.layout import BLOCK_ROWS, ERROR
 from scalein.llvm_backend.block import PADDED, Block, rows
@@ -29,11 +41,11 @@ from scalein.llvm_backend.exprs import LAZY, lower_expr
 from scalein.llvm_backend.fn import I8, I64, PTR, const
 from scalein.llvm_backend.values import Binding, Env, Row, Str, Value, from_memory, memory_type, to_memory
 
-MOST_KEPT = 64  # in a kernel: scratch is on the stack, 16 KB for a column of strings
+MOST_MATERIALIZED = 64  # in a kernel: scratch is on the stack, 16 KB for a column of strings
 
 
 @dataclass(eq=False, slots=True)
-class Kept:
+class MaterializedColumn:
     """A column on its way to scratch; until it is there, it is computed where it is read."""
 
     code: Code
@@ -49,11 +61,11 @@ class Kept:
             value = lower_expr(code, self.expr, self.env, row)
             place = self._place(row)
             parts = [value.data.ptr, value.data.size] if isinstance(value.data, Str) else [to_memory(f, value.data)]
-            arrays = [f.scratch(part.type, PADDED, "kept") for part in parts]
+            arrays = [f.scratch(part.type, PADDED, "materialized") for part in parts]
             for part, array in zip(parts, arrays, strict=True):
                 f.store(part, array, place)
             if value.valid is not None:
-                self.valid = f.scratch(I8, PADDED, "kept.valid")
+                self.valid = f.scratch(I8, PADDED, "materialized.valid")
                 f.store(f.b.zext(value.valid, I8), self.valid, place)
         self.arrays = arrays
         code.check_errors(ERROR)
@@ -73,30 +85,30 @@ class Kept:
 
     def _place(self, row: Row) -> ir.Value:
         place = row.offset("in")
-        self.code.check_within("a row of a kept column", place, lambda: const(BLOCK_ROWS))
+        self.code.check_within("a row of a materialized column", place, lambda: const(BLOCK_ROWS))
         return place
 
 
 def bind(code: Code, expr: Expr, env: Env, keep: bool) -> Binding:
-    """A column of a `Let`."""
+    """A column of a `ProjectStep`."""
     below = _needs(env, [expr])
     if keep:
-        kept = Kept(code, expr, env)
-        return Binding(kept.value, (*below, kept))
+        column = MaterializedColumn(code, expr, env)
+        return Binding(column.value, (*below, column))
     return Binding(lambda row: lower_expr(code, expr, env, row), below)
 
 
-def compute_kept(block: Block, env: Env, exprs: Iterable[Expr]) -> None:
-    """Compute the kept columns that these expressions are the first to read."""
-    for kept in _needs(env, exprs):
-        if not kept.arrays:
-            kept.compute(block)
+def materialize_needed(block: Block, env: Env, exprs: Iterable[Expr]) -> None:
+    """Compute the materialized columns that these expressions are the first to read."""
+    for column in _needs(env, exprs):
+        if not column.arrays:
+            column.compute(block)
 
 
-def _needs(env: Env, exprs: Iterable[Expr]) -> tuple[Kept, ...]:
-    """The kept columns behind expressions, each behind those that it reads itself."""
+def _needs(env: Env, exprs: Iterable[Expr]) -> tuple[MaterializedColumn, ...]:
+    """The materialized columns behind expressions, each behind those that it reads itself."""
     names = sorted(set().union(*map(columns, exprs)) & env.keys())  # an accumulator's may be used up already
-    return tuple(dict.fromkeys(kept for name in names for kept in env[name].needs))
+    return tuple(dict.fromkeys(column for name in names for column in env[name].needs))
 
 
 def multiplies(step: object) -> bool:
@@ -104,8 +116,8 @@ def multiplies(step: object) -> bool:
     return isinstance(step, Probe) and not step.unique and step.how in ("inner", "left")
 
 
-def find_kept(stage: Stage) -> frozenset[tuple[int, str]]:
-    """The columns to keep: position of the `Let`, name. Those that are costly and that more than one loop reads."""
+def find_materialized(stage: Stage) -> frozenset[tuple[int, str]]:
+    """The columns to materialize (position of the `ProjectStep`, name): costly ones that more than one loop reads."""
     found: list[tuple[int, str]] = []
     loops: dict[str, set[object]] = {}  # by column: the loops that read it
 
@@ -118,17 +130,17 @@ def find_kept(stage: Stage) -> frozenset[tuple[int, str]]:
     many = next((at for at, step in enumerate(stage.steps) if multiplies(step)), len(stage.steps))
     for at, step in reversed(list(enumerate(stage.steps))):
         match step:
-            case Where(predicate):
+            case FilterStep(predicate):
                 read([predicate], at)
-            case Probe() | Fresh():
+            case Probe() | DedupStep():
                 read(step.keys, at)
                 if isinstance(step, Probe) and step.build is not None:  # hashed first, then asked for nulls
                     read(step.keys, (at, "nulls"))
-            case Let(items):
+            case ProjectStep(items):
                 behind, loops = loops, {}
                 for item in items:
                     readers = behind.get(item.name, set())
-                    if len(readers) > 1 and at < many and has_udf(item.expr) and len(found) < MOST_KEPT:
+                    if len(readers) > 1 and at < many and has_udf(item.expr) and len(found) < MOST_MATERIALIZED:
                         found.append((at, item.name))
                         readers = {(at, item.name)}
                     for name in columns(item.expr):
@@ -137,15 +149,15 @@ def find_kept(stage: Stage) -> frozenset[tuple[int, str]]:
 
 
 def name_costly(stage: Stage) -> Stage:
-    """The stage with a `Let` before its sink for the calls of udfs that several loops of the sink make."""
+    """The stage with a `ProjectStep` before its sink for the calls of udfs that several loops of the sink make."""
     count = Counter(call for exprs in _loops(stage.sink) for call in dict.fromkeys(chain(*map(_sure_calls, exprs))))
-    names = {call: Col(f"#kept{k}", call.dtype, call.nullable)
+    names = {call: Col(f"#materialized{k}", call.dtype, call.nullable)
              for k, call in enumerate(call for call, n in count.items() if n > 1)}
     if not names:
         return stage
     below = {node.name: node for expr in sink_exprs(stage.sink) for node in walk(expr) if isinstance(node, Col)}
     items = [Named(name, column) for name, column in below.items()]
-    let = Let((*items, *(Named(column.name, call) for call, column in names.items())))
+    let = ProjectStep((*items, *(Named(column.name, call) for call, column in names.items())))
     return replace(stage, steps=(*stage.steps, let), sink=_renamed(stage.sink, names))
 
 
@@ -197,9 +209,9 @@ def _loops(sink: Sink) -> list[Sequence[Expr]]:
                 late = [tuple(expr for exprs in late for expr in exprs)]
             times = [] if table.window is None else [[table.window.time]] * 2
             return [*times, *([keys] * (2 if sink.owned else 1)), *early, *late]
-        case Keep():
+        case Upsert():
             return [sink.keys, [item for item in sink.items if item is not None]]
-        case Find():
+        case Lookup():
             return [sink.keys]
         case _:
             return []

@@ -19,44 +19,53 @@ from scalein.errors import InternalError
 from scalein.ir.exprs import Col, Expr, columns
 from scalein.ir.passes.pass_through import ROW
 from scalein.ir.stages import (
-    Absorb,
-    Bulk,
     Collect,
-    Find,
-    Fold,
-    Fresh,
+    DedupStep,
+    FilterStep,
     FromBatches,
     FromPointers,
     FromRecords,
     FromRows,
     FromTable,
     Group,
-    Hashes,
-    Keep,
-    Leave,
-    Let,
     Merge,
     MergeBag,
-    OpenBlocks,
     Partition,
     Probe,
+    ProjectStep,
     Rank,
     Read,
-    Seek,
     Spread,
     Stage,
-    Stay,
     Step,
-    Where,
+)
+from scalein.ir.store_kernels import (
+    BulkOp,
+    CombineRecords,
+    Evict,
+    HashKeys,
+    Lookup,
+    MergeRecords,
+    ReadBlocks,
+    Retain,
+    SeekHashes,
+    Upsert,
 )
 from scalein.layout import BLOCK_ROWS, COLUMN, DONE, ERROR, PROBING_BLOCK_ROWS, Frame, size_of
 from scalein.llvm_backend.block import Block, keep
 from scalein.llvm_backend.code import Code
-from scalein.llvm_backend.dedup import lower_fresh
+from scalein.llvm_backend.dedup import lower_dedup
 from scalein.llvm_backend.exprs import lower_expr
 from scalein.llvm_backend.fn import I64, PTR, Fn, const
 from scalein.llvm_backend.group_reader import table_env
-from scalein.llvm_backend.materialize import bind, compute_kept, find_kept, multiplies, name_costly, sink_exprs
+from scalein.llvm_backend.materialize import (
+    bind,
+    find_materialized,
+    materialize_needed,
+    multiplies,
+    name_costly,
+    sink_exprs,
+)
 from scalein.llvm_backend.probe import lower_probe
 from scalein.llvm_backend.readers import ArrowColumn, field_value
 from scalein.llvm_backend.sinks.collect import lower_collect
@@ -67,14 +76,14 @@ from scalein.llvm_backend.sinks.side_state import lower_merge_bag, lower_rank, l
 from scalein.llvm_backend.store_bulk import lower_bulk
 from scalein.llvm_backend.store_index import stored_env
 from scalein.llvm_backend.store_records import (
-    lower_absorb,
-    lower_find,
-    lower_fold,
-    lower_hashes,
-    lower_keep,
-    lower_seek,
+    lower_combine_records,
+    lower_hash_keys,
+    lower_lookup,
+    lower_merge_records,
+    lower_seek_hashes,
+    lower_upsert,
 )
-from scalein.llvm_backend.store_spill import lower_leave, lower_open_blocks, lower_stay
+from scalein.llvm_backend.store_spill import lower_evict, lower_read_blocks, lower_retain
 from scalein.llvm_backend.target import Target
 from scalein.llvm_backend.values import Binding, Env, Row, Value
 
@@ -98,8 +107,8 @@ def lower_stage(stage: Stage, target: Target, safe: bool = False) -> Lowered:
     code = Code(f)
     code.failed, code.rounds = f.var(I64, const(0)), f.var(I64, const(0))
     columns = [ArrowColumn(code, read) for read in stage.reader.reads] if isinstance(stage.reader, FromBatches) else []
-    is_plain = isinstance(stage.sink, Collect) and not any(isinstance(s, Probe | Fresh) for s in stage.steps)
-    step = BLOCK_ROWS if is_plain or isinstance(stage.sink, Keep | Absorb) else PROBING_BLOCK_ROWS
+    is_plain = isinstance(stage.sink, Collect) and not any(isinstance(s, Probe | DedupStep) for s in stage.steps)
+    step = BLOCK_ROWS if is_plain or isinstance(stage.sink, Upsert | MergeRecords) else PROBING_BLOCK_ROWS
 
     def lower_block(source: ir.Value | None, start: ir.Value, count: ir.Value, end: ir.Value) -> None:
         for column in columns:
@@ -109,7 +118,8 @@ def lower_stage(stage: Stage, target: Target, safe: bool = False) -> Lowered:
         bounds = _watch(code, stage, env, count)
         if isinstance(stage.reader, FromTable) and stage.reader.sparse:
             block = keep(code, block, lambda row: row.get(env["?live"]).data)
-        _steps(_Lowering(code, stage, start, count, end, step, find_kept(stage), bounds), stage.steps, block, env)
+        low = _Lowering(code, stage, start, count, end, step, find_materialized(stage), bounds)
+        _steps(low, stage.steps, block, env)
 
     if isinstance(stage.reader, FromRows):
         with _pieces(f) as (source, end), _blocks(f, end, step) as (start, count):
@@ -182,14 +192,14 @@ class _Lowering:
     count: ir.Value
     end: ir.Value
     step: int
-    kept: frozenset[tuple[int, str]]  # columns: position of the `Let` among the steps, name
+    materialized: frozenset[tuple[int, str]]  # columns: position of the `ProjectStep` among the steps, name
     bounds: tuple[ir.Value, ir.Value] | None  # of the times of all rows, if somebody watches them
 
 
 def _steps(low: _Lowering, steps: tuple[Step, ...], block: Block, env: Env) -> None:
     """The rest of the stage for a block; a join that multiplies rows runs it once a round."""
     if not steps:
-        compute_kept(block, env, sink_exprs(low.stage.sink))
+        materialize_needed(block, env, sink_exprs(low.stage.sink))
         _sink(low, block, env)
         return
     step, rest, code = steps[0], steps[1:], low.code
@@ -198,26 +208,26 @@ def _steps(low: _Lowering, steps: tuple[Step, ...], block: Block, env: Env) -> N
         _steps(low, rest, block, env)
 
     match step:
-        case Where(predicate):
-            compute_kept(block, env, [predicate])
+        case FilterStep(predicate):
+            materialize_needed(block, env, [predicate])
             block = keep(code, block, partial(_is_true, code, predicate, env))
             code.check_errors(ERROR)
             if steps == low.stage.steps:
                 _fetch_ahead(low, block, columns(predicate))
             go_on(block, env)
-        case Let(items):
+        case ProjectStep(items):
             # Bound lazily: a column is computed in the loop that needs it, under the rows live there.
             ours = {name: binding for name, binding in env.items() if name[:1] in ("#", "?")}
             at = len(low.stage.steps) - len(steps)
-            go_on(block, {**ours, **{i.name: bind(code, i.expr, env, (at, i.name) in low.kept) for i in items}})
+            go_on(block, {**ours, **{i.name: bind(code, i.expr, env, (at, i.name) in low.materialized) for i in items}})
         case Probe():
-            compute_kept(block, env, step.keys)
+            materialize_needed(block, env, step.keys)
             if multiplies(step):  # behind it, a row's columns would be computed for each of its matches
-                compute_kept(block, env, [Col(name) for name in env])
+                materialize_needed(block, env, [Col(name) for name in env])
             lower_probe(code, step, block, env, go_on)
-        case Fresh():
-            compute_kept(block, env, step.keys)
-            lower_fresh(code, step, block, env, go_on)
+        case DedupStep():
+            materialize_needed(block, env, step.keys)
+            lower_dedup(code, step, block, env, go_on)
 
 
 FETCH_SHARE = 8  # of a block's rows; with fewer live ones most lines would be fetched for nothing
@@ -274,26 +284,26 @@ def _sink(low: _Lowering, block: Block, env: Env) -> None:
             lower_spread(code, stage.sink, block, start)
         case Rank():
             lower_rank(code, stage.sink, block, start)
-        case Keep():
-            lower_keep(code, stage.sink, block, env, start)
-        case Find():
-            lower_find(code, stage.sink, block, env, start)
-        case Absorb():
-            lower_absorb(code, stage.sink, block, start)
-        case Fold():
-            lower_fold(code, stage.sink, block, start)
-        case Stay():
-            lower_stay(code, stage.sink, block, start)
-        case Leave():
-            lower_leave(code, stage.sink, block, start)
-        case OpenBlocks():
-            lower_open_blocks(code, stage.sink, block, start)
-        case Bulk():
+        case Upsert():
+            lower_upsert(code, stage.sink, block, env, start)
+        case Lookup():
+            lower_lookup(code, stage.sink, block, env, start)
+        case MergeRecords():
+            lower_merge_records(code, stage.sink, block, start)
+        case CombineRecords():
+            lower_combine_records(code, stage.sink, block, start)
+        case Retain():
+            lower_retain(code, stage.sink, block, start)
+        case Evict():
+            lower_evict(code, stage.sink, block, start)
+        case ReadBlocks():
+            lower_read_blocks(code, stage.sink, block, start)
+        case BulkOp():
             lower_bulk(code, stage.sink, block, start)
-        case Hashes():
-            lower_hashes(code, stage.sink, block, start)
-        case Seek():
-            lower_seek(code, stage.sink, block, start)
+        case HashKeys():
+            lower_hash_keys(code, stage.sink, block, start)
+        case SeekHashes():
+            lower_seek_hashes(code, stage.sink, block, start)
         case Partition():
             lower_partition(code, stage.sink, block, env, ordinal)
         case _:
@@ -311,7 +321,7 @@ def _has_times(stage: Stage, sink: Group) -> bool:
     if window is None or not isinstance(stage.reader, FromBatches):
         return False
     given = {name for step in stage.steps if isinstance(step, Probe) for name, _ in step.keep}
-    return not any(isinstance(step, Let) for step in stage.steps) and not columns(window.time) & given
+    return not any(isinstance(step, ProjectStep) for step in stage.steps) and not columns(window.time) & given
 
 
 def _watch(code: Code, stage: Stage, env: Env, count: ir.Value) -> tuple[ir.Value, ir.Value] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from scalein.errors import InternalError
-from scalein.ir.stages import Bulk
+from scalein.ir.store_kernels import BulkOp
 from scalein.layout import PAGE_BYTES, UNDO_BATCH_SHIFT
 from scalein.llvm_backend.block import Block
 from scalein.llvm_backend.code import Code
@@ -22,7 +22,7 @@ _VECTOR = ir.VectorType(I64, LANES)
 _FILTER = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93)  # as in `state/filters.py`
 
 
-def lower_bulk(code: Code, sink: Bulk, block: Block, start: ir.Value) -> None:
+def lower_bulk(code: Code, sink: BulkOp, block: Block, start: ir.Value) -> None:
     f = code.f
     lower = {"copy": _copy, "checksum": _checksum, "gather": _gather, "restore": _restore, "pack": _pack,
              "mark": _mark, "merge": _merge, "clear": _clear}.get(sink.what)  # fmt: skip

@@ -17,7 +17,7 @@ from llvmlite import ir
 
 from scalein.dtypes import DType
 from scalein.ir.stages import Read
-from scalein.ir.stored import StoredTable
+from scalein.ir.tables import StoredTable
 from scalein.layout import (
     ADDRESS_BITS,
     ARENA_FULL,

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from scalein.ir.stages import Absorb, Find, Fold, Hashes, Keep, Read, Seek
-from scalein.ir.stored import StoredTable
+from scalein.ir.stages import Read
+from scalein.ir.store_kernels import CombineRecords, HashKeys, Lookup, MergeRecords, SeekHashes, Upsert
+from scalein.ir.tables import StoredTable
 from scalein.layout import ERROR, FRESH, HITS_SHIFT, KEPT, KEY_NULLS, MOST_HITS, PARTIAL, TOMB, VALUE_NULLS
 from scalein.llvm_backend.block import PADDED, Block, keep, rows
 from scalein.llvm_backend.code import Code
@@ -31,7 +32,7 @@ _NEWER = {"count": "sum"}
 _OLDER = {"count": "sum", "first": "last", "last": "first", "replace": KEPT, KEPT: "replace"}
 
 
-def lower_keep(code: Code, sink: Keep, block: Block, env: Env, start: ir.Value) -> None:
+def lower_upsert(code: Code, sink: Upsert, block: Block, env: Env, start: ir.Value) -> None:
     f = code.f
     index = StoreIndex(code, sink.table, "table", only_hidden=sink.delete)
     keys = key_block(code, block, env, sink.keys, any(key.nullable for key in sink.keys))
@@ -88,7 +89,7 @@ def _all_null(table: StoredTable) -> int:
     return ((1 << len(table.values)) - 1) << VALUE_NULLS
 
 
-def _merge_row(code: Code, sink: Keep, index: StoreIndex, row: Row, env: Env, record: ir.Value, h: ir.Value,
+def _merge_row(code: Code, sink: Upsert, index: StoreIndex, row: Row, env: Env, record: ir.Value, h: ir.Value,
                number: ir.Value) -> None:
     f, b, table = code.f, code.f.b, sink.table
     given = [None if item is None else lower_expr(code, item, env, row) for item in sink.items]
@@ -126,7 +127,7 @@ def _text_bytes(code: Code, given: list[Value | None]) -> ir.Value:
     return total
 
 
-def lower_find(code: Code, sink: Find, block: Block, env: Env, start: ir.Value) -> None:
+def lower_lookup(code: Code, sink: Lookup, block: Block, env: Env, start: ir.Value) -> None:
     f = code.f
     index = StoreIndex(code, sink.table, "table")
     keys = key_block(code, block, env, sink.keys, any(key.nullable for key in sink.keys))
@@ -173,14 +174,14 @@ def _take_key(code: Code, table: StoredTable, record: ir.Value, arrays: tuple[ir
     return hash_words(f, words, null_bits)
 
 
-def lower_hashes(code: Code, sink: Hashes, block: Block, start: ir.Value) -> None:
+def lower_hash_keys(code: Code, sink: HashKeys, block: Block, start: ir.Value) -> None:
     f = code.f
     keys = _keys_of(code, sink.table, block, start)
     with f.loop(block.count) as k:
         f.store(f.load(keys.hashes, k, I64), f.slot("found.hashes", PTR), f.b.add(start, k))
 
 
-def lower_seek(code: Code, sink: Seek, block: Block, start: ir.Value) -> None:
+def lower_seek_hashes(code: Code, sink: SeekHashes, block: Block, start: ir.Value) -> None:
     """Frame, a row each: `pointers` to the first of `counts` records, `hashes`; `found.records`, `found.counts`.
 
     Whatever order the records are in, nothing but these is looked at.
@@ -212,7 +213,7 @@ def lower_seek(code: Code, sink: Seek, block: Block, start: ir.Value) -> None:
         f.store(b.sub(high.get(), low.get()), f.slot("found.counts", PTR), at)
 
 
-def lower_absorb(code: Code, sink: Absorb, block: Block, start: ir.Value) -> None:
+def lower_merge_records(code: Code, sink: MergeRecords, block: Block, start: ir.Value) -> None:
     f = code.f
     index = StoreIndex(code, sink.table, "table", flags=FRESH)
     keys = _keys_of(code, sink.table, block, start)
@@ -227,7 +228,7 @@ def lower_absorb(code: Code, sink: Absorb, block: Block, start: ir.Value) -> Non
     _report_progress(code, start)
 
 
-def _absorb(code: Code, sink: Absorb, index: StoreIndex, record: ir.Value, other: ir.Value, h: ir.Value,
+def _absorb(code: Code, sink: MergeRecords, index: StoreIndex, record: ir.Value, other: ir.Value, h: ir.Value,
             number: ir.Value) -> None:
     f, b, table = code.f, code.f.b, sink.table
     theirs = b.load(other, typ=I64)
@@ -267,7 +268,7 @@ def _absorb(code: Code, sink: Absorb, index: StoreIndex, record: ir.Value, other
         f.store(head.get(), record)
 
 
-def lower_fold(code: Code, sink: Fold, block: Block, start: ir.Value) -> None:
+def lower_combine_records(code: Code, sink: CombineRecords, block: Block, start: ir.Value) -> None:
     """Frame: `pointers` and `hashes`, in order; `out` and `out.hashes`, with room for all; `out.count`.
 
     Records of one key follow one another, but for others with the same hash between them: so the records written last
@@ -297,7 +298,7 @@ def lower_fold(code: Code, sink: Fold, block: Block, start: ir.Value) -> None:
                 f.store(h, written, count)
                 f.set_slot("out.count", b.add(count, const(1)))
             with known:
-                _absorb(code, Absorb(table, sink.functions), index, found.get(), record, h, at)
+                _absorb(code, MergeRecords(table, sink.functions), index, found.get(), record, h, at)
     code.check_errors(ERROR)
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from scalein.ir.stages import Leave, OpenBlocks, Stay
-from scalein.ir.stored import StoredTable
+from scalein.ir.store_kernels import Evict, ReadBlocks, Retain
+from scalein.ir.tables import StoredTable
 from scalein.layout import (
     ADDRESS_BITS,
     ARENA_FULL,
@@ -36,7 +36,7 @@ from scalein.llvm_backend.store_values import header_word
 HEAD = 16  # bytes of a block before its records
 
 
-def lower_stay(code: Code, sink: Stay, block: Block, start: ir.Value) -> None:
+def lower_retain(code: Code, sink: Retain, block: Block, start: ir.Value) -> None:
     """Frame: `extents`, where the records of groups are: address and number; `least`, hits of those who stay; `drop`,
     flags of those who just go; `leaving`, to which the number of all others is added. The index of the groups is empty.
 
@@ -62,7 +62,7 @@ def lower_stay(code: Code, sink: Stay, block: Block, start: ir.Value) -> None:
         f.set_slot("done", const(0))
 
 
-def lower_leave(code: Code, sink: Leave, block: Block, start: ir.Value) -> None:
+def lower_evict(code: Code, sink: Evict, block: Block, start: ir.Value) -> None:
     """Frame: `words`, what was in the index of groups, one after the other; `least`, hits of those who stayed; `drop`,
     flags of those who just go; `out.hashes` and `out.pointers`, with room for all, and `out.count`.
     """
@@ -113,7 +113,7 @@ def _append_sorted(code: Code, h: ir.Value, record: ir.Value) -> None:
     f.set_slot("out.count", b.add(count, const(1)))
 
 
-def _stay(code: Code, sink: Stay, index: StoreIndex, record: ir.Value, head: ir.Value, number: ir.Value,
+def _stay(code: Code, sink: Retain, index: StoreIndex, record: ir.Value, head: ir.Value, number: ir.Value,
           done: ir.Value) -> None:
     """Copy a record; it counts half of its hits from now on, so that who was hot does not stay for ever."""
     f, b, size = code.f, code.f.b, sink.table.layout.size
@@ -146,7 +146,7 @@ def _stay(code: Code, sink: Stay, index: StoreIndex, record: ir.Value, head: ir.
     f.store(b.sub(b.load(room, typ=I64), const(1)), room)
 
 
-def lower_open_blocks(code: Code, sink: OpenBlocks, block: Block, start: ir.Value) -> None:
+def lower_read_blocks(code: Code, sink: ReadBlocks, block: Block, start: ir.Value) -> None:
     """Frame: `pieces`, of several runs, with 8 words each: where its blocks lie, their number, the run's id, where in
     it they are from, where hashes and pointers go, how many there are, and whether all is in order, which is written.
     A block has `block` bytes and at most `per` records. Those with hashes from `least` to `greatest` are wanted.

@@ -17,7 +17,7 @@ from scalein.dtypes import DType, Kind
 from scalein.llvm_backend.fn import F32, F64, I1, I8, I16, I32, I64, I128, Fn, const
 
 if TYPE_CHECKING:
-    from scalein.llvm_backend.materialize import Kept
+    from scalein.llvm_backend.materialize import MaterializedColumn
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Binding:
     """How to compute a column for a row; compared by identity."""
 
     make: Callable[[Row], Value]
-    needs: tuple[Kept, ...] = ()  # costly columns behind it, computed before the loop that reads it
+    needs: tuple[MaterializedColumn, ...] = ()  # costly columns behind it, computed before the loop that reads it
 
 
 Env = Mapping[str, Binding]

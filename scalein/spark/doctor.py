@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from scalein.connectors.sinks.text import format_table
+from scalein.connectors.sinks.simple import format_table
 from scalein.spark.errors import explained
 from scalein.spark.session import quieten_pandas
 
@@ -194,7 +194,8 @@ def _probe() -> Callable[[Iterable[object]], Iterator[str]]:
         facts = {"where": socket.gethostname(), "process": os.getppid(), "packages": packages,
                  "python": platform.python_version(), "cpu": "", "cache": "", "works": False, "verdict": ""}
         try:
-            from scalein.cli.doctor import describe_cache, describe_cpu, try_compiler
+            from scalein.api.self_check import try_compiler
+            from scalein.kernels.machine import describe_cache, describe_cpu
             from scalein.options import Options
 
             facts["cpu"], facts["cache"] = describe_cpu(), describe_cache(Options.make().cache)

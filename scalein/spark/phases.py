@@ -36,9 +36,9 @@ from scalein.exec.scan_predicates import tests_of
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Expr, Named, NamedAgg, type_of
 from scalein.ir.partials import TwoPhase, fits, two_phase
-from scalein.ir.physical import Grouped, Node, Pipe, Scan, identity, walk_nodes
+from scalein.ir.physical import Node, Pipeline, Scan, WindowAggregate, identity, walk_nodes
 from scalein.ir.rewrite import map_inputs
-from scalein.ir.stages import Where
+from scalein.ir.stages import FilterStep
 from scalein.jobs.partials import group_of, replaced, scan_of
 from scalein.jobs.segments import Segment, over, placeholder
 from scalein.jobs.steps import reads
@@ -150,7 +150,7 @@ class Phases:
             return None
         node = group_of(self._root)
         names = tuple(key.name for key in node.keys if isinstance(key, Col))
-        is_plain = isinstance(node.input, Scan) and all(isinstance(step, Where) for step in node.steps)
+        is_plain = isinstance(node.input, Scan) and all(isinstance(step, FilterStep) for step in node.steps)
         return names if is_plain and len(names) == len(node.keys) else None
 
     @property
@@ -175,9 +175,9 @@ class Phases:
     @cached_property
     def tests(self) -> tuple[Condition, ...]:
         """What holds for every row of the input that `map` keeps."""
-        return tuple(test for node in walk_nodes(self._map.node) if isinstance(node, Pipe | Grouped)
+        return tuple(test for node in walk_nodes(self._map.node) if isinstance(node, Pipeline | WindowAggregate)
                      and isinstance(node.input, Scan) and node.input.source.data is None and node.steps
-                     and isinstance(node.steps[0], Where) for test in tests_of(node.steps[0].predicate))
+                     and isinstance(node.steps[0], FilterStep) for test in tests_of(node.steps[0].predicate))
 
     # --- the halves
 

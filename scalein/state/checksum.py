@@ -12,8 +12,16 @@ numpy's cost is per step, 64 bytes of every piece at once: many pieces of 4 KiB 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
+
+from scalein.options import Options
+
+if TYPE_CHECKING:
+    from scalein.kernels.store import StoreKernels
 
 LANES = 8
 GRAIN = 64  # bytes that a step takes: sizes are multiples of it
@@ -63,3 +71,15 @@ def block_checksum(data: memoryview | np.ndarray, seed: int) -> int:
     """The checksum of one piece, whose size is a multiple of 64 bytes."""
     piece = np.frombuffer(data, np.uint8) if isinstance(data, memoryview) else data.reshape(-1).view(np.uint8)
     return int(block_checksums(piece.reshape(1, -1), np.array([seed], np.uint64))[0])
+
+
+def compiled_checksums(options: Options) -> Checksums:
+    """The same, compiled when first used, for callers that do not know a table's columns yet."""
+
+    @cache
+    def kernels() -> StoreKernels:
+        from scalein.kernels.store import StoreKernels
+
+        return StoreKernels(pa.schema([("key", pa.int64())]), pa.schema([]), options)
+
+    return lambda pieces, seeds: kernels().checksums(pieces, seeds)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from scalein.dtypes import DType, Kind, as_plain, from_arrow_type
 from scalein.errors import BadArgument, BadData, BadName, UnknownColumn, WrongType, guess, here
-from scalein.kernels.store import Functions
 from scalein.layout import FUNCTIONS, KEPT, MOST_KEYS, MOST_VALUES
+
+if TYPE_CHECKING:
+    from scalein.kernels.store import Functions
 
 Given: TypeAlias = pa.Table | pa.RecordBatch | pa.RecordBatchReader
 SchemaLike: TypeAlias = pa.Schema | Mapping[str, pa.DataType]

@@ -15,13 +15,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from threading import Lock, get_native_id
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from scalein.errors import InternalError
-from scalein.kernels.store import Kernels
 from scalein.state import format
 from scalein.state.run_levels import BUNDLES, Cold, ColdRun, Scratch, to_merge
+
+if TYPE_CHECKING:
+    from scalein.kernels.store import StoreKernels
 
 AT_ONCE = 2  # bundles: one merges while the other waits for the disk
 MOST_RUNS = 32  # of a bundle, before its next records wait for compaction
@@ -32,7 +35,7 @@ NICE = 10  # of the threads, to the scheduler
 class Compactor:
     """Merges runs of `cold`. `new_id` numbers files, `clean` removes those that nobody needs."""
 
-    def __init__(self, cold: Cold, kernels: Kernels, new_id: Callable[[], int], clean: Callable[[], None]) -> None:
+    def __init__(self, cold: Cold, kernels: StoreKernels, new_id: Callable[[], int], clean: Callable[[], None]) -> None:
         self._cold, self._kernels, self._new_id, self._clean = cold, kernels, new_id, clean
         self._threads = ThreadPoolExecutor(AT_ONCE, "scalein-compact", step_back)
         self._under_way: dict[int, tuple[int, Future[None]]] = {}  # bundle -> id of the run that is written

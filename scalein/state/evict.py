@@ -12,16 +12,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scalein.kernels.store import Functions, Kernels
 from scalein.layout import HITS_SHIFT, MOST_HITS
 from scalein.state.compaction import Compactor
 from scalein.state.memtable import HotTable
 from scalein.state.run_file import Run
 from scalein.state.run_levels import Cold, ColdRun, groups_of
 from scalein.state.workspace import Room
+
+if TYPE_CHECKING:
+    from scalein.kernels.store import Functions, StoreKernels
 
 LEAVING_AT_ONCE = 3  # bundles on their way to disk
 
@@ -43,7 +46,7 @@ class Leaving:
 class Spiller:
     """Writes records of `hot` to runs of `cold`. `new_id` numbers files."""
 
-    def __init__(self, hot: HotTable, cold: Cold, kernels: Kernels, compactor: Compactor,
+    def __init__(self, hot: HotTable, cold: Cold, kernels: StoreKernels, compactor: Compactor,
                  new_id: Callable[[], int]) -> None:  # fmt: skip
         self._hot, self._cold, self._kernels, self._compactor, self._new_id = hot, cold, kernels, compactor, new_id
         self.threads = ThreadPoolExecutor(LEAVING_AT_ONCE, "scalein-spill")  # they wait for the disk most of the time
@@ -69,7 +72,7 @@ class Spiller:
                 self._hot.is_torn = True
                 self._compactor.replace(one.bundle, (one.run,), [])
                 self._hot.batch += 1
-                self._kernels.absorb(self._hot, one.pointers(), one.run.functions, older=True)
+                self._kernels.merge_records(self._hot, one.pointers(), one.run.functions, older=True)
                 self._hot.is_torn = False
             self._hot.give_back(one.chunks)
             self.rooms += [one.room] if one.room is not None else []
@@ -114,7 +117,7 @@ class Spiller:
             run = self._to_run(bundle, len(pointers), functions,
                                lambda _: iter([self._cold.sorted_records(pointers)]), [])
             self._leave(Leaving(bundle, run, lambda: pointers, chunks, None))
-        self._kernels.absorb(hot, staying, functions, older=False)
+        self._kernels.merge_records(hot, staying, functions, older=False)
         hot.is_torn = False
         if not len(pointers):
             hot.give_back(chunks)

@@ -15,18 +15,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from scalein.errors import ScaleinError
-from scalein.kernels.store import Kernels
 from scalein.layout import GROUPS
 from scalein.state import format
 from scalein.state.compaction import step_back
 from scalein.state.index_runs import IndexRun, IndexWriter, entries_of, places_of
 from scalein.state.memtable import RECORDS
 from scalein.storage.local import Files
+
+if TYPE_CHECKING:
+    from scalein.kernels.store import StoreKernels
 
 LEAST_MERGED = 1 << 20  # entries: files with fewer are merged as if they had as many
 GROWTH = 2  # a file is merged with all newer ones when so many times their entries are as many as its own
@@ -78,7 +80,7 @@ class _Merging(NamedTuple):
 class Indexer:
     """The index files of what is in memory. About `at_once` records are indexed at a time."""
 
-    def __init__(self, files: Files, kernels: Kernels, base: int, at_once: int) -> None:
+    def __init__(self, files: Files, kernels: StoreKernels, base: int, at_once: int) -> None:
         self._files, self._kernels, self._base, self._at_once = files, kernels, base, at_once
         self.runs: list[IndexRun] = []  # oldest first; replaced, never changed
         nothing = np.zeros(0, np.int64)
@@ -132,7 +134,7 @@ class Indexer:
             while behind < len(groups) and int(ends[borders[behind + 1] - 1]) - before <= self._at_once:
                 behind += 1
             places = chunks.some(borders[part], borders[behind]).places(self._kernels.record_bytes)
-            entries = entries_of(self._kernels.hashes((places + self._base).view(np.uint64)), places)
+            entries = entries_of(self._kernels.hash_keys((places + self._base).view(np.uint64)), places)
             for number in range(part, behind):
                 low, high = (int(ends[border - 1]) - before if border else 0
                              for border in borders[number : number + 2])

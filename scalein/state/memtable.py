@@ -13,11 +13,11 @@ import ctypes
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from scalein.errors import InternalError, ScaleinError
-from scalein.kernels.store import Kernels, Sorted, Words
 from scalein.layout import (
     ARENA_FULL,
     BUCKET_WORDS,
@@ -42,9 +42,13 @@ from scalein.layout import (
     UNDO_BATCH_SHIFT,
     UNDO_FULL,
     FrameData,
+    SortedRecords,
 )
 from scalein.memory import address
 from scalein.state.arena import LEAST_CHUNK, MOST_CHUNK, Arena, Buckets
+
+if TYPE_CHECKING:
+    from scalein.kernels.store import Allocate, StoreKernels
 
 FIRST_BUCKETS = 8
 CROWDED_BYTES = 16 << 10  # that a group may grow by before anybody looks for what is dead
@@ -92,10 +96,10 @@ class Left:
 
     chunks: list[tuple[int, int, int]]
     count: int
-    _sort: Callable[[], Sorted]
-    _sorted: Sorted | None = field(default=None, init=False)
+    _sort: Callable[[], SortedRecords]
+    _sorted: SortedRecords | None = field(default=None, init=False)
 
-    def in_order(self) -> Sorted:
+    def in_order(self) -> SortedRecords:
         """Any thread may ask, one at a time; looked for once."""
         if self._sorted is None:
             self._sorted = self._sort()
@@ -114,7 +118,7 @@ class Pool:
 class HotTable:
     """Key groups in memory. `on_undo_full(segment)` copies a segment whose undo log is full."""
 
-    def __init__(self, kernels: Kernels, arena: Arena, most_chunk: int = MOST_CHUNK,
+    def __init__(self, kernels: StoreKernels, arena: Arena, most_chunk: int = MOST_CHUNK,
                  load_sixteenths: int = LOAD_SIXTEENTHS) -> None:
         self.kernels, self.arena, self._load_sixteenths = kernels, arena, load_sixteenths
         self.on_undo_full: Callable[[int], None] | None = None
@@ -307,18 +311,18 @@ class HotTable:
         self.chunks.drop(rows)
         return chunks
 
-    def thin(self, groups: range, least_hits: int, drop: int, words: Words) -> Left:
+    def thin(self, groups: range, least_hits: int, drop: int, allocate: Allocate) -> Left:
         """Take those with fewer hits out of groups; those with a flag of `drop` just go. Without text.
 
-        `words` gives memory that lives until the last of them has left. Nobody but the caller knows of them: whoever
+        `allocate` gives memory that lives until the last of them has left. Nobody but the caller knows of them: whoever
         has put them where they are found sets `is_torn` back.
         """
         headers = self.headers[groups.start : groups.stop]
         counts = (headers[:, MASK] + 1) * BUCKET_WORDS
         used = counts * self._load_sixteenths // 16 - headers[:, ROOM]
         # All that is needed: without memory nothing may be released.
-        old, records = words(int(counts.sum())), int(used.sum())
-        room = Sorted(words(records), words(records))
+        old, records = allocate(int(counts.sum())), int(used.sum())
+        room = SortedRecords(allocate(records), allocate(records))
         extents = self._all_extents(groups)
         moves = np.empty((len(groups), 3), np.int64)
         moves[:, 0], moves[:, 1] = address(old) + 8 * (counts.cumsum() - counts), headers[:, BUCKETS]
@@ -331,9 +335,9 @@ class HotTable:
         for k in np.flatnonzero(is_wide & (counts > FIRST_BUCKETS * BUCKET_WORDS)).tolist():
             self.buckets.give_back(int(moves[k, 1]), int(moves[k, 2]))
             self._new_index(groups[k], int(counts[k]) // 2 // BUCKET_WORDS)
-        count = self.kernels.stay(self, extents, least_hits, drop)
+        count = self.kernels.retain(self, extents, least_hits, drop)
         base, size = self.arena.base, len(self.arena.memory)
-        return Left(chunks, count, lambda: self.kernels.leave(base, size, old, least_hits, drop, room))
+        return Left(chunks, count, lambda: self.kernels.evict(base, size, old, least_hits, drop, room))
 
     def _all_extents(self, groups: range) -> np.ndarray:
         """Where the records of groups are: addresses, and how many lie there one behind the other."""

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from scalein.errors import Damaged
-from scalein.kernels.store import Functions, Kernels
 from scalein.layout import GROUPS, INLINE_BYTES
 from scalein.memory import address
 from scalein.state import format
@@ -28,6 +28,9 @@ from scalein.state.run_levels import Scratch, pointers_to
 from scalein.state.segment_images import SUM_BYTES, Image, verify_blocks
 from scalein.storage.aio import Reader
 from scalein.storage.local import Input
+
+if TYPE_CHECKING:
+    from scalein.kernels.store import Functions, StoreKernels
 
 READS = 3  # of a key, at most, as a rule: a block of the index, of an image, and of the image's checksums
 CHUNKS_TAKE = 1.5  # of memory, for a group's bytes, at most, beside the smallest chunks of records and of texts
@@ -55,7 +58,7 @@ class _Blocks:
     def inputs(self) -> list[Input]:
         return [image.input for image in self.images]
 
-    def verify(self, area: np.ndarray, kernels: Kernels) -> None:
+    def verify(self, area: np.ndarray, kernels: StoreKernels) -> None:
         ids = np.array([image.id for image in self.images], np.uint64)[self.which[: self.count]]
         verify_blocks(area[: self.count * format.BLOCK].reshape(-1, format.BLOCK),
                       ids ^ self.offsets[: self.count].astype(np.uint64), area.view("<u8")[self.sums_at],
@@ -74,7 +77,7 @@ class _Texts(_Blocks):
 class Lookups:
     """Finds records of pieces, a few windows of blocks at a time."""
 
-    def __init__(self, kernels: Kernels, reader: Reader) -> None:
+    def __init__(self, kernels: StoreKernels, reader: Reader) -> None:
         self._kernels, self._reader = kernels, reader
         self._asked = np.zeros(GROUPS)  # keys of each group, so far
 
@@ -109,7 +112,7 @@ class Lookups:
         found = (self._with_texts(piece, images, places, groups) if self._kernels.text_cells else
                  self._plain(piece, images, places))  # fmt: skip
         for pointers in found:
-            theirs = self._kernels.hashes(pointers)
+            theirs = self._kernels.hash_keys(pointers)
             is_asked = hashes[np.minimum(hashes.searchsorted(theirs), len(hashes) - 1)] == theirs
             scratch.absorb(np.ascontiguousarray(pointers[is_asked]), functions)
 

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from scalein.errors import Damaged
-from scalein.kernels.store import Kernels
 from scalein.layout import GROUPS, INLINE_BYTES
 from scalein.memory import address
 from scalein.state import format
@@ -27,6 +26,9 @@ from scalein.state.memtable import RECORDS, TEXTS
 from scalein.state.run_file import Held
 from scalein.state.segment_images import SUM_BYTES, Extent, Image, Places, verify_blocks
 from scalein.storage.local import Files, Input
+
+if TYPE_CHECKING:
+    from scalein.kernels.store import StoreKernels
 
 MOST_OPEN = 32  # images, and as many indexes, that stay open while nobody reads them
 
@@ -193,7 +195,7 @@ class Piece:
 class Images:
     """Image files and their index files. Those used last are open; all, if they could not be opened again."""
 
-    def __init__(self, files: Files, kernels: Kernels) -> None:
+    def __init__(self, files: Files, kernels: StoreKernels) -> None:
         self._files, self._kernels = files, kernels
         self._held = Held()
         self._open: dict[int, Image] = {}  # the one used last is the last
@@ -307,7 +309,7 @@ def group_read(number: int, piece: Piece, group: int, images: Images) -> GroupRe
                      columns[:, 1] // format.BLOCK, end + sums_sizes.cumsum() - sums_sizes + columns[:, 4])
 
 
-def records_in(read: GroupRead, area: np.ndarray, piece: Piece, kernels: Kernels) -> np.ndarray:
+def records_in(read: GroupRead, area: np.ndarray, piece: Piece, kernels: StoreKernels) -> np.ndarray:
     """Pointers to a group's records in the bytes that were read, whose strings lead there as well.
 
     `Damaged` if these are not what was written, or a string leads out of the group's texts.
@@ -326,7 +328,7 @@ def records_in(read: GroupRead, area: np.ndarray, piece: Piece, kernels: Kernels
     return np.concatenate(pointers)
 
 
-def _verify(read: GroupRead, area: np.ndarray, kernels: Kernels) -> None:
+def _verify(read: GroupRead, area: np.ndarray, kernels: StoreKernels) -> None:
     counts = read.block_counts
     before = counts.cumsum() - counts
     nth = np.arange(int(counts.sum())) - np.repeat(before, counts)  # in its chunk

@@ -11,17 +11,19 @@ is that of the windows, however many keys are asked for.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from scalein.kernels.store import Functions, Kernels
 from scalein.memory import address
 from scalein.state.run_blocks import HEAD, Origin, Shape, checked, unpack
 from scalein.state.run_file import Run
 from scalein.state.run_levels import ColdRun, Scratch, bundle_range
 from scalein.storage.aio import Reader
 from scalein.storage.local import Input
+
+if TYPE_CHECKING:
+    from scalein.kernels.store import Functions, StoreKernels
 
 
 class _Part(NamedTuple):
@@ -50,7 +52,7 @@ class _Part(NamedTuple):
 class Points:
     """Reads blocks of runs, a few windows at a time."""
 
-    def __init__(self, kernels: Kernels, reader: Reader) -> None:
+    def __init__(self, kernels: StoreKernels, reader: Reader) -> None:
         self._kernels, self._reader = kernels, reader
         self._shape = Shape(kernels.record_bytes, kernels.text_cells)
 
@@ -94,7 +96,7 @@ class Points:
             firsts = address(records) + (heads.counts.cumsum() - heads.counts) * self._shape.stride
         else:
             firsts = address(area) + heads.starts + HEAD
-        found, many = self._kernels.seek(firsts[part.block], heads.counts[part.block], part.hashes)
+        found, many = self._kernels.seek_hashes(firsts[part.block], heads.counts[part.block], part.hashes)
         found, many = found[many > 0], many[many > 0]
         if len(found) < int(many.sum()):  # several keys with one hash
             nth = np.arange(int(many.sum())) - np.repeat(many.cumsum() - many, many)

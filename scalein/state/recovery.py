@@ -14,12 +14,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from secrets import randbits
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from scalein.errors import BadArgument, Damaged, here
-from scalein.kernels.store import Functions
 from scalein.layout import GROUPS
 from scalein.state import format
 from scalein.state.checksum import Checksums
@@ -30,6 +30,9 @@ from scalein.state.run_levels import BUNDLES, Cold, ColdRun
 from scalein.state.snapshot_writer import file_id, find_manifest, names_in, schemas_of
 from scalein.state.sum_bounds import SumBounds
 from scalein.storage.local import Files, RealFiles
+
+if TYPE_CHECKING:
+    from scalein.kernels.store import Functions
 
 _STORE_BITS = 30
 _NUMBER_BITS = 32

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scalein.kernels.store import Functions, Kernels
 from scalein.layout import GROUPS
 from scalein.state import format
 from scalein.state.memtable import HotTable
@@ -25,6 +25,9 @@ from scalein.state.pieces import Images, Piece, group_read, records_in
 from scalein.state.run_levels import Scratch
 from scalein.storage.aio import Reader
 from scalein.storage.local import Files
+
+if TYPE_CHECKING:
+    from scalein.kernels.store import Functions, StoreKernels
 
 MOST_PIECES = 16  # that a snapshot leaves as they are
 READ_COST = 64 << 10  # bytes that could be loaded in the time that each group of each piece takes by itself
@@ -35,7 +38,7 @@ class Past:
     """Pieces, oldest first; their groups are loaded into `hot`, or keys are looked up in them. `closer` closes files,
     which takes long if nobody else has them any more."""
 
-    def __init__(self, files: Files, kernels: Kernels, hot: HotTable, reader: Reader, closer: Executor) -> None:
+    def __init__(self, files: Files, kernels: StoreKernels, hot: HotTable, reader: Reader, closer: Executor) -> None:
         self._kernels, self._hot, self._reader, self._closer = kernels, hot, reader, closer
         self.pieces: list[Piece] = []
         self.again: list[Piece] | None = None  # of a store that is only read: what memory may forget
@@ -96,7 +99,7 @@ class Past:
             pointers = records_in(read, area, piece, self._kernels)
             self._hot.expect(group, len(pointers))
             self._hot.batch += 1
-            self._kernels.absorb(self._hot, pointers, functions, older=True)
+            self._kernels.merge_records(self._hot, pointers, functions, older=True)
             self.pieces[read.number] = piece.without(group)
             self._hot.settled(group)
             yield group

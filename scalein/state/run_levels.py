@@ -18,12 +18,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from scalein.kernels.store import Functions, Kernels, Sorted
-from scalein.layout import GROUPS, MOST_HITS, PARTIAL, TOMB
+from scalein.layout import GROUPS, MOST_HITS, PARTIAL, TOMB, SortedRecords
 from scalein.memory import address
 from scalein.state.arena import Arena
 from scalein.state.memtable import HotTable
@@ -32,6 +31,9 @@ from scalein.state.run_writer import RunWriter
 from scalein.state.workspace import Room
 from scalein.storage.aio import Reader
 from scalein.storage.local import Files, Input
+
+if TYPE_CHECKING:
+    from scalein.kernels.store import Functions, StoreKernels
 
 BUNDLES = 16
 BUNDLE_GROUPS = GROUPS // BUNDLES
@@ -91,7 +93,7 @@ class Together(NamedTuple):
 class Aged(NamedTuple):
     """Records of one age, what rows did to their values, and what keeps them alive."""
 
-    sorted: Sorted
+    sorted: SortedRecords
     functions: Functions
     kept: object
 
@@ -135,14 +137,14 @@ class _Desk:
 class Scratch:
     """A table in which records of several ages are brought together."""
 
-    def __init__(self, kernels: Kernels) -> None:
+    def __init__(self, kernels: StoreKernels) -> None:
         self._kernels = kernels
         self.table = HotTable(kernels, Arena(SCRATCH_SEGMENT, 1 << 34), most_chunk=1 << 16)
         self._groups = range(GROUPS)
 
     def absorb(self, pointers: np.ndarray, functions: Functions) -> None:
         """Records newer than all before."""
-        self._kernels.absorb(self.table, pointers, functions, older=False)
+        self._kernels.merge_records(self.table, pointers, functions, older=False)
 
     def begin(self, least: int = 0, greatest: int = (1 << 64) - 1, records: int = 0) -> None:
         """Forget everything; so many records of a range of hashes will come, or a few of any."""
@@ -164,7 +166,7 @@ class Scratch:
 class Cold:
     """Opens, writes and reads runs; brings about `at_once` records together, and writes so many bytes, at a time."""
 
-    def __init__(self, files: Files, kernels: Kernels, at_once: int, write_bytes: int) -> None:
+    def __init__(self, files: Files, kernels: StoreKernels, at_once: int, write_bytes: int) -> None:
         self._files, self._kernels, self._at_once, self._write_bytes = files, kernels, at_once, write_bytes
         self.runs: list[tuple[ColdRun, ...]] = [() for _ in range(BUNDLES)]
         self._held = Held()
@@ -232,12 +234,12 @@ class Cold:
         """A new run, with room for so much. A filter is for those most keys are not in: the oldest has nearly all."""
         kernels = self._kernels
         return RunWriter(self._files, id, kernels.record_bytes, json.dumps(functions), kernels.text_cells, size_bytes,
-                         kernels.checksums, records if has_filter else None, kernels.pack, kernels.mark,
+                         kernels.checksums, records if has_filter else None, kernels.pack, kernels.set_filter_bits,
                          self._rooms, self._write_bytes)
 
     def sorted_records(self, pointers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Records as a run wants them: copies in the order of their hashes, and these."""
-        hashes = self._kernels.hashes(pointers)
+        hashes = self._kernels.hash_keys(pointers)
         order = np.argsort(hashes)
         return self._kernels.gather(np.ascontiguousarray(pointers[order])), hashes[order]
 
@@ -265,8 +267,8 @@ class Cold:
             desk.room.begin()
             given = [*self._plain(span, area, desk.room), *_newest(span.least, span.greatest, newest)]
             if len(functions) == 1 and given:
-                hashes, pointers = self._kernels.merge([one.sorted for one in given], desk.room.words)
-                yield Together(*self._kernels.fold(pointers, hashes, given[0].functions, desk.room.words))
+                hashes, pointers = self._kernels.merge_sorted([one.sorted for one in given], desk.room.words)
+                yield Together(*self._kernels.combine_records(pointers, hashes, given[0].functions, desk.room.words))
             else:
                 yield self._absorbed(given, scratch_table(), span.least, span.greatest, count // parts)
         self._desks.append(desk)
@@ -287,9 +289,9 @@ class Cold:
         pieces = np.array([(0, cold.id, 0) for cold in span.runs], np.int64)
         pieces[:, 0], pieces[:, 2] = counts, span.offsets
         fits = counts * size == span.sizes
-        found: list[Sorted | None] = [None] * len(pieces)
+        found: list[SortedRecords | None] = [None] * len(pieces)
         if fits.all():
-            found = self._kernels.open_blocks(area, pieces, per_block, size, span.least, span.greatest, room.words)
+            found = self._kernels.read_blocks(area, pieces, per_block, size, span.least, span.greatest, room.words)
         else:  # the one that is wrong is named
             k = int(np.argmin(fits))
             span.runs[k].run.refuse(area[at[k] : at[k] + span.sizes[k]], *span.blocks[k].tolist())
@@ -305,9 +307,9 @@ class Cold:
             if first < last:
                 found = cold.run.read_range(first, last)
                 pointers = pointers_to(found.records)
-                hashes = self._kernels.hashes(pointers)
+                hashes = self._kernels.hash_keys(pointers)
                 inside = slice(hashes.searchsorted(np.uint64(least)), hashes.searchsorted(np.uint64(greatest), "right"))
-                yield Aged(_counting(cold, Sorted(hashes[inside], pointers[inside])), cold.functions, found)
+                yield Aged(_counting(cold, SortedRecords(hashes[inside], pointers[inside])), cold.functions, found)
 
     def close(self) -> None:
         for desk in self._desks:
@@ -342,12 +344,12 @@ class Cold:
         return None
 
 
-def _counting(cold: ColdRun, found: Sorted) -> Sorted:
+def _counting(cold: ColdRun, found: SortedRecords) -> SortedRecords:
     """Those of a run's records that count."""
     if cold.groups is None:
         return found
     counts = cold.counting(found.hashes)
-    return Sorted(found.hashes[counts], found.pointers[counts])
+    return SortedRecords(found.hashes[counts], found.pointers[counts])
 
 
 def _newest(least: int, greatest: int, newest: tuple[np.ndarray, np.ndarray, Functions] | None) -> Iterator[Aged]:
@@ -357,7 +359,7 @@ def _newest(least: int, greatest: int, newest: tuple[np.ndarray, np.ndarray, Fun
         chosen = (hashes >= np.uint64(least)) & (hashes <= np.uint64(greatest))
         hashes, pointers = hashes[chosen], pointers[chosen]
         order = np.argsort(hashes)
-        yield Aged(Sorted(hashes[order], pointers[order]), functions, None)
+        yield Aged(SortedRecords(hashes[order], pointers[order]), functions, None)
 
 
 def _cut(groups: range, parts: int) -> list[tuple[int, int]]:

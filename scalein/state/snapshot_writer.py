@@ -13,12 +13,12 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from scalein.errors import BadArgument, BadName, Damaged, ScaleinError, StoreFailed, WrongType, here
-from scalein.kernels.store import Kernels
 from scalein.state import format, manifest
 from scalein.state.budget import Budget
 from scalein.state.checksum import Checksums
@@ -32,11 +32,14 @@ from scalein.state.snapshot import Copier, Frozen, ImageFiles, Snapshot
 from scalein.state.tiers import Tiers
 from scalein.storage.local import Files
 
+if TYPE_CHECKING:
+    from scalein.kernels.store import StoreKernels
+
 
 class Saver:
     """The snapshots of a store: those that are kept, and those under way."""
 
-    def __init__(self, files: Files, kernels: Kernels, tiers: Tiers, budget: Budget, workers: int, keep: int,
+    def __init__(self, files: Files, kernels: StoreKernels, tiers: Tiers, budget: Budget, workers: int, keep: int,
                  number: Callable[[int], int]) -> None:
         self._files, self._kernels, self._tiers, self._keep, self._number = files, kernels, tiers, keep, number
         self.copier = Copier(tiers.hot, workers, budget.copies, budget.log_bytes)

@@ -12,16 +12,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import pyarrow as pa
 
 from scalein.errors import BadArgument, BadData, ScaleinError, StoreFailed, here
-from scalein.kernels.store import Functions, Kernels, find_checksums, find_kernels
-from scalein.options import Options
-from scalein.sizes import parse_size
+from scalein.options import Options, parse_size
 from scalein.state.budget import Budget
+from scalein.state.checksum import compiled_checksums
 from scalein.state.columns import (
     Given,
     SchemaLike,
@@ -45,6 +44,9 @@ from scalein.state.sum_bounds import SumBounds
 from scalein.state.tiers import Tiers
 from scalein.storage.local import Files, Held, RealFiles
 
+if TYPE_CHECKING:
+    from scalein.kernels.store import Functions, StoreKernels
+
 KEPT_SNAPSHOTS = 3
 
 
@@ -66,8 +68,8 @@ class LogStore:
                               hint='LogStore.open("directory", key={"user": pa.string()}, value={"n": pa.int64()})')
         return super().__new__(cls)
 
-    def __init__(self, files: Files, key: pa.Schema, value: pa.Schema, kernels: Kernels, ids: Ids, *, budget: Budget,
-                 workers: int, keep: int, readonly: bool) -> None:
+    def __init__(self, files: Files, key: pa.Schema, value: pa.Schema, kernels: StoreKernels, ids: Ids, *,
+                 budget: Budget, workers: int, keep: int, readonly: bool) -> None:
         self._files, self._key, self._value, self._kernels = files, key, value, kernels
         self._budget, self._workers, self._readonly = budget, workers, readonly
         self._most_workers = workers  # that have undo logs
@@ -119,16 +121,18 @@ class LogStore:
     @classmethod
     def open_files(cls, files: Files, *, key: SchemaLike | None, value: SchemaLike | None, budget: Budget,
                    snapshot: int | None = None, readonly: bool = False, keep: int = KEPT_SNAPSHOTS,
-                   options: Options | None = None, kernels: Kernels | None = None,
+                   options: Options | None = None, kernels: StoreKernels | None = None,
                    key_groups: Iterable[int] | None = None, old: Sequence[RealFiles] = ()) -> LogStore:
         """Open a store behind the seam to the operating system; tests bring disks and kernels of their own."""
+        from scalein.kernels.store import StoreKernels  # LLVM, which importing scalein does not load
+
         options = options or Options.make(workers=1)
         given = None if key is None else (key_schema(key), value_schema(value or {}))
         groups = groups_given(key_groups)
         held = None if readonly else files.lock()
         store: LogStore | None = None
         try:
-            checksums = kernels.checksums if kernels is not None else find_checksums(options)
+            checksums = kernels.checksums if kernels is not None else compiled_checksums(options)
             found = find_manifest(files, snapshot, checksums)
             ids, sources = Ids(), []
             if found is not None:
@@ -145,7 +149,7 @@ class LogStore:
             else:
                 raise _no_store(files.name_of(""))
             check_names(*columns)
-            store = cls(files, *columns, kernels or find_kernels(*columns, options), ids, budget=budget,
+            store = cls(files, *columns, kernels or StoreKernels(*columns, options), ids, budget=budget,
                         workers=options.workers, keep=keep, readonly=readonly)
             store._held = held
             if sources:
@@ -219,7 +223,7 @@ class LogStore:
         if self._owned is None:
             return
         for batch in batches:
-            groups = self._kernels.find(self._tiers.hot, batch)[1] >> np.uint64(56)
+            groups = self._kernels.lookup(self._tiers.hot, batch)[1] >> np.uint64(56)
             others = np.flatnonzero(~self._owned[groups.astype(np.int64)])
             if len(others):
                 raise BadData(f"{what} was given keys of key groups that this store does not have", at=here(),
@@ -237,17 +241,17 @@ class LogStore:
             if may_overflow:  # a partial sum may not fit where the whole one does
                 self._tiers.make_whole(batch)
             self._tiers.hot.batch += 1
-            self._kernels.keep(self._tiers.hot, batch, functions, self._workers)
+            self._kernels.upsert(self._tiers.hot, batch, functions, self._workers)
 
     def _try(self, batches: list[pa.RecordBatch], functions: Functions) -> None:
         """Merge rows into copies of their records: what fails here leaves the store as it is."""
         scratch = Scratch(self._kernels)
         for batch in self._slices(batches):
             self._tiers.make_whole(batch)
-            pointers, _ = self._kernels.find(self._tiers.hot, batch)
-            is_new = self._kernels.find(scratch.table, batch)[0] == 0
+            pointers, _ = self._kernels.lookup(self._tiers.hot, batch)
+            is_new = self._kernels.lookup(scratch.table, batch)[0] == 0
             scratch.absorb(np.unique(pointers[is_new & (pointers != 0)]), self._tiers.functions)
-            self._kernels.keep(scratch.table, batch, functions, 1)
+            self._kernels.upsert(scratch.table, batch, functions, 1)
 
     def delete(self, keys: Given | pa.Array | pa.ChunkedArray) -> None:
         """Forget keys; those that are not there are no error."""

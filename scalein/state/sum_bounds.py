@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from decimal import Context
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from scalein.errors import ComputeError, here
-from scalein.kernels.store import Functions
 from scalein.state.manifest import Json
+
+if TYPE_CHECKING:
+    from scalein.kernels.store import Functions
 
 
 class SumBounds:

@@ -12,12 +12,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from scalein.errors import Damaged, NewerFormat, ScaleinError, StoreFailed
-from scalein.kernels.store import Functions, Kernels
 from scalein.layout import GROUPS, HITS_SHIFT, MOST_HITS, PARTIAL, TOMB
 from scalein.memory import address
 from scalein.state import format
@@ -41,6 +41,9 @@ from scalein.state.run_levels import (
 from scalein.storage.aio import Reader
 from scalein.storage.local import Files
 
+if TYPE_CHECKING:
+    from scalein.kernels.store import Functions, StoreKernels
+
 DEAD_SHARE = 0.3  # of a group's bytes, from which on it is written anew
 KEPT_SHARE = 0.25  # of a bundle's records, those hit most, that stay in memory when it is evicted
 HITS_LOOKED_AT = 1 << 12  # records of a bundle, to choose those that stay
@@ -52,7 +55,7 @@ BROKEN_SHARE = 4  # or one of so many where huge pages would be broken up
 class Tiers:
     """The records of a store, wherever they are. `new_id` numbers files, `clean` removes those that nobody needs."""
 
-    def __init__(self, files: Files, kernels: Kernels, budget: Budget, new_id: Callable[[], int],
+    def __init__(self, files: Files, kernels: StoreKernels, budget: Budget, new_id: Callable[[], int],
                  clean: Callable[[], None]) -> None:
         self._kernels, self._budget, self._clean = kernels, budget, clean
         self.hot = HotTable(kernels, Arena(budget.segment_bytes, whole=budget.most_chunk), budget.most_chunk,
@@ -113,7 +116,7 @@ class Tiers:
         if self._budget.total is not None:
             self.spiller.rooms.clear()
             self.cold.forget_rooms()
-        pointers, hashes = self._kernels.find(self.hot, batch)
+        pointers, hashes = self._kernels.lookup(self.hot, batch)
         if self.past.pieces or any(self.cold.runs):
             self._find_older(batch, pointers, hashes)
         pointers[pointers == 0] = address(self._nothing)
@@ -123,7 +126,7 @@ class Tiers:
         """Let pointers to rows' keys in memory lead to records that know all that is older, if there is any."""
         groups = (hashes >> np.uint64(56)).astype(np.int64)
         if self.past.pieces and self._load_asked(np.bincount(groups, minlength=GROUPS)):
-            pointers[:] = self._kernels.find(self.hot, batch)[0]
+            pointers[:] = self._kernels.lookup(self.hot, batch)[0]
         waiting = self.past.waiting()
         has_older = np.array([bool(self.cold.runs[group // BUNDLE_GROUPS]) or group in waiting
                               for group in range(GROUPS)])[groups]
@@ -146,7 +149,7 @@ class Tiers:
         self.past.find(wanted, self.functions, scratch)
         partial = np.unique(pointers[asked])
         scratch.absorb(np.ascontiguousarray(partial[partial != 0]), self.functions)
-        pointers[asked] = self._kernels.find(scratch.table, batch)[0]
+        pointers[asked] = self._kernels.lookup(scratch.table, batch)[0]
 
     def _load_indexes(self, bundles: list[int]) -> None:
         """Read directories and filters of many runs side by side; those of a few are read when they are asked."""
@@ -160,14 +163,14 @@ class Tiers:
     def make_whole(self, batch: pa.RecordBatch) -> None:
         """Let the records of the batch's keys in memory know all that is older: sums that go on are the keys' own."""
         whole = self.find(batch)
-        pointers, _ = self._kernels.find(self.hot, batch)
+        pointers, _ = self._kernels.lookup(self.hot, batch)
         others = np.unique(whole[(whole != pointers) & (whole != np.uint64(address(self._nothing)))])
         if len(others):
             arena = self._scratch_table(clear=False).table.arena
             words = arena.memory.view(np.uint64)
             words[(others - np.uint64(arena.base)) >> np.uint64(3)] &= ~np.uint64(PARTIAL)
             self.hot.batch += 1
-            self._kernels.absorb(self.hot, others, self.functions, older=False)
+            self._kernels.merge_records(self.hot, others, self.functions, older=False)
 
     @property
     def parts(self) -> list[range]:
@@ -185,7 +188,7 @@ class Tiers:
             heads = np.concatenate([self.hot.heads(group) for group in groups])
             yield np.ascontiguousarray(pointers[(heads & np.uint64(TOMB)) == 0])
             return
-        newest = (pointers, self._kernels.hashes(pointers), self.functions)
+        newest = (pointers, self._kernels.hash_keys(pointers), self.functions)
         for records, _ in self.cold.ranges(groups, runs, self._scratch_table, newest):
             heads = records[:, :8].copy().view(np.uint64)[:, 0]
             self._found = records
@@ -246,7 +249,7 @@ class Tiers:
             chunks = self.hot.release(group)
             self.hot.begin_small(group)
             self.hot.batch += 1
-            self._kernels.absorb(self.hot, np.ascontiguousarray(pointers), self.functions, older=False)
+            self._kernels.merge_records(self.hot, np.ascontiguousarray(pointers), self.functions, older=False)
             self.hot.give_back(chunks)
             self.hot.settled(group)
 

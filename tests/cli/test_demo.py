@@ -1,4 +1,4 @@
-"""The demo: right counts, a table one can read, a rate."""
+"""The demo: right counts, a readable table, a rate."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 import scalein as si
-from scalein.cli.demo import count_views, make_campaigns, make_events, summarise
-from scalein.cli.demo_spark import FILES, what_it_needs
+from scalein.cli.demo import FILES, count_views, make_campaigns, make_events, missing_for_spark, summarise
 from scalein.cli.main import main
 
 
@@ -40,7 +39,7 @@ def test_summary_adds_up(engine: str) -> None:
         assert (row["busiest"], row["most"]) in [(v["campaign_id"], v["views"]) for v in of_window]
 
 
-def test_shows_a_table_and_a_rate(capsys: pytest.CaptureFixture[str]) -> None:
+def test_prints_a_table_and_a_rate(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--rows", "20000", "--workers", "1", "--no-spark"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("20,000 ad events over 100 s")
@@ -51,8 +50,8 @@ def test_shows_a_table_and_a_rate(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_same_flow_inside_spark_gives_the_same_rows() -> None:
-    """As a user runs it: nothing but the demo's own words comes out of all of Spark."""
-    if missing := what_it_needs():
+    """As a user runs it: no log line of Spark gets into the output."""
+    if missing := missing_for_spark():
         pytest.skip(missing)
     done = subprocess.run([sys.executable, "-m", "scalein", "demo", "--rows", "40000"], capture_output=True, text=True,
                           timeout=300, env={**os.environ, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"})

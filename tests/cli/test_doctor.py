@@ -1,4 +1,4 @@
-"""The doctor: one line each, and honest about what is broken."""
+"""The doctor: one line for each fact, and failures are reported."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import os
 from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from scalein.api.flow import Flow
+from scalein.api.self_check import try_compiler
 from scalein.cli import doctor
 from scalein.cli.main import main
-from scalein.kernels.machine import copy_bandwidth
+from scalein.kernels.machine import copy_bandwidth, describe_bandwidth, describe_cache
 
 
-def test_one_line_each(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "copy_bandwidth", partial(copy_bandwidth, size_bytes=1 << 20))
+def test_one_line_for_each_fact(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "describe_bandwidth", partial(describe_bandwidth, size_bytes=1 << 20))
     assert main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == [
@@ -29,7 +31,12 @@ def test_a_broken_compiler_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("no LLVM here")
 
     monkeypatch.setattr(Flow, "collect", broken)
-    assert doctor.try_compiler() == (False, "fails: OSError: no LLVM here")
+    assert try_compiler() == (False, "fails: OSError: no LLVM here")
+
+
+def test_wrong_results_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Flow, "collect", lambda self: pa.table({"k": [1, 2, 3], "total": [40, 20, 40]}))
+    assert try_compiler() == (False, "gives wrong results: please report this with the lines above")
 
 
 def test_java_is_found_but_not_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,17 +60,17 @@ def test_bandwidth_is_a_rate() -> None:
 
 def test_cache_states(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
-    assert doctor.describe_cache("") == "off: compiled code lives as long as the process"
-    assert doctor.describe_cache(str(folder)) == f"{folder}: not there yet"
+    assert describe_cache("") == "off: compiled code lives as long as the process"
+    assert describe_cache(str(folder)) == f"{folder}: not there yet"
     folder.mkdir(mode=0o700)
     (folder / "kernel").write_bytes(b"x" * 300_000)
-    assert doctor.describe_cache(str(folder)) == f"{folder}: 1 file, 0.3 MB, private"
+    assert describe_cache(str(folder)) == f"{folder}: 1 file, 0.3 MB, private"
     folder.chmod(0o777)
-    assert doctor.describe_cache(str(folder)).endswith("not private to you, so not used")
+    assert describe_cache(str(folder)).endswith("not private to you, so not used")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_an_unwritable_cache_is_named(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    assert "cannot be made" in doctor.describe_cache(str(tmp_path / "cache"))
+    assert "cannot be made" in describe_cache(str(tmp_path / "cache"))
     tmp_path.chmod(0o700)

@@ -38,7 +38,7 @@ def test_a_wrong_name_gets_a_guess(script: Path, capsys: pytest.CaptureFixture[s
     assert "did you mean 'views'?" in capsys.readouterr().err
 
 
-def test_two_flows_want_a_name(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_flows_need_a_name(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script.write_text(ONE.replace("views =", "views = clicks ="), encoding="utf-8")
     assert main(["explain", str(script)]) == 1
     assert "has 2 flows at top level" in capsys.readouterr().err
@@ -60,15 +60,15 @@ def test_the_script_has_no_arguments_and_prints_to_stderr(script: Path, capsys: 
     assert sys.argv == ["scalein", "explain", "report.py"]
 
 
-@pytest.mark.parametrize(("line", "says"), [
+@pytest.mark.parametrize(("line", "message"), [
     ("1 +", "is no Python"), ("x = 1 // 0", "raised ZeroDivisionError"), ("import sys; sys.exit(3)", "SystemExit"),
     ("views.start(sink=si.to_memory())", 'put it under if __name__ == "__main__":'),
 ])  # fmt: skip
-def test_what_a_script_does_wrong_is_one_error(script: Path, line: str, says: str,
+def test_a_failing_script_is_one_error(script: Path, line: str, message: str,
                                                capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
     script.write_text(ONE + line + "\n", encoding="utf-8")
     assert main(["explain", str(script)]) == 1
     error = capsys.readouterr().err
-    assert says in error
+    assert message in error
     assert f"at     report.py:{ONE.count(chr(10)) + 1}" in error
     assert "Traceback" not in error

@@ -1,4 +1,4 @@
-"""The command line: verbs, help, exit codes, and how a slip is answered."""
+"""The command line: verbs, help, exit codes, and the answers to wrong arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scalein.cli.main import VERBS, main
 ROOT = Path(__file__).parent.parent.parent
 
 
-def test_without_a_verb_it_shows_them_all(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_verb_all_verbs_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     shown = capsys.readouterr().out
     assert all(f"    {verb} " in shown for verb in VERBS)

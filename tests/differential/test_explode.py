@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import scalein as si
 from scalein import BadArgument, UnknownColumn, WrongType, col
 from scalein.api.flow import Flow
-from scalein.exec import explode
+from scalein.exec import host
 from tests import nested
 from tests.engines import Engine, check, every_engine, examples
 from tests.nested import LISTS, NESTED
@@ -80,7 +80,7 @@ def test_the_result_has_the_elements_type() -> None:
 
 
 def test_batches_stay_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explode, "PIECE_ROWS", 100)
+    monkeypatch.setattr(host, "PIECE_ROWS", 100)
     table = pa.table({"k": [1, 2, 3], "n": [list(range(250)), None, list(range(30))]})
     batches = list(si.from_arrow(table).explode("n").batches())
     assert [batch.num_rows for batch in batches] == [100, 100, 80]

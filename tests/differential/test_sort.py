@@ -135,7 +135,7 @@ def test_readers_and_workers(name: str, rows: int, workers: int, monkeypatch: py
 
 
 def test_the_first_rows_need_little_room() -> None:
-    node = sort.Ordered(None, (("x", True),), True, 10)  # type: ignore[arg-type]
+    node = sort.Sort(None, (("x", True),), True, 10)  # type: ignore[arg-type]
     best = sort._Best(node, pa.schema([("x", pa.int64())]), 10)
     most = 0
     for start in range(0, 10**6, 10**4):

@@ -15,7 +15,7 @@ import scalein as si
 from scalein import arrow_functions, col
 from scalein.api.flow import Flow
 from scalein.errors import ScaleinError
-from scalein.exec import array_limits, explode, pipeline, sort
+from scalein.exec import array_limits, host, pipeline, sort
 from scalein.interp.taking import taken
 from tests.same import assert_same
 
@@ -70,7 +70,7 @@ def test_rows_are_cut_where_they_weigh_too_much(kind: pa.DataType, name: str, mo
                                                 monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(array_limits, "MOST_WEIGHT", most)
     monkeypatch.setattr(sort, "PIECE_ROWS", 64)
-    monkeypatch.setattr(explode, "PIECE_ROWS", 50)
+    monkeypatch.setattr(host, "PIECE_ROWS", 50)
     flow = FLOWS[name](si.from_arrow(_table(kind)))
     found = flow.collect(workers=1)
     found.validate(full=True)

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from scalein.exec.places import places
+from scalein.exec.sort import places
 from scalein.interp.values import from_arrow, order_key
 
 RNG = np.random.default_rng(5)

@@ -16,7 +16,7 @@ from scalein.api.flow import Flow
 from scalein.compiler import compile_flow
 from scalein.exec.bounded import Program, StandingProgram
 from scalein.ir.partials import TwoPhase, finished_rows, fits, two_phase
-from scalein.ir.physical import Grouped, Node, Pipe
+from scalein.ir.physical import Node, Pipeline, WindowAggregate
 from scalein.options import Options
 from tests.same import assert_same
 
@@ -55,7 +55,7 @@ def flow(keys: str, window: str) -> Flow:
 
 def phases(asked: Flow) -> TwoPhase:
     node: Node = compile_flow(asked.op)
-    while not isinstance(node, Grouped):
+    while not isinstance(node, WindowAggregate):
         node = node.input  # type: ignore[union-attr]
     assert fits(node.table)
     return two_phase(node)
@@ -108,7 +108,7 @@ def test_whole_groups_are_finished_row_by_row(seed: int) -> None:
     assert items is not None
     names = [field.name for field in two.final.input.schema]
     whole = [batch.select(names) for batch in Program(two.partial).run(table.to_batches(), options)]
-    got = Program(Pipe(two.final.input, (), items)).run(whole, options)
+    got = Program(Pipeline(two.final.input, (), items)).run(whole, options)
     want = asked.collect(table)
     assert_same(pa.Table.from_batches(list(got)).cast(want.schema), want, ordered=False)
     assert finished_rows(phases(flow("text", "none"))) is None  # sums of integers are checked by the second phase
@@ -128,5 +128,5 @@ def test_sums_of_integers_overflow_only_as_a_whole() -> None:
 @pytest.mark.parametrize("name", ["n_unique", "collect"])
 def test_aggregates_without_columns_do_not_fit(name: str) -> None:
     node = compile_flow(si.flow({"x": pa.int64()}).group_by().agg(a=getattr(col("x"), name)()).op)
-    assert isinstance(node, Grouped)
+    assert isinstance(node, WindowAggregate)
     assert not fits(node.table)

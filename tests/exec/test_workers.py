@@ -8,8 +8,7 @@ import threading
 import pytest
 
 from scalein.kernels import workers as workers_module
-from scalein.kernels.stopping import leave_if_stopped
-from scalein.kernels.workers import Crew, side_by_side, staying
+from scalein.kernels.workers import Crew, leave_if_stopped, side_by_side, staying
 from scalein.options import STARTUP_CPUS
 
 

@@ -9,9 +9,9 @@ from scalein import col
 from scalein.api.flow import Flow
 from scalein.ir.passes.fuse import fuse
 from scalein.ir.passes.physicalize import split
-from scalein.ir.physical import Grouped, Pipe, walk_nodes
+from scalein.ir.physical import Pipeline, WindowAggregate, walk_nodes
 from scalein.ir.stage_printer import dump_program
-from scalein.ir.stages import Let, Probe, Where
+from scalein.ir.stages import FilterStep, Probe, ProjectStep
 from scalein.ir.verify import verify_program
 from tests.conftest import Golden
 from tests.ir.plans import events, users
@@ -59,15 +59,15 @@ def test_the_table_of_a_join_is_fused_too(golden: Golden) -> None:
 
 def test_columns_that_keep_their_names_need_no_step() -> None:
     root = fuse(split(events().filter(col("flag")).filter(col("qty") > 1).op))
-    assert isinstance(root, Pipe)
-    assert [type(step) for step in root.steps] == [Where, Where]
+    assert isinstance(root, Pipeline)
+    assert [type(step) for step in root.steps] == [FilterStep, FilterStep]
 
 
 def test_steps_stay_in_their_order() -> None:
     flow = events().filter(col("flag")).select("user", q=col("qty") + 1).join(users(), on="user").filter(col("q") > 1)
     root = fuse(split(flow.group_by("city").agg(n=si.count()).op))
-    assert isinstance(root, Grouped)
-    assert [type(step) for step in root.steps] == [Where, Let, Probe, Where]
+    assert isinstance(root, WindowAggregate)
+    assert [type(step) for step in root.steps] == [FilterStep, ProjectStep, Probe, FilterStep]
     assert [number for number, _ in root.joins] == [0]
 
 

@@ -11,7 +11,7 @@ from scalein import col
 from scalein.api.column import Column
 from scalein.api.flow import Flow
 from scalein.ir.passes.physicalize import split
-from scalein.ir.physical import Grouped
+from scalein.ir.physical import WindowAggregate
 from scalein.ir.stage_printer import dump_program
 from scalein.ir.tables import Slicing, Table
 from tests.conftest import Golden
@@ -20,7 +20,7 @@ from tests.ir.plans import events
 
 def table_of(flow: Flow) -> Table:
     node = split(flow.op)
-    assert isinstance(node, Grouped)
+    assert isinstance(node, WindowAggregate)
     return node.table
 
 

@@ -9,7 +9,7 @@ import scalein as si
 from scalein import col
 from scalein.api.flow import Flow
 from scalein.ir.passes.physicalize import split
-from scalein.ir.physical import Chain, Grouped, Host, Node, Ordered, Pipe, Scan, Take, walk_nodes
+from scalein.ir.physical import Host, Limit, Node, Pipeline, Scan, Sort, Union, WindowAggregate, walk_nodes
 from scalein.ir.stage_printer import dump_program
 from scalein.ir.verify import verify_program
 from tests.conftest import Golden
@@ -34,19 +34,19 @@ def unchanged(batch: pa.RecordBatch) -> pa.RecordBatch:
 @pytest.mark.parametrize(("flow", "expected"), [
     (events(), [Scan]),
     (events().with_watermark("time", "2s"), [Scan]),
-    (events().filter(col("flag")), [Scan, Pipe]),
-    (events().filter(col("flag")).select("qty"), [Scan, Pipe, Pipe]),
-    (events().limit(3).filter(col("flag")), [Scan, Take, Pipe]),
-    (events().union(events()), [Scan, Scan, Chain]),
+    (events().filter(col("flag")), [Scan, Pipeline]),
+    (events().filter(col("flag")).select("qty"), [Scan, Pipeline, Pipeline]),
+    (events().limit(3).filter(col("flag")), [Scan, Limit, Pipeline]),
+    (events().union(events()), [Scan, Scan, Union]),
     (events().map_batches(unchanged, events().schema), [Scan, Host]),
-    (events().join(users(), on="user"), [Scan, Scan, Pipe]),
-    (events().group_by("user").agg(n=si.count()), [Scan, Grouped]),
-    (events().filter(col("user").str.upper() == "A"), [Scan, Host, Pipe]),
-    (events().filter(col("user").cast(int) > 5), [Scan, Host, Pipe]),
-    (events().group_by().agg(n=col("user").cast(int).sum()), [Scan, Host, Grouped]),
-    (events().sort((col("qty") + 1).cast(pa.string())), [Scan, Pipe, Host, Ordered, Pipe]),
-    (events().group_by(u=col("user").str.lower()).agg(n=si.count()), [Scan, Host, Grouped]),
-    (events().join(users(), left_on=col("user").str.lower(), right_on="user"), [Scan, Scan, Host, Pipe]),
+    (events().join(users(), on="user"), [Scan, Scan, Pipeline]),
+    (events().group_by("user").agg(n=si.count()), [Scan, WindowAggregate]),
+    (events().filter(col("user").str.upper() == "A"), [Scan, Host, Pipeline]),
+    (events().filter(col("user").cast(int) > 5), [Scan, Host, Pipeline]),
+    (events().group_by().agg(n=col("user").cast(int).sum()), [Scan, Host, WindowAggregate]),
+    (events().sort((col("qty") + 1).cast(pa.string())), [Scan, Pipeline, Host, Sort, Pipeline]),
+    (events().group_by(u=col("user").str.lower()).agg(n=si.count()), [Scan, Host, WindowAggregate]),
+    (events().join(users(), left_on=col("user").str.lower(), right_on="user"), [Scan, Scan, Host, Pipeline]),
 ])  # fmt: skip
 def test_one_node_for_every_op_that_computes(flow: Flow, expected: list[type]) -> None:
     assert kinds(flow) == expected
@@ -80,5 +80,5 @@ def test_joins_and_host_columns_are_numbered_through() -> None:
 def test_a_join_is_the_same_however_often_it_is_used() -> None:
     joined = events().join(users(), on="user")
     root = split_of(joined.union(joined))
-    assert isinstance(root, Chain)
+    assert isinstance(root, Union)
     assert root.inputs[0] is root.inputs[1]

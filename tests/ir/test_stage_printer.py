@@ -13,10 +13,11 @@ from scalein.api.windows import WindowSpec
 from scalein.compiler import compile_flow
 from scalein.dtypes import BOOL, F64, I32, I64, STR
 from scalein.ir.exprs import Call, Col, Named
-from scalein.ir.physical import Grouped
+from scalein.ir.physical import WindowAggregate
 from scalein.ir.stage_printer import dump_program, dump_stage
 from scalein.ir.stages import (
     Collect,
+    FilterStep,
     FromBatches,
     FromRecords,
     FromTable,
@@ -27,7 +28,6 @@ from scalein.ir.stages import (
     Probe,
     Read,
     Stage,
-    Where,
 )
 from scalein.ir.tables import Slicing, Table
 from tests.conftest import Golden
@@ -40,7 +40,7 @@ def upper(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def table_of(*keys: str | WindowSpec, **aggs: Column) -> Table:
     node = compile_flow(events().group_by(*keys).agg(**aggs).op)
-    assert isinstance(node, Grouped)
+    assert isinstance(node, WindowAggregate)
     return node.table
 
 
@@ -89,7 +89,7 @@ READS = (
 
 def test_a_stage_that_collects(golden: Golden) -> None:
     items = (Named("qty", Col("qty", I64)), Named("cost", Call("mul", (Col("qty", I64), Col("qty", I64)), (), I64)))
-    steps = (Where(Col("#lookup0", BOOL)), Probe(0, (Col("user", STR),), "left", (), direct=True, unique=False))
+    steps = (FilterStep(Col("#lookup0", BOOL)), Probe(0, (Col("user", STR),), "left", (), direct=True, unique=False))
     assert dump_stage(Stage("filter", FromBatches(READS), steps, Collect(items))) == golden
 
 
@@ -102,7 +102,7 @@ def test_stages_of_a_group(golden: Golden) -> None:
         Stage("group", FromBatches(READS), (), Group(table, keys, GroupMode.DIRECT)),
         Stage("ring", FromBatches(READS), (), Group(ring, keys, owned=True)),
         Stage("merge", FromRecords(), (), Merge(table, slide=True)),
-        Stage("emit", FromTable(ring, 5), (Where(Col("s", BOOL)),), Collect(out)),
+        Stage("emit", FromTable(ring, 5), (FilterStep(Col("s", BOOL)),), Collect(out)),
     ]
     assert "\n\n".join(map(dump_stage, stages)) == golden
 

@@ -12,8 +12,8 @@ from scalein.compiler import compile_flow
 from scalein.dtypes import BOOL, I32, I64, STR, Field, Schema
 from scalein.errors import InternalError
 from scalein.ir.exprs import Call, Col, Lit, Named
-from scalein.ir.physical import Chain, Grouped, Host, JoinTable, Node, Pipe, Scan, Take
-from scalein.ir.stages import Let, Probe, Where
+from scalein.ir.physical import Host, JoinBuild, Limit, Node, Pipeline, Scan, Union, WindowAggregate
+from scalein.ir.stages import FilterStep, Probe, ProjectStep
 from scalein.ir.tables import Acc, AccKind
 from scalein.ir.verify import verify_program
 from tests.ir.plans import events, users
@@ -22,33 +22,33 @@ EVENTS, USERS = Scan(events().op), Scan(users().op)  # type: ignore[arg-type]
 QTY, USER, FLAG = Col("qty", I64), Col("user", STR), Col("flag", BOOL)
 ITEMS = (Named("qty", QTY),)
 UPPER = Call("upper", (USER,), (), STR)
-TABLE = JoinTable(USERS, (USER,), ("age",))
+TABLE = JoinBuild(USERS, (USER,), ("age",))
 PROBE = Probe(0, (USER,), "inner", (("age", "age"),))
 GROUPED = compile_flow(events().group_by("user", si.tumbling("time", "10s")).agg(s=col("qty").sum()).op)
-assert isinstance(GROUPED, Grouped)
+assert isinstance(GROUPED, WindowAggregate)
 
 
-def joined(probe: Probe = PROBE, table: JoinTable = TABLE, *items: Named) -> Pipe:
-    return Pipe(EVENTS, (probe,), items or ITEMS, joins=((0, table),))
+def joined(probe: Probe = PROBE, table: JoinBuild = TABLE, *items: Named) -> Pipeline:
+    return Pipeline(EVENTS, (probe,), items or ITEMS, joins=((0, table),))
 
 
-def grouped(**changes: object) -> Grouped:
+def grouped(**changes: object) -> WindowAggregate:
     return replace(GROUPED, table=replace(GROUPED.table, **changes))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("node", "wrong"), [
-    (Pipe(EVENTS, (Where(Col("nope", BOOL)),), ITEMS), "no column 'nope' in its input"),
-    (Pipe(EVENTS, (Where(QTY),), ITEMS), "a predicate is i64, not bool"),
-    (Pipe(EVENTS, (), (Named("a", Col("qty", I32)),)), "column 'qty' is i32, not i64"),
-    (Pipe(EVENTS, (), (*ITEMS, *ITEMS)), "two columns are called 'qty'"),
-    (Pipe(EVENTS, (), ()), "it gives no column"),
-    (Pipe(EVENTS, (Let((Named("q", QTY),)),), ITEMS), "no column 'qty' in its input"),
-    (Pipe(EVENTS, (Let(ITEMS), Where(FLAG)), ITEMS), "no column 'flag' in its input"),
-    (Pipe(EVENTS, (Let((*ITEMS, *ITEMS)),), ITEMS), "two columns are called 'qty'"),
-    (Pipe(EVENTS, (), (Named("u", UPPER),)), "user.str.upper() is pyarrow's to compute, and stands in a kernel"),
-    (Pipe(EVENTS, (PROBE,), ITEMS), "it probes joins [0] and has tables []"),
-    (Pipe(EVENTS, (), ITEMS, joins=((0, TABLE),)), "it probes joins [] and has tables [0]"),
-    (Pipe(EVENTS, (PROBE, PROBE), ITEMS, joins=((0, TABLE), (0, TABLE))), "joins [0, 0] and has tables [0, 0]"),
+    (Pipeline(EVENTS, (FilterStep(Col("nope", BOOL)),), ITEMS), "no column 'nope' in its input"),
+    (Pipeline(EVENTS, (FilterStep(QTY),), ITEMS), "a predicate is i64, not bool"),
+    (Pipeline(EVENTS, (), (Named("a", Col("qty", I32)),)), "column 'qty' is i32, not i64"),
+    (Pipeline(EVENTS, (), (*ITEMS, *ITEMS)), "two columns are called 'qty'"),
+    (Pipeline(EVENTS, (), ()), "it gives no column"),
+    (Pipeline(EVENTS, (ProjectStep((Named("q", QTY),)),), ITEMS), "no column 'qty' in its input"),
+    (Pipeline(EVENTS, (ProjectStep(ITEMS), FilterStep(FLAG)), ITEMS), "no column 'flag' in its input"),
+    (Pipeline(EVENTS, (ProjectStep((*ITEMS, *ITEMS)),), ITEMS), "two columns are called 'qty'"),
+    (Pipeline(EVENTS, (), (Named("u", UPPER),)), "user.str.upper() is pyarrow's to compute, and stands in a kernel"),
+    (Pipeline(EVENTS, (PROBE,), ITEMS), "it probes joins [0] and has tables []"),
+    (Pipeline(EVENTS, (), ITEMS, joins=((0, TABLE),)), "it probes joins [] and has tables [0]"),
+    (Pipeline(EVENTS, (PROBE, PROBE), ITEMS, joins=((0, TABLE), (0, TABLE))), "joins [0, 0] and has tables [0, 0]"),
     (joined(replace(PROBE, keys=(QTY,))), "key user of the right side is str, not i64"),
     (joined(replace(PROBE, keys=(USER, USER))), "2 keys on the left and 1 on the right"),
     (joined(replace(PROBE, how="semi")), "a semi join keeps nothing"),
@@ -63,11 +63,12 @@ def grouped(**changes: object) -> Grouped:
     (grouped(accs=(*GROUPED.table.accs, Acc(AccKind.MAX, Col("gone", I64)))), "no column 'gone' in its input"),
     (grouped(slice_size=3000), "a window of 10000 every 10000 in slices of 3000"),
     (Host(EVENTS, None, (Named("u", Call("upper", (Col("name", STR),), (), STR)),)), "no column 'name' in its input"),
-    (Take(EVENTS, -1), "count is -1"),
-    (Chain((EVENTS, USERS), EVENTS.schema), "an input has columns ['user', 'city', 'age']"),
-    (Chain((Pipe(EVENTS, (), ITEMS),), Schema((Field("qty", I32, True),))), "column 'qty' of an input is i64, not i32"),
-    (Take(Pipe(EVENTS, (Where(Lit(1, I64)),), ITEMS), 3), "Pipe: a predicate is i64, not bool"),
-    (joined(PROBE, replace(TABLE, input=Take(USERS, -2))), "Take: count is -2"),
+    (Limit(EVENTS, -1), "count is -1"),
+    (Union((EVENTS, USERS), EVENTS.schema), "an input has columns ['user', 'city', 'age']"),
+    (Union((Pipeline(EVENTS, (), ITEMS),), Schema((Field("qty", I32, True),))),
+     "column 'qty' of an input is i64, not i32"),
+    (Limit(Pipeline(EVENTS, (FilterStep(Lit(1, I64)),), ITEMS), 3), "Pipeline: a predicate is i64, not bool"),
+    (joined(PROBE, replace(TABLE, input=Limit(USERS, -2))), "Limit: count is -2"),
 ])  # fmt: skip
 def test_a_broken_promise_is_named(node: Node, wrong: str) -> None:
     with pytest.raises(InternalError) as raised:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scalein.cli.demo_spark import what_it_needs
+from scalein.cli.demo import missing_for_spark
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent.parent / "notebooks").glob("*.ipynb"))
 
@@ -24,7 +24,7 @@ def test_there_are_notebooks() -> None:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(path: Path) -> None:
-    if "spark" in path.stem and (missing := what_it_needs()):
+    if "spark" in path.stem and (missing := missing_for_spark()):
         pytest.skip(missing)
     names: dict[str, Any] = {"__name__": "notebook"}
     for cell in code_cells(path):

@@ -182,7 +182,7 @@ def test_a_zip_has_the_whole_package_and_works(tmp_path: Path) -> None:
     zipped = packed(tmp_path)
     assert zipped.name == packed(tmp_path / "a").name
     assert {"scalein/spark/errors.py", "scalein/spark/errors.pyc"} <= {*zipfile.ZipFile(zipped).namelist()}
-    code = ("import sys; sys.path.insert(0, sys.argv[1]); import scalein; from scalein.cli.doctor import try_compiler; "
-            "print(scalein.__file__, *try_compiler())")
+    code = ("import sys; sys.path.insert(0, sys.argv[1]); import scalein; "
+            "from scalein.api.self_check import try_compiler; print(scalein.__file__, *try_compiler())")
     done = subprocess.run([sys.executable, "-c", code, str(zipped)], capture_output=True, text=True, check=True)
     assert done.stdout.startswith(f"{zipped}/scalein/__init__.pyc True works")

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import pytest
 
-from scalein.kernels import stored
+from scalein.kernels import store as store_kernels
 from scalein.state import piece_lookups
 from tests.state.built import Built
 
 
 @pytest.fixture(autouse=True)
 def few_rows_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored, "WORKER_ROWS", 1)
+    monkeypatch.setattr(store_kernels, "WORKER_ROWS", 1)
 
 
 @pytest.fixture(autouse=True)

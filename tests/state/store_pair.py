@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from scalein.errors import ComputeError
-from scalein.kernels.store import Kernels, find_kernels
+from scalein.kernels.store import StoreKernels
 from scalein.options import Options
 from scalein.state import LogStore, Snapshot, format
 from scalein.state.budget import Budget
@@ -30,9 +30,9 @@ Op = tuple[str, int, int]  # name, seed, size
 
 
 @cache
-def kernels_of(kind: str, workers: int) -> Kernels:
-    """Kernels that many stores share, so that each need not be compiled again."""
-    return find_kernels(KINDS[kind].key, KINDS[kind].value, Options.make(workers=workers))
+def kernels_of(kind: str, workers: int) -> StoreKernels:
+    """StoreKernels that many stores share, so that each need not be compiled again."""
+    return StoreKernels(KINDS[kind].key, KINDS[kind].value, Options.make(workers=workers))
 
 
 class Pair:

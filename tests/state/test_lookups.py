@@ -132,7 +132,7 @@ def test_owners_look_up_in_the_files_of_others(tmp_path: Path, monkeypatch: pyte
     keys = np.arange(3000)
     with LogStore.open(tmp_path / "old", key={"k": pa.int64()}, value={"n": pa.int64()}) as store:
         store.merge(pa.table({"k": keys, "n": keys}), n="sum")
-        groups = store._kernels.find(store._tiers.hot, pa.record_batch({"k": keys}))[1] >> np.uint64(56)
+        groups = store._kernels.lookup(store._tiers.hot, pa.record_batch({"k": keys}))[1] >> np.uint64(56)
     wanted = keys.copy()
     for name, mine in (("low", range(128)), ("high", range(128, 256))):
         some = keys[np.isin(groups, mine)]

@@ -51,7 +51,7 @@ def open_files(path: Path) -> list[str]:
 def groups_of(store: LogStore) -> list[int]:
     """The key group of each of the rows."""
     batch = ROWS.select(["k"]).combine_chunks().to_batches()[0]
-    found: list[int] = (store._kernels.find(store._tiers.hot, batch)[1] >> np.uint64(56)).tolist()
+    found: list[int] = (store._kernels.lookup(store._tiers.hot, batch)[1] >> np.uint64(56)).tolist()
     return found
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from scalein.errors import Damaged, StoreFailed
-from scalein.kernels.store import find_kernels
+from scalein.kernels.store import StoreKernels
 from scalein.options import Options
 from scalein.state import LogStore, compaction, format, tiers
 from scalein.state.arena import Arena
@@ -180,7 +180,7 @@ def test_a_compaction_that_ends_while_the_next_is_decided(tmp_path: Path, monkey
 
     monkeypatch.setattr(Cold, "merged", held)
     keys = np.arange(2_000)
-    hashes = store._kernels.find(ours.hot, pa.record_batch({"k": keys}))[1]
+    hashes = store._kernels.lookup(ours.hot, pa.record_batch({"k": keys}))[1]
     keys = keys[hashes >> np.uint64(60) == 0][:6]
     for key, first in zip(keys.tolist(), [len, len, len, lambda sizes: 1, all_of, len], strict=True):
         leave(key, first)
@@ -203,23 +203,23 @@ def test_another_thread_takes_the_last_desk(tmp_path: Path) -> None:
 
 
 def test_seeking_records_by_hash() -> None:
-    kernels = find_kernels(pa.schema({"a": pa.int64(), "b": pa.float32()}), pa.schema({"n": pa.int64()}),
+    kernels = StoreKernels(pa.schema({"a": pa.int64(), "b": pa.float32()}), pa.schema({"n": pa.int64()}),
                            Options.make(workers=1))  # fmt: skip
     table = HotTable(kernels, Arena(1 << 16, 1 << 26))
     rows = {"a": pa.array([k if k % 7 else None for k in range(500)]), "b": pa.array(np.arange(500) % 3, pa.float32())}
-    kernels.keep(table, pa.record_batch({**rows, "n": np.arange(500)}), ("sum",), 1)
+    kernels.upsert(table, pa.record_batch({**rows, "n": np.arange(500)}), ("sum",), 1)
     pointers = np.concatenate([table.pointers(group) for group in range(256)])
-    pointers = pointers[np.argsort(kernels.hashes(pointers))]
+    pointers = pointers[np.argsort(kernels.hash_keys(pointers))]
     repeats = Random(1).choices([1, 1, 1, 2, 3], k=len(pointers))
     records = np.repeat(kernels.gather(np.ascontiguousarray(pointers)), repeats, axis=0)
-    hashes = kernels.hashes(pointers_to(records))
+    hashes = kernels.hash_keys(pointers_to(records))
     starts = np.array([0, 0, 10, 200, len(records), 40])
     counts = np.array([len(records), 1, 0, 90, 0, 41])
     asked = np.concatenate((hashes, hashes + np.uint64(1), [np.uint64(0), np.uint64((1 << 64) - 1)])).astype(np.uint64)
     base, size = int(pointers_to(records)[0]), records.shape[1]
     for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
         first = np.full(len(asked), base + start * size, np.uint64)
-        found, many = kernels.seek(first, np.full(len(asked), count), asked)
+        found, many = kernels.seek_hashes(first, np.full(len(asked), count), asked)
         window = hashes[start : start + count]
         assert many.tolist() == [int((window == h).sum()) for h in asked]
         places = window.searchsorted(asked) + start

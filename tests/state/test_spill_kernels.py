@@ -1,4 +1,4 @@
-"""Kernels of the way to disk and back, held against numpy and plain Python."""
+"""StoreKernels of the way to disk and back, held against numpy and plain Python."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from scalein.kernels.store import Kernels, Sorted, find_kernels, new_words
-from scalein.layout import HITS_SHIFT, MOST_HITS, TOMB
+from scalein.kernels.store import StoreKernels, new_buffer
+from scalein.layout import HITS_SHIFT, MOST_HITS, TOMB, SortedRecords
 from scalein.options import Options
 from scalein.state import LogStore, arena
 from scalein.state.arena import Arena, Buckets
@@ -27,27 +27,27 @@ MOST = (1 << 64) - 1
 
 
 @pytest.fixture(scope="module")
-def kernels() -> Kernels:
-    return find_kernels(KEY, VALUE, Options.make(workers=1))
+def kernels() -> StoreKernels:
+    return StoreKernels(KEY, VALUE, Options.make(workers=1))
 
 
 Hits = dict[tuple[int | None, int], int]
 
 
-def filled(kernels: Kernels, rows: int) -> tuple[HotTable, Hits]:
+def filled(kernels: StoreKernels, rows: int) -> tuple[HotTable, Hits]:
     """A table whose keys were hit as often as the dict says."""
     rng = np.random.default_rng(rows)
     table = HotTable(kernels, Arena(1 << 20, 1 << 28), 1 << 12)
     a, b = rng.integers(0, 4, rows), (rng.random(rows) ** 3 * rows / 3).astype(np.int64)
     batch = pa.record_batch({"a": pa.array(a.astype(np.int32), mask=a == 3), "b": b, "n": np.ones(rows, np.int64)})
-    kernels.keep(table, batch, ("sum",), 1)
+    kernels.upsert(table, batch, ("sum",), 1)
     hits: Hits = {}
     for key in zip(batch["a"].to_pylist(), b.tolist(), strict=True):
         hits[key] = hits.get(key, 0) + 1
     return table, hits
 
 
-def rows_at(kernels: Kernels, pointers: np.ndarray) -> Hits:
+def rows_at(kernels: StoreKernels, pointers: np.ndarray) -> Hits:
     if not len(pointers):
         return {}
     rows = pa.Table.from_batches(kernels.rows(pointers, ["a", "b", "n"])).to_pylist()
@@ -57,16 +57,16 @@ def rows_at(kernels: Kernels, pointers: np.ndarray) -> Hits:
 
 @pytest.mark.parametrize("rows", [10, 5_000, 300_000])
 @pytest.mark.parametrize("least", [0, 2, 9, 256])
-def test_those_hit_least_leave_in_order_and_the_others_stay(kernels: Kernels, rows: int, least: int) -> None:
+def test_those_hit_least_leave_in_order_and_the_others_stay(kernels: StoreKernels, rows: int, least: int) -> None:
     table, hits = filled(kernels, rows)
     groups = range(256)
     before = rows_at(kernels, np.concatenate([table.pointers(group) for group in groups]))
     assert before == hits
-    left = table.thin(groups, least, 0, new_words)
+    left = table.thin(groups, least, 0, new_buffer)
     leaving = left.in_order()
     assert left.count == len(leaving.hashes)
     assert rows_at(kernels, leaving.pointers) == {key: n for key, n in hits.items() if min(n, MOST_HITS) < least}
-    assert (leaving.hashes == kernels.hashes(np.ascontiguousarray(leaving.pointers))).all()
+    assert (leaving.hashes == kernels.hash_keys(np.ascontiguousarray(leaving.pointers))).all()
     assert (np.diff(leaving.hashes.astype(object)) >= 0).all()
     staying = np.concatenate([table.pointers(group) for group in groups])
     kept = rows_at(kernels, staying)
@@ -79,11 +79,11 @@ def test_those_hit_least_leave_in_order_and_the_others_stay(kernels: Kernels, ro
     keys = list(hits)
     batch = pa.record_batch({"a": pa.array([a for a, _ in keys], pa.int32()), "b": [b for _, b in keys],
                              "n": np.ones(len(keys), np.int64)})  # fmt: skip
-    kernels.keep(table, batch, ("sum",), 1)
-    assert rows_at(kernels, kernels.find(table, batch)[0]) == {key: kept.get(key, 0) + 1 for key in hits}
+    kernels.upsert(table, batch, ("sum",), 1)
+    assert rows_at(kernels, kernels.lookup(table, batch)[0]) == {key: kept.get(key, 0) + 1 for key in hits}
 
 
-def test_other_groups_stay_as_they_are_and_flags_are_dropped(kernels: Kernels) -> None:
+def test_other_groups_stay_as_they_are_and_flags_are_dropped(kernels: StoreKernels) -> None:
     table, hits = filled(kernels, 20_000)
     some = list(hits)[::7]
     dead = pa.record_batch({"a": pa.array([a for a, _ in some], pa.int32()), "b": [b for _, b in some]})
@@ -92,7 +92,7 @@ def test_other_groups_stay_as_they_are_and_flags_are_dropped(kernels: Kernels) -
     kernels.delete(table, dead, 1)
     mine = rows_at(kernels, np.concatenate([table.pointers(group) for group in GROUPS]))
     others = [table.pointers(group) for group in range(256) if group not in GROUPS]
-    left = table.thin(GROUPS, 256, TOMB, new_words)
+    left = table.thin(GROUPS, 256, TOMB, new_buffer)
     gone = rows_at(kernels, left.in_order().pointers)
     assert left.count == len(gone)
     assert 0 < len(gone) < len(mine)
@@ -101,7 +101,7 @@ def test_other_groups_stay_as_they_are_and_flags_are_dropped(kernels: Kernels) -
         others, [table.pointers(group) for group in range(256) if group not in GROUPS], strict=True))  # fmt: skip
 
 
-def test_kernels_take_chunks_by_themselves(kernels: Kernels) -> None:
+def test_kernels_take_chunks_by_themselves(kernels: StoreKernels) -> None:
     table, hits = filled(kernels, 300_000)
     assert rows_at(kernels, np.concatenate([table.pointers(group) for group in range(256)])) == hits
     used = table.chunks.rows[: table.chunks.count]
@@ -114,22 +114,22 @@ def test_kernels_take_chunks_by_themselves(kernels: Kernels) -> None:
 
 
 @pytest.mark.parametrize("sizes", [[0], [5], [3, 0], [0, 4, 1], [100, 1, 50, 7, 900, 3, 3, 2, 8]])
-def test_lists_are_merged_with_their_ages_in_order(kernels: Kernels, sizes: list[int]) -> None:
+def test_lists_are_merged_with_their_ages_in_order(kernels: StoreKernels, sizes: list[int]) -> None:
     rng = np.random.default_rng(sum(sizes))
-    lists = [Sorted(np.sort(rng.integers(0, 40, size, np.uint64) * np.uint64(0x0666666666666666)),
+    lists = [SortedRecords(np.sort(rng.integers(0, 40, size, np.uint64) * np.uint64(0x0666666666666666)),
                     rng.integers(0, 1 << 60, size, np.uint64)) for size in sizes]  # fmt: skip
     room = Room()
     hashes = np.concatenate([one.hashes for one in lists])
     order = np.argsort(hashes, kind="stable")
     for _ in range(2):  # the second time in memory that has room for all
         room.begin()
-        merged = kernels.merge(lists, room.words)
+        merged = kernels.merge_sorted(lists, room.words)
         assert (merged.hashes == hashes[order]).all()
         assert (merged.pointers == np.concatenate([one.pointers for one in lists])[order]).all()
 
 
 @pytest.mark.parametrize("count", [1, 127, 128, 1000])
-def test_blocks_are_packed_and_opened_as_numpy_does(kernels: Kernels, count: int) -> None:
+def test_blocks_are_packed_and_opened_as_numpy_does(kernels: StoreKernels, count: int) -> None:
     table, _ = filled(kernels, 20_000)
     records = kernels.gather(np.concatenate([table.pointers(group) for group in range(256)])[:count])
     shape = Shape(kernels.record_bytes)
@@ -140,32 +140,32 @@ def test_blocks_are_packed_and_opened_as_numpy_does(kernels: Kernels, count: int
     kernels.pack(area, records, per_block, size, 7, 8192)
     assert area.tobytes() == wanted.tobytes()
     pieces = np.array([[len(area) // size, 7, 8192]])
-    [found] = kernels.open_blocks(area, pieces, per_block, size, 0, MOST)
+    [found] = kernels.read_blocks(area, pieces, per_block, size, 0, MOST)
     assert found is not None
     assert kernels.gather(found.pointers).tobytes() == records.tobytes()
-    assert (found.hashes == kernels.hashes(pointers_to(records))).all()
+    assert (found.hashes == kernels.hash_keys(pointers_to(records))).all()
     assert area.tobytes() == wanted.tobytes()
-    assert kernels.open_blocks(area, pieces - [0, 0, 4096], per_block, size, 0, MOST) == [None]
+    assert kernels.read_blocks(area, pieces - [0, 0, 4096], per_block, size, 0, MOST) == [None]
     rng = np.random.default_rng(count)
     for at in (0, 4, 8, len(area) - 1, *rng.integers(0, len(area), 20).tolist()):
         area[at] ^= 1 << int(rng.integers(8))
-        assert kernels.open_blocks(area, pieces, per_block, size, 0, MOST) == [None]
+        assert kernels.read_blocks(area, pieces, per_block, size, 0, MOST) == [None]
         area[:] = wanted
 
 
 @pytest.mark.parametrize("claims", [(0, 0), (200, 0), (1 << 31, 0), (5, 1)])
-def test_a_block_that_claims_too_much_is_not_opened(kernels: Kernels, claims: tuple[int, int]) -> None:
+def test_a_block_that_claims_too_much_is_not_opened(kernels: StoreKernels, claims: tuple[int, int]) -> None:
     per_block, size = Shape(kernels.record_bytes).whole_block
     area = aligned(size)
     area[:] = 0
     area[:8].view("<u4")[:] = claims
     area[8:16].view("<u8")[:] = kernels.checksums(area.reshape(1, -1), np.array([7 ^ 4096], np.uint64))
-    assert kernels.open_blocks(area, np.array([[1, 7, 4096]]), per_block, size, 0, MOST) == [None]
+    assert kernels.read_blocks(area, np.array([[1, 7, 4096]]), per_block, size, 0, MOST) == [None]
 
 
-def test_blocks_of_several_runs_are_opened_at_once(kernels: Kernels) -> None:
+def test_blocks_of_several_runs_are_opened_at_once(kernels: StoreKernels) -> None:
     table, _ = filled(kernels, 20_000)
-    left = table.thin(range(256), 256, 0, new_words).in_order()
+    left = table.thin(range(256), 256, 0, new_buffer).in_order()
     per_block, size = Shape(kernels.record_bytes).whole_block
     cuts = [left.pointers[:1], left.pointers[1:1000], left.pointers[1000:1000], left.pointers[1000:]]
     blocks = [-(-len(some) // per_block) for some in cuts]
@@ -178,22 +178,22 @@ def test_blocks_of_several_runs_are_opened_at_once(kernels: Kernels) -> None:
                          offset)
         at += count * size
     least, greatest = (int(left.hashes[k]) for k in (500, len(left.hashes) - 7))
-    found = kernels.open_blocks(area, pieces, per_block, size, least, greatest)
+    found = kernels.read_blocks(area, pieces, per_block, size, least, greatest)
     for some, one in zip(cuts, found, strict=True):
         assert one is not None
-        hashes = kernels.hashes(np.ascontiguousarray(some))
+        hashes = kernels.hash_keys(np.ascontiguousarray(some))
         inside = (hashes >= np.uint64(least)) & (hashes <= np.uint64(greatest))
         assert (one.hashes == hashes[inside]).all()
         assert kernels.gather(one.pointers).tobytes() == kernels.gather(some[inside]).tobytes()
     area[blocks[0] * size + 100] ^= 1  # of the second
-    assert [one is None for one in kernels.open_blocks(area, pieces, per_block, size, 0, MOST)] == [
+    assert [one is None for one in kernels.read_blocks(area, pieces, per_block, size, 0, MOST)] == [
         False, True, False, False]  # fmt: skip
 
 
-def test_filters_are_the_same_bits(kernels: Kernels) -> None:
+def test_filters_are_the_same_bits(kernels: StoreKernels) -> None:
     hashes = np.random.default_rng(3).integers(0, 1 << 63, 5_000, np.uint64) * np.uint64(2)
     mine, theirs = empty_filter(5_000), empty_filter(5_000)
-    kernels.mark(mine, hashes, shift_of(mine))
+    kernels.set_filter_bits(mine, hashes, shift_of(mine))
     mark_bits(theirs, hashes, shift_of(theirs))
     assert mine.any()
     assert mine.tobytes() == theirs.tobytes()

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from scalein.kernels.store import find_kernels
+from scalein.kernels.store import StoreKernels
 from scalein.options import Options
 from scalein.state import LogStore
 from scalein.state.arena import Arena
@@ -58,10 +58,10 @@ def test_an_old_store_goes_on(golden: tuple[Path, dict[str, object]]) -> None:
 def test_keys_keep_their_hashes() -> None:
     """Files are sorted by them: another hash is another format."""
     key = pa.schema([("a", pa.int64()), ("b", pa.string()), ("c", pa.float64())])
-    kernels = find_kernels(key, pa.schema([("n", pa.int64())]), Options.make(workers=1))
+    kernels = StoreKernels(key, pa.schema([("n", pa.int64())]), Options.make(workers=1))
     texts = pa.array(["", "a text of more than sixteen bytes", None])
     table = pa.record_batch({"a": pa.array([0, -1, None]), "b": texts, "c": pa.array([-0.0, float("nan"), 2.5])})
-    _, hashes = kernels.find(HotTable(kernels, Arena(1 << 16, 1 << 24)), table)
+    _, hashes = kernels.lookup(HotTable(kernels, Arena(1 << 16, 1 << 24)), table)
     assert [f"{h:016x}" for h in hashes.tolist()] == HASHES
     assert hashes.dtype == np.uint64
 

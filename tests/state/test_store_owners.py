@@ -177,7 +177,8 @@ def test_stores_that_cannot_be_opened_leave_nothing_open(tmp_path: Path, monkeyp
         with LogStore.open(tmp_path / name, key=KEY, value=VALUE, memory="2MB", key_groups=groups) as store:
             for step in range(6):
                 table = rows(step)
-                owners = store._kernels.find(store._tiers.hot, table.select(["k"]).combine_chunks().to_batches()[0])[1]
+                keys = table.select(["k"]).combine_chunks().to_batches()[0]
+                owners = store._kernels.lookup(store._tiers.hot, keys)[1]
                 store.merge(table.filter(pa.array(np.isin(owners >> np.uint64(56), groups))), n=function, t="last")
             assert any(store._tiers.cold.runs)
     with pytest.raises(ScaleinError, match="different functions"):

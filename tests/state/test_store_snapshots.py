@@ -209,7 +209,7 @@ def test_records_that_an_interrupted_call_made_are_in_the_next_image(
     """A kernel that leaves for room has made records that it did not mark; there may be none to come back to."""
     store = LogStore.open_files(RealFiles(tmp_path), key={"k": pa.int64()}, value={"n": pa.int64()}, budget=SMALL)
     hot, numbers = store._tiers.hot, np.arange(20_000, dtype=np.int64)
-    hashes = store._kernels.find(hot, pa.record_batch({"k": numbers}))[1]
+    hashes = store._kernels.lookup(hot, pa.record_batch({"k": numbers}))[1]
     keys = numbers[hashes >> np.uint64(56) == hashes[-1] >> np.uint64(56)]
     first = hot.headers[0, ROOM] - 1  # one more has room in the index of a group
     store.upsert(pa.table({"k": keys[:first], "n": keys[:first]}))

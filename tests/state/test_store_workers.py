@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from scalein.kernels import stored
+from scalein.kernels import store as store_kernels
 from scalein.state import LogStore
 from scalein.state.budget import Budget
 from scalein.storage.local import RealFiles
@@ -30,7 +30,7 @@ def shuffled(random: Random, pair: Pair, calls: int) -> None:
 
 @pytest.mark.parametrize(("kind", "workers"), [(kind, 2 + k % 4) for k, kind in enumerate(KINDS)])
 def test_calls_of_all_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, workers: int) -> None:
-    monkeypatch.setattr(stored, "WORKER_ROWS", 150)
+    monkeypatch.setattr(store_kernels, "WORKER_ROWS", 150)
     pair = Pair(KINDS[kind], lambda readonly: RealFiles(tmp_path, readonly), TINY, workers)
     random = Random(f"{kind} {workers}")
     for _ in range(3):
@@ -43,7 +43,7 @@ def test_calls_of_all_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kin
 
 def test_logs_of_calls_with_and_without_other_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A record's changes lie in the logs of several workers, by the call: which worker had it differs."""
-    monkeypatch.setattr(stored, "WORKER_ROWS", 150)
+    monkeypatch.setattr(store_kernels, "WORKER_ROWS", 150)
     with probes() as seen:
         pair = Pair(KINDS["int"], lambda readonly: RealFiles(tmp_path, readonly), TINY, 3)
         pair.op_more(Random(0), 1500)

@@ -19,8 +19,7 @@ import pyarrow as pa
 
 from scalein.connectors.formats import statistics
 from scalein.connectors.formats.base import MOST_ROWS, Part, check_schema, reading
-from scalein.connectors.formats.parquet_decode import Column, columns_of, may_be_decoded
-from scalein.connectors.formats.parquet_pages import Unusual
+from scalein.connectors.formats.parquet_decode import Column, Unusual, columns_of, may_be_decoded
 from scalein.connectors.formats.statistics import Condition, Skipped
 from scalein.options import granted_cores
 

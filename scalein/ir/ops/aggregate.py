@@ -12,9 +12,9 @@ from scalein.ir.exprs import Agg, Call, Expr, Named, NamedAgg, columns, type_of
 from scalein.ir.functions import AGGREGATES, can_fail, has_host
 from scalein.ir.ops.base import Op, Unary
 from scalein.ir.ops.predicates import is_same_within_group, over
-from scalein.ir.physical import Grouped, Node, Pipe, identity
+from scalein.ir.physical import WindowAggregate, Node, Pipeline, identity
 from scalein.ir.printer import show_agg, show_named, show_window
-from scalein.ir.stages import Where
+from scalein.ir.stages import FilterStep
 
 if TYPE_CHECKING:
     from scalein.ir.passes.physicalize import Planner
@@ -118,12 +118,12 @@ class Aggregate(Unary):
             if time.nullable and any(has_host(e) and can_fail(e) for e in exprs):
                 # A row without a time is in no window: what pyarrow computes of it must not fail.
                 known = Call("is_not_null", (time,), dtype=BOOL, nullable=False)
-                before = Pipe(before, (Where(known),), identity(before.schema), name="filter")
+                before = Pipeline(before, (FilterStep(known),), identity(before.schema), name="filter")
         before, exprs = p.hosts(before, exprs)
         rest = iter(exprs)
         keys = tuple(Named(k.name, next(rest)) for k in self.keys)
         aggs = tuple(NamedAgg(a.name, _with_args(a.agg, rest)) for a in self.aggs)
-        return Grouped(before, (), p.table(keys, window, aggs), tuple(k.expr for k in keys))
+        return WindowAggregate(before, (), p.table(keys, window, aggs), tuple(k.expr for k in keys))
 
 
 def _with_args(agg: Agg, new: Iterator[Expr]) -> Agg:

@@ -15,7 +15,8 @@ from scalein.ir.functions import can_fail
 from scalein.ir.ops.base import Op
 from scalein.ir.ops.predicates import width
 from scalein.ir.ops.rows import Project
-from scalein.ir.physical import Chain, JoinTable, Node, Pipe, identity
+from scalein.ir import physical
+from scalein.ir.physical import JoinBuild, Node, Pipeline, identity
 from scalein.ir.printer import show_equation
 from scalein.ir.rewrite import substitute
 from scalein.ir.stages import Probe
@@ -63,7 +64,7 @@ class Union(Op):
         return [(number, predicate) for number in range(len(self.inputs))]
 
     def physical(self, p: Planner) -> Node:
-        return Chain(tuple(map(p.node, self.inputs)), self.schema)
+        return physical.Union(tuple(map(p.node, self.inputs)), self.schema)
 
 
 def _exactly(op: Op, needed: set[str]) -> Op:
@@ -143,6 +144,6 @@ class Join(Op):
         left, left_keys = p.hosts(p.node(self.left), self.left_keys)
         right, right_keys = p.columns(p.node(self.right), self.right_keys)
         number = p.join_number()
-        table = JoinTable(right, tuple(right_keys), tuple(dict.fromkeys(column for _, column in self.keep)))
+        table = JoinBuild(right, tuple(right_keys), tuple(dict.fromkeys(column for _, column in self.keep)))
         probe = Probe(number, tuple(left_keys), self.how, self.keep)
-        return Pipe(left, (probe,), identity(self.schema), joins=((number, table),), name="join")
+        return Pipeline(left, (probe,), identity(self.schema), joins=((number, table),), name="join")

@@ -12,9 +12,10 @@ from scalein.ir.exprs import Call, Col, Expr, Named, columns
 from scalein.ir.functions import has_host
 from scalein.ir.ops.base import Op, SameColumns
 from scalein.ir.ops.predicates import is_same_within_group
-from scalein.ir.physical import Node, Ordered, Pipe, Take, identity
+from scalein.ir import physical
+from scalein.ir.physical import Node, Pipeline, identity
 from scalein.ir.printer import show_expr
-from scalein.ir.stages import Fresh
+from scalein.ir.stages import DedupStep
 from scalein.layout import NULL_BITS
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Limit(SameColumns):
             yield f"count is {self.count}"
 
     def physical(self, p: Planner) -> Node:
-        return Take(p.node(self.input), self.count)
+        return physical.Limit(p.node(self.input), self.count)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -78,8 +79,8 @@ class Distinct(SameColumns):
         # A record has one word of null bits, whose last is shared: keys that share it tell null from zero themselves.
         keys += [Named(f"#null.{key.name}", Call("is_null", (key.expr,), dtype=BOOL, nullable=False))
                  for key in keys[NULL_BITS - 1 :] if key.expr.nullable]
-        step = Fresh(p.first_rows(tuple(keys)), tuple(key.expr for key in keys))
-        return Pipe(p.node(self.input), (step,), identity(self.schema), name="distinct")
+        step = DedupStep(p.first_rows(tuple(keys)), tuple(key.expr for key in keys))
+        return Pipeline(p.node(self.input), (step,), identity(self.schema), name="distinct")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ class Sort(SameColumns):
         """Keys that are no columns are computed before, and dropped after."""
         before, keys = p.columns(p.node(self.input), [by.expr for by in self.by])
         by = tuple((key.name, by.descending) for key, by in zip(keys, self.by, strict=True))
-        node = Ordered(before, by, self.nulls_last, self.count)
+        node = physical.Sort(before, by, self.nulls_last, self.count)
         if node.schema.names == self.schema.names:
             return node
-        return Pipe(node, (), identity(self.schema), name="project")
+        return Pipeline(node, (), identity(self.schema), name="project")

@@ -15,9 +15,9 @@ from scalein.ir.exprs import Expr, Named, columns, type_of
 from scalein.ir.functions import can_fail
 from scalein.ir.ops.base import Op, SameColumns, Unary
 from scalein.ir.ops.predicates import effort, over
-from scalein.ir.physical import Host, Node, Pipe, identity
+from scalein.ir.physical import Host, Node, Pipeline, identity
 from scalein.ir.printer import show_expr, show_named
-from scalein.ir.stages import Where
+from scalein.ir.stages import FilterStep
 
 if TYPE_CHECKING:
     from scalein.ir.passes.physicalize import Planner
@@ -47,7 +47,7 @@ class Filter(SameColumns):
 
     def physical(self, p: Planner) -> Node:
         before, (predicate,) = p.hosts(p.node(self.input), [self.predicate])
-        return Pipe(before, (Where(predicate),), identity(self.schema), name="filter")
+        return Pipeline(before, (FilterStep(predicate),), identity(self.schema), name="filter")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -90,7 +90,7 @@ class Project(Unary):
     def physical(self, p: Planner) -> Node:
         before, exprs = p.hosts(p.node(self.input), [item.expr for item in self.items])
         items = tuple(Named(i.name, e) for i, e in zip(self.items, exprs, strict=True))
-        return Pipe(before, (), items, name="project")
+        return Pipeline(before, (), items, name="project")
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -1,6 +1,6 @@
 """fuse: neighbouring pipes into one, and pipes into the group that follows: one kernel for all.
 
-The columns that the first pipe gave become a `Let`: they are bound, not computed, until a later
+The columns that the first pipe gave become a `ProjectStep`: they are bound, not computed, until a later
 step needs them, and each is computed once a loop however often it is named (a costly one once a block:
 `llvm_backend/kept.py`).
 
@@ -14,40 +14,40 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scalein.ir.exprs import Col, Named
-from scalein.ir.physical import Chain, Grouped, Host, JoinTable, Node, Ordered, Pipe, Scan, Take
-from scalein.ir.stages import Let, Step
+from scalein.ir.physical import Host, JoinBuild, Limit, Node, Pipeline, Scan, Sort, Union, WindowAggregate
+from scalein.ir.stages import ProjectStep, Step
 
 
 def fuse(root: Node) -> Node:
-    """Pipe(Pipe(x, a), b) -> Pipe(x, a, let, b), bottom up."""
+    """Pipeline(Pipeline(x, a), b) -> Pipeline(x, a, project, b), bottom up."""
     match root:
         case Scan():
             return root
-        case Chain():
+        case Union():
             return replace(root, inputs=tuple(fuse(i) for i in root.inputs))
-        case Pipe() | Grouped():
+        case Pipeline() | WindowAggregate():
             node = replace(root, input=fuse(root.input), joins=tuple((n, _fuse_table(t)) for n, t in root.joins))
             return _absorb(node)
-        case Host() | Take() | Ordered():
+        case Host() | Limit() | Sort():
             return replace(root, input=fuse(root.input))
 
 
-def _fuse_table(table: JoinTable) -> JoinTable:
+def _fuse_table(table: JoinBuild) -> JoinBuild:
     return replace(table, input=fuse(table.input))
 
 
-def _absorb(node: Pipe | Grouped) -> Node:
+def _absorb(node: Pipeline | WindowAggregate) -> Node:
     before = node.input
-    if not isinstance(before, Pipe):
+    if not isinstance(before, Pipeline):
         return node
-    if before.fresh is not None and (isinstance(node, Grouped) or node.fresh is not None):
+    if before.dedup is not None and (isinstance(node, WindowAggregate) or node.dedup is not None):
         return node
     steps: tuple[Step, ...] = (*before.steps, *_let(before), *node.steps)
     return replace(node, input=before.input, steps=steps, joins=(*before.joins, *node.joins))
 
 
-def _let(pipe: Pipe) -> tuple[Let, ...]:
+def _let(pipe: Pipeline) -> tuple[ProjectStep, ...]:
     """The pipe's columns as a step; none if every column keeps its name."""
     if all(isinstance(i.expr, Col) and i.expr.name == i.name for i in pipe.items):
         return ()
-    return (Let(tuple(Named(i.name, i.expr) for i in pipe.items)),)
+    return (ProjectStep(tuple(Named(i.name, i.expr) for i in pipe.items)),)

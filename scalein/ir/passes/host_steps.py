@@ -20,7 +20,7 @@ from dataclasses import replace
 from scalein.dtypes import BOOL
 from scalein.ir.exprs import Call, Col, Expr, Lit, Named, columns, type_of
 from scalein.ir.functions import can_fail, fallible, has_host, is_host
-from scalein.ir.physical import Host, Node, Pipe, identity
+from scalein.ir.physical import Host, Node, Pipeline, identity
 
 Guards = tuple[tuple[Expr, bool], ...]  # a row asks where each condition is true, or (False) where each is not
 
@@ -43,7 +43,7 @@ class HostSteps:
             if made and number % 2:
                 node = Host(node, None, items, tuple(self._origins))
             elif made:
-                node = Pipe(node, (), items, name="project")
+                node = Pipeline(node, (), items, name="project")
         return node
 
     def left(self, expr: Expr, guards: Guards = ()) -> Expr:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from scalein.dtypes import I32, I64
 from scalein.ir.exprs import Col, Expr, Named, type_of
-from scalein.ir.physical import Grouped, Pipe
-from scalein.ir.stages import Let, Probe, Step
+from scalein.ir.physical import Pipeline, WindowAggregate
+from scalein.ir.stages import Probe, ProjectStep, Step
 
 ROW = "#row"  # the number of a row in its batch, in a kernel
 PLACE = "#at"  # the number of a row in a joined table, as a column of that table
@@ -26,25 +26,25 @@ class Origin(NamedTuple):
     column: str
 
 
-def split_items(pipe: Pipe) -> tuple[dict[int, str], tuple[Named, ...]]:
+def split_items(pipe: Pipeline) -> tuple[dict[int, str], tuple[Named, ...]]:
     """Columns handed on as they are (position -> input column), and those a kernel must write."""
     passed: dict[int, str] = {}
-    if all(isinstance(step, Let) for step in pipe.steps):  # every row stays, in its place
+    if all(isinstance(step, ProjectStep) for step in pipe.steps):  # every row stays, in its place
         origins = {i: _origin(pipe, item) for i, item in enumerate(pipe.items)}
         passed = {i: origin.column for i, origin in origins.items() if origin is not None}
     taken = taken_items(pipe)
     return passed, tuple(item for i, item in enumerate(pipe.items) if i not in passed and i not in taken)
 
 
-def taken_items(pipe: Pipe) -> dict[int, Origin]:
+def taken_items(pipe: Pipeline) -> dict[int, Origin]:
     """Nested columns behind steps that change which rows there are: position -> where they come from."""
-    if all(isinstance(step, Let) for step in pipe.steps):
+    if all(isinstance(step, ProjectStep) for step in pipe.steps):
         return {}
     origins = {i: _origin(pipe, item) for i, item in enumerate(pipe.items) if type_of(item.expr).is_nested}
     return {i: origin for i, origin in origins.items() if origin is not None}
 
 
-def row_numbers(pipe: Pipe) -> dict[int | None, Named]:
+def row_numbers(pipe: Pipeline) -> dict[int | None, Named]:
     """What a kernel writes for `taken_items`: a column of row numbers for the input (None) and for each join."""
     wanted = {origin.join for origin in taken_items(pipe).values()}
     found: dict[int | None, Named] = {None: Named(ROW, Col(ROW, I64, False))} if None in wanted else {}
@@ -55,32 +55,32 @@ def row_numbers(pipe: Pipe) -> dict[int | None, Named]:
     return found
 
 
-def kernel_steps(node: Pipe | Grouped) -> tuple[Step, ...]:
+def kernel_steps(node: Pipeline | WindowAggregate) -> tuple[Step, ...]:
     """The steps as a kernel can do them: a probe keeps no nested column, but its place in the table, if it is asked."""
     return tuple(_without_nested(node, step) if isinstance(step, Probe) else step for step in node.steps)
 
 
-def _without_nested(node: Pipe | Grouped, probe: Probe) -> Probe:
+def _without_nested(node: Pipeline | WindowAggregate, probe: Probe) -> Probe:
     schema = dict(node.joins)[probe.table].input.schema
     keep = [pair for pair in probe.keep if not schema[pair[1]].dtype.is_nested]
-    if len(keep) < len(probe.keep) and isinstance(node, Pipe):
+    if len(keep) < len(probe.keep) and isinstance(node, Pipeline):
         keep.append((f"{PLACE}.{probe.table}", PLACE))
     return replace(probe, keep=tuple(keep))
 
 
-def is_copy_free(pipe: Pipe) -> bool:
+def is_copy_free(pipe: Pipeline) -> bool:
     """Whether a pipe has nothing to compute, and so no kernel."""
-    return not split_items(pipe)[1] and all(isinstance(step, Let) for step in pipe.steps)
+    return not split_items(pipe)[1] and all(isinstance(step, ProjectStep) for step in pipe.steps)
 
 
-def _origin(pipe: Pipe, item: Named) -> Origin | None:
+def _origin(pipe: Pipeline, item: Named) -> Origin | None:
     """The column that an item is, through renaming steps."""
     expr: Expr | None = item.expr
     for step in reversed(pipe.steps):
         if not isinstance(expr, Col):
             return None
         match step:
-            case Let(items):
+            case ProjectStep(items):
                 expr = next((i.expr for i in items if i.name == expr.name), None)
             case Probe(keep=keep):
                 kept = dict(keep).get(expr.name)

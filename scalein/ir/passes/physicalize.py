@@ -1,7 +1,7 @@
 """split: an op tree into nodes, cut where a kernel must end.
 
 A kernel ends at keyed state, at a limit, at a union, at Python code, and where an expression is
-pyarrow's to compute (`Host`). Each remaining op becomes a `Pipe` of its own; `fuse` joins them.
+pyarrow's to compute (`Host`). Each remaining op becomes a `Pipeline` of its own; `fuse` joins them.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from scalein.ir.exprs import Col, Expr, Named, NamedAgg
 from scalein.ir.functions import has_host
 from scalein.ir.passes.host_steps import HostSteps
 from scalein.ir.passes.place_state import place_first_rows, place_state
-from scalein.ir.physical import Node, Pipe, identity
+from scalein.ir.physical import Node, Pipeline, identity
 from scalein.ir.rewrite import walk_ops
 from scalein.ir.tables import Table
 
 
 def split(root: ops.Op) -> Node:
-    """Filter(Source) -> Pipe(Scan, [where]); one node for every op that computes."""
+    """Filter(Source) -> Pipeline(Scan, [filter]); one node for every op that computes."""
     planner = Planner()
     for op in walk_ops(root):
         planner.add(op)
@@ -58,7 +58,7 @@ class Planner:
         node, exprs = self.hosts(node, exprs)
         added = {e: Named(f"#by{k}", e) for k, e in enumerate(exprs) if not isinstance(e, Col)}
         if added:
-            node = Pipe(node, (), (*identity(node.schema), *added.values()), name="project")
+            node = Pipeline(node, (), (*identity(node.schema), *added.values()), name="project")
         return node, [e if isinstance(e, Col) else Col(added[e].name, e.dtype, e.nullable) for e in exprs]
 
     def hosts(self, node: Node, exprs: Sequence[Expr]) -> tuple[Node, list[Expr]]:

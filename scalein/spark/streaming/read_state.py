@@ -21,7 +21,7 @@ from scalein.exec.event_time import as_integers
 from scalein.ir import ops
 from scalein.ir.exprs import Agg, Col, Named, NamedAgg
 from scalein.ir.partials import two_phase
-from scalein.ir.physical import Grouped, Scan
+from scalein.ir.physical import Scan, WindowAggregate
 from scalein.ir.tables import Acc, AccKind, Key, Output, Slicing, Table
 from scalein.jobs.partials import group_of
 from scalein.jobs.segments import placeholder
@@ -138,7 +138,7 @@ def _finished(state: dict[str, Json], pieces: list[pa.RecordBatch], watermark: J
     return table.select(_schema(state["keys"]).names) if state["mode"] == "distinct" else table
 
 
-def _group(state: dict[str, Json], window: list[int] | None, columns: pa.Schema) -> Grouped:
+def _group(state: dict[str, Json], window: list[int] | None, columns: pa.Schema) -> WindowAggregate:
     """The aggregation of partial groups, from its description."""
     keys, results = _schema(state["keys"]), _schema(state["results"])
     typed = {field.name: from_arrow_type(field.type) for field in columns}
@@ -156,7 +156,7 @@ def _group(state: dict[str, Json], window: list[int] | None, columns: pa.Schema)
     table = Table(own, tuple(accs), outputs, Slicing.NONE if span is None else Slicing.KEY, span,
                   0 if window is None else gcd(*window))
     source = ops.Source("partials", columns, tuple(columns.names))
-    return Grouped(Scan(source), (), table, tuple(Col(key.name, key.dtype, key.nullable) for key in own))
+    return WindowAggregate(Scan(source), (), table, tuple(Col(key.name, key.dtype, key.nullable) for key in own))
 
 
 def _aggregate(about: dict[str, Json], window: list[int] | None, columns: pa.Schema) -> ops.Op:
