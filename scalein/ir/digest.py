@@ -53,8 +53,7 @@ def _written(value: object) -> bytes:
 
 @lru_cache(maxsize=256)
 def _written_type(dtype: DType) -> bytes:
-    about = (dtype.kind.value, dtype.unit, dtype.tz, dtype.form, dtype.precision, dtype.scale, dtype.width, dtype.nested)
-    return digest_of("DType", map(str, about))
+    return digest_of("DType", [str(getattr(dtype, field.name)) for field in fields(dtype)])
 
 
 def _number(function: object) -> int:

@@ -6,7 +6,8 @@ share is visited once and stays shared. Whatever does not change is handed back 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -21,6 +22,10 @@ Known = dict[int, tuple[Tree, Tree]]  # id -> (part, result); holding the part k
 
 def walk_ops(root: Op) -> Iterator[Op]:
     """Every op once, inputs before the ops they feed; reversed, it gives users before their inputs."""
+    return _walk(root, lambda op: op.inputs)
+
+
+def _walk(root: Op, below: Callable[[Op], Sequence[Op]]) -> Iterator[Op]:
     seen: set[int] = set()
     waiting: list[tuple[Op, bool]] = [(root, False)]
     while waiting:
@@ -30,7 +35,7 @@ def walk_ops(root: Op) -> Iterator[Op]:
         elif id(op) not in seen:
             seen.add(id(op))
             waiting.append((op, True))
-            waiting += [(below, False) for below in reversed(op.inputs)]
+            waiting += [(each, False) for each in reversed(below(op))]
 
 
 def map_inputs(op: Op, fn: Callable[[Op], Op]) -> Op:
@@ -53,6 +58,36 @@ def transform(root: Op, fn: Callable[[Op], Op]) -> Op:
     for op in walk_ops(root):
         done[id(op)] = fn(op.with_inputs(tuple(done[id(below)] for below in op.inputs)))
     return done[id(root)]
+
+
+def walk_streams(root: Op) -> Iterator[Op]:
+    """The ops that rows of a stream pass, each once, inputs before the ops they feed."""
+    return _walk(root, lambda op: op.streams)
+
+
+def transform_streams(root: Op, fn: Callable[[Op], Op], static: Callable[[Op], Op] = lambda op: op) -> Op:
+    """As `transform`, for ops that rows of a stream pass; tables that they are joined with become `static` of them."""
+    done: dict[int, Op] = {}
+    for op in walk_streams(root):
+        tables = op.inputs[len(op.streams) :]
+        done[id(op)] = fn(op.with_inputs((*(done[id(below)] for below in op.streams), *map(static, tables))))
+    return done[id(root)]
+
+
+def stream_path(top: Op, bottom: Op) -> list[Op]:
+    """The ops that rows pass from `bottom`, which does not count, up to `top`; no union is among them."""
+    path: list[Op] = []
+    while top is not bottom:
+        path.append(top)
+        (top,) = top.streams
+    return path[::-1]
+
+
+def stacked(ops: Iterable[Op], bottom: Op) -> Op:
+    """Ops one on the other, the first one over another input; tables that they are joined with stay."""
+    for op in ops:
+        bottom = op.with_inputs((bottom, *op.inputs[1:]))
+    return bottom
 
 
 def rewrite(root: Op, rule: Callable[[Op], Op | None]) -> Op:
@@ -101,9 +136,14 @@ def _args(expr: Expr) -> Sequence[Expr]:
     return expr.args if isinstance(expr, Call) else ()
 
 
+def map_args(expr: Expr, fn: Callable[[Expr], Expr]) -> Expr:
+    """The expression with `fn` applied to each argument; the same object if none of them changed."""
+    return with_args(expr, [fn(arg) for arg in _args(expr)])
+
+
 def with_args(expr: Expr, args: Sequence[Expr]) -> Expr:
     """The expression with other arguments; the same object if they are the same."""
-    if not isinstance(expr, Call) or all(a is b for a, b in zip(expr.args, args, strict=True)):
+    if not isinstance(expr, Call) or all(map(operator.is_, expr.args, args)):
         return expr
     return replace(expr, args=tuple(args))
 

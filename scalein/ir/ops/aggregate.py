@@ -12,7 +12,7 @@ from scalein.ir.exprs import Agg, Call, Expr, Named, NamedAgg, columns, type_of
 from scalein.ir.functions import AGGREGATES, can_fail, has_host
 from scalein.ir.ops.base import Op, Unary
 from scalein.ir.ops.predicates import is_same_within_group, over
-from scalein.ir.physical import WindowAggregate, Node, Pipeline, identity
+from scalein.ir.physical import Node, Pipeline, WindowAggregate, identity
 from scalein.ir.printer import show_agg, show_named, show_window
 from scalein.ir.stages import FilterStep
 
@@ -97,6 +97,9 @@ class Aggregate(Unary):
         if self.keys or self.window is not None:
             return set()
         return {min(self.aggs, key=lambda named: len(named.agg.args)).name}
+
+    def state_reads(self) -> set[str]:
+        return {name for expr, _ in self.exprs() for name in columns(expr)}
 
     def push(self, predicate: Expr) -> list[tuple[int, Expr]] | None:
         """A predicate on keys keeps or drops whole groups. Without keys there is one row even for no input.

@@ -33,7 +33,8 @@ class Op:
     _depth: int = 0
 
     is_row_by_row: ClassVar[bool] = False  # each row gives its rows at once, whatever came before
-    has_state: ClassVar[bool] = False  # a row's fate depends on others
+    is_one_to_one: ClassVar[bool] = False  # each row gives exactly one
+    has_state: ClassVar[bool] = False  # what comes of a row depends on others
     names_columns: ClassVar[bool] = True  # it decides which columns come out; else they are the input's
     keeps_nullable: ClassVar[bool] = False  # its columns have their nullability from its expressions
 
@@ -44,7 +45,7 @@ class Op:
 
         @property
         def inputs(self) -> tuple[Op, ...]:
-            """The ops that feed this one, left to right; rows of a stream pass the first, or all of a Union."""
+            """The ops that feed this one, left to right."""
 
     @property
     def schema(self) -> Schema:
@@ -73,6 +74,11 @@ class Op:
                 op.__dict__["_depth"] = 1 + max((below._depth for below in op.inputs), default=0)
         return self._depth
 
+    @property
+    def streams(self) -> tuple[Op, ...]:
+        """The inputs whose rows a job passes on; the others, which come after them, are static tables."""
+        return self.inputs
+
     def _columns(self) -> Schema:
         """The schema; those of the inputs are made."""
         raise NotImplementedError
@@ -84,7 +90,7 @@ class Op:
                 yield each.name, getattr(self, each.name)
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (type(self) is type(other) and self.digest == other.digest)  # type: ignore[attr-defined]
+        return self is other or (isinstance(other, Op) and self.digest == other.digest)
 
     def __hash__(self) -> int:
         return hash(self.digest)
@@ -146,6 +152,14 @@ class Op:
         """One column to carry the number of rows, where nothing but that is needed; none if the input has it."""
         return set()
 
+    def hands_on(self, column: str) -> bool:
+        """Whether a column of the rows that come out is that of the first input."""
+        return False
+
+    def state_reads(self) -> set[str]:
+        """The input's columns that its state is made of."""
+        return {field.name for below in self.inputs for field in below.schema}
+
     # --- filters (push_down)
 
     def push(self, predicate: Expr) -> list[tuple[int, Expr]] | None:
@@ -205,3 +219,6 @@ class SameColumns(Unary):
 
     def _columns(self) -> Schema:
         return self.input.schema
+
+    def hands_on(self, column: str) -> bool:
+        return True

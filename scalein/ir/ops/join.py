@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Self
 
 from scalein.dtypes import Field, Schema
 from scalein.errors import NOWHERE, SourceLoc
+from scalein.ir import physical
 from scalein.ir.checks import expect, wrong_keys
 from scalein.ir.exprs import Col, Expr, columns
 from scalein.ir.functions import can_fail
 from scalein.ir.ops.base import Op
 from scalein.ir.ops.predicates import width
 from scalein.ir.ops.rows import Project
-from scalein.ir import physical
 from scalein.ir.physical import JoinBuild, Node, Pipeline, identity
 from scalein.ir.printer import show_equation
 from scalein.ir.rewrite import substitute
@@ -94,6 +94,10 @@ class Join(Op):
     def inputs(self) -> tuple[Op, ...]:
         return (self.left, self.right)
 
+    @property
+    def streams(self) -> tuple[Op, ...]:
+        return (self.left,)
+
     def _columns(self) -> Schema:
         fields = list(self.left.schema.fields)
         for name, column in self.keep:
@@ -128,6 +132,9 @@ class Join(Op):
     def narrow(self, needed: set[str]) -> Join:
         keep = tuple(pair for pair in self.keep if pair[0] in needed)
         return self if len(keep) == len(self.keep) else replace(self, keep=keep)
+
+    def hands_on(self, column: str) -> bool:
+        return self.left.schema.get(column) is not None
 
     def push(self, predicate: Expr) -> list[tuple[int, Expr]] | None:
         """A left join keeps every row of the left side; the others drop rows that a predicate must not fail for."""

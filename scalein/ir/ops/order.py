@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Self
 
 from scalein.dtypes import BOOL
 from scalein.errors import NOWHERE, SourceLoc
+from scalein.ir import physical
 from scalein.ir.exprs import Call, Col, Expr, Named, columns
 from scalein.ir.functions import has_host
 from scalein.ir.ops.base import Op, SameColumns
 from scalein.ir.ops.predicates import is_same_within_group
-from scalein.ir import physical
 from scalein.ir.physical import Node, Pipeline, identity
 from scalein.ir.printer import show_expr
 from scalein.ir.stages import DedupStep
@@ -64,6 +64,9 @@ class Distinct(SameColumns):
 
     def reads(self, needed: set[str]) -> tuple[set[str], ...]:
         return (needed | set(self.keys),)
+
+    def state_reads(self) -> set[str]:
+        return set(self.keys)
 
     def push(self, predicate: Expr) -> list[tuple[int, Expr]] | None:
         """A predicate on keys keeps or drops all rows of a key, so the first of them stays the first.

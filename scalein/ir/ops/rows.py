@@ -1,4 +1,7 @@
-"""Ops that look at one row, or batch, at a time. `select`, `with_columns`, `drop`, `rename` and `cast` are a Project."""
+"""Ops that look at one row, or batch, at a time.
+
+`select`, `with_columns`, `drop`, `rename` and `cast` are all a `Project`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import pyarrow as pa
 from scalein.dtypes import BOOL, Field, Schema, element_of, from_arrow_type
 from scalein.errors import NOWHERE, SourceLoc
 from scalein.ir.checks import expect
-from scalein.ir.exprs import Expr, Named, columns, type_of
+from scalein.ir.exprs import Col, Expr, Named, columns, type_of
 from scalein.ir.functions import can_fail
 from scalein.ir.ops.base import Op, SameColumns, Unary
 from scalein.ir.ops.predicates import effort, over
@@ -59,6 +62,7 @@ class Project(Unary):
     at: SourceLoc = field(default=NOWHERE, compare=False)
 
     is_row_by_row = True
+    is_one_to_one = True
     keeps_nullable = True
 
     def _columns(self) -> Schema:
@@ -82,6 +86,10 @@ class Project(Unary):
 
     def cheapest(self) -> set[str]:
         return {min(self.items, key=effort).name}
+
+    def hands_on(self, column: str) -> bool:
+        return any(item.name == column and isinstance(item.expr, Col) and item.expr.name == column
+                   for item in self.items)
 
     def push(self, predicate: Expr) -> list[tuple[int, Expr]] | None:
         below = over({item.name: item.expr for item in self.items}, predicate)
@@ -140,6 +148,9 @@ class Explode(Unary):
 
     def reads(self, needed: set[str]) -> tuple[set[str], ...]:
         return (needed | {self.column},)
+
+    def hands_on(self, column: str) -> bool:
+        return column != self.column
 
     def push(self, predicate: Expr) -> list[tuple[int, Expr]] | None:
         """What the elements of a list share decides for all of them; a row without elements must not fail."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from scalein.errors import NOWHERE, SourceLoc
-from scalein.ir.exprs import Expr
 from scalein.ir.ops.base import Op, SameColumns
 from scalein.ir.physical import Node
 from scalein.ir.printer import show_span
@@ -26,9 +25,11 @@ class Watermark(SameColumns):
     at: SourceLoc = field(default=NOWHERE, compare=False)
 
     is_row_by_row = True
+    is_one_to_one = True
 
     def _detail(self) -> str:
-        return f"{self.column} - {show_span(self.delay, self.input.schema[self.column].dtype)}"
+        column = self.input.schema.get(self.column)
+        return f"{self.column} - {show_span(self.delay, None if column is None else column.dtype)}"
 
     def wrong(self) -> Iterator[str]:
         if self.input.schema.get(self.column) is None:
