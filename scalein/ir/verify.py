@@ -15,7 +15,8 @@ from scalein.errors import InternalError
 from scalein.ir import physical
 from scalein.ir.checks import expect, wrong_keys, wrong_names
 from scalein.ir.exprs import Call, Col, Expr, Lit, type_of, walk
-from scalein.ir.functions import ANY, COMPARISONS, FUNCTIONS, has_host
+from scalein.ir.functions.compare import COMPARISONS
+from scalein.ir.functions.registry import ANY, REGISTRY, has_host
 from scalein.ir.physical import Host, JoinBuild, Node, Pipeline, WindowAggregate, walk_nodes
 from scalein.ir.printer import dump, show_expr
 from scalein.ir.rewrite import walk_ops
@@ -98,9 +99,9 @@ def _wrong_in_expr(node: Expr, fields: Fields) -> Iterator[str]:
             if value is not None and not isinstance(value, _held_by(node.dtype)):
                 yield f"literal {value!r} of type {node.dtype!r}"
         case Call(fn):
-            if fn not in FUNCTIONS:
+            if fn not in REGISTRY or REGISTRY[fn].spelled_out:
                 yield f"no function {fn!r}"
-            elif FUNCTIONS[fn].arity not in (ANY, len(node.args)):
+            elif REGISTRY[fn].arity not in (ANY, len(node.args)):
                 yield f"{fn} with {len(node.args)} arguments"
             else:
                 yield from _wrong_in_call(node)

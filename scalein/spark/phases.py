@@ -33,14 +33,15 @@ from scalein.exec.bounded import Program, StandingProgram
 from scalein.exec.error_location import placed
 from scalein.exec.scan_predicates import tests_of
 from scalein.ir import ops
+from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Col, Expr, Named, type_of
 from scalein.ir.partials import TwoPhase, fits, two_phase
 from scalein.ir.physical import Node, Pipeline, Scan, WindowAggregate, identity, walk_nodes
 from scalein.ir.rewrite import transform_streams
 from scalein.ir.stages import FilterStep
+from scalein.jobs.fragments import Fragment, over, placeholder
+from scalein.jobs.operators import reads
 from scalein.jobs.partials import group_of, replaced, scan_of
-from scalein.jobs.segments import Segment, over, placeholder
-from scalein.jobs.steps import reads
 from scalein.options import Options
 
 MOST_GROUPS = 1 << 20  # held by a task before they are handed on
@@ -51,8 +52,6 @@ ADDED_ROWS = 1 << 18  # between two looks at the number of groups
 Batches = Iterable[pa.RecordBatch]
 Rows = Iterator[pa.RecordBatch]
 
-_WITHOUT_ORDER = {"first": "arg_min(by)", "last": "arg_max(by)", "collect": "top_k(k, by)"}
-
 
 def refuse_order(op: ops.Op) -> None:
     """Refuse what depends on the order of rows: Spark has none."""
@@ -60,9 +59,10 @@ def refuse_order(op: ops.Op) -> None:
     match op:
         case ops.Aggregate():
             for named in op.aggs:
-                if named.agg.fn in _WITHOUT_ORDER:
+                instead = AGGREGATES[named.agg.fn].without_order
+                if instead:
                     raise BadArgument(f"{named.agg.fn} {why}", at=named.agg.at if named.agg.at.line else op.at,
-                                      found=named.name, hint=f"use {_WITHOUT_ORDER[named.agg.fn]}")
+                                      found=named.name, hint=f"use {instead}")
         case ops.Limit():
             raise BadArgument(f"limit {why}", at=op.at, hint="sort before it, or use top_k(k, by)")
         case ops.Distinct() if set(op.keys) != set(op.schema.names):
@@ -73,13 +73,13 @@ def refuse_order(op: ops.Op) -> None:
 class Phases:
     """One segment in two halves; `kind` is rowwise, partials, rows or top."""
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: Fragment) -> None:
         state = segment.state
         if state is not None:
             refuse_order(state)
         if isinstance(state, ops.Distinct):  # of all columns: groups without an aggregate
             whole = ops.Aggregate(state.input, identity(state.schema), None, (), at=state.at)
-            segment = Segment(over(segment.op, state, whole), segment.input, whole, None)
+            segment = Fragment(over(segment.op, state, whole), segment.input, whole, None)
         assert not isinstance(segment.state, ops.Limit | ops.Distinct)
         self.segment = replace(segment, then=None)
         self.state = segment.state
@@ -101,7 +101,7 @@ class Phases:
         state = self.state
         assert isinstance(state, ops.Aggregate | ops.Sort)
         new = replace(state, input=_without_tables(state.input))
-        return Phases(Segment(over(self.segment.op, state, new), self.segment.input, new, None))
+        return Phases(Fragment(over(self.segment.op, state, new), self.segment.input, new, None))
 
     # --- what crosses
 

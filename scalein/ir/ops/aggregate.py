@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Self
 
 from scalein.dtypes import BOOL, Field, Schema
 from scalein.errors import NOWHERE, SourceLoc
+from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Agg, Call, Expr, Named, NamedAgg, columns, type_of
-from scalein.ir.functions import AGGREGATES, can_fail, has_host
+from scalein.ir.functions.registry import can_fail, has_host
 from scalein.ir.ops.base import Op, Unary
 from scalein.ir.ops.predicates import is_same_within_group, over
 from scalein.ir.physical import Node, Pipeline, WindowAggregate, identity
@@ -83,7 +84,7 @@ class Aggregate(Unary):
                 yield f"aggregate {agg.fn} has no type"
             if agg.fn not in AGGREGATES:
                 yield f"no aggregate {agg.fn!r}"
-            elif len(agg.args) != AGGREGATES[agg.fn]:
+            elif len(agg.args) != AGGREGATES[agg.fn].arity:
                 yield f"aggregate {agg.fn} with {len(agg.args)} arguments"
 
     def reads(self, needed: set[str]) -> tuple[set[str], ...]:

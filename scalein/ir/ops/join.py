@@ -12,7 +12,7 @@ from scalein.errors import NOWHERE, SourceLoc
 from scalein.ir import physical
 from scalein.ir.checks import expect, wrong_keys
 from scalein.ir.exprs import Col, Expr, columns
-from scalein.ir.functions import can_fail
+from scalein.ir.functions.registry import can_fail
 from scalein.ir.ops.base import Op
 from scalein.ir.ops.predicates import width
 from scalein.ir.ops.rows import Project

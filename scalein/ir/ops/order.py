@@ -10,7 +10,7 @@ from scalein.dtypes import BOOL
 from scalein.errors import NOWHERE, SourceLoc
 from scalein.ir import physical
 from scalein.ir.exprs import Call, Col, Expr, Named, columns
-from scalein.ir.functions import has_host
+from scalein.ir.functions.registry import has_host
 from scalein.ir.ops.base import Op, SameColumns
 from scalein.ir.ops.predicates import is_same_within_group
 from scalein.ir.physical import Node, Pipeline, identity

@@ -15,7 +15,7 @@ from scalein.dtypes import BOOL, Field, Schema, element_of, from_arrow_type
 from scalein.errors import NOWHERE, SourceLoc
 from scalein.ir.checks import expect
 from scalein.ir.exprs import Col, Expr, Named, columns, type_of
-from scalein.ir.functions import can_fail
+from scalein.ir.functions.registry import can_fail
 from scalein.ir.ops.base import Op, SameColumns, Unary
 from scalein.ir.ops.predicates import effort, over
 from scalein.ir.physical import Host, Node, Pipeline, identity

@@ -13,13 +13,13 @@ from dataclasses import replace
 
 from scalein.dtypes import Schema
 from scalein.ir import ops
+from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Agg, Call, Col, Expr, NamedAgg
-from scalein.ir.functions import fallible
+from scalein.ir.functions.registry import fallible, nullable
 from scalein.ir.rewrite import map_exprs, rebuild, rewrite_expr, transform
 
 _OURS = ("on_error",)  # what a `try` holds that the user did not write
-_NEVER_NULL = ("is_null", "is_not_null", "hash", "count", "count_valid", "n_unique", "approx_n_unique", "collect",
-               "top_k")  # fmt: skip
+
 
 
 def tried(root: ops.Op) -> ops.Op:
@@ -33,11 +33,15 @@ def _loosened(op: ops.Op) -> ops.Op:
     if isinstance(op, ops.Source):
         return op.null_on_error()
     new = op.with_exprs([_tried(expr, op.inputs[number].schema) for expr, number in op.exprs()])
-    if new is op or not isinstance(op, ops.Aggregate) or not isinstance(new, ops.Aggregate):
+    if not isinstance(op, ops.Aggregate) or not isinstance(new, ops.Aggregate):
         return new
-    pairs = zip(op.aggs, new.aggs, strict=True)
-    return replace(new, aggs=tuple(NamedAgg(old.name, replace(now.agg, nullable=_nullable(old.agg, now.agg.args)))
-                                   for old, now in pairs))  # fmt: skip
+    return replace(new, aggs=tuple(NamedAgg(old.name, _loosened_agg(old.agg, now.agg))
+                                   for old, now in zip(op.aggs, new.aggs, strict=True)))  # fmt: skip
+
+
+def _loosened_agg(old: Agg, new: Agg) -> Agg:
+    is_looser = _is_looser(old, new.args) and not AGGREGATES[old.fn].never_null
+    return replace(new, nullable=old.nullable or is_looser)
 
 
 def _tried(expr: Expr, fields: Schema) -> Expr:
@@ -56,14 +60,13 @@ def _tried(expr: Expr, fields: Schema) -> Expr:
     return rebuild(expr, attempt)
 
 
-def _nullable(call: Call | Agg, args: Sequence[Expr]) -> bool:
+def _nullable(call: Call, args: Sequence[Expr]) -> bool:
     """Whether a call may be null, now that some of its arguments may."""
-    if call.fn == "fill_null":
-        return all(arg.nullable for arg in args)
-    if call.fn == "if_else":  # a condition that is null is one that does not hold
-        return any(arg.nullable for arg in args[1:])
-    is_looser = any(new.nullable and not old.nullable for new, old in zip(args, call.args, strict=True))
-    return call.nullable or (is_looser and call.fn not in _NEVER_NULL)
+    return call.nullable or (_is_looser(call, args) and nullable(call, args))
+
+
+def _is_looser(call: Call | Agg, args: Sequence[Expr]) -> bool:
+    return any(new.nullable and not old.nullable for new, old in zip(args, call.args, strict=True))
 
 
 def untried(op: ops.Op) -> ops.Op:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from scalein.errors import SourceLoc
 from scalein.ir.exprs import Call, Expr, Lit
-from scalein.ir.functions import can_fail
+from scalein.ir.functions.registry import can_fail
 from scalein.ir.ops import Filter, Op
 from scalein.ir.passes.fold import fold_expr
 from scalein.ir.rewrite import Known

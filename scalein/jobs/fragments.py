@@ -1,0 +1,227 @@
+"""Fragments: a flow cut at its stateful ops, so that each fragment runs again and again over what arrives.
+
+A fragment is a plan over a source without data: stateless ops around at most one stateful op. Fragments feed one
+another; a union is a fragment with several inputs. Joined tables are static: read completely when first needed.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from scalein.compiler import compile_flow
+from scalein.connectors.base import BoundSource
+from scalein.connectors.in_memory import Batches
+from scalein.dtypes import Schema
+from scalein.errors import BadArgument, SourceLoc
+from scalein.ir import ops
+from scalein.ir.physical import Node
+from scalein.ir.rewrite import rewrite, stacked, stream_path, walk_ops
+
+
+@dataclass(eq=False)
+class Fragment:
+    """A part of a flow, and the one that its rows go to."""
+
+    op: ops.Op  # over `input`
+    input: ops.Source  # without data
+    state: ops.Aggregate | ops.Distinct | ops.Limit | ops.Sort | None  # the op that waits or remembers, as in `op`
+    then: Fragment | None
+    _programs: dict[str, Node] = field(default_factory=dict)
+
+    def program(self, name: str, of: Callable[[], ops.Op]) -> Node:
+        """One of the programs that a segment needs, compiled when it is first asked for."""
+        if name not in self._programs:
+            self._programs[name] = compile_flow(of())
+        return self._programs[name]
+
+    @property
+    def before(self) -> ops.Op:
+        """The rows that the op with state gets."""
+        return self.op if self.state is None else self.state.input
+
+    @property
+    def window(self) -> ops.Window | None:
+        """The windows that it groups by."""
+        return self.state.window if isinstance(self.state, ops.Aggregate) else None
+
+
+@dataclass(eq=False)
+class Feed:
+    """A source of a flow, its watermark, and where its rows go."""
+
+    source: ops.Source
+    first: Fragment
+    watermark: ops.Watermark | None
+    timed: ops.Op = field(init=False)  # the rows that the watermark is about, over `first.input`
+
+    def __post_init__(self) -> None:
+        self.timed = self.first.input
+
+    def over(self, source: ops.Source) -> Feed:
+        """The same feed, from a source that only its data tells from this one."""
+        found = Feed(source, self.first, self.watermark)
+        found.timed = self.timed
+        return found
+
+
+class _Known(NamedTuple):
+    """A flow that was cut. Its rows are the user's, so it is kept without its data; the segments hold static tables."""
+
+    of: weakref.ref[object]  # the data of its first source: with that goes the flow, and this
+    bare: ops.Op
+    static: list[ops.Source]
+    feeds: list[Feed]
+
+
+# Of the flows used last, by the op's identity: a flow that is started again is not compiled again, 2.4 of 7.3 ms.
+_KEPT = 8
+_known: OrderedDict[int, _Known] = OrderedDict()
+_lock = threading.RLock()  # whoever holds it may be the one to drop an entry
+
+
+def cut(root: ops.Op) -> list[Feed]:
+    """The sources of a flow, in order, each with the segments its rows pass."""
+    fed, static = _sources(root)
+    with _lock:
+        known = _known.get(id(root))
+    # An identity is another op's once its own is gone.
+    if known is not None and known.bare == root and all(
+            a.data is b.data for a, b in zip(known.static, static, strict=True)):  # fmt: skip
+        return [feed.over(source) for feed, source in zip(known.feeds, fed, strict=True)]
+    feeds = list(_cut(root))
+    for feed in feeds:
+        feed.watermark, feed.timed = _marked(feed.first)
+    if not {id(source.data) for source in fed} & {id(source.data) for source in static}:
+        _remember(root, static, feeds)
+    return feeds
+
+
+def _sources(root: ops.Op) -> tuple[list[ops.Source], list[ops.Source]]:
+    """The sources of a flow, as `_cut` comes to them, and those of tables that it joins with."""
+    fed: list[ops.Source] = []
+    static: list[ops.Source] = []
+    waiting = [root]
+    while waiting:
+        op = waiting.pop()
+        if isinstance(op, ops.Source):
+            fed.append(op)
+        waiting += reversed(op.streams)
+        static += [below for table in op.inputs[len(op.streams) :] for below in walk_ops(table)
+                   if isinstance(below, ops.Source)]
+    return fed, static
+
+
+def _remember(root: ops.Op, static: list[ops.Source], feeds: list[Feed]) -> None:
+    first, key = feeds[0].source.data, id(root)
+    if not isinstance(first, Batches | BoundSource):
+        return  # a flow without data
+
+    def drop(of: weakref.ref[object]) -> None:
+        with _lock:
+            if key in _known and _known[key].of is of:
+                del _known[key]
+
+    bare = rewrite(root, lambda op: _bare(op) if isinstance(op, ops.Source) and op.data is not None else None)
+    with _lock:
+        _known[key] = _Known(weakref.ref(first, drop), bare, static, [feed.over(_bare(feed.source)) for feed in feeds])
+        while len(_known) > _KEPT:
+            _known.popitem(last=False)
+
+
+def _bare(source: ops.Source) -> ops.Source:
+    return replace(source, data=None)
+
+
+def _marked(first: Fragment) -> tuple[ops.Watermark | None, ops.Op]:
+    """The watermark of a source's rows, and the rows that it is about: it may come behind a union or a distinct."""
+    below: ops.Op = first.input
+    fragment: Fragment | None = first
+    while fragment is not None:
+        ends_here = isinstance(fragment.state, ops.Aggregate | ops.Sort)  # rows come out at other times than they go in
+        path = stream_path(fragment.before if ends_here else fragment.op, fragment.input)
+        marks = [op for op in path if isinstance(op, ops.Watermark)]
+        if marks:
+            return marks[0], _without_state(marks[0].input, fragment, below)
+        if ends_here:
+            break
+        below = _without_state(fragment.op, fragment, below)
+        fragment = fragment.then
+    return None, first.input
+
+
+def _without_state(op: ops.Op, fragment: Fragment, below: ops.Op) -> ops.Op:
+    """The plan over another input, with all rows where some would be remembered."""
+    return stacked((each for each in stream_path(op, fragment.input) if each is not fragment.state), below)
+
+
+def _cut(root: ops.Op) -> Iterator[Feed]:
+    """The feeds of a flow, each with the fragment that its rows come to first."""
+    waiting: list[tuple[ops.Op, Fragment | None]] = [(root, None)]
+    while waiting:
+        top, then = waiting.pop()
+        op, has_state = top, False
+        while op.is_row_by_row or (op.has_state and not has_state):
+            has_state = has_state or op.has_state
+            (op,) = op.streams
+        fragment = _fragment(top, op, then)
+        if isinstance(op, ops.Source):
+            yield Feed(op, fragment, None)
+        else:
+            waiting += [(below, fragment) for below in reversed(op.streams if isinstance(op, ops.Union) else (op,))]
+
+
+def _fragment(top: ops.Op, bottom: ops.Op, then: Fragment | None) -> Fragment:
+    """The ops from one down to another, which its input takes the place of."""
+    source = placeholder(bottom.schema)
+    op = over(top, bottom, source)
+    state = next((each for each in stream_path(op, source) if each.has_state), None)
+    assert isinstance(state, ops.Aggregate | ops.Distinct | ops.Limit | ops.Sort | None)
+    return Fragment(op, source, state, then)
+
+
+def placeholder(schema: Schema) -> ops.Source:
+    """A source without data."""
+    return ops.Source("input", schema.arrow, tuple(schema.names))
+
+
+def over(op: ops.Op, old: ops.Op, new: ops.Op) -> ops.Op:
+    """The plan with another op in the place of one on its way; a static table may hold the same one, and keeps it."""
+    return stacked(stream_path(op, old), new)
+
+
+def check_bounded(feeds: list[Feed], is_bounded: bool, emit: str, at: SourceLoc) -> None:
+    """Refuse what would never come to an end."""
+    if is_bounded:
+        return
+    for fragment in fragments(feeds):
+        if isinstance(fragment.state, ops.Sort):
+            raise BadArgument("an endless flow cannot be sorted", at=at, step="sort",
+                              hint="sort what windows give, or read a bounded source")
+        is_final = emit == "final" or fragment.then is not None
+        if isinstance(fragment.state, ops.Aggregate) and fragment.state.window is None and is_final:
+            raise BadArgument("a running aggregate over an endless source has no final result", at=at,
+                              step="group_by", hint='give emit="changes", or group by a window of time as well')
+        if isinstance(fragment.state, ops.Aggregate) and is_final and not any(
+                feed.watermark is not None for feed in feeds if fragment in fragments([feed])):
+            raise BadArgument("windows over an endless source never close without a watermark", at=at,
+                              step="group_by", hint="with_watermark(column, delay) behind the source")
+
+
+def fragments(feeds: list[Feed]) -> list[Fragment]:
+    """Every segment once, each before the one that it feeds."""
+    found: list[Fragment] = []
+    for feed in feeds:
+        path = []
+        fragment: Fragment | None = feed.first
+        while fragment is not None:
+            path.append(fragment)
+            fragment = fragment.then
+        place = next((k for k, each in enumerate(path) if each in found), len(path))
+        shared = found.index(path[place]) if place < len(path) else len(found)
+        found[shared:shared] = path[:place]
+    return found
