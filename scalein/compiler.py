@@ -49,11 +49,12 @@ def compile_flow(op: ops.Op, trace: Trace | None = None) -> Node:
     """The program of an op tree; every pass is handed to `trace`."""
     tell = trace or (lambda name, plan: None)
     _refuse_our_names(op)
-    verify_ops(op)
+    known: dict[int, ops.Op] = {}  # what has been verified
+    verify_ops(op, known)
     tell("resolve", op)
     for step in OP_PASSES:
         op = step(op)
-        verify_ops(op)
+        verify_ops(op, known)
         tell(step.__name__, op)
     node = split(op)
     verify_program(node)
@@ -70,8 +71,8 @@ _OURS = re.compile(r"#((host|materialized|by|lookup|acc)\d+|row|at|(id|ids|at|co
 
 def _refuse_our_names(root: ops.Op) -> None:
     for op in walk_ops(root):
-        if isinstance(op, ops.Filter | ops.Limit | ops.Distinct | ops.Sort | ops.Watermark):
-            continue  # they name nothing
+        if not op.names_columns:
+            continue
         for name in op.schema.names:
             if _OURS.fullmatch(name):
                 raise BadName(f"a column is called {name!r}, which is a name that scalein keeps for itself", at=op.at,

@@ -307,7 +307,7 @@ class Flow(Hinted):
     # --- running and looking ---
 
     def collect(self, data: object = None, *, workers: int | None = None, memory: str | int | None = None,
-                engine: str = "llvm", cpu: str | None = None) -> pa.Table:
+                cpu: str | None = None) -> pa.Table:
         """The whole result as a table. `data` is for flows that begin with `si.flow(schema)`.
 
         `memory="1GB"` limits what an aggregation of many groups holds; what is more goes to disk meanwhile, but for the
@@ -319,23 +319,15 @@ class Flow(Hinted):
         >>> q.collect(pa.table({"x": [1, 2]})).to_pydict()
         {'x': [2]}
         """
-        op, options = self._prepare(data, workers, memory, engine, cpu)
-        if options.engine == "interp":
-            from scalein import interp
-
-            return interp.run(op)
+        op, options = self._prepare(data, workers, memory, cpu)
         from scalein.exec import bounded
 
         return bounded.collect(op, options)
 
     def batches(self, data: object = None, *, workers: int | None = None, memory: str | int | None = None,
-                engine: str = "llvm", cpu: str | None = None) -> Iterator[pa.RecordBatch]:
+                cpu: str | None = None) -> Iterator[pa.RecordBatch]:
         """The result batch by batch, as it is computed."""
-        op, options = self._prepare(data, workers, memory, engine, cpu)
-        if options.engine == "interp":
-            from scalein import interp
-
-            return iter(interp.run(op).to_batches())
+        op, options = self._prepare(data, workers, memory, cpu)
         from scalein.exec import bounded
 
         return bounded.batches(op, options)
@@ -372,10 +364,10 @@ class Flow(Hinted):
                      every, emit, late, on_error, max_rows_per_second,
                      Options.make(workers=workers, memory=memory, at=at), at)
 
-    def _prepare(self, data: object, workers: int | None, memory: str | int | None, engine: str,
+    def _prepare(self, data: object, workers: int | None, memory: str | int | None,
                  cpu: str | None) -> tuple[ops.Op, Options]:
         at = here()
-        return bind(self.op, data, at), Options.make(workers=workers, memory=memory, engine=engine, cpu=cpu, at=at)
+        return bind(self.op, data, at), Options.make(workers=workers, memory=memory, cpu=cpu, at=at)
 
     def explain(self, level: str = "logical", *, verbose: bool = False, analyze: bool = False) -> str:
         """The plan as text: "logical", "fused" (stages and kernels), "llvm" or "asm".

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from scalein.arrow_functions import taken
 from scalein.exec.join_build import JoinTable
+from scalein.exec.schedule import schedule
 from scalein.exec.tables import HashTable, grown
 from scalein.ir.exprs import Named
 from scalein.ir.passes.pass_through import Origin, kernel_steps, row_numbers, split_items, taken_items
@@ -64,6 +65,7 @@ def run_ready(work: Work, batches: Iterator[pa.RecordBatch], options: Options) -
                 yield from work.run(batch, work.bound(batch))
         return
     stop, numbers, counted = threading.Event(), count(), kernel_metrics.current()
+    rows = schedule().morsel_rows(UNIT_ROWS)
 
     def ready_to_work() -> None:
         begin(stop, options.workers)
@@ -72,8 +74,8 @@ def run_ready(work: Work, batches: Iterator[pa.RecordBatch], options: Options) -
     with ThreadPoolExecutor(options.workers, "scalein", ready_to_work) as pool, _stopping(pool, stop):
         under_way: deque[Future[list[pa.RecordBatch]]] = deque()
         for batch in batches:
-            for start in range(0, batch.num_rows, UNIT_ROWS):
-                unit = batch.slice(start, UNIT_ROWS)
+            for start in range(0, batch.num_rows, rows):
+                unit = batch.slice(start, rows)
                 # Bound here, not in the thread: a later unit may bring a new variant of the kernel.
                 under_way.append(pool.submit(work.run, unit, work.bound(unit)))
                 while len(under_way) > 2 * options.workers:
@@ -85,9 +87,10 @@ def run_ready(work: Work, batches: Iterator[pa.RecordBatch], options: Options) -
 def _run_alone(work: Work, batches: Iterator[pa.RecordBatch], options: Options) -> Iterator[pa.RecordBatch]:
     """Units one after the other, with what has been seen so far; few rows may be enough for who asks."""
     seen: DedupTable | None = None
+    rows = schedule().morsel_rows(UNIT_ROWS)
     for batch in batches:
-        for start in range(0, batch.num_rows, UNIT_ROWS):
-            unit = batch.slice(start, UNIT_ROWS)
+        for start in range(0, batch.num_rows, rows):
+            unit = batch.slice(start, rows)
             bound = work.bound(unit)
             if seen is None:
                 assert work.prepared.stage is not None
