@@ -135,7 +135,8 @@ class Prepared:
             self.few_rows, self.knows_all = table.num_rows < FEW_ROWS, True
             for name in self.names:
                 column = table[name]
-                nulls = any(map(has_nulls, column.chunks))
+                nulls = bool(column.null_count) or (
+                    pa.types.is_dictionary(column.type) and any(map(has_nulls, column.chunks)))
                 self.facts[name] = Facts(form_of(column.type), nulls, code_bits(column.type))
 
     def specialise(self) -> Stage:
