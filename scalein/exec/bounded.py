@@ -187,13 +187,13 @@ class _Run:
             case Pipeline() if node.dedup is None and (again := self._again_at(node)) is not None:
                 return self._pipe_again(node, again)
             case Pipeline(input=WindowAggregate() as group) if node.dedup is None:
-                return run_group(group, joined(self._input(group)), self.joins(group.joins), self._options,
+                return run_group(group, self._input(group), self.joins(group.joins), self._options,
                                  self._table(group.input), node, self.joins(node.joins))
             case Pipeline():
                 return run_pipe(node, self._input(node), self.joins(node.joins), self._options,
                                 self._table(node.input))
             case WindowAggregate():
-                return run_group(node, joined(self._input(node)), self.joins(node.joins), self._options,
+                return run_group(node, self._input(node), self.joins(node.joins), self._options,
                                  self._table(node.input), None, {})
             case Host():
                 return run_host(node, self.rows(node.input))
@@ -227,11 +227,18 @@ class _Run:
         again[id(node)] = known
 
     def _input(self, node: Pipeline | WindowAggregate) -> Iterator[pa.RecordBatch]:
-        """The rows that a kernel reads; a source may leave out those that its first filter drops."""
+        """The rows that a kernel reads; a source may leave out those that its first filter drops.
+
+        Small batches are put together, so that a kernel is called once for many, where that keeps no result waiting:
+        all rows are in memory, or all are counted before the first group comes out.
+        """
         match node.input, node.steps:
             case Scan(source=source) as scan, (FilterStep(predicate), *_) if isinstance(source.data, Connected):
-                return array_limits.guarded(_step(scan), self._scan(scan, tests_of(predicate)))
-        return self.rows(node.input)
+                rows = array_limits.guarded(_step(scan), self._scan(scan, tests_of(predicate)))
+            case below, _:
+                rows = self.rows(below)
+        is_at_hand = self._table(node.input) is not None
+        return joined(rows) if is_at_hand or isinstance(node, WindowAggregate) else rows
 
     def _scan(self, node: Scan, tests: tuple[Condition, ...] = ()) -> Iterator[pa.RecordBatch]:
         data = node.source.data
@@ -244,11 +251,6 @@ class _Run:
         names = list(node.source.columns)
         if isinstance(data, Connected):
             data = data.project(names).where(tests)
-        if data.table is not None:
-            # All rows are there, so none waits for others: small batches are put together, and a kernel is called
-            # once for many of them.
-            yield from joined(data.table.select(names).to_batches())
-            return
         for batch in data.read():
             yield batch if batch.schema.names == names else batch.select(names)
 
