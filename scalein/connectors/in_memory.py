@@ -112,6 +112,12 @@ def of_table(table: pa.Table, at: SourceLoc) -> Batches:
     return Batches(schema, at, table=pa.Table.from_arrays(table.columns, schema=schema))
 
 
+def of_table_as_is(table: pa.Table, at: SourceLoc) -> Batches:
+    """A table in memory whose schema is one that data is read in."""
+    _check_nulls(table, table.schema, "the input", at)
+    return Batches(table.schema, at, table=table)
+
+
 def of_arrow(data: object, at: SourceLoc) -> Batches:
     """Whatever Arrow data the user has, without copying it."""
     if isinstance(data, Batches):
