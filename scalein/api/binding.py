@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from scalein.connectors.base import Connected
+from scalein.connectors.base import BoundSource
 from scalein.connectors.in_memory import Batches, bare, conform, of_arrow, of_table_as_is
 from scalein.dtypes import Schema, from_arrow_type
 from scalein.errors import BadArgument, SourceLoc, WrongType
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from scalein.exec.bounded import Query
 
 
-def source(name: str, data: Batches | Connected, at: SourceLoc) -> Source:
+def source(name: str, data: Batches | BoundSource, at: SourceLoc) -> Source:
     """A source of all columns; a type that scalein does not compute with is refused, naming its column."""
     _check_types(data.schema, at)
     return Source(name, data.schema, tuple(data.schema.names), data, at=at)

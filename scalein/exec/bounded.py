@@ -9,7 +9,7 @@ from functools import partial
 import pyarrow as pa
 
 from scalein.compiler import Input, plan_of
-from scalein.connectors.base import Connected
+from scalein.connectors.base import BoundSource
 from scalein.connectors.formats.statistics import Condition
 from scalein.connectors.in_memory import Batches
 from scalein.errors import ComputeError, InternalError
@@ -318,11 +318,12 @@ class _Run:
         all rows are in memory, or all are counted before the first group comes out.
         """
         match node.input, node.steps:
-            case Scan() as scan, (FilterStep(predicate), *_) if isinstance(self._data(scan), Connected):
+            case Scan() as scan, (FilterStep(predicate), *_) if isinstance(self._data(scan), BoundSource):
                 rows = array_limits.guarded(_step(scan), self._scan(scan, tests_of(predicate)))
             case below, _:
                 rows = self.rows(below)
-        is_at_hand = self._table(node.input) is not None
+        data = self._data(node.input) if isinstance(node.input, Scan) else None
+        is_at_hand = isinstance(data, Batches) and data.table is not None
         return joined(rows) if is_at_hand or isinstance(node, WindowAggregate) else rows
 
     def _scan(self, node: Scan, tests: tuple[Condition, ...] = ()) -> Iterator[pa.RecordBatch]:
@@ -331,10 +332,10 @@ class _Run:
             names = list(node.source.columns)
             yield from (batch if batch.schema.names == names else batch.select(names) for batch in self._given)
             return
-        if not isinstance(data, Batches | Connected):
+        if not isinstance(data, Batches | BoundSource):
             raise InternalError("a source without data reached the runtime")
         names = list(node.source.columns)
-        if isinstance(data, Connected):
+        if isinstance(data, BoundSource):
             data = data.project(names).where(tests)
         for batch in data.read():
             yield batch if batch.schema.names == names else batch.select(names)

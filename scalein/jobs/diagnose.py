@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from scalein.dtypes import UNITS_PER_SECOND, DType, Kind
+from scalein.jobs.driver import Pipeline
 from scalein.jobs.metrics import Metrics
-from scalein.jobs.pipeline import Pipeline
 
 
 def why_no_output(pipeline: Pipeline, metrics: Metrics, emit: str) -> str:

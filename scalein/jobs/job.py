@@ -25,24 +25,24 @@ from pathlib import Path
 import pyarrow as pa
 
 from scalein.connectors.clock import clock
-from scalein.connectors.sinks.sink_writer import Outlet
+from scalein.connectors.sinks.sink_writer import SinkWriter
 from scalein.errors import BadArgument, LateData, ScaleinError, StoreFailed, here
 from scalein.exec.bounded import batches
 from scalein.exec.event_time import IDLE_S
-from scalein.jobs.bad_lines import in_columns
-from scalein.jobs.committing import Commits
+from scalein.jobs.checkpoint import Checkpoint
+from scalein.jobs.coordinator import Commits
+from scalein.jobs.dead_letters import in_columns
 from scalein.jobs.diagnose import why_no_output
-from scalein.jobs.epochs import Checkpoint
-from scalein.jobs.feeds import Delivery, Feeds, Reader
+from scalein.jobs.driver import Pipeline, Wishes
 from scalein.jobs.metrics import Metrics
 from scalein.jobs.monitor import figures, log_lines, serve, show_bar
-from scalein.jobs.pipeline import Pipeline, Wishes
+from scalein.jobs.source_readers import Delivery, Feeds, Reader
 from scalein.jobs.spec import Plan
 from scalein.kernels.workers import leaving_on_sigterm, staying
 from scalein.memory import keep_at_most
 from scalein.options import Options
 from scalein.storage.checked_json import Json, as_map
-from scalein.storage.failpoints import Crashed, reach
+from scalein.storage.failpoints import Crashed, failpoint
 
 STEP_ROWS = 1 << 25  # that are run at once, at most, when there are so many
 FIRST_ROWS, FEW_ROWS = 1 << 21, 1 << 18  # the first time, and at least
@@ -67,7 +67,7 @@ class Job:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._sinks = {name: Outlet(sink, name, plan.at) for name, sink in plan.sinks.items()}
+        self._sinks = {name: SinkWriter(sink, name, plan.at) for name, sink in plan.sinks.items()}
         self._metrics = Metrics()
         self._has_warned = False
         self._clock = clock()
@@ -112,7 +112,7 @@ class Job:
     def _begin(self, epoch: dict[str, Json] | None, folder: Path) -> None:
         """The pipeline and sinks as an epoch left them."""
         plan = self._plan
-        reach("open")
+        failpoint("open")
         if hasattr(self, "_pipeline"):
             self._pipeline.close()  # of a newer epoch, that turned out to be damaged
         wishes = Wishes(plan.emit, self._late, "late" in plan.sinks,
@@ -178,7 +178,7 @@ class Job:
                 self._metrics.latency.add([end - delivery.came_s for delivery in deliveries], rows)
                 self._metrics.busy_s += end - now
                 step_rows = max(FEW_ROWS, int(sum(rows) * STEP_S / max(end - now, 1e-6)))
-                reach("batch")
+                failpoint("batch")
             if self._pipeline.is_sated or (not deliveries and self._feeds.has_ended):
                 self._write(self._pipeline.finish())
                 self._is_finished = True
@@ -428,7 +428,7 @@ class Job:
             self._commits.close()
         for sink in self._sinks.values():
             with suppress(Exception):
-                sink.leave() if is_dead else sink.close()
+                sink.release() if is_dead else sink.close()
         if hasattr(self, "_pipeline"):
             self._pipeline.close()
         if self._checkpoint is not None:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from scalein.errors import ScaleinError, StoreFailed, here
 from scalein.jobs.diagnose import shown
+from scalein.jobs.driver import Pipeline
 from scalein.jobs.metrics import Metrics
-from scalein.jobs.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from scalein.jobs.job import Job

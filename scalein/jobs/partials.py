@@ -24,9 +24,9 @@ from scalein.ir.partials import TwoPhase, by_window, finished_rows, two_phase
 from scalein.ir.passes.fuse import fuse
 from scalein.ir.physical import Host, Limit, Node, Pipeline, Scan, Sort, WindowAggregate, identity
 from scalein.ir.rewrite import exprs_of
-from scalein.jobs.late import Lateness
-from scalein.jobs.segments import Segment, over, placeholder
-from scalein.jobs.steps import (
+from scalein.jobs.fragments import Segment, over, placeholder
+from scalein.jobs.lateness import Lateness
+from scalein.jobs.operators import (
     Arrival,
     Batches,
     Runner,

@@ -34,14 +34,15 @@ from scalein.exec.bounded import Program, StandingProgram
 from scalein.exec.error_location import placed
 from scalein.exec.scan_predicates import tests_of
 from scalein.ir import ops
+from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Col, Expr, Named, NamedAgg, type_of
 from scalein.ir.partials import TwoPhase, fits, two_phase
 from scalein.ir.physical import Node, Pipeline, Scan, WindowAggregate, identity, walk_nodes
 from scalein.ir.rewrite import map_inputs
 from scalein.ir.stages import FilterStep
+from scalein.jobs.fragments import Segment, over, placeholder
+from scalein.jobs.operators import reads
 from scalein.jobs.partials import group_of, replaced, scan_of
-from scalein.jobs.segments import Segment, over, placeholder
-from scalein.jobs.steps import reads
 from scalein.options import Options
 
 MOST_GROUPS = 1 << 20  # held by a task before they are handed on
@@ -52,8 +53,6 @@ ADDED_ROWS = 1 << 18  # between two looks at the number of groups
 Batches = Iterable[pa.RecordBatch]
 Rows = Iterator[pa.RecordBatch]
 
-_WITHOUT_ORDER = {"first": "arg_min(by)", "last": "arg_max(by)", "collect": "top_k(k, by)"}
-
 
 def refuse_order(op: ops.Op) -> None:
     """Refuse what depends on the order of rows: Spark has none."""
@@ -61,9 +60,10 @@ def refuse_order(op: ops.Op) -> None:
     match op:
         case ops.Aggregate():
             for named in op.aggs:
-                if named.agg.fn in _WITHOUT_ORDER:
+                instead = AGGREGATES[named.agg.fn].without_order
+                if instead:
                     raise BadArgument(f"{named.agg.fn} {why}", at=named.agg.at if named.agg.at.line else op.at,
-                                      found=named.name, hint=f"use {_WITHOUT_ORDER[named.agg.fn]}")
+                                      found=named.name, hint=f"use {instead}")
         case ops.Limit():
             raise BadArgument(f"limit {why}", at=op.at, hint="sort before it, or use top_k(k, by)")
         case ops.Distinct() if set(op.keys) != set(op.schema.names):

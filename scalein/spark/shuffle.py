@@ -4,9 +4,9 @@ Rows do not cross one by one: those for one target are a record batch, encoded a
 schema (both sides know it) in one binary cell. So the JVM moves a few cells of some hundred kilobytes a task and
 target, not millions of rows. Cells are not compressed here: Spark compresses what it shuffles.
 
-A row's hash is that of its key columns: Spark's own `xxhash64` for one key (`scalein.hashing`), mixed for several, so
-that it is the same on every machine and in every version. The key group is its top 8 bits; targets are ranges of key
-groups, so a range of a file that is sorted by hash is a target's, whatever the number of targets.
+A row's hash is that of its key columns: `Column.hash()` for one key (`scalein.ir.functions.hashing`), mixed for
+several, so that it is the same on every machine and in every version. The key group is its top 8 bits; targets are
+ranges of key groups, so a range of a file that is sorted by hash is a target's, whatever the number of targets.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from functools import lru_cache
 import numpy as np
 import pyarrow as pa
 
+from scalein.arrow_functions import taken
 from scalein.compiler import compile_flow
 from scalein.dtypes import BOOL, I64
 from scalein.exec.bounded import Program
-from scalein.hashing import P1, P2
-from scalein.interp.taking import taken
 from scalein.ir import ops
 from scalein.ir.exprs import Call, Col, Named
+from scalein.ir.functions.hashing import P1, P2
 from scalein.options import Options
 
 KEY_GROUPS = 256

@@ -18,8 +18,8 @@ import pytest
 import scalein as si
 from scalein import col
 from scalein.api.flow import Flow
-from scalein.jobs.feeds import Feeds
 from scalein.jobs.job import Job
+from scalein.jobs.source_readers import Feeds
 from scalein.testing import Stream, until
 from tests.jobs.streams import rows_in
 

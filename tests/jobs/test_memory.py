@@ -21,10 +21,10 @@ from scalein.connectors.sources import read_ahead as ahead_module
 from scalein.exec.bounded import StandingProgram
 from scalein.ir import ops
 from scalein.ir.rewrite import walk_ops
-from scalein.jobs import groups, parts
-from scalein.jobs.feeds import AHEAD_BYTES, Feeds, Place, Reader
+from scalein.jobs import close_batches, window_aggregate
+from scalein.jobs.fragments import cut
 from scalein.jobs.partials import FEW_STANDING, MOST_STANDING, Finish, most_groups
-from scalein.jobs.segments import cut
+from scalein.jobs.source_readers import AHEAD_BYTES, Feeds, Place, Reader
 from scalein.jobs.spec import Shares
 from scalein.state import LogStore
 from scalein.state.row_buffer import RowLog
@@ -210,8 +210,8 @@ def test_windows_that_close_together_are_finished_in_parts(
     """Many by time, one by its keys; what a part gives is written before the next is begun."""
     rows, least = 20_000, 40_000
     monkeypatch.setattr("os.fsync", lambda handle: None)
-    monkeypatch.setattr(parts, "LEAST_BYTES", least)
-    monkeypatch.setattr(groups, "ring", SimpleNamespace(fits=lambda table: False))
+    monkeypatch.setattr(close_batches, "LEAST_BYTES", least)
+    monkeypatch.setattr(window_aggregate, "ring", SimpleNamespace(fits=lambda table: False))
     given, written = list[tuple[int, int]](), [0]
     for name in ("all", "between"):
         real = getattr(Finish, name)

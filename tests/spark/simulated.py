@@ -20,29 +20,29 @@ from scalein.spark.streaming.inputs import Files, row_groups
 from scalein.spark.streaming.sinks import outlet
 from scalein.spark.streaming.tasks import Batch, Heard, MapTask, ReduceTask, RowTask, WholeTask, heard
 from scalein.spark.streaming.work import Work
-from scalein.storage.object_store import Place, place_of
+from scalein.storage.object_store import Location, parse_location
 
 OPTIONS = Options.make(workers=1)
 Act = Callable[[Batch], Heard]
 
 
-def begun(flow: Flow, checkpoint: Path | Place, sink: object, *, partitions: int = 3, emit: str = "final",
+def begun(flow: Flow, checkpoint: Path | Location, sink: object, *, partitions: int = 3, emit: str = "final",
           late: object = "drop", on_error: object = "raise",
           migration: str = "lazy") -> Commits:
     """A stream as `start` makes it."""
-    place = checkpoint if isinstance(checkpoint, Place) else place_of(checkpoint, NOWHERE)
+    location = checkpoint if isinstance(checkpoint, Location) else parse_location(checkpoint, NOWHERE)
     word = late if isinstance(late, str) else "sink"
     wrong = on_error if isinstance(on_error, str) else "sink"
     op = settled(flow.op, NOWHERE)
     work = Work(tried(op) if wrong == "null" else op, emit, word, wrong, NOWHERE)
-    outlets = {"out": outlet(sink, work.schema, "out", place, NOWHERE)}
+    outlets = {"out": outlet(sink, work.schema, "out", location, NOWHERE)}
     if word == "sink":
-        outlets["late"] = outlet(late, work.late_schema, "late", place, NOWHERE)
+        outlets["late"] = outlet(late, work.late_schema, "late", location, NOWHERE)
     source = work.segment.input.arrow
     reads = pa.schema([source.field(name) for name in work.reads])
     if wrong == "sink":
-        outlets["failed"] = outlet(on_error, reads, "failed", place, NOWHERE)
-    return Commits(Plan(work, reads, outlets, place, partitions, {}, migration, NOWHERE), Carried(*pack(work)))
+        outlets["failed"] = outlet(on_error, reads, "failed", location, NOWHERE)
+    return Commits(Plan(work, reads, outlets, location, partitions, {}, migration, NOWHERE), Carried(*pack(work)))
 
 
 def acting(parts: Iterable[pa.Table], attempts: int = 1, folder: Path | None = None) -> Act:

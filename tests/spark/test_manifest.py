@@ -18,7 +18,7 @@ from scalein.spark.streaming.commits import Commits
 from scalein.spark.streaming.manifest import Manifests
 from scalein.spark.streaming.read_state import read_state
 from scalein.spark.streaming.work import Work
-from scalein.storage.object_store import MANIFESTS, STATE, Place, place_of
+from scalein.storage.object_store import MANIFESTS, STATE, Location, parse_location
 from tests.same import assert_same
 from tests.spark.simulated import acting, begun, run
 
@@ -27,26 +27,26 @@ FLOW = si.flow(ROWS.schema).group_by("k").agg(n=si.count(), s=col("x").sum())
 
 
 @pytest.fixture(params=["local", "elsewhere"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
     """A folder of this machine, and one that is reached as a store elsewhere is."""
     if request.param == "local":
-        return place_of(tmp_path / "checkpoint", NOWHERE)
-    return Place(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "checkpoint", f"far://{tmp_path.name}")
+        return parse_location(tmp_path / "checkpoint", NOWHERE)
+    return Location(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "checkpoint", f"far://{tmp_path.name}")
 
 
-def test_manifests_are_read_as_they_were_written(place: Place) -> None:
-    manifests = Manifests(place)
+def test_manifests_are_read_as_they_were_written(location: Location) -> None:
+    manifests = Manifests(location)
     assert manifests.newest() is None
     manifests.take(NOWHERE)
     for number in range(4):
         manifests.publish(number, {"runs": [number], "text": "\u00e9 \n"})
-        place.put(f"{STATE}/{number}.arrow", b"x")
+        location.put(f"{STATE}/{number}.arrow", b"x")
         manifests.forget([f"{STATE}/{number}.arrow"], [f"{STATE}/{number - 1}.arrow"])
     assert manifests.newest() == {"format": 1, "start": 1, "batch": 3, "runs": [3], "text": "\u00e9 \n"}
     assert manifests.known() == [(1, 2), (1, 3)]
-    assert place.names(STATE) == ["2.arrow", "3.arrow"]
+    assert location.names(STATE) == ["2.arrow", "3.arrow"]
     manifests.close()
-    again = Manifests(place)
+    again = Manifests(location)
     again.take(NOWHERE)
     assert (again.name, again.start) == (manifests.name, 2)
     again.close()
@@ -60,14 +60,14 @@ def test_a_damaged_manifest_is_named_and_not_passed_over(tmp_path: Path, damage:
     path = tmp_path / MANIFESTS / "0000000001-0000000001.json"
     data = path.read_bytes()
     middle = len(data) // 2
-    place = place_of(tmp_path, NOWHERE)
+    location = parse_location(tmp_path, NOWHERE)
     match damage:
         case "flipped":
             path.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
         case "other":
             path.write_bytes((tmp_path / MANIFESTS / "0000000001-0000000000.json").read_bytes())
         case "newer":
-            place.put(f"{MANIFESTS}/{path.name}", data.replace(b'"format":1', b'"format":9'))
+            location.put(f"{MANIFESTS}/{path.name}", data.replace(b'"format":1', b'"format":9'))
         case _:
             path.write_bytes(data[:middle] if damage == "short" else b"")
     for look in (lambda: read_state(tmp_path), lambda: begun(FLOW, tmp_path, si.to_memory(), emit="changes")):
@@ -76,7 +76,7 @@ def test_a_damaged_manifest_is_named_and_not_passed_over(tmp_path: Path, damage:
 
 
 def test_a_manifest_that_says_nonsense_is_damaged(tmp_path: Path) -> None:
-    manifests = Manifests(place_of(tmp_path, NOWHERE))
+    manifests = Manifests(parse_location(tmp_path, NOWHERE))
     manifests.take(NOWHERE)
     manifests.publish(0, {"flow": "nonsense", "clock": 3})
     manifests.close()
@@ -94,16 +94,16 @@ def test_one_stream_at_a_time(tmp_path: Path) -> None:
     begun(FLOW, tmp_path, si.to_memory(), emit="changes").close()
 
 
-def far_place(folder: Path) -> Place:
+def remote_location(folder: Path) -> Location:
     """A store elsewhere, where nothing can be locked; each driver has a handle of its own."""
-    return Place(fs.SubTreeFileSystem(str(folder), fs.LocalFileSystem()), "checkpoint", f"far://{folder.name}")
+    return Location(fs.SubTreeFileSystem(str(folder), fs.LocalFileSystem()), "checkpoint", f"far://{folder.name}")
 
 
 def test_a_driver_that_was_replaced_writes_no_more(tmp_path: Path) -> None:
     """Where there is no lock, the one that came later wins."""
-    first = begun(FLOW, far_place(tmp_path), si.to_memory(), emit="changes")
+    first = begun(FLOW, remote_location(tmp_path), si.to_memory(), emit="changes")
     run(first, [[ROWS]])
-    second = begun(FLOW, far_place(tmp_path), si.to_memory(), emit="changes")
+    second = begun(FLOW, remote_location(tmp_path), si.to_memory(), emit="changes")
     for number in range(2):
         with pytest.raises(StoreFailed, match="another driver has taken over"):
             first.do(number, "query", acting([ROWS]), None)
@@ -116,13 +116,13 @@ def test_a_driver_that_was_replaced_writes_no_more(tmp_path: Path) -> None:
 @pytest.mark.parametrize("goes_on", [True, False], ids=["the other goes on", "the other ends"])
 def test_a_manifest_that_comes_late_is_void(done: int, goes_on: bool, tmp_path: Path) -> None:
     """A driver finds that it may write, and stands still; when it goes on, another one has taken over."""
-    mine, out = far_place(tmp_path), si.to_parquet(tmp_path / "out")
+    mine, out = remote_location(tmp_path), si.to_parquet(tmp_path / "out")
     first = begun(FLOW, mine, out, emit="changes")
     run(first, [[ROWS]] * done)
     put, others = mine.put, list[Commits]()
 
     def late(name: str, data: bytes) -> None:
-        others.append(begun(FLOW, far_place(tmp_path), si.to_parquet(tmp_path / "out"), emit="changes"))
+        others.append(begun(FLOW, remote_location(tmp_path), si.to_parquet(tmp_path / "out"), emit="changes"))
         if goes_on:
             run(others[0], [[ROWS]], first=done)
         put(name, data)
@@ -132,7 +132,7 @@ def test_a_manifest_that_comes_late_is_void(done: int, goes_on: bool, tmp_path: 
         run(first, [[ROWS]], first=done)
     first.close()
     others[0].close()
-    third = begun(FLOW, far_place(tmp_path), si.to_parquet(tmp_path / "out"), emit="changes")
+    third = begun(FLOW, remote_location(tmp_path), si.to_parquet(tmp_path / "out"), emit="changes")
     run(third, [[ROWS]], first=done)  # Spark plays it again in any case
     third.close()
     assert_same(read_state(tmp_path / "checkpoint"), FLOW.collect(pa.concat_tables([ROWS] * (done + 1))))
@@ -142,12 +142,12 @@ def test_a_manifest_that_comes_late_is_void(done: int, goes_on: bool, tmp_path: 
 
 def test_a_driver_that_was_replaced_removes_nothing_of_others(tmp_path: Path) -> None:
     """While it makes output visible, or behind its last look, another one may have taken over, and its tasks write."""
-    first, second = Manifests(far_place(tmp_path)), Manifests(far_place(tmp_path))
+    first, second = Manifests(remote_location(tmp_path)), Manifests(remote_location(tmp_path))
     first.take(NOWHERE)
     for number in range(4):
         first.publish(number, {})
-    old, new = first.place.new_name(STATE, ".arrow"), ""
-    first.place.put(old, b"x")
+    old, new = first.location.new_name(STATE, ".arrow"), ""
+    first.location.put(old, b"x")
     check = first.check
 
     def stalled() -> None:
@@ -155,27 +155,27 @@ def test_a_driver_that_was_replaced_removes_nothing_of_others(tmp_path: Path) ->
         check()
         second.take(NOWHERE)
         second.adopt(second.newest())
-        new = second.place.new_name(STATE, ".arrow")
-        second.place.put(new, b"x")
+        new = second.location.new_name(STATE, ".arrow")
+        second.location.put(new, b"x")
 
     first.check = stalled  # type: ignore[method-assign]
     first.forget([], [])
-    assert [f"{STATE}/{name}" for name in first.place.names(STATE)] == [new]
+    assert [f"{STATE}/{name}" for name in first.location.names(STATE)] == [new]
     assert second.known() == [(1, 3), (2, 3)]
     with pytest.raises(StoreFailed, match="another driver has taken over"):
         check()
 
 
 def test_starts_at_one_moment_have_unlike_numbers(tmp_path: Path) -> None:
-    first, second = Manifests(far_place(tmp_path)), Manifests(far_place(tmp_path))
-    put = first.place.put
+    first, second = Manifests(remote_location(tmp_path)), Manifests(remote_location(tmp_path))
+    put = first.location.put
 
     def late(name: str, data: bytes) -> None:
-        first.place.put = put  # type: ignore[method-assign]
+        first.location.put = put  # type: ignore[method-assign]
         second.take(NOWHERE)
         put(name, data)
 
-    first.place.put = late  # type: ignore[method-assign]
+    first.location.put = late  # type: ignore[method-assign]
     first.take(NOWHERE)
     assert (first.start, second.start) == (2, 1)
 
@@ -199,9 +199,9 @@ def test_manifests_without_a_start_are_read(tmp_path: Path) -> None:
 
 def test_a_manifest_is_never_there_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where others see a file that is being written, it gets its name last."""
-    far = Place(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "", f"far://{tmp_path.name}")
-    far.make(MANIFESTS)
-    far._is_whole = False
+    far = Location(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "", f"far://{tmp_path.name}")
+    far.create_folders(MANIFESTS)
+    far._is_atomic = False
     for number in range(2):
         far.put(f"{MANIFESTS}/one", b"%d" % number)
         assert far.read(f"{MANIFESTS}/one") == b"%d" % number
@@ -224,7 +224,7 @@ class _Torn:
 
 def test_an_address_with_one_slash_is_no_path() -> None:
     with pytest.raises(BadArgument, match="two slashes"):
-        place_of("dbfs:/mnt/checkpoint", NOWHERE)
+        parse_location("dbfs:/mnt/checkpoint", NOWHERE)
 
 
 def test_a_changed_flow_is_refused_with_the_difference(tmp_path: Path) -> None:
@@ -277,5 +277,5 @@ def test_another_query_on_the_same_checkpoint_is_refused(tmp_path: Path) -> None
 def test_there_is_no_state_yet(tmp_path: Path) -> None:
     with pytest.raises(BadArgument, match="no state of a stream"):
         read_state(tmp_path)
-    with pytest.raises(BadArgument, match="no such place"):
+    with pytest.raises(BadArgument, match="is not supported"):
         read_state("nowhere://at/all")

@@ -15,9 +15,9 @@ import scalein as si
 from scalein import col
 from scalein.dtypes import from_arrow_type
 from scalein.errors import NOWHERE, BadArgument
-from scalein.hashing import hash_value
 from scalein.ir import ops
-from scalein.jobs.segments import cut, segments
+from scalein.ir.functions.hashing import hash_value
+from scalein.jobs.fragments import cut, segments
 from scalein.options import Options
 from scalein.spark import phases, shuffle
 from scalein.spark.batch.tasks import Received, Sent

@@ -34,7 +34,7 @@ from scalein.spark.streaming.runs import (
     with_slices,
     write_run,
 )
-from scalein.storage.object_store import STATE, Place, place_of
+from scalein.storage.object_store import STATE, Location, parse_location
 from tests.engines import examples
 
 NAN = float("nan")
@@ -42,9 +42,9 @@ keys_of = st.lists(st.tuples(st.sampled_from([None, "a", "bb", "ccc"]), st.sampl
                    max_size=30)  # fmt: skip
 
 
-def place(folder: Path) -> Place:
-    found = place_of(folder, NOWHERE)
-    found.make(STATE)
+def location(folder: Path) -> Location:
+    found = parse_location(folder, NOWHERE)
+    found.create_folders(STATE)
     return found
 
 
@@ -172,7 +172,7 @@ def test_slices_of_a_key_stay_in_its_group() -> None:
 def test_a_run_gives_the_rows_of_a_range(tmp_path: Path) -> None:
     hashes = np.sort(np.random.default_rng(2).integers(0, 1 << 64, 5000, np.uint64))
     batch = pa.RecordBatch.from_arrays([pa.array(hashes), pa.array(np.arange(5000))], names=[HASH, "v"])
-    run = write_run(place(tmp_path), [batch.slice(0, 1700), batch.slice(1700, 0), batch.slice(1700)], (0, 256), "v")
+    run = write_run(location(tmp_path), [batch.slice(0, 1700), batch.slice(1700, 0), batch.slice(1700)], (0, 256), "v")
     assert run is not None
     assert (run.rows, run.oldest, run.newest) == (5000, 0, 4999)
     assert Run.of(run.to_json()) == run
@@ -180,14 +180,14 @@ def test_a_run_gives_the_rows_of_a_range(tmp_path: Path) -> None:
     for first, last in ranges(7):
         part = run.within(first, last)
         assert part is not None
-        pieces = pieces_of(place(tmp_path), part)
+        pieces = pieces_of(location(tmp_path), part)
         assert all(first <= int(h) >> 56 < last for piece in pieces for h in np.asarray(piece.column(HASH)))
         got += [v for piece in pieces for v in piece.column("v").to_pylist()]
     assert got == list(range(5000))
     parts = [run.within(0, 100), run.within(100, 256)]
     assert joined_runs(part for part in reversed(parts) if part is not None) == [run]
     assert run.within(0, 100) == Run(run.file, 0, 100, 5000, run.size_bytes, run.sum, 0, 4999, run.pieces)
-    assert write_run(place(tmp_path), [batch.slice(0, 0)], (0, 256), None) is None
+    assert write_run(location(tmp_path), [batch.slice(0, 0)], (0, 256), None) is None
 
 
 def test_only_pieces_that_are_needed_are_read(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_only_pieces_that_are_needed_are_read(tmp_path: Path) -> None:
     runs._open.clear()
     hashes = np.arange(256, dtype=np.uint64) << np.uint64(56)
     batch = pa.RecordBatch.from_arrays([pa.array(hashes), pa.array(np.arange(256))], names=[HASH, "v"])
-    here = place(tmp_path)
+    here = location(tmp_path)
     run = write_run(here, [batch.slice(first, 64) for first in range(0, 256, 64)], (0, 256), None)
     assert run is not None
     path, (start, end, *_) = tmp_path / run.file, run.pieces[2]
@@ -214,7 +214,7 @@ def test_only_pieces_that_are_needed_are_read(tmp_path: Path) -> None:
 
 def test_a_run_without_pieces_is_checked_as_a_whole(tmp_path: Path) -> None:
     """As the first version wrote them."""
-    here = place(tmp_path)
+    here = location(tmp_path)
     run = write_run(here, [rows([("a", 1.0), ("bb", None)])], (0, 256), None)
     assert run is not None
     data = (tmp_path / run.file).read_bytes()
@@ -232,7 +232,7 @@ def test_a_run_without_pieces_is_checked_as_a_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["flipped", "short", "gone"])
 def test_a_damaged_run_is_named(tmp_path: Path, damage: str) -> None:
     runs._open.clear()
-    here = place(tmp_path)
+    here = location(tmp_path)
     run = write_run(here, [rows([("a", 1.0), (None, None)])], (0, 256), None)
     assert run is not None
     path = tmp_path / run.file
@@ -250,8 +250,8 @@ def test_runs_of_other_filesystems_are_read_through_a_copy(tmp_path: Path, monke
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setattr("tempfile.tempdir", None)
     (tmp_path / "tmp").mkdir()
-    far = Place(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "far", "far://away")
-    far.make(STATE)
+    far = Location(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "far", "far://away")
+    far.create_folders(STATE)
     run = write_run(far, [rows([("a", 1.0), ("bb", None)])], (0, 256), None)
     assert run is not None
     runs._open.clear()
@@ -276,13 +276,13 @@ def test_runs_of_other_filesystems_are_read_through_a_copy(tmp_path: Path, monke
 
 def test_copies_take_half_of_a_disk_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    far = Place(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "far", "far://away")
-    far.make(STATE)
+    far = Location(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "far", "far://away")
+    far.create_folders(STATE)
     written = [run for _ in range(4) if (run := write_run(far, [rows([("a", 1.0)])], (0, 256), None)) is not None]
     size = written[0].size_bytes
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=size))  # beside what copies take
     for number, run in enumerate(written):
-        far.mapped(run.file)
+        far.map_file(run.file)
         os.utime(far._path_of_copy(run.file), (10**9 * 2 + number,) * 2)
         assert os.path.exists(far._path_of_copy(run.file))
     assert len(list(tmp_path.glob("scalein-runs-*/*"))) == 1

@@ -32,7 +32,7 @@ from scalein.spark.streaming.query import StreamJob
 from scalein.spark.streaming.read_state import read_state
 from scalein.spark.streaming.tasks import Batch, Heard
 from scalein.storage import object_store
-from scalein.storage.object_store import OUTPUT, Place, place_of
+from scalein.storage.object_store import OUTPUT, Location, parse_location
 from tests.same import assert_same
 from tests.spark.simulated import acting, begun, run
 
@@ -98,9 +98,9 @@ def dying(target: object, name: str, call: int, before: bool) -> Iterator[None]:
 
 STEPS: list[tuple[object, str, int]] = [
     (Manifests, "publish", 2),  # tasks are done; and the manifest is there
-    (Place, "put", 2), (object_store.os, "rename", 4), (object_store.os, "rename", 5),  # in the middle of writing it
+    (Location, "put", 2), (object_store.os, "rename", 4), (object_store.os, "rename", 5),  # in the middle of writing it
     (FileSink, "commit", 3), (object_store.os, "rename", 6), (object_store.os, "rename", 7),  # in a commit
-    (Manifests, "forget", 2), (Place, "remove", 2),
+    (Manifests, "forget", 2), (Location, "remove", 2),
     (reducing, "write_run", 4), (FileSink, "prepare", 5),
 ]  # fmt: skip
 
@@ -174,16 +174,16 @@ def test_an_attempt_that_fails_leaves_nothing_that_counts(tmp_path: Path, monkey
     commits = begin(tmp_path)
     run(commits, [rows(0)])
     full = [True]
-    original = Place.writing
+    original = Location.create
 
     @contextmanager
-    def writing(self: Place, name: str) -> Iterator[object_store.Written]:
+    def create(self: Location, name: str) -> Iterator[object_store.ChecksummedOutput]:
         with original(self, name) as written:
             yield written
             if full[0]:
                 raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Place, "writing", writing)
+    monkeypatch.setattr(Location, "create", create)
     with pytest.raises(StoreFailed, match="No space left"):
         commits.do(1, "query", acting(rows(1)), None)
     full[0] = False
@@ -205,22 +205,22 @@ def test_a_task_that_fails_unstages_its_files(tmp_path: Path, monkeypatch: pytes
 
 def test_rows_for_a_function_do_not_wait_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sinks, "GROUP_BYTES", 1000)
-    place = place_of(tmp_path, NOWHERE)
-    place.make(OUTPUT)
+    location = parse_location(tmp_path, NOWHERE)
+    location.create_folders(OUTPUT)
     table = everything()
     for is_kept in (True, False):
-        taken: Any = sinks.Stored(place, table.schema).begin("job-1", 0)
+        taken: Any = sinks.Stored(location, table.schema).begin("job-1", 0)
         for batch in table.to_batches(max_chunksize=20):
             taken.write(batch)
             assert taken.waiting_bytes < 1000
         if is_kept:
             assert taken.finish() == ([taken.name], [])
-            assert pq.read_table(place.path(taken.name)).equals(table)
-            assert pq.ParquetFile(place.path(taken.name)).num_row_groups > 2
+            assert pq.read_table(location.path(taken.name)).equals(table)
+            assert pq.ParquetFile(location.path(taken.name)).num_row_groups > 2
         else:
             taken.abandon()
-            assert not Path(place.path(taken.name)).exists()
-    assert sinks.Stored(place, table.schema).begin("job-1", 0).finish() == ([], [])
+            assert not Path(location.path(taken.name)).exists()
+    assert sinks.Stored(location, table.schema).begin("job-1", 0).finish() == ([], [])
 
 
 def test_a_damaged_run_stops_the_stream_and_is_named(tmp_path: Path) -> None:
@@ -362,7 +362,7 @@ def test_files_that_no_batch_needs_are_let_go(is_local: bool, tmp_path: Path, mo
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     runs._open.clear()
     folder = tmp_path / "checkpoint"
-    where = folder if is_local else Place(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "checkpoint",
+    where = folder if is_local else Location(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "checkpoint",
                                           "far://off")
     commits = begun(FLOW, where, si.to_memory(), emit="changes", partitions=1)
     for number in range(12):
@@ -377,7 +377,7 @@ def test_files_that_no_batch_needs_are_let_go(is_local: bool, tmp_path: Path, mo
 
 def test_everything_runs_on_other_filesystems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    far = Place(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "far", "far://away")
+    far = Location(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "far", "far://away")
     sink = si.to_memory()
     make: Callable[[], Commits] = lambda: begun(FLOW, far, sink, emit="changes")  # noqa: E731
     for number in range(BATCHES):

@@ -17,7 +17,7 @@ from scalein.spark.streaming import sinks
 from scalein.spark.streaming.commits import Commits
 from scalein.spark.streaming.manifest import Manifests
 from scalein.spark.streaming.tasks import Batch, Heard
-from scalein.storage.object_store import place_of
+from scalein.storage.object_store import parse_location
 from tests.same import assert_same
 from tests.spark.simulated import acting, begun, run
 from tests.spark.test_stream_faults import (
@@ -210,4 +210,4 @@ def test_files_that_the_driver_does_not_see_are_no_output(tmp_path: Path) -> Non
     with pytest.raises(WriteFailed, match="it is not there"):
         commits.do(0, "query", elsewhere, None)
     commits.close()
-    assert Manifests(place_of(tmp_path / "checkpoint", NOWHERE)).newest() is None
+    assert Manifests(parse_location(tmp_path / "checkpoint", NOWHERE)).newest() is None

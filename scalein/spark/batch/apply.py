@@ -27,7 +27,7 @@ from scalein.ir import ops
 from scalein.ir.exprs import Named
 from scalein.ir.physical import identity
 from scalein.ir.rewrite import rewrite, walk_ops
-from scalein.jobs.segments import Feed, Segment, cut, over, placeholder, segments
+from scalein.jobs.fragments import Feed, Segment, cut, over, placeholder, segments
 from scalein.spark.batch.filters import pulled, quoted
 from scalein.spark.batch.scan import bound_rows, read_by_all, shuffle_partitions
 from scalein.spark.batch.tasks import Entering, Leaving, Mapped, Received, Sent, Step, Task, Whole

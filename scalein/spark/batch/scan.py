@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from scalein.connectors.base import QUIET_S, Connected
-from scalein.connectors.formats.base import Part, reading
+from scalein.connectors.base import QUIET_S, BoundSource
+from scalein.connectors.formats.base import FileSplit, reading
 from scalein.connectors.formats.parquet import Parquet
 from scalein.connectors.in_memory import Batches
 from scalein.connectors.sources.files import FileSource
-from scalein.connectors.sources.read_ahead import Unit, ahead
+from scalein.connectors.sources.read_ahead import ReadTask, read_ahead
 from scalein.errors import BadArgument, InternalError, SourceLoc, here
 from scalein.ir import ops
 from scalein.ir.rewrite import walk_ops
@@ -69,7 +69,7 @@ def run(flow: Flow, spark: SparkSession) -> DataFrame:
         if isinstance(below, ops.Source) and below.data is None:
             raise BadArgument("the flow has no data yet: it begins with si.flow(schema)", at=at,
                               hint="begin it with a reader, or use scalein.spark.apply(q, df)")
-        if isinstance(below, ops.Source) and isinstance(below.data, Connected) and not below.data.bounded:
+        if isinstance(below, ops.Source) and isinstance(below.data, BoundSource) and not below.data.bounded:
             raise BadArgument(f"the input ({below.data.name}) never ends, so its result cannot be had", at=at,
                               hint="start(sink=...) runs it as a job")
     return planned(flow.op, spark, None, at)
@@ -87,7 +87,7 @@ def bound_rows(source: ops.Source, phases: Phases, spark: SparkSession, at: Sour
         named = pa.schema([field.with_name(f"c{k}") for k, field in enumerate(wanted)])
         whole = pa.Table.from_batches(parts, wanted).rename_columns(named.names)
         return spark.createDataFrame(whole, schema=spark_schema(named, at)), Entering(table.schema)
-    if not isinstance(data, Connected):
+    if not isinstance(data, BoundSource):
         raise InternalError("a source without data reached Spark", at=at)
     connected = data.project(columns).where(phases.tests)
     step: Step
@@ -108,7 +108,7 @@ def read_by_all(source: ops.Source, phases: Phases, spark: SparkSession) -> tupl
     """
     data, keys = source.data, phases.source_keys
     cores = parallelism(spark)
-    if keys is None or cores > MOST_READERS or not isinstance(data, Connected):
+    if keys is None or cores > MOST_READERS or not isinstance(data, BoundSource):
         return None
     connected = data.project(phases.reads).where(phases.tests)
     files = connected.source
@@ -130,7 +130,7 @@ def _has_many_groups(files: FileSource, keys: Sequence[str], splits: Sequence[Sp
 
     name, row, _ = splits[len(splits) // 2]
     path = files.listing.path(name)
-    part = next(files.format.parts(path, files.whole, list(dict.fromkeys(keys)), row), None)
+    part = next(files.format.splits(path, files.whole, list(dict.fromkeys(keys)), row), None)
     batch = None if part is None else next(part.open(), None)
     if batch is None:
         return False
@@ -150,7 +150,7 @@ def splits_of(source: FileSource) -> tuple[list[Split], list[int]]:
         path = source.listing.path(file.name)
         rows = [0]
         if isinstance(source.format, Parquet):  # others would be read to be cut, and are read whole
-            rows = [part.row for part in source.format.parts(path, source.whole, None, 0)]
+            rows = [part.row for part in source.format.splits(path, source.whole, None, 0)]
             share = _share_read(path, source.schema.names) if share is None else share
         splits += [(file.name, row, end) for row, end in zip(rows, [*rows[1:], None], strict=False)]
         size = int(os.stat(path).st_size * (1.0 if share is None else share))
@@ -210,7 +210,7 @@ def shuffle_partitions(spark: SparkSession) -> int:
 class PartitionsRead:
     """Partitions of a source; Spark gives their numbers."""
 
-    data: Connected
+    data: BoundSource
     names: tuple[str, ...]
 
     def run(self, batches: Rows, options: Options) -> Rows:
@@ -234,7 +234,7 @@ class FilesRead:
                 yield from self.share(number, options)
 
     def share(self, number: int, options: Options) -> Rows:
-        return Connected(self.name, _Some(self.files, self.shares[number], options.workers), self.at).read()
+        return BoundSource(self.name, _Some(self.files, self.shares[number], options.workers), self.at).read()
 
 
 @dataclass(frozen=True)
@@ -268,21 +268,21 @@ class _Some:
         return ("splits",)
 
     def read(self, partition: str, offset: Json) -> Iterator[tuple[pa.RecordBatch, Json]]:
-        for batch in ahead(self._units(), self.threads, QUIET_S):
+        for batch in read_ahead(self._units(), self.threads, QUIET_S):
             if batch is not None:
                 yield batch, None
 
-    def _units(self) -> Iterator[Unit[pa.RecordBatch]]:
+    def _units(self) -> Iterator[ReadTask[pa.RecordBatch]]:
         files = self.files
         columns = None if files.columns is None else list(files.columns)
         for name, first, end in self.splits:
-            for part in files.format.parts(files.listing.path(name), files.whole, columns, first):
+            for part in files.format.splits(files.listing.path(name), files.whole, columns, first):
                 if end is not None and part.row >= end:
                     break
                 yield partial(_between, part, first, end)
 
 
-def _between(part: Part, first: int, end: int | None) -> Iterator[pa.RecordBatch]:
+def _between(part: FileSplit, first: int, end: int | None) -> Iterator[pa.RecordBatch]:
     """The rows of a part that are in a split: should files be cut otherwise here than where splits were dealt out."""
     row = part.row
     for batch in part.open():

@@ -33,7 +33,7 @@ from scalein.spark.streaming.sinks import Outlet
 from scalein.spark.streaming.tasks import Batch, Heard, counted, seen_of
 from scalein.spark.streaming.work import Work
 from scalein.storage.checked_json import Json, as_int, as_list, as_map
-from scalein.storage.object_store import Place
+from scalein.storage.object_store import Location
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,7 +46,7 @@ class Plan:
     work: Work
     entering: pa.Schema  # the stream's columns that are read
     outlets: dict[str, Outlet]  # out, and perhaps late and failed
-    place: Place
+    location: Location
     partitions: int
     trigger: dict[str, object]
     migration: str
@@ -61,7 +61,7 @@ class Commits:
         self.partitions = plan.partitions
         self.progress: dict[str, object] | None = None
         self._has_warned = False
-        self._manifests = Manifests(plan.place)
+        self._manifests = Manifests(plan.location)
         self._manifests.take(plan.at)
         self._opened: list[Outlet] = []
         try:
@@ -72,7 +72,7 @@ class Commits:
 
     def _recover(self) -> None:
         """Go on from the last manifest, if there is one."""
-        plan, place = self._plan, self._plan.place
+        plan, location = self._plan, self._plan.location
         self._last = self._manifests.newest()
         self._clock, self._runs, self._before = Clock(), list[Run](), set[str]()
         committed: dict[str, Json] = {}
@@ -85,7 +85,7 @@ class Commits:
                 self._before = self._named(self._runs, committed)
             except (ValueError, KeyError, TypeError) as error:
                 raise Damaged("a manifest does not say what one says", found=repr(error),
-                              file=place.uri_of(key_of(self._last).name)) from error
+                              file=location.uri_of(key_of(self._last).name)) from error
         self._last = self._manifests.adopt(self._last)  # before anything of earlier starts is removed
         for role, outlet in plan.outlets.items():
             outlet.open(self._committed(role, committed), f"{self._manifests.name}-{self._manifests.start}")
@@ -125,14 +125,14 @@ class Commits:
         else:  # a lower number too: its rows may be other ones than those that are counted
             raise Damaged(f"Spark is at batch {number}, and the last manifest is "
                           f"{f'that of batch {done}' if done >= 0 else 'missing'}",
-                          file=self._plan.place.uri_of("manifests" if number > done else "spark"),
+                          file=self._plan.location.uri_of("manifests" if number > done else "spark"),
                           hint="bring the missing files back, or begin again with another checkpoint")
 
     def _check_query(self, found: str) -> None:
         """Batches of two queries must not be mixed: numbers of one say nothing of the other's rows."""
         if self._last is not None and (known := self._last["query"]) != found:
             raise BadArgument("another query wrote this checkpoint: Spark's part of it was removed or replaced",
-                              at=self._plan.at, file=self._plan.place.uri_of("spark"), checkpoint=known, found=found,
+                              at=self._plan.at, file=self._plan.location.uri_of("spark"), checkpoint=known, found=found,
                               hint="give another checkpoint, or bring its folder spark back")
 
     def _check_outlets(self) -> None:
@@ -148,7 +148,7 @@ class Commits:
         began, partitions = time.monotonic(), self.partitions
         plan, prefix = self._plan, f"{self._manifests.name}-{number:010}"
         outputs = {role: outlet.output for role, outlet in plan.outlets.items()}
-        said = act(Batch(self._work, plan.entering, prefix, partitions, self._clock, tuple(self._runs), plan.place,
+        said = act(Batch(self._work, plan.entering, prefix, partitions, self._clock, tuple(self._runs), plan.location,
                          plan.migration, outputs))
         words = [said.words[task] for task in sorted(said.words)]
         runs, clock = self._state_behind(words, partitions)
@@ -174,10 +174,10 @@ class Commits:
         """What tasks wrote must be where the driver looks for it, or nobody will find it in the next batch."""
         known = {run.file for run in self._runs}
         wanted = {run.file: run.size_bytes for run in runs if run.file not in known} | dict.fromkeys(others)
-        for name, size in zip(wanted, self._plan.place.sizes(list(wanted)), strict=True):
+        for name, size in zip(wanted, self._plan.location.sizes(list(wanted)), strict=True):
             if size is None or wanted[name] not in (None, size):
                 raise StoreFailed("a task wrote a file of the checkpoint, and it is not there for the driver",
-                                  at=self._plan.at, file=self._plan.place.uri_of(name), found=f"{size} bytes",
+                                  at=self._plan.at, file=self._plan.location.uri_of(name), found=f"{size} bytes",
                                   hint="every machine must see this very folder under this path: give a checkpoint on "
                                        "a filesystem that they share")
 

@@ -37,7 +37,7 @@ from typing import IO, NamedTuple
 
 from scalein.errors import Damaged, NewerFormat, SourceLoc, StoreFailed
 from scalein.storage.checked_json import Json, as_int
-from scalein.storage.object_store import MANIFESTS, OUTPUT, STATE, Place
+from scalein.storage.object_store import MANIFESTS, OUTPUT, STATE, Location
 
 FORMAT = 1
 KEPT = 2
@@ -63,8 +63,8 @@ class Key(NamedTuple):
 class Manifests:
     """The manifests of a checkpoint, and after `take` those of one start. On a local disk it also holds a lock."""
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, location: Location) -> None:
+        self.location = location
         self.name, self.start = "", 0  # of the stream, and of this start
         self._lock: IO[bytes] | None = None
 
@@ -72,28 +72,28 @@ class Manifests:
 
     def take(self, at: SourceLoc) -> None:
         """Become the one that writes."""
-        self.place.make(MANIFESTS, STATE, OUTPUT)
-        if self.place.is_local:
-            self._lock = open(self.place.path(f"{MANIFESTS}/lock"), "ab")  # noqa: SIM115 (held until close)
+        self.location.create_folders(MANIFESTS, STATE, OUTPUT)
+        if self.location.is_local:
+            self._lock = open(self.location.path(f"{MANIFESTS}/lock"), "ab")  # noqa: SIM115 (held until close)
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 self.close()
-                raise StoreFailed("another stream is using this checkpoint", at=at, file=self.place,
+                raise StoreFailed("another stream is using this checkpoint", at=at, file=self.location,
                                   hint="stop it first, or give another checkpoint") from error
-            self.place.remove_temporary(MANIFESTS)
+            self.location.remove_temporary(MANIFESTS)
         self.name, before = self._stream()
-        self.place.start = self.start = self._claimed(before)
-        self.place.put(_STREAM, f"{self.name} {self.start}".encode())
+        self.location.start = self.start = self._claimed(before)
+        self.location.put(_STREAM, f"{self.name} {self.start}".encode())
 
     def _stream(self) -> tuple[str, int]:
         """The stream's own name over all its starts, and how many there were."""
         try:
-            found = _JOB.fullmatch(self.place.read(_STREAM).decode("ascii", "replace"))
+            found = _JOB.fullmatch(self.location.read(_STREAM).decode("ascii", "replace"))
         except FileNotFoundError:
             return uuid.uuid4().hex[:8], 0
         if found is None:
-            raise Damaged("the name of a stream cannot be read", file=self.place.uri_of(_STREAM))
+            raise Damaged("the name of a stream cannot be read", file=self.location.uri_of(_STREAM))
         return found[1], int(found[2])
 
     def _claimed(self, before: int) -> int:
@@ -102,23 +102,23 @@ class Manifests:
         while True:
             start = max([start, *self._starts()]) + 1
             claim = f"{MANIFESTS}/start-{start:010}-{uuid.uuid4().hex}"
-            self.place.put(claim, b"")
+            self.location.put(claim, b"")
             starts = self._starts()
             if starts.count(start) == 1:
                 break
-            self.place.remove(claim)
-        for name in self.place.names(MANIFESTS):
+            self.location.remove(claim)
+        for name in self.location.names(MANIFESTS):
             if (match := _CLAIM.fullmatch(name)) and int(match[1]) < start:
-                self.place.remove(f"{MANIFESTS}/{name}")
+                self.location.remove(f"{MANIFESTS}/{name}")
         return start
 
     def _starts(self) -> list[int]:
-        return [int(match[1]) for name in self.place.names(MANIFESTS) if (match := _CLAIM.fullmatch(name))]
+        return [int(match[1]) for name in self.location.names(MANIFESTS) if (match := _CLAIM.fullmatch(name))]
 
     def check(self) -> None:
         """Refuse to go on if there is a later start."""
         if max(self._starts(), default=0) != self.start:
-            raise StoreFailed("another driver has taken over this checkpoint", file=self.place,
+            raise StoreFailed("another driver has taken over this checkpoint", file=self.location,
                               hint="one of the two must end; this one has")
 
     def close(self) -> None:
@@ -129,7 +129,7 @@ class Manifests:
 
     def known(self) -> list[Key]:
         """The manifests that there are, the one that counts last."""
-        found = (_NAME.fullmatch(name) for name in self.place.names(MANIFESTS))
+        found = (_NAME.fullmatch(name) for name in self.location.names(MANIFESTS))
         return sorted(Key(int(match[1] or 0), int(match[2])) for match in found if match)
 
     def newest(self) -> dict[str, Json] | None:
@@ -147,17 +147,17 @@ class Manifests:
 
     def read(self, key: Key) -> dict[str, Json]:
         try:
-            text, _, check = self.place.read(key.name).partition(b"\n")
+            text, _, check = self.location.read(key.name).partition(b"\n")
             if check.strip() != b"%08x" % zlib.crc32(text):
                 raise ValueError("the checksum does not fit")
             found = json.loads(text)
             if not isinstance(found, dict) or key_of(found) != key:
                 raise ValueError("it is not what its name says")
         except (ValueError, RecursionError) as error:
-            raise Damaged("the manifest of a batch cannot be read", file=self.place.uri_of(key.name), found=error,
+            raise Damaged("the manifest of a batch cannot be read", file=self.location.uri_of(key.name), found=error,
                           hint="bring the file back, or begin again with another checkpoint") from error
         if not isinstance(found.get("format"), int) or found["format"] > FORMAT:
-            raise NewerFormat("the checkpoint was written by a newer scalein", file=self.place.uri_of(key.name),
+            raise NewerFormat("the checkpoint was written by a newer scalein", file=self.location.uri_of(key.name),
                               found=found.get("format"), has=FORMAT)
         return found
 
@@ -173,7 +173,7 @@ class Manifests:
         self.check()
         found: dict[str, Json] = {**content, "format": FORMAT, "start": self.start, "batch": number}
         text = json.dumps(found, separators=(",", ":")).encode()
-        self.place.put(Key(self.start, number).name, text + b"\n%08x\n" % zlib.crc32(text))
+        self.location.put(Key(self.start, number).name, text + b"\n%08x\n" % zlib.crc32(text))
         self.check()
         return found
 
@@ -185,12 +185,12 @@ class Manifests:
         self.check()
         for key in self.known()[:-KEPT]:
             if key.start <= self.start:
-                self.place.remove(key.name)
+                self.location.remove(key.name)
         kept = {*named, *before}
         for folder in (STATE, OUTPUT):
-            for name in self.place.names(folder):
+            for name in self.location.names(folder):
                 if f"{folder}/{name}" not in kept and _start_of(name) <= self.start:
-                    self.place.remove(f"{folder}/{name}")
+                    self.location.remove(f"{folder}/{name}")
 
 
 def key_of(manifest: dict[str, Json]) -> Key:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scalein.interp.taking import taken
+from scalein.arrow_functions import taken
 from scalein.spark.streaming.combining import Combining, placed_in
 from scalein.spark.streaming.runs import PIECE_ROWS, between, hashes_of
 

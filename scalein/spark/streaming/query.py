@@ -75,7 +75,7 @@ class StreamJob:
 
     def _start(self, stream: DataFrame) -> StreamingQuery:
         writer = stream.writeStream.foreachBatch(self._on_batch)
-        writer = writer.option("checkpointLocation", self._plan.place.address_of("spark"))
+        writer = writer.option("checkpointLocation", self._plan.location.spark_uri("spark"))
         if self._plan.trigger:
             writer = writer.trigger(**self._plan.trigger)  # type: ignore[call-overload]
         with in_our_words():

@@ -23,16 +23,16 @@ from scalein.ir.exprs import Agg, Col, Named, NamedAgg
 from scalein.ir.partials import two_phase
 from scalein.ir.physical import Scan, WindowAggregate
 from scalein.ir.tables import Acc, AccKind, Key, Output, Slicing, Table
+from scalein.jobs.fragments import placeholder
+from scalein.jobs.operators import filtered
 from scalein.jobs.partials import group_of
-from scalein.jobs.segments import placeholder
-from scalein.jobs.steps import filtered
 from scalein.options import Options
 from scalein.spark.streaming.clocks import least_open
 from scalein.spark.streaming.manifest import Manifests
 from scalein.spark.streaming.runs import HASH, Run, pieces_of
 from scalein.spark.streaming.work import SLICE, Work
 from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text
-from scalein.storage.object_store import place_of
+from scalein.storage.object_store import parse_location
 
 
 def read_state(checkpoint: object) -> pa.Table:
@@ -42,21 +42,22 @@ def read_state(checkpoint: object) -> pa.Table:
     seen.
     """
     at = here()
-    place = place_of(checkpoint, at)
-    manifests = Manifests(place)
+    location = parse_location(checkpoint, at)
+    manifests = Manifests(location)
     for attempt in range(_ATTEMPTS):
         found = manifests.newest()
         if found is None:
-            raise BadArgument("there is no state of a stream in this checkpoint", at=at, file=place,
+            raise BadArgument("there is no state of a stream in this checkpoint", at=at, file=location,
                               hint="it is there behind the first batch")
         try:
             state = found["state"]
             if state is None:
-                raise BadArgument("the flow of this checkpoint keeps no state: it works row by row", at=at, file=place)
-            pieces = [piece for run in as_list(found["runs"]) for piece in pieces_of(place, Run.of(run))]
+                raise BadArgument("the flow of this checkpoint keeps no state: it works row by row", at=at,
+                                  file=location)
+            pieces = [piece for run in as_list(found["runs"]) for piece in pieces_of(location, Run.of(run))]
             return _finished(as_map(state), pieces, found["watermark"])
         except (KeyError, ValueError, TypeError) as error:
-            raise Damaged("a manifest does not say what one says", file=place.uri_of("manifests"),
+            raise Damaged("a manifest does not say what one says", file=location.uri_of("manifests"),
                           found=repr(error)) from error
         except Damaged:  # a running stream may have removed a file meanwhile: then there is a newer manifest
             if attempt == _ATTEMPTS - 1 or manifests.is_newest(found):

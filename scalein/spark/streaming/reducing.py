@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 from scalein.compiler import compile_flow
 from scalein.exec.event_time import as_integers
 from scalein.ir.partials import TwoPhase, two_phase
-from scalein.jobs.changes import OP, Changes
+from scalein.jobs.changelog import OP, Changes
+from scalein.jobs.operators import Surroundings, filtered
 from scalein.jobs.partials import group_of
-from scalein.jobs.steps import Surroundings, filtered
 from scalein.options import Options
 from scalein.spark.shuffle import KEY_GROUPS, hashes
 from scalein.spark.streaming.clocks import Clock
@@ -40,7 +40,7 @@ from scalein.spark.streaming.runs import (
     write_run,
 )
 from scalein.spark.streaming.work import SLICE, Work
-from scalein.storage.object_store import Place
+from scalein.storage.object_store import Location
 
 _NUMBER = "#number"
 
@@ -65,18 +65,18 @@ class Reducer:
     def __init__(self, work: Work, options: Options) -> None:
         self._work, self._phases, self._options = work, work.phases, options
 
-    def run(self, share: Share, given: list[pa.RecordBatch], place: Place,
+    def run(self, share: Share, given: list[pa.RecordBatch], location: Location,
             write: Callable[[pa.RecordBatch], None]) -> list[Run]:
         """The runs of a share behind a batch, of which `given` has crossed; results go to `write`."""
         new = self._sorted(given)
         # Changes of windows that this very batch closes are told as well.
         first_open = self._first_open(share.now if self._work.mode == "closing" else share.before)
         if self._work.mode == "closing":
-            for batch in self._closed(share, new, place):
+            for batch in self._closed(share, new, location):
                 write(self._work.told(batch))
         runs = [run for run in share.runs if not _is_past(run, first_open)]
-        runs, moved = self._moved(runs, share, new, place)
-        opened = [pieces_of(place, run) for run in runs]
+        runs, moved = self._moved(runs, share, new, location)
+        opened = [pieces_of(location, run) for run in runs]
         sizes = [sum(piece.num_rows for piece in pieces) for pieces in opened]
         chosen = to_merge(sizes, new.num_rows) | {k for k, run in enumerate(runs) if _is_half_past(run, first_open)}
         chosen |= moved
@@ -92,14 +92,15 @@ class Reducer:
                     touched.append((rows_at(each.piece.select(self._work.kept.names), each.at), each.others))
                 yield each.piece
 
-        run = write_run(place, pieces(), share.groups, self._work.slices)
+        run = write_run(location, pieces(), share.groups, self._work.slices)
         if new.num_rows and self._work.mode in ("running", "distinct"):
             for batch in self._changed(parts[0][0], opened, chosen, touched):
                 if batch.num_rows:
                     write(batch)
         return [*(each for k, each in enumerate(runs) if k not in chosen), *([] if run is None else [run])]
 
-    def _moved(self, runs: list[Run], share: Share, new: pa.RecordBatch, place: Place) -> tuple[list[Run], set[int]]:
+    def _moved(self, runs: list[Run], share: Share, new: pa.RecordBatch,
+               location: Location) -> tuple[list[Run], set[int]]:
         """Runs, and which of them are rewritten because their files have rows of other tasks too. One that moves piece
         by piece is cut.
         """
@@ -110,7 +111,7 @@ class Reducer:
         found, moved = list[Run](), set[int]()
         for run in runs:
             rest: list[Run] = []
-            if sum(piece.num_rows for piece in pieces_of(place, run)) < run.rows:
+            if sum(piece.num_rows for piece in pieces_of(location, run)) < run.rows:
                 run, rest = hottest(run, width, rows)
                 moved.add(len(found))
             found += [run, *rest]
@@ -149,7 +150,7 @@ class Reducer:
             return piece
         return filtered(piece, pc.greater_equal(as_integers(piece.column(self._work.slices)), first_open))
 
-    def _closed(self, share: Share, new: pa.RecordBatch, place: Place) -> Rows:
+    def _closed(self, share: Share, new: pa.RecordBatch, location: Location) -> Rows:
         """The results of windows that the batch has closed."""
         window, lateness, slices = self._work.window, self._work.lateness, self._work.slices
         before, now = share.before.watermark, share.now.watermark
@@ -158,7 +159,7 @@ class Reducer:
             return
         end, first = lateness.last_end(now), None if before is None else lateness.least_open(before)
         waiting = [new, *(piece for run in share.runs if run.oldest is not None and run.oldest < end
-                          for piece in pieces_of(place, run))]
+                          for piece in pieces_of(location, run))]
         given = []
         for piece in waiting:
             starts = as_integers(piece.column(slices))

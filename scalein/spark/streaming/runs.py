@@ -31,12 +31,12 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from scalein.arrow_functions import taken
 from scalein.errors import Damaged
 from scalein.exec.event_time import as_integers
-from scalein.interp.taking import taken
 from scalein.spark.shuffle import KEY_GROUPS
 from scalein.storage.checked_json import Json, as_int, as_list, as_text
-from scalein.storage.object_store import STATE, Place
+from scalein.storage.object_store import STATE, Location
 
 HASH = "#hash"
 PIECE_ROWS = 1 << 20  # of a piece, about; also what a merge holds at a time
@@ -136,27 +136,27 @@ def with_slices(hashes: np.ndarray, slices: np.ndarray) -> np.ndarray:
 # --- files
 
 
-def write_run(place: Place, pieces: Iterable[pa.RecordBatch], groups: tuple[int, int],
+def write_run(location: Location, pieces: Iterable[pa.RecordBatch], groups: tuple[int, int],
               slices: str | None) -> Run | None:
     """Pieces in the order of their hashes, as a run; None if they have no row."""
     some = (piece for piece in pieces if piece.num_rows)
     first = next(some, None)
     if first is None:
         return None
-    name = place.new_name(STATE, ".arrow")
+    name = location.new_name(STATE, ".arrow")
     rows, ends, written_pieces = 0, list[int](), list[Piece]()
-    with place.writing(name) as written:
+    with location.create(name) as written:
         with pa.ipc.new_file(pa.PythonFile(written, "w"), first.schema) as writer:
             for piece in chain([first], some):
                 start = written.size_bytes
                 writer.write_batch(piece)
                 groups_of = hashes_of(piece)[[0, -1]] >> np.uint64(56)
-                written_pieces.append(Piece(start, written.size_bytes, written.sum_since(), *map(int, groups_of)))
+                written_pieces.append(Piece(start, written.size_bytes, written.take_checksum(), *map(int, groups_of)))
                 rows += piece.num_rows
                 if slices is not None:
                     times = np.asarray(as_integers(piece.column(slices)))
                     ends += [int(times.min()), int(times.max())]
-        return Run(name, *groups, rows, written.size_bytes, written.sum_since(), min(ends, default=None),
+        return Run(name, *groups, rows, written.size_bytes, written.take_checksum(), min(ends, default=None),
                    max(ends, default=None), tuple(written_pieces))
 
 
@@ -193,17 +193,17 @@ class _File:
 _open: OrderedDict[str, _File] = OrderedDict()
 
 
-def pieces_of(place: Place, run: Run) -> list[pa.RecordBatch]:
+def pieces_of(location: Location, run: Run) -> list[pa.RecordBatch]:
     """The rows of a run that count, mapped, in the order of their hashes; a piece is checked when it is new here."""
-    name = place.uri_of(run.file)
+    name = location.uri_of(run.file)
     try:
         try:
-            whole = _opened(place, run, name).within(run.first, run.last)
+            whole = _opened(location, run, name).within(run.first, run.last)
         except _Unsound:
             _open.pop(name, None)
-            if not place.drop_copy(run.file):
+            if not location.drop_local_copy(run.file):
                 raise
-            whole = _opened(place, run, name).within(run.first, run.last)
+            whole = _opened(location, run, name).within(run.first, run.last)
     except _Unsound:
         raise Damaged("a file of a stream's state is not what was written", file=name) from None
     except (OSError, pa.ArrowException) as error:
@@ -214,24 +214,24 @@ def pieces_of(place: Place, run: Run) -> list[pa.RecordBatch]:
     return [part for piece in whole if (part := between(piece, start, end)).num_rows]
 
 
-def _opened(place: Place, run: Run, name: str) -> _File:
+def _opened(location: Location, run: Run, name: str) -> _File:
     if name not in _open:
-        _open[name] = _File(place.mapped(run.file), run)
+        _open[name] = _File(location.map_file(run.file), run)
         while len(_open) > _KEPT_OPEN:
             _open.popitem(last=False)
     _open.move_to_end(name)
     return _open[name]
 
 
-def keep_only(place: Place, runs: Iterable[Run]) -> None:
+def keep_only(location: Location, runs: Iterable[Run]) -> None:
     """Let go of all files of a stream but these. A mapped file's bytes stay on disk even when it is removed, and a
     worker that lives on would hold those of all batches.
     """
     names = {run.file for run in runs}
-    wanted = {place.uri_of(name) for name in names}
-    for name in [name for name in _open if name.startswith(place.uri_of(STATE)) and name not in wanted]:
+    wanted = {location.uri_of(name) for name in names}
+    for name in [name for name in _open if name.startswith(location.uri_of(STATE)) and name not in wanted]:
         _open.pop(name, None)
-    place.keep_copies(names)
+    location.retain_local_copies(names)
 
 
 def between(piece: pa.RecordBatch, start: np.uint64 | None, end: np.uint64 | None) -> pa.RecordBatch:

@@ -19,12 +19,12 @@ import pyarrow as pa
 
 from scalein.connectors.base import Sink
 from scalein.connectors.sinks.files import FileSink
-from scalein.connectors.sinks.sink_writer import Outlet as SinkOutlet
+from scalein.connectors.sinks.sink_writer import SinkWriter as SinkOutlet
 from scalein.errors import ScaleinError, SourceLoc, WriteFailed
 from scalein.spark.shuffle import decoded, encoded
 from scalein.spark.types import leaving, leaving_schema, spark_schema
 from scalein.storage.checked_json import Json, as_list, as_text
-from scalein.storage.object_store import OUTPUT, Place
+from scalein.storage.object_store import OUTPUT, Location
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -116,18 +116,18 @@ class _Sending:
 class Stored:
     """Parquet files in the checkpoint, in Spark's types."""
 
-    place: Place
+    location: Location
     schema: pa.Schema  # as rows leave for Spark
 
     def begin(self, prefix: str, task: int) -> Taken:
-        return _Storing(self.place, self.schema)
+        return _Storing(self.location, self.schema)
 
 
 @dataclass
 class _Storing:
     """A file that is begun with the first rows; a row group of them waits in memory, and no more."""
 
-    place: Place
+    location: Location
     schema: pa.Schema
     waiting: list[pa.RecordBatch] = field(default_factory=list)
     waiting_bytes: int = 0
@@ -146,8 +146,8 @@ class _Storing:
         import pyarrow.parquet as pq
 
         if self.writer is None:
-            self.name = self.place.new_name(OUTPUT, ".parquet")
-            written = self.opened.enter_context(self.place.writing(self.name))
+            self.name = self.location.new_name(OUTPUT, ".parquet")
+            written = self.opened.enter_context(self.location.create(self.name))
             file = self.opened.enter_context(pa.PythonFile(written, "w"))
             self.writer = self.opened.enter_context(pq.ParquetWriter(file, self.schema, compression="lz4"))
         self.writer.write_table(pa.Table.from_batches(self.waiting, self.schema))
@@ -248,10 +248,10 @@ class FunctionOutlet:
 
     kind = "function"
 
-    def __init__(self, function: Function, schema: pa.Schema, place: Place, at: SourceLoc) -> None:
-        self._function, self._place = function, place
+    def __init__(self, function: Function, schema: pa.Schema, location: Location, at: SourceLoc) -> None:
+        self._function, self._location = function, location
         self._spark_schema = spark_schema(schema, at)
-        self.output: Output = Stored(place, leaving_schema(schema, at))
+        self.output: Output = Stored(location, leaving_schema(schema, at))
 
     def open(self, committed: Json, next: str) -> None:
         pass  # Spark plays a batch again whose function did not come back
@@ -264,7 +264,7 @@ class FunctionOutlet:
 
     def commit(self, prepared: Json, spark: SparkSession | None, batch: int) -> None:
         assert spark is not None
-        paths = [self._place.address_of(name) for name in self.files(prepared)]
+        paths = [self._location.spark_uri(name) for name in self.files(prepared)]
         df: DataFrame = (spark.read.schema(self._spark_schema).parquet(*paths) if paths
                          else spark.createDataFrame([], self._spark_schema))
         try:
@@ -280,11 +280,11 @@ class FunctionOutlet:
         pass
 
 
-def outlet(sink: object, schema: pa.Schema, role: str, place: Place, at: SourceLoc) -> Outlet:
+def outlet(sink: object, schema: pa.Schema, role: str, location: Location, at: SourceLoc) -> Outlet:
     """The driver's part of whatever the user gave."""
     if isinstance(sink, FileSink):
         return FileOutlet(sink, schema, role)
     if isinstance(sink, Sink):
         return DriverOutlet(sink, schema, role)
     assert callable(sink)
-    return FunctionOutlet(sink, schema, place, at)
+    return FunctionOutlet(sink, schema, location, at)

@@ -18,7 +18,7 @@ from scalein.spark.streaming.runs import MIGRATIONS
 from scalein.spark.streaming.sinks import outlet
 from scalein.spark.streaming.work import Work, bound_types, one_source
 from scalein.spark.types import checked_schema
-from scalein.storage.object_store import place_of
+from scalein.storage.object_store import parse_location
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -72,19 +72,19 @@ def start(q: Flow, stream_df: DataFrame, *, sink: object, checkpoint: object, pa
         if how == "sink" and (not isinstance(given, Sink) or given is sink):
             raise BadArgument(f"{name} takes a sink of its own", at=at, found=repr(given),
                               hint=f'for example si.to_parquet("{"late" if name == "late" else "failed"}/")')
-    place = place_of(checkpoint, at)
+    location = parse_location(checkpoint, at)
     entering = checked_schema(one_source(q.op, at).arrow, stream_df.schema, at)
     op = settled(bound_types(q.op, entering), at)
     work = Work(tried(op) if how_wrong == "null" else op, emit, how_late, how_wrong, at)
-    outlets = {"out": outlet(sink, work.schema, "out", place, at)}
+    outlets = {"out": outlet(sink, work.schema, "out", location, at)}
     if how_late == "sink":
         if work.window is None:
             raise BadArgument("late rows are those whose windows have closed, and the flow has no windows", at=at)
-        outlets["late"] = outlet(late, work.late_schema, "late", place, at)
+        outlets["late"] = outlet(late, work.late_schema, "late", location, at)
     reads = pa.schema([entering.field(name) for name in work.reads])
     if how_wrong == "sink":
-        outlets["failed"] = outlet(on_error, reads, "failed", place, at)
-    return StreamJob(Plan(work, reads, outlets, place, checked_partitions(partitions, at),
+        outlets["failed"] = outlet(on_error, reads, "failed", location, at)
+    return StreamJob(Plan(work, reads, outlets, location, checked_partitions(partitions, at),
                           _trigger(trigger, stream_df, at), migration, at), stream_df)
 
 

@@ -35,7 +35,7 @@ from scalein.spark.streaming.sinks import Output, Taken
 from scalein.spark.streaming.work import Tally, Work
 from scalein.spark.types import entering
 from scalein.storage.checked_json import Json
-from scalein.storage.object_store import Place
+from scalein.storage.object_store import Location
 
 PARTIALS, COUNTED, LATE, WORDS, OUT, FAILED = range(6)  # kinds of cells, and of what a task says
 CELLS = pa.schema([pa.field("target", pa.int32(), False), pa.field("kind", pa.int32(), False),
@@ -58,7 +58,7 @@ class Batch:
     partitions: int
     clock: Clock
     runs: tuple[Run, ...]
-    place: Place
+    location: Location
     migration: str
     outputs: dict[str, Output]  # of results ("out"), and perhaps of late and failed rows
 
@@ -103,7 +103,7 @@ class ReduceTask:
 
     def run(self, cells: Iterable[pa.RecordBatch], options: Options) -> Batches:
         batch, work = self.batch, self.batch.unpacked()
-        keep_only(batch.place, batch.runs)
+        keep_only(batch.location, batch.runs)
         given: list[pa.RecordBatch] = []
         others: list[tuple[str, pa.RecordBatch]] = []  # late and failed rows
         counted: list[dict[str, Any]] = []
@@ -143,7 +143,7 @@ class WholeTask:
 
     def run(self, target: int, options: Options) -> Batches:
         batch, work, tally = self.batch, self.batch.unpacked(), Tally()
-        keep_only(batch.place, batch.runs)
+        keep_only(batch.location, batch.runs)
         rows = _entered(self.files.read(), batch.entering)
         if (keys := work.row_keys) is not None:  # others need not become groups here
             rows = _own(rows, keys, target, batch.partitions, tally, options)
@@ -166,7 +166,7 @@ def _reduced(batch: Batch, target: int, given: list[pa.RecordBatch], others: lis
     runs = [part for run in batch.runs if (part := run.within(*groups)) is not None]
     share = Share(groups, runs, batch.clock, work.moved(batch.clock, seen_of(counted)), batch.migration)
     with _outputs(batch, target) as outputs:
-        left = reducer(work, options).run(share, given, batch.place, outputs["out"].write)
+        left = reducer(work, options).run(share, given, batch.location, outputs["out"].write)
         for role, rows in others:
             outputs[role].write(rows)
         totals = {name: sum(words[name] for words in counted) for name in TOTALS}

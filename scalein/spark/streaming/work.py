@@ -28,13 +28,13 @@ from scalein.exec.event_time import extent, far_ahead
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named, columns
 from scalein.ir.rewrite import exprs_of, rewrite, walk_ops
-from scalein.jobs.changes import OP, told
-from scalein.jobs.changes import check as check_changes
-from scalein.jobs.late import Lateness
+from scalein.jobs.changelog import OP, told
+from scalein.jobs.changelog import check as check_changes
+from scalein.jobs.compatibility import signature
+from scalein.jobs.fragments import Feed, Segment, cut, over, placeholder
+from scalein.jobs.lateness import Lateness
+from scalein.jobs.operators import Arrival, Runner, Surroundings, reads
 from scalein.jobs.partials import all_computed
-from scalein.jobs.remembered import signature
-from scalein.jobs.segments import Feed, Segment, cut, over, placeholder
-from scalein.jobs.steps import Arrival, Runner, Surroundings, reads
 from scalein.options import Options
 from scalein.spark.phases import Phases
 from scalein.spark.streaming.clocks import Clock, Seen, moved, seen
