@@ -16,18 +16,19 @@ from dataclasses import dataclass, replace
 
 from scalein.errors import BadName
 from scalein.ir import ops
-from scalein.ir.digest import digest
+from scalein.ir.exprs import Call, walk
 from scalein.ir.passes import OP_PASSES
 from scalein.ir.passes.fuse import fuse
 from scalein.ir.passes.physicalize import split
-from scalein.ir.physical import Node
+from scalein.ir.physical import Host, Node, walk_nodes
 from scalein.ir.rewrite import rewrite, walk_ops
+from scalein.ir.udf import PythonUdf
 from scalein.ir.verify import verify_ops, verify_program
 
 Trace = Callable[[str, ops.Op | Node], None]
 
 _MOST_PLANS = 64
-_plans: OrderedDict[bytes, Node] = OrderedDict()  # those used last, by digest; they hold no data
+_plans: OrderedDict[tuple[bytes, tuple[int, ...]], Node] = OrderedDict()  # those used last; they hold no data
 _lock = threading.Lock()
 
 
@@ -39,16 +40,20 @@ class Input:
 
 
 def plan_of(op: ops.Op) -> tuple[Node, tuple[ops.Source, ...]]:
-    """The plan of a flow with an `Input` in the place of each source's data, and the sources by number."""
+    """The plan of a flow with an `Input` in the place of each source's data, and the sources by number.
+
+    It is found by the digest, and by which ops are shared: digests do not tell a shared source from an equal one.
+    """
+    numbers = {id(each): number for number, each in enumerate(walk_ops(op))}
     sources = tuple(each for each in walk_ops(op) if isinstance(each, ops.Source))
-    key = digest(op)
+    key = op.digest, tuple(numbers[id(below)] for each in walk_ops(op) for below in each.inputs)
     with _lock:
-        if key is not None and key in _plans:
+        if key in _plans:
             _plans.move_to_end(key)
             return _plans[key], sources
     open_ = {id(source): replace(source, data=Input(number)) for number, source in enumerate(sources)}
     plan = compile_flow(rewrite(op, lambda each: open_.get(id(each))))
-    if key is not None:
+    if not any(isinstance(node, Host) and _holds_function(node) for node in walk_nodes(plan)):
         with _lock:
             _plans[key] = plan
             while len(_plans) > _MOST_PLANS:
@@ -56,15 +61,22 @@ def plan_of(op: ops.Op) -> tuple[Node, tuple[ops.Source, ...]]:
     return plan, sources
 
 
+def _holds_function(node: Host) -> bool:
+    """Whether a Python function is called, which may hold anything."""
+    calls = (part for item in node.items for part in walk(item.expr) if isinstance(part, Call))
+    return isinstance(node.op, ops.MapBatches) or any(isinstance(p, PythonUdf) for call in calls for p in call.params)
+
+
 def compile_flow(op: ops.Op, trace: Trace | None = None) -> Node:
     """The program of an op tree; every pass is handed to `trace`."""
     tell = trace or (lambda name, plan: None)
     _refuse_our_names(op)
-    verify_ops(op)
+    known: dict[int, ops.Op] = {}  # what has been verified
+    verify_ops(op, known)
     tell("resolve", op)
     for step in OP_PASSES:
         op = step(op)
-        verify_ops(op)
+        verify_ops(op, known)
         tell(step.__name__, op)
     node = split(op)
     verify_program(node)
@@ -81,8 +93,8 @@ _OURS = re.compile(r"#((host|materialized|by|lookup|acc)\d+|row|at|(id|ids|at|co
 
 def _refuse_our_names(root: ops.Op) -> None:
     for op in walk_ops(root):
-        if isinstance(op, ops.Filter | ops.Limit | ops.Distinct | ops.Sort | ops.Watermark):
-            continue  # they name nothing
+        if not op.names_columns:
+            continue
         for name in op.schema.names:
             if _OURS.fullmatch(name):
                 raise BadName(f"a column is called {name!r}, which is a name that scalein keeps for itself", at=op.at,

@@ -50,7 +50,7 @@ def unread(*batches: object, fail: bool = False) -> Iterator[object]:
 
 
 def collect(given: si.Flow, data: object = None) -> pa.Table:
-    return given.collect(data, engine="interp")
+    return given.collect(data, workers=1)
 
 
 NESTED = si.from_arrow(pa.table({"x": [1], "tags": [["a"]], "at": [{"lat": 1.0, "lon": 2.0}], "nothing": pa.nulls(1)}))

@@ -35,7 +35,6 @@ ROOTS = ("__init__", "__main__")  # what users import and start: may import anyt
 # Imports that break the rule today, by packages: this list only shrinks.
 EXCEPTIONS = {
     ("interp", "arrow_functions"),  # until the interpreter leaves the package (1.4)
-    ("ir", "connectors"),
     ("spark", "jobs"),  # until both drive the same operators (2.4)
 }  # fmt: skip
 

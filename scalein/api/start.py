@@ -68,11 +68,11 @@ def start(op: ops.Op, data: object, sink: object, checkpoint: object, savepoint:
     every_s = seconds(every, "argument every", at)
     from scalein.ir.passes.null_on_error import tried
     from scalein.jobs.job import Job
-    from scalein.jobs.spec import Plan
+    from scalein.jobs.spec import JobSpec
 
     op = tried(op) if how_wrong == "null" else op
-    return Job(Plan(op, options, sinks, folder, point, bootstrap, every_s, emit, how_late, how_wrong, rows_per_second,
-                    at))
+    return Job(JobSpec(op, options, sinks, folder, point, bootstrap, every_s, emit, how_late, how_wrong,
+                       rows_per_second, at))
 
 
 def _sink(given: object, name: str, at: SourceLoc) -> Sink:

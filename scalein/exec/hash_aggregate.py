@@ -31,6 +31,7 @@ from scalein.exec.finalize import mode_of, shorten
 from scalein.exec.join_build import JoinTable
 from scalein.exec.key_domain import DIRECT_BYTES, domain_of, widened
 from scalein.exec.morsels import Unit, units
+from scalein.exec.schedule import schedule
 from scalein.exec.tables import EVERYTHING, Blank, DirectTable, Domain, HashTable, Merging, OneRecord, State, grown
 from scalein.ir.exprs import Expr
 from scalein.ir.passes.pass_through import kernel_steps
@@ -155,7 +156,7 @@ class GroupRun:
             if radix.has_many_groups(workers[0], tried, self.options.memory is not None):
                 yield from radix.run_radix(self, chain(tried, work))
                 return
-        each_worker(workers, work)
+        each_worker(workers, work, schedule().deal)
         first = workers[0]
         for other in workers[1:]:
             first.states += other.states

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from scalein.exec.schedule import schedule
+
 # Rows a worker takes at once: some milliseconds of work, so that handing out costs nothing and
 # Ctrl-C is seen soon.
 UNIT_ROWS = 1 << 20
@@ -56,7 +58,7 @@ def units(batches: Iterator[pa.RecordBatch], workers: int, row: int = 0) -> Iter
     """The batches cut into units; order and row numbers do not depend on the number of workers. Rows are numbered from
     `row` on.
     """
-    size = ALONE_ROWS if workers == 1 else UNIT_ROWS
+    size = schedule().morsel_rows(ALONE_ROWS if workers == 1 else UNIT_ROWS)
     for batch in batches:
         for start in range(0, batch.num_rows, size):
             piece = batch.slice(start, size) if batch.num_rows > size else batch

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from scalein.arrow_functions import taken
 from scalein.exec.join_build import JoinTable
+from scalein.exec.schedule import schedule
 from scalein.exec.tables import HashTable, grown
 from scalein.ir.exprs import Named
 from scalein.ir.passes.pass_through import Origin, kernel_steps, row_numbers, split_items, taken_items
@@ -63,7 +64,8 @@ def run_ready(work: Work, batches: Iterator[pa.RecordBatch], options: Options) -
             if batch.num_rows:
                 yield from work.run(batch, work.bound(batch))
         return
-    units = (batch.slice(start, UNIT_ROWS) for batch in batches for start in range(0, batch.num_rows, UNIT_ROWS))
+    rows = schedule().morsel_rows(UNIT_ROWS)
+    units = (batch.slice(start, rows) for batch in batches for start in range(0, batch.num_rows, rows))
     begun = list(islice(units, 2))
     if len(begun) < 2:  # a thread costs as much as many rows
         for unit in begun:
@@ -93,9 +95,10 @@ def _run_side_by_side(work: Work, units: Iterator[pa.RecordBatch], options: Opti
 def _run_alone(work: Work, batches: Iterator[pa.RecordBatch], options: Options) -> Iterator[pa.RecordBatch]:
     """Units one after the other, with what has been seen so far; few rows may be enough for who asks."""
     seen: DedupTable | None = None
+    rows = schedule().morsel_rows(UNIT_ROWS)
     for batch in batches:
-        for start in range(0, batch.num_rows, UNIT_ROWS):
-            unit = batch.slice(start, UNIT_ROWS)
+        for start in range(0, batch.num_rows, rows):
+            unit = batch.slice(start, rows)
             bound = work.bound(unit)
             if seen is None:
                 assert work.prepared.stage is not None

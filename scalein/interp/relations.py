@@ -103,6 +103,7 @@ def _rows(op: Op) -> Rows:
             return _aggregate(op)
         case Watermark():
             return _rows(op.input)
+    raise AssertionError(f"an op that the interpreter does not know: {op!r}")
 
 
 def _read(op: Source) -> Rows:

@@ -1,58 +1,63 @@
-"""digest: what a plan computes, as bytes. Plans are cached by it, and bound to their data when they run."""
+"""Digests: bytes that are equal where two parts of a plan are, so that plans of any depth compare in one step.
+
+A value is written down with its type, so 1, 1.0 and True differ. Functions are known by identity: a number that no
+other function gets.
+"""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
 from enum import Enum
-from functools import cache
+from functools import lru_cache
 from hashlib import blake2b
-from typing import Any
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 
-from scalein.ir.ops import Op
+from scalein.dtypes import DType
 
-_PLAIN = (str, int, float, bytes, Decimal, date, datetime, time, timedelta)
-
-
-def digest(root: Op) -> bytes | None:
-    """Equal for plans that differ only in data and in where they were written; None for one that holds a Python
-    function, which cannot be told from another by its value.
-
-    Ops and expressions are told by what takes part in their equality, and one that is met again by its number: so
-    inputs that are shared are told from inputs that are only equal.
-    """
-    parts: list[str] = []
-    numbers: dict[int, int] = {}
-    waiting: list[object] = [root]
-    while waiting:
-        value = waiting.pop()
-        if value is None or isinstance(value, _PLAIN):
-            parts.append(f"{type(value).__name__} {value!r}")
-        elif isinstance(value, tuple):
-            parts.append(f"tuple {len(value)}")
-            waiting += reversed(value)
-        elif id(value) in numbers:
-            parts.append(f"again {numbers[id(value)]}")
-        elif isinstance(value, Enum):
-            parts.append(str(value))
-        elif is_dataclass(value) and not isinstance(value, type):
-            numbers[id(value)] = len(numbers)
-            parts.append(type(value).__name__)
-            waiting += [getattr(value, name) for name in _compared(type(value))]
-        elif isinstance(value, pa.Schema):
-            parts.append(f"schema {len(value)}")
-            parts += [f"{field.name!r} {field.type} {field.nullable}" for field in value]
-        elif isinstance(value, pa.DataType):
-            parts.append(f"type {value}")
-        else:
-            return None
-    return blake2b("\n".join(parts).encode("utf-8", "surrogatepass"), digest_size=20).digest()
+_numbers: WeakKeyDictionary[object, int] = WeakKeyDictionary()
+_next = itertools.count()
 
 
-@cache
-def _compared(kind: Any) -> tuple[str, ...]:
-    """The fields that take part in equality, from the last to the first."""
-    return tuple(field.name for field in reversed(fields(kind)) if field.compare)
+def digest_of(kind: str, values: Iterable[object]) -> bytes:
+    """The digest of something of this kind that is made of these values."""
+    return blake2b(b"\0".join((kind.encode(), *map(_written, values))), digest_size=16).digest()
+
+
+def _written(value: object) -> bytes:
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return repr(value).encode(errors="surrogatepass")
+    if isinstance(value, tuple | list):
+        return digest_of(type(value).__name__, value)
+    if isinstance(value, DType):
+        return _written_type(value)
+    known = getattr(value, "digest", None)
+    if isinstance(known, bytes):
+        return known
+    if isinstance(value, pa.Schema):
+        return digest_of("schema", [part for field in value for part in (field.name, str(field.type), field.nullable)])
+    if isinstance(value, frozenset | set):
+        return digest_of("set", sorted(map(_written, value)))
+    if isinstance(value, Enum):
+        return repr(value).encode()
+    if is_dataclass(value) and not isinstance(value, type):
+        given = [getattr(value, field.name) for field in fields(value) if field.compare]
+        return digest_of(type(value).__qualname__, given)
+    if callable(value):
+        return f"{type(value).__qualname__} {_number(value)}".encode()
+    return f"{type(value).__qualname__} {value!r}".encode(errors="surrogatepass")
+
+
+@lru_cache(maxsize=256)
+def _written_type(dtype: DType) -> bytes:
+    return digest_of("DType", [str(getattr(dtype, field.name)) for field in fields(dtype)])
+
+
+def _number(function: object) -> int:
+    try:
+        return _numbers.setdefault(function, next(_next))
+    except TypeError:  # it cannot be referred to weakly, or has no hash
+        return -id(function)

@@ -1,9 +1,9 @@
-"""Changes of groups: what rows of one border did to the results, as rows with an `op`.
+"""The changelog of a running aggregate: how the rows of a round changed its results, as rows with an `op`.
 
-A group that has a result for the first time is an "insert", one that had a result and got rows an "update", one that
-has none any more (a filter behind the group) a "delete", with the values it had. So whoever applies the rows in order,
-by key, holds what `collect` would give. Each partial group carries a number through the ops behind the aggregation:
-that tells which results, before and now, are the same group's.
+A group with its first result is an "insert", one whose result changed an "update", one that has no result any more (a
+filter downstream of the aggregation dropped it) a "delete" with its last values. Applying the rows in order, by key,
+gives what `collect` would give. Each partial group carries a number through the ops after the aggregation, which
+identifies its results before and after the round.
 """
 
 from __future__ import annotations
@@ -20,56 +20,52 @@ from scalein.exec.bounded import Program
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named
 from scalein.ir.physical import Scan, WindowAggregate
-from scalein.ir.rewrite import map_inputs
+from scalein.ir.rewrite import stacked, stream_path
 from scalein.ir.tables import Key
-from scalein.jobs.fragments import Segment
-from scalein.jobs.operators import Batches, Runner, Surroundings, filtered
+from scalein.jobs.fragments import Fragment
+from scalein.jobs.operators import Batches, Context, FragmentRunner, filtered
 
 OP = "op"
 _ROW = "#number"
 _NUMBER = Col(_ROW, I64, False)
-_ONE_TO_ONE = (ops.Project, ops.Watermark)  # a group has always exactly one result behind them
 
 
-def check(segment: Segment, at: SourceLoc) -> None:
+def check(fragment: Fragment, at: SourceLoc) -> None:
     """Refuse flows whose changes cannot be told."""
-    if OP in segment.op.schema.names:
+    if OP in fragment.op.schema.names:
         raise BadArgument(f'emit="changes" adds a column {OP!r}, and the flow has one', at=at, hint="rename it")
-    if not isinstance(segment.state, ops.Aggregate):
+    if not isinstance(fragment.state, ops.Aggregate):
         return
-    if any(isinstance(op, ops.MapBatches) for op in _behind(segment)):
+    if any(isinstance(op, ops.MapBatches) for op in _behind(fragment)):
         raise BadArgument('emit="changes" cannot look through a Python function behind a group', at=at,
                           step="map_batches", hint='map before the group, or emit="final"')
 
 
-def _behind(segment: Segment) -> list[ops.Op]:
-    found, op = [], segment.op
-    while op is not segment.state:
-        found.append(op)
-        op = op.left if isinstance(op, ops.Join) else op.input  # type: ignore[union-attr]
-    return found
+def _behind(fragment: Fragment) -> list[ops.Op]:
+    assert fragment.state is not None
+    return stream_path(fragment.op, fragment.state)
 
 
-class Changes:
+class Changelog:
     """From partial groups (or rows) before and after a border to results with an `op`. `final` is the aggregation of
     these.
     """
 
-    def __init__(self, segment: Segment, final: WindowAggregate, around: Surroundings) -> None:
-        state = segment.state
+    def __init__(self, fragment: Fragment, final: WindowAggregate, context: Context) -> None:
+        state = fragment.state
         assert isinstance(state, ops.Aggregate) and isinstance(final.input, Scan)  # noqa: PT018
         partials = Schema((*final.input.schema, Field(_ROW, I64, False)))
         self._columns = partials.names
         table = replace(final.table, keys=(*final.table.keys, Key(_ROW, I64, False)))
         source = Scan(ops.Source("partials", partials.arrow, tuple(partials.names)))
         final = replace(final, input=source, table=table, keys=(*final.keys, _NUMBER))
-        self._groups = Runner(segment.op, around, Program(final), by_row=False)
+        self._groups = FragmentRunner(fragment.op, context, Program(final), by_row=False)
         fields = final.schema
         groups = ops.Source("groups", fields.arrow, tuple(fields.names))
-        behind = compile_flow(_numbered(segment.op, state, groups))
-        self._behind = Runner(segment.op, around, Program(behind), by_row=False)
-        self.is_one_to_one = all(isinstance(op, _ONE_TO_ONE) for op in _behind(segment))
-        self._names = segment.op.schema.names
+        behind = compile_flow(_numbered(fragment.op, state, groups))
+        self._behind = FragmentRunner(fragment.op, context, Program(behind), by_row=False)
+        self.is_one_to_one = all(op.is_one_to_one for op in _behind(fragment))  # a group has always one result
+        self._names = fragment.op.schema.names
 
     def between(self, before: pa.RecordBatch, now: pa.RecordBatch, existed: np.ndarray) -> Batches:
         """Changes of groups that row by row were `before` (if they existed), and are as they are `now`."""
@@ -84,7 +80,7 @@ class Changes:
         """Changes of groups that have a result each, in their order."""
         new = (results[0] if len(results) == 1 else pa.concat_batches(results)).select(self._names)
         if existed.all():  # as a rule
-            return [told(new, "update")]
+            return [changelog_rows(new, "update")]
         rows = np.arange(new.num_rows)
         return _told_apart(new.slice(0, 0), rows[:0], new, rows, existed)
 
@@ -112,21 +108,16 @@ def _told_apart(old: pa.RecordBatch, old_rows: np.ndarray, new: pa.RecordBatch, 
     """
     parts = ((old, ~same[old_rows], "delete"), (new, ~same[new_rows], "insert"), (new, same[new_rows], "update"))
     found = [(filtered(table, pa.array(which)), op) for table, which, op in parts]
-    return [told(batch, op) for batch, op in found if batch.num_rows]
+    return [changelog_rows(batch, op) for batch, op in found if batch.num_rows]
 
 
-def told(batch: pa.RecordBatch, op: str) -> pa.RecordBatch:
+def changelog_rows(batch: pa.RecordBatch, op: str) -> pa.RecordBatch:
     """Rows that say what they are."""
     return batch.append_column(pa.field(OP, pa.string(), False), pa.repeat(pa.scalar(op, pa.string()), batch.num_rows))
 
 
 def _numbered(op: ops.Op, state: ops.Aggregate, source: ops.Source) -> ops.Op:
     """The ops behind an aggregation, over another source, with the number of each row."""
-    if op is state:
-        return source
-    if isinstance(op, ops.Join):
-        return replace(op, left=_numbered(op.left, state, source))
-    below = map_inputs(op, lambda each: _numbered(each, state, source))
-    if isinstance(below, ops.Project):
-        return replace(below, items=(*below.items, Named(_ROW, _NUMBER)))
-    return below
+    path = (replace(each, items=(*each.items, Named(_ROW, _NUMBER))) if isinstance(each, ops.Project) else each
+            for each in stream_path(op, state))
+    return stacked(path, source)

@@ -1,14 +1,14 @@
-"""Epochs: what a job had read, knew and written at one border, under one name on disk.
+"""Checkpoint: the epochs of a job on disk. An epoch is what a job had read, its state and its output at one barrier.
 
-An epoch's manifest is the commit point. Before it is there, its state is on disk and its output is staged and synced;
-after it, the output is made visible, which can be done again. So a job that ends at any instruction goes on from its
-last manifest, and no row is lost or doubled.
+An epoch's manifest is the commit point. Before it exists, the state is durable and the output is staged and synced;
+afterwards the output is made visible, which is idempotent. So a job that is killed at any instruction resumes from its
+last manifest, and no row is lost or duplicated.
 
     <checkpoint>/name                      of the job, over all its runs
     <checkpoint>/run                       the number of the last one
     <checkpoint>/epoch-0000000007.json     the manifests of the last epochs
     <checkpoint>/committed                 the checksum of the newest one whose output is known to be visible
-    <checkpoint>/state-<segment>/          the stores of the flow's segments
+    <checkpoint>/state-<segment>/          the stores of the flow's fragments
     <checkpoint>/_epoch-...                one that was being written
     <checkpoint>/savepoints/<name>/        an epoch and its state that stay for good
 

@@ -1,7 +1,7 @@
-"""Windows that close together, in parts: what is finished at once, and its results, should fit into memory.
+"""Close batches: windows that close together are finished in batches whose partials and results fit into memory.
 
-They are cut by time, since a window needs nothing but its own slices. One that is too large alone is cut by key: its
-groups, by their hash, are finished one share after the other.
+They are split by time, since a window needs its own slices only. A window that is too large alone is split by key: its
+groups, by hash, are finished one share after the other.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a checkpoint remembers of its flow: which state is whose, and how far each source was read.
+"""Compatibility of a flow with a checkpoint: which state belongs to which operator, and the offsets of each source.
 
-States are told apart by their order and by what they keep. Sources are told apart by name (`label`), so the inputs of a
-union may change places; those of one name are known by their order. An offset means nothing in rows of another source,
-so one whose name is new is refused.
+States are identified by their order and by what they hold. Sources are identified by name (`label`), so the inputs of a
+union may change places; those with the same name are identified by their order. An offset has no meaning for another
+source, so a source with a new name is refused.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from scalein.connectors.base import BoundSource
 from scalein.dtypes import Schema
 from scalein.errors import BadArgument, SourceLoc
 from scalein.ir import ops
-from scalein.ir.exprs import columns
 from scalein.ir.passes.null_on_error import untried
 from scalein.ir.printer import dump
-from scalein.ir.rewrite import exprs_of
-from scalein.jobs.fragments import Feed, Segment, placeholder, segments
+from scalein.jobs.fragments import Feed, Fragment, fragments, placeholder
 from scalein.storage.checked_json import Json, as_list, as_map, as_text
 
 _HINT = "give another checkpoint directory, or go on with the flow as it was"
@@ -28,16 +26,12 @@ _RENAMED = ("give another checkpoint directory; or, if these are the same rows u
 # --- states
 
 
-def signature(segment: Segment) -> str:
+def signature(fragment: Fragment) -> str:
     """What the state of a segment depends on: ops around it may change, what it keeps may not."""
-    state = segment.state
+    state = fragment.state
     assert state is not None
-    fields = state.input.schema
-    if isinstance(state, ops.Aggregate):
-        used = {name for expr, _ in exprs_of(state) for name in columns(expr)}
-        fields = Schema(tuple(field for field in fields if field.name in used))
-    elif isinstance(state, ops.Distinct):
-        fields = Schema(tuple(field for field in fields if field.name in state.keys))
+    used = state.state_reads()
+    fields = Schema(tuple(field for field in state.input.schema if field.name in used))
     about = dump(untried(replace(state, input=placeholder(state.input.schema))))
     return f"{about.splitlines()[0]}  over {fields!r}"
 
@@ -58,12 +52,12 @@ def check_same(epoch: dict[str, Json], now: list[Json], emit: str, at: SourceLoc
                       checkpoint=was or "nothing more", flow=is_ or "nothing more", hint=_HINT)
 
 
-def state_number(path: list[Segment], number: int) -> int:
+def state_number(path: list[Fragment], number: int) -> int:
     """The number that the state of a segment has."""
-    return sum(segment.state is not None for segment in path[:number])
+    return sum(fragment.state is not None for fragment in path[:number])
 
 
-def states(epoch: dict[str, Json] | None, path: list[Segment]) -> list[Json]:
+def states(epoch: dict[str, Json] | None, path: list[Fragment]) -> list[Json]:
     """The state of each segment in an epoch."""
     if epoch is None:
         return [None] * len(path)
@@ -71,7 +65,7 @@ def states(epoch: dict[str, Json] | None, path: list[Segment]) -> list[Json]:
     if len(found) != state_number(path, len(path)) or None in found:
         raise ValueError(f"{len(found)} states of a flow that keeps others")
     rest = iter(found)
-    return [None if segment.state is None else next(rest) for segment in path]
+    return [None if fragment.state is None else next(rest) for fragment in path]
 
 
 # --- sources
@@ -96,8 +90,8 @@ def places(epoch: dict[str, Json] | None, feeds: list[Feed], at: SourceLoc) -> l
         raise BadArgument("this flow has other sources than the one that wrote the checkpoint", at=at,
                           checkpoint=", ".join(old), flow=", ".join(new),
                           hint=_RENAMED if len(old) == len(new) else _HINT)
-    if order != sorted(order) and any(segment.state is not None and not _is_shared(segment, feeds)
-                                      for segment in segments(feeds)):  # fmt: skip
+    if order != sorted(order) and any(fragment.state is not None and not _is_shared(fragment, feeds)
+                                      for fragment in fragments(feeds)):  # fmt: skip
         raise BadArgument("the sources have changed places, and some have state of their own", at=at,
                           checkpoint=", ".join(old), flow=", ".join(new), hint="put them in the order they had")
     return [as_map(known[number]["partitions"]) for number in order]
@@ -115,5 +109,5 @@ def _order(old: list[str], new: list[str]) -> list[int] | None:
     return [numbers[name].pop(0) for name in new]
 
 
-def _is_shared(segment: Segment, feeds: list[Feed]) -> bool:
-    return all(segment in segments([feed]) for feed in feeds)
+def _is_shared(fragment: Fragment, feeds: list[Feed]) -> bool:
+    return all(fragment in fragments([feed]) for feed in feeds)

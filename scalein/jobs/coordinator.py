@@ -1,11 +1,11 @@
-"""Commits: the epochs of a job on their way from a freeze to visible output.
+"""The checkpoint coordinator: epochs on their way from a snapshot to visible output.
 
-At most one is under way. The job's thread freezes everything at a border and goes on; a second thread waits for the
-state to be on disk, publishes the epoch, and commits the output. An epoch that failed is made up for by the next, which
-commits the output of both; a sink that cannot commit for `MOST_TRIES` epochs in a row ends the job.
+At most one epoch is in flight. The job's thread takes the snapshot at a barrier and continues; a second thread waits
+until the state is durable, publishes the epoch, and commits the output. A failed epoch is covered by the next one,
+which commits the output of both; a sink that cannot commit for `MOST_TRIES` epochs in a row ends the job.
 
-A sink that an earlier run had and this one has not leaves its last word in the manifests, so that it may come back. It
-may not be left out, or give its place to one of another kind, while some of its output is not visible.
+The last committed output of a sink that an earlier run had stays in the manifests, so that the sink may return. It may
+not be left out, or replaced by one of another kind, while some of its output is not visible.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from scalein.errors import BadArgument, ScaleinError, SourceLoc
 from scalein.jobs.checkpoint import Checkpoint
 from scalein.jobs.driver import Pipeline
 from scalein.jobs.metrics import Metrics
-from scalein.jobs.operators import Frozen
+from scalein.jobs.operators import SnapshotFuture
 from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text
 from scalein.storage.failpoints import failpoint
 
 MOST_TRIES = 10  # of commits, one behind the other, that may fail
 
 
-class Commits:
+class Coordinator:
     """The epochs of one job. All but `_publish` is the job's thread's."""
 
     def __init__(self, checkpoint: Checkpoint | None, sinks: dict[str, SinkWriter], metrics: Metrics,
@@ -96,7 +96,7 @@ class Commits:
         self.number += 1
         failpoint("freeze")
         try:
-            content, frozen = pipeline.freeze() if self._checkpoint is not None else ({}, [])
+            content, frozen = pipeline.snapshot() if self._checkpoint is not None else ({}, [])
         except ScaleinError as error:
             self._under_way = Future()
             self._under_way.set_exception(error)
@@ -106,14 +106,15 @@ class Commits:
                     "sinks": {**self._absent_kinds, **{name: sink.kind for name, sink in self._sinks.items()}}}
         self._under_way = self._publisher.submit(self._publish, pipeline, content, frozen, time.monotonic())
 
-    def _publish(self, pipeline: Pipeline, content: dict[str, Json], frozen: list[Frozen], began: float) -> None:
+    def _publish(self, pipeline: Pipeline, content: dict[str, Json], frozen: list[SnapshotFuture],
+                 began: float) -> None:
         self._thread = threading.current_thread()
         kept: list[dict[str, Json]] = []
         if self._checkpoint is not None:
             content["states"] = pipeline.stateful([wait() for wait in frozen])
             failpoint("publish")
             kept = self._checkpoint.publish(self.number, content)
-        pipeline.forget(kept)
+        pipeline.retain(kept)
         failpoint("commit")
         self._failed += 1
         for each in map(as_map, as_list(content["output"])):

@@ -1,5 +1,5 @@
-"""Lines of a source that could not be decoded: they come among the rows, so that a place in the source counts them too,
-and leave here for the sink of rows that fail, within the epoch that passes them.
+"""Malformed records of a source. They arrive among the rows, so that offsets count them, and leave here for the sink of
+failed rows, in the epoch that contains them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from scalein.jobs.operators import filtered
 from scalein.jobs.source_readers import Reader
 
 
-def without_bad_lines(reader: Reader, batch: pa.RecordBatch,
+def without_malformed(reader: Reader, batch: pa.RecordBatch,
                       failed: Callable[[pa.RecordBatch, ScaleinError], None] | None) -> pa.RecordBatch:
     """The rows of a batch that were decoded; the others go to `failed`, without values."""
     if not reader.beside:

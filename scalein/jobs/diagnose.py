@@ -1,4 +1,4 @@
-"""Why a job has given nothing yet, in words: the first reason that holds, from its sources to its results."""
+"""Why a job has emitted nothing yet: the first reason that holds, from its sources to its results."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Slices of time: which windows they are in; and the keys of groups by the slice, or window, that they are of, so that
-to close some costs what these hold.
+"""The expiry index: which windows a slice of time is in, and the keys of groups by slice or window, so that the cost of
+closing is proportional to the groups that close.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def windows_of(partials: pa.RecordBatch, size: int, every: int, first_open: int)
     return [batch for batch in found if batch.num_rows]
 
 
-class Slices:
+class ExpiryIndex:
     """Keys of groups that wait for their windows to close; they have a column `window_start`."""
 
     def __init__(self) -> None:

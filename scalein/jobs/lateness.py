@@ -1,7 +1,7 @@
-"""Time in a group: which rows come too late, and which windows are closed.
+"""Lateness: which rows are late, and which windows are closed.
 
 A window [start, start + size) is closed once the watermark has reached its end; a row is late when all of its windows
-are. All in units of the time column.
+are closed. All in units of the time column.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from scalein.exec.event_time import as_integers, extent
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named, type_of
 from scalein.ir.physical import identity
-from scalein.jobs.fragments import Segment
-from scalein.jobs.operators import Arrival, filtered
+from scalein.ir.rewrite import stream_path
+from scalein.jobs.fragments import Fragment
+from scalein.jobs.operators import Morsel, filtered
 from scalein.options import Options
 
 _EARLIEST = -(1 << 63)
@@ -45,17 +46,17 @@ class Timed:
 class Lateness:
     """Tells late rows apart. Batches that have none, as most, are handed on whole, of others the rows in time."""
 
-    def __init__(self, segment: Segment, window: ops.Window, delay: int, kept: Sequence[str]) -> None:
+    def __init__(self, fragment: Fragment, window: ops.Window, delay: int, kept: Sequence[str]) -> None:
         self._window, self._delay = window, delay
         self._kept = list(kept)  # columns that rows come out with
         time = window.time
-        is_own = isinstance(time, Col) and _passes_through(segment.before, time.name, segment.input)
+        is_own = isinstance(time, Col) and _passes_through(fragment.before, time.name, fragment.input)
         self.column = time.name if isinstance(time, Col) and is_own else None  # of the segment's input
-        names = set(segment.before.schema.names)
+        names = set(fragment.before.schema.names)
         self._name = next(name for k in range(len(names) + 1) if (name := f"#time{k}") not in names)
-        items = (*(item for item in identity(segment.before.schema) if item.name in kept), Named(self._name, time))
+        items = (*(item for item in identity(fragment.before.schema) if item.name in kept), Named(self._name, time))
         name = f"rows with {', '.join(kept)} and times"
-        self.rows = Program(segment.program(name, lambda: ops.Project(segment.before, items)))
+        self.rows = Program(fragment.program(name, lambda: ops.Project(fragment.before, items)))
         self._times: dict[tuple[str, ...], Program] = {}  # by the columns of the rows
         self.dtype = type_of(time)
 
@@ -68,25 +69,25 @@ class Lateness:
         """The end of the last window that is closed."""
         return self.least_open(watermark) - self._window.every + self._window.size
 
-    def split(self, arrival: Arrival) -> tuple[Arrival | None, pa.RecordBatch | None]:
+    def split(self, morsel: Morsel) -> tuple[Morsel | None, pa.RecordBatch | None]:
         """Rows of the segment's input that surely have a time and are not late, and those that must be looked at.
 
         Of the first it is known how far their times reach.
         """
-        batch, watermark = arrival.batch, arrival.watermark
+        batch, watermark = morsel.batch, morsel.watermark
         if self.column is None:
             return None, batch
         times = batch.column(self.column)
-        within = (arrival.least, arrival.greatest) if arrival.column == self.column else extent(times)
+        within = (morsel.least, morsel.greatest) if morsel.column == self.column else extent(times)
         if within is None:
             return None, batch
         least_open = within[0] if watermark is None else self.least_open(watermark)
         if not times.null_count and within[0] >= least_open:
-            return Arrival(batch, watermark, self.column, *within), None
+            return Morsel(batch, watermark, self.column, *within), None
         is_good = pc.fill_null(pc.greater_equal(as_integers(times), least_open), False)
         good, rest = filtered(batch, is_good), filtered(batch, pc.invert(is_good))
         least = max(within[0], least_open)
-        return Arrival(good, watermark, self.column, least, within[1]) if good.num_rows else None, rest
+        return Morsel(good, watermark, self.column, least, within[1]) if good.num_rows else None, rest
 
     def timed(self, rows: pa.RecordBatch, options: Options) -> Iterable[Timed]:
         """Rows of the group's input with their times; they have one."""
@@ -114,19 +115,4 @@ class Lateness:
 
 def _passes_through(op: ops.Op, name: str, source: ops.Op) -> bool:
     """Whether a column is the input's own, so that its least value can be looked up there."""
-    while op is not source:
-        match op:
-            case ops.Filter() | ops.Watermark():
-                op = op.input
-            case ops.Explode(column=column) if column != name:
-                op = op.input
-            case ops.Join() if name in op.left.schema.names:
-                op = op.left
-            case ops.Project():
-                item = next(item for item in op.items if item.name == name)
-                if not isinstance(item.expr, Col) or item.expr.name != name:
-                    return False
-                op = op.input
-            case _:
-                return False
-    return True
+    return all(each.hands_on(name) for each in stream_path(op, source))

@@ -1,6 +1,6 @@
-"""Watching a job from outside: a bar in the terminal or notebook, a line of JSON a second, figures for Prometheus.
+"""Monitoring a job: a progress bar in the terminal or notebook, a line of JSON a second, Prometheus metrics.
 
-All of them read `Job.metrics()`; none is in the way of the job.
+All of them read `Job.metrics()`; none blocks the job.
 """
 
 from __future__ import annotations

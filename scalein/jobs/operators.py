@@ -1,9 +1,9 @@
-"""Steps: segments at work. Batches in, batches out, and a state that a checkpoint can name.
+"""Operators of a job: fragments at work. Batches in, batches out, and state that a checkpoint can name.
 
-Each step is run by the job's thread alone, which hands the work inside of it to workers. `rows` takes batches as they
-come, each looked at right before it is worked on, while it is in the cache; `advance` says how far time has come,
-`finish` that nothing follows. `settle` brings what has arrived into the state, and `freeze` fixes that as it is, at
-once; what it gives is written and described by another thread.
+Threads: only the job's thread calls an operator, which parallelises its work over worker threads. `rows` consumes
+morsels one by one while they are in the cache; `advance` announces the watermark, `finish` the end of the input.
+`settle` flushes what has arrived into the state; `snapshot` captures that state in microseconds and returns a future
+that another thread waits for.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from scalein.exec.bounded import Program
 from scalein.exec.error_location import placed
 from scalein.ir import ops
 from scalein.ir.physical import Node, Scan, walk_nodes
-from scalein.jobs.fragments import Segment, over, placeholder
+from scalein.jobs.fragments import Fragment, over, placeholder
 from scalein.options import Options
 from scalein.state import LogStore
 from scalein.state.row_buffer import RowLog
 from scalein.storage.checked_json import Json, as_int, as_map
 
 Batches = list[pa.RecordBatch]
-Frozen = Callable[[], Json]  # waits until the state is on disk, and says where
+SnapshotFuture = Callable[[], Json]  # waits until the state is durable, and returns its version
 
 
-class Arrival(NamedTuple):
-    """A batch, the watermark before it came, and, if that was looked up, how far one of its columns reaches."""
+class Morsel(NamedTuple):
+    """A batch, the watermark before its source batch, and, if known, the bounds of its times."""
 
     batch: pa.RecordBatch
     watermark: int | None
@@ -47,103 +47,103 @@ class Arrival(NamedTuple):
     greatest: int = 0
 
 
-MOST_WORKERS = 16  # of a store: jobs may be scaled up
-KEPT_STATES = 2  # snapshots of a store besides those that epochs name: one may be under way
+MOST_WORKERS = 16  # that a store is opened for: jobs may be scaled up
+RETAINED_SNAPSHOTS = 2  # of a store, besides those that epochs name: one may be in flight
 
 
 @dataclass
-class Surroundings:
-    """What steps share: options, which may change at a border, a folder, and where rows go that are no result."""
+class Context:
+    """What operators get from the driver: options, which change only at barriers, a folder, and the side outputs."""
 
     options: Options
     folder: Path
     late: Callable[[pa.RecordBatch], None]
-    keeps_late: bool  # with all their columns
+    keeps_late: bool  # late rows go to a sink, with all their columns
     timeless: Callable[[int], None]
     failed: Callable[[pa.RecordBatch, ComputeError], None] | None  # None: an error ends the job
-    delay: int  # how much earlier time is here than at the sources
+    delay: int  # by which event time here may be earlier than at the sources
     has_checkpoints: bool = True
 
 
-class Step(Protocol):
-    """A segment at work."""
+class Operator(Protocol):
+    """A fragment at work."""
 
     reads: list[str]  # columns of its input that it needs
 
     @property
     def next_end(self) -> int | None:
-        """The end of the first window that something waits in."""
+        """The end of the earliest open window that has rows."""
 
     @property
     def due(self) -> int | None:
-        """The watermark that `advance` should be told of as soon as it is reached; None: with the next ones."""
+        """The watermark that must be announced as soon as it is reached; None: at the end of the round."""
 
     @property
     def state_bytes(self) -> int:
-        """What it holds in memory."""
+        """The memory that its state takes."""
 
-    def rows(self, arrivals: Iterable[Arrival]) -> list[Arrival]: ...
+    def rows(self, morsels: Iterable[Morsel]) -> list[Morsel]: ...
 
     def advance(self, watermark: int) -> Iterable[pa.RecordBatch]:
-        """What is over by now, one batch after the other as it is asked for, and all are."""
+        """The results that are final at this watermark; the caller consumes the whole iterator."""
 
     def finish(self) -> Iterable[pa.RecordBatch]:
-        """What is left, in the same way."""
+        """The remaining results, in the same way."""
 
     def settle(self) -> None:
-        """Take all that has arrived into the state. Unlike `freeze`, whose error costs one checkpoint, it may fail
+        """Flush what has arrived into the state. A failed `snapshot` costs one checkpoint, but a flush may fail
         halfway: an error ends the job.
         """
 
-    def freeze(self) -> Frozen: ...
+    def snapshot(self) -> SnapshotFuture: ...
 
-    def forget(self, kept: list[Json]) -> None:
-        """Remove what no checkpoint that is kept names."""
+    def retain(self, kept: list[Json]) -> None:
+        """Remove the state that no retained checkpoint names."""
 
     def close(self) -> None: ...
 
 
-class Runner:
-    """A program over batches. If `by_row`, what it makes of some rows does not depend on others: a row that fails can
-    be left out. Else an error ends the job: halves of a batch would give other groups, or another order.
+class FragmentRunner:
+    """A program over batches. With `by_row`, results of a row do not depend on other rows, so a failing row can be left
+    out. Otherwise an error ends the job: halves of a batch would give other groups, or another order.
     """
 
-    def __init__(self, op: ops.Op, around: Surroundings, program: Program | None = None, by_row: bool = True) -> None:
-        self._op, self._around, self._by_row = op, around, by_row
+    def __init__(self, op: ops.Op, context: Context, program: Program | None = None, by_row: bool = True) -> None:
+        self._op, self._contexts, self._by_row = op, context, by_row
         self.program = program or Program(compile_flow(op))
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Batches:
-        """All rows; those that fail go where they should, if there is such a place."""
+        """The results; failing rows go to the sink of failed rows, if there is one."""
         batches = [batch for batch in batches if batch.num_rows]
         try:
-            return list(self.program.run(batches, self._around.options))
+            return list(self.program.run(batches, self._contexts.options))
         except ComputeError as error:
-            if self._around.failed is None or not self._by_row:
+            if self._contexts.failed is None or not self._by_row:
                 raise placed(error, self._op, self.program.node) from None
         return [out for batch in batches for out in self._without_failing(batch)]
 
-    def sound(self, batch: pa.RecordBatch) -> Batches:
-        """The rows of a batch that do not fail; the others go where they should."""
+    def passing(self, batch: pa.RecordBatch) -> Batches:
+        """The rows of a batch that do not fail; the others go to the sink of failed rows."""
         try:
-            deque(self.program.run([batch], self._around.options), maxlen=0)
+            deque(self.program.run([batch], self._contexts.options), maxlen=0)
             return [batch]
         except ComputeError as error:
-            if self._around.failed is None:
+            if self._contexts.failed is None:
                 raise placed(error, self._op, self.program.node) from None
             if batch.num_rows == 1:
-                self._around.failed(batch, placed(error, self._op, self.program.node))
+                self._contexts.failed(batch, placed(error, self._op, self.program.node))
                 return []
         half = batch.num_rows // 2
-        return self.sound(batch.slice(0, half)) + self.sound(batch.slice(half))
+        return self.passing(batch.slice(0, half)) + self.passing(batch.slice(half))
 
     def _without_failing(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Halves of a batch until the rows that fail are found."""
+        """Bisects a batch until the failing rows are found."""
         try:
-            yield from list(self.program.run([batch], self._around.options))
+            yield from list(self.program.run([batch], self._contexts.options))
         except ComputeError as error:
             if batch.num_rows == 1:
-                assert self._around.failed is not None
-                self._around.failed(batch, placed(error, self._op, self.program.node))
+                assert self._contexts.failed is not None
+                self._contexts.failed(batch, placed(error, self._op, self.program.node))
                 return
             half = batch.num_rows // 2
             yield from self._without_failing(batch.slice(0, half))
@@ -151,7 +151,7 @@ class Runner:
 
 
 class Stateless:
-    """Row by row ops."""
+    """Stateless ops."""
 
     next_end: int | None = None
     due: int | None = None
@@ -160,12 +160,12 @@ class Stateless:
     def state_bytes(self) -> int:
         return 0
 
-    def __init__(self, segment: Segment, around: Surroundings) -> None:
-        self._runner = Runner(segment.op, around)
+    def __init__(self, fragment: Fragment, context: Context) -> None:
+        self._runner = FragmentRunner(fragment.op, context)
         self.reads = reads(self._runner.program.node)
 
-    def rows(self, arrivals: Iterable[Arrival]) -> list[Arrival]:
-        return run_alike(arrivals, self._runner.run)
+    def rows(self, morsels: Iterable[Morsel]) -> list[Morsel]:
+        return run_alike(morsels, self._runner.run)
 
     def advance(self, watermark: int) -> Batches:
         return []
@@ -176,10 +176,10 @@ class Stateless:
     def settle(self) -> None:
         pass
 
-    def freeze(self) -> Frozen:
+    def snapshot(self) -> SnapshotFuture:
         return lambda: None
 
-    def forget(self, kept: list[Json]) -> None:
+    def retain(self, kept: list[Json]) -> None:
         pass
 
     def close(self) -> None:
@@ -189,20 +189,20 @@ class Stateless:
 class Limit(Stateless):
     """The first rows; then no more."""
 
-    def __init__(self, segment: Segment, around: Surroundings, state: Json) -> None:
-        super().__init__(_behind(segment), around)
-        assert isinstance(segment.state, ops.Limit)
-        self._before = Runner(segment.before, around)
+    def __init__(self, fragment: Fragment, context: Context, state: Json) -> None:
+        super().__init__(_downstream(fragment), context)
+        assert isinstance(fragment.state, ops.Limit)
+        self._before = FragmentRunner(fragment.before, context)
         self.reads = reads(self._before.program.node)
-        self._left = segment.state.count if state is None else as_int(state)
+        self._left = fragment.state.count if state is None else as_int(state)
 
     @property
-    def is_sated(self) -> bool:
+    def is_done(self) -> bool:
         """Whether no further row can pass."""
         return not self._left
 
-    def rows(self, arrivals: Iterable[Arrival]) -> list[Arrival]:
-        return run_alike(arrivals, self._taken)
+    def rows(self, morsels: Iterable[Morsel]) -> list[Morsel]:
+        return run_alike(morsels, self._taken)
 
     def _taken(self, batches: Batches) -> Batches:
         taken = []
@@ -212,26 +212,26 @@ class Limit(Stateless):
                 self._left -= taken[-1].num_rows
         return self._runner.run(taken)
 
-    def freeze(self) -> Frozen:
+    def snapshot(self) -> SnapshotFuture:
         left = self._left
         return lambda: left
 
 
 class Distinct(Stateless):
-    """Rows unlike any before; the keys that were seen are in a store."""
+    """The first row of each key; the keys are in a store."""
 
-    def __init__(self, segment: Segment, around: Surroundings, state: Json) -> None:
-        super().__init__(_behind(segment), around)
-        assert isinstance(segment.state, ops.Distinct)
-        self._keys = list(segment.state.keys)
-        self._fresh = Runner(segment.state, around)
+    def __init__(self, fragment: Fragment, context: Context, state: Json) -> None:
+        super().__init__(_downstream(fragment), context)
+        assert isinstance(fragment.state, ops.Distinct)
+        self._keys = list(fragment.state.keys)
+        self._fresh = FragmentRunner(fragment.state, context)
         self.reads = reads(self._fresh.program.node)
-        schema = segment.state.schema.arrow
-        self._store = open_store(around, pa.schema([schema.field(name) for name in self._keys]),
+        schema = fragment.state.schema.arrow
+        self._store = open_store(context, pa.schema([schema.field(name) for name in self._keys]),
                                  pa.schema([pa.field("#seen", pa.int8())]), state)
 
-    def rows(self, arrivals: Iterable[Arrival]) -> list[Arrival]:
-        return run_alike(arrivals, self._new)
+    def rows(self, morsels: Iterable[Morsel]) -> list[Morsel]:
+        return run_alike(morsels, self._new)
 
     def _new(self, batches: Batches) -> Batches:
         fresh: Batches = []
@@ -246,10 +246,10 @@ class Distinct(Stateless):
     def state_bytes(self) -> int:
         return self._store.memory_bytes
 
-    def freeze(self) -> Frozen:
-        return freeze_store(self._store)
+    def snapshot(self) -> SnapshotFuture:
+        return snapshot_store(self._store)
 
-    def forget(self, kept: list[Json]) -> None:
+    def retain(self, kept: list[Json]) -> None:
         hold(self._store, kept)
 
     def close(self) -> None:
@@ -259,16 +259,16 @@ class Distinct(Stateless):
 class Sort(Stateless):
     """All rows in order, at the end."""
 
-    def __init__(self, segment: Segment, around: Surroundings, state: Json) -> None:
-        super().__init__(segment, around)
-        self._runner = Runner(segment.op, around, self._runner.program, by_row=False)
-        self._log = RowLog(around.folder, segment.input.arrow, around.options.memory)
+    def __init__(self, fragment: Fragment, context: Context, state: Json) -> None:
+        super().__init__(fragment, context)
+        self._runner = FragmentRunner(fragment.op, context, self._runner.program, by_row=False)
+        self._log = RowLog(context.folder, fragment.input.arrow, context.options.memory)
         if state is not None:
             self._log.restore(state)
 
-    def rows(self, arrivals: Iterable[Arrival]) -> list[Arrival]:
-        for arrival in arrivals:
-            self._log.add(arrival.batch)
+    def rows(self, morsels: Iterable[Morsel]) -> list[Morsel]:
+        for morsel in morsels:
+            self._log.add(morsel.batch)
         return []
 
     def finish(self) -> Batches:
@@ -280,31 +280,31 @@ class Sort(Stateless):
     def state_bytes(self) -> int:
         return self._log.held_bytes
 
-    def freeze(self) -> Frozen:
+    def snapshot(self) -> SnapshotFuture:
         kept = list(self._log.kept)
         return lambda: self._log.to_json(kept)
 
-    def forget(self, kept: list[Json]) -> None:
+    def retain(self, kept: list[Json]) -> None:
         self._log.remove_others(files_of(kept))
 
 
-# --- what steps share
+# --- shared by operators
 
 
-def run_alike(arrivals: Iterable[Arrival], run: Callable[[Batches], Batches]) -> list[Arrival]:
-    """Batches that came at one time, together."""
-    return [Arrival(batch, watermark) for watermark, some in groupby(arrivals, key=lambda each: each.watermark)
+def run_alike(morsels: Iterable[Morsel], run: Callable[[Batches], Batches]) -> list[Morsel]:
+    """Runs the batches of one watermark together."""
+    return [Morsel(batch, watermark) for watermark, some in groupby(morsels, key=lambda each: each.watermark)
             for batch in run([each.batch for each in some])]
 
 
-def open_store(around: Surroundings, key: pa.Schema, value: pa.Schema, state: Json) -> LogStore:
-    """A step's store, at the snapshot that a checkpoint names."""
-    return LogStore.open(around.folder, key=key, value=value, memory=around.options.memory,
+def open_store(context: Context, key: pa.Schema, value: pa.Schema, state: Json) -> LogStore:
+    """An operator's store, at the snapshot that a checkpoint names."""
+    return LogStore.open(context.folder, key=key, value=value, memory=context.options.memory,
                          snapshot=None if state is None else as_int(as_map(state)["snapshot"]),
-                         workers=MOST_WORKERS, keep=KEPT_STATES)
+                         workers=MOST_WORKERS, keep=RETAINED_SNAPSHOTS)
 
 
-def freeze_store(store: LogStore) -> Frozen:
+def snapshot_store(store: LogStore) -> SnapshotFuture:
     taken = store.snapshot()
 
     def wait() -> Json:
@@ -314,7 +314,7 @@ def freeze_store(store: LogStore) -> Frozen:
 
 
 def hold(store: LogStore, kept: list[Json]) -> None:
-    """Let the snapshots stay that epochs name."""
+    """Retain the snapshots that epochs name."""
     held = []
     for state in kept:
         with suppress(ValueError, KeyError):
@@ -332,7 +332,7 @@ def files_of(kept: list[Json]) -> set[str]:
 
 
 def filtered(batch: pa.RecordBatch, mask: pa.Array) -> pa.RecordBatch:
-    """The rows for which a mask is true, also of types that pyarrow's own `filter` cannot do (views of text)."""
+    """The rows for which a mask is true, also for types that pyarrow's own `filter` does not support (string views)."""
     try:
         return batch.filter(mask)
     except pa.ArrowNotImplementedError:
@@ -340,11 +340,11 @@ def filtered(batch: pa.RecordBatch, mask: pa.Array) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays([taken(column, rows) for column in batch.columns], schema=batch.schema)
 
 
-def _behind(segment: Segment) -> Segment:
-    """The ops behind the one with a state, as a segment of their own."""
-    assert segment.state is not None
-    source = placeholder(segment.state.schema)
-    return Segment(over(segment.op, segment.state, source), source, None, segment.then)
+def _downstream(fragment: Fragment) -> Fragment:
+    """The ops after the stateful one, as a fragment of their own."""
+    assert fragment.state is not None
+    source = placeholder(fragment.state.schema)
+    return Fragment(over(fragment.op, fragment.state, source), source, None, fragment.then)
 
 
 def reads(program: Node) -> list[str]:

@@ -1,9 +1,9 @@
-"""Groups without an end of their own: they live long and change often, so they are in a state store, by key.
+"""Running aggregates: groups without a window live long and change often, so they are in a state store, by key.
 
-What arrives is aggregated in workers' tables, and comes to the store as partial groups when a checkpoint wants it or
-when they are many. Where they are nearly as many as rows, rows are partitioned by key group (`runtime/radix.py`) and
-only aggregated then; from the second time on they go straight into the store. A job without checkpoints that ends
-before that needs no store: its groups are read from the tables, as `collect` does.
+What arrives is pre-aggregated in workers' tables, and merged into the store as partial groups at checkpoints or when
+there are many. If there are nearly as many groups as rows, rows are partitioned by key group (`exec/radix.py`) before
+they are aggregated; from the second time on they go straight into the store. A job without checkpoints that ends before
+that needs no store: its groups are read from the tables, as `collect` does.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from scalein.ir.exprs import Named
 from scalein.ir.partials import row_values
 from scalein.ir.passes.place_state import place_state
 from scalein.ir.physical import Node
-from scalein.jobs.changelog import Changes, told
-from scalein.jobs.expiry_index import Slices, windows_of
-from scalein.jobs.fragments import Segment
+from scalein.jobs.changelog import Changelog, changelog_rows
+from scalein.jobs.expiry_index import ExpiryIndex, windows_of
+from scalein.jobs.fragments import Fragment
 from scalein.jobs.operators import (
-    Arrival,
     Batches,
-    Frozen,
-    Runner,
-    Surroundings,
+    Context,
+    FragmentRunner,
+    Morsel,
+    SnapshotFuture,
     filtered,
-    freeze_store,
     hold,
     open_store,
+    snapshot_store,
 )
 from scalein.jobs.partials import FOREVER, Partial, group_of
 from scalein.state import LogStore
@@ -46,35 +46,36 @@ MOST_PARTED = 640 << 20  # bytes of rows that wait to be aggregated
 _ONE = "#one"  # the key of groups without keys
 
 
-class Running(Partial):
+class RunningAggregate(Partial):
     """Groups in a store; at the end, or whenever they change, they are results."""
 
-    def __init__(self, segment: Segment, around: Surroundings, root: Node, state: Json, emit: str) -> None:
-        super().__init__(segment, around, root, is_told=emit == "changes")
-        self.changes = Changes(segment, self._two.final, around) if emit == "changes" else None
+    def __init__(self, fragment: Fragment, context: Context, root: Node, state: Json, emit: str) -> None:
+        super().__init__(fragment, context, root, is_told=emit == "changes")
+        self.changes = Changelog(fragment, self._two.final, context) if emit == "changes" else None
         keys = self._two.keys
         key = keys.arrow if keys.names else pa.schema([pa.field(_ONE, pa.int8(), False)])
         value = pa.schema([field.with_nullable(True) for field in self._two.values.arrow])
         self._keys, self._columns = key.names, [*keys.names, *value.names]
         self._stored_columns = [*key.names, *value.names]
         self._numbered = Numbered(self._two)
-        self._open: Callable[[], LogStore] = lambda: open_store(around, key, value, state)
-        if state is not None or around.has_checkpoints:
+        self._open: Callable[[], LogStore] = lambda: open_store(context, key, value, state)
+        if state is not None or context.has_checkpoints:
             _ = self._store
         if self.changes is None:
             self._standing = StandingProgram(self._two.partial, whole=group_of(root))
         self._oldest = FOREVER if state is None else as_int(as_map(state)["oldest"])  # window in the store
         self._slides = self._window is not None and not self._window.is_tumbling
-        self._apart = Runner(segment.op, around, Program(self._two.combine), by_row=False) if self._slides else None
+        self._apart = (FragmentRunner(fragment.op, context, Program(self._two.combine), by_row=False)
+                       if self._slides else None)
         self._first_open = -FOREVER  # the start of the first window that is not closed
         if state is not None and self._slides:
             self._first_open = as_int(as_map(state)["first_open"])
         # Keys by window; None: they have to be looked up in the store when a window is closed for the first time.
-        self._slices = Slices() if state is None else None
+        self._slices = ExpiryIndex() if state is None else None
         if state is not None:
             self._count_from(state)
         is_by_row = state is not None and as_map(state)["by_row"] is True and self.changes is None
-        self._rows = ByRow(segment, around, self._store) if is_by_row else None
+        self._rows = ByRow(fragment, context, self._store) if is_by_row else None
 
     @cached_property
     def _store(self) -> LogStore:
@@ -84,25 +85,25 @@ class Running(Partial):
     def _has_store(self) -> bool:
         return "_store" in self.__dict__
 
-    def rows(self, arrivals: Iterable[Arrival]) -> list[Arrival]:
+    def rows(self, morsels: Iterable[Morsel]) -> list[Morsel]:
         if self._rows is not None:
-            self._rows.merge([arrival.batch for arrival in arrivals])
+            self._rows.merge([morsel.batch for morsel in morsels])
             return []
-        found = self._merged(self._partials(arrivals))
+        found = self._merged(self._partials(morsels))
         if self._standing.part_bytes > MOST_PARTED:
             self.settle()
         if self._has_many and self.changes is None and self._two.is_by_column:
-            self._rows = ByRow(self._segment, self._around, self._store)
+            self._rows = ByRow(self._fragment, self._contexts, self._store)
         if self.changes is not None:
             found += self._merged(self._taken())
-        return [Arrival(batch, None) for batch in found]
+        return [Morsel(batch, None) for batch in found]
 
     def _merged(self, partials: Batches) -> Batches:
         """Merge partial groups into the store; what that changed, if it is wanted."""
         found: Batches = []
         if not partials:
             return []
-        self._store.set_workers(self._around.options.workers)
+        self._store.set_workers(self._contexts.options.workers)
         for batch in self._of_windows(partials):
             if self._keys == [_ONE]:
                 batch = batch.append_column(_ONE, pa.array(np.zeros(batch.num_rows, np.int8)))
@@ -152,7 +153,7 @@ class Running(Partial):
         new = pa.RecordBatch.from_arrays([partials.column(name) for name in names], names=names)
         both = pa.concat_batches([filtered(before.select(names), pa.array(existed)), new])
         numbers = np.concatenate([np.flatnonzero(existed), np.arange(new.num_rows)])
-        values = self._numbered.combined(both, numbers, self._around.options)
+        values = self._numbered.combined(both, numbers, self._contexts.options)
         self._store.upsert(pa.RecordBatch.from_arrays(
             [*(partials.column(name) for name in self._keys), *values.columns], names=self._stored_columns))
         return None if self.changes is None else self._stored(partials)
@@ -173,7 +174,7 @@ class Running(Partial):
         """Of windows that slide, a row may come after some that it is in have closed: see `closing.py`."""
         if self._window is None or not self._slides:
             return None
-        return -FOREVER if self._first_open == -FOREVER else self._first_open + self._window.size + self._around.delay
+        return -FOREVER if self._first_open == -FOREVER else self._first_open + self._window.size + self._contexts.delay
 
     def advance(self, watermark: int) -> Batches:
         """Windows that changes were told of are forgotten when they close."""
@@ -183,7 +184,7 @@ class Running(Partial):
         self._first_open = max(self._first_open, first_open)
         if self._oldest < first_open:
             if self._slices is None:
-                self._slices = Slices()
+                self._slices = ExpiryIndex()
                 for batch in self._store.scan():
                     self._slices.add(batch.select(self._keys))
             for keys in self._slices.closed(first_open):
@@ -196,11 +197,11 @@ class Running(Partial):
             try:
                 return self._finish.behind(list(self._standing.take_whole()))
             except ComputeError as error:
-                raise placed(error, self._segment.op, self._standing.node) from None
+                raise placed(error, self._fragment.op, self._standing.node) from None
         self.settle()
         if self.changes is not None:
             is_empty = self._keys == [_ONE] and not len(self._store)
-            return [told(batch, "insert") for batch in (self._finish.all([]) if is_empty else [])]
+            return [changelog_rows(batch, "insert") for batch in (self._finish.all([]) if is_empty else [])]
         return self._results()
 
     def _results(self) -> Iterator[pa.RecordBatch]:
@@ -216,14 +217,14 @@ class Running(Partial):
         self._has_many |= self._standing.is_parted
         self._merged(self._taken())
 
-    def freeze(self) -> Frozen:
+    def snapshot(self) -> SnapshotFuture:
         about = {"oldest": self._oldest, "by_row": self._rows is not None, **self._counting}
         if self._slides:
             about["first_open"] = self._first_open
-        wait = freeze_store(self._store)
+        wait = snapshot_store(self._store)
         return lambda: {**as_map(wait()), **about}
 
-    def forget(self, kept: list[Json]) -> None:
+    def retain(self, kept: list[Json]) -> None:
         if self._has_store:
             hold(self._store, kept)
 
@@ -240,20 +241,20 @@ class Running(Partial):
 class ByRow:
     """Rows straight into the store: where groups are nearly as many as rows, partial ones would only be in the way."""
 
-    def __init__(self, segment: Segment, around: Surroundings, store: LogStore) -> None:
-        state = segment.state
+    def __init__(self, fragment: Fragment, context: Context, store: LogStore) -> None:
+        state = fragment.state
         assert isinstance(state, ops.Aggregate)
-        self._store, self._around = store, around
+        self._store, self._contexts = store, context
         table = place_state(state.keys, None, state.aggs)
         values = [(f"#acc{k}", *value) for k, value in enumerate(row_values(table))]
         self._functions = {name: function for name, _, function in values}
         given = [(name, expr) for name, expr, _ in values if expr is not None]
         items = [*state.keys, *(Named(f"#given{k}", expr) for k, (_, expr) in enumerate(given))]
         self._names = [*(key.name for key in state.keys), *(name for name, _ in given)]
-        self._runner = Runner(ops.Project(segment.before, tuple(items)), around)
+        self._runner = FragmentRunner(ops.Project(fragment.before, tuple(items)), context)
 
     def merge(self, batches: Batches) -> None:
-        self._store.set_workers(self._around.options.workers)
+        self._store.set_workers(self._contexts.options.workers)
         for batch in self._runner.run(batches):
             self._store.merge(batch.rename_columns(self._names), **self._functions)
 

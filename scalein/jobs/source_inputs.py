@@ -1,4 +1,4 @@
-"""Lines: a source of a job, its partitions with their clocks, and the steps that its rows pass."""
+"""Source inputs: a source of a job, its partitions with their clocks, and the operators that its rows pass."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from scalein.exec.scan_predicates import tests_below
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named
 from scalein.jobs.fragments import Feed
-from scalein.jobs.operators import Runner, Surroundings
+from scalein.jobs.operators import Context, FragmentRunner
 from scalein.jobs.source_readers import Place, Reader
 from scalein.storage.checked_json import Json, as_map
 
 
 @dataclass(eq=False)
-class Line:
+class SourceInput:
     """A source, its partitions, and the numbers of the steps that its rows pass."""
 
     feed: Feed
@@ -29,7 +29,7 @@ class Line:
     clocks: dict[str, Partition]
     absent: dict[str, Json]  # partitions that only earlier runs had: should they come back, they go on where they were
     path: list[int]
-    times: Runner | None  # of a batch, where they are no column of the source
+    times: FragmentRunner | None  # of a batch, where they are no column of the source
     is_timed: bool  # whether anything on the path looks at time
     tests: str  # what a source may have left out, by which the rows of a batch that is half read are counted
 
@@ -41,8 +41,8 @@ class Line:
             for reader in self.readers}}  # fmt: skip
 
 
-def line_of(feed: Feed, needed: Sequence[str], around: Surroundings, known: dict[str, Json], path: list[int],
-            is_timed: bool) -> Line:
+def source_input_of(feed: Feed, needed: Sequence[str], context: Context, known: dict[str, Json], path: list[int],
+            is_timed: bool) -> SourceInput:
     """The line of a source whose first step needs some columns, as an epoch knows its partitions."""
     data = feed.source.data
     assert isinstance(data, Batches | BoundSource)
@@ -51,14 +51,14 @@ def line_of(feed: Feed, needed: Sequence[str], around: Surroundings, known: dict
         if feed.timed is feed.first.input:
             reads += [feed.watermark.column] if feed.watermark.column not in reads else []
         else:
-            times = _times(feed, feed.watermark, around)
+            times = _times(feed, feed.watermark, context)
             reads = list(feed.first.input.columns)
     reads = [name for name in feed.source.arrow.names if name in reads] or feed.source.arrow.names[:1]
     tests, beside = "", list[str]()
     if isinstance(data, BoundSource):
         conditions = _tests(feed)
         data, tests = data.project(reads).where(conditions), repr(conditions) if conditions else ""
-        if around.failed is not None:
+        if context.failed is not None:
             kept = data.lenient("keep")
             beside = [name for name in kept.schema.names if name not in data.schema.names]
             data = kept
@@ -71,17 +71,17 @@ def line_of(feed: Feed, needed: Sequence[str], around: Surroundings, known: dict
                               at=feed.source.at, source=feed.source.name, partition=reader.name,
                               hint="run the flow as it was for a moment, without max_rows_per_second; then change it")
     absent = {name: about for name, about in known.items() if name not in names}
-    return Line(feed, readers, _clocks(feed, names, known), absent, path, times, is_timed, tests)
+    return SourceInput(feed, readers, _clocks(feed, names, known), absent, path, times, is_timed, tests)
 
 
-def _times(feed: Feed, mark: ops.Watermark, around: Surroundings) -> Runner:
+def _times(feed: Feed, mark: ops.Watermark, context: Context) -> FragmentRunner:
     """The times of a batch that the watermark is about."""
     field = feed.timed.schema[mark.column]
     item = Named("time", Col(field.name, field.dtype, field.nullable))
     # Rows that fail here fail again on their way, and are told of there.
-    failed = None if around.failed is None else lambda row, error: None
-    around = replace(around, options=replace(around.options, workers=1), failed=failed)
-    return Runner(ops.Project(feed.timed, (item,)), around)
+    failed = None if context.failed is None else lambda row, error: None
+    context = replace(context, options=replace(context.options, workers=1), failed=failed)
+    return FragmentRunner(ops.Project(feed.timed, (item,)), context)
 
 
 def _clocks(feed: Feed, names: Sequence[str], known: dict[str, Json]) -> dict[str, Partition]:

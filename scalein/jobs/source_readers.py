@@ -1,8 +1,8 @@
-"""Feeds: sources read ahead, each partition by a thread of its own, into queues of bounded size. A table in memory has
-neither: its batches are taken from it one by one.
+"""Source readers: each partition is read ahead by a thread of its own, into a queue of bounded size. Tables in memory
+need neither: their batches are taken one by one.
 
-The job takes what there is. A batch of the source's that is long, or longer than a rate allows, comes in pieces; the
-watermark moves behind the last.
+The job takes what is queued. A long source batch, or one that exceeds the rate limit, is delivered in pieces; the
+watermark moves after the last one.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from scalein.connectors.base import BoundSource
-from scalein.connectors.clock import clock
 from scalein.connectors.in_memory import Batches
 from scalein.errors import BadData
+from scalein.exec.schedule import schedule
 from scalein.storage.checked_json import Json, as_int, as_list
 
 PIECE_ROWS = 1 << 21
@@ -47,7 +47,7 @@ class Place:
         return Place(offset, as_int(rows))
 
 
-class Delivery(NamedTuple):
+class SourceBatch(NamedTuple):
     """A piece of a batch; `is_last` if the batch ends with it."""
 
     reader: Reader
@@ -67,7 +67,7 @@ class Reader:
     columns: list[str]
     place: Place  # behind what was taken
     beside: list[str] = field(default_factory=list)  # columns that only lines which cannot be decoded have values in
-    pending: deque[Delivery] = field(default_factory=deque)
+    pending: deque[SourceBatch] = field(default_factory=deque)
     rows: int = 0  # that are pending
     bytes: int = 0
     is_ended: bool = False  # nothing more is read
@@ -102,7 +102,7 @@ class Reader:
         return bool(self.pending) and (self.rows >= AHEAD_ROWS or len(self.pending) >= AHEAD_BATCHES
                                        or self.bytes >= self.most_bytes)
 
-    def deliveries(self) -> Iterator[Delivery]:
+    def deliveries(self) -> Iterator[SourceBatch]:
         at, skipped = self.place.offset, self.place.rows
         for batch, behind in self._batches(at):
             first = min(skipped, batch.num_rows)  # the source may cut its rows elsewhere than the last time
@@ -112,11 +112,11 @@ class Reader:
                 piece = batch if not first and batch.num_rows <= PIECE_ROWS else batch.slice(first, PIECE_ROWS)
                 first += piece.num_rows
                 is_last = first >= batch.num_rows
-                yield Delivery(self, piece, Place(behind, skipped) if is_last else Place(at, first), is_last,
+                yield SourceBatch(self, piece, Place(behind, skipped) if is_last else Place(at, first), is_last,
                                time.monotonic(), self._size(piece))
             at = behind
 
-    def hear(self, delivery: Delivery, now: float) -> None:
+    def hear(self, delivery: SourceBatch, now: float) -> None:
         """Keep a delivery until it is taken. An empty one says that the source has nothing now."""
         self.pending.append(delivery)
         self.rows += delivery.batch.num_rows
@@ -127,7 +127,7 @@ class Reader:
             self._quiet_since = now if self._quiet_since is None else self._quiet_since
             self.quiet_s = now - self._quiet_since
 
-    def take(self, most: int | None) -> Delivery:
+    def take(self, most: int | None) -> SourceBatch:
         """The next delivery; of one that has more rows than `most`, a piece."""
         found = self.pending.popleft()
         rows = found.batch.num_rows
@@ -177,7 +177,7 @@ def _numbered(batches: Iterable[pa.RecordBatch], start: Json) -> Iterator[tuple[
         left = max(0, left - batch.num_rows)
 
 
-class Feeds:
+class SourceReaders:
     """All partitions of all sources of a job."""
 
     def __init__(self, readers: list[Reader], rows_per_second: float | None, memory: int | None = None) -> None:
@@ -188,7 +188,8 @@ class Feeds:
             for reader in reading:
                 reader.hold_within(memory // len(reading))
         self._rate = rows_per_second
-        self._clock = clock()
+        self._schedule = schedule()
+        self._clock = self._schedule.clock()
         self._changed = threading.Condition()
         self._taken = 0
         self._began = self._clock.now()
@@ -241,7 +242,7 @@ class Feeds:
         with self._changed:
             self._changed.notify_all()
 
-    def take(self, most: int, wait_s: float) -> list[Delivery]:
+    def take(self, most: int, wait_s: float) -> list[SourceBatch]:
         """What there is, up to some rows, fairly from all partitions; nothing after some time without any."""
         most = min(most, self._allowed(wait_s))
         if most <= 0:
@@ -254,23 +255,23 @@ class Feeds:
                 self._changed.wait(wait_s)
             return self._take(most)
 
-    def take_more(self, most: int) -> list[Delivery]:
+    def take_more(self, most: int) -> list[SourceBatch]:
         """What there is besides what was taken, up to some rows, without waiting; any thread may ask. Nothing if a rate
         says how much may be taken, or if what was taken makes room for more to be read than memory is for.
         """
         with self._changed:
             return self._take(most) if self._rate is None and not self._is_tight else []
 
-    def _take(self, most: int) -> list[Delivery]:
-        found: list[Delivery] = []
+    def _take(self, most: int) -> list[SourceBatch]:
+        found: list[SourceBatch] = []
         rows = 0
         while rows < most:
             ready = [k for k, reader in enumerate(self.readers) if reader.pending]
             if not ready:
                 break
-            self._turn = next((k for k in ready if k > self._turn), ready[0])
+            self._turn = self._schedule.next_port(ready, self._turn)
             reader = self.readers[self._turn]
-            delivery = reader.take(None if self._rate is None else most - rows)
+            delivery = reader.take(self._schedule.piece_rows() if self._rate is None else most - rows)
             rows += delivery.batch.num_rows
             found.append(delivery)
             self._go_on(reader)

@@ -1,11 +1,11 @@
-"""Trials: many rows of windows are counted in before it is known how far their times reach, apart from all others.
+"""Speculation: rows of windows are aggregated before their times are known, apart from all others.
 
-To look at the times first, for the watermark and for late rows, would take half as long again as to count the rows in;
-the kernels that do so see the times anyway, and tell. Then time moves, batch by batch, as it would have; if a batch has
-a row that is late by then, all that was counted in is forgotten, and everything happens again the plain way.
+Reading the times first, for the watermark and for late rows, would add half of the aggregation's cost; the kernels that
+aggregate see the times anyway and report their bounds. Then the watermark moves, batch by batch, as it would have; if a
+batch has a row that is late by then, the speculative tables are discarded, and the round is repeated the plain way.
 
-While workers count, more rows may be taken: so a trial lasts as long as a round should, however fast it turns out to
-be, and workers wait for each other but once.
+While workers aggregate, more rows may be taken: a speculative round lasts as long as a round should, however fast it
+turns out to be, and workers wait for each other only once.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from scalein.exec.event_time import Partition
 from scalein.jobs.metrics import Metrics
-from scalein.jobs.source_readers import Delivery
-from scalein.jobs.window_aggregate import Windowed
+from scalein.jobs.source_readers import SourceBatch
+from scalein.jobs.window_aggregate import WindowedAggregate
 
 
 class Timed(Protocol):
@@ -32,8 +32,8 @@ class Timed(Protocol):
     def move_watermark(self) -> None: ...
 
 
-def counted_on_trial(time: Timed, step: Windowed, column: str, clocks: dict[str, Partition],
-                     deliveries: list[Delivery], more: Callable[[], list[Delivery]]) -> bool:
+def speculate(time: Timed, step: WindowedAggregate, column: str, clocks: dict[str, Partition],
+                     deliveries: list[SourceBatch], more: Callable[[], list[SourceBatch]]) -> bool:
     """Whether rows were counted in, and time has moved behind them. If not, nothing has happened, but that what there
     was of `more` is at the end of `deliveries`.
     """

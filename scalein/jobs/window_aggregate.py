@@ -1,16 +1,16 @@
-"""Groups of a job, by where partial groups (`partials.py`) wait for their end:
+"""Aggregations of a job, by where their partial groups (`partials.py`) are held until they are final:
 
-Running   without windows, or told of as they change: in a state store (`running.py`)
-Windowed  windows close together: partial groups wait as batches, by slice of time, and are finished together, a
-          slice dropped whole. Batches are put together when they have become many. (DESIGN has one table a slice: a
-          log needs no index and no deletes, its checkpoints are incremental, and closing many windows at once, as
-          after a restart, is one pass.)
-Sliding   windows that slide over few slices: rows go to a ring of slices in each key's record, as in `collect`, which
-          windows are read from (`runtime/standing_ring.py`). Whatever the ring does not cover waits in the log, and
-          so does all that a checkpoint left; while there is some of a window, it is finished from partial groups of
-          both. A checkpoint writes the ring whole: it is small, or the log is used instead. A ring does not number
-          rows, so aggregates that follow their order are `Windowed`.
-Waiting   aggregates as large as their input (lists, distinct values, quantiles): the rows themselves wait
+RunningAggregate   without windows, or with `emit="changes"`: in a state store (`running_aggregate.py`)
+WindowedAggregate  windows close together: partial groups are buffered as batches, by slice of time, finished together,
+                   and dropped slice by slice. Batches are combined when there are many. (A log needs no index and no
+                   deletes, its checkpoints are incremental, and closing many windows at once, as after a restart, is
+                   one pass.)
+SlidingAggregate   sliding windows over few slices: rows go to a ring of slices in each key's record, as in `collect`
+                   (`exec/ring_preaggregate.py`). Rows outside the ring are buffered in the log, and so is all that a
+                   checkpoint restored; such windows are finished from the partial groups of both. A checkpoint writes
+                   the whole ring: it is small, or else the log is used. A ring does not number rows, so aggregates that
+                   depend on their order are a WindowedAggregate.
+BufferedAggregate  holistic aggregates (lists, distinct values, quantiles): the rows themselves are buffered
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from scalein.ir import ops
 from scalein.ir.partials import fits, has_parts, width
 from scalein.ir.physical import Node, Scan, identity
 from scalein.jobs.close_batches import Part
-from scalein.jobs.fragments import Segment
+from scalein.jobs.fragments import Fragment
 from scalein.jobs.operators import (
-    Arrival,
     Batches,
-    Runner,
-    Step,
-    Surroundings,
+    Context,
+    FragmentRunner,
+    Morsel,
+    Operator,
 )
 from scalein.jobs.partials import FOREVER, ROW, Finish, Partial, group_of
-from scalein.jobs.running_aggregate import Running
-from scalein.jobs.window_close import Closing
+from scalein.jobs.running_aggregate import RunningAggregate
+from scalein.jobs.window_close import WindowCloser
 from scalein.state.row_buffer import Kept, RowLog
 from scalein.storage.checked_json import Json, as_map
 
@@ -59,42 +59,43 @@ RING_BYTES = 1 << 28  # of all records; a checkpoint writes them whole
 _SLICE = "#slice"
 
 
-def grouped(segment: Segment, around: Surroundings, state: Json, emit: str) -> Step:
+def grouped(fragment: Fragment, context: Context, state: Json, emit: str) -> Operator:
     """The step of an aggregation."""
-    root = segment.program("whole", lambda: segment.op)
+    root = fragment.program("whole", lambda: fragment.op)
     table = group_of(root).table
     is_narrow = len(table.keys) < MOST_KEYS and width(table) <= MOST_VALUES
     if not fits(table) or (not is_narrow and (table.window is None or emit == "changes")):
-        return Waiting(segment, around, state)
+        return BufferedAggregate(fragment, context, state)
     if state is not None and has_parts(table) and ROW not in as_map(state):
-        return Waiting(segment, around, state)  # as the first versions of format 1 kept these, and it goes on so
+        # As the first versions of format 1 kept these, and it goes on so.
+        return BufferedAggregate(fragment, context, state)
     if table.window is None or emit == "changes":
-        return Running(segment, around, root, state, emit)
+        return RunningAggregate(fragment, context, root, state, emit)
     # In a ring rows have no numbers.
     is_ring = ring.fits(table) and not any(acc.needs_order for acc in table.accs)
-    return (Sliding if is_ring else Windowed)(segment, around, root, state)
+    return (SlidingAggregate if is_ring else WindowedAggregate)(fragment, context, root, state)
 
 
-class Windowed(Closing, Partial):
+class WindowedAggregate(WindowCloser, Partial):
     """Windows of aggregates of a fixed size: partial groups wait."""
 
     _slices = "window_start"
 
-    def __init__(self, segment: Segment, around: Surroundings, root: Node, state: Json) -> None:
-        super().__init__(segment, around, root)
-        self._combine = Runner(segment.op, around, Program(self._two.combine), by_row=False)
+    def __init__(self, fragment: Fragment, context: Context, root: Node, state: Json) -> None:
+        super().__init__(fragment, context, root)
+        self._combine = FragmentRunner(fragment.op, context, Program(self._two.combine), by_row=False)
         self._by, self._slice = self._two.final.keys, self._two.combine.table.window
         self._columns = [name for name in self._two.partial.schema.names if name != "window_end"]
         schema = pa.schema([self._two.partial.schema.arrow.field(name) for name in self._columns])
-        self._log = RowLog(around.folder, schema, around.options.memory)
+        self._log = RowLog(context.folder, schema, context.options.memory)
         self._restore(state)
         self._together = 0  # rows when they were put together last
         self._trial: StandingProgram | None = None
         self._behind_trial = 0  # the number of the next row, if the trial is good
         self._untried = 0  # times that nothing should be tried
 
-    def rows(self, arrivals: Iterable[Arrival]) -> list[Arrival]:
-        self._keep(self._partials(arrivals))
+    def rows(self, morsels: Iterable[Morsel]) -> list[Morsel]:
+        self._keep(self._partials(morsels))
         return []
 
     def settle(self) -> None:
@@ -124,18 +125,18 @@ class Windowed(Closing, Partial):
         `taken` knows which there were.
         """
         self._trial = self._trial or StandingProgram(self._two.partial, watched=True)
-        is_short = self._around.options.memory is not None  # of memory: groups must not become many
+        is_short = self._contexts.options.memory is not None  # of memory: groups must not become many
         row = self._row
         found: list[tuple[int, int]] = []
         for some in ([batch] for batch in batches) if is_short else [batches]:
-            told = None
+            changelog_rows = None
             with suppress(ComputeError):  # perhaps of a late row, that would not have come so far
-                row = self._trial.add(some, self._around.options, row)
-                told = self._trial.seen(some if isinstance(some, list) else taken())
-            if told is None or (is_short and self._trial.count > self._most_standing):
+                row = self._trial.add(some, self._contexts.options, row)
+                changelog_rows = self._trial.seen(some if isinstance(some, list) else taken())
+            if changelog_rows is None or (is_short and self._trial.count > self._most_standing):
                 self.end_trial(False)
                 return None
-            found += told
+            found += changelog_rows
         self._behind_trial = row
         return found
 
@@ -161,41 +162,41 @@ class Windowed(Closing, Partial):
             self._together = self._log.rows
 
 
-class Sliding(Windowed):
+class SlidingAggregate(WindowedAggregate):
     """Windows that slide: rows are counted into a ring, what it does not cover waits as partial groups."""
 
     _ring: RingProgram | None = None  # from the first row on
 
-    def __init__(self, segment: Segment, around: Surroundings, root: Node, state: Json) -> None:
-        super().__init__(segment, around, root, state)
+    def __init__(self, fragment: Fragment, context: Context, root: Node, state: Json) -> None:
+        super().__init__(fragment, context, root, state)
         self._node = group_of(root)
         assert self._window is not None
         slices = self._window.size // self._node.table.slice_size
         self._ring_slices = 1 << (slices + AHEAD_SLICES - 1).bit_length()
         self._outside = self._inside = 0  # rows since the ring began
-        memory = around.options.memory
+        memory = context.options.memory
         self._most_bytes = RING_BYTES if memory is None else min(RING_BYTES, memory // 4)
         assert self._late is not None
         self._has_ring = self._late.column is not None  # else nobody knows what it would have to cover
         # Workers need not wait for each other at each window, if nothing but the sink wants it.
-        self._puts_off = segment.then is None and memory is None
+        self._puts_off = fragment.then is None and memory is None
         self._closed_before: Batches = []  # windows of a ring that is no more
 
-    def rows(self, arrivals: Iterable[Arrival]) -> list[Arrival]:
+    def rows(self, morsels: Iterable[Morsel]) -> list[Morsel]:
         if not self._has_ring:
-            return super().rows(arrivals)
+            return super().rows(morsels)
         if self._ring is None:
-            self._ring = RingProgram(self._node, self._two.partial, self._ring_slices, self._around.options)
+            self._ring = RingProgram(self._node, self._two.partial, self._ring_slices, self._contexts.options)
         sorted_: Batches = []
         inside: Batches = []
         outside: Batches = []
-        for arrival in self._arrived(arrivals, sorted_):
-            is_inside = self._ring.ring.takes(arrival.least, arrival.greatest)
-            (inside if is_inside else outside).append(arrival.batch)
+        for morsel in self._arrived(morsels, sorted_):
+            is_inside = self._ring.ring.takes(morsel.least, morsel.greatest)
+            (inside if is_inside else outside).append(morsel.batch)
         try:
-            self._keep(self._ring.add(inside, self._around.options.workers))
+            self._keep(self._ring.add(inside, self._contexts.options.workers))
         except ComputeError as error:
-            raise placed(error, self._segment.op, self._ring.node) from None
+            raise placed(error, self._fragment.op, self._ring.node) from None
         self._keep([*self._counted_in(outside), *self._of_sorted(sorted_)])
         self._outside += sum(batch.num_rows for batch in outside)
         self._inside += sum(batch.num_rows for batch in inside)
@@ -247,7 +248,7 @@ class Sliding(Windowed):
         try:
             return found + self._finish.behind(self._ring.ring.given())
         except ComputeError as error:
-            raise placed(error, self._segment.op, self._ring.node) from None
+            raise placed(error, self._fragment.op, self._ring.node) from None
 
     def _waiting(self, end: int) -> list[Kept]:
         return super()._waiting(end) + self._held(end)
@@ -264,7 +265,7 @@ class Sliding(Windowed):
             return
         found = self._ring.ring
         found.forget(first_open)
-        found.divide(self._around.options.workers)
+        found.divide(self._contexts.options.workers)
         if found.is_mostly_dead:
             self._keep(found.leave())
 
@@ -277,31 +278,31 @@ class Sliding(Windowed):
         return super()._frozen() + self._held(FOREVER)
 
 
-class Waiting(Closing):
+class BufferedAggregate(WindowCloser):
     """Aggregates as large as their input: rows wait, in the columns that they need."""
 
     _slices = _SLICE
 
-    def __init__(self, segment: Segment, around: Surroundings, state: Json) -> None:
-        super().__init__(segment, around)
-        needed = tuple(item for item in identity(segment.before.schema) if item.name in self._names)
-        self._before = Runner(ops.Project(segment.before, needed), around)
+    def __init__(self, fragment: Fragment, context: Context, state: Json) -> None:
+        super().__init__(fragment, context)
+        needed = tuple(item for item in identity(fragment.before.schema) if item.name in self._names)
+        self._before = FragmentRunner(ops.Project(fragment.before, needed), context)
         root = compile_flow(self._sorted_op)
-        self._finish = Finish(self._sorted_op, root, group_of(root), group_of(root), around)
-        assert isinstance(segment.state, ops.Aggregate)
-        self._by = tuple(key.expr for key in segment.state.keys)
+        self._finish = Finish(self._sorted_op, root, group_of(root), group_of(root), context)
+        assert isinstance(fragment.state, ops.Aggregate)
+        self._by = tuple(key.expr for key in fragment.state.keys)
         self.reads = self._reads(self._before.program.node)
         schema = self._before.program.node.schema.arrow.append(pa.field(_SLICE, pa.int64()))
-        self._log = RowLog(around.folder, schema, around.options.memory)
+        self._log = RowLog(context.folder, schema, context.options.memory)
         self._size = group_of(root).table.slice_size
         self._restore(state)
 
-    def rows(self, arrivals: Iterable[Arrival]) -> list[Arrival]:
-        for batch in self._in_order(arrivals):
+    def rows(self, morsels: Iterable[Morsel]) -> list[Morsel]:
+        for batch in self._in_order(morsels):
             if self._late is None:
                 self._add(batch.append_column(_SLICE, pa.array(np.zeros(batch.num_rows, np.int64))))
                 continue
-            for found in self._late.timed(batch, self._around.options):
+            for found in self._late.timed(batch, self._contexts.options):
                 starts = np.asarray(found.times) // self._size * self._size
                 self._add(found.rows.append_column(_SLICE, pa.array(starts)))
         return []
@@ -310,12 +311,12 @@ class Waiting(Closing):
         if len(self._log.kept) > MOST_BATCHES:
             self._log.join()
 
-    def _in_order(self, arrivals: Iterable[Arrival]) -> Iterator[pa.RecordBatch]:
+    def _in_order(self, morsels: Iterable[Morsel]) -> Iterator[pa.RecordBatch]:
         """Rows of the group's input: batches in which all rows are in time, together, and others between them."""
         clean: Batches = []
-        for arrival in arrivals:
+        for morsel in morsels:
             sorted_: Batches = []
-            clean += [found.batch for found in self._arrived([arrival], sorted_)]
+            clean += [found.batch for found in self._arrived([morsel], sorted_)]
             if sorted_:
                 yield from self._before.run(clean)
                 yield from sorted_

@@ -1,7 +1,7 @@
-"""Groups that wait in a log until the windows close that their slices are in.
+"""Partial groups buffered until the windows of their slices close.
 
-Windows that close are finished together; where memory is short, in parts (`parts.py`), each of which is given away
-before the next is begun. The same parts serve to put together what waits.
+Windows that close at the same watermark are finished together; under memory pressure in several close batches
+(`close_batches.py`), each emitted before the next is started. The same batches serve to combine buffered partials.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from scalein.exec.event_time import as_integers, extent
 from scalein.ir import ops
 from scalein.ir.exprs import Expr, columns
 from scalein.jobs.close_batches import KeyShares, Part, most_bytes, parts_of
-from scalein.jobs.operators import Batches, Frozen, files_of, filtered
+from scalein.jobs.operators import Batches, SnapshotFuture, files_of, filtered
 from scalein.jobs.partials import FOREVER, Finish, Timed
 from scalein.state.row_buffer import Kept, RowLog
 from scalein.storage.checked_json import Json, as_int, as_map
 
 
-class Closing(Timed):
+class WindowCloser(Timed):
     """Batches that wait in a log until the windows close that their slices are in."""
 
     _log: RowLog
@@ -49,7 +49,7 @@ class Closing(Timed):
         """
         if self._window is None or self._window.size == self._window.every:
             return None
-        return -FOREVER if self._closed == -FOREVER else self._closed + self._window.every + self._around.delay
+        return -FOREVER if self._closed == -FOREVER else self._closed + self._window.every + self._contexts.delay
 
     @property
     def state_bytes(self) -> int:
@@ -90,7 +90,7 @@ class Closing(Timed):
 
     def _parts(self, waiting: list[Kept], whole: Part, window: ops.Window | None) -> Iterable[Part]:
         """A part of what waits, in smaller ones if it is too large."""
-        most = most_bytes(self._around.options.memory)
+        most = most_bytes(self._contexts.options.memory)
         if most is None or (size := sum(self._log.batch(each).nbytes for each in waiting)) <= most:
             return [whole]
         found = [np.unique(self._starts(self._log.batch(each)), return_counts=True) for each in waiting]
@@ -111,7 +111,7 @@ class Closing(Timed):
             starts = self._starts(batch)
             batch = filtered(batch, pa.array((starts >= least) & (starts < part.end)))
         if part.shares > 1 and batch.num_rows:
-            batch = filtered(batch, pa.array(self._shares.has(batch, part, self._around.options)))
+            batch = filtered(batch, pa.array(self._shares.has(batch, part, self._contexts.options)))
         return batch
 
     def _starts(self, batch: pa.RecordBatch) -> np.ndarray:
@@ -136,7 +136,7 @@ class Closing(Timed):
         if len(kept) < len(self._log.kept) or any(a is not b for a, b in zip(kept, self._log.kept, strict=True)):
             self._log.replace(kept)
 
-    def freeze(self) -> Frozen:
+    def snapshot(self) -> SnapshotFuture:
         kept, about = self._frozen(), {"closed": self._closed, **self._counting}
         return lambda: {**self._log.to_json(kept), **about}
 
@@ -150,5 +150,5 @@ class Closing(Timed):
             self._closed = as_int(as_map(state)["closed"])
             self._count_from(state)
 
-    def forget(self, kept: list[Json]) -> None:
+    def retain(self, kept: list[Json]) -> None:
         self._log.remove_others(files_of(kept))

@@ -9,7 +9,7 @@ from tests.engines import COMPILED, examples
 from tests.udf_programs import differences, program
 
 
-@examples(60)
+@examples(24)
 @given(seed=st.integers(0, 10**8))
 def test_compiled_functions_mean_what_python_means(seed: int) -> None:
     engine = COMPILED[seed % len(COMPILED)]

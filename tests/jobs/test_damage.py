@@ -169,7 +169,7 @@ odd = st.sampled_from([None, True, -1, 1 << 70, 1.5, "", "../../x", "state", [],
                        {"epoch": "a-1-000001", "files": ["../_staged-x"]}])  # fmt: skip
 
 
-@examples(40)
+@examples(12)
 @given(path=st.lists(st.integers(0, 20), min_size=1, max_size=6), new=odd)
 def test_a_hostile_manifest_is_refused_or_harmless(history: Path, path: list[int], new: Any) -> None:
     with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():

@@ -140,14 +140,14 @@ def test_rows_are_added_to_a_trial_while_it_is_under_way(monkeypatch: pytest.Mon
     monkeypatch.setattr(job, "MORE_ROWS", 70)
     monkeypatch.setattr(job, "STEP_S", 60.0)
     trials: list[int] = []
-    counted_on_trial = driver.counted_on_trial
+    speculate = driver.speculate
 
     def counted(*given: object) -> bool:
-        is_good = counted_on_trial(*given)  # type: ignore[arg-type]
+        is_good = speculate(*given)  # type: ignore[arg-type]
         trials.append(len(given[4]))  # type: ignore[arg-type]
         return is_good
 
-    monkeypatch.setattr(driver, "counted_on_trial", counted)
+    monkeypatch.setattr(driver, "speculate", counted)
     flow = timed(*([at] * 50 for at in range(0, 1000, 10))).group_by(si.tumbling("t", 100)).agg(n=si.count())
     found, _, late_rows, _ = run(flow, [], workers=workers)
     assert trials == [100]  # batches

@@ -14,7 +14,7 @@ from scalein import col
 from scalein.exec import pipeline
 from scalein.exec.ring_preaggregate import StandingRing
 from scalein.jobs.monitor import show_bar
-from scalein.jobs.window_aggregate import Sliding
+from scalein.jobs.window_aggregate import SlidingAggregate
 from scalein.testing import Stream, assert_same, until
 from tests.jobs.streams import rows_in
 
@@ -91,14 +91,14 @@ def test_the_bar_says_how_far_time_is_and_how_large_the_state(monkeypatch: pytes
 def test_a_change_of_workers_moves_no_state(monkeypatch: pytest.MonkeyPatch, slides: bool) -> None:
     """Tables of a ring stay as they are, also when others take the rows: all that leaves them is windows."""
     divided: list[bool] = []
-    finished = Sliding._finished
+    finished = SlidingAggregate._finished
 
-    def looked_at(self: Sliding, after: int, end: int) -> list[pa.RecordBatch]:
+    def looked_at(self: SlidingAggregate, after: int, end: int) -> list[pa.RecordBatch]:
         divided.append(self._ring is not None and self._ring.ring.is_divided)
         return finished(self, after, end)
 
     monkeypatch.setattr(StandingRing, "leave", None)
-    monkeypatch.setattr(Sliding, "_finished", looked_at)
+    monkeypatch.setattr(SlidingAggregate, "_finished", looked_at)
     stream = Stream({"all": BATCHES}, allowed={"all": 10}, ends=False)
     window = si.sliding("t", "4s", every="2s") if slides else si.tumbling("t", "4s")
     aggs = {"n": si.count(), "last": col("t").max()}

@@ -84,7 +84,7 @@ class Added:
         return pa.RecordBatch.from_arrays([pa.array(totals)], names=["v"])
 
 
-@examples(80)
+@examples(24)
 @given(parts=st.lists(keys_of, min_size=1, max_size=4), piece_rows=st.sampled_from([2, 7, 1000]),
        groups=st.sampled_from([1, 4, 1 << 20]))
 def test_a_merge_has_every_key_once_with_all_its_values(parts: list[list[tuple[str | None, float | None]]],
@@ -112,7 +112,7 @@ def test_a_merge_has_every_key_once_with_all_its_values(parts: list[list[tuple[s
     assert others == [plain(row) in rest for row in pieces[0][0].to_pylist()]
 
 
-@examples(50)
+@examples(15)
 @given(parts=st.lists(keys_of, min_size=1, max_size=3))
 def test_rows_that_do_not_combine_all_stay(parts: list[list[tuple[str | None, float | None]]]) -> None:
     pieces = [[rows(part, value=k)] for k, part in enumerate(parts)]
@@ -121,7 +121,7 @@ def test_rows_that_do_not_combine_all_stay(parts: list[list[tuple[str | None, fl
     assert sorted(map(repr, got)) == sorted(map(repr, want))
 
 
-@examples(50)
+@examples(15)
 @given(wanted=keys_of, there=keys_of)
 def test_looking_up_finds_all_rows_of_a_key_and_no_others(wanted: list[tuple[str | None, float | None]],
                                                           there: list[tuple[str | None, float | None]]) -> None:
@@ -133,7 +133,7 @@ def test_looking_up_finds_all_rows_of_a_key_and_no_others(wanted: list[tuple[str
     assert sorted(map(repr, got)) == sorted(map(repr, want))
 
 
-@examples(50)
+@examples(15)
 @given(keys=keys_of)
 def test_numbers_are_those_of_keys(keys: list[tuple[str | None, float | None]]) -> None:
     batch = rows(keys)

@@ -115,11 +115,19 @@ def fallible(call: Call) -> bool:
 
 def can_fail(expr: Expr) -> bool:
     """Whether anything in a typed expression can fail in a live row; what is only tried gives null instead."""
-    match expr:
-        case Call("try", (Call(args=args),)):
-            return any(map(can_fail, args))
-        case Call(args=args):
-            return fallible(expr) or any(map(can_fail, args))
+    waiting: list[Expr] = [expr]
+    seen: set[int] = set()
+    while waiting:
+        node = waiting.pop()
+        if not isinstance(node, Call) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        if node.fn == "try" and isinstance(node.args[0], Call):
+            waiting += node.args[0].args
+        elif fallible(node):
+            return True
+        else:
+            waiting += node.args
     return False
 
 

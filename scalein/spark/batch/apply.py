@@ -27,7 +27,7 @@ from scalein.ir import ops
 from scalein.ir.exprs import Named
 from scalein.ir.physical import identity
 from scalein.ir.rewrite import rewrite, walk_ops
-from scalein.jobs.fragments import Feed, Segment, cut, over, placeholder, segments
+from scalein.jobs.fragments import Feed, Fragment, cut, fragments, over, placeholder
 from scalein.spark.batch.filters import pulled, quoted
 from scalein.spark.batch.scan import bound_rows, read_by_all, shuffle_partitions
 from scalein.spark.batch.tasks import Entering, Leaving, Mapped, Received, Sent, Step, Task, Whole
@@ -113,7 +113,7 @@ class _Planner:
         feed_of = {id(feed.first): feed for feed in feeds}
         waiting: dict[int, list[Part]] = {}
         result: list[Part] = []
-        for segment in segments(feeds):
+        for segment in fragments(feeds):
             given = feed_of[id(segment)].source if id(segment) in feed_of else waiting.pop(id(segment))
             parts = self._through(segment, given)
             result = parts if segment.then is None else result
@@ -122,14 +122,14 @@ class _Planner:
         wanted, spark_types = leaving_schema(schema, self._at), spark_schema(schema, self._at)
         return _union([part.df if part.is_plain else part.mapped(Leaving(wanted), spark_types) for part in result])
 
-    def _through(self, segment: Segment, given: ops.Source | list[Part]) -> list[Part]:
+    def _through(self, segment: Fragment, given: ops.Source | list[Part]) -> list[Part]:
         """The rows of a segment for those of its input: a source, or parts."""
         state = segment.state
         if isinstance(state, ops.Sort) and state.count is None:
             if segment.then is None:
                 return self._sorted(segment, state, given)
             # Nothing behind it looks at the order: whatever would is refused.
-            segment = Segment(over(segment.op, state, state.input), segment.input, None, segment.then)
+            segment = Fragment(over(segment.op, state, state.input), segment.input, None, segment.then)
         if isinstance(given, ops.Source) and (whole := self._without_shuffle(segment, given)) is not None:
             return [whole]
         parts, phases = self._entered(segment, given)
@@ -140,7 +140,7 @@ class _Planner:
                               hint="use scalein.spark.start(q, stream_df, sink=..., checkpoint=...)")
         return [self._shuffled(parts, phases)]
 
-    def _entered(self, segment: Segment, given: ops.Source | list[Part]) -> tuple[list[Part], Phases]:
+    def _entered(self, segment: Fragment, given: ops.Source | list[Part]) -> tuple[list[Part], Phases]:
         """The phases of a segment, and the parts that they take."""
         if isinstance(given, list):
             return given, Phases(segment)
@@ -155,7 +155,7 @@ class _Planner:
         schema = pa.schema([given.arrow.field(name) for name in phases.reads])
         return [Part(chosen(df, phases.reads), (Entering(schema),))], phases
 
-    def _without_shuffle(self, segment: Segment, source: ops.Source) -> Part | None:
+    def _without_shuffle(self, segment: Fragment, source: ops.Source) -> Part | None:
         """A segment each of whose tasks reads all files for the rows of its own keys, if that costs less."""
         if source.data is None or not isinstance(segment.state, ops.Aggregate):
             return None
@@ -174,14 +174,14 @@ class _Planner:
             whole = _union([*cells, empty]).repartition(1)
         return Part(whole, (Received(phases.second),))
 
-    def _sorted(self, segment: Segment, sort: ops.Sort, given: ops.Source | list[Part]) -> list[Part]:
+    def _sorted(self, segment: Fragment, sort: ops.Sort, given: ops.Source | list[Part]) -> list[Part]:
         """Rows in Spark's order of the columns that they are sorted by, then through the ops behind the sort."""
         from pyspark.sql import functions
 
         names = sort.schema.names
         items = [*identity(sort.schema), *(Named(_BY.format(k), by.expr) for k, by in enumerate(sort.by))]
         before = ops.Project(sort.input, tuple(items))
-        parts, phases = self._entered(Segment(before, segment.input, None, None), given)
+        parts, phases = self._entered(Fragment(before, segment.input, None, None), given)
         types = before.schema.arrow
         wanted, spark_types = leaving_schema(types, self._at), spark_schema(types, self._at)
         df = _union([part.through(Mapped(phases)).mapped(Leaving(wanted), spark_types) for part in parts])
@@ -195,7 +195,7 @@ class _Planner:
         if segment.op is sort:
             return [Part(df.select(*(functions.col(quoted(name)) for name in names)), (), is_plain=True)]
         source = placeholder(sort.schema)
-        behind = Phases(Segment(over(segment.op, sort, source), source, None, None))
+        behind = Phases(Fragment(over(segment.op, sort, source), source, None, None))
         schema = pa.schema([sort.schema.arrow.field(name) for name in behind.reads])
         return [Part(chosen(df, behind.reads), (Entering(schema), Mapped(behind)))]
 

@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 from scalein.compiler import compile_flow
 from scalein.exec.event_time import as_integers
 from scalein.ir.partials import TwoPhase, two_phase
-from scalein.jobs.changelog import OP, Changes
-from scalein.jobs.operators import Surroundings, filtered
+from scalein.jobs.changelog import OP, Changelog
+from scalein.jobs.operators import Context, filtered
 from scalein.jobs.partials import group_of
 from scalein.options import Options
 from scalein.spark.shuffle import KEY_GROUPS, hashes
@@ -251,10 +251,10 @@ class Reducer:
         return None if self._two is None else Combining(self._two, self._options)
 
     @cached_property
-    def _changes(self) -> Changes:
+    def _changes(self) -> Changelog:
         final = self._two.final if self._two is not None else group_of(compile_flow(self._phases._state_again))
-        around = Surroundings(self._options, Path(), lambda rows: None, False, lambda rows: None, None, 0)
-        return Changes(self._work.segment, final, around)
+        around = Context(self._options, Path(), lambda rows: None, False, lambda rows: None, None, 0)
+        return Changelog(self._work.segment, final, around)
 
 
 def _is_past(run: Run, first_open: int | None) -> bool:

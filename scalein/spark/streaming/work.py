@@ -26,14 +26,15 @@ from scalein.errors import BadArgument, ComputeError, LateData, SourceLoc
 from scalein.exec.bounded import Program
 from scalein.exec.event_time import extent, far_ahead
 from scalein.ir import ops
-from scalein.ir.exprs import Col, Named, columns
-from scalein.ir.rewrite import exprs_of, rewrite, walk_ops
-from scalein.jobs.changelog import OP, told
+from scalein.ir.exprs import Col, Named
+from scalein.ir.rewrite import rewrite, walk_ops
+from scalein.jobs.changelog import OP
+from scalein.jobs.changelog import changelog_rows as told
 from scalein.jobs.changelog import check as check_changes
 from scalein.jobs.compatibility import signature
-from scalein.jobs.fragments import Feed, Segment, cut, over, placeholder
+from scalein.jobs.fragments import Feed, Fragment, cut, over, placeholder
 from scalein.jobs.lateness import Lateness
-from scalein.jobs.operators import Arrival, Runner, Surroundings, reads
+from scalein.jobs.operators import Context, FragmentRunner, Morsel, reads
 from scalein.jobs.partials import all_computed
 from scalein.options import Options
 from scalein.spark.phases import Phases
@@ -85,7 +86,7 @@ class Work:
     def __reduce__(self) -> tuple[object, ...]:
         return Work, (self._op, self.emit, self._late, self._on_error, self._at)
 
-    def _mode(self, segment: Segment) -> str:
+    def _mode(self, segment: Fragment) -> str:
         match segment.state:
             case None:
                 return "rowwise"
@@ -167,7 +168,7 @@ class Work:
         """The columns that the aggregation reads."""
         state = self.segment.state
         assert isinstance(state, ops.Aggregate)
-        used = {name for expr, _ in exprs_of(state) for name in columns(expr)}
+        used = state.state_reads()
         names = self.segment.before.schema.names
         return [name for name in names if name in used] or names[:1]
 
@@ -249,12 +250,12 @@ class Work:
             tally.failed_rows += rows.num_rows
             tally.failed.append(rows)
 
-        around = Surroundings(options, Path(), lambda rows: None, False, lambda rows: None, failed, 0)
-        runner = Runner(self.segment.op, around, self._check)
+        around = Context(options, Path(), lambda rows: None, False, lambda rows: None, failed, 0)
+        runner = FragmentRunner(self.segment.op, around, self._check)
         for batch in batches:
-            yield from runner.sound(batch)
+            yield from runner.passing(batch)
 
-    def _split(self, arrivals: Iterable[Arrival]) -> Iterator[tuple[bool, pa.RecordBatch]]:
+    def _split(self, arrivals: Iterable[Morsel]) -> Iterator[tuple[bool, pa.RecordBatch]]:
         """Batches, and whether all their rows are in time or must be looked at."""
         for arrival in arrivals:
             if self.lateness is None or not arrival.batch.num_rows:
@@ -267,19 +268,19 @@ class Work:
                 yield False, rest
 
     def _arrivals(self, batches: Iterable[pa.RecordBatch], clock: Clock, watermark: int | None, tally: Tally,
-                  options: Options) -> Iterator[Arrival]:
+                  options: Options) -> Iterator[Morsel]:
         for batch in batches:
             tally.rows += batch.num_rows
             if self.mark is None or not batch.num_rows:
-                yield Arrival(batch, watermark)
+                yield Morsel(batch, watermark)
                 continue
             times = self._times_of(batch, options)
             within = extent(times)
             if within is None:
-                yield Arrival(batch, watermark)
+                yield Morsel(batch, watermark)
                 continue
             tally.seen.append(seen(times, within, clock.greatest, self.far))
-            yield Arrival(batch, watermark, self.mark.column if self._times is None else "", *within)
+            yield Morsel(batch, watermark, self.mark.column if self._times is None else "", *within)
 
     def _times_of(self, batch: pa.RecordBatch, options: Options) -> pa.Array:
         assert self.mark is not None
