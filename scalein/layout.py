@@ -137,12 +137,12 @@ GROUP_WORDS = 10
 FUNCTIONS = ("sum", "count", "min", "max", "first", "last", "replace")
 KEPT = ""  # the value stays as it is
 # The first word of a stored record:
-#   | nulls of keys 16 | nulls of values 32 | hits 8 | flags 8 |
+#   | nulls of keys 16 | nulls of values 32 | accesses 8 | flags 8 |
 TOMB = 1  # deleted; hides whatever older record there is
 PARTIAL = 2  # of rows since the group left memory: older records of the key count as well
 FRESH = 4  # just inserted by a kernel that merges records, and empty
-HITS_SHIFT, VALUE_NULLS, KEY_NULLS = 8, 16, 48
-MOST_HITS = 255
+ACCESSES_SHIFT, VALUE_NULLS, KEY_NULLS = 8, 16, 48
+MAX_ACCESSES = 255
 MOST_VALUES, MOST_KEYS = 32, 16
 UNDO_BATCH_SHIFT = 40  # of the number of the call, above a record's offset, in an entry of an undo log
 PAGE_BYTES = 4096  # what files and their checksums are made of

@@ -308,7 +308,7 @@ class Flow(Hinted):
     # --- running and looking ---
 
     def collect(self, data: object = None, *, workers: int | None = None, memory: str | int | None = None,
-                engine: str = "llvm", cpu: str | None = None) -> pa.Table:
+                cpu: str | None = None) -> pa.Table:
         """The whole result as a table. `data` is for flows that begin with `si.flow(schema)`.
 
         `memory="1GB"` limits what an aggregation of many groups holds; what is more goes to disk meanwhile, but for the
@@ -321,23 +321,15 @@ class Flow(Hinted):
         {'x': [2]}
         """
         at = here()
-        options = Options.make(workers=workers, memory=memory, engine=engine, cpu=cpu, at=at)
-        if options.engine == "interp":
-            from scalein import interp
-
-            return interp.run(bind(self.op, data, at))
+        options = Options.make(workers=workers, memory=memory, cpu=cpu, at=at)
         query, given = self._queries.of(data, at)
         return query.collect(options, given)
 
     def batches(self, data: object = None, *, workers: int | None = None, memory: str | int | None = None,
-                engine: str = "llvm", cpu: str | None = None) -> Iterator[pa.RecordBatch]:
+                cpu: str | None = None) -> Iterator[pa.RecordBatch]:
         """The result batch by batch, as it is computed."""
         at = here()
-        options = Options.make(workers=workers, memory=memory, engine=engine, cpu=cpu, at=at)
-        if options.engine == "interp":
-            from scalein import interp
-
-            return iter(interp.run(bind(self.op, data, at)).to_batches())
+        options = Options.make(workers=workers, memory=memory, cpu=cpu, at=at)
         query, given = self._queries.of(data, at)
         return query.batches(options, given)
 

@@ -14,14 +14,15 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from scalein.dtypes import Schema
-from scalein.interp import evaluate
-from scalein.ir.exprs import Call, Col, Expr, type_of
+from scalein.dtypes import STR, Kind, Schema
+from scalein.ir.exprs import Call, Col, Expr, Named, type_of
+from scalein.ir.functions.registry import python_function
 from scalein.ir.stages import Collect, DedupStep, FromBatches, Group, Partition, Probe, Read, Sink, Stage, Step
 from scalein.ir.store_kernels import Lookup, Upsert
 from scalein.ir.tables import Acc, AccKind, Key, Output, Table
 from scalein.kernels.bind import addressable, bind, bind_codes, code_bits, form_of, has_nulls
 from scalein.kernels.call import kernel
+from scalein.kernels.output import collected
 from scalein.kernels.specialise import Specialiser, code_name, needed
 from scalein.layout import COLUMN, FrameData, size_of
 from scalein.llvm_backend.cache import Compiled
@@ -32,6 +33,8 @@ from scalein.options import Options
 WIDE = 48
 FEW_ROWS = 1 << 22
 MOST_VARIANTS = 16  # of a kernel, for other facts of the input
+
+FEW_WORDS = 4096  # of a dictionary: Python computes an expression for them before LLVM has compiled it (20 ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +246,7 @@ class Prepared:
             case Call("#match", params=(int() as number,)):
                 return self.joins[number].rows_of(dictionary)
             case _:
-                return _evaluated(expr, read, dictionary)
+                return _table(expr, read, dictionary, self.options)
 
     def key_values(self, position: int) -> pa.Array:
         """The strings that ids of a coded key stand for."""
@@ -271,15 +274,37 @@ def _place(buffer: pa.Buffer | None) -> int:
     return 0 if buffer is None else int(buffer.address)
 
 
-def _evaluated(expr: Expr, read: Read, dictionary: pa.Array) -> np.ndarray:
-    """The bytes of an expression for every value of a dictionary; it has one for each (see `Specialiser`)."""
-    values = evaluate(expr, pa.RecordBatch.from_arrays([dictionary], [read.via]))
-    values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-    if pa.types.is_boolean(values.type):
-        return np.asarray(values.cast(pa.uint8()))
-    width = size_of(type_of(expr))
-    data = np.frombuffer(values.buffers()[1] or b"", np.uint8)
-    return np.ascontiguousarray(data[values.offset * width : (values.offset + len(values)) * width])
+def _table(expr: Expr, read: Read, dictionary: pa.Array, options: Options) -> np.ndarray:
+    """An expression's value for every word of a dictionary; it has one for each (see `Specialiser`).
+
+    Few words are folded as constants are: a kernel of the expression's own would take longer to compile, for each
+    constant in it anew. Many are a column like any other to that kernel.
+    """
+    function = python_function(expr) if len(dictionary) <= FEW_WORDS else None
+    dtype = type_of(expr)
+    if function is not None and (dtype.is_number or dtype.kind is Kind.BOOL):
+        try:
+            found = [function(word) for word in dictionary.to_pylist()]
+        except (ArithmeticError, ValueError):
+            pass
+        else:
+            return np.array(found, dtype.arrow.to_pandas_dtype())
+    items = (Named("value", Specialiser({read.via: False}, {}, {}, lambda number, column: False).expr(expr)),)
+    column = Read(read.via, STR, "str32", nulls=False)
+    compiled = kernel(Stage("lookup", FromBatches((column,)), (), Collect(items), brief=True), options)
+    frame = compiled.kernel.frame.new()
+    bind(frame, dictionary, column)
+    frame["row"], frame["end"] = 0, len(dictionary)
+    return np.concatenate([_bytes(part, size_of(dtype))
+                           for (part,) in collected(compiled, frame, items, len(dictionary))])
+
+
+def _bytes(array: pa.Array, width: int) -> np.ndarray:
+    """The values of an array without nulls, as a kernel writes and reads them."""
+    if pa.types.is_boolean(array.type):
+        return np.asarray(array.cast(pa.uint8()))
+    data = np.frombuffer(array.buffers()[1] or b"", np.uint8)
+    return data[array.offset * width : (array.offset + len(array)) * width]
 
 
 def _sink_exprs(sink: Sink) -> Iterable[Expr]:
