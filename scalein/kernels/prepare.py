@@ -28,8 +28,8 @@ from scalein.layout import COLUMN, FrameData, size_of
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
 
-# A kernel of many columns takes long to vectorize, although it is compiled in parts. Where a known, small input would be
-# done long before, it is compiled briefly.
+# A kernel of many columns takes long to vectorize, although it is compiled in parts. Where a known, small input would
+# be done long before, it is compiled briefly.
 WIDE = 48
 FEW_ROWS = 1 << 18
 MOST_VARIANTS = 16  # of a kernel, for other facts of the input
