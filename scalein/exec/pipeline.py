@@ -75,11 +75,11 @@ def run_ready(work: Work, batches: Iterator[pa.RecordBatch], options: Options) -
 
 
 def _run_side_by_side(work: Work, units: Iterator[pa.RecordBatch], options: Options) -> Iterator[pa.RecordBatch]:
-    stop, numbers, counted = threading.Event(), count(), kernel_metrics.current()
+    stop, numbers, metrics = threading.Event(), count(), kernel_metrics.current_metrics()
 
     def ready_to_work() -> None:
         begin(stop, options.workers)
-        kernel_metrics.enlist(counted, next(numbers))
+        kernel_metrics.attach_worker(metrics, next(numbers))
 
     with ThreadPoolExecutor(options.workers, "scalein", ready_to_work) as pool, _stopping(pool, stop):
         under_way: deque[Future[list[pa.RecordBatch]]] = deque()

@@ -12,8 +12,8 @@ import pyarrow.ipc
 from scalein.errors import ComputeError, InternalError
 from scalein.ir.stages import Stage
 from scalein.kernels import kernel_metrics
-from scalein.kernels.profile import Profile, current
-from scalein.kernels.workers import leave_if_stopped
+from scalein.kernels.profile import Profile, current_profile
+from scalein.kernels.workers import raise_if_cancelled
 from scalein.layout import COLUMN, ERROR, OUT_OF_BOUNDS, PAUSED, FrameData
 from scalein.llvm_backend.cache import Compiled, load_kernel
 from scalein.llvm_backend.jit import Kernel
@@ -24,25 +24,25 @@ def kernel(stage: Stage, options: Options) -> Compiled:
     """The stage's kernel; whoever listens is told."""
     started = time.perf_counter()
     compiled = load_kernel(stage, options)
-    profile = current()
+    profile = current_profile()
     if profile is not None:
-        profile.met(stage, compiled, time.perf_counter() - started)
+        profile.add_kernel(stage, compiled, time.perf_counter() - started)
     return compiled
 
 
 def call(compiled: Compiled, frame: FrameData) -> int:
     """Run the kernel until it is done or wants something; raises for a row that failed."""
-    profile, work = current(), kernel_metrics.mine()
-    first, started = frame["row"] if work is not None else 0, time.perf_counter()
+    profile, counters = current_profile(), kernel_metrics.current_counters()
+    first, started = frame["row"] if counters is not None else 0, time.perf_counter()
     status = PAUSED
     while status == PAUSED:
-        leave_if_stopped()
+        raise_if_cancelled()
         status = enter(compiled.kernel, frame) if profile is None else _measured(compiled, frame, profile)
-    if work is not None:
-        work.useful_s += time.perf_counter() - started
+    if counters is not None:
+        counters.useful_s += time.perf_counter() - started
         if compiled.row_bytes:
             rows = frame["row"] - first
-            work.rows, work.bytes = work.rows + rows, work.bytes + rows * compiled.row_bytes
+            counters.rows, counters.bytes = counters.rows + rows, counters.bytes + rows * compiled.row_bytes
     if status == OUT_OF_BOUNDS:
         raise _unsafe(compiled, frame)
     if status == ERROR:
@@ -56,7 +56,7 @@ def _measured(compiled: Compiled, frame: FrameData, profile: Profile) -> int:
     status = enter(compiled.kernel, frame)
     took = time.perf_counter() - started
     rows, frame.rows = frame.rows or frame["row"] - first, 0
-    profile.called(compiled, rows, took, frame.get("out.count", 0) - written)
+    profile.add_call(compiled, rows, took, frame.get("out.count", 0) - written)
     return status
 
 
@@ -99,7 +99,7 @@ def enter(kernel: Kernel, frame: FrameData) -> int:
     try:
         while thread.is_alive():
             thread.join(_LOOK_S)
-            leave_if_stopped()
+            raise_if_cancelled()
     except BaseException:
         frame["stop"] = 1
         thread.join()  # it reads and writes the caller's memory

@@ -15,7 +15,7 @@ _thread = threading.local()
 
 
 @dataclass(slots=True)
-class Work:
+class WorkerCounters:
     """One worker's: rows and bytes of columns that its kernels read, the time in kernels, and the time that it waited
     for the others to end.
     """
@@ -27,40 +27,40 @@ class Work:
 
 
 @dataclass(slots=True)
-class Tally:
+class WorkerMetrics:
     """Of one step, by number of worker; 0 is the thread that runs the step."""
 
-    works: list[Work] = field(default_factory=lambda: [Work()])
+    counters: list[WorkerCounters] = field(default_factory=lambda: [WorkerCounters()])
 
-    def of(self, worker: int) -> Work:
-        while len(self.works) <= worker:
-            self.works.append(Work())
-        return self.works[worker]
+    def of(self, worker: int) -> WorkerCounters:
+        while len(self.counters) <= worker:
+            self.counters.append(WorkerCounters())
+        return self.counters[worker]
 
 
-def mine() -> Work | None:
+def current_counters() -> WorkerCounters | None:
     """Where this thread counts, if anybody wants to know."""
-    found: Work | None = getattr(_thread, "work", None)
+    found: WorkerCounters | None = getattr(_thread, "work", None)
     return found
 
 
-def current() -> Tally | None:
+def current_metrics() -> WorkerMetrics | None:
     """That of the step which this thread runs."""
-    found: Tally | None = getattr(_thread, "tally", None)
+    found: WorkerMetrics | None = getattr(_thread, "tally", None)
     return found
 
 
-def enlist(tally: Tally | None, worker: int) -> None:
+def attach_worker(metrics: WorkerMetrics | None, worker: int) -> None:
     """From now on this thread is a worker of a step."""
-    _thread.tally, _thread.work = tally, None if tally is None else tally.of(worker)
+    _thread.metrics, _thread.work = metrics, None if metrics is None else metrics.of(worker)
 
 
 @contextmanager
-def counting(tally: Tally | None, worker: int = 0) -> Iterator[None]:
+def recording(metrics: WorkerMetrics | None, worker: int = 0) -> Iterator[None]:
     """Within, this thread is a worker of a step."""
-    before = current(), mine()
-    enlist(tally, worker)
+    before = current_metrics(), current_counters()
+    attach_worker(metrics, worker)
     try:
         yield
     finally:
-        _thread.tally, _thread.work = before
+        _thread.metrics, _thread.work = before

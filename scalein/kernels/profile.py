@@ -30,7 +30,7 @@ from scalein.llvm_backend.cache import Compiled
 
 
 @dataclass(slots=True)
-class Usage:
+class KernelMetrics:
     """One kernel's work, over all workers."""
 
     stage: Stage
@@ -86,32 +86,32 @@ def _record_bytes(sink: Sink) -> int:
 class Profile:
     """Everything measured while listening."""
 
-    usages: dict[int, Usage] = field(default_factory=dict)
+    kernels: dict[int, KernelMetrics] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def met(self, stage: Stage, compiled: Compiled, seconds: float) -> None:
+    def add_kernel(self, stage: Stage, compiled: Compiled, seconds: float) -> None:
         """A kernel was asked for; compiling, reading or finding it took this long."""
         with self.lock:
-            self.usages.setdefault(id(compiled), Usage(stage, compiled)).load_seconds += seconds
+            self.kernels.setdefault(id(compiled), KernelMetrics(stage, compiled)).load_seconds += seconds
 
-    def called(self, compiled: Compiled, rows: int, seconds: float, rows_out: int) -> None:
+    def add_call(self, compiled: Compiled, rows: int, seconds: float, rows_out: int) -> None:
         with self.lock:
-            usage = self.usages[id(compiled)]
-            usage.calls += 1
-            usage.rows += rows
-            usage.seconds += seconds
-            usage.rows_out += rows_out
+            metrics = self.kernels[id(compiled)]
+            metrics.calls += 1
+            metrics.rows += rows
+            metrics.seconds += seconds
+            metrics.rows_out += rows_out
 
 
 _current: Profile | None = None
 
 
-def current() -> Profile | None:
+def current_profile() -> Profile | None:
     return _current
 
 
 @contextmanager
-def listening() -> Iterator[Profile]:
+def profiling() -> Iterator[Profile]:
     """A profile of whatever runs inside. One at a time in a process."""
     global _current
     profile = Profile()

@@ -137,7 +137,7 @@ class Crew:
         """
         first, *others = jobs
         stop, errors, idle = stop or threading.Event(), list[BaseException](), self._idle
-        counted = kernel_metrics.current()
+        metrics = kernel_metrics.current_metrics()
         ends = [0.0] * len(jobs)
         begun, ended = 0, list[_Tasks]()
         one_ended = SimpleQueue[None]()
@@ -145,7 +145,7 @@ class Crew:
         def guarded(job: Callable[[], None], worker: int, own: _Tasks) -> None:
             try:
                 begin(stop, len(jobs))
-                with kernel_metrics.counting(counted, worker):
+                with kernel_metrics.recording(metrics, worker):
                     job()
                 ends[worker] = time.perf_counter()
             except BaseException as error:
@@ -172,9 +172,9 @@ class Crew:
             raise
         if errors:
             raise errors[0]
-        if counted is not None:
+        if metrics is not None:
             for worker, end in enumerate(ends):
-                counted.of(worker).wait_s += max(ends) - end
+                metrics.of(worker).wait_s += max(ends) - end
 
 
 _Tasks = SimpleQueue[Callable[[], None] | None]  # of a thread of a crew; None ends it
