@@ -27,7 +27,7 @@ import llvmlite
 import scalein as si
 from bench import data, workloads
 from scalein.ir.stages import Stage
-from scalein.kernels.profile import profiling
+from scalein.kernels.kernel_metrics import profiling
 from scalein.llvm_backend.jit import assembly
 from scalein.llvm_backend.stage import lower_stage
 from scalein.llvm_backend.target import target_for

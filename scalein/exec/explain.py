@@ -30,8 +30,8 @@ from scalein.ir.printer import dump
 from scalein.ir.rewrite import rewrite
 from scalein.ir.stage_printer import dump_program, dump_stage
 from scalein.ir.stages import Collect, FromTable, Partition, Spread, Stage
+from scalein.kernels.kernel_metrics import KernelMetrics, profiling
 from scalein.kernels.machine import copy_bandwidth
-from scalein.kernels.profile import KernelMetrics, profiling
 from scalein.llvm_backend.jit import assembly
 from scalein.llvm_backend.stage import lower_stage
 from scalein.llvm_backend.target import target_for

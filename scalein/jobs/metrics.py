@@ -81,8 +81,8 @@ class Stage:
             yield batch
 
     def to_json(self) -> dict[str, object]:
-        workers = [{"rows": work.rows, "bytes": int(work.bytes), "useful_s": round(work.useful_s, 3),
-                    "wait_s": round(work.wait_s, 3)} for work in list(self.worker_metrics.counters)]
+        workers = [{"rows": each.rows, "bytes": int(each.bytes), "useful_s": round(each.useful_s, 3),
+                    "wait_s": round(each.wait_s, 3)} for each in list(self.worker_metrics.counters)]
         return {"stage": self.name, "rows_in": self.rows_in, "rows_out": self.rows_out,
                 "busy_s": round(self.busy_s, 3), "workers": workers}
 

@@ -13,7 +13,7 @@ import scalein as si
 from scalein import col
 from scalein.api.flow import Flow
 from scalein.ir.stages import FromBatches
-from scalein.kernels.profile import profiling
+from scalein.kernels.kernel_metrics import profiling
 from scalein.llvm_backend.stage import lower_stage
 from scalein.llvm_backend.target import target_for
 

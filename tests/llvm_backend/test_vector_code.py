@@ -12,7 +12,7 @@ import pytest
 import scalein as si
 from scalein import col, when
 from scalein.ir.stages import Collect, FromBatches, Group, Partition
-from scalein.kernels.profile import profiling
+from scalein.kernels.kernel_metrics import profiling
 from scalein.llvm_backend.jit import assembly
 from scalein.llvm_backend.stage import lower_stage
 from scalein.llvm_backend.target import target_for
