@@ -78,8 +78,8 @@ def test_numpy_and_compiled_code_combine_alike(name: str) -> None:
 @pytest.mark.parametrize("name", ["numbers", "times"])
 def test_numpy_and_compiled_code_finish_alike(name: str) -> None:
     two, given = partials(FLOWS[name], Random(name), 80)
-    combine = Program(two.combine).run([given], OPTIONS)
-    whole = pa.concat_batches([batch.select(given.schema.names) for batch in combine])
+    combined = Program(two.combine).run([given], OPTIONS)
+    whole = pa.concat_batches([batch.select(given.schema.names) for batch in combined])
     got = Combining(two, OPTIONS).finished(whole)
     assert got is not None
     want = pa.Table.from_batches(list(Program(two.final).run([given], OPTIONS)))
