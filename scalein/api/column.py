@@ -13,7 +13,7 @@ from scalein.api import hints
 from scalein.api.hints import Hinted
 from scalein.api.methods import Aggregates, DtMethods, ListMethods, StrMethods, StructMethods
 from scalein.errors import BadArgument, SourceLoc, here
-from scalein.ir.exprs import Agg, Call, Col, Expr, Lit
+from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, args_of
 from scalein.ir.literals import as_dtype, fit, literal, own_type
 from scalein.ir.printer import show_agg, show_expr
 
@@ -355,15 +355,13 @@ class Column(Aggregates, Hinted):
 
 def _first_column(expr: Expr) -> str | None:
     """The name of the leftmost column; a choice is named after what it chooses."""
-    match expr:
-        case Col(name):
-            return name
-        case Call("if_else", (_, *values)):
-            return next(filter(None, map(_first_column, values)), None)
-        case Call(_, args):
-            return next(filter(None, map(_first_column, args)), None)
-        case _:
-            return None
+    waiting = [expr]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Col):
+            return node.name
+        waiting += reversed(args_of(node)[1 if isinstance(node, Call) and node.fn == "if_else" else 0 :])
+    return None
 
 
 def as_expr(value: object, at: SourceLoc) -> Expr:
@@ -440,11 +438,18 @@ class When:
 class Then(Column):
     """A choice that is null where no condition is true, unless `otherwise` follows."""
 
-    __slots__ = ("_branches",)
+    __slots__ = ("_at", "_branches", "_whole")
 
     def __init__(self, branches: tuple[Expr, ...]) -> None:
-        self._branches = branches
-        super().__init__(_nested(branches, Lit(None), here()))
+        self._branches, self._at, self._alias = branches, here(), None
+        self._whole: Expr | None = None
+
+    @property
+    def _node(self) -> Expr:  # type: ignore[override]
+        """Nested when it is asked for: of a long choice, each step would nest all those before it."""
+        if self._whole is None:
+            self._whole = _nested(self._branches, Lit(None), self._at)
+        return self._whole
 
     def when(self, condition: object) -> When:
         """Another condition, looked at where those before are not true."""

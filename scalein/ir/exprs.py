@@ -8,7 +8,7 @@ how it is typed stands once, in `functions.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, TypeVar
 
@@ -114,7 +114,7 @@ class Call:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Parts that lie deep come first, so that pickle finds them known when it comes to what holds them."""
-        first = tuple(deep_parts(post_order(self), lambda node: node.args if isinstance(node, Call) else ()))
+        first = tuple(deep_parts(post_order(self), args_of))
         return _unpickled, (first, self.fn, self.args, self.params, self.dtype, self.nullable, self.at)
 
 
@@ -200,8 +200,12 @@ def walk(expr: Expr) -> Iterator[Expr]:
         yield node
 
 
-def post_order(expr: Expr) -> list[Expr]:
-    """The expression and everything below it, each once, arguments before what holds them."""
+def args_of(expr: Expr) -> tuple[Expr, ...]:
+    return expr.args if isinstance(expr, Call) else ()
+
+
+def post_order(expr: Expr, parts: Callable[[Expr], Sequence[Expr]] = args_of) -> list[Expr]:
+    """The expression and everything below it, each once, arguments (or other `parts`) before what holds them."""
     found: list[Expr] = []
     seen: set[int] = set()
     waiting: list[tuple[Expr, bool]] = [(expr, False)]
@@ -211,12 +215,23 @@ def post_order(expr: Expr) -> list[Expr]:
             found.append(node)
         elif id(node) not in seen:
             seen.add(id(node))
-            if isinstance(node, Call) and node.args:
+            below = parts(node)
+            if below:
                 waiting.append((node, True))
-                waiting += [(arg, False) for arg in reversed(node.args)]
+                waiting += [(arg, False) for arg in reversed(below)]
             else:
                 found.append(node)
     return found
+
+
+def branches(call: Call) -> tuple[Expr, ...]:
+    """Conditions and values of a chain in turn, then the last value: an if_else in the last place goes on with it."""
+    found: list[Expr] = []
+    last: Expr = call
+    while isinstance(last, Call) and last.fn == "if_else":
+        condition, value, last = last.args
+        found += [condition, value]
+    return (*found, last)
 
 
 def columns(expr: Expr) -> set[str]:

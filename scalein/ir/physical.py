@@ -103,7 +103,7 @@ class Limit:
 
     @property
     def schema(self) -> Schema:
-        return self.input.schema
+        return _passed(self).schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Sort:
 
     @property
     def schema(self) -> Schema:
-        return self.input.schema
+        return _passed(self).schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,21 +131,40 @@ class Union:
 Node = Scan | Pipeline | WindowAggregate | Host | Limit | Sort | Union
 
 
+def _passed(node: Node) -> Node:
+    """The node whose columns come through nodes that change none."""
+    while isinstance(node, Limit | Sort):
+        node = node.input
+    return node
+
+
 def identity(schema: Schema) -> tuple[Named, ...]:
     """Every column as it is."""
     return tuple(Named(f.name, Col(f.name, f.dtype, f.nullable)) for f in schema)
 
 
-def walk_nodes(root: Node) -> Iterator[Node]:
-    """Every node of a program, the tables of its joins included, inputs before what they feed."""
-    match root:
+def inputs(node: Node) -> tuple[Node, ...]:
+    """The nodes that feed this one: tables that it probes, then its rows."""
+    match node:
+        case Scan():
+            return ()
         case Pipeline() | WindowAggregate():
-            for _, table in root.joins:
-                yield from walk_nodes(table.input)
-            yield from walk_nodes(root.input)
-        case Host() | Limit() | Sort():
-            yield from walk_nodes(root.input)
+            return (*(table.input for _, table in node.joins), node.input)
         case Union():
-            for below in root.inputs:
-                yield from walk_nodes(below)
-    yield root
+            return node.inputs
+        case _:
+            return (node.input,)
+
+
+def walk_nodes(root: Node) -> Iterator[Node]:
+    """Every node of a program once, the tables of its joins included, inputs before what they feed."""
+    seen: set[int] = set()
+    waiting: list[tuple[Node, bool]] = [(root, False)]
+    while waiting:
+        node, is_over = waiting.pop()
+        if is_over:
+            yield node
+        elif id(node) not in seen:
+            seen.add(id(node))
+            waiting.append((node, True))
+            waiting += [(below, False) for below in reversed(inputs(node))]
