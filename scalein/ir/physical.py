@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from scalein.dtypes import Field, Schema
@@ -26,7 +27,7 @@ class Scan:
         return self.source.schema
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pipeline:
     """Batches through a stage that ends in Collect."""
 
@@ -36,7 +37,7 @@ class Pipeline:
     joins: tuple[tuple[int, JoinBuild], ...] = ()
     name: str = field(default="pipe", compare=False)
 
-    @property
+    @cached_property
     def schema(self) -> Schema:
         return Schema(tuple(Field(i.name, type_of(i.expr), i.expr.nullable) for i in self.items))
 
@@ -71,7 +72,7 @@ class JoinBuild:
     columns: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Host:
     """A step in Python or pyarrow between kernels: map_batches, explode, or expressions LLVM cannot do well.
 
@@ -87,7 +88,7 @@ class Host:
         """What the user wrote for a column of this step."""
         return next((named.expr for named in self.origins if named.name == item.name), item.expr)
 
-    @property
+    @cached_property
     def schema(self) -> Schema:
         if self.op is not None:
             return self.op.schema

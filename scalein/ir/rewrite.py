@@ -191,7 +191,10 @@ def substitute(expr: Expr, by_name: Mapping[str, Expr]) -> Expr:
 
     One pass: columns inside of a replacement are not replaced again.
     """
-    if isinstance(expr, Col):
-        return by_name.get(expr.name, expr)
-    return rebuild(expr, lambda node, args: by_name.get(node.name, node) if isinstance(node, Col)
-                   else with_args(node, args))
+    def replaced(node: Expr, args: tuple[Expr, ...]) -> Expr:
+        if not isinstance(node, Col):
+            return with_args(node, args)
+        found = by_name.get(node.name, node)
+        return node if found == node else found
+
+    return rebuild(expr, replaced)

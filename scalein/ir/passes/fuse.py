@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scalein.ir.exprs import Col, Named
+from scalein.ir.exprs import Col
 from scalein.ir.physical import Node, Pipeline, Scan, Union, WindowAggregate, walk_nodes
 from scalein.ir.stages import ProjectStep, Step
 
@@ -53,4 +53,4 @@ def _let(pipe: Pipeline) -> tuple[ProjectStep, ...]:
     """The pipe's columns as a step; none if every column keeps its name."""
     if all(isinstance(i.expr, Col) and i.expr.name == i.name for i in pipe.items):
         return ()
-    return (ProjectStep(tuple(Named(i.name, i.expr) for i in pipe.items)),)
+    return (ProjectStep(pipe.items),)
