@@ -11,8 +11,8 @@ import os
 import re
 import threading
 import zlib
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,6 +48,7 @@ class RowLog:
     held_bytes: int = 0
     _next: int = 0
     _sums: dict[str, int] = field(default_factory=dict)  # of files, as they were written
+    _pinned: list[list[Kept]] = field(default_factory=list)  # that are being read, although they may not wait any more
     _writing: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -80,6 +81,17 @@ class RowLog:
             if each is not None:
                 some.append(each)
         self.replace(joined)
+
+    @contextmanager
+    def pinned(self, kept: list[Kept]) -> Iterator[None]:
+        """Within, the files of these batches stay, whatever replaces them and whichever checkpoint is retained."""
+        with self._writing:
+            self._pinned.append(kept)
+        try:
+            yield
+        finally:
+            with self._writing:
+                self._pinned.remove(kept)
 
     def batch(self, kept: Kept) -> pa.RecordBatch:
         found = kept.batch  # another thread's look at memory may come between
@@ -152,7 +164,7 @@ class RowLog:
     def remove_others(self, named: set[str]) -> None:
         """Remove files that neither a checkpoint names nor this log needs; what cannot be removed now stays a while."""
         with self._writing:
-            needed = named | {each.file for each in self.kept}
+            needed = named | {each.file for some in (self.kept, *self._pinned) for each in some}
             for path in self.folder.glob("rows-*.arrow"):
                 if path.name not in needed:
                     with suppress(OSError):
