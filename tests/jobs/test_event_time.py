@@ -49,7 +49,8 @@ def pushed(job: Job, stream: Stream, partition: str, rows: list[tuple[int | None
     job.scale(2)  # answered at a border: what came before is through
 
 
-times = st.one_of(st.none(), st.integers(-20, 150), st.integers(0, 60))
+edges = st.integers(-1, 6).map(lambda number: 5 * number)  # of windows
+times = st.one_of(edges, st.integers(-20, 150), edges, st.none())
 deliveries = st.lists(st.tuples(st.sampled_from("ab"), st.lists(st.tuples(times, st.integers(1, 9)), min_size=1,
                                                                 max_size=4)), max_size=10)  # fmt: skip
 
@@ -66,7 +67,7 @@ BUILDS: dict[str, Build] = {
 
 
 @pytest.mark.parametrize("kind", BUILDS)
-@examples(4)
+@examples(12)
 @given(size=st.sampled_from([(10, 10), (10, 5), (12, 5)]), delay=st.sampled_from([0, 7]), given=deliveries,
        partitions=st.sampled_from(["a", "ab"]), workers=st.integers(1, 3), seed=st.integers(0, 1 << 32))  # fmt: skip
 def test_late_rows_watermarks_and_windows_are_those_of_the_oracle(
