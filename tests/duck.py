@@ -169,7 +169,7 @@ def _keys(exprs: tuple[Expr, ...]) -> str:
 def _is_ordered(op: ops.Op) -> bool:
     if isinstance(op, ops.Aggregate | ops.Join):
         return False
-    return all(map(_is_ordered, ops.inputs(op)))
+    return all(map(_is_ordered, op.inputs))
 
 
 def _in_windows(window: ops.Window, source: str) -> str:

@@ -16,14 +16,14 @@ import pickle
 import threading
 from collections import OrderedDict
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from scalein.connectors.in_memory import Batches, of_table
 from scalein.errors import BadArgument, SourceLoc
 from scalein.ir import ops
 from scalein.ir.passes import OP_PASSES
-from scalein.ir.rewrite import map_inputs, walk_ops
+from scalein.ir.rewrite import transform_streams, walk_ops
 from scalein.options import Options
 
 if TYPE_CHECKING:
@@ -127,12 +127,7 @@ def settled(op: ops.Op, at: SourceLoc) -> ops.Op:
             done[id(right)] = _read(right, at)
         return done[id(right)]
 
-    def visit(below: ops.Op) -> ops.Op:
-        if isinstance(below, ops.Join):
-            return replace(below, left=visit(below.left), right=static(below.right))
-        return map_inputs(below, visit)
-
-    return visit(op)
+    return transform_streams(op, lambda below: below, static)
 
 
 def _read(op: ops.Op, at: SourceLoc) -> ops.Op:

@@ -12,7 +12,7 @@ import scalein as si
 from scalein import col
 from scalein.jobs import window_aggregate
 from scalein.jobs.window_aggregate import WindowedAggregate
-from scalein.state.row_buffer import RowLog
+from scalein.state.row_buffer import RowBuffer
 from tests import oracle
 from tests.same import assert_same
 
@@ -20,16 +20,16 @@ BATCHES = [pa.record_batch({"t": [n, n + 40], "v": [n, 1]}) for n in range(0, 60
 
 
 def test_files_stay_while_they_are_read(tmp_path: Path) -> None:
-    log = RowLog(tmp_path, BATCHES[0].schema, memory=1)
+    log = RowBuffer(tmp_path, BATCHES[0].schema, memory=1)
     for batch in BATCHES[:3]:
         log.add(batch)
-    waiting = list(log.kept)
+    waiting = list(log.segments)
     assert all(each.batch is None for each in waiting)
     with log.pinned(waiting):
         log.replace([])
-        log.remove_others(set())
+        log.remove_unreferenced(set())
         assert [log.batch(each).equals(batch) for each, batch in zip(waiting, BATCHES, strict=False)] == [True] * 3
-    log.remove_others(set())
+    log.remove_unreferenced(set())
     assert list(tmp_path.iterdir()) == []
 
 

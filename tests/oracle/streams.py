@@ -246,7 +246,7 @@ def _stream_sources(op: ops.Op) -> Iterable[ops.Source]:
     """The sources that are streams, in the order of the plan: not those of static tables."""
     if isinstance(op, ops.Source):
         yield op
-    for below in (op.left,) if isinstance(op, ops.Join) else ops.inputs(op):
+    for below in op.streams:
         yield from _stream_sources(below)
 
 
