@@ -304,7 +304,6 @@ CASES: dict[str, list[tuple[str, Callable[[], object]]]] = {
         ('flow.collect(memory="lots")', lambda: flow.collect(memory="lots")),
         ('flow.start(sink=..., every="soon")', lambda: flow.start(sink=si.to_memory(), every="soon")),
         ("flow.start(sink=..., every=5)", lambda: flow.start(sink=si.to_memory(), every=5)),
-        ('flow.collect(engine="gpu")', lambda: flow.collect(engine="gpu")),
         ("flow.collect(workers=0)", lambda: flow.collect(workers=0)),
         ('flow.explain("wasm")', lambda: flow.explain("wasm")),
         ("si.flow(schema).explain(analyze=True)", lambda: si.flow(BATCH.schema).explain(analyze=True)),

@@ -27,7 +27,7 @@ from tests.oracle.functions import hash_value, xxh64
 FOLDER = Path(oracle.__file__).parent
 # What it shares with the engine: the plan, its types, and how data of all kinds is read.
 SHARED = ("scalein.ir.", "scalein.dtypes", "scalein.errors", "scalein.from_arrow")
-FOREIGN = ("numpy", "pyarrow.compute", "scalein.interp", "scalein.arrow_functions", "scalein.exec", "scalein.kernels",
+FOREIGN = ("numpy", "pyarrow.compute", "scalein.arrow_functions", "scalein.exec", "scalein.kernels",
            "scalein.llvm_backend")
 
 

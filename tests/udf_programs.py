@@ -374,7 +374,7 @@ def program(seed: int) -> Program:
 
 
 def differences(made: Program, row_count: int, **options: Any) -> Iterator[str]:
-    """What compiled code and the interpreter give otherwise than CPython."""
+    """What the engine and the oracle give otherwise than CPython."""
     good: list[tuple[Any, ...]] = []
     want: list[Any] = []
     bad: list[tuple[Any, ...]] = []

@@ -38,7 +38,7 @@ class Fitness:
     packages: dict[str, str]  # "" where it is missing
     cpu: str
     cache: str
-    works: bool  # a small flow was compiled and gave what the interpreter gives
+    works: bool  # a small flow was compiled and gave the right rows
     verdict: str
     executors: int = 0
 

@@ -1,4 +1,4 @@
-"""hash(): compiled and interpreted agree with each other, with Spark's xxhash64, and with their past."""
+"""hash(): the engine and the oracle agree with each other, with Spark's xxhash64, and with their past."""
 
 from __future__ import annotations
 

@@ -126,17 +126,6 @@ def test_text_of_every_form(words: pa.DataType) -> None:
     assert check(COMPILED[0], data, lambda flow: flow.select(**number), ordered=True) is not None
 
 
-@pytest.mark.parametrize("shape", EVERYWHERE)
-def test_nothing_is_computed_row_by_row(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError("Python computes each row")
-
-    flows = [make(si.from_arrow(table()), SHAPES[shape]) for make in PLACES.values()]
-    monkeypatch.setattr("scalein.interp.exprs.compute", refuse)
-    for flow in flows:
-        flow.collect(workers=1)
-
-
 @pytest.mark.parametrize("made", [
     X.fill_null(NUMBER), when(OK).then(X.fill_null(NUMBER)), X.fill_null(when(OK).then(NUMBER)).fill_null(NUMBER),
 ])  # fmt: skip

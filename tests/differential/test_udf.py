@@ -1,4 +1,4 @@
-"""udf: generated Python functions, compiled and interpreted, against CPython. See `tests/udf_programs.py`."""
+"""udf: generated Python functions, by the engine and the oracle, against CPython. See `tests/udf_programs.py`."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ words = st.one_of(st.none(), st.sampled_from(["0", "1", "2", "5", "200", "x", ""
 @pytest.mark.parametrize("name", FLOWS)
 @examples(3)
 @given(rows=st.lists(st.tuples(numbers, numbers, words), max_size=8), size=st.integers(1, 4), checkpoint=st.booleans())
-def test_null_is_what_the_interpreter_gives_for_a_plan_that_tries(
+def test_null_is_what_the_oracle_gives_for_a_plan_that_tries(
         name: str, rows: list[tuple[Any, ...]], size: int, checkpoint: bool,
         tmp_path_factory: pytest.TempPathFactory) -> None:  # fmt: skip
     columns = list(zip(*rows, strict=True)) or [(), (), ()]
