@@ -112,7 +112,7 @@ def materialize_needed(block: Block, env: Env, exprs: Iterable[Expr]) -> None:
 
 
 def _needs(env: Env, exprs: Iterable[Expr]) -> tuple[MaterializedColumn, ...]:
-    """The materialized columns behind expressions, each behind those that it reads itself."""
+    """The materialized columns that expressions read, each after those that it reads itself."""
     names = sorted(set().union(*map(columns, exprs)) & env.keys())  # an accumulator's may be used up already
     return tuple(dict.fromkeys(column for name in names for column in env[name].needs))
 

@@ -234,7 +234,7 @@ FETCH_SHARE = 8  # of a block's rows; with fewer live ones most lines would be f
 
 
 def _fetch_ahead(low: _Lowering, block: Block, seen: set[str]) -> None:
-    """Prefetch the next block of the columns that are read row by row behind a filter.
+    """Prefetch the next block of the columns that are read row by row after a filter.
 
     The hardware follows a column that is read straight through; one that is picked from it does not follow.
     """
