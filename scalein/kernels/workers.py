@@ -64,8 +64,8 @@ def begin(stop: threading.Event, workers: int) -> None:
 
 
 def side_by_side(jobs: Sequence[Callable[[], None]], stop: threading.Event | None = None) -> None:
-    """Run functions in threads of their own, or on workers that stay; an error, or Ctrl-C, sets `stop` and is raised
-    here.
+    """Run functions in this thread and in others, which end then, or are those that stay; an error, or Ctrl-C, sets
+    `stop` and is raised here.
     """
     if len(jobs) == 1:
         jobs[0]()
@@ -74,43 +74,11 @@ def side_by_side(jobs: Sequence[Callable[[], None]], stop: threading.Event | Non
     if crew is not None:
         crew.share(jobs, stop)
         return
-    stop = stop or threading.Event()
-    errors: list[BaseException] = []
-
-    ended: list[Callable[[], None]] = []
-    all_ended = threading.Event()
-
-    def guarded(job: Callable[[], None]) -> None:
-        begin(stop, len(jobs))
-        try:
-            job()
-        except BaseException as error:
-            errors.append(error)
-            stop.set()
-        finally:
-            ended.append(job)
-            if len(ended) == len(jobs):
-                all_ended.set()
-
-    threads = [threading.Thread(target=guarded, args=(job,), name=f"scalein-{k}", daemon=True)
-               for k, job in enumerate(jobs)]
+    crew = Crew()
     try:
-        for thread in threads:
-            thread.start()
-    except RuntimeError:  # a limit of the process
-        stop.set()
-        for thread in threads:
-            if thread.ident is not None:  # started
-                thread.join()
-        raise
-    try:
-        all_ended.wait()  # not `join`: interrupted once, it takes the thread for ended
-    except BaseException:
-        stop.set()
-        all_ended.wait()
-        raise
-    if errors:
-        raise errors[0]
+        crew.share(jobs, stop)
+    finally:
+        crew.dismiss()
 
 
 class Crew:
@@ -122,6 +90,11 @@ class Crew:
     def __init__(self) -> None:
         self._idle: list[_Tasks] = []  # of threads that have nothing to do
         weakref.finalize(self, _dismiss, self._idle)
+
+    def dismiss(self) -> None:
+        """End the threads that have nothing to do; an error's traceback may hold the crew for longer."""
+        _dismiss(self._idle)
+        self._idle.clear()
 
     def run(self, job: Callable[[int], None], workers: int) -> None:
         """Call `job` with the numbers of so many workers, side by side."""
