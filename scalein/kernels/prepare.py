@@ -28,10 +28,10 @@ from scalein.layout import COLUMN, FrameData, size_of
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
 
-# LLVM's time for a kernel grows faster than its columns: 200 products take seconds to vectorize. Where a known,
-# small input would be done long before, a wide kernel is compiled briefly.
+# A kernel of many columns takes long to vectorize, although it is compiled in parts. Where a known, small input would
+# be done long before, it is compiled briefly.
 WIDE = 48
-FEW_ROWS = 1 << 22
+FEW_ROWS = 1 << 18
 MOST_VARIANTS = 16  # of a kernel, for other facts of the input
 
 FEW_WORDS = 4096  # of a dictionary: Python computes an expression for them before LLVM has compiled it (20 ms)
@@ -344,7 +344,7 @@ def specialised_table(table: Table, keys: Iterable[Expr], special: Specialiser,
     """
     new_keys = tuple(special.key(key) for key in keys)
     window = None if table.window is None else replace(table.window, time=special.expr(table.window.time))
-    accs: list[Acc] = []
+    accs: dict[Acc, int] = {}  # with their numbers
     numbers: list[int] = []
     for acc in table.accs:
         is_by_code = acc.kind is AccKind.DISTINCT and acc.arg is not None and type_of(acc.arg).is_string
@@ -353,9 +353,7 @@ def specialised_table(table: Table, keys: Iterable[Expr], special: Specialiser,
         every_row = acc.arg is not None and not acc.arg.nullable and not special.may_fail(acc.arg)
         if acc.kind is AccKind.VALID and every_row and not nullable:
             acc = Acc(AccKind.ROWS)
-        if acc not in accs:
-            accs.append(acc)
-        numbers.append(accs.index(acc))
+        numbers.append(accs.setdefault(acc, len(accs)))
     grouped = bool(new_keys) or window is not None
     outputs = tuple(_output(o, tuple(numbers[n] for n in o.accs), grouped) for o in table.outputs)
     keyed = with_keys(table, new_keys, nullable)
