@@ -1,17 +1,17 @@
-"""Filters that are left to Spark: rows that it drops need not be converted to Arrow and sent to Python.
+"""Filters that are pushed to Spark: rows that it drops need not be converted to Arrow and sent to Python.
 
-That costs far more than a comparison, so whatever Spark computes just as we do goes to it: comparisons of a column with
-a constant of numbers, text and booleans, null tests, and what `and`, `or` and `not` make of them. None of these can
-fail, so they may be looked at before the others. NaN is the greatest and equals itself, text is compared by its bytes,
-and null is neither true nor false, there as here.
+That conversion costs far more than a comparison, so every condition that Spark computes exactly as scalein does goes to
+it: comparisons of a column with a constant of numbers, text and booleans, null tests, and their combinations by `and`,
+`or` and `not`. None of these can fail, so they may be evaluated before the others. In both engines NaN is the greatest
+number and equals itself, text is compared by its bytes, and null is neither true nor false.
 
-But statistics know nothing of NaN: Spark leaves out row groups of Parquet files, and batches of a cached DataFrame, if
-their greatest number is too small, whatever else is in them. So where NaN would pass, it is asked for by name, which no
-statistics can answer; and `not`, which Spark turns into such a comparison, stays here.
+But statistics do not cover NaN: Spark skips row groups of Parquet files, and batches of a cached DataFrame, if their
+greatest number is too small, even if they contain NaN. So where NaN satisfies a comparison, `isnan` is added, which no
+statistics can answer; and `not`, which Spark rewrites to such a comparison, is not pushed.
 
-And dictionaries and bloom filters of files know two zeros, where -0.0 comes before 0.0 and is another: a row group of
-which one is asked for is left out if it has the other. So a comparison that zero itself passes stays here, unless NaN
-passes it too: then the file is not asked.
+And dictionaries and bloom filters of files distinguish two zeros: a row group is skipped if it has -0.0 where 0.0 is
+asked for. So a comparison that zero itself satisfies is not pushed, unless NaN satisfies it too: then the file's
+statistics are not used.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _PLAIN = ("boolean", "tinyint", "smallint", "int", "bigint", "float", "double", 
 _KINDS = (*NUMBERS, Kind.BOOL, Kind.STR)
 
 
-def pulled(segment: Segment, struct: Any) -> tuple[Segment, Column | None]:
-    """The segment without the conditions on its input that Spark can test, and these, together."""
+def push_to_spark(segment: Segment, struct: Any) -> tuple[Segment, Column | None]:
+    """The segment without the conditions on its input that Spark can evaluate, and their conjunction."""
     plain = {field.name for field in struct.fields if field.dataType.simpleString() in _PLAIN}
-    taken: list[Column] = []
+    pushed: list[Column] = []
 
     def visit(op: ops.Op) -> ops.Op:
         if isinstance(op, ops.Filter) and op.input is segment.input:
@@ -44,7 +44,7 @@ def pulled(segment: Segment, struct: Any) -> tuple[Segment, Column | None]:
             for each in _conjuncts(op.predicate):
                 condition = _condition(each, plain)
                 if condition is not None:
-                    taken.append(condition)
+                    pushed.append(condition)
                 else:
                     left = each if left is None else Call("and", (left, each), (), BOOL, left.nullable or each.nullable)
             return op.input if left is None else replace(op, predicate=left)
@@ -53,15 +53,15 @@ def pulled(segment: Segment, struct: Any) -> tuple[Segment, Column | None]:
         return map_inputs(op, visit)
 
     op = visit(segment.op)
-    if not taken:
+    if not pushed:
         return segment, None
-    whole = taken[0]
-    for condition in taken[1:]:
-        whole = whole & condition
+    conjunction = pushed[0]
+    for condition in pushed[1:]:
+        conjunction = conjunction & condition
     state = segment.state
     if state is not None:
         state = next(each for each in _path(op, segment.input) if type(each) is type(state))
-    return Segment(op, segment.input, state, segment.then), whole
+    return Segment(op, segment.input, state, segment.then), conjunction
 
 
 def _path(op: ops.Op, source: ops.Op) -> list[ops.Op]:
@@ -80,7 +80,7 @@ def _conjuncts(expr: Expr) -> list[Expr]:
 
 
 def _condition(expr: Expr, plain: set[str]) -> Column | None:
-    """The condition as Spark writes it, if Spark means the same."""
+    """The condition as a Column of Spark, if Spark gives it the same meaning."""
     if isinstance(expr, Col):
         return _column(expr, plain) if type_of(expr).kind is Kind.BOOL else None
     if not isinstance(expr, Call):
@@ -118,21 +118,21 @@ def _operand(expr: Expr, plain: set[str]) -> Column | None:
         return None
     value = expr.value
     if type_of(expr).kind is Kind.F32 or (isinstance(value, float) and not math.isfinite(value)):
-        return None  # a literal of 32 bits would be widened here and rounded there
+        return None  # scalein would widen a 32-bit literal, Spark would round it
     if isinstance(value, int) and not isinstance(value, bool) and not -(1 << 63) <= value < 1 << 63:
         return None
     return functions.lit(value)
 
 
 def _passes_nan(fn: str, left: Expr, right: Expr) -> bool:
-    """Whether a comparison of a column with a constant is true of NaN, the greatest of all."""
+    """Whether a comparison of a column with a constant holds for NaN, the greatest number."""
     if not (type_of(left).kind in FLOATS and isinstance(left, Lit) != isinstance(right, Lit)):
         return False
     return fn in (("gt", "ge", "ne") if isinstance(right, Lit) else ("lt", "le", "ne"))
 
 
 def _is_about_zero(fn: str, left: Expr, right: Expr) -> bool:
-    """Whether a file would be asked for one of the two zeros, and both are meant."""
+    """Whether statistics would be asked for one of the two zeros, and both satisfy the comparison."""
     is_float_zero = any(isinstance(each, Lit) and type_of(each).kind in FLOATS and each.value == 0
                         for each in (left, right))
     return is_float_zero and fn in ("eq", "le", "ge") and not _passes_nan(fn, left, right)
@@ -143,7 +143,7 @@ def _is_nan(left: Expr, right: Expr) -> Column:
 
     column = left if isinstance(left, Col) else right
     assert isinstance(column, Col)
-    return functions.isnan(functions.col(quoted(column.name)))
+    return functions.isnan(functions.col(quote_name(column.name)))
 
 
 def _reads_floats(expr: Expr) -> bool:
@@ -155,9 +155,9 @@ def _reads_floats(expr: Expr) -> bool:
 def _column(column: Col, plain: set[str]) -> Column | None:
     from pyspark.sql import functions
 
-    return functions.col(quoted(column.name)) if column.name in plain and type_of(column).kind in _KINDS else None
+    return functions.col(quote_name(column.name)) if column.name in plain and type_of(column).kind in _KINDS else None
 
 
-def quoted(name: str) -> str:
-    """A column's name in Spark's words, whatever is in it."""
+def quote_name(name: str) -> str:
+    """A column's name quoted for Spark."""
     return "`" + name.replace("`", "``") + "`"
