@@ -81,7 +81,7 @@ _THIS_PYTHON = ("set PYSPARK_PYTHON, before the session starts, to an interprete
                 "driver's version")
 _UNUSABLE: tuple[tuple[str, str, str], ...] = (  # pattern, sentence, remedy; \1 is the pattern's first group
     (r"different version: (\S+) than that in driver: (\d+\.\d+)",
-     r"the executors run Python \1, the driver \2, and Spark wants one version", _THIS_PYTHON),
+     r"the executors run Python \1, the driver \2, and Spark needs one version", _THIS_PYTHON),
     (r'Cannot run program "([^"]+)"', r"an executor has no Python at \1", _THIS_PYTHON),
     (r"No module named '(scalein)[.\w]*'", r"the Python of an executor has no package \1",
      "install scalein there, or call scalein.spark.ship(spark) once: it sends this one to every executor"),
@@ -93,7 +93,7 @@ _UNUSABLE: tuple[tuple[str, str, str], ...] = (  # pattern, sentence, remedy; \1
      r"the Python of an executor or of the driver has no package \1",
      r'install it there: pip install "scalein[spark]"'),
     (r"(?i)\b(pandas|pyarrow) >= (\S+) must be installed; however, your version is (\S+)\.",
-     r"Spark wants \1 \2 or newer, and there is \3", r'install it: pip install --upgrade "scalein[spark]"'),
+     r"Spark needs \1 \2 or newer, and there is \3", r'install it: pip install --upgrade "scalein[spark]"'),
     (r"Python worker (?:exited unexpectedly|failed to connect back)()",
      "a Python worker of Spark ended without a message: killed for its memory, or it crashed",
      "give executors more memory (spark.executor.memoryOverhead); SCALEIN_SAFE=1 there finds a wrong kernel"),

@@ -67,7 +67,7 @@ def refuse_order(op: ops.Op) -> None:
         case ops.Limit():
             raise BadArgument(f"limit {why}", at=op.at, hint="sort before it, or use top_k(k, by)")
         case ops.Distinct() if set(op.keys) != set(op.schema.names):
-            raise BadArgument(f"distinct of some columns keeps first rows, which {why}", at=op.at,
+            raise BadArgument(f"distinct of some columns gives first rows, which {why}", at=op.at,
                               hint="group_by these columns, and take arg_min(by) or arg_max(by) of the others")
 
 

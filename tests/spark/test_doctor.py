@@ -48,7 +48,7 @@ def test_a_missing_package_is_reported(spark: Any, monkeypatch: pytest.MonkeyPat
 def test_another_python_is_reported(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark.sparkContext, "pythonVer", "3.2")
     (problem,) = doctor(spark).problems
-    assert problem.startswith(f"the executors run Python 3.{sys.version_info[1]}, the driver 3.2, and Spark wants one")
+    assert problem.startswith(f"the executors run Python 3.{sys.version_info[1]}, the driver 3.2, and Spark needs one")
 
 
 def test_a_missing_python_is_reported(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from scalein.spark.streaming.read_state import read_state
 from scalein.spark.streaming.work import StreamPlan
 from scalein.storage.object_store import MANIFESTS, STATE, Place, place_of
 from tests.same import assert_same
-from tests.spark.simulated import run, tasks_over, start_stream
+from tests.spark.simulated import run, start_stream, tasks_over
 
 ROWS = pa.table({"k": [1, 2, 2], "x": [1.0, 2.0, 3.0]})
 FLOW = si.flow(ROWS.schema).group_by("k").agg(n=si.count(), s=col("x").sum())

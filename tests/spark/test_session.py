@@ -127,7 +127,7 @@ def test_a_scalein_error_is_rebuilt_from_its_text(error: ScaleinError) -> None:
 @pytest.mark.parametrize(("text", "what", "hint"), [
     ("pyspark.errors.exceptions.base.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different "
      "version: 3.9 than that in driver: 3.11, PySpark cannot run with different minor versions.",
-     "the executors run Python 3.9, the driver 3.11, and Spark wants one version", "PYSPARK_PYTHON"),
+     "the executors run Python 3.9, the driver 3.11, and Spark needs one version", "PYSPARK_PYTHON"),
     ("ModuleNotFoundError: No module named 'scalein'", "the Python of an executor has no package scalein",
      "scalein.spark.ship(spark)"),
     ("ImportError: cannot import name 'X' from 'scalein.spark.phases' (/a/scalein/spark/phases.py)",
@@ -137,7 +137,7 @@ def test_a_scalein_error_is_rebuilt_from_its_text(error: ScaleinError) -> None:
     ("[PACKAGE_NOT_INSTALLED] Pandas >= 2.2.0 must be installed; however, it was not found.",
      "the Python of an executor or of the driver has no package Pandas", 'pip install "scalein[spark]"'),
     ("[UNSUPPORTED_PACKAGE_VERSION] PyArrow >= 18.0.0 must be installed; however, your version is 4.0.1.",
-     "Spark wants PyArrow 18.0.0 or newer, and there is 4.0.1", "--upgrade"),
+     "Spark needs PyArrow 18.0.0 or newer, and there is 4.0.1", "--upgrade"),
     ('java.io.IOException: Cannot run program "/opt/py/bin/python": error=2, No such file or directory',
      "an executor has no Python at /opt/py/bin/python", "PYSPARK_PYTHON"),
     ("org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)",

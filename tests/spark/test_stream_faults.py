@@ -34,7 +34,7 @@ from scalein.spark.streaming.tasks import BatchResult, MicroBatch
 from scalein.storage import object_store
 from scalein.storage.object_store import OUTPUT, Place, place_of
 from tests.same import assert_same
-from tests.spark.simulated import run, tasks_over, start_stream
+from tests.spark.simulated import run, start_stream, tasks_over
 
 BATCHES = 4
 

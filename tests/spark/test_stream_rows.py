@@ -25,7 +25,7 @@ from scalein.spark.streaming.runs import MIGRATIONS
 from scalein.testing import Stream, until
 from tests.engines import EXAMPLES
 from tests.same import assert_same
-from tests.spark.simulated import fold_changes, rows_of, run, tasks_over, start_stream
+from tests.spark.simulated import fold_changes, rows_of, run, start_stream, tasks_over
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -19,7 +19,7 @@ from scalein.spark.streaming.manifest import Manifests
 from scalein.spark.streaming.tasks import BatchResult, MicroBatch
 from scalein.storage.object_store import place_of
 from tests.same import assert_same
-from tests.spark.simulated import run, tasks_over, start_stream
+from tests.spark.simulated import run, start_stream, tasks_over
 from tests.spark.test_stream_faults import (
     BATCHES,
     FLOW,

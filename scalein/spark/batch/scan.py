@@ -178,7 +178,7 @@ def _read_fraction(path: str, columns: list[str]) -> float | None:
 def assign_splits(splits: Sequence[Item], sizes: Sequence[int], cores: int) -> list[list[Item]]:
     """The splits of each task, of about the same number of bytes, in their order.
 
-    >>> [[name for name, *_ in share] for share in dealt([(name, 0, None) for name in "abcd"], [9, 1, 1, 7], 2)]
+    >>> [[name for name, *_ in task] for task in assign_splits([(name, 0, None) for name in "abcd"], [9, 1, 1, 7], 2)]
     [['a'], ['b', 'c', 'd']]
     """
     total = sum(sizes)

@@ -27,7 +27,7 @@ class Clock:
     greatest: int | None = None
     outlier_batches: int = 0  # in a row, most of whose rows were far ahead
     outlier_rows: int = 0
-    watermark: int | None = None  # stored: a flow may go on with another delay, and closed windows stay closed
+    watermark: int | None = None  # stored: a stream may resume with another delay, and closed windows stay closed
 
     def to_json(self) -> Json:
         return {"greatest": self.greatest, "far_batches": self.outlier_batches, "far_rows": self.outlier_rows,

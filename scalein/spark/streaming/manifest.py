@@ -153,7 +153,7 @@ class Manifests:
                 raise ValueError("the checksum does not fit")
             found = json.loads(text)
             if not isinstance(found, dict) or key_of(found) != key:
-                raise ValueError("it is not what its name says")
+                raise ValueError("its content does not match its name")
         except (ValueError, RecursionError) as error:
             raise Damaged("the manifest of a batch cannot be read", file=self.place.uri_of(key.name), found=error,
                           hint="restore the file, or start again with another checkpoint") from error

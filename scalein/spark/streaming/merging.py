@@ -104,7 +104,7 @@ class MergedBlock:
 
 def merge_blocks(parts: Sequence[Sequence[pa.RecordBatch]], keys: Sequence[str], combiner: Combiner | None,
                  max_rows: int | None = None) -> Iterator[MergedBlock]:
-    """The rows of several lists of pieces in one order, in pieces of about so many rows; rows of equal keys combined,
+    """The rows of several lists of blocks in one order, in blocks of about so many rows; rows of equal keys combined,
     if they can be.
     """
     rows = sum(block.num_rows for part in parts for block in part)
