@@ -5,13 +5,15 @@
     python bench/against.py OLD NEW --spark --runs 5      with Spark, five turns
     python bench/against.py OLD .                         the working tree, committed or not
     python bench/against.py OLD OLD                       what this machine's noise makes of no change
-    python bench/against.py OLD NEW --update              OLD's seconds become those of bench/baseline.json
+    python bench/against.py OLD NEW --update              OLD's best seconds go to bench/baseline.json
 
 Each commit's files are written to a temporary folder. For each turn both start a process anew, with an empty folder of
 their own for compiled kernels in the first turn; the two time a workload in alternation, one waiting, suspended with
 its threads, while the other runs, and the one that begins changes with the turn. A turn's ratio is OLD's best time by
-NEW's: above 1 NEW is faster. The table has the median over the turns. Before the first turn both results must be
-equal. The exit code is 1 if a ratio is below --least, and 2 if results differ.
+NEW's: above 1 NEW is faster. The table has the median over the turns; a workload whose median is below --least gets as
+many turns again, and the median is that of all. The ratio of CPU seconds stands beside it: where others use the machine
+it is the steadier one, but it does not see time that is waited. Before the first turn both results must be equal. The
+exit code is 1 if a ratio is below --least, and 2 if results differ.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -107,21 +110,35 @@ class Child:
         self._process.communicate()
 
 
-def turn(sides: Sequence[Child], name: str) -> list[float]:
-    """The best seconds of each side, in the order of `sides`; both have run it once before."""
-    best = [float("inf"), float("inf")]
+@dataclass(slots=True)
+class Best:
+    """The least seconds, and CPU seconds, of one side in one turn."""
+
+    wall_s: float = float("inf")
+    cpu_s: float = float("inf")
+
+    def add(self, wall_s: float, cpu_s: float) -> None:
+        self.wall_s, self.cpu_s = min(self.wall_s, wall_s), min(self.cpu_s, cpu_s)
+
+
+def turn(sides: Sequence[Child], name: str) -> list[Best]:
+    """The best times of each side, in the order of `sides`; both have run it once before."""
+    best = [Best(), Best()]
     start, repeats = time.perf_counter(), 0
     while repeats < LEAST_REPEATS or (repeats < MOST_REPEATS and time.perf_counter() - start < 2 * TURN_S):
-        for number, side in enumerate(sides):
-            best[number] = min(best[number], side.ask("time", name))
+        for mine, side in zip(best, sides, strict=True):
+            mine.add(*side.ask("time", name))
         repeats += 1
     return best
 
 
+Turn = tuple[Best, Best]  # old, new
+
+
 def compare(old: Side, new: Side, group: str, only: Sequence[str], inputs: Path,
-            runs: int) -> dict[str, list[tuple[float, float]]]:
-    """Seconds of both sides, turn by turn, of a group's workloads."""
-    found: dict[str, list[tuple[float, float]]] = {}
+            runs: int) -> dict[str, list[Turn]]:
+    """The times of both sides, turn by turn, of a group's workloads."""
+    found: dict[str, list[Turn]] = {}
     with ExitStack() as lasting:
         children: list[Child] = []
         for number in range(runs):
@@ -129,6 +146,9 @@ def compare(old: Side, new: Side, group: str, only: Sequence[str], inputs: Path,
                 if not children or group not in LASTING:
                     stack = lasting if group in LASTING else here
                     children = [stack.enter_context(side.child(group, inputs)) for side in (old, new)]
+                known = {group, *(f"{group}.{name}" for name in children[0].names)}
+                if unknown := {name for name in only if name.split(".")[0] == group} - known:
+                    raise SystemExit(f"no workloads {', '.join(unknown)}; there are {', '.join(sorted(known))}")
                 for name in children[0].names:
                     if only and not {group, f"{group}.{name}"} & set(only):
                         continue
@@ -143,7 +163,7 @@ def compare(old: Side, new: Side, group: str, only: Sequence[str], inputs: Path,
                         last, first = turn(children[::-1], name)
                     else:
                         first, last = turn(children, name)
-                    found.setdefault(f"{group}.{name}", []).append((first, last))
+                    found.setdefault(f"{group}.{name}", []).append((first, last))  # old, new
     return found
 
 
@@ -156,19 +176,23 @@ def groups_of(side: Side) -> list[str]:
     return list(json.loads(said))
 
 
-def row(name: str, turns: Sequence[tuple[float, float]]) -> tuple[float, str]:
+def row(name: str, turns: Sequence[Turn]) -> tuple[float, str]:
     """A workload's ratio, and its line of the table."""
-    ratios = sorted(old / new for old, new in turns)
-    ratio = statistics.median(ratios)
-    olds, news = (statistics.median(each) * 1e3 for each in zip(*turns, strict=True))
-    return ratio, f"{name:<24}{olds:>12,.3f}{news:>12,.3f}{ratio:>9.3f}   {ratios[0]:.3f} to {ratios[-1]:.3f}"
+    ratios = sorted(old.wall_s / new.wall_s for old, new in turns)
+    ratio, cpu = statistics.median(ratios), statistics.median(old.cpu_s / new.cpu_s for old, new in turns)
+    old_ms, new_ms = (1e3 * statistics.median(each.wall_s for each in side) for side in zip(*turns, strict=True))
+    facts = f"{old_ms:>12,.3f}{new_ms:>12,.3f}{ratio:>9.3f}{cpu:>9.3f}"
+    return ratio, f"{name:<28}{facts}   {ratios[0]:.3f} to {ratios[-1]:.3f}"
 
 
-def update_baseline(commit: str, runs: int, seconds: dict[str, float]) -> None:
-    baseline = json.loads(BASELINE.read_text()) if BASELINE.exists() else {}
-    figures = baseline.setdefault("seconds", {"of": {}})
-    figures["commit"], figures["runs"] = commit, runs
-    figures["of"].update({name: float(f"{value:.4g}") for name, value in seconds.items()})
+def update_baseline(commit: str, seconds: dict[str, float]) -> None:
+    """Write a commit's best seconds; they replace those of another commit, and of its own those that are worse."""
+    baseline = json.loads(BASELINE.read_text())
+    figures = baseline["seconds"]
+    if figures["commit"] != commit:
+        figures.update(commit=commit, best={})
+    best = figures["best"]
+    best.update({name: min(best.get(name, value), float(f"{value:.4g}")) for name, value in seconds.items()})
     BASELINE.write_text(json.dumps(baseline, indent=1) + "\n")
 
 
@@ -180,23 +204,31 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=7, help="turns of each workload")
     parser.add_argument("--least", type=float, default=0.97, help="the exit code is 1 if a ratio is below it")
     parser.add_argument("--spark", action="store_true", help="with the group of Spark, whose sessions start slowly")
-    parser.add_argument("--update", action="store_true", help="write OLD's median seconds to bench/baseline.json")
+    parser.add_argument("--update", action="store_true", help="write OLD's best seconds to bench/baseline.json")
     asked = parser.parse_args()
     only = [name for name in asked.only.split(",") if name]
     slow: list[str] = []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # children are suspended: they would stay
     with tempfile.TemporaryDirectory(prefix="scalein-against-") as place:
         sides = [Side(commit, Path(place) / name) for name, commit in (("old", asked.old), ("new", asked.new))]
         inputs = Path(place) / "inputs"
         inputs.mkdir()
         print(f"{sides[0].commit} against {sides[1].commit}, {asked.runs} turns")
-        print(f"{'':<24}{'old ms':>12}{'new ms':>12}{'ratio':>9}   of the turns", flush=True)
-        for group in groups_of(sides[1]):
+        print(f"{'':<28}{'old ms':>12}{'new ms':>12}{'ratio':>9}{'CPU':>9}   ratios of the turns", flush=True)
+        groups = groups_of(sides[1])
+        if unknown := {name.split(".")[0] for name in only} - {*groups}:
+            parser.error(f"no groups {', '.join(unknown)}; there are {', '.join(groups)}")
+        for group in groups:
             if only and group not in {name.split(".")[0] for name in only}:
                 continue
             if group == "spark" and not (asked.spark or only):
                 continue
             try:
                 found = compare(sides[0], sides[1], group, only, inputs, asked.runs)
+                again = [name for name, turns in found.items() if row(name, turns)[0] < asked.least]
+                if again:
+                    for name, turns in compare(sides[0], sides[1], group, again, inputs, asked.runs).items():
+                        found[name] += turns
             except Different as different:
                 print(f"results differ: {different}")
                 return 2
@@ -205,8 +237,8 @@ def main() -> int:
                 slow += [name] * (ratio < asked.least)
                 print(line + ("   BELOW" if ratio < asked.least else ""), flush=True)
             if asked.update:
-                update_baseline(sides[0].commit, asked.runs,
-                                {name: statistics.median(old for old, _ in turns) for name, turns in found.items()})
+                best = {name: min(old.wall_s for old, _ in turns) for name, turns in found.items()}
+                update_baseline(sides[0].commit, best)
     print(f"below {asked.least}: {', '.join(slow)}" if slow else f"none below {asked.least}")
     return 1 if slow else 0
 

@@ -18,7 +18,7 @@ import scalein as si
 from bench import data
 from bench.race import Race
 from scalein.api.flow import Flow
-from scalein.connectors.base import Connected
+from scalein.connectors.base import BoundSource
 
 two_cores = pytest.mark.parametrize("workers", [2])
 BATCH_ROWS = 1 << 16
@@ -31,7 +31,7 @@ def count(batches: Iterable[pa.RecordBatch]) -> int:
 def reading(flow: Flow, *columns: str) -> Callable[[], int]:
     """Everything that a flow's source does, and nothing of the flow."""
     source = flow.op.data  # type: ignore[union-attr]
-    assert isinstance(source, Connected)
+    assert isinstance(source, BoundSource)
     narrow = source.project(columns) if columns else source
     return lambda: count(narrow.read())
 

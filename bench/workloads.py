@@ -2,9 +2,9 @@
 
 A group is a function that prepares a process and gives its workloads by name. A workload does its work once and gives
 the seconds that it took, and its result. As a program (`python -m bench.workloads GROUP FOLDER`) this is a child of
-`bench.against`: it prepares the group, says "ready", and then answers a line a request: "check NAME" gives a digest of
-the workload's result, "time NAME" its seconds. Inputs lie in FOLDER, which the children of both commits share; what a
-child writes goes to the folder that it runs in.
+`bench.against`: it prepares the group, prints the names of its workloads, and then answers requests, one a line: "check
+NAME" with a digest of the workload's result, "time NAME" with its seconds, and with the CPU seconds of the whole call.
+Inputs lie in FOLDER, which the children of both commits share; what a child writes goes to the folder that it runs in.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import importlib
 import itertools
 import json
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -596,9 +597,17 @@ def serve(group: str, folder: Path, answers: IO[str]) -> None:
     print(json.dumps({"names": list(prepared), "code": scalein.__file__}), file=answers, flush=True)
     for line in sys.stdin:
         request, name = line.split()
+        start = cpu_s()
         seconds, result = prepared[name]()
-        print(json.dumps(digest(result) if request == "check" else seconds), file=answers, flush=True)
+        times_s = [seconds, cpu_s() - start]
+        print(json.dumps(digest(result) if request == "check" else times_s), file=answers, flush=True)
         del result
+
+
+def cpu_s() -> float:
+    """Seconds of a core that this process and its ended children have used."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def main(args: Sequence[str]) -> None:

@@ -1,29 +1,94 @@
-"""The functions whose meaning is pyarrow's: letter case, text to and from values, local time.
+"""What pyarrow computes between kernels: functions whose meaning is pyarrow's, lists of every layout, rows by number.
 
-`functions.is_host` says which calls these are. They take whole arrays, and run in compiled flows as well.
+A function that declares `arrow="reverse"` is `reverse(call, array)` here, over whole arrays; `functions.is_host` says
+which calls these are. The others are for operators: `extents` and `taken` know layouts that pyarrow's own do not.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scalein.dtypes import FLOATS, INTS, UNITS_PER_SECOND, DType, Kind
-from scalein.interp.lists import element, length
-from scalein.interp.scalars import NoValue
-from scalein.interp.texts import text_function
-from scalein.ir.exprs import Call, type_of
-from scalein.ir.functions import HOST_TEXT
+from scalein.dtypes import BOOL, F64, FLOATS, I64, INTS, STR, UNITS_PER_SECOND, DType, Kind
+from scalein.errors import ComputeError, InternalError
+from scalein.ir.exprs import Call, Col, Expr, Lit, type_of
+from scalein.ir.functions.registry import REGISTRY, NoValue, fallible, is_host
+from scalein.ir.printer import show_expr
+from scalein.ir.udf import PythonUdf
+
+# --- expressions over batches ------------------------------------------------------------------------------------
+
+
+def evaluate(expr: Expr, batch: pa.RecordBatch) -> pa.Array:
+    """The value of an expression of a host step in every row, as an array of exactly its type.
+
+    It is a call whose arguments are columns and constants (`ir/passes/host_steps.py`), tried or not; or a call of
+    Python that only some rows ask for.
+    """
+    match expr:
+        case Col(name):
+            return _as_type(batch.column(name), type_of(expr))
+        case Lit(value):
+            return pa.nulls(batch.num_rows, type_of(expr).arrow) if value is None else (
+                pa.repeat(pa.scalar(value, type_of(expr).arrow), batch.num_rows))
+        case Call("if_else", (Col(asked), Call(params=(PythonUdf(),)) as call, Lit(None))):
+            return _call_python(call, batch, pc.fill_null(batch.column(asked), False).to_pylist())
+        case Call(params=(PythonUdf(),)):
+            return _call_python(expr, batch)
+        case Call("try", (Call(params=(PythonUdf(),)) as tried,)):
+            return _call_python(tried, batch, is_tried=True)
+        case Call("try", (Call() as tried,)):
+            return attempt(tried, [evaluate(arg, batch) for arg in tried.args])
+        case Call() if is_host(expr):
+            words = _dictionary(expr, batch)
+            if words is not None:  # once for each word, not for each row
+                return _applied(expr, [_as_type(words.dictionary, type_of(expr.args[0]))]).take(words.indices)
+            return _applied(expr, [evaluate(arg, batch) for arg in expr.args])
+        case _:
+            raise InternalError("pyarrow does not compute this", found=show_expr(expr))
+
+
+def _dictionary(call: Call, batch: pa.RecordBatch) -> pa.DictionaryArray | None:
+    """The column that a call of one column reads, if it is a dictionary of no more words than rows.
+
+    A word that no row has must not fail.
+    """
+    if fallible(call) or not isinstance(call.args[0], Col):
+        return None
+    column = batch.column(call.args[0].name)
+    is_coded = isinstance(column, pa.DictionaryArray) and type_of(call.args[0]).is_string
+    return column if is_coded and len(column.dictionary) <= len(column) else None
+
+
+def _as_type(column: pa.Array, dtype: DType) -> pa.Array:
+    """The column as a plain array of the type; a dictionary is decoded."""
+    return column if column.type == dtype.arrow else column.cast(dtype.arrow)
+
+
+def _applied(call: Call, args: Sequence[pa.Array]) -> pa.Array:
+    try:
+        return apply(call, args)
+    except NoValue as error:
+        raise _failure(error, call) from error.__cause__
+
+
+def _failure(error: NoValue, call: Call) -> ComputeError:
+    return ComputeError(f"{error} in `{show_expr(call)}`", at=call.at, type=type_of(call), found=error.__cause__)
 
 
 def apply(call: Call, args: Sequence[pa.Array]) -> pa.Array:
     """The call over its arguments' arrays; raises `NoValue` if a row has none."""
     (array,) = args
+    function: Callable[[Call, pa.Array], pa.Array] = getattr(sys.modules[__name__], REGISTRY[call.fn].arrow)
     try:
-        found = _function(call)(array)
+        found = function(call, array)
     except pa.ArrowInvalid as error:
         raise NoValue("impossible cast") from error
     except pa.ArrowNotImplementedError as error:
@@ -75,33 +140,71 @@ _LOOKS = {
 }  # fmt: skip
 
 
-def _function(call: Call) -> Callable[[pa.Array], pa.Array]:
+# --- functions of the user's that stay Python --------------------------------------------------------------------
+
+
+_PYTHON = {F64: float, I64: int, BOOL: bool, STR: str}
+_INT_LOW, _INT_HIGH = I64.int_range()
+
+
+def _call_python(call: Call, batch: pa.RecordBatch, asked: Sequence[bool] | None = None,
+                 is_tried: bool = False) -> pa.Array:
+    """The user's function in every row that asks for it, null in the others.
+
+    It is not called where an argument is null that it cannot take. Where it is `tried`, a row that fails is null.
+    """
+    (udf,) = call.params
+    assert isinstance(udf, PythonUdf)
+    columns = [evaluate(arg, batch).to_pylist() for arg in call.args]
+    strict = [number for number, param in enumerate(udf.params) if not param.nullable]
+
+    def called(row: Sequence[Any]) -> Any:
+        if any(row[number] is None for number in strict):
+            return None
+        try:
+            return _checked(udf, row)
+        except NoValue as error:
+            if is_tried:
+                return None
+            raise _failure(error, call) from error.__cause__
+
+    rows = zip(*columns, strict=True) if columns else [()] * batch.num_rows
+    live = [True] * batch.num_rows if asked is None else asked
+    found = [called(row) if is_asked else None for row, is_asked in zip(rows, live, strict=True)]
+    return pa.array(found, type_of(call).arrow)
+
+
+def _checked(udf: PythonUdf, row: Sequence[Any]) -> Any:
+    """What the function gives for a row, if it has the type that it declares."""
+    try:
+        found = udf.call(*row)
+    except Exception as error:
+        raise NoValue(f"{type(error).__name__} ({error})") from error
+    if found is None and udf.nullable:
+        return None
+    wanted = _PYTHON[udf.dtype]
+    if wanted is float and type(found) is int:
+        return float(found)
+    if not isinstance(found, wanted) or (wanted is int and isinstance(found, bool)):
+        raise NoValue(f"a result of type {type(found).__name__} instead of {wanted.__name__}")
+    if wanted is int and isinstance(found, int) and not _INT_LOW <= found <= _INT_HIGH:
+        raise NoValue("integer overflow")
+    return found
+
+
+# --- casts and null tests ----------------------------------------------------------------------------------------
+
+
+def cast(call: Call, array: pa.Array) -> pa.Array:
+    """From and to text, and to the time of day in a zone."""
     target = type_of(call)
-    match call.fn:
-        case fn if fn in ("lower", "upper", *HOST_TEXT):
-            return lambda array: text_function(call)(array.cast(pa.large_string()))
-        case "cast" if target.is_string:
-            return lambda array: array.cast(pa.large_string())
-        case "cast" if target.kind is Kind.TIME and not type_of(call.args[0]).is_string:
-            return lambda array: pc.local_timestamp(array).cast(target.arrow, safe=False)
-        case "cast" if target.kind is Kind.TIME:
-            return lambda array: _time_of_day(array, target)
-        case "cast":
-            return lambda array: array.cast(pa.large_string()).cast(target.arrow)
-        case "is_null":
-            return pc.is_null  # type: ignore[no-any-return]
-        case "is_not_null":
-            return pc.is_valid  # type: ignore[no-any-return]
-        case "list_len":
-            return length
-        case "list_get":
-            return lambda array: element(array, int(str(call.params[0])))
-        case "struct_field":
-            return lambda array: pc.struct_field(array, [array.type.get_field_index(call.params[0])])
-        case "dt_truncate":
-            return lambda array: _truncate(call, array)
-        case _:
-            return _LOCAL_PARTS[call.fn]
+    if target.is_string:
+        return array.cast(pa.large_string())
+    if target.kind is not Kind.TIME:
+        return array.cast(pa.large_string()).cast(target.arrow)
+    if type_of(call.args[0]).is_string:
+        return _time_of_day(array, target)
+    return pc.local_timestamp(array).cast(target.arrow, safe=False)
 
 
 def _time_of_day(array: pa.Array, target: DType) -> pa.Array:
@@ -113,7 +216,85 @@ def _time_of_day(array: pa.Array, target: DType) -> pa.Array:
 _LARGE = partial(pa.scalar, type=pa.large_string())
 
 
-def _truncate(call: Call, array: pa.Array) -> pa.Array:
+def is_null(call: Call, array: pa.Array) -> pa.Array:
+    return pc.is_null(array)
+
+
+def is_not_null(call: Call, array: pa.Array) -> pa.Array:
+    return pc.is_valid(array)
+
+
+# --- text: regular expressions are RE2's -------------------------------------------------------------------------
+
+
+def _large(array: pa.Array) -> pa.Array:
+    """With 64-bit offsets, which no result outgrows."""
+    return array.cast(pa.large_string())
+
+
+def lower(call: Call, array: pa.Array) -> pa.Array:
+    return pc.utf8_lower(_large(array))
+
+
+def upper(call: Call, array: pa.Array) -> pa.Array:
+    return pc.utf8_upper(_large(array))
+
+
+def _trim(whitespace: Callable[..., pa.Array], given: Callable[..., pa.Array], call: Call,
+          array: pa.Array) -> pa.Array:
+    (chars,) = call.params
+    return whitespace(_large(array)) if chars is None else given(_large(array), chars)
+
+
+strip = partial(_trim, pc.utf8_trim_whitespace, pc.utf8_trim)
+lstrip = partial(_trim, pc.utf8_ltrim_whitespace, pc.utf8_ltrim)
+rstrip = partial(_trim, pc.utf8_rtrim_whitespace, pc.utf8_rtrim)
+
+
+def replace(call: Call, array: pa.Array) -> pa.Array:
+    old, new = call.params
+    return pc.replace_substring(_large(array), old, new)
+
+
+def split_part(call: Call, array: pa.Array) -> pa.Array:
+    """Part `number` from 1, or from the end if negative; empty where there is none."""
+    by, number = call.params
+    assert isinstance(number, int)
+    parts = pc.split_pattern(_large(array), by)
+    found = element(parts, number - 1 if number > 0 else number)
+    return pc.if_else(array.is_valid(), found.fill_null(""), None)
+
+
+def matches(call: Call, array: pa.Array) -> pa.Array:
+    return matches_regex(_large(array), str(call.params[0]))
+
+
+def extract(call: Call, array: pa.Array) -> pa.Array:
+    pattern, group = call.params
+    assert isinstance(group, int)
+    return extract_group(_large(array), str(pattern), group)
+
+
+def matches_regex(text: pa.Array, pattern: str) -> pa.Array:
+    """Whether a regular expression matches somewhere in each text."""
+    return pc.match_substring_regex(text, pattern)
+
+
+def extract_group(text: pa.Array, pattern: str, group: int) -> pa.Array:
+    """What a group of the first match holds (0 is all of it), null where nothing matches.
+
+    pyarrow takes apart patterns whose groups all have names. So the whole text is replaced by the group: what stands
+    before the first match is as short as can be, and what follows it is the rest.
+    """
+    whole = rf"(?s:\A.*?)({pattern})(?s:.*\z)"
+    found = pc.replace_substring_regex(text, whole, rf"\{group + 1}")
+    return pc.if_else(matches_regex(text, pattern), found, None)
+
+
+# --- times in the column's own zone ------------------------------------------------------------------------------
+
+
+def truncate(call: Call, array: pa.Array) -> pa.Array:
     """Floored in local time; the unit is the coarsest that divides, since pyarrow's multiple is an int32."""
     (every,) = call.params
     assert isinstance(every, int)
@@ -126,7 +307,11 @@ _UNITS = [("day", 86_400 * 10**9), ("hour", 3_600 * 10**9), ("minute", 60 * 10**
           ("millisecond", 10**6), ("microsecond", 10**3), ("nanosecond", 1)]  # fmt: skip
 
 
-def _sub_second(array: pa.Array, digits: int) -> pa.Array:
+def _local(part: Callable[[pa.Array], pa.Array], call: Call, array: pa.Array) -> pa.Array:
+    return part(array)
+
+
+def _fraction(digits: int, call: Call, array: pa.Array) -> pa.Array:
     """The fraction of the second in units of 10^-digits; pyarrow gives three digits at a time."""
     total = pc.millisecond(array)
     for more in (pc.microsecond, pc.nanosecond)[: digits // 3 - 1]:
@@ -134,18 +319,121 @@ def _sub_second(array: pa.Array, digits: int) -> pa.Array:
     return total
 
 
-# Parts of the clock and calendar of the column's own zone.
-_LOCAL_PARTS: dict[str, Callable[[pa.Array], pa.Array]] = {
-    "dt_year": pc.year,
-    "dt_quarter": pc.quarter,
-    "dt_month": pc.month,
-    "dt_day": pc.day,
-    "dt_weekday": lambda array: pc.day_of_week(array, count_from_zero=False, week_start=1),
-    "dt_ordinal_day": pc.day_of_year,
-    "dt_hour": pc.hour,
-    "dt_minute": pc.minute,
-    "dt_second": pc.second,
-    "dt_millisecond": lambda array: _sub_second(array, 3),
-    "dt_microsecond": lambda array: _sub_second(array, 6),
-    "dt_nanosecond": lambda array: _sub_second(array, 9),
-}
+local_year = partial(_local, pc.year)
+local_quarter = partial(_local, pc.quarter)
+local_month = partial(_local, pc.month)
+local_day = partial(_local, pc.day)
+local_weekday = partial(_local, partial(pc.day_of_week, count_from_zero=False, week_start=1))
+local_ordinal_day = partial(_local, pc.day_of_year)
+local_hour = partial(_local, pc.hour)
+local_minute = partial(_local, pc.minute)
+local_second = partial(_local, pc.second)
+local_millisecond = partial(_fraction, 3)
+local_microsecond = partial(_fraction, 6)
+local_nanosecond = partial(_fraction, 9)
+
+
+# --- lists and structs -------------------------------------------------------------------------------------------
+
+
+def list_len(call: Call, array: pa.Array) -> pa.Array:
+    """The number of elements of each list, null for a null list."""
+    found = extents(array)
+    return pa.array(found.sizes, pa.int64(), mask=~found.valid)
+
+
+def list_get(call: Call, array: pa.Array) -> pa.Array:
+    (number,) = call.params
+    assert isinstance(number, int)
+    return element(array, number)
+
+
+def struct_field(call: Call, array: pa.Array) -> pa.Array:
+    return pc.struct_field(array, [array.type.get_field_index(call.params[0])])
+
+
+@dataclass(frozen=True, slots=True)
+class Extents:
+    """The lists of an array: rows `start .. start + size` of `values` each; a null list has size 0."""
+
+    values: pa.Array
+    starts: np.ndarray
+    sizes: np.ndarray
+    valid: np.ndarray
+
+
+def extents(array: pa.Array) -> Extents:
+    """Where the lists of an array are.
+
+    Arrow has lists by offsets (of 32 or 64 bits), by offsets and sizes (views), and of one size. Here they are alike,
+    slices and nulls included, and nothing is copied.
+    """
+    count = len(array)
+    valid = np.asarray(array.is_valid())
+    if pa.types.is_fixed_size_list(array.type):
+        size = array.type.list_size
+        starts = (np.arange(count, dtype=np.int64) + array.offset) * size
+        return Extents(array.values, starts, np.where(valid, size, 0), valid)
+    offsets = np.asarray(array.offsets).astype(np.int64)
+    if pa.types.is_list_view(array.type) or pa.types.is_large_list_view(array.type):
+        sizes = np.asarray(array.sizes).astype(np.int64)
+        return Extents(array.values, offsets[:count], np.where(valid, sizes, 0), valid)
+    return Extents(array.values, offsets[:-1], np.where(valid, np.diff(offsets), 0), valid)
+
+
+def element(array: pa.Array, number: int) -> pa.Array:
+    """Element `number` of each list, counted from 0 or, if negative, from the end; null where there is none."""
+    found = extents(array)
+    there = found.valid & ((found.sizes > number) if number >= 0 else (found.sizes >= -number))
+    place = found.starts + number + (0 if number >= 0 else found.sizes)
+    return taken(found.values, pa.array(np.where(there, place, 0), pa.int64(), mask=~there))
+
+
+# --- rows by number ----------------------------------------------------------------------------------------------
+
+
+def taken(array: pa.Array, rows: pa.Array) -> pa.Array:
+    """The rows of an array at these places, null where the place is; a slice where they are neighbours in order.
+
+    For every Arrow type: pyarrow's own `take` does not know all of them yet.
+    """
+    if not rows.null_count and len(rows):
+        places = np.asarray(rows)
+        first = int(places[0])
+        if int(places[-1]) - first == len(places) - 1 and bool((np.diff(places) == 1).all()):
+            return array.slice(first, len(places))
+    plain = _without_views(array.type)
+    if plain != array.type:
+        return array.cast(plain).take(rows).cast(array.type)
+    try:
+        return array.take(rows)
+    except pa.ArrowNotImplementedError:
+        return _pieced(array, rows)
+
+
+def _without_views(arrow: pa.DataType) -> pa.DataType:
+    """The type with plain text and binary in the place of views, at any depth."""
+    if pa.types.is_string_view(arrow):
+        return pa.large_string()
+    if pa.types.is_binary_view(arrow):
+        return pa.large_binary()
+    if pa.types.is_struct(arrow):
+        return pa.struct([field.with_type(_without_views(field.type)) for field in arrow])
+    if pa.types.is_fixed_size_list(arrow):
+        return pa.list_(arrow.value_field.with_type(_without_views(arrow.value_type)), arrow.list_size)
+    if pa.types.is_map(arrow):
+        return pa.map_(_without_views(arrow.key_type), _without_views(arrow.item_type), arrow.keys_sorted)
+    for is_kind, kind in ((pa.types.is_list, pa.list_), (pa.types.is_large_list, pa.large_list)):
+        if is_kind(arrow):
+            return kind(arrow.value_field.with_type(_without_views(arrow.value_type)))
+    return arrow
+
+
+def _pieced(array: pa.Array, rows: pa.Array) -> pa.Array:
+    """Slices of neighbouring rows, joined: for run-ends inside of other values, which pyarrow can join but not take."""
+    places = np.asarray(rows.fill_null(-2))
+    starts = np.flatnonzero(np.diff(places, prepend=-9) != 1)
+    sizes = np.diff(np.append(starts, len(places)))
+    parts = [pa.nulls(1, array.type) if first < 0 else array.slice(first, size)
+             for first, size in zip(places[starts].tolist(), sizes.tolist(), strict=True)]
+    return pa.concat_arrays(parts) if parts else array.slice(0, 0)

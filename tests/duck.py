@@ -23,8 +23,10 @@ import duckdb
 import pyarrow as pa
 
 from scalein.dtypes import UNITS_PER_SECOND, DType, Kind, Schema, ticks_per_day
-from scalein.ir import functions, ops
+from scalein.ir import ops
+from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, type_of
+from scalein.ir.functions.registry import REGISTRY, can_fail, is_host
 from tests.duck_types import Untranslatable, cast, crossed, floordiv, literal, restored, sql_type
 
 MOST_DIGITS_SUMMED = 30  # DuckDB sums decimals in 128 bits: a few values of 38 digits overflow them on the way
@@ -180,40 +182,17 @@ def _in_windows(window: ops.Window, source: str) -> str:
 
 
 def _aggregate(agg: Agg, number: int) -> str:
-    x, by = f"__arg{number}_0", f"__arg{number}_1"
-    match agg.fn:
-        case "count":
-            return "count(*)"
-        case "count_valid":
-            return f"count({x})"
-        case "sum" | "mean" if type_of(agg.args[0]).precision > MOST_DIGITS_SUMMED:
-            raise Untranslatable("sums that 128 bits may not hold on the way")
-        case "sum":
-            whole = f"CAST({x} AS INTEGER)" if type_of(agg.args[0]).kind is Kind.BOOL else x
-            return f"CAST(sum({whole}) AS {sql_type(type_of(agg))})"
-        case "mean":
-            return f"avg({x})"
-        case "var" | "std":
-            return f"{'var_samp' if agg.fn == 'var' else 'stddev_samp'}({x})"
-        case "min" | "max":
-            return f"{agg.fn}({x})"
-        case "first" | "last":
-            return f"{agg.fn}({x} ORDER BY __order)"
-        case "arg_min":
-            return f"first({x} ORDER BY {by}, __order) FILTER (WHERE {by} IS NOT NULL)"
-        case "arg_max":
-            return f"first({x} ORDER BY {by} DESC, __order) FILTER (WHERE {by} IS NOT NULL)"
-        case "n_unique":
-            return f"count(DISTINCT {x})"
-        case "quantile":
-            return f"quantile_cont({x}, {agg.params[0]!r})"
-        case "collect":
-            return f"coalesce(list({x} ORDER BY __order) FILTER (WHERE {x} IS NOT NULL), [])"
-        case "top_k":
-            known = f"FILTER (WHERE {x} IS NOT NULL AND {by} IS NOT NULL)"
-            return f"coalesce(list({x} ORDER BY {by} DESC, __order) {known}, [])[:{agg.params[0]}]"
-        case _:
-            raise Untranslatable(f"the aggregate {agg.fn}")
+    """The SQL that the aggregate declares, where DuckDB means the same."""
+    declared = AGGREGATES[agg.fn]
+    if not declared.duckdb:
+        raise Untranslatable(f"the aggregate {agg.fn}")
+    args = [f"__arg{number}_{k}" for k in range(len(agg.args))]
+    if agg.fn in ("sum", "mean") and type_of(agg.args[0]).precision > MOST_DIGITS_SUMMED:
+        raise Untranslatable("sums that 128 bits may not hold on the way")
+    if agg.fn == "sum" and type_of(agg.args[0]).kind is Kind.BOOL:
+        args = [f"CAST({args[0]} AS INTEGER)"]
+    found = declared.duckdb.format(*args, order="__order", params=agg.params)
+    return f"CAST({found} AS {sql_type(type_of(agg))})" if agg.fn == "sum" else found
 
 
 # --- expressions --------------------------------------------------------------------------------
@@ -232,71 +211,47 @@ def sql(expr: Expr) -> str:
             return f"CAST({_call(expr)} AS {sql_type(type_of(expr))})"
 
 
-_OPERATORS = {"add": "+", "sub": "-", "mul": "*", "div": "/",
-              "eq": "=", "ne": "<>", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}  # fmt: skip
-_PLAIN = {"floor": "floor", "ceil": "ceil", "sqrt": "sqrt", "exp": "exp", "log": "ln", "pow": "pow", "abs": "abs",
-          "is_nan": "isnan", "lower": "lower", "upper": "upper", "str_len": "length"}  # fmt: skip
-_MATCHES = {"starts_with": "starts_with", "ends_with": "suffix", "contains": "contains"}
-
-
 def _call(call: Call) -> str:
+    """The SQL that the function declares; here is what depends on types, or means something else."""
     if call.fn == "try":
         return _try(call)
     args = [sql(arg) for arg in call.args]
     dtype = type_of(call)
-    if call.fn == "mul" and dtype.is_decimal:  # two narrow decimals: DuckDB cuts the product to 18 digits
-        left = type_of(call.args[0])
-        return f"(CAST({args[0]} AS DECIMAL({max(19, left.precision)}, {left.scale})) * {args[1]})"
-    if call.fn in _OPERATORS:
-        return f"({args[0]} {_OPERATORS[call.fn]} {args[1]})"
-    if call.fn in _PLAIN:
-        return f"{_PLAIN[call.fn]}({', '.join(args)})"
-    if call.fn in _MATCHES:
-        return f"{_MATCHES[call.fn]}({args[0]}, {literal(call.params[0], type_of(call.args[0]))})"
     if call.fn.startswith("dt_"):
         return _time_part(call, args[0])
     match call.fn:
-        case "try_divide":
-            return f"CASE WHEN {args[1]} <> 0 THEN {args[0]} / {args[1]} END"
+        case "mul" if dtype.is_decimal:  # two narrow decimals: DuckDB cuts the product to 18 digits
+            left = type_of(call.args[0])
+            return f"(CAST({args[0]} AS DECIMAL({max(19, left.precision)}, {left.scale})) * {args[1]})"
         case "floordiv" | "mod":
             return _division(call.fn, args[0], args[1], dtype)
-        case "neg":
-            return f"(-{args[0]})"
-        case "not":
-            return f"(NOT {args[0]})"
-        case "and" | "or":
-            return _connect(call, args)
-        case "is_null":
-            return f"({args[0]} IS NULL)"
-        case "is_not_null":
-            return f"({args[0]} IS NOT NULL)"
-        case "fill_null":
-            if functions.can_fail(call.args[1]):
-                raise Untranslatable("fill_null with a fallback that can fail")
-            return f"coalesce({args[0]}, {args[1]})"
-        case "if_else":
-            return f"CASE WHEN {args[0]} THEN {args[1]} ELSE {args[2]} END"
-        case "divisible":
-            return f"({args[0]}::HUGEINT % {call.params[0]} = 0)"
+        case "and" | "or" if can_fail(call.args[1]):  # CASE keeps DuckDB from computing the right side needlessly
+            decided = "FALSE" if call.fn == "and" else "TRUE"
+            return f"CASE WHEN {args[0]} IS {decided} THEN {decided} ELSE {_declared(call, args)} END"
+        case "fill_null" if can_fail(call.args[1]):
+            raise Untranslatable("fill_null with a fallback that can fail")
         case "round":
             return _round(call, args[0])
         case "is_in":
             return _is_in(call, args[0])
         case "str_slice":
             return _slice(call, args[0])
-        case fn if fn in functions.HOST_TEXT:
-            return _text_function(call, args[0])
-        case "list_len":
-            return f"len({args[0]})"
+        case "str_strip" | "str_lstrip" | "str_rstrip" if call.params[0] is None:
+            raise Untranslatable("trim of whitespace: DuckDB's is the space alone")
         case "list_get":
             number = int(str(call.params[0]))
             return f"{args[0]}[{number + 1 if number >= 0 else number}]"
-        case "struct_field":
-            return f"struct_extract({args[0]}, {literal(call.params[0], DType(Kind.STR))})"
         case "cast":
             return cast(args[0], type_of(call.args[0]), dtype)
-        case _:
-            raise Untranslatable(f"the function {call.fn}")
+    return _declared(call, args)
+
+
+def _declared(call: Call, args: list[str]) -> str:
+    template = REGISTRY[call.fn].duckdb
+    if not template:
+        raise Untranslatable(f"the function {call.fn}")
+    params = [str(p) if isinstance(p, int) else literal(p, DType(Kind.STR)) for p in call.params]
+    return template.format(*args, params=params)
 
 
 def _try(call: Call) -> str:
@@ -310,7 +265,7 @@ def _try(call: Call) -> str:
         case "add" | "sub" | "mul" if dtype.is_decimal:
             raise Untranslatable("try of decimals: there is no wider one")
         case "add" | "sub" | "mul":
-            found = f"({args[0]}::HUGEINT {_OPERATORS[tried.fn]} {args[1]}::HUGEINT)"
+            found = _declared(tried, [f"{arg}::HUGEINT" for arg in args])
         case "floordiv" | "mod":
             whole = floordiv(args[0], f"nullif({args[1]}, 0)")
             found = whole if tried.fn == "floordiv" else f"({args[0]}::HUGEINT - {whole} * {args[1]}::HUGEINT)"
@@ -321,15 +276,6 @@ def _try(call: Call) -> str:
         case _:
             raise Untranslatable(f"try of {tried.fn}")
     return f"TRY_CAST({found} AS {sql_type(dtype)})"
-
-
-def _connect(call: Call, args: list[str]) -> str:
-    """AND and OR; where the right side can fail, CASE keeps DuckDB from computing it needlessly."""
-    word = call.fn.upper()
-    if functions.can_fail(call.args[1]):
-        decided = "FALSE" if call.fn == "and" else "TRUE"
-        return f"CASE WHEN {args[0]} IS {decided} THEN {decided} ELSE ({args[0]} {word} {args[1]}) END"
-    return f"({args[0]} {word} {args[1]})"
 
 
 def _division(fn: str, a: str, b: str, dtype: DType) -> str:
@@ -369,30 +315,12 @@ def _slice(call: Call, x: str) -> str:
     return f"substring({x}, {begin} + 1, greatest(greatest({start} + {length}, 0) - {begin}, 0))"
 
 
-def _text_function(call: Call, x: str) -> str:
-    given = [str(p) if isinstance(p, int) else literal(p, DType(Kind.STR)) for p in call.params]
-    match call.fn:
-        case "str_split_part":
-            return f"split_part({x}, {', '.join(given)})"
-        case "str_replace":
-            return f"replace({x}, {', '.join(given)})"
-        case "str_matches":
-            return f"regexp_matches({x}, {given[0]})"
-        case "str_extract":
-            return f"CASE WHEN regexp_matches({x}, {given[0]}) THEN regexp_extract({x}, {given[0]}, {given[1]}) END"
-    if call.params[0] is None:
-        raise Untranslatable("trim of whitespace: DuckDB's is the space alone")
-    return f"{call.fn.removeprefix('str_').replace('strip', 'trim')}({x}, {given[0]})"
-
-
-_PARTS = {"dt_year": "year", "dt_quarter": "quarter", "dt_month": "month", "dt_day": "day", "dt_weekday": "isodow",
-          "dt_ordinal_day": "dayofyear", "dt_hour": "hour", "dt_minute": "minute"}  # fmt: skip
 _FRACTIONS = {"dt_millisecond": 10**3, "dt_microsecond": 10**6, "dt_nanosecond": 10**9}
 
 
 def _time_part(call: Call, x: str) -> str:
     dtype = type_of(call.args[0])
-    if functions.is_host(call):
+    if is_host(call):
         raise Untranslatable(f"{call.fn} in the zone {dtype.tz}")
     per_day = ticks_per_day(dtype)
     match call.fn:
@@ -406,4 +334,4 @@ def _time_part(call: Call, x: str) -> str:
         second, parts = per_day // 86_400, _FRACTIONS[call.fn]
         return f"(({x}::HUGEINT - {floordiv(x, str(second))} * {second}) * {parts} // {second})"
     microseconds = floordiv(f"({x}::HUGEINT * {86_400 * 10**6})", str(per_day))
-    return f"{_PARTS[call.fn]}(make_timestamp(CAST({microseconds} AS BIGINT)))"
+    return _declared(call, [f"make_timestamp(CAST({microseconds} AS BIGINT))"])

@@ -11,19 +11,22 @@ import pyarrow as pa
 import pytest
 
 import scalein as si
-from scalein import col, when
+from scalein import arrow_functions, col, when
 from scalein.api.column import Column
 from scalein.api.flow import Flow
 from scalein.compiler import compile_flow
 from scalein.ir import ops
+from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Call, Expr, walk
-from scalein.ir.functions import AGGREGATES, FUNCTIONS, is_host
+from scalein.ir.functions.registry import REGISTRY, Nulls, declare, is_host
 from scalein.ir.passes.fold import fold
 from scalein.ir.physical import WindowAggregate, walk_nodes
 from scalein.ir.rewrite import walk_ops
 from scalein.ir.tables import AccKind
-from scalein.llvm_backend.exprs import LOWERED
+from scalein.llvm_backend.functions.registry import LAZY, LOWERINGS, lowers
 from tests.same import assert_same
+
+FUNCTIONS = [name for name, function in REGISTRY.items() if not function.spelled_out]
 
 TABLE = pa.table({
     "x": [5, -3, None, 8], "y": [2, 3, 4, 1], "f": [0.5, 4.0, None, 2.25], "s": ["abc", None, "Bé", "a longer text"],
@@ -116,12 +119,29 @@ def test_every_function_runs_compiled_and_interpreted(name: str) -> None:
     flow = FLOW.select("y", out=EXAMPLES[name])
     found = [call for call in _calls(flow) if call.fn == name]
     assert found, f"the example for {name} does not call it"
-    assert name in LOWERED or all(map(is_host, found)), f"{name} has no lowering"
+    assert name in LOWERINGS or all(map(is_host, found)), f"{name} has no lowering"
     _check(flow)
 
 
-def test_nothing_is_lowered_that_nobody_can_call() -> None:
-    assert set(FUNCTIONS) >= LOWERED
+def test_every_lowering_belongs_to_a_declaration() -> None:
+    assert set(FUNCTIONS) >= set(LOWERINGS)
+
+
+def test_every_function_has_machine_code_or_is_left_to_pyarrow() -> None:
+    assert [name for name in FUNCTIONS if name not in LOWERINGS and not REGISTRY[name].arrow] == []
+    arrow = {name: REGISTRY[name].arrow for name in FUNCTIONS if REGISTRY[name].arrow}
+    assert [name for name, function in arrow.items() if not callable(getattr(arrow_functions, function, None))] == []
+
+
+def test_a_name_is_declared_and_lowered_once() -> None:
+    with pytest.raises(AssertionError, match="declared twice"):
+        declare(REGISTRY["add"])
+    with pytest.raises(AssertionError, match="lowered twice"):
+        lowers("add")(LOWERINGS["sub"])
+
+
+def test_lazy_lowerings_say_themselves_what_null_does() -> None:
+    assert {name for name in LAZY if REGISTRY[name].nulls is Nulls.STRICT} == set()
 
 
 def test_host_functions_run_between_kernels() -> None:

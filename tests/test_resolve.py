@@ -13,10 +13,9 @@ from scalein import Column, col, lit, when
 from scalein.dtypes import DType, Kind, Schema
 from scalein.errors import NOWHERE
 from scalein.ir.exprs import Agg, Call, Expr, Lit, type_of
-from scalein.ir.functions import AGGREGATES, FUNCTIONS, can_fail, has_host
+from scalein.ir.functions.registry import can_fail, has_host
 from scalein.ir.printer import show_expr
 from scalein.ir.resolve import Scope, resolve, resolve_agg
-from scalein.ir.rules import RULES
 from tests.conftest import Golden
 
 NUMBERS = {"i8": pa.int8(), "i16": pa.int16(), "i32": pa.int32(), "i64": pa.int64(), "u8": pa.uint8(),
@@ -233,11 +232,6 @@ def test_calendars_of_zones_are_left_to_the_host() -> None:
     assert not has_host(typed(col("utc").dt.hour()))
     assert has_host(typed(col("berlin").dt.hour()))
     assert not has_host(typed(col("berlin").dt.epoch("us")))
-
-
-def test_every_function_has_a_rule() -> None:
-    assert set(RULES) | {"if_else", "divisible", "try"} == set(FUNCTIONS)
-    assert set(AGGREGATES) >= {"count", "sum", "mean"}
 
 
 def test_constants_keep_their_nanoseconds() -> None:

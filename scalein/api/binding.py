@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from scalein.connectors.base import Connected
+from scalein.connectors.base import BoundSource
 from scalein.connectors.in_memory import Batches, bare, conform, of_arrow
 from scalein.dtypes import Schema, from_arrow_type
 from scalein.errors import BadArgument, SourceLoc, WrongType
@@ -16,7 +16,7 @@ from scalein.ir.ops import Op, Source
 from scalein.ir.rewrite import rewrite, walk_ops
 
 
-def source(name: str, data: Batches | Connected, at: SourceLoc) -> Source:
+def source(name: str, data: Batches | BoundSource, at: SourceLoc) -> Source:
     """A source of all columns; a type that scalein does not compute with is refused, naming its column."""
     _check_types(data.schema, at)
     return Source(name, data.schema, tuple(data.schema.names), data, at=at)

@@ -275,7 +275,7 @@ class Column(Aggregates, Hinted):
     def hash(self) -> Column:
         """64 bits that are the same for equal values, today and for ever: Spark's `xxhash64`. Null has a hash too.
 
-        For the bytes that are hashed see `scalein.hashing`.
+        For the bytes that are hashed see `scalein.ir.functions.hashing`.
 
         >>> import pyarrow as pa, scalein as si
         >>> from scalein import col

@@ -139,11 +139,11 @@ def _regex(pattern: object, method: str) -> str:
 
 def _try_regex(pattern: str, group: int, method: str) -> None:
     """Raise if RE2 refuses the pattern, or if it has no such group."""
-    from scalein.interp.texts import extract, matches  # pyarrow.compute: only who uses it should wait for it
+    from scalein.arrow_functions import extract_group, matches_regex  # imports pyarrow.compute, which takes a while
 
     try:
-        matches(pa.array([""], pa.large_string()), pattern)  # alone first: `extract` puts more around it
-        extract(pa.array([""], pa.large_string()), pattern, group)
+        matches_regex(pa.array([""], pa.large_string()), pattern)  # alone first: `extract_group` puts more around it
+        extract_group(pa.array([""], pa.large_string()), pattern, group)
     except pa.ArrowInvalid as error:
         why = str(error).splitlines()[0]
         if why.startswith("Invalid replacement"):

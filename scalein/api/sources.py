@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from scalein.api.binding import as_schema, source, unbound
 from scalein.api.flow import Flow
-from scalein.connectors.base import Connected, of_source
+from scalein.connectors.base import BoundSource, of_source
 from scalein.connectors.formats.base import Format
 from scalein.connectors.formats.ipc import Ipc
 from scalein.connectors.formats.parquet import Parquet
@@ -127,7 +127,7 @@ def read_ipc(path: object, *, follow: bool = False, schema: object = None) -> Fl
     if follow or schema is not None:
         raise BadArgument("a stream through a socket has a schema and an end of its own", at=at,
                           found="follow=" if follow else "schema=")
-    return _flow(Connected("socket", SocketSource(path, at), at), at)
+    return _flow(BoundSource("socket", SocketSource(path, at), at), at)
 
 
 def read_flight(location: str, ticket: bytes | str | None = None, *, path: str | Sequence[str] | None = None) -> Flow:
@@ -149,7 +149,7 @@ def read_flight(location: str, ticket: bytes | str | None = None, *, path: str |
                           hint='for example read_flight("grpc://localhost:8815", path="trades")')
     ticket = ticket.encode() if isinstance(ticket, str) else ticket
     steps = [path] if isinstance(path, str) else path
-    return _flow(Connected("flight", FlightSource(location, ticket, steps, at), at), at)
+    return _flow(BoundSource("flight", FlightSource(location, ticket, steps, at), at), at)
 
 
 def generate(fn: Callable[[int, int], pa.RecordBatch], schema: object, *, rows_per_second: float | None = None,
@@ -177,7 +177,7 @@ def generate(fn: Callable[[int, int], pa.RecordBatch], schema: object, *, rows_p
         if given is not None and (isinstance(given, bool) or not isinstance(given, int | float) or given <= 0):
             raise BadArgument(f"{name} is a number above 0", at=at, found=repr(given))
     made = Generated(fn, as_schema(schema, "generate", at), rows_per_second, rows, batch_rows)
-    return _flow(Connected("generate", made, at), at)
+    return _flow(BoundSource("generate", made, at), at)
 
 
 def from_source(source: object) -> Flow:
@@ -203,8 +203,8 @@ def from_source(source: object) -> Flow:
 
 def _files(format: Format, path: object, follow: bool, schema: object, at: SourceLoc) -> Flow:
     arrow = None if schema is None else as_schema(schema, f"read_{format.name}", at)
-    return _flow(Connected(format.name, FileSource.open(format, path, arrow, follow, at), at), at)
+    return _flow(BoundSource(format.name, FileSource.open(format, path, arrow, follow, at), at), at)
 
 
-def _flow(data: Connected, at: SourceLoc) -> Flow:
+def _flow(data: BoundSource, at: SourceLoc) -> Flow:
     return Flow(source(data.name, data, at))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
 from scalein.api.binding import bind
-from scalein.connectors.base import Connected, Sink
+from scalein.connectors.base import BoundSource, Sink
 from scalein.connectors.in_memory import Batches
 from scalein.durations import Duration, seconds
 from scalein.errors import BadArgument, SourceLoc
@@ -68,11 +68,11 @@ def start(op: ops.Op, data: object, sink: object, checkpoint: object, savepoint:
     every_s = seconds(every, "argument every", at)
     from scalein.ir.passes.null_on_error import tried
     from scalein.jobs.job import Job
-    from scalein.jobs.spec import Plan
+    from scalein.jobs.spec import JobSpec
 
     op = tried(op) if how_wrong == "null" else op
-    return Job(Plan(op, options, sinks, folder, point, bootstrap, every_s, emit, how_late, how_wrong, rows_per_second,
-                    at))
+    return Job(JobSpec(op, options, sinks, folder, point, bootstrap, every_s, emit, how_late, how_wrong,
+                       rows_per_second, at))
 
 
 def _sink(given: object, name: str, at: SourceLoc) -> Sink:
@@ -106,7 +106,7 @@ def _folder(given: object, name: str, at: SourceLoc) -> Path | None:
 
 def _check_past(op: ops.Op, past: ops.Op, at: SourceLoc) -> None:
     """Rows of the past are what the one source of the flow would have given."""
-    from scalein.jobs.segments import cut
+    from scalein.jobs.fragments import cut
 
     feeds = cut(op)
     if len(feeds) > 1:
@@ -133,7 +133,7 @@ def _check_joins(op: ops.Op) -> None:
 
 
 def _is_endless(op: ops.Op) -> TypeGuard[ops.Source]:
-    return isinstance(op, ops.Source) and isinstance(op.data, Connected) and not op.data.bounded
+    return isinstance(op, ops.Source) and isinstance(op.data, BoundSource) and not op.data.bounded
 
 
 def _check_replays(op: ops.Op, at: SourceLoc) -> None:
@@ -145,4 +145,4 @@ def _check_replays(op: ops.Op, at: SourceLoc) -> None:
 
 
 def _replays(data: object) -> bool:
-    return data.replays if isinstance(data, Connected | Batches) else True
+    return data.replays if isinstance(data, BoundSource | Batches) else True

@@ -1,7 +1,8 @@
 """Source and Sink: what a flow reads from and a job writes to, and how a flow holds a source.
 
-A source gives batches with the offset behind each; an offset is plain JSON, kept in a job's checkpoint. A sink takes
-batches and commits them in two phases. Own ones need no base class: whatever has these methods will do.
+A source yields batches, each with the offset after it; an offset is plain JSON and is stored in a job's checkpoint. A
+sink receives batches and commits them in two phases. User-defined ones need no base class: any object with these
+methods will do.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from scalein.storage.checked_json import Json
 
 Read = Iterator[tuple[pa.RecordBatch, Json]]
 
-QUIET_S = 0.1  # the longest that a read of an unbounded source keeps silent
+QUIET_S = 0.1  # longest time for which the read of an unbounded source yields nothing
 
 
 @runtime_checkable
 class Source(Protocol):
-    """Rows in one or more partitions, each in an order of its own.
+    """Rows in one or more partitions, each with its own order.
 
-    A source may also have `bounded = False` (it never ends), `replays = False` (rows that were read are gone: jobs
-    with a checkpoint refuse it), `name` (it tells the source from others of a flow, when a checkpoint is gone on from),
-    and methods that give the same source reading less: `project(columns)`, these columns only, `where(tests)`, perhaps
-    without rows for which one of the tests (`scalein.connectors.formats.statistics.Condition`) does not hold, and
-    `within(memory)`, holding at most so many bytes of rows that nobody has asked for yet.
+    Optional attributes: `bounded = False` (the source never ends), `replays = False` (rows cannot be read twice; jobs
+    with a checkpoint refuse such a source) and `name` (identifies the source among those of a flow when a job resumes).
+    Optional methods return the same source reading less: `project(columns)` reads these columns only, `where(tests)`
+    may leave out rows for which one of the tests (`scalein.connectors.formats.statistics.Condition`) does not hold, and
+    `within(memory)` prefetches at most that many bytes.
     """
 
     @property
@@ -41,11 +42,11 @@ class Source(Protocol):
         """The names of the partitions: the same ones in every run."""
 
     def read(self, partition: str, offset: Json) -> Read:
-        """Batches, each with the offset behind it; None is the beginning.
+        """Batches, each with the offset after it; None is the beginning.
 
-        Reading from an offset gives exactly the rows that followed it. An unbounded source gives an empty batch
-        (with the offset as it was) whenever it has had nothing for 100 ms: a partition that says so for 5 s holds
-        nobody's time back, one that says nothing is at work. The iterator may be closed at any time.
+        Reading from an offset yields exactly the rows that follow it. An unbounded source yields an empty batch (with
+        an unchanged offset) whenever it has had no rows for 100 ms: a partition that does so for 5 s is idle and does
+        not hold the watermark back, one that yields nothing is busy. The iterator may be closed at any time.
         """
 
 
@@ -56,31 +57,31 @@ class Sink(Protocol):
     def open(self, schema: pa.Schema, committed: Json, next: str) -> None:
         """Called once, before anything is written. `committed` is what the last committed `prepare` gave.
 
-        The sink completes that commit, also where an earlier run's sink has staged it elsewhere (in another folder),
-        and removes what it staged and no commit names. `next` is `<job>-<run>`: the part before the first "-" is the
+        The sink completes that commit, also where the sink of an earlier run staged it in another folder, and removes
+        staged output that no commit names. `next` is `<job>-<run>`: the part before the first "-" is the
         job's own over all its runs, the whole is unique; names of new files begin with it.
         """
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Rows of the running epoch."""
+        """Rows of the current epoch."""
 
     def prepare(self) -> Json:
-        """End the running epoch: its rows are safe, though not visible yet. Gives what `commit` needs to know.
+        """End the current epoch: its rows are durable, but not visible yet. Returns what `commit` needs.
 
-        What one `prepare` gave is committed before the result of the next becomes a job's `committed`.
+        The result of one `prepare` is committed before the result of the next becomes a job's `committed`.
         """
 
     def commit(self, prepared: Json) -> None:
-        """Make an epoch visible. May be called again for the same epoch, also by a later run: before its `open`, if
-        the last checkpoint made up for one that had failed.
+        """Make an epoch visible. Idempotent: it may be called again for the same epoch, also by a later run, and before
+        that run's `open` if its checkpoint replaced one that had failed.
         """
 
     def close(self) -> None:
-        """Release everything; rows behind the last `prepare` are given up."""
+        """Release everything; rows after the last `prepare` are discarded."""
 
 
-class Connected:
-    """A source as a flow holds it: the same face as `memory.Batches`, plus offsets. Every batch is checked.
+class BoundSource:
+    """A source bound to a flow: the interface of `in_memory.Batches`, plus offsets. Every batch is checked.
 
     `schema` is in the types that scalein reads; after `project` it has those columns, in that order.
     """
@@ -113,29 +114,30 @@ class Connected:
         except Exception as error:
             raise self._raised(error, "its partitions were listed") from error
 
-    def project(self, columns: Sequence[str]) -> Connected:
-        """The same input in these columns; a source that can reads nothing else."""
+    def project(self, columns: Sequence[str]) -> BoundSource:
+        """The same input with these columns; nothing else is read if the source supports projection."""
         if list(columns) == self.schema.names:
             return self
         project = getattr(self.source, "project", None)
         if project is None:
-            return Connected(self.name, self.source, self._at, columns)
-        return Connected(self.name, project(list(columns)), self._at)
+            return BoundSource(self.name, self.source, self._at, columns)
+        return BoundSource(self.name, project(list(columns)), self._at)
 
-    def where(self, tests: tuple[Condition, ...]) -> Connected:
+    def where(self, tests: tuple[Condition, ...]) -> BoundSource:
         """The same input, perhaps without rows for which one of the tests does not hold."""
         where = getattr(self.source, "where", None)
-        return self if where is None or not tests else Connected(self.name, where(tests), self._at, self._columns)
+        return self if where is None or not tests else BoundSource(self.name, where(tests), self._at, self._columns)
 
-    def within(self, memory: int) -> Connected:
-        """The same input, reading ahead at most so many bytes, if it knows how."""
+    def within(self, memory: int) -> BoundSource:
+        """The same input, prefetching at most that many bytes, if the source supports a limit."""
         within = getattr(self.source, "within", None)
-        return self if within is None else Connected(self.name, within(memory), self._at, self._columns)
+        return self if within is None else BoundSource(self.name, within(memory), self._at, self._columns)
 
-    def lenient(self, how: str) -> Connected:
-        """The same input, in which what cannot be decoded is a row, if it knows of such: see `careful.py`."""
+    def lenient(self, how: str) -> BoundSource:
+        """The same input, in which a malformed record is a row, if the format supports that: see `formats/lenient.py`.
+        """
         lenient = getattr(self.source, "lenient", None)
-        return self if lenient is None else Connected(self.name, lenient(how), self._at, self._columns)
+        return self if lenient is None else BoundSource(self.name, lenient(how), self._at, self._columns)
 
     @property
     def row_groups_skipped(self) -> int:
@@ -152,17 +154,18 @@ class Connected:
                 yield from (batch for batch, _ in batches if batch.num_rows)
 
     def read_from(self, partition: str, offset: Json) -> Generator[tuple[pa.RecordBatch, Json], None, None]:
-        """The rows of a partition behind an offset; whatever the source raises comes out as `BadData`."""
+        """The rows of a partition after an offset; any exception of the source is raised as `BadData`."""
         number, expected = 0, self.source.schema.remove_metadata()
-        # Nothing to decode, and no promise about nulls that a batch could break: equal schemas say it all.
+        # Without types to convert and without non-nullable fields, comparing schemas is all the validation a batch
+        # needs.
         is_simple = expected.types == self._whole.types and all(field.nullable for field in expected)
         batches: Read = iter(())
         try:
             batches = self.source.read(partition, offset)
-            for batch, behind in batches:
+            for batch, after in batches:
                 if not (is_simple and isinstance(batch, pa.RecordBatch) and batch.schema.equals(expected)):
                     batch = checked(batch, self._whole, number, self._at)
-                yield (batch if self._columns is None else batch.select(self._columns)), behind
+                yield (batch if self._columns is None else batch.select(self._columns)), after
                 number += 1
         except ScaleinError:
             raise
@@ -177,7 +180,7 @@ class Connected:
                        source=self.name)
 
 
-def of_source(source: object, at: SourceLoc) -> Connected:
+def of_source(source: object, at: SourceLoc) -> BoundSource:
     """A user's own source, if it has what one needs."""
     missing = [name for name in ("schema", "partitions", "read") if not hasattr(source, name)]
     if missing:
@@ -186,4 +189,4 @@ def of_source(source: object, at: SourceLoc) -> Connected:
     if not isinstance(source.schema, pa.Schema):  # type: ignore[attr-defined]
         raise BadArgument("the source's schema is no pyarrow schema", at=at,
                           found=repr(source.schema))  # type: ignore[attr-defined]
-    return Connected(type(source).__name__, source, at)  # type: ignore[arg-type]
+    return BoundSource(type(source).__name__, source, at)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Time as jobs and sources see it: what they wait for goes by this clock, which a test may have in its hands."""
+"""The clock that jobs and sources wait by; tests replace it with a virtual one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Clock:
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Wait, at most so long; whoever waits for a moment asks again for the time."""
+        """Wait for at most that long; callers check the time again."""
         time.sleep(seconds)
 
 

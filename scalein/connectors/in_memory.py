@@ -1,9 +1,9 @@
-"""Batches that Python already has: tables, frames, readers, iterators. Nothing is copied but dictionaries of
-anything else than text, which are decoded, and decimals of 32 and 64 bits, which are widened.
+"""Arrow data of this process: tables, data frames, readers, iterators. Nothing is copied except dictionaries of
+non-text values, which are decoded, and decimals of 32 and 64 bits, which are widened.
 
-`Batches` checks each batch against the schema as it is read, so that a run meets nothing it was not compiled for.
-Data that is wholly in memory is a `table` and can be read any number of times; a reader or generator gives its
-batches once.
+`Batches` checks each batch against the schema as it is read, so that kernels never see other types than they were
+compiled for. Data that is entirely in memory is a `table` and can be read any number of times; a reader or generator
+yields its batches once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Batches:
         return not self._once
 
     def read(self) -> Iterator[pa.RecordBatch]:
-        """The batches in order; raises `BadData`, naming the batch, where the input breaks its word."""
+        """The batches in order; raises `BadData`, naming the batch, where the input does not match its schema."""
         if self.table is not None:
             yield from self.table.to_batches()
             return
@@ -53,7 +53,7 @@ class Batches:
 
 
 def _guarded(open_input: Callable[[], Iterable[object]], at: SourceLoc) -> Iterator[object]:
-    """The items of the input; whatever it raises comes out as `BadData` naming the batch."""
+    """The items of the input; its exceptions are raised as `BadData`, which names the batch."""
     number = 0
     try:
         for item in open_input():
@@ -81,7 +81,7 @@ def checked(item: object, schema: pa.Schema, number: int, at: SourceLoc) -> pa.R
 
 
 def _check_nulls(data: pa.RecordBatch | pa.Table, schema: pa.Schema, what: str, at: SourceLoc) -> None:
-    """Kernels have no code for nulls in columns that cannot hold any, so a false promise must not get there."""
+    """Kernels have no null code for columns declared not nullable, so nulls in them must be refused here."""
     for position, field in enumerate(schema):
         if not field.nullable and data.column(position).null_count:
             raise BadData(f"{what} has nulls in {field.name!r}, which the schema declares not nullable", at=at,
@@ -93,7 +93,7 @@ def _show(schema: pa.Schema) -> str:
 
 
 def bare(schema: pa.Schema, at: SourceLoc) -> pa.Schema:
-    """The schema in the types it is read as, without metadata, after a check that its names are usable."""
+    """The schema in the types that kernels read, without metadata; its names are checked."""
     names = schema.names
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -112,7 +112,7 @@ def of_table(table: pa.Table, at: SourceLoc) -> Batches:
 
 
 def of_arrow(data: object, at: SourceLoc) -> Batches:
-    """Whatever Arrow data the user has, without copying it."""
+    """Any Arrow data, without a copy."""
     if isinstance(data, Batches):
         return data
     if isinstance(data, pa.Table):

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
+from scalein.arrow_functions import extents, taken
 from scalein.errors import ScaleinError
-from scalein.interp.lists import extents
-from scalein.interp.taking import taken
 
 MOST_WEIGHT = 1 << 30  # of an array that is made here: half of what fits, so that nothing has to be exact
 _SIGNS = ("overflow", "too large", "exceed", "capacity", "2gb", "cannot contain more than")  # pyarrow on its limits

@@ -9,7 +9,7 @@ from functools import partial
 import pyarrow as pa
 
 from scalein.compiler import program_of
-from scalein.connectors.base import Connected
+from scalein.connectors.base import BoundSource
 from scalein.connectors.formats.statistics import Condition
 from scalein.connectors.in_memory import Batches
 from scalein.errors import ComputeError, InternalError
@@ -229,7 +229,7 @@ class _Run:
     def _input(self, node: Pipeline | WindowAggregate) -> Iterator[pa.RecordBatch]:
         """The rows that a kernel reads; a source may leave out those that its first filter drops."""
         match node.input, node.steps:
-            case Scan(source=source) as scan, (FilterStep(predicate), *_) if isinstance(source.data, Connected):
+            case Scan(source=source) as scan, (FilterStep(predicate), *_) if isinstance(source.data, BoundSource):
                 return array_limits.guarded(_step(scan), self._scan(scan, tests_of(predicate)))
         return self.rows(node.input)
 
@@ -239,10 +239,10 @@ class _Run:
             names = list(node.source.columns)
             yield from (batch if batch.schema.names == names else batch.select(names) for batch in self._given)
             return
-        if not isinstance(data, Batches | Connected):
+        if not isinstance(data, Batches | BoundSource):
             raise InternalError("a source without data reached the runtime")
         names = list(node.source.columns)
-        if isinstance(data, Connected):
+        if isinstance(data, BoundSource):
             data = data.project(names).where(tests)
         for batch in data.read():
             yield batch if batch.schema.names == names else batch.select(names)

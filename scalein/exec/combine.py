@@ -12,9 +12,9 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
+from scalein.arrow_functions import taken
 from scalein.dtypes import I64, Field, Schema
 from scalein.exec.bounded import Program
-from scalein.interp.taking import taken
 from scalein.ir import ops
 from scalein.ir.exprs import Col
 from scalein.ir.partials import TwoPhase

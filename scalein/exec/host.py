@@ -7,13 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
+from scalein.arrow_functions import Extents, evaluate, extents, taken
 from scalein.dtypes import as_plain
 from scalein.errors import BadData, ScaleinError
 from scalein.exec import array_limits
 from scalein.exec.array_limits import is_too_long, too_long
-from scalein.interp import evaluate
-from scalein.interp.lists import Extents, extents
-from scalein.interp.taking import taken
 from scalein.ir import ops
 from scalein.ir.exprs import Col
 from scalein.ir.physical import Host

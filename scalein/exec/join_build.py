@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from scalein.arrow_functions import taken
 from scalein.dtypes import I32, DType, Kind
 from scalein.exec.tables import HashTable, grown
-from scalein.interp.taking import taken
 from scalein.ir.exprs import Col, Expr, type_of
 from scalein.ir.passes.pass_through import PLACE
 from scalein.ir.physical import JoinBuild

@@ -17,9 +17,9 @@ from itertools import count
 
 import pyarrow as pa
 
+from scalein.arrow_functions import taken
 from scalein.exec.join_build import JoinTable
 from scalein.exec.tables import HashTable, grown
-from scalein.interp.taking import taken
 from scalein.ir.exprs import Named
 from scalein.ir.passes.pass_through import Origin, kernel_steps, row_numbers, split_items, taken_items
 from scalein.ir.physical import Pipeline

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from scalein.connectors.base import Connected
+from scalein.connectors.base import BoundSource
 from scalein.connectors.formats.statistics import Condition
 from scalein.dtypes import Kind
 from scalein.ir import ops
@@ -39,7 +39,7 @@ def tests_below(node: Node) -> tuple[Condition, ...]:
 def row_groups_skipped(op: ops.Op) -> int:
     """How many row groups the sources of a flow have left out so far, in all its runs."""
     return sum(source.data.row_groups_skipped for source in walk_ops(op)
-               if isinstance(source, ops.Source) and isinstance(source.data, Connected))
+               if isinstance(source, ops.Source) and isinstance(source.data, BoundSource))
 
 
 def _tests(expr: Expr) -> Iterator[Condition]:

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from scalein.arrow_functions import taken
 from scalein.exec import array_limits
-from scalein.interp.taking import taken
 from scalein.ir.physical import Sort
 from scalein.kernels.bind import conformed
 

@@ -10,10 +10,11 @@ from typing import Any
 
 from scalein.dtypes import DType
 from scalein.errors import ComputeError
-from scalein.hashing import hash_value
-from scalein.interp.scalars import NoValue, in_range
+from scalein.interp.scalars import in_range
 from scalein.interp.values import Values, has_plain_elements, order_key, to_arrow
 from scalein.ir.exprs import Agg, type_of
+from scalein.ir.functions.hashing import hash_value
+from scalein.ir.functions.registry import NoValue
 from scalein.ir.printer import show_agg
 from scalein.layout import COARSE_BITS, SKETCH_BITS, SKETCH_REGISTERS
 

@@ -15,12 +15,12 @@ import pyarrow as pa
 from scalein import arrow_functions
 from scalein.dtypes import DType
 from scalein.errors import ComputeError
-from scalein.hashing import hash_value
 from scalein.interp import udfs
-from scalein.interp.scalars import NoValue, scalar
+from scalein.interp.scalars import scalar
 from scalein.interp.values import Values, from_arrow, to_arrow
 from scalein.ir.exprs import Call, Col, Expr, Lit, columns, type_of
-from scalein.ir.functions import fallible, is_host
+from scalein.ir.functions.hashing import hash_value
+from scalein.ir.functions.registry import NoValue, fallible, is_host
 from scalein.ir.printer import show_expr
 from scalein.ir.udf import AnyUdf
 

@@ -19,14 +19,11 @@ from scalein.errors import InternalError
 from scalein.interp.values import order_key, rounded
 from scalein.ir import decimals
 from scalein.ir.exprs import Call, type_of
+from scalein.ir.functions.registry import NoValue
 
 Scalar = Callable[..., Any]
 
 SECONDS_PER_DAY = 86_400
-
-
-class NoValue(ArithmeticError):
-    """This row has no value; the text says why, in the words of the error that the user sees."""
 
 
 def scalar(call: Call) -> Scalar:

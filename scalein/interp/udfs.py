@@ -11,8 +11,8 @@ from typing import Any
 
 from scalein.dtypes import BOOL, F64, I64, STR, DType
 from scalein.errors import InternalError
-from scalein.interp.scalars import NoValue
 from scalein.ir.exprs import Lit
+from scalein.ir.functions.registry import NoValue
 from scalein.ir.udf import (
     AnyUdf,
     Apply,

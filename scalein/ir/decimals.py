@@ -2,7 +2,7 @@
 
 Sums have the greater scale and a digit more, products the sum of scales and of digits; past 38 digits the type
 stays at 38, and a value that needs more is an error. Here is what those numbers mean, in whole numbers of Python:
-the interpreter and `constants.py` compute with it, kernels are written after it.
+constants are folded with it, kernels are written after it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from fractions import Fraction
 
 from scalein.dtypes import MAX_PRECISION, DType, Kind
 from scalein.ir.exprs import Call, Expr, Lit, type_of
+from scalein.ir.functions.registry import typed
 from scalein.ir.literals import decimal_type
-from scalein.ir.unify import Refused, as_decimal, cast_to, own_type_of, typed, unify
+from scalein.ir.unify import Refused, as_decimal, cast_to, own_type_of, unify
 
 _INEXACT = "cast to pa.float64(), or to an integer"
 

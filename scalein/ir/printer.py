@@ -13,11 +13,14 @@ Plans are a tree, result first, with the columns that come out of each op that c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 
 from scalein.dtypes import DATE, UNITS_PER_SECOND, DType, Kind
+from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, Named
+from scalein.ir.functions.registry import REGISTRY
 from scalein.ir.ops import (
     Aggregate,
     Distinct,
@@ -41,16 +44,10 @@ from scalein.ir.udf import PythonUdf, Udf
 # How tightly Python binds what show_expr writes: a comparison weaker than `|` and `&`.
 _COMPARISON, _OR, _AND, _SUM, _PRODUCT, _PREFIX, _POWER, _METHOD = range(8)
 
-_INFIX = {
-    "eq": ("==", _COMPARISON), "ne": ("!=", _COMPARISON), "lt": ("<", _COMPARISON),
-    "le": ("<=", _COMPARISON), "gt": (">", _COMPARISON), "ge": (">=", _COMPARISON),
-    "or": ("|", _OR), "and": ("&", _AND), "add": ("+", _SUM), "sub": ("-", _SUM),
-    "mul": ("*", _PRODUCT), "div": ("/", _PRODUCT), "floordiv": ("//", _PRODUCT), "mod": ("%", _PRODUCT),
-    "pow": ("**", _POWER),
+_SIGNS = {
+    **dict.fromkeys(("==", "!=", "<", "<=", ">", ">="), _COMPARISON), "|": _OR, "&": _AND, "+": _SUM, "-": _SUM,
+    **dict.fromkeys(("*", "/", "//", "%"), _PRODUCT), "**": _POWER,
 }  # fmt: skip
-_PREFIXED = {"neg": "-", "not": "~"}
-_IN_STR = ("lower", "upper", "starts_with", "ends_with", "contains")
-_AGG_METHOD = {"count_valid": "count"}
 
 
 def show_expr(expr: Expr) -> str:
@@ -69,7 +66,7 @@ def show_operand(expr: Expr) -> str:
 
 def show_agg(agg: Agg) -> str:
     """Text of an aggregate: `price.sum()`, `price.arg_max(time)`, `count()`."""
-    method = _AGG_METHOD.get(agg.fn, agg.fn)
+    method = AGGREGATES[agg.fn].method or agg.fn
     if not agg.args:
         return f"{method}()"
     inside = [*map(repr, agg.params), *map(show_expr, agg.args[1:])]
@@ -85,33 +82,75 @@ def _show(expr: Expr) -> tuple[str, int]:
         case Lit(value, dtype):
             text = show_value(value, dtype)
             return text, _PREFIX if text.startswith("-") else _METHOD
-        case Call("udf", args, (Udf() | PythonUdf() as udf,)):
-            return f"{udf.name}({', '.join(map(show_expr, args))})", _METHOD
-        case Call("divisible", (arg,), (divisor,)):
-            return f"{_within(arg, _PRODUCT)} % {divisor} == 0", _COMPARISON
         case Call("if_else"):
             return _show_when(expr), _METHOD
-        case Call("try", (Call("udf") as tried,)):
-            return f"try({show_expr(tried)})", _METHOD
-        case Call("try", (Call(fn, (arg, *_)) as tried,)):
-            return f"{_receiver(arg)}.try_{fn}({', '.join(_show_rest(tried))})", _METHOD
-        case Call(fn, (left, right)) if fn in _INFIX:
-            sign, level = _INFIX[fn]
-            # Equals on the right need brackets, and on the left too for comparisons and powers: Python reads
-            # `a < b < c` as a range and `a ** b ** c` from the right.
-            closer = level + 1 if level in (_COMPARISON, _POWER) else level
-            return f"{_within(left, closer)} {sign} {_within(right, level + 1)}", level
-        case Call(fn, (arg,)) if fn in _PREFIXED:
-            return f"{_PREFIXED[fn]}{_within(arg, _PREFIX)}", _PREFIX
+        case Call("try", (Call() as tried,)):
+            return _show_try(tried), _METHOD
         case _:
-            return f"{_receiver(expr.args[0])}.{_method(expr.fn)}({', '.join(_show_rest(expr))})", _METHOD
+            return _fill(expr, REGISTRY[expr.fn].show)
 
 
-def _method(fn: str) -> str:
-    """The method that the user called: `str.len` for `str_len`, `dt.year` for `dt_year`."""
-    if fn.startswith(("str_", "dt_", "list_", "struct_")):
-        return fn.replace("_", ".", 1)
-    return f"str.{fn}" if fn in _IN_STR else fn
+def _fill(call: Call, template: str) -> tuple[str, int]:
+    """A call by the template that its function declares, and how tightly that binds."""
+    tokens = template.split()
+    levels = [_SIGNS.get(token) for token in tokens]
+    signs = [level for level in levels if level is not None]
+    if signs:
+        around = zip(tokens, [None, *levels], [*levels[1:], None], strict=False)
+        return " ".join(_operand(call, *each) for each in around), min(signs)
+    if template[0] in "-~":
+        return f"{template[0]}{_within(call.args[0], _PREFIX)}", _PREFIX
+    return re.sub(r"\{(\w+)\}", lambda found: _placeholder(call, found[1]), template), _METHOD
+
+
+def _operand(call: Call, token: str, before: int | None, after: int | None) -> str:
+    """A token of a template beside operators that bind so tightly, in brackets if it must have them.
+
+    Equals on the right need brackets, and on the left too for comparisons and powers: Python reads `a < b < c` as a
+    range and `a ** b ** c` from the right.
+    """
+    if not token.startswith("{"):
+        return token
+    name = token.strip("{}")
+    if not name.isdigit():
+        return _placeholder(call, name)
+    left = 0 if before is None else before + 1
+    right = 0 if after is None else after + 1 if after in (_COMPARISON, _POWER) else after
+    return _within(call.args[int(name)], max(left, right))
+
+
+def _placeholder(call: Call, name: str) -> str:
+    """What stands for `{name}` in the template of a method; see `Function.show`."""
+    match name, call.params:
+        case "0", _:
+            return _receiver(call.args[0])
+        case "args", _:
+            return ", ".join(map(show_expr, call.args))
+        case "type", _:
+            return repr(call.dtype)
+        case "name", (Udf() | PythonUdf() as udf,):
+            return udf.name
+        case "values", (tuple() as values, bool() as has_null):
+            of = call.args[0].dtype
+            return ", ".join([show_value(value, of) for value in values] + (["None"] if has_null else []))
+        case "span", (int() as every,):
+            return repr(show_span(every, call.args[0].dtype))
+        case ("params" | "span"), params:
+            given = params[:-1] if params[-1:] == (None,) else params  # str.slice(offset) without a length
+            return ", ".join(map(repr, given))
+        case _:
+            return show_expr(call.args[int(name)])
+
+
+def _show_try(tried: Call) -> str:
+    """`x.try_cast(i32)`, `x.try_add(y)` and `try(f(x))`."""
+    if not tried.args or tried.fn == "udf":
+        return f"try({show_expr(tried)})"
+    template = REGISTRY[tried.fn].show
+    if not template.endswith(")"):  # an operator
+        template = "{0}." + f"{tried.fn}({', '.join(f'{{{k}}}' for k in range(1, len(tried.args)))})"
+    object_, _, method = template.partition("(")[0].rpartition(".")
+    return _fill(tried, f"{object_}.try_{method}({template.partition('(')[2]}")[0]
 
 
 def _within(expr: Expr, level: int) -> str:
@@ -122,22 +161,6 @@ def _within(expr: Expr, level: int) -> str:
 def _receiver(expr: Expr) -> str:
     """What stands before the dot of a method; a bare constant takes none."""
     return f"lit({show_expr(expr)})" if isinstance(expr, Lit) else _within(expr, _METHOD)
-
-
-def _show_rest(call: Call) -> list[str]:
-    """What stands in the parentheses of a method: the arguments after the first, then the parameters."""
-    of = call.args[0].dtype
-    match call.fn, call.params:
-        case "cast", ():
-            return [repr(call.dtype)]
-        case "is_in", (tuple() as values, bool() as has_null):
-            shown = [show_value(value, of) for value in values] + (["None"] if has_null else [])
-            return [f"[{', '.join(shown)}]"]
-        case "dt_truncate", (int() as every,):
-            return [repr(show_span(every, of))]
-        case _, params:
-            given = params[:-1] if params[-1:] == (None,) else params  # str.slice(offset) without a length
-            return [*map(show_expr, call.args[1:]), *map(repr, given)]
 
 
 def _show_when(call: Call) -> str:

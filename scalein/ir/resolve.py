@@ -11,17 +11,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import pyarrow as pa
-
-from scalein.dtypes import BOOL, F64, I64, MAX_PRECISION, U64, UNSIGNED, DType, Kind, Schema
+from scalein.dtypes import Schema
 from scalein.errors import BadArgument, SourceLoc, UnknownColumn, WrongType, guess
-from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, type_of
-from scalein.ir.nested import is_struct
+from scalein.ir import aggregates
+from scalein.ir.exprs import Agg, Call, Col, Expr, Lit
+from scalein.ir.functions.nested import is_struct
+from scalein.ir.functions.registry import REGISTRY
 from scalein.ir.printer import show_agg, show_expr
-from scalein.ir.rules import RULES, attempt, choose
-from scalein.ir.unify import Refused, cast_to, nested_hint, settle
+from scalein.ir.unify import Refused, settle
 
 _MOST_SHOWN = 24
 
@@ -49,7 +48,7 @@ def resolve_agg(agg: Agg, scope: Scope, *, grouped: bool) -> Agg:
     """The aggregate with types; `grouped` says that there are keys or a window, so that no group is empty."""
     args = tuple(resolve(arg, scope) for arg in agg.args)
     with _explained(agg, scope):
-        return _agg_rule(agg, args, grouped)
+        return aggregates.typed(agg, args, grouped)
 
 
 def column(name: str, scope: Scope) -> Col:
@@ -94,33 +93,28 @@ def _resolve(expr: Expr, scope: Scope) -> Expr:
             return column(name, scope)
         case Lit():
             return expr
-        case Call("between", (value, low, high)):
-            within = Call("and", (Call("ge", (value, low), at=expr.at), Call("le", (value, high), at=expr.at)))
-            return _resolve(within, scope)
         case Call("if_else"):
             return _resolve_when(expr, scope)
         case Call("try", (Call() as tried,)):
             args = tuple(_resolve(arg, scope) for arg in tried.args)
             with _explained(expr, scope):
-                return attempt(expr, args, RULES[tried.fn](tried, args))
+                return REGISTRY[expr.fn].rule(expr, args)
         case Call():
             args = tuple(_resolve(arg, scope) for arg in expr.args)
             with _explained(expr, scope):
-                return RULES[expr.fn](expr, args)
+                return REGISTRY[expr.fn].rule(expr, args)
 
 
 def _resolve_when(call: Call, scope: Scope) -> Expr:
     """All branches of a chain at once, so that every value meets every other."""
-    conditions: list[Expr] = []
-    values: list[Expr] = []
+    args: list[Expr] = []
     last: Expr = call
     while isinstance(last, Call) and last.fn == "if_else":
         condition, value, last = last.args
-        conditions.append(_resolve(condition, scope))
-        values.append(_resolve(value, scope))
-    values.append(_resolve(last, scope))
+        args += [_resolve(condition, scope), _resolve(value, scope)]
+    args.append(_resolve(last, scope))
     with _explained(call, scope):
-        return choose(call, conditions, values)
+        return REGISTRY[call.fn].rule(call, tuple(args))
 
 
 @contextmanager
@@ -132,61 +126,3 @@ def _explained(written: Expr | Agg, scope: Scope) -> Iterator[None]:
         at = scope.at if isinstance(written, Col | Lit) or not written.at.line else written.at
         shown = show_agg(written) if isinstance(written, Agg) else show_expr(written)
         raise WrongType(refused.what, at=at, step=scope.step, expr=shown, hint=refused.hint) from None
-
-
-def _agg_rule(agg: Agg, args: tuple[Expr, ...], grouped: bool) -> Agg:
-    dtype, nullable = I64, not grouped or any(arg.nullable for arg in args)
-    own = type_of(args[0]) if args else I64
-    match agg.fn:
-        case "count" | "count_valid":
-            nullable = False
-            if own.is_nested:  # no kernel reads the column, but one can count a bool that is null where it is
-                there = Call("is_not_null", args, dtype=BOOL, nullable=False)
-                args = (Call("if_else", (there, Lit(True, BOOL), Lit(None, BOOL)), dtype=BOOL),)
-        case "sum":
-            dtype = _sum_type(own)
-        case "mean" | "var" | "std":
-            if not own.is_number and not own.is_decimal:
-                raise Refused(f"{agg.fn} takes a number, not {own!r}", _number_hint(own))
-            dtype = F64
-            if agg.fn != "mean":
-                args, nullable = (cast_to(args[0], F64),), True
-        case "quantile" | "approx_quantile":
-            if not own.is_number and not own.is_decimal:
-                raise Refused(f"{agg.fn} takes a number, not {own!r}", _number_hint(own))
-            args, dtype = (cast_to(args[0], F64),), F64
-        case "n_unique" | "approx_n_unique":
-            nullable = False
-        case "collect" | "top_k":
-            dtype, nullable = DType(Kind.NESTED, nested=pa.list_(own.arrow)), False
-            if agg.fn == "top_k" and (type_of(args[1]).is_bytes or type_of(args[1]).is_decimal):
-                raise Refused(f"top_k takes an integer, float, bool or time to order by, not {type_of(args[1])!r}",
-                              "cast it, or use arg_max for a single value")
-        case _:
-            dtype = own
-    nested = next((dtype for dtype in map(type_of, args) if dtype.is_nested), None)
-    if nested is not None:
-        what = "a column of type null" if nested.nested == pa.null() else f"a nested column: {nested!r}"
-        raise Refused(f"{agg.fn} does not take {what}", nested_hint(nested))
-    return Agg(agg.fn, args, dtype, nullable, agg.params, agg.at)
-
-
-def _sum_type(own: DType) -> DType:
-    """Sums of integers come out in 64 bits, of floats as f64."""
-    if own.kind in UNSIGNED:
-        return U64
-    if own.is_int or own.kind is Kind.BOOL:
-        return I64
-    if own.is_float:
-        return F64
-    if own.kind is Kind.DUR:
-        return own
-    if own.is_decimal:
-        return replace(own, precision=MAX_PRECISION)
-    raise Refused(f"sum takes numbers, bools or durations, not {own!r}", _number_hint(own))
-
-
-def _number_hint(own: DType) -> str | None:
-    if own.is_nested:
-        return nested_hint(own)
-    return "cast it to a number: .cast(pa.float64())" if own.is_string else None

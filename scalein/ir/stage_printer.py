@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Call, Col, Expr, Named, walk
 from scalein.ir.ops import Explode
 from scalein.ir.passes.pass_through import Origin, is_copy_free, split_items, taken_items
@@ -217,7 +218,8 @@ def _output(output: Output, table: Table) -> str:
     first = table.accs[output.accs[0]]
     params = first.params[:1]  # what follows the user's own is for kernels
     args = ", ".join(filter(None, [_args(first), *map(repr, params)]))
-    return f"{'count' if output.fn == 'count_valid' else output.fn}({args})"
+    declared = AGGREGATES.get(output.fn)  # there is none of what partial groups hold
+    return f"{declared.method or output.fn if declared else output.fn}({args})"
 
 
 def _acc(acc: Acc) -> str:

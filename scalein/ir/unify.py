@@ -15,11 +15,15 @@ import pyarrow as pa
 from scalein.dtypes import F32, F64, MAX_PRECISION, SIGNED, TIMES, UNITS_PER_SECOND, DType, Kind, alike, element_of
 from scalein.errors import NOWHERE
 from scalein.ir.exprs import Call, Expr, Lit, type_of
-from scalein.ir.functions import INT_DIGITS
 from scalein.ir.literals import decimal_type, fit, own_type
 
 NOT_A_NUMBER = "a bool is not a number here; .cast(pa.int64()) makes it 0 or 1"
 _LONELY_NULL = ("null alone has no type", "write lit(None, pa.int64()), with the type that you need")
+
+# Digits that integers have at most.
+INT_DIGITS = {
+    Kind.I8: 3, Kind.I16: 5, Kind.I32: 10, Kind.I64: 19, Kind.U8: 3, Kind.U16: 5, Kind.U32: 10, Kind.U64: 20,
+}  # fmt: skip
 
 
 class Refused(Exception):
@@ -197,10 +201,3 @@ def cast_to(arg: Expr, target: DType) -> Expr:
             return widened
     at = arg.at if isinstance(arg, Call) else NOWHERE
     return Call("cast", (arg,), dtype=target, nullable=arg.nullable, at=at)
-
-
-def typed(call: Call, args: Sequence[Expr], dtype: DType, nullable: bool | None = None) -> Call:
-    """The call with its type; it may be null where an argument may, unless said otherwise."""
-    if nullable is None:
-        nullable = any(arg.nullable for arg in args)
-    return replace(call, args=tuple(args), dtype=dtype, nullable=nullable)

@@ -13,8 +13,10 @@ from typing import TypeVar
 from scalein.dtypes import BOOL, DType, Field, Kind, Schema, alike, element_of
 from scalein.errors import InternalError
 from scalein.ir import physical
+from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, type_of, walk
-from scalein.ir.functions import AGGREGATES, ANY, COMPARISONS, FUNCTIONS, has_host
+from scalein.ir.functions.compare import COMPARISONS
+from scalein.ir.functions.registry import ANY, REGISTRY, has_host
 from scalein.ir.ops import Aggregate, Distinct, Explode, Filter, Join, Limit, Op, Sort, Source, Union, Watermark
 from scalein.ir.physical import Host, JoinBuild, Node, Pipeline, WindowAggregate, walk_nodes
 from scalein.ir.printer import dump, show_expr
@@ -130,9 +132,9 @@ def _wrong_in_expr(node: Expr, fields: Fields) -> Iterator[str]:
             if value is not None and not isinstance(value, _held_by(node.dtype)):
                 yield f"literal {value!r} of type {node.dtype!r}"
         case Call(fn):
-            if fn not in FUNCTIONS:
+            if fn not in REGISTRY or REGISTRY[fn].spelled_out:
                 yield f"no function {fn!r}"
-            elif FUNCTIONS[fn].arity not in (ANY, len(node.args)):
+            elif REGISTRY[fn].arity not in (ANY, len(node.args)):
                 yield f"{fn} with {len(node.args)} arguments"
             else:
                 yield from _wrong_in_call(node)
@@ -206,7 +208,7 @@ def _wrong_in_agg(agg: Agg) -> Iterator[str]:
         yield f"aggregate {agg.fn} has no type"
     if agg.fn not in AGGREGATES:
         yield f"no aggregate {agg.fn!r}"
-    elif len(agg.args) != AGGREGATES[agg.fn]:
+    elif len(agg.args) != AGGREGATES[agg.fn].arity:
         yield f"aggregate {agg.fn} with {len(agg.args)} arguments"
 
 

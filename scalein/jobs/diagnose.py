@@ -1,12 +1,12 @@
-"""Why a job has given nothing yet, in words: the first reason that holds, from its sources to its results."""
+"""Why a job has emitted nothing yet: the first reason that holds, from its sources to its results."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
 from scalein.dtypes import UNITS_PER_SECOND, DType, Kind
+from scalein.jobs.driver import Pipeline
 from scalein.jobs.metrics import Metrics
-from scalein.jobs.pipeline import Pipeline
 
 
 def why_no_output(pipeline: Pipeline, metrics: Metrics, emit: str) -> str:

@@ -1,8 +1,8 @@
-"""Job: a flow that runs in a thread of its own until its input ends or it is stopped.
+"""Job: a flow that runs in a thread until its input ends or it is stopped.
 
-The thread takes what has arrived, runs the pipeline over it, writes what comes out, and, when a checkpoint is due,
-freezes everything at that border and goes on (`committing.py`). Requests (`scale`, `snapshot`, `stop`) are served at
-borders. Code of the user's runs on the job's threads as well: it may ask for things, but not wait for them.
+The thread takes what has arrived, runs the operators over it, writes the results, and, when a checkpoint is due, takes
+a snapshot at that barrier and continues (`coordinator.py`). Requests (`scale`, `snapshot`, `stop`) are served at
+barriers. User code runs on the job's threads as well: it may make requests, but not wait for them.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from pathlib import Path
 import pyarrow as pa
 
 from scalein.connectors.clock import clock
-from scalein.connectors.sinks.sink_writer import Outlet
+from scalein.connectors.sinks.sink_writer import SinkWriter
 from scalein.errors import BadArgument, LateData, ScaleinError, StoreFailed, here
 from scalein.exec.bounded import batches
 from scalein.exec.event_time import IDLE_S
-from scalein.jobs.bad_lines import in_columns
-from scalein.jobs.committing import Commits
+from scalein.jobs.checkpoint import Checkpoint
+from scalein.jobs.coordinator import Coordinator
+from scalein.jobs.dead_letters import in_columns
 from scalein.jobs.diagnose import why_no_output
-from scalein.jobs.epochs import Checkpoint
-from scalein.jobs.feeds import Delivery, Feeds, Reader
+from scalein.jobs.driver import OutputSpec, Pipeline
 from scalein.jobs.metrics import Metrics
 from scalein.jobs.monitor import figures, log_lines, serve, show_bar
-from scalein.jobs.pipeline import Pipeline, Wishes
-from scalein.jobs.spec import Plan
+from scalein.jobs.source_readers import Reader, SourceBatch, SourceReaders
+from scalein.jobs.spec import JobSpec
 from scalein.kernels.workers import leaving_on_sigterm, staying
 from scalein.memory import keep_at_most
 from scalein.options import Options
 from scalein.storage.checked_json import Json, as_map
-from scalein.storage.failpoints import Crashed, reach
+from scalein.storage.failpoints import Crashed, failpoint
 
 STEP_ROWS = 1 << 25  # that are run at once, at most, when there are so many
 FIRST_ROWS, FEW_ROWS = 1 << 21, 1 << 18  # the first time, and at least
@@ -65,9 +65,9 @@ class Job:
     {'x': [1, 2]}
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: JobSpec) -> None:
         self._plan = plan
-        self._sinks = {name: Outlet(sink, name, plan.at) for name, sink in plan.sinks.items()}
+        self._sinks = {name: SinkWriter(sink, name, plan.at) for name, sink in plan.sinks.items()}
         self._metrics = Metrics()
         self._has_warned = False
         self._clock = clock()
@@ -82,11 +82,11 @@ class Job:
         self._is_finished = False
         self._marked: object = None  # how far the job had come at the last epoch
         self._pipeline: Pipeline
-        self._commits: Commits
-        self._feeds: Feeds
+        self._commits: Coordinator
+        self._feeds: SourceReaders
         try:
             self._open()
-            self._feeds = Feeds(self._pipeline.readers, plan.rows_per_second, plan.memory.queues)
+            self._feeds = SourceReaders(self._pipeline.readers, plan.rows_per_second, plan.memory.queues)
         except BaseException as error:
             self._release(isinstance(error, Crashed))
             raise
@@ -98,27 +98,27 @@ class Job:
     def _open(self) -> None:
         if self._checkpoint is None:
             assert self._own_folder is not None
-            self._commits = Commits(None, self._sinks, self._metrics, uuid.uuid4().hex[:8])
+            self._commits = Coordinator(None, self._sinks, self._metrics, uuid.uuid4().hex[:8])
             self._begin(None, self._own_folder)
         else:
             self._checkpoint.open()
             if self._plan.savepoint is not None:
                 self._checkpoint.begin_from(self._plan.savepoint)
-            self._commits = Commits(self._checkpoint, self._sinks, self._metrics, self._checkpoint.name())
+            self._commits = Coordinator(self._checkpoint, self._sinks, self._metrics, self._checkpoint.name())
             folder = self._checkpoint.path
             self._checkpoint.recovered(lambda epoch: self._begin(epoch, folder))
-            self._pipeline.forget(self._checkpoint.kept())
+            self._pipeline.retain(self._checkpoint.kept())
 
     def _begin(self, epoch: dict[str, Json] | None, folder: Path) -> None:
         """The pipeline and sinks as an epoch left them."""
         plan = self._plan
-        reach("open")
+        failpoint("open")
         if hasattr(self, "_pipeline"):
             self._pipeline.close()  # of a newer epoch, that turned out to be damaged
-        wishes = Wishes(plan.emit, self._late, "late" in plan.sinks,
+        output = OutputSpec(plan.emit, self._late, "late" in plan.sinks,
                         self._failed if plan.on_error == "sink" else None, plan.checkpoint is not None)
         options = replace(plan.options, memory=plan.memory.kept)
-        self._pipeline = Pipeline(plan.op, options, wishes, folder, epoch, self._metrics, plan.at)
+        self._pipeline = Pipeline(plan.op, options, output, folder, epoch, self._metrics, plan.at)
         if epoch is not None:
             self._metrics.restore(as_map(epoch["metrics"]))
             self._is_finished = epoch["finished"] is True
@@ -150,7 +150,7 @@ class Job:
                 return  # without an epoch: the next run begins with the past again
         if self._checkpoint is not None and self._checkpoint.is_adopted:
             self._begin_epoch()  # what is written from here on is this job's: an epoch to go back to says so
-        if self._is_finished and not self._pipeline.is_sated:
+        if self._is_finished and not self._pipeline.is_done:
             self._warn_of_more()
         due = self._clock.now() + self._plan.every_s
         idle: set[Reader] = set()
@@ -178,8 +178,8 @@ class Job:
                 self._metrics.latency.add([end - delivery.came_s for delivery in deliveries], rows)
                 self._metrics.busy_s += end - now
                 step_rows = max(FEW_ROWS, int(sum(rows) * STEP_S / max(end - now, 1e-6)))
-                reach("batch")
-            if self._pipeline.is_sated or (not deliveries and self._feeds.has_ended):
+                failpoint("batch")
+            if self._pipeline.is_done or (not deliveries and self._feeds.has_ended):
                 self._write(self._pipeline.finish())
                 self._is_finished = True
                 break
@@ -193,7 +193,7 @@ class Job:
         self._begin_epoch()
         self._commits.settle(is_last=True)
 
-    def _more(self, began: float) -> list[Delivery]:
+    def _more(self, began: float) -> list[SourceBatch]:
         """More rows for a round that is not long yet, unless somebody waits for its end."""
         if self._requests or self._wants_stop is not None or time.monotonic() - began > STEP_S:
             return []
@@ -428,7 +428,7 @@ class Job:
             self._commits.close()
         for sink in self._sinks.values():
             with suppress(Exception):
-                sink.leave() if is_dead else sink.close()
+                sink.release() if is_dead else sink.close()
         if hasattr(self, "_pipeline"):
             self._pipeline.close()
         if self._checkpoint is not None:

@@ -1,4 +1,4 @@
-"""Figures of a job: counters that its threads add to, and what a user sees of them."""
+"""Metrics of a job: counters that its threads update, and the figures that users see."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ class Stage:
     busy_s: float = 0.0
     tally: Tally = field(default_factory=Tally)
 
-    def taking(self, arrivals: Iterable[Arrived]) -> Iterator[Arrived]:
-        for arrival in arrivals:
-            self.rows_in += arrival.batch.num_rows
-            yield arrival
+    def taking(self, morsels: Iterable[Arrived]) -> Iterator[Arrived]:
+        for morsel in morsels:
+            self.rows_in += morsel.batch.num_rows
+            yield morsel
 
     @contextmanager
     def working(self) -> Iterator[None]:

@@ -1,6 +1,6 @@
-"""Watching a job from outside: a bar in the terminal or notebook, a line of JSON a second, figures for Prometheus.
+"""Monitoring a job: a progress bar in the terminal or notebook, a line of JSON a second, Prometheus metrics.
 
-All of them read `Job.metrics()`; none is in the way of the job.
+All of them read `Job.metrics()`; none blocks the job.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from scalein.errors import ScaleinError, StoreFailed, here
 from scalein.jobs.diagnose import shown
+from scalein.jobs.driver import Pipeline
 from scalein.jobs.metrics import Metrics
-from scalein.jobs.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from scalein.jobs.job import Job

@@ -1,6 +1,6 @@
-"""Partial groups: what arrives is aggregated by all workers as `collect` would do it, into tables that stay between two
-borders (`runtime/standing.py`); at a border the partial groups (`ir/two_phase.py`) are taken out of them. So the fast
-path of a job is that of a bounded run, and a change of workers moves nothing.
+"""Partial groups: workers aggregate what arrives as `collect` does, into tables that live between two barriers
+(`exec/preaggregate.py`); at a barrier the partial groups (`ir/partials.py`) are drained. So the fast path of a job is
+that of a bounded run, and a change of workers moves no state.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from scalein.ir.partials import TwoPhase, by_window, finished_rows, two_phase
 from scalein.ir.passes.fuse import fuse
 from scalein.ir.physical import Host, Limit, Node, Pipeline, Scan, Sort, WindowAggregate, identity
 from scalein.ir.rewrite import exprs_of
-from scalein.jobs.late import Lateness
-from scalein.jobs.segments import Segment, over, placeholder
-from scalein.jobs.steps import (
-    Arrival,
+from scalein.jobs.fragments import Fragment, over, placeholder
+from scalein.jobs.lateness import Lateness
+from scalein.jobs.operators import (
     Batches,
-    Runner,
-    Surroundings,
+    Context,
+    FragmentRunner,
+    Morsel,
     filtered,
     reads,
 )
@@ -46,19 +46,20 @@ ROW = "row"  # in the state of groups that count rows, or whose columns combine 
 class Timed:
     """What all kinds of groups share: late rows, and the aggregation over rows that were looked at for that."""
 
-    def __init__(self, segment: Segment, around: Surroundings) -> None:
-        assert isinstance(segment.state, ops.Aggregate)
-        self._segment, self._around = segment, around
-        self._window = segment.state.window
-        used = {name for expr, _ in exprs_of(segment.state) for name in columns(expr)}
-        fields = Schema(tuple(field for field in segment.before.schema if field.name in used)
-                        or tuple(segment.before.schema)[:1])
+    def __init__(self, fragment: Fragment, context: Context) -> None:
+        assert isinstance(fragment.state, ops.Aggregate)
+        self._fragment, self._contexts = fragment, context
+        self._window = fragment.state.window
+        used = {name for expr, _ in exprs_of(fragment.state) for name in columns(expr)}
+        fields = Schema(tuple(field for field in fragment.before.schema if field.name in used)
+                        or tuple(fragment.before.schema)[:1])
         self._names = fields.names
         self._late = None if self._window is None else Lateness(
-            segment, self._window, around.delay, segment.before.schema.names if around.keeps_late else self._names)
-        self._sorted_op = over(segment.op, segment.before, placeholder(fields))
+            fragment, self._window, context.delay, fragment.before.schema.names if context.keeps_late else self._names)
+        self._sorted_op = over(fragment.op, fragment.before, placeholder(fields))
         # Groups remember, and late rows are sorted out before: rows that fail have to leave before that.
-        self._check = None if around.failed is None else Runner(all_computed(segment, around.keeps_late), around)
+        self._check = None if context.failed is None else FragmentRunner(
+            all_computed(fragment, context.keeps_late), context)
         self._counted = 0  # rows since partial groups were taken
         self._row = 0  # the number of the next row that a group gets, if groups follow the order of rows
         self._has_many = False  # groups, compared with rows
@@ -66,28 +67,28 @@ class Timed:
     def _reads(self, program: Node) -> list[str]:
         return reads(program) + ([] if self._late is None else reads(self._late.rows.node))
 
-    def _arrived(self, arrivals: Iterable[Arrival], sorted_: Batches) -> Iterator[Arrival]:
+    def _arrived(self, morsels: Iterable[Morsel], sorted_: Batches) -> Iterator[Morsel]:
         """Rows of the segment's input that are not late; where only the group's input tells, they go to `sorted_`."""
-        for arrival in self._sound(arrivals):
-            good, rest = (arrival, None) if self._late is None else self._late.split(arrival)
+        for morsel in self._sound(morsels):
+            good, rest = (morsel, None) if self._late is None else self._late.split(morsel)
             if good is not None:
                 self._counted += good.batch.num_rows
                 yield good
             if self._late is None or rest is None:
                 continue
-            for found in self._late.sort(rest, arrival.watermark, self._around.options):
-                self._around.timeless(found.timeless)
+            for found in self._late.sort(rest, morsel.watermark, self._contexts.options):
+                self._contexts.timeless(found.timeless)
                 if found.late.num_rows:
-                    self._around.late(found.late)
+                    self._contexts.late(found.late)
                 if found.good.num_rows:
                     sorted_.append(found.good.select(self._names))
 
-    def _sound(self, arrivals: Iterable[Arrival]) -> Iterable[Arrival]:
+    def _sound(self, morsels: Iterable[Morsel]) -> Iterable[Morsel]:
         """Batches without rows that fail, if these have a place to go to."""
         check = self._check
         if check is None:
-            return arrivals
-        return (arrival._replace(batch=batch) for arrival in arrivals for batch in check.sound(arrival.batch))
+            return morsels
+        return (morsel._replace(batch=batch) for morsel in morsels for batch in check.passing(morsel.batch))
 
     @property
     def _counting(self) -> dict[str, Json]:
@@ -107,14 +108,14 @@ class Timed:
 class Partial(Timed):
     """Rows to partial groups, and those to results."""
 
-    def __init__(self, segment: Segment, around: Surroundings, root: Node, is_told: bool = False) -> None:
+    def __init__(self, fragment: Fragment, context: Context, root: Node, is_told: bool = False) -> None:
         """If changes are told, what is kept is of a window each."""
-        super().__init__(segment, around)
+        super().__init__(fragment, context)
         node = group_of(root)
         self._two = two = by_window(two_phase(node)) if is_told else two_phase(node)
         self._standing = StandingProgram(two.partial)
-        self._most_standing = most_groups(two.partial.schema.arrow, around.options.memory)
-        self._finish = Finish(segment.op, root, node, two.final, around, two)
+        self._most_standing = most_groups(two.partial.schema.arrow, context.options.memory)
+        self._finish = Finish(fragment.op, root, node, two.final, context, two)
         self.reads = self._reads(two.partial)
 
     @property
@@ -124,18 +125,18 @@ class Partial(Timed):
     def _count_from(self, state: Json) -> None:
         self._row = 0 if self._two.is_by_column else as_int(as_map(state)[ROW])
 
-    def _partials(self, arrivals: Iterable[Arrival]) -> Batches:
+    def _partials(self, morsels: Iterable[Morsel]) -> Batches:
         """Partial groups of rows; those of most rows come with `_taken`.
 
         Rows come one way or the other: `Lateness` knows their times before the group's input is made, or never does.
         """
         sorted_: Batches = []
-        clean = (arrival.batch for arrival in self._arrived(arrivals, sorted_))
+        clean = (morsel.batch for morsel in self._arrived(morsels, sorted_))
         return [*self._counted_in(clean), *self._of_sorted(sorted_)]
 
     def _counted_in(self, clean: Iterable[pa.RecordBatch]) -> Batches:
         """Partial groups that do not stay in workers' tables; where memory is short, that is looked at more often."""
-        if self._around.options.memory is None:
+        if self._contexts.options.memory is None:
             return self._added(clean)
         return [out for batch in clean for out in self._added([batch])]
 
@@ -157,9 +158,9 @@ class Partial(Timed):
 
     def _count_in(self, standing: StandingProgram, rows: Iterable[pa.RecordBatch]) -> None:
         try:
-            self._row = standing.add(rows, self._around.options, self._row)
+            self._row = standing.add(rows, self._contexts.options, self._row)
         except ComputeError as error:
-            raise placed(error, self._segment.op, standing.node) from None
+            raise placed(error, self._fragment.op, standing.node) from None
 
     @cached_property
     def _sorted_partial(self) -> StandingProgram:
@@ -174,14 +175,14 @@ class Partial(Timed):
 class Finish:
     """From what waits to results: all groups, or those of windows that end in a range."""
 
-    def __init__(self, op: ops.Op, root: Node, node: WindowAggregate, final: WindowAggregate, around: Surroundings,
+    def __init__(self, op: ops.Op, root: Node, node: WindowAggregate, final: WindowAggregate, context: Context,
                  two: TwoPhase | None = None) -> None:
-        self._whole = Runner(op, around, Program(replaced(root, node, final)), by_row=False)
-        self._windows = Runner(op, around, Program(final), by_row=False)
+        self._whole = FragmentRunner(op, context, Program(replaced(root, node, final)), by_row=False)
+        self._windows = FragmentRunner(op, context, Program(final), by_row=False)
         items = None if two is None else finished_rows(two)
         rows = None if items is None else replaced(root, node, Pipeline(final.input, (), items))
-        self._rows = None if rows is None else Runner(op, around, Program(fuse(rows)))
-        self._behind = Runner(op, around, Program(replaced(root, node, scan_of(node))), by_row=False)
+        self._rows = None if rows is None else FragmentRunner(op, context, Program(fuse(rows)))
+        self._behind = FragmentRunner(op, context, Program(replaced(root, node, scan_of(node))), by_row=False)
 
     def all(self, given: Batches) -> Batches:
         """The results of partial groups, of which one key may have several."""
@@ -229,17 +230,17 @@ def _bits(type_: pa.DataType) -> int | None:
 # --- programs
 
 
-def all_computed(segment: Segment, keeps_all: bool) -> ops.Op:
+def all_computed(fragment: Fragment, keeps_all: bool) -> ops.Op:
     """All that a group computes of a row, as columns. In a row without a time, it computes nothing more."""
-    state = segment.state
+    state = fragment.state
     assert isinstance(state, ops.Aggregate)
     found = [expr for expr, _ in exprs_of(state)]
     time = None if state.window is None else state.window.time
     if time is not None and time.nullable:
         there = Call("is_not_null", (time,), dtype=BOOL, nullable=False)
         found = [Call("if_else", (there, each, Lit(None, type_of(each))), dtype=each.dtype) for each in found]
-    whole = tuple(identity(segment.before.schema)) if keeps_all or not found else ()
-    return ops.Project(segment.before, (*whole, *(Named(f"#value{k}", expr) for k, expr in enumerate(found))))
+    whole = tuple(identity(fragment.before.schema)) if keeps_all or not found else ()
+    return ops.Project(fragment.before, (*whole, *(Named(f"#value{k}", expr) for k, expr in enumerate(found))))
 
 
 def group_of(node: Node) -> WindowAggregate:

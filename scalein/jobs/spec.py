@@ -1,4 +1,4 @@
-"""What a job was asked to do."""
+"""The specification of a job, and the shares of its memory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Shares:
 
 
 @dataclass(frozen=True)
-class Plan:
+class JobSpec:
     """Everything that `Flow.start` was given, checked."""
 
     op: ops.Op

@@ -12,11 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from scalein.dtypes import I32, DType
 from scalein.ir.exprs import Call, Col, Expr, Lit, Named, columns, type_of
-from scalein.ir.functions import can_fail
+from scalein.ir.functions.registry import can_fail, is_strict, nullable
 from scalein.ir.stages import DedupStep, FilterStep, Probe, ProjectStep, Read, Step
-from scalein.ir.udf import AnyUdf, can_be_null
-
-_NEVER_NULL = ("is_null", "is_not_null", "hash")
 
 
 @dataclass(slots=True)
@@ -90,13 +87,13 @@ class Specialiser:
         if found is not None:
             return found
         args = tuple(self._tried(arg) if expr.fn == "try" else self.expr(arg) for arg in expr.args)
-        return replace(expr, args=args, nullable=_nullable(expr, args))
+        return replace(expr, args=args, nullable=expr.nullable and nullable(expr, args))
 
     def _tried(self, expr: Expr) -> Expr:
         """A call under `try`, which must stay a call: only its arguments may be looked up."""
         assert isinstance(expr, Call)
         args = tuple(map(self.expr, expr.args))
-        return replace(expr, args=args, nullable=_nullable(expr, args))
+        return replace(expr, args=args, nullable=expr.nullable and nullable(expr, args))
 
     def _looked_up(self, expr: Call) -> Expr | None:
         names = columns(expr)
@@ -127,13 +124,10 @@ def code_name(join: int, column: str) -> str:
     return f"#code.{join}.{column}"
 
 
-# Functions that are null just where their argument is: a table over values says nothing of null itself.
-_STRICT = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "starts_with", "ends_with", "contains", "str_len", "str_slice",
-                     "lower", "upper", "cast", "not", "and", "or", "is_in"))
-
-
 def _is_strict(expr: Expr) -> bool:
-    """Whether an expression over one column is null exactly where the column is."""
+    """Whether an expression over one column is null exactly where the column is: a table over values says nothing of
+    null itself.
+    """
     match expr:
         case Col():
             return True
@@ -141,10 +135,8 @@ def _is_strict(expr: Expr) -> bool:
             return expr.value is not None
         case Call("and" | "or", args):  # each side must follow the column, or a constant could decide
             return all(columns(arg) and _is_strict(arg) for arg in args)
-        case Call("is_in", _, params):
-            return not params[1] and all(map(_is_strict, expr.args))
-        case Call(fn, args):
-            return fn in _STRICT and all(map(_is_strict, args))
+        case Call(_, args):
+            return is_strict(expr) and all(map(_is_strict, args))
     return False
 
 
@@ -156,27 +148,6 @@ def _renamed(expr: Expr, old: str, new: str) -> Expr:
             return replace(expr, args=tuple(_renamed(arg, old, new) for arg in expr.args))
         case _:
             return expr
-
-
-def _nullable(call: Call, args: Sequence[Expr]) -> bool:
-    """Whether a call can be null, given what is now known of its arguments."""
-    if not call.nullable or call.fn in _NEVER_NULL:
-        return False
-    match call.fn:
-        case "try" | "try_divide":
-            return True
-        case "if_else":
-            return args[1].nullable or args[2].nullable
-        case "fill_null":
-            return args[0].nullable and args[1].nullable
-        case "udf":
-            udf = call.params[0]
-            assert isinstance(udf, AnyUdf)
-            return can_be_null(udf, args)
-        case "is_in":
-            return args[0].nullable or bool(call.params[1])
-        case _:
-            return any(arg.nullable for arg in args)
 
 
 def needed(steps: Sequence[Step], exprs: Iterable[Expr]) -> set[str]:

@@ -18,7 +18,7 @@ from itertools import chain
 from llvmlite import ir
 
 from scalein.ir.exprs import Call, Col, Expr, Named, columns, type_of, walk
-from scalein.ir.functions import has_udf
+from scalein.ir.functions.udf import has_udf
 from scalein.ir.rewrite import map_args
 from scalein.ir.stages import (
     Collect,
@@ -37,8 +37,9 @@ from scalein.ir.tables import AccKind
 from scalein.layout import BLOCK_ROWS, ERROR
 from scalein.llvm_backend.block import PADDED, Block, rows
 from scalein.llvm_backend.code import Code
-from scalein.llvm_backend.exprs import LAZY, lower_expr
+from scalein.llvm_backend.exprs import lower_expr
 from scalein.llvm_backend.fn import I8, I64, PTR, const
+from scalein.llvm_backend.functions.registry import LAZY
 from scalein.llvm_backend.values import Binding, Env, Row, Str, Value, from_memory, memory_type, to_memory
 
 MOST_MATERIALIZED = 64  # in a kernel: scratch is on the stack, 16 KB for a column of strings

@@ -126,7 +126,7 @@ def _add(into: ValuePlace, old: ir.Value, new: ir.Value, counts: ir.Value) -> ir
     def fail(what: str, wrong: ir.Value) -> None:
         code.fail(f"{what} in the sum of {into.name!r}", b.and_(counts, wrong))
 
-    return arithmetic.lower(f, "add", [old, new], [dtype, dtype], dtype, fail)
+    return arithmetic.add(f, [old, new], dtype, fail)
 
 
 def count(into: ValuePlace, is_null: ir.Value, valid: ir.Value | None) -> ir.Value:

@@ -1,7 +1,6 @@
-"""Map and reduce fragments: how a segment of a flow is cut for Spark, which runs the map fragment where the data is and
-the reduce fragment after a shuffle.
+"""MapReduce: a fragment of a flow as a map side, which Spark runs where the data is, and a reduce side after a shuffle.
 
-A segment (`jobs/segments.py`) is a chain of row-wise ops around at most one that needs other rows.
+A fragment (`jobs/fragments.py`) is a chain of row-wise ops around at most one that needs other rows.
 
     rowwise    map                      no other rows are needed
     partials   map  ->  combine, final  rows become partial groups (`ir/partials.py`) before the shuffle
@@ -12,9 +11,9 @@ A segment (`jobs/segments.py`) is a chain of row-wise ops around at most one tha
 Where there are nearly as many partial groups as rows, making them only costs time: `map` may then send rows instead for
 the rest of a task (the columns that the aggregation reads, `row_shuffle_schema`), and `final` accepts both.
 
-`Fragments` are pickled as ops and compiled where they are used, once a process if they are cached there
-(`serialize.py`). The result of `map` has the columns of `shuffle_schema`; rows that are equal in the columns `keys`
-must meet in one call of `final`, and without keys all rows must. One thread at a time uses a `Fragments`.
+A `MapReduce` is pickled as ops and compiled where it is used, once a process if it is cached there (`serialize.py`).
+The result of `map` has the columns of `shuffle_schema`; rows that are equal in the columns `keys` must meet in one call
+of `final`, and without keys all rows must. One thread at a time uses a `MapReduce`.
 """
 
 from __future__ import annotations
@@ -34,14 +33,15 @@ from scalein.exec.bounded import Program, StandingProgram
 from scalein.exec.error_location import placed
 from scalein.exec.scan_predicates import tests_of
 from scalein.ir import ops
+from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Col, Expr, Named, NamedAgg, type_of
 from scalein.ir.partials import TwoPhase, fits, two_phase
 from scalein.ir.physical import Node, Pipeline, Scan, WindowAggregate, identity, walk_nodes
 from scalein.ir.rewrite import map_inputs
 from scalein.ir.stages import FilterStep
+from scalein.jobs.fragments import Fragment, over, placeholder
+from scalein.jobs.operators import reads
 from scalein.jobs.partials import group_of, replaced, scan_of
-from scalein.jobs.segments import Segment, over, placeholder
-from scalein.jobs.steps import reads
 from scalein.options import Options
 
 MAX_GROUPS = 1 << 20  # held by a task before they are sent
@@ -52,8 +52,6 @@ CHECK_ROWS = 1 << 18  # between two checks of the number of groups
 Batches = Iterable[pa.RecordBatch]
 Rows = Iterator[pa.RecordBatch]
 
-_ORDER_FREE = {"first": "arg_min(by)", "last": "arg_max(by)", "collect": "top_k(k, by)"}
-
 
 def refuse_order(op: ops.Op) -> None:
     """Refuse ops that depend on the order of rows: Spark has none."""
@@ -61,9 +59,10 @@ def refuse_order(op: ops.Op) -> None:
     match op:
         case ops.Aggregate():
             for named in op.aggs:
-                if named.agg.fn in _ORDER_FREE:
+                instead = AGGREGATES[named.agg.fn].without_order
+                if instead:
                     raise BadArgument(f"{named.agg.fn} {why}", at=named.agg.at if named.agg.at.line else op.at,
-                                      found=named.name, hint=f"use {_ORDER_FREE[named.agg.fn]}")
+                                      found=named.name, hint=f"use {instead}")
         case ops.Limit():
             raise BadArgument(f"limit {why}", at=op.at, hint="sort before it, or use top_k(k, by)")
         case ops.Distinct() if set(op.keys) != set(op.schema.names):
@@ -71,19 +70,19 @@ def refuse_order(op: ops.Op) -> None:
                               hint="group_by these columns, and take arg_min(by) or arg_max(by) of the others")
 
 
-class Fragments:
-    """The map and the reduce fragment of one segment; `kind` is rowwise, partials, rows or top."""
+class MapReduce:
+    """The map and the reduce side of a fragment; `kind` is rowwise, partials, rows or top."""
 
-    def __init__(self, segment: Segment) -> None:
-        state = segment.state
+    def __init__(self, fragment: Fragment) -> None:
+        state = fragment.state
         if state is not None:
             refuse_order(state)
         if isinstance(state, ops.Distinct):  # of all columns: a group_by without aggregates
             complete = ops.Aggregate(state.input, identity(state.schema), None, (), at=state.at)
-            segment = Segment(over(segment.op, state, complete), segment.input, complete, None)
-        assert not isinstance(segment.state, ops.Limit | ops.Distinct)
-        self.segment = replace(segment, then=None)
-        self.state = segment.state
+            fragment = Fragment(over(fragment.op, state, complete), fragment.input, complete, None)
+        assert not isinstance(fragment.state, ops.Limit | ops.Distinct)
+        self.fragment = replace(fragment, then=None)
+        self.state = fragment.state
         self._idle_programs: list[StandingProgram] = []  # they hold the tables of joins, and no groups
         match self.state:
             case None:
@@ -94,15 +93,15 @@ class Fragments:
                 self.kind = "partials" if fits(group_of(self._root).table) else "rows"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Fragments, (self.segment,)
+        return MapReduce, (self.fragment,)
 
     @property
-    def reduce_only(self) -> Fragments:
+    def reduce_only(self) -> MapReduce:
         """The same for `final` alone: reduce tasks do not need the tables of joins before the shuffle."""
         state = self.state
         assert isinstance(state, ops.Aggregate | ops.Sort)
         reduced = replace(state, input=_without_tables(state.input))
-        return Fragments(Segment(over(self.segment.op, state, reduced), self.segment.input, reduced, None))
+        return MapReduce(Fragment(over(self.fragment.op, state, reduced), self.fragment.input, reduced, None))
 
     # --- the shuffle
 
@@ -119,7 +118,7 @@ class Fragments:
                 assert self.state is not None
                 return self.state.schema.arrow
             case _:
-                return self.segment.op.schema.arrow
+                return self.fragment.op.schema.arrow
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
@@ -180,7 +179,7 @@ class Fragments:
                      and isinstance(node.input, Scan) and node.input.source.data is None and node.steps
                      and isinstance(node.steps[0], FilterStep) for test in tests_of(node.steps[0].predicate))
 
-    # --- the fragments
+    # --- the two sides
 
     def map(self, batches: Batches, options: Options, *, may_send_rows: bool = False) -> Rows:
         """The rows to shuffle, for rows of the input (its columns `reads`, or more). Holds a bounded number of groups.
@@ -237,7 +236,7 @@ class Fragments:
         try:
             yield from program.run(batches, options)
         except ComputeError as error:
-            raise placed(error, self.segment.op, program.node) from None
+            raise placed(error, self.fragment.op, program.node) from None
 
     def _partials(self, batches: Batches, options: Options, may_send_rows: bool) -> Rows:
         """Partial groups; a key may come several times, since groups are sent whenever there are MAX_GROUPS."""
@@ -249,7 +248,7 @@ class Fragments:
             try:
                 standing.add(rest.take(CHECK_ROWS), options)
             except ComputeError as error:
-                raise placed(error, self.segment.op, standing.node) from None
+                raise placed(error, self.fragment.op, standing.node) from None
             if standing.count > MAX_GROUPS:
                 pays_off = not may_send_rows or rest.rows - rows_before >= MIN_ROWS_PER_GROUP * standing.count
                 rows_before = rest.rows
@@ -263,7 +262,7 @@ class Fragments:
 
     @cached_property
     def _root(self) -> Node:
-        return compile_flow(self.segment.op)
+        return compile_flow(self.fragment.op)
 
     @cached_property
     def _two_phase(self) -> TwoPhase:
@@ -309,7 +308,7 @@ class Fragments:
         if self.kind == "partials":
             return Program(replaced(self._root, group_of(self._root), self._two_phase.final))
         assert self.state is not None
-        return Program(compile_flow(over(self.segment.op, self.state, self.state_over_shuffled)))
+        return Program(compile_flow(over(self.fragment.op, self.state, self.state_over_shuffled)))
 
     @cached_property
     def _aggregated(self) -> Program:

@@ -5,9 +5,9 @@ without its schema (both sides know it) in one binary value, a shuffle block. So
 hundred kilobytes for each task and target instead of millions of rows. Blocks are not compressed here: Spark compresses
 what it shuffles.
 
-The hash of a row is that of its key columns: Spark's own `xxhash64` for one key (`scalein.hashing`), mixed for several,
-so that it is the same on every machine and in every version. The key group is its top 8 bits; targets are ranges of key
-groups. So in a file sorted by hash the rows of a target are one range, whatever the number of targets.
+The hash of a row is that of its key columns: `Column.hash()` for one key (`scalein.ir.functions.hashing`), mixed for
+several, so that it is the same on every machine and in every version. The key group is its top 8 bits; targets are
+ranges of key groups. So in a file sorted by hash the rows of a target are one range, whatever the number of targets.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from functools import lru_cache
 import numpy as np
 import pyarrow as pa
 
+from scalein.arrow_functions import taken
 from scalein.compiler import compile_flow
 from scalein.dtypes import BOOL, I64
 from scalein.exec.bounded import Program
-from scalein.hashing import P1, P2
-from scalein.interp.taking import taken
 from scalein.ir import ops
 from scalein.ir.exprs import Call, Col, Named
+from scalein.ir.functions.hashing import P1, P2
 from scalein.options import Options
 
 KEY_GROUPS = 256

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from scalein.storage.local import aligned
+from scalein.storage.filesystem import aligned_buffer
 
 _STEPS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93)  # odd; part of the format
 
@@ -21,7 +21,7 @@ Mark = Callable[[np.ndarray, np.ndarray, int], None]
 
 def empty_filter(records: int) -> np.ndarray:
     """The zeroed bytes of a filter over so many hashes: a power of two, at least 64."""
-    filter = aligned(max(64, 1 << (3 * records // 4).bit_length()))
+    filter = aligned_buffer(max(64, 1 << (3 * records // 4).bit_length()))
     filter[:] = 0
     return filter
 

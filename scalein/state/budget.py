@@ -23,10 +23,10 @@ LEAST_SEGMENT = 64 << 10
 SLICE_ROWS = 1 << 20
 SLICE_SHARE = 16  # slices of rows in a budget
 LEAST_ROWS = 256
-WINDOW_SHARE = 32  # windows of blocks in a budget
+READ_BUFFER_SHARE = 32  # windows of blocks in a budget
 WRITE_SHARE = 64  # buffers of writers in a budget: each has a few, and some write at once
 LEAST_WRITE, MOST_WRITE = 64 << 10, 512 << 10  # not less: it would go through the page cache
-LEAST_WINDOW, MOST_WINDOW = 16 << 10, 4 << 20
+MIN_READ_BUFFER, MAX_READ_BUFFER = 16 << 10, 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,10 @@ class Budget:
         return max(LEAST_ROWS, min(MOST_SCRATCH, most))
 
     @property
-    def window_bytes(self) -> int:
+    def read_buffer_bytes(self) -> int:
         """Bytes of blocks that are read, or looked through, at once; a few such windows are under way."""
-        most = MOST_WINDOW if self.total is None else self.total // WINDOW_SHARE
-        return _power_of_two(most, LEAST_WINDOW, MOST_WINDOW)
+        most = MAX_READ_BUFFER if self.total is None else self.total // READ_BUFFER_SHARE
+        return _power_of_two(most, MIN_READ_BUFFER, MAX_READ_BUFFER)
 
     @property
     def write_bytes(self) -> int:

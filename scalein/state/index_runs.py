@@ -28,7 +28,7 @@ from scalein.state import format
 from scalein.state.checksum import Checksums, block_checksums
 from scalein.state.run_file import Held
 from scalein.state.segment_images import block_seeds
-from scalein.storage.local import Files, Input, aligned
+from scalein.storage.filesystem import FileSystem, Input, aligned_buffer
 
 ENTRY = 8
 PER_BLOCK = format.BLOCK // ENTRY - 1  # the first word of a block is its checksum
@@ -67,16 +67,16 @@ def _sealed_bytes(blocks: int) -> int:
 class IndexWriter:
     """A new index file. It is on the disk once `finish` returned."""
 
-    def __init__(self, files: Files, id: int, expected: int, checksums: Checksums = block_checksums) -> None:
+    def __init__(self, fs: FileSystem, id: int, expected: int, checksums: Checksums = block_checksums) -> None:
         self.id = id
-        self._files, self._checksums = files, checksums
+        self._fs, self._checksums = fs, checksums
         self._counts = np.zeros(GROUPS, np.int64)
-        self._area = aligned(_WRITE_BLOCKS * format.BLOCK).view(np.uint64).reshape(-1, 1 + PER_BLOCK)
+        self._area = aligned_buffer(_WRITE_BLOCKS * format.BLOCK).view(np.uint64).reshape(-1, 1 + PER_BLOCK)
         self._waiting: list[np.ndarray] = []  # less than what is written at once
         self._waiting_count = 0
         self._blocks = 0
         self._firsts: list[np.ndarray] = []  # entries
-        self._output = files.create(format.index_name(id), _file_bytes(_blocks(expected)))
+        self._output = fs.create(format.index_name(id), _file_bytes(_blocks(expected)))
 
     def add(self, group: int, entries: np.ndarray) -> None:
         """All entries of a group, sorted; groups come in order. They may be changed once this returned."""
@@ -119,7 +119,7 @@ class IndexWriter:
         together = _WRITE_BLOCKS * PER_BLOCK
         for start in range(0, len(firsts), together):
             self._write_words(firsts[start : start + together])
-        header = aligned(format.BLOCK)
+        header = aligned_buffer(format.BLOCK)
         header[:] = 0
         format.START.pack_into(header.data, 0, format.INDEX_MAGIC, format.VERSION, 0, self.id)
         header[_BORDERS_AT:][: borders.nbytes] = borders.view(np.uint8)
@@ -132,7 +132,7 @@ class IndexWriter:
         """Close the file and remove it if that can be done; the next start removes what is left."""
         self._output.close()
         with suppress(StoreFailed):
-            self._files.remove(format.index_name(self.id))
+            self._fs.remove(format.index_name(self.id))
 
 
 def _firsts(entries: np.ndarray, borders: np.ndarray) -> np.ndarray:
@@ -160,7 +160,7 @@ class Asked(NamedTuple):
         return [self.run.input]
 
     @property
-    def which(self) -> np.ndarray:
+    def input_index(self) -> np.ndarray:
         return np.zeros(len(self.numbers), np.int64)
 
     @property
@@ -175,13 +175,13 @@ class Asked(NamedTuple):
 class IndexRun:
     """An index file that is read. Raises `Damaged` or `NewerFormat` unless header and size are in order."""
 
-    def __init__(self, files: Files, id: int, checksums: Checksums = block_checksums,
+    def __init__(self, fs: FileSystem, id: int, checksums: Checksums = block_checksums,
                  held: Held | None = None) -> None:  # fmt: skip
         self.id = id
-        self.name = files.name_of(format.index_name(id))
+        self.name = fs.path_of(format.index_name(id))
         self._checksums, self._held, self._held_bytes = checksums, held or Held(), 0
         self._learning = Lock()
-        self.input = files.open(format.index_name(id))
+        self.input = fs.open(format.index_name(id))
         try:
             header = self.input.read(0, format.BLOCK)
             version = format.START.unpack_from(header.data)[1]
@@ -195,7 +195,7 @@ class IndexRun:
                 raise self._damaged(_BORDERS_AT, f"{borders[-1]} entries in {self.input.size} bytes")
             self.borders = borders.astype(np.int64)
             self._begins = -(-self.borders // PER_BLOCK)  # of each group, the first block that does not begin before it
-            self._firsts = aligned(ENTRY * self.blocks).view("<u8")  # the directory, as far as it is known
+            self._firsts = aligned_buffer(ENTRY * self.blocks).view("<u8")  # the directory, as far as it is known
             self._is_known = np.zeros(_blocks(self.blocks), bool)
         except BaseException:
             self.close()
@@ -240,7 +240,7 @@ class IndexRun:
     def _read_sealed(self) -> np.ndarray:
         at = format.BLOCK * (1 + self.blocks)
         data = self.input.read(at, self.input.size - at)
-        self.input.forget(at)
+        self.input.drop_cache(at)
         format.check_seal(data, self.id, self.name, "an index's directory", at, self._checksums)
         firsts: np.ndarray = data[: ENTRY * self.blocks].view("<u8")
         return firsts
@@ -253,7 +253,7 @@ class IndexRun:
 
     def _read_words(self, first: int, last: int) -> np.ndarray:
         """The words of the blocks [first, last), read past the page cache."""
-        area = aligned((last - first) * format.BLOCK)
+        area = aligned_buffer((last - first) * format.BLOCK)
         offset = format.BLOCK * (1 + first)
         self.input.read_into(offset, area.data, direct=True)
         words = self._verified(area, offset + np.arange(last - first) * format.BLOCK)

@@ -25,7 +25,7 @@ from scalein.state import format
 from scalein.state.compaction import step_back
 from scalein.state.index_runs import IndexRun, IndexWriter, entries_of, places_of
 from scalein.state.memtable import RECORDS
-from scalein.storage.local import Files
+from scalein.storage.filesystem import FileSystem
 
 if TYPE_CHECKING:
     from scalein.kernels.store import StoreKernels
@@ -80,8 +80,8 @@ class _Merging(NamedTuple):
 class Indexer:
     """The index files of what is in memory. About `at_once` records are indexed at a time."""
 
-    def __init__(self, files: Files, kernels: StoreKernels, base: int, at_once: int) -> None:
-        self._files, self._kernels, self._base, self._at_once = files, kernels, base, at_once
+    def __init__(self, fs: FileSystem, kernels: StoreKernels, base: int, at_once: int) -> None:
+        self._fs, self._kernels, self._base, self._at_once = fs, kernels, base, at_once
         self.runs: list[IndexRun] = []  # oldest first; replaced, never changed
         nothing = np.zeros(0, np.int64)
         self._known = Chunks(nothing, nothing, nothing, nothing)  # what the runs have entries of
@@ -112,7 +112,7 @@ class Indexer:
         return [run.id for run in self.runs]
 
     def _written(self, id: int, chunks: Chunks) -> IndexRun:
-        writer = IndexWriter(self._files, id, int(chunks.records.sum()), self._kernels.checksums)
+        writer = IndexWriter(self._fs, id, int(chunks.records.sum()), self._kernels.checksums)
         try:
             for group, entries in self._entries(chunks):
                 writer.add(group, entries)
@@ -120,7 +120,7 @@ class Indexer:
         except BaseException:
             writer.abandon()
             raise
-        return IndexRun(self._files, id, self._kernels.checksums)
+        return IndexRun(self._fs, id, self._kernels.checksums)
 
     def _entries(self, chunks: Chunks) -> Iterator[tuple[int, np.ndarray]]:
         """Those of each group, sorted; whole groups at a time, so that memory is bounded and calls are few."""
@@ -156,7 +156,7 @@ class Indexer:
 
     def _merged(self, runs: list[IndexRun], id: int, chunks: Chunks) -> IndexRun:
         """One file with the entries of several whose chunks are still there."""
-        writer = IndexWriter(self._files, id, sum(run.count for run in runs), self._kernels.checksums)
+        writer = IndexWriter(self._fs, id, sum(run.count for run in runs), self._kernels.checksums)
         try:
             for group, (low, high) in enumerate(_spans(chunks.group)):
                 if self._is_closing:
@@ -169,7 +169,7 @@ class Indexer:
         except BaseException:
             writer.abandon()
             raise
-        return IndexRun(self._files, id, self._kernels.checksums)
+        return IndexRun(self._fs, id, self._kernels.checksums)
 
     def _adopt(self) -> None:
         """Take a merged file in the place of those that it was made of. One that failed is tried again."""

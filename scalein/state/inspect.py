@@ -11,7 +11,7 @@ from scalein.errors import Damaged, StoreFailed, here
 from scalein.state import format, manifest
 from scalein.state.manifest import Manifest
 from scalein.state.snapshot_writer import schemas_of
-from scalein.storage.local import RealFiles
+from scalein.storage.local import LocalFileSystem
 
 
 @dataclass(frozen=True)
@@ -57,28 +57,28 @@ def open(path: str | os.PathLike[str]) -> StoreInfo:
     """
     if not os.path.isdir(path):
         raise StoreFailed("there is no store in this directory", at=here(), file=os.fspath(path))
-    files = RealFiles(path, readonly=True)
-    names = files.names()
+    fs = LocalFileSystem(path, readonly=True)
+    names = fs.names()
     found: list[SnapshotInfo] = []
     columns: tuple[pa.Schema, pa.Schema] | None = None
     for id in reversed(format.ids(names, "snapshot")):
         try:
-            one = manifest.read(files, id)
-            columns = columns or schemas_of(one, files)
-            found.append(_about(one, files))
+            one = manifest.read(fs, id)
+            columns = columns or schemas_of(one, fs)
+            found.append(_about(one, fs))
         except Damaged as error:
             found.append(SnapshotInfo(id, (), 0, 0, error.what))
     if columns is None:
         raise StoreFailed("there is no whole snapshot in this directory", at=here(), file=os.fspath(path))
-    return StoreInfo(os.fspath(path), *columns, tuple(found), sum(map(files.size, names)))
+    return StoreInfo(os.fspath(path), *columns, tuple(found), sum(map(fs.size, names)))
 
 
-def _about(one: Manifest, files: RealFiles) -> SnapshotInfo:
+def _about(one: Manifest, fs: LocalFileSystem) -> SnapshotInfo:
     named = one.meta.get("files")
     names = tuple(str(name) for name in named) if isinstance(named, list) else ()
-    missing = [name for name in names if not files.size(name)]
+    missing = [name for name in names if not fs.size(name)]
     runs = len(format.ids(names, "run"))
-    return SnapshotInfo(one.id, names, sum(map(files.size, names)), runs, f"no {missing[0]}" if missing else "")
+    return SnapshotInfo(one.id, names, sum(map(fs.size, names)), runs, f"no {missing[0]}" if missing else "")
 
 
 def _columns(schema: pa.Schema) -> str:

@@ -23,7 +23,7 @@ import numpy as np
 from scalein.errors import Damaged, InternalError, ScaleinError
 from scalein.state import format
 from scalein.state.checksum import Checksums, block_checksums
-from scalein.storage.local import Files, aligned
+from scalein.storage.filesystem import FileSystem, aligned_buffer
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
@@ -49,7 +49,7 @@ def encode(manifest: Manifest, checksums: Checksums = block_checksums) -> np.nda
     described = [[name, array.dtype.str, len(array)] for name, array in arrays.items()]
     text = json.dumps({"meta": manifest.meta, "tables": described}, separators=(",", ":")).encode()
     table_bytes = sum(array.nbytes for array in arrays.values())
-    area = aligned(format.padded(_JSON_AT + len(text) + table_bytes + format.SEAL))
+    area = aligned_buffer(format.padded(_JSON_AT + len(text) + table_bytes + format.SEAL))
     area[:] = 0
     format.START.pack_into(area.data, 0, format.MANIFEST_MAGIC, format.VERSION, 0, manifest.id)
     _SIZES.pack_into(area.data, format.START.size, len(text), table_bytes)
@@ -98,7 +98,7 @@ def _wrong(file: str, offset: int, found: str) -> Damaged:
     return Damaged("a snapshot's manifest contradicts itself", file=file, offset=offset, found=found)
 
 
-def publish(files: Files, manifest: Manifest, checksums: Checksums = block_checksums) -> None:
+def publish(fs: FileSystem, manifest: Manifest, checksums: Checksums = block_checksums) -> None:
     """Make a snapshot the newest one, for good once this returns. The files that it names were synced before.
 
     If it raises, the snapshot may be there after the next start all the same, or not. So what it names must stay, and
@@ -108,44 +108,44 @@ def publish(files: Files, manifest: Manifest, checksums: Checksums = block_check
     temporary = format.TEMPORARY + name
     data = encode(manifest, checksums)
     try:
-        output = files.create(temporary, len(data))
+        output = fs.create(temporary, len(data))
         try:
             output.write(0, data)
             output.sync()
         finally:
             output.close()
-        files.sync_directory()  # the names of its files: they must not be lost where the rename is kept
-        files.rename(temporary, name)
+        fs.sync_directory()  # the names of its files: they must not be lost where the rename is kept
+        fs.rename(temporary, name)
     except ScaleinError:
         with suppress(ScaleinError):
-            files.remove(temporary)
+            fs.remove(temporary)
         raise
-    files.sync_directory()
+    fs.sync_directory()
 
 
-def read(files: Files, id: int, checksums: Checksums = block_checksums) -> Manifest:
+def read(fs: FileSystem, id: int, checksums: Checksums = block_checksums) -> Manifest:
     """The manifest of a snapshot; `Damaged`, `NewerFormat` or `StoreFailed` if it cannot be had."""
     name = format.manifest_name(id)
-    source = files.open(name)
+    source = fs.open(name)
     try:
         if source.size > MOST_BYTES:
-            raise _wrong(files.name_of(name), 0, f"{source.size} bytes")
+            raise _wrong(fs.path_of(name), 0, f"{source.size} bytes")
         data = source.read(0, source.size)
-        source.forget()
+        source.drop_cache()
     finally:
         source.close()
-    return decode(data, id, files.name_of(name), checksums)
+    return decode(data, id, fs.path_of(name), checksums)
 
 
-def newest(files: Files, checksums: Checksums = block_checksums) -> Iterator[Manifest | Damaged]:
+def newest(fs: FileSystem, checksums: Checksums = block_checksums) -> Iterator[Manifest | Damaged]:
     """The manifests that there are, newest first; a damaged one as its error, so that the caller can warn and go on.
 
     Only damage is a reason to fall back. A newer format and a failing system raise: to open an older snapshot because
     of them, and to go on from there, would lose what the newer one holds.
     """
-    for id in reversed(format.ids(files.names(), "snapshot")):
+    for id in reversed(format.ids(fs.names(), "snapshot")):
         try:
-            found: Manifest | Damaged = read(files, id, checksums)
+            found: Manifest | Damaged = read(fs, id, checksums)
         except Damaged as error:
             found = error
         yield found

@@ -26,8 +26,8 @@ from scalein.state.memtable import RECORDS, TEXTS
 from scalein.state.pieces import Images, Piece
 from scalein.state.run_levels import Scratch, pointers_to
 from scalein.state.segment_images import SUM_BYTES, Image, verify_blocks
-from scalein.storage.aio import Reader
-from scalein.storage.local import Input
+from scalein.storage.aio import BlockReader
+from scalein.storage.filesystem import Input
 
 if TYPE_CHECKING:
     from scalein.kernels.store import Functions, StoreKernels
@@ -47,7 +47,7 @@ class _Blocks:
     """
 
     images: list[Image]
-    which: np.ndarray
+    input_index: np.ndarray
     offsets: np.ndarray
     sizes: np.ndarray
     count: int  # of blocks that are no checksums
@@ -59,10 +59,11 @@ class _Blocks:
         return [image.input for image in self.images]
 
     def verify(self, area: np.ndarray, kernels: StoreKernels) -> None:
-        ids = np.array([image.id for image in self.images], np.uint64)[self.which[: self.count]]
+        ids = np.array([image.id for image in self.images], np.uint64)[self.input_index[: self.count]]
         verify_blocks(area[: self.count * format.BLOCK].reshape(-1, format.BLOCK),
                       ids ^ self.offsets[: self.count].astype(np.uint64), area.view("<u8")[self.sums_at],
-                      lambda block: (self.images[self.which[block]].name, int(self.offsets[block])), kernels.checksums)
+                      lambda block: (self.images[self.input_index[block]].name, int(self.offsets[block])),
+                      kernels.checksums)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +78,7 @@ class _Texts(_Blocks):
 class Lookups:
     """Finds records of pieces, a few windows of blocks at a time."""
 
-    def __init__(self, kernels: StoreKernels, reader: Reader) -> None:
+    def __init__(self, kernels: StoreKernels, reader: BlockReader) -> None:
         self._kernels, self._reader = kernels, reader
         self._asked = np.zeros(GROUPS)  # keys of each group, so far
 
@@ -118,7 +119,7 @@ class Lookups:
 
     def _places(self, piece: Piece, images: Images, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where records of these hashes may be, in order and each once, and their groups."""
-        indexes, most = [images.index(id) for id in piece.indexes or ()], self._reader.window_bytes // format.BLOCK
+        indexes, most = [images.index(id) for id in piece.indexes or ()], self._reader.buffer_bytes // format.BLOCK
         for part, area in self._reader.read(part for index in indexes for part in index.unknown(hashes, most)):
             part.run.learn(part, area)
         parts = (part for index in indexes for part in index.asked(hashes, most))
@@ -176,7 +177,7 @@ class Lookups:
         ends = (blocks * format.BLOCK).cumsum()
         first = before = 0
         while first < len(ends):
-            last = max(first + 1, int(ends.searchsorted(before + self._reader.window_bytes, "right")))
+            last = max(first + 1, int(ends.searchsorted(before + self._reader.buffer_bytes, "right")))
             yield first, last
             first, before = last, int(ends[last - 1])
 
@@ -194,7 +195,7 @@ def _located(piece: Piece, images: Images, places: np.ndarray, sizes: np.ndarray
     if (is_bad := within + sizes > extents.size[row]).any():
         at = int(np.flatnonzero(is_bad)[0])
         raise Damaged("a snapshot's manifest names bytes that its image does not have",
-                      file=images.get(extents.ids[extents.which[row[at]]]).name,
+                      file=images.get(extents.ids[extents.input_index[row[at]]]).name,
                       found=f"{sizes[at]} bytes at {within[at]} of segment {extents.segment[row[at]]}",
                       right=f"at most {extents.size[row[at]]}")
     first = within // format.BLOCK
@@ -209,7 +210,7 @@ def _located(piece: Piece, images: Images, places: np.ndarray, sizes: np.ndarray
     firsts = sums[begins] // format.BLOCK * format.BLOCK
     lengths = sums[begins + together - 1] // format.BLOCK * format.BLOCK + format.BLOCK - firsts
     shift = len(blocks) * format.BLOCK + lengths.cumsum() - lengths - firsts  # from a place in the file to that read
-    used, which = np.unique(np.concatenate((extents.which[rows], extents.which[some])), return_inverse=True)
+    used, which = np.unique(np.concatenate((extents.input_index[rows], extents.input_index[some])), return_inverse=True)
     return _Blocks([images.get(extents.ids[k]).begin() for k in used.tolist()], which,
                    np.concatenate((extents.offset[rows] + numbers * format.BLOCK, firsts)),
                    np.concatenate((np.full(len(blocks), format.BLOCK), lengths)), len(blocks),

@@ -25,7 +25,7 @@ from scalein.state.manifest import Json, Manifest
 from scalein.state.memtable import RECORDS, TEXTS
 from scalein.state.run_file import Held
 from scalein.state.segment_images import SUM_BYTES, Extent, Image, Places, verify_blocks
-from scalein.storage.local import Files, Input
+from scalein.storage.filesystem import FileSystem, Input
 
 if TYPE_CHECKING:
     from scalein.kernels.store import StoreKernels
@@ -55,7 +55,7 @@ class ExtentsBySegment(NamedTuple):
     segment: np.ndarray  # sorted
     offset: np.ndarray
     size: np.ndarray
-    which: np.ndarray  # of the images
+    input_index: np.ndarray  # of the images
     ids: list[int]
 
 
@@ -195,8 +195,8 @@ class Piece:
 class Images:
     """Image files and their index files. Those used last are open; all, if they could not be opened again."""
 
-    def __init__(self, files: Files, kernels: StoreKernels) -> None:
-        self._files, self._kernels = files, kernels
+    def __init__(self, fs: FileSystem, kernels: StoreKernels) -> None:
+        self._fs, self._kernels = fs, kernels
         self._held = Held()
         self._open: dict[int, Image] = {}  # the one used last is the last
         self._indexes: dict[int, IndexRun] = {}
@@ -208,12 +208,12 @@ class Images:
         return self._held.bytes
 
     def get(self, id: int) -> Image:
-        image = self._open.pop(id, None) or Image(self._files, id, self._kernels.checksums)
+        image = self._open.pop(id, None) or Image(self._fs, id, self._kernels.checksums)
         self._open[id] = image
         return image
 
     def index(self, id: int) -> IndexRun:
-        index = self._indexes.pop(id, None) or IndexRun(self._files, id, self._kernels.checksums, self._held)
+        index = self._indexes.pop(id, None) or IndexRun(self._fs, id, self._kernels.checksums, self._held)
         self._indexes[id] = index
         return index
 
@@ -274,7 +274,7 @@ class GroupRead:
     number: int  # of the piece
     chunks: list[_Chunk]
     inputs: list[Input]
-    which: np.ndarray
+    input_index: np.ndarray
     offsets: np.ndarray
     sizes: np.ndarray
     block_counts: np.ndarray  # of each chunk

@@ -19,8 +19,8 @@ from scalein.memory import address
 from scalein.state.run_blocks import HEAD, Origin, Shape, checked, unpack
 from scalein.state.run_file import Run
 from scalein.state.run_levels import ColdRun, Scratch, bundle_range
-from scalein.storage.aio import Reader
-from scalein.storage.local import Input
+from scalein.storage.aio import BlockReader
+from scalein.storage.filesystem import Input
 
 if TYPE_CHECKING:
     from scalein.kernels.store import Functions, StoreKernels
@@ -31,7 +31,7 @@ class _Part(NamedTuple):
 
     functions: Functions
     runs: list[Run]
-    which: np.ndarray  # of each block, its run
+    input_index: np.ndarray  # of each block, its run
     offsets: np.ndarray
     sizes: np.ndarray
     block: np.ndarray  # of each pair
@@ -44,7 +44,7 @@ class _Part(NamedTuple):
     def between(self, first: int, last: int) -> _Part:
         """Some of the blocks."""
         low, high = self.block.searchsorted((first, last)).tolist()
-        return self._replace(which=self.which[first:last], offsets=self.offsets[first:last],
+        return self._replace(input_index=self.input_index[first:last], offsets=self.offsets[first:last],
                              sizes=self.sizes[first:last], block=self.block[low:high] - first,
                              hashes=self.hashes[low:high])
 
@@ -52,7 +52,7 @@ class _Part(NamedTuple):
 class Points:
     """Reads blocks of runs, a few windows at a time."""
 
-    def __init__(self, kernels: StoreKernels, reader: Reader) -> None:
+    def __init__(self, kernels: StoreKernels, reader: BlockReader) -> None:
         self._kernels, self._reader = kernels, reader
         self._shape = Shape(kernels.record_bytes, kernels.text_cells)
 
@@ -62,7 +62,8 @@ class Points:
         for part, area in self._reader.read(self._parts(runs, hashes)):
             found, _kept = self._found(part, area)
             scratch.absorb(found, part.functions)
-            read += np.bincount(np.array([run.least_hash >> 60 for run in part.runs])[part.which], minlength=len(read))
+            shards = np.array([run.least_hash >> 60 for run in part.runs])
+            read += np.bincount(shards[part.input_index], minlength=len(read))
         return read
 
     def _parts(self, runs: list[tuple[ColdRun, ...]], hashes: np.ndarray) -> Iterator[_Part]:
@@ -81,14 +82,14 @@ class Points:
         ends = part.sizes.cumsum()
         first = before = 0
         while first < len(ends):
-            last = max(first + 1, int(ends.searchsorted(before + self._reader.window_bytes, "right")))
+            last = max(first + 1, int(ends.searchsorted(before + self._reader.buffer_bytes, "right")))
             yield part.between(first, last)
             first, before = last, int(ends[last - 1])
 
     def _found(self, part: _Part, area: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Pointers to the records of a part that are asked for, and where they are: beside its bytes, or in them."""
         ids = np.array([run.id for run in part.runs], np.uint64)
-        origin = Origin(ids[part.which], part.offsets, lambda block: part.runs[int(part.which[block])].name)
+        origin = Origin(ids[part.input_index], part.offsets, lambda block: part.runs[int(part.input_index[block])].name)
         heads = checked(self._shape, area, part.sizes, origin, self._kernels.checksums)
         records = area
         if self._shape.text_cells:  # strings must lead to their bytes before keys can be hashed

@@ -29,7 +29,8 @@ from scalein.state.pieces import Piece
 from scalein.state.run_levels import BUNDLES, Cold, ColdRun
 from scalein.state.snapshot_writer import file_id, find_manifest, names_in, schemas_of
 from scalein.state.sum_bounds import SumBounds
-from scalein.storage.local import Files, RealFiles
+from scalein.storage.filesystem import FileSystem
+from scalein.storage.local import LocalFileSystem
 
 if TYPE_CHECKING:
     from scalein.kernels.store import Functions
@@ -48,13 +49,13 @@ class Ids:
         self.following = following
 
     @staticmethod
-    def of(found: Manifest, files: Files) -> Ids:
+    def of(found: Manifest, fs: FileSystem) -> Ids:
         """Those of the store that wrote a snapshot, from there on."""
         try:
             return Ids(file_id(found.meta["store"]), max(file_id(found.meta["next"]), found.id + 1))
         except (KeyError, ValueError) as error:
             raise Damaged("a snapshot's manifest does not say what a snapshot has",
-                          file=files.name_of(format.manifest_name(found.id)), found=repr(error)) from error
+                          file=fs.path_of(format.manifest_name(found.id)), found=repr(error)) from error
 
     def new(self) -> int:
         number, self.following = self.following, self.following + 1
@@ -98,7 +99,7 @@ def groups_given(given: Iterable[int] | None) -> Groups | None:
     return groups
 
 
-def part_of(found: Manifest, files: Files, cold: Cold, value: pa.Schema, wanted: Groups | None) -> Part:
+def part_of(found: Manifest, fs: FileSystem, cold: Cold, value: pa.Schema, wanted: Groups | None) -> Part:
     """What a manifest has of the wanted groups; `Damaged` if it does not say what a snapshot has."""
     meta = found.meta
     try:
@@ -122,8 +123,8 @@ def part_of(found: Manifest, files: Files, cold: Cold, value: pa.Schema, wanted:
         part = Part(known_functions(meta["functions"], value), meta["bounds"], pieces, runs, known)
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError) as error:
         raise Damaged("a snapshot's manifest does not say what a snapshot has",
-                      file=files.name_of(format.manifest_name(found.id)), found=repr(error)) from error
-    return part if wanted is None else _only(part, wanted, files)
+                      file=fs.path_of(format.manifest_name(found.id)), found=repr(error)) from error
+    return part if wanted is None else _only(part, wanted, fs)
 
 
 def _groups(given: Json) -> Groups | None:
@@ -134,9 +135,9 @@ def _groups(given: Json) -> Groups | None:
     return frozenset(int(str(g)) for g in given)
 
 
-def _only(part: Part, wanted: Groups, files: Files) -> Part:
+def _only(part: Part, wanted: Groups, fs: FileSystem) -> Part:
     if part.groups is not None and not wanted <= part.groups:
-        raise BadArgument("the store does not have all of these key groups", at=here(), file=files.name_of(""),
+        raise BadArgument("the store does not have all of these key groups", at=here(), file=fs.path_of(""),
                           found=shown_groups(wanted), has=shown_groups(part.groups))
     pieces = [piece.only(wanted) for piece in part.pieces]
     runs = [tuple(run.only(wanted) for run in some) for some in part.runs]
@@ -144,8 +145,10 @@ def _only(part: Part, wanted: Groups, files: Files) -> Part:
                 [tuple(run for run in some if run.groups) for some in runs], wanted)
 
 
-def move_in(files: Files, old: Sequence[RealFiles], columns: tuple[pa.Schema, pa.Schema] | None, wanted: Groups | None,
-            checksums: Checksums) -> tuple[tuple[pa.Schema, pa.Schema], list[tuple[Manifest, Groups | None]]]:
+def move_in(
+    fs: FileSystem, old: Sequence[LocalFileSystem], columns: tuple[pa.Schema, pa.Schema] | None, wanted: Groups | None,
+    checksums: Checksums,
+) -> tuple[tuple[pa.Schema, pa.Schema], list[tuple[Manifest, Groups | None]]]:
     """Link the files of old stores into a new one; gives their columns, and which groups come from which manifest."""
     found: list[tuple[Manifest, Groups | None]] = []
     taken: Groups = frozenset()
@@ -165,11 +168,11 @@ def move_in(files: Files, old: Sequence[RealFiles], columns: tuple[pa.Schema, pa
         taken |= groups
         found.append((manifest, groups))
         for name in sorted(names_in(manifest)):
-            files.take_over(other, name)
+            fs.link_from(other, name)
     if columns is None or (wanted is not None and not wanted <= taken):
         raise BadArgument("the old stores do not have all of these key groups", at=here(),
                           found=shown_groups((wanted or frozenset()) - taken))
-    files.sync_directory()
+    fs.sync_directory()
     return columns, found
 
 

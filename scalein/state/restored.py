@@ -23,8 +23,8 @@ from scalein.state.memtable import HotTable
 from scalein.state.piece_lookups import Lookups
 from scalein.state.pieces import Images, Piece, group_read, records_in
 from scalein.state.run_levels import Scratch
-from scalein.storage.aio import Reader
-from scalein.storage.local import Files
+from scalein.storage.aio import BlockReader
+from scalein.storage.filesystem import FileSystem
 
 if TYPE_CHECKING:
     from scalein.kernels.store import Functions, StoreKernels
@@ -38,11 +38,12 @@ class Past:
     """Pieces, oldest first; their groups are loaded into `hot`, or keys are looked up in them. `closer` closes files,
     which takes long if nobody else has them any more."""
 
-    def __init__(self, files: Files, kernels: StoreKernels, hot: HotTable, reader: Reader, closer: Executor) -> None:
+    def __init__(self, fs: FileSystem, kernels: StoreKernels, hot: HotTable, reader: BlockReader,
+                 closer: Executor) -> None:
         self._kernels, self._hot, self._reader, self._closer = kernels, hot, reader, closer
         self.pieces: list[Piece] = []
         self.again: list[Piece] | None = None  # of a store that is only read: what memory may forget
-        self.images = Images(files, kernels)
+        self.images = Images(fs, kernels)
         self._lookups = Lookups(kernels, reader)
 
     def begin(self, pieces: list[Piece], is_readonly: bool) -> None:

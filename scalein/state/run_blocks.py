@@ -23,7 +23,7 @@ from scalein.errors import Damaged, InternalError
 from scalein.layout import INLINE_BYTES, STRING_BYTES
 from scalein.state import format
 from scalein.state.checksum import Checksums
-from scalein.storage.local import aligned
+from scalein.storage.filesystem import aligned_buffer
 
 HEAD = 16
 _ROOM = format.BLOCK - HEAD
@@ -138,7 +138,7 @@ def pack(shape: Shape, pulled: Pulled, how: Cut, id: int, offset: int, checksums
     starts = how.sizes.cumsum() - how.sizes
     text_borders = np.concatenate([[0], pulled.text_ends])[how.firsts]
     texts_at = HEAD + counts * shape.stride  # in each block
-    area = aligned(int(how.sizes.sum()))
+    area = aligned_buffer(int(how.sizes.sum()))
     area[:] = 0
     for cell in shape.text_cells:
         is_long = _lengths(pulled.records, cell) > INLINE_BYTES

@@ -24,7 +24,7 @@ from scalein.state.bloom import passes
 from scalein.state.checksum import Checksums, block_checksums
 from scalein.state.run_blocks import Origin, Shape, checked, unpack
 from scalein.state.run_writer import HEADER, MOST_SPEC_BYTES, SPEC_AT, directory_bytes
-from scalein.storage.local import Files, aligned
+from scalein.storage.filesystem import FileSystem, aligned_buffer
 
 READ_BYTES = 4 << 20  # of a step of a scan
 
@@ -72,16 +72,16 @@ class Held:
 class Run:
     """A run file that is read. Raises `Damaged` or `NewerFormat` unless header and size are in order."""
 
-    def __init__(self, files: Files, id: int, stride: int, text_cells: tuple[int, ...] = (),
+    def __init__(self, fs: FileSystem, id: int, stride: int, text_cells: tuple[int, ...] = (),
                  checksums: Checksums = block_checksums, held: Held | None = None) -> None:  # fmt: skip
         self.id = id
         self._held = held or Held()
         self._loading = Lock()
         self._loaded: _Index | None = None
-        self.name = files.name_of(format.run_name(id))
+        self.name = fs.path_of(format.run_name(id))
         self._shape = Shape(stride, text_cells)
         self._checksums = checksums
-        self.input = files.open(format.run_name(id))
+        self.input = fs.open(format.run_name(id))
         try:
             self._read_header(stride)
         except BaseException:
@@ -141,7 +141,7 @@ class Run:
 
     def _read_index(self, with_filter: bool) -> _Index:
         data = self.input.read(self._directory_at, self.input.size - self._directory_at)
-        self.input.forget(self._directory_at)
+        self.input.drop_cache(self._directory_at)
         format.check_seal(data, self.id, self.name, "a run's directory", self._directory_at, self._checksums)
         count = self.block_count
         firsts = data[: 8 * count].view("<u8").copy()
@@ -203,7 +203,7 @@ class Run:
         """The records of the blocks [first, last), past the page cache."""
         _, starts = self._directory
         offset, size = self.extent(first, last)
-        area = aligned(size)
+        area = aligned_buffer(size)
         self.input.read_into(offset, area.data, direct=True)
         return self._unpacked(area, starts[first:last], np.diff(starts[first : last + 1]))
 

@@ -29,8 +29,8 @@ from scalein.state.memtable import HotTable
 from scalein.state.run_file import Held, Run
 from scalein.state.run_writer import RunWriter
 from scalein.state.workspace import Room
-from scalein.storage.aio import Reader
-from scalein.storage.local import Files, Input
+from scalein.storage.aio import BlockReader
+from scalein.storage.filesystem import FileSystem, Input
 
 if TYPE_CHECKING:
     from scalein.kernels.store import Functions, StoreKernels
@@ -122,7 +122,7 @@ class _Span(NamedTuple):
         return [cold.run.input for cold in self.runs]
 
     @property
-    def which(self) -> np.ndarray:
+    def input_index(self) -> np.ndarray:
         return np.arange(len(self.runs))
 
 
@@ -131,7 +131,7 @@ class _Desk:
 
     def __init__(self) -> None:
         self.room = Room()
-        self.reader = Reader(0, windows=2)  # one range is read while another is merged
+        self.reader = BlockReader(0, buffers=2)  # one range is read while another is merged
 
 
 class Scratch:
@@ -166,8 +166,8 @@ class Scratch:
 class Cold:
     """Opens, writes and reads runs; brings about `at_once` records together, and writes so many bytes, at a time."""
 
-    def __init__(self, files: Files, kernels: StoreKernels, at_once: int, write_bytes: int) -> None:
-        self._files, self._kernels, self._at_once, self._write_bytes = files, kernels, at_once, write_bytes
+    def __init__(self, fs: FileSystem, kernels: StoreKernels, at_once: int, write_bytes: int) -> None:
+        self._fs, self._kernels, self._at_once, self._write_bytes = fs, kernels, at_once, write_bytes
         self.runs: list[tuple[ColdRun, ...]] = [() for _ in range(BUNDLES)]
         self._held = Held()
         self._desks: list[_Desk] = []  # that nobody uses now
@@ -207,7 +207,7 @@ class Cold:
 
     def reader(self, id: int) -> Run:
         kernels = self._kernels
-        return Run(self._files, id, kernels.record_bytes, kernels.text_cells, kernels.checksums, self._held)
+        return Run(self._fs, id, kernels.record_bytes, kernels.text_cells, kernels.checksums, self._held)
 
     @property
     def index_bytes(self) -> int:
@@ -233,7 +233,7 @@ class Cold:
     def writer(self, id: int, functions: Functions, records: int, size_bytes: int, has_filter: bool) -> RunWriter:
         """A new run, with room for so much. A filter is for those most keys are not in: the oldest has nearly all."""
         kernels = self._kernels
-        return RunWriter(self._files, id, kernels.record_bytes, json.dumps(functions), kernels.text_cells, size_bytes,
+        return RunWriter(self._fs, id, kernels.record_bytes, json.dumps(functions), kernels.text_cells, size_bytes,
                          kernels.checksums, records if has_filter else None, kernels.pack, kernels.set_filter_bits,
                          self._rooms, self._write_bytes)
 

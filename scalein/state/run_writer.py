@@ -21,7 +21,7 @@ from scalein.state.bloom import Mark, empty_filter, mark_bits, shift_of
 from scalein.state.checksum import Checksums, block_checksums
 from scalein.state.run_blocks import Pulled, Shape, cut, pack, pull
 from scalein.state.workspace import Room
-from scalein.storage.local import Files, aligned
+from scalein.storage.filesystem import FileSystem, aligned_buffer
 
 MOST_ROOMS = 2  # that are kept for the next writers
 WRITE_BYTES = 1 << 19  # of records that are collected for one write, at most
@@ -57,7 +57,7 @@ class RunWriter:
     `rooms` that nobody uses: the writer takes one, and leaves it there when it has finished.
     """
 
-    def __init__(self, files: Files, id: int, stride: int, spec: str, text_cells: tuple[int, ...] = (),
+    def __init__(self, fs: FileSystem, id: int, stride: int, spec: str, text_cells: tuple[int, ...] = (),
                  expected_bytes: int = 0, checksums: Checksums = block_checksums, filtered: int | None = None,
                  pack: Pack | None = None, mark: Mark = mark_bits, rooms: list[Room] | None = None,
                  write_bytes: int | None = None) -> None:  # fmt: skip
@@ -74,7 +74,7 @@ class RunWriter:
         if len(self._spec) > MOST_SPEC_BYTES:
             raise BadArgument("the merge functions of a table take too much room in a run's header",
                               found=f"{len(self._spec)} bytes", most=f"{MOST_SPEC_BYTES} bytes")  # fmt: skip
-        self._files = files
+        self._fs = fs
         self._checksums, self._pack, self._mark = checksums, pack, mark
         self._end = format.BLOCK
         self._count = 0
@@ -88,7 +88,7 @@ class RunWriter:
         self._used = 0
         self._first_hashes: list[np.ndarray] = []
         self._sizes: list[np.ndarray] = []
-        self._output = files.create(format.run_name(id), expected_bytes)
+        self._output = fs.create(format.run_name(id), expected_bytes)
 
     @property
     def records_at_once(self) -> int:
@@ -183,14 +183,14 @@ class RunWriter:
         firsts = np.concatenate([*self._first_hashes, np.zeros(0, np.uint64)])
         sizes = np.concatenate([np.array([format.BLOCK]), *self._sizes])
         filter = self._filter
-        directory = aligned(directory_bytes(len(firsts), len(filter)))
+        directory = aligned_buffer(directory_bytes(len(firsts), len(filter)))
         directory[:] = 0
         directory[: 8 * len(firsts)].view("<u8")[:] = firsts
         directory[8 * len(firsts) :][: 4 * len(sizes)].view("<u4")[:] = sizes.cumsum() // format.BLOCK
         directory[8 * len(firsts) + 4 * len(sizes) :][: len(filter)] = filter
         format.seal(directory, self.id, self._checksums)
         least = int(firsts[0]) if len(firsts) else 0
-        header = aligned(format.BLOCK)
+        header = aligned_buffer(format.BLOCK)
         header[:] = 0
         format.START.pack_into(header.data, 0, format.RUN_MAGIC, format.VERSION, self._shape.stride, self.id)
         HEADER.pack_into(header.data, format.START.size, self._count, len(firsts), self._end, len(directory), least,
@@ -209,7 +209,7 @@ class RunWriter:
         """Close the file and remove it if that can be done; the next start removes what is left."""
         self._output.close()
         with suppress(StoreFailed):
-            self._files.remove(format.run_name(self.id))
+            self._fs.remove(format.run_name(self.id))
 
 
 def _joined(shape: Shape, parts: list[tuple[Pulled, np.ndarray]]) -> tuple[Pulled, np.ndarray]:

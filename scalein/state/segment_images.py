@@ -18,7 +18,7 @@ import numpy as np
 from scalein.errors import Damaged, InternalError, StoreFailed
 from scalein.state import format
 from scalein.state.checksum import Checksums, block_checksums
-from scalein.storage.local import Files, aligned
+from scalein.storage.filesystem import FileSystem, aligned_buffer
 
 SUM_BYTES = 8
 _START_BYTES = format.BLOCK
@@ -60,12 +60,13 @@ def verify_blocks(blocks: np.ndarray, seeds: np.ndarray, stored: np.ndarray, ori
 class ImageWriter:
     """A new image file, written extent by extent. It is on the disk once `finish` returned."""
 
-    def __init__(self, files: Files, id: int, expected_bytes: int = 0, checksums: Checksums = block_checksums) -> None:
+    def __init__(self, fs: FileSystem, id: int, expected_bytes: int = 0,
+                 checksums: Checksums = block_checksums) -> None:
         self.id = id
-        self._files = files
+        self._fs = fs
         self._checksums = checksums
         self._end = _START_BYTES
-        self._output = files.create(format.image_name(id), expected_bytes)
+        self._output = fs.create(format.image_name(id), expected_bytes)
 
     def add(self, segment: int, data: np.ndarray) -> Extent:
         """Write the used part of a segment: whole blocks of 4 KiB, best in page-aligned memory."""
@@ -73,7 +74,7 @@ class ImageWriter:
             raise InternalError("an extent of an image is not made of blocks", found=f"{len(data)} bytes")
         extent = Extent(segment, self._end, len(data))
         blocks = data.reshape(-1, format.BLOCK)
-        sums = aligned(extent.end - extent.offset - extent.size)
+        sums = aligned_buffer(extent.end - extent.offset - extent.size)
         sums[:] = 0
         sums.view("<u8")[: len(blocks)] = self._checksums(blocks, block_seeds(self.id, extent.offset, len(blocks)))
         self._output.write(extent.offset, data)
@@ -83,7 +84,7 @@ class ImageWriter:
 
     def finish(self) -> int:
         """Sync and close the file; its bytes."""
-        start = aligned(_START_BYTES)
+        start = aligned_buffer(_START_BYTES)
         start[:] = 0
         format.START.pack_into(start.data, 0, format.IMAGE_MAGIC, format.VERSION, 0, self.id)
         format.seal(start, self.id, self._checksums)
@@ -96,18 +97,18 @@ class ImageWriter:
         """Close the file and remove it if that can be done; the next start removes what is left."""
         self._output.close()
         with suppress(StoreFailed):
-            self._files.remove(format.image_name(self.id))
+            self._fs.remove(format.image_name(self.id))
 
 
 class Image:
     """An image file that is read. Its start is verified when something of it is first needed."""
 
-    def __init__(self, files: Files, id: int, checksums: Checksums = block_checksums) -> None:
+    def __init__(self, fs: FileSystem, id: int, checksums: Checksums = block_checksums) -> None:
         self.id = id
-        self.name = files.name_of(format.image_name(id))
+        self.name = fs.path_of(format.image_name(id))
         self._checksums = checksums
         self._is_begun = False
-        self.input = files.open(format.image_name(id))
+        self.input = fs.open(format.image_name(id))
 
     def begin(self) -> Image:
         """The image, once its start was verified: `Damaged` or `NewerFormat` unless that is in order."""
@@ -135,7 +136,7 @@ class Image:
         """The bytes [start, start + size) of an extent, verified; `direct` leaves the page cache alone."""
         extent = self.begin()._checked(extent, start, size)
         first, last = _blocks(start, size)
-        data = aligned((last - first) * format.BLOCK)
+        data = aligned_buffer((last - first) * format.BLOCK)
         place = extent.offset + first * format.BLOCK
         self.input.read_into(place, data.data, direct)
         stored = self.input.read(extent.offset + extent.size + first * SUM_BYTES, (last - first) * SUM_BYTES)

@@ -31,7 +31,7 @@ from scalein.state.manifest import Json
 from scalein.state.memtable import RECORDS, TEXTS, HotTable
 from scalein.state.run_file import Run
 from scalein.state.segment_images import Extent, ImageWriter
-from scalein.storage.local import Files, aligned
+from scalein.storage.filesystem import FileSystem, aligned_buffer
 
 _LOOK_S = 5e-5  # between looks at a kernel that is in a block
 
@@ -193,7 +193,7 @@ class Copier:
             self._lock.wait_for(lambda: segment not in copy.busy)
             if segment not in copy.left:
                 return
-            image = self._spare.pop() if self._spare else aligned(self._arena.segment_bytes)
+            image = self._spare.pop() if self._spare else aligned_buffer(self._arena.segment_bytes)
             copy.busy.add(segment)
         try:
             start = self._arena.base + (segment << self._arena.shift)
@@ -293,8 +293,8 @@ def _progress(frame: FrameData) -> int:
 class ImageFiles:
     """Where each segment's last image is."""
 
-    def __init__(self, files: Files, hot: HotTable, copier: Copier) -> None:
-        self._files, self._hot, self._copier = files, hot, copier
+    def __init__(self, fs: FileSystem, hot: HotTable, copier: Copier) -> None:
+        self._fs, self._hot, self._copier = fs, hot, copier
         self.known: dict[int, tuple[int, Extent]] = {}  # segment -> image file, extent
         self._ahead = ThreadPoolExecutor(1, "scalein-copy")
 
@@ -305,7 +305,7 @@ class ImageFiles:
             return
         placed: dict[int, tuple[int, Extent]] = {}
         try:
-            writer = ImageWriter(self._files, frozen.image_id, sum(copy.used.values()) + PAGE_BYTES,
+            writer = ImageWriter(self._fs, frozen.image_id, sum(copy.used.values()) + PAGE_BYTES,
                                  checksums=self._hot.kernels.checksums)
             try:
                 for some, images in self._copies(frozen):

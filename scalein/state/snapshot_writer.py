@@ -30,7 +30,7 @@ from scalein.state.pieces import Images, Piece
 from scalein.state.restored import piece_files
 from scalein.state.snapshot import Copier, Frozen, ImageFiles, Snapshot
 from scalein.state.tiers import Tiers
-from scalein.storage.local import Files
+from scalein.storage.filesystem import FileSystem
 
 if TYPE_CHECKING:
     from scalein.kernels.store import StoreKernels
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 class Saver:
     """The snapshots of a store: those that are kept, and those under way."""
 
-    def __init__(self, files: Files, kernels: StoreKernels, tiers: Tiers, budget: Budget, workers: int, keep: int,
+    def __init__(self, fs: FileSystem, kernels: StoreKernels, tiers: Tiers, budget: Budget, workers: int, keep: int,
                  number: Callable[[int], int]) -> None:
-        self._files, self._kernels, self._tiers, self._keep, self._number = files, kernels, tiers, keep, number
+        self._fs, self._kernels, self._tiers, self._keep, self._number = fs, kernels, tiers, keep, number
         self.copier = Copier(tiers.hot, workers, budget.copies, budget.log_bytes)
-        self._images = ImageFiles(files, tiers.hot, self.copier)
-        self._indexer = Indexer(files, kernels, tiers.hot.arena.base, budget.scratch_records(kernels.record_bytes))
+        self._images = ImageFiles(fs, tiers.hot, self.copier)
+        self._indexer = Indexer(fs, kernels, tiers.hot.arena.base, budget.scratch_records(kernels.record_bytes))
         self._is_limited = budget.total is not None
         self._kept: dict[int, frozenset[str]] = {}  # snapshots -> the files that they name
         self.held: frozenset[int] = frozenset()  # snapshots that stay however many newer ones there are
@@ -69,17 +69,17 @@ class Saver:
 
     def begin(self, newest: Manifest) -> None:
         """Go on from a snapshot: newer ones are left behind, and what no other names is removed."""
-        for id in format.ids(self._files.names(), "snapshot"):
+        for id in format.ids(self._fs.names(), "snapshot"):
             if id > newest.id:
-                self._files.remove(format.manifest_name(id))
+                self._fs.remove(format.manifest_name(id))
             elif id == newest.id:
                 self._kept[id] = names_in(newest)
             else:
                 try:
-                    self._kept[id] = names_in(manifest.read(self._files, id, self._kernels.checksums))
+                    self._kept[id] = names_in(manifest.read(self._fs, id, self._kernels.checksums))
                 except (Damaged, KeyError, ValueError):  # a damaged one is no reason to keep anything
-                    self._files.remove(format.manifest_name(id))
-        self._files.sync_directory()
+                    self._fs.remove(format.manifest_name(id))
+        self._fs.sync_directory()
         self.remove_garbage(is_start=True)
 
     # --- writing
@@ -152,7 +152,7 @@ class Saver:
         meta: dict[str, Json] = {**frozen.meta, "pieces": [*pieces, about], "files": names}
         with self._books:
             self._doubtful |= files
-        manifest.publish(self._files, Manifest(frozen.id, meta, {**frozen.tables, **columns}), self._kernels.checksums)
+        manifest.publish(self._fs, Manifest(frozen.id, meta, {**frozen.tables, **columns}), self._kernels.checksums)
         with self._books:
             self._kept[frozen.id] = files
             self._doubtful = set()  # there is a newer one now
@@ -160,14 +160,14 @@ class Saver:
     # --- removing
 
     def _forget_old(self) -> None:
-        on_disk = format.ids(self._files.names(), "snapshot")
+        on_disk = format.ids(self._fs.names(), "snapshot")
         with self._books:
             staying = self.ids[-self._keep :]
         staying = [*self.held, *staying]
         old = [id for id in on_disk if id < staying[-1] and id not in staying]  # also one that failed after its rename
         for id in old:
-            self._files.remove(format.manifest_name(id))
-        self._files.sync_directory()  # a manifest must not come back without its files
+            self._fs.remove(format.manifest_name(id))
+        self._fs.sync_directory()  # a manifest must not come back without its files
         with self._books:
             for id in old:
                 self._kept.pop(id, None)
@@ -180,7 +180,7 @@ class Saver:
         never used twice, so what is garbage stays garbage, and nobody waits while a large file is removed (0.1 s).
         """
         with self._removing:
-            names = self._files.names()
+            names = self._fs.names()
             # In this order: a freeze that names a run which is gone from the tiers by now is in the books by then.
             dropped = self._tiers.compactor.dropped
             replaced = set(dropped)
@@ -192,23 +192,23 @@ class Saver:
                 needed |= self._doubtful
                 needed |= {format.index_name(frozen.image_id) for frozen in self._under_way}
             needed |= {format.image_name(id) for id, _ in list(self._images.known.values())} | self._indexer.files
-            found = [(id, name_of(id)) for kind, name_of in (("run", format.run_name), ("image", format.image_name),
+            found = [(id, path_of(id)) for kind, path_of in (("run", format.run_name), ("image", format.image_name),
                                                              ("index", format.index_name))
                      for id in format.ids(names, kind)]
             for id, name in found:
                 if name not in needed and (is_start or self._number(id) < newest or name in replaced):
-                    self._files.remove(name)
+                    self._fs.remove(name)
                     dropped.discard(name)
             if is_start:
                 for name in names:
                     plain = name.removeprefix(format.TEMPORARY)
                     if plain != name and any(format.ids([plain], kind) for kind in format.KINDS):
-                        self._files.remove(name)
+                        self._fs.remove(name)
 
     def verify(self) -> None:
         """Read the images of what is in memory; `Damaged` names the file that is not what was written."""
         self._writer.submit(lambda: None).result()  # what is being written may replace and remove what is read here
-        images = Images(self._files, self._kernels)
+        images = Images(self._fs, self._kernels)
         try:
             for id, extent in list(self._images.known.values()):
                 images.get(id).verify(extent)
@@ -233,16 +233,16 @@ class Saver:
 # --- manifests
 
 
-def find_manifest(files: Files, snapshot: int | None, checksums: Checksums) -> Manifest | None:
+def find_manifest(fs: FileSystem, snapshot: int | None, checksums: Checksums) -> Manifest | None:
     """The newest whole manifest, or the one asked for; a damaged newest one is said and passed over."""
     if snapshot is not None:
-        known = format.ids(files.names(), "snapshot")
+        known = format.ids(fs.names(), "snapshot")
         if snapshot not in known:
-            raise StoreFailed(f"the store has no snapshot {snapshot}", at=here(), file=files.name_of(""),
+            raise StoreFailed(f"the store has no snapshot {snapshot}", at=here(), file=fs.path_of(""),
                               has=", ".join(map(str, known)))
-        return manifest.read(files, snapshot, checksums)
+        return manifest.read(fs, snapshot, checksums)
     damaged: Damaged | None = None
-    for found in manifest.newest(files, checksums):
+    for found in manifest.newest(fs, checksums):
         if isinstance(found, Manifest):
             if damaged is not None:
                 warnings.warn(f"the newest snapshot is damaged, going back to {found.id}: {damaged}", RuntimeWarning,
@@ -273,7 +273,7 @@ def schema_text(schema: pa.Schema) -> str:
     return bytes(schema.serialize()).hex()
 
 
-def schemas_of(found: Manifest, files: Files) -> tuple[pa.Schema, pa.Schema]:
+def schemas_of(found: Manifest, fs: FileSystem) -> tuple[pa.Schema, pa.Schema]:
     """The key and value columns that a manifest names."""
     try:
         key, value = (pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(str(found.meta[name]))))
@@ -282,6 +282,6 @@ def schemas_of(found: Manifest, files: Files) -> tuple[pa.Schema, pa.Schema]:
             raise ValueError(f"columns that a store does not have: {[*key.names, *value.names]}")
         check_names(key, value)
     except (KeyError, ValueError, pa.ArrowException, BadArgument, BadName, WrongType) as error:
-        raise Damaged("a snapshot's manifest has no columns", file=files.name_of(format.manifest_name(found.id)),
+        raise Damaged("a snapshot's manifest has no columns", file=fs.path_of(format.manifest_name(found.id)),
                       found=repr(error)) from error
     return key, value

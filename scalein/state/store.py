@@ -42,7 +42,8 @@ from scalein.state.snapshot import Snapshot
 from scalein.state.snapshot_writer import Saver, find_manifest, schema_text, schemas_of
 from scalein.state.sum_bounds import SumBounds
 from scalein.state.tiers import Tiers
-from scalein.storage.local import Files, Held, RealFiles
+from scalein.storage.filesystem import FileSystem, Lock
+from scalein.storage.local import LocalFileSystem
 
 if TYPE_CHECKING:
     from scalein.kernels.store import Functions, StoreKernels
@@ -68,16 +69,16 @@ class LogStore:
                               hint='LogStore.open("directory", key={"user": pa.string()}, value={"n": pa.int64()})')
         return super().__new__(cls)
 
-    def __init__(self, files: Files, key: pa.Schema, value: pa.Schema, kernels: StoreKernels, ids: Ids, *,
+    def __init__(self, fs: FileSystem, key: pa.Schema, value: pa.Schema, kernels: StoreKernels, ids: Ids, *,
                  budget: Budget, workers: int, keep: int, readonly: bool) -> None:
-        self._files, self._key, self._value, self._kernels = files, key, value, kernels
+        self._fs, self._key, self._value, self._kernels = fs, key, value, kernels
         self._budget, self._workers, self._readonly = budget, workers, readonly
         self._most_workers = workers  # that have undo logs
         self._lock = threading.RLock()
         self._ids = ids
-        self._tiers = Tiers(files, kernels, budget, ids.new_file, self._clean)
+        self._tiers = Tiers(fs, kernels, budget, ids.new_file, self._clean)
         self._tiers.functions = ("",) * len(value)
-        self._saver = Saver(files, kernels, self._tiers, budget, workers, keep, ids.number)
+        self._saver = Saver(fs, kernels, self._tiers, budget, workers, keep, ids.number)
         self._sums = SumBounds(value)
         # Rows that leave a value alone may leave it null, whatever its column says.
         self._values = pa.schema([field.with_nullable(True) for field in value])
@@ -86,13 +87,13 @@ class LogStore:
         self._groups: Groups | None = None  # key groups that this store has; None: all
         self._owned: np.ndarray | None = None  # the same, by group
         self._has_changed = False
-        self._held: Held | None = None
+        self._held: Lock | None = None
         self._is_closed = False
         self._is_torn = False
 
     def __repr__(self) -> str:
         state = ", closed" if self._is_closed else ""
-        return f"<LogStore {self._files.name_of('')}: {shown(self._key)} -> {shown(self._value)}{state}>"
+        return f"<LogStore {self._fs.path_of('')}: {shown(self._key)} -> {shown(self._value)}{state}>"
 
     # --- opening
 
@@ -114,47 +115,47 @@ class LogStore:
         budget = Budget.of(None if memory is None else parse_size(memory, at=here()))
         if key is None and not old and not os.path.isdir(path):
             raise _no_store(os.fspath(path))
-        others = [RealFiles(other, readonly=True) for other in old]
-        return cls.open_files(RealFiles(path, readonly), key=key, value=value, budget=budget, snapshot=snapshot,
+        others = [LocalFileSystem(other, readonly=True) for other in old]
+        return cls.open_on(LocalFileSystem(path, readonly), key=key, value=value, budget=budget, snapshot=snapshot,
                               readonly=readonly, keep=keep, options=options, key_groups=key_groups, old=others)
 
     @classmethod
-    def open_files(cls, files: Files, *, key: SchemaLike | None, value: SchemaLike | None, budget: Budget,
+    def open_on(cls, fs: FileSystem, *, key: SchemaLike | None, value: SchemaLike | None, budget: Budget,
                    snapshot: int | None = None, readonly: bool = False, keep: int = KEPT_SNAPSHOTS,
                    options: Options | None = None, kernels: StoreKernels | None = None,
-                   key_groups: Iterable[int] | None = None, old: Sequence[RealFiles] = ()) -> LogStore:
+                   key_groups: Iterable[int] | None = None, old: Sequence[LocalFileSystem] = ()) -> LogStore:
         """Open a store behind the seam to the operating system; tests bring disks and kernels of their own."""
         from scalein.kernels.store import StoreKernels  # LLVM, which importing scalein does not load
 
         options = options or Options.make(workers=1)
         given = None if key is None else (key_schema(key), value_schema(value or {}))
         groups = groups_given(key_groups)
-        held = None if readonly else files.lock()
+        held = None if readonly else fs.lock()
         store: LogStore | None = None
         try:
             checksums = kernels.checksums if kernels is not None else compiled_checksums(options)
-            found = find_manifest(files, snapshot, checksums)
+            found = find_manifest(fs, snapshot, checksums)
             ids, sources = Ids(), []
             if found is not None:
-                columns = schemas_of(found, files)
+                columns = schemas_of(found, fs)
                 check_same(given, columns)
-                ids, sources = Ids.of(found, files), [(found, groups)]
+                ids, sources = Ids.of(found, fs), [(found, groups)]
                 if old:
                     raise BadArgument("only a new store can begin with what old ones have", at=here(),
-                                      file=files.name_of(""))
+                                      file=fs.path_of(""))
             elif old and not readonly:
-                columns, sources = move_in(files, old, given, groups, checksums)
+                columns, sources = move_in(fs, old, given, groups, checksums)
             elif given is not None and not readonly:
                 columns = given
             else:
-                raise _no_store(files.name_of(""))
+                raise _no_store(fs.path_of(""))
             check_names(*columns)
-            store = cls(files, *columns, kernels or StoreKernels(*columns, options), ids, budget=budget,
+            store = cls(fs, *columns, kernels or StoreKernels(*columns, options), ids, budget=budget,
                         workers=options.workers, keep=keep, readonly=readonly)
             store._held = held
             if sources:
                 cold = store._tiers.cold
-                store._restore([part_of(one, files, cold, columns[1], wanted) for one, wanted in sources])
+                store._restore([part_of(one, fs, cold, columns[1], wanted) for one, wanted in sources])
             else:
                 store._groups, store._owned = groups, mask_of(groups)
             if not readonly:
@@ -178,7 +179,7 @@ class LogStore:
 
     def _begin(self, found: Manifest | None) -> None:
         """Make a new store one on disk; remove what no snapshot names."""
-        self._ids.pass_over(self._files.names())
+        self._ids.pass_over(self._fs.names())
         if found is None:
             self.snapshot().wait()
         else:
@@ -358,7 +359,7 @@ class LogStore:
             tiers = self._tiers
             return {
                 "resident_bytes": self.memory_bytes,
-                "disk_bytes": sum(map(self._files.size, self._files.names())),
+                "disk_bytes": sum(map(self._fs.size, self._fs.names())),
                 "record_bytes": self._kernels.record_bytes,
                 "runs": sum(map(len, tiers.cold.runs)),
                 "cold_records": sum(run.record_count for runs in tiers.cold.runs for run in runs),
@@ -428,7 +429,7 @@ class LogStore:
                 raise ScaleinError("the store is closed", at=here())
             if self._is_torn:
                 raise StoreFailed("a call was interrupted half-way, and what it left in memory is not known", at=here(),
-                                  file=self._files.name_of(""), hint="close the store and open it again: its last "
+                                  file=self._fs.path_of(""), hint="close the store and open it again: its last "
                                   "snapshot is whole")
             entered.push(self._note_end)
             if writes and self._readonly:

@@ -38,8 +38,8 @@ from scalein.state.run_levels import (
     least_kept,
     pointers_to,
 )
-from scalein.storage.aio import Reader
-from scalein.storage.local import Files
+from scalein.storage.aio import BlockReader
+from scalein.storage.filesystem import FileSystem
 
 if TYPE_CHECKING:
     from scalein.kernels.store import Functions, StoreKernels
@@ -55,20 +55,20 @@ BROKEN_SHARE = 4  # or one of so many where huge pages would be broken up
 class Tiers:
     """The records of a store, wherever they are. `new_id` numbers files, `clean` removes those that nobody needs."""
 
-    def __init__(self, files: Files, kernels: StoreKernels, budget: Budget, new_id: Callable[[], int],
+    def __init__(self, fs: FileSystem, kernels: StoreKernels, budget: Budget, new_id: Callable[[], int],
                  clean: Callable[[], None]) -> None:
         self._kernels, self._budget, self._clean = kernels, budget, clean
         self.hot = HotTable(kernels, Arena(budget.segment_bytes, whole=budget.most_chunk), budget.most_chunk,
                             budget.load_sixteenths)
-        self.cold = Cold(files, kernels, budget.scratch_records(kernels.record_bytes), budget.write_bytes)
+        self.cold = Cold(fs, kernels, budget.scratch_records(kernels.record_bytes), budget.write_bytes)
         self.functions: Functions = ()  # of the partials
         self._clock = 0  # the bundle that is evicted next
         self._in_use = 0  # bytes of hot records when room was made last
         self._scratch: Scratch | None = None
-        self._reader = Reader(budget.window_bytes)
+        self._reader = BlockReader(budget.read_buffer_bytes)
         self._points = Points(kernels, self._reader)
         self._closer = ThreadPoolExecutor(1, "scalein-close")
-        self.past = Past(files, kernels, self.hot, self._reader, self._closer)
+        self.past = Past(fs, kernels, self.hot, self._reader, self._closer)
         self.compactor = Compactor(self.cold, kernels, new_id, clean)
         self.spiller = Spiller(self.hot, self.cold, kernels, self.compactor, new_id)
         self._untold: ScaleinError | None = None  # why records could not leave, if who caused it was not told

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from scalein.storage.local import PAGE, aligned
+from scalein.storage.filesystem import PAGE, aligned_buffer
 
 
 class Room:
@@ -17,7 +17,7 @@ class Room:
     """
 
     def __init__(self) -> None:
-        self._area = aligned(0)
+        self._area = aligned_buffer(0)
         self._others: list[np.ndarray] = []
         self._used = 0
 
@@ -29,8 +29,8 @@ class Room:
         """The next step begins: the pieces of the last may be overwritten."""
         self._others.clear()
         if self._used > len(self._area):
-            self._area = aligned(0)  # goes before the larger one comes
-            self._area = aligned(self._used + self._used // 8)
+            self._area = aligned_buffer(0)  # goes before the larger one comes
+            self._area = aligned_buffer(self._used + self._used // 8)
         self._used = 0
 
     def bytes(self, size: int) -> np.ndarray:
@@ -39,7 +39,7 @@ class Room:
         self._used += -(-size // PAGE) * PAGE
         if self._used <= len(self._area):
             return self._area[start : start + size]
-        self._others.append(aligned(size))
+        self._others.append(aligned_buffer(size))
         return self._others[-1]
 
     def words(self, count: int) -> np.ndarray:

@@ -1,1 +1,1 @@
-"""Durable bytes by name: the seam to file systems, checked JSON, failpoints."""
+"""Durable bytes by name: file systems, concurrent reads, checked JSON and failpoints."""

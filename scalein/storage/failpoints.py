@@ -1,6 +1,8 @@
-"""Named moments in the life of a job, at which a test may hold it or let it die: see `scalein.testing`.
+"""Failpoints: named places in the life of a job at which a test can pause or crash it (see `scalein.testing`).
 
-A death leaves everything as it lies: no sink is closed, no file removed.
+A crash cleans nothing up: no sink is closed and no file is removed.
+
+Threads: a handler runs on the thread that reaches its failpoint.
 """
 
 from __future__ import annotations
@@ -8,23 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable
 
 POINTS = {
-    "open": "it has its checkpoint, and opens its state and sinks",
-    "batch": "it has run what was delivered, written the results, and stands before the next batches",
+    "open": "the checkpoint is read; state and sinks are about to be opened",
+    "batch": "the delivered batches are processed and their results written; the next batches are not read yet",
     "prepare": "an epoch begins: sinks are asked to prepare their output",
-    "freeze": "output is prepared; the state is about to be frozen",
-    "publish": "the state is on disk; the epoch's manifest is not",
+    "freeze": "the output is prepared; the snapshot of the state is about to be taken",
+    "publish": "the state is on disk; the manifest of the epoch is not",
     "commit": "the epoch is published; its output is not visible yet",
     "committed": "the output is visible",
 }
 
 
 class Crashed(BaseException):
-    """A job died at a point, because a test wanted it so."""
+    """A job died at a failpoint, because a test asked for it."""
 
 
-watchers: list[Callable[[str], None]] = []
+handlers: list[Callable[[str], None]] = []
 
 
-def reach(point: str) -> None:
-    for watcher in watchers:
-        watcher(point)
+def failpoint(point: str) -> None:
+    """Call the handlers of tests; in production there are none."""
+    for handler in handlers:
+        handler(point)

@@ -147,8 +147,8 @@ def pause_at(point: str, number: int = 1) -> Iterator[Pause]:
 def _watching(point: str, watch: Callable[[str], None]) -> Iterator[None]:
     if point not in POINTS:
         raise BadArgument("a job has no such point", at=here(), found=repr(point), has=", ".join(POINTS))
-    failpoints.watchers.append(watch)
+    failpoints.handlers.append(watch)
     try:
         yield
     finally:
-        failpoints.watchers.remove(watch)
+        failpoints.handlers.remove(watch)

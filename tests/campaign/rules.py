@@ -12,7 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from scalein.dtypes import BOOL, F64, I64, STR, TIMES, DType, Kind
-from scalein.ir.functions import AGGREGATES, DT_DATE_PARTS, DT_PARTS, FUNCTIONS
+from scalein.ir.aggregates import AGGREGATES
+from scalein.ir.functions.dates import DT_DATE_PARTS, DT_PARTS
+from scalein.ir.functions.registry import REGISTRY
 from tests.campaign.kinds import constant_text, dtype_of, python_value, type_text, value_of
 from tests.campaign.takes import (
     Is,
@@ -245,7 +247,7 @@ _ALL: list[Rule] = [
     Rule("udf", lambda dtype: dtype == STR, (exactly(I64), exactly(STR)), "udfs.word_of({0}, {1})", 1),
     Rule("udf", is_i64, (exactly(I64),), "udfs.digits({0})", 1),
 ]  # fmt: skip
-RULES = [rule for rule in _ALL if rule.fn in FUNCTIONS and rule.fn not in WITHOUT]
+RULES = [rule for rule in _ALL if rule.fn in REGISTRY and rule.fn not in WITHOUT]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 
 from scalein.dtypes import DATE, F64, I64, STR, DType, Kind
-from scalein.ir.functions import is_utc
+from scalein.ir.functions.casts import is_utc
 from scalein.ir.unify import common_type
 from tests.campaign.kinds import dtype_of
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 import scalein as si
 from scalein.api.flow import Flow
-from scalein.connectors.base import Connected
+from scalein.connectors.base import BoundSource
 from scalein.connectors.formats.json_lines import lines
 from scalein.storage.checked_json import Json
 
@@ -97,14 +97,14 @@ def rows(start: int, count: int) -> pa.Table:
     }, SCHEMA)  # fmt: skip
 
 
-def connected(flow: Flow) -> Connected:
+def connected(flow: Flow) -> BoundSource:
     """The source that a flow begins with."""
     data = flow.op.data  # type: ignore[union-attr]
-    assert isinstance(data, Connected)
+    assert isinstance(data, BoundSource)
     return data
 
 
-def read_all(data: Connected, offset: Json = None) -> list[tuple[pa.RecordBatch, Json]]:
+def read_all(data: BoundSource, offset: Json = None) -> list[tuple[pa.RecordBatch, Json]]:
     [partition] = data.partitions()
     return list(data.read_from(partition, offset))
 

@@ -61,8 +61,8 @@ def test_only_needed_columns_are_read(kind: Kind, tmp_path: Path) -> None:
 def test_a_plan_prunes_what_the_reader_decodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pq.write_table(rows(0, 50), tmp_path / "1.parquet")
     asked: list[list[str] | None] = []
-    parts = parquet.Parquet.parts
-    monkeypatch.setattr(parquet.Parquet, "parts", lambda self, path, schema, columns, row:
+    parts = parquet.Parquet.splits
+    monkeypatch.setattr(parquet.Parquet, "splits", lambda self, path, schema, columns, row:
                         asked.append(columns) or parts(self, path, schema, columns, row))
     flow = si.read_parquet(tmp_path).filter(si.col("n") > 5).select("x")
     assert flow.collect().num_rows == sum(1 for n in range(6, 50) if n % 7 != 3)
@@ -78,7 +78,7 @@ def test_a_plan_prunes_what_the_reader_decodes(tmp_path: Path, monkeypatch: pyte
 def test_an_offset_gives_exactly_the_rest(kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                           sizes: list[int], block: int, batch: int) -> None:
     monkeypatch.setattr(files, "MOST_ROWS", batch)
-    monkeypatch.setattr(parquet, "_PART_ROWS", 2 * block)
+    monkeypatch.setattr(parquet, "_SPLIT_ROWS", 2 * block)
     for old in tmp_path.iterdir():
         old.unlink()
     total = 0
@@ -98,11 +98,11 @@ def test_an_offset_gives_exactly_the_rest(kind: Kind, tmp_path: Path, monkeypatc
 
 
 def test_row_groups_before_an_offset_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "_PART_ROWS", 10)
+    monkeypatch.setattr(parquet, "_SPLIT_ROWS", 10)
     pq.write_table(rows(0, 100), tmp_path / "1.parquet", row_group_size=10)
     opened: list[int] = []
-    part = parquet.Part
-    monkeypatch.setattr(parquet, "Part", lambda row, open: opened.append(row) or part(row, open))
+    part = parquet.FileSplit
+    monkeypatch.setattr(parquet, "FileSplit", lambda row, open: opened.append(row) or part(row, open))
     data = connected(si.read_parquet(tmp_path))
     assert together(read_all(data, {"file": "1.parquet", "row": 75, "done": False})).equals(rows(75, 25))
     assert opened == [70, 80, 90]

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import scalein as si
-from scalein.connectors.base import Connected
+from scalein.connectors.base import BoundSource
 from scalein.connectors.sources import files
 from scalein.storage.checked_json import Json
 from tests.connectors.kinds import KINDS, SCHEMA, Kind, connected, rows
@@ -33,7 +33,7 @@ def put(folder: Path, name: str, values: list[int], time_s: float = 0) -> None:
     hidden.rename(folder / name)
 
 
-def follow(folder: Path) -> Connected:
+def follow(folder: Path) -> BoundSource:
     return connected(si.read_parquet(folder, follow=True, schema={"v": pa.int64()}))
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import scalein as si
 from scalein import WrongType, col
-from scalein.hashing import signed, xxh64
+from scalein.ir.functions.hashing import signed, xxh64
 from tests.engines import Engine, check, each_engine, every_compiler, examples
 from tests.strategies import ALL, STRINGS, of_types, schemas, tables
 

@@ -14,9 +14,9 @@ import pytest
 import scalein as si
 from scalein import arrow_functions, col
 from scalein.api.flow import Flow
+from scalein.arrow_functions import taken
 from scalein.errors import ScaleinError
 from scalein.exec import array_limits, host, pipeline, sort
-from scalein.interp.taking import taken
 from tests.same import assert_same
 
 WORDS = [None, "", "a", "word", "a longer word than the others", "é" * 20]

@@ -13,8 +13,8 @@ from scalein.compiler import compile_flow
 from scalein.exec.bounded import Program, StandingProgram
 from scalein.exec.morsels import JOINED_ROWS, SMALL_ROWS, joined
 from scalein.ir.partials import two_phase
+from scalein.jobs.fragments import cut
 from scalein.jobs.partials import group_of
-from scalein.jobs.segments import cut
 from scalein.options import Options
 
 

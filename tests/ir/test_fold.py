@@ -10,8 +10,8 @@ import pytest
 from scalein import col, lit, when
 from scalein.api.column import Column
 from scalein.dtypes import BOOL, F32, F64, I32, I64, U64, DType, Kind
-from scalein.ir.constants import evaluate
 from scalein.ir.exprs import Call, Lit
+from scalein.ir.functions.registry import evaluate
 from scalein.ir.ops import Filter, Project
 from scalein.ir.passes.fold import fold
 from scalein.ir.printer import show_expr

@@ -29,7 +29,7 @@ import scalein as si
 from scalein import col
 from scalein.api.flow import Flow
 from scalein.connectors.sinks.files import FileSink
-from scalein.jobs.epochs import Checkpoint
+from scalein.jobs.checkpoint import Checkpoint
 from scalein.jobs.job import Job
 from scalein.state import LogStore
 from scalein.state.row_buffer import RowLog

@@ -12,7 +12,7 @@ import pytest
 
 import scalein as si
 from scalein.api.flow import Flow
-from scalein.jobs import feeds, groups, parts
+from scalein.jobs import close_batches, source_readers, window_aggregate
 from scalein.jobs import job as job_module
 from scalein.jobs.job import Job
 from scalein.testing import Stream, until
@@ -54,11 +54,11 @@ def ran(build: Callable[[Flow], Flow], table: pa.Table, course: Course, folder: 
     """What a job over a table gives, and the job as it ended."""
     with pytest.MonkeyPatch.context() as patch:
         if course.is_tight:
-            patch.setattr(feeds, "PIECE_ROWS", 4)
+            patch.setattr(source_readers, "PIECE_ROWS", 4)
             patch.setattr(job_module, "STEP_ROWS", 9)
-            patch.setattr(groups, "FEW_ROWS", 5)
-            patch.setattr(groups, "GROWN", 2)
-            patch.setattr(parts, "LEAST_BYTES", 300)
+            patch.setattr(window_aggregate, "FEW_ROWS", 5)
+            patch.setattr(window_aggregate, "GROWN", 2)
+            patch.setattr(close_batches, "LEAST_BYTES", 300)
         return _ran(build, table, course, folder)
 
 

@@ -18,8 +18,8 @@ import pytest
 import scalein as si
 from scalein import col
 from scalein.api.flow import Flow
-from scalein.jobs.feeds import Feeds
 from scalein.jobs.job import Job
+from scalein.jobs.source_readers import SourceReaders
 from scalein.testing import Stream, until
 from tests.jobs.streams import rows_in
 
@@ -313,7 +313,7 @@ def test_rows_on_disk_are_removed_also_without_a_checkpoint() -> None:
 
 
 def test_a_rate_that_was_not_used_is_not_saved_for_long() -> None:
-    feeds = Feeds([], 1_000.0)
+    feeds = SourceReaders([], 1_000.0)
     feeds._began -= 3_600
     assert 900 <= feeds._allowed(0.0) <= 1_100
 

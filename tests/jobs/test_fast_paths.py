@@ -24,7 +24,7 @@ from scalein import col
 from scalein.api.flow import Flow
 from scalein.errors import ComputeError
 from scalein.exec import event_time, morsels, radix, ring_preaggregate
-from scalein.jobs import groups, job, pipeline, running
+from scalein.jobs import driver, job, running_aggregate, window_aggregate
 
 WINDOWS = [(100, 100), (1000, 1000), (100, 20), (500, 200), (1000, 100), (30, 20)]
 
@@ -96,15 +96,15 @@ def test_trials_and_rings_give_what_the_plain_way_gives(
         more: int) -> None:
     batches = stream(seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(groups, "TRIED_ROWS", 1 << 60)
-        patch.setattr(groups, "ring", SimpleNamespace(fits=lambda table: False))
+        patch.setattr(window_aggregate, "TRIED_ROWS", 1 << 60)
+        patch.setattr(window_aggregate, "ring", SimpleNamespace(fits=lambda table: False))
         want = run(windows(batches, *window, delay, thinned, keys, ordered), [], workers=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(groups, "TRIED_ROWS", 1)
-        patch.setattr(groups, "MANY_OUTSIDE", 50)
+        patch.setattr(window_aggregate, "TRIED_ROWS", 1)
+        patch.setattr(window_aggregate, "MANY_OUTSIDE", 50)
         patch.setattr(job, "STEP_ROWS", 60 * ahead)
         patch.setattr(job, "MORE_ROWS", more)
-        patch.setattr(pipeline, "SHARED_TIMES", 1)
+        patch.setattr(driver, "SHARED_TIMES", 1)
         patch.setattr(event_time, "FEW_TIMES", 50)
         patch.setattr(morsels, "UNIT_ROWS", 64)
         folder = tmp_path_factory.mktemp("job") if has_checkpoint else None
@@ -116,7 +116,7 @@ def test_trials_and_rings_give_what_the_plain_way_gives(
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever there is comes at once, as all that is in memory does, and is counted in on trial."""
-    monkeypatch.setattr(groups, "TRIED_ROWS", 1)
+    monkeypatch.setattr(window_aggregate, "TRIED_ROWS", 1)
 
 
 def timed(*batches: list[int | None]) -> Flow:
@@ -140,14 +140,14 @@ def test_rows_are_added_to_a_trial_while_it_is_under_way(monkeypatch: pytest.Mon
     monkeypatch.setattr(job, "MORE_ROWS", 70)
     monkeypatch.setattr(job, "STEP_S", 60.0)
     trials: list[int] = []
-    counted_on_trial = pipeline.counted_on_trial
+    speculate = driver.speculate
 
     def counted(*given: object) -> bool:
-        is_good = counted_on_trial(*given)  # type: ignore[arg-type]
+        is_good = speculate(*given)  # type: ignore[arg-type]
         trials.append(len(given[4]))  # type: ignore[arg-type]
         return is_good
 
-    monkeypatch.setattr(pipeline, "counted_on_trial", counted)
+    monkeypatch.setattr(driver, "speculate", counted)
     flow = timed(*([at] * 50 for at in range(0, 1000, 10))).group_by(si.tumbling("t", 100)).agg(n=si.count())
     found, _, late_rows, _ = run(flow, [], workers=workers)
     assert trials == [100]  # batches
@@ -197,7 +197,7 @@ def keyed(n: int, keys: int) -> pa.Table:
 def test_rows_of_many_groups_are_partitioned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: int,
                                              most_parted: int, has_checkpoint: bool) -> None:
     monkeypatch.setattr(radix, "TRIAL_ROWS", 1000)
-    monkeypatch.setattr(running, "MOST_PARTED", most_parted)
+    monkeypatch.setattr(running_aggregate, "MOST_PARTED", most_parted)
     monkeypatch.setattr(job, "STEP_ROWS", 5000)
     table = keyed(40_000, 30_000)
     flow = si.from_batches(table.to_batches(max_chunksize=700)).group_by("k").agg(

@@ -21,10 +21,10 @@ from scalein.connectors.sources import read_ahead as ahead_module
 from scalein.exec.bounded import StandingProgram
 from scalein.ir import ops
 from scalein.ir.rewrite import walk_ops
-from scalein.jobs import groups, parts
-from scalein.jobs.feeds import AHEAD_BYTES, Feeds, Place, Reader
+from scalein.jobs import close_batches, window_aggregate
+from scalein.jobs.fragments import cut
 from scalein.jobs.partials import FEW_STANDING, MOST_STANDING, Finish, most_groups
-from scalein.jobs.segments import cut
+from scalein.jobs.source_readers import AHEAD_BYTES, Place, Reader, SourceReaders
 from scalein.jobs.spec import Shares
 from scalein.state import LogStore
 from scalein.state.row_buffer import RowLog
@@ -59,13 +59,13 @@ def test_batches_that_wait_have_their_share() -> None:
     source = Counting(["a", "b"])
     connected: Any = si.from_source(source).op.data  # type: ignore[union-attr]
     readers = [Reader(name, connected, SCHEMA.names, Place()) for name in source.partitions()]
-    feeds = Feeds(readers, None, 16 * MB)  # half of it would be the source's, if it read ahead
+    feeds = SourceReaders(readers, None, 16 * MB)  # half of it would be the source's, if it read ahead
     until(lambda: all(reader.is_full for reader in readers))
     assert sum(reader.bytes for reader in readers) == 8 * MB
     assert source.given <= 8 + len(readers)  # one in each reader's hand
     feeds.close()
     tiny = [Reader("a", connected, SCHEMA.names, Place())]
-    feeds = Feeds(tiny, None, 1)  # one batch always may wait
+    feeds = SourceReaders(tiny, None, 1)  # one batch always may wait
     until(lambda: tiny[0].is_full)
     assert len(tiny[0].pending) == 1
     assert len(feeds.take(1 << 30, 1.0)) == 1
@@ -99,7 +99,7 @@ def test_files_are_decoded_ahead_within_their_share(tmp_path: Path, monkeypatch:
 def test_rows_that_the_user_holds_anyway_do_not_count() -> None:
     table: Any = si.from_arrow(pa.table({"x": range(10)})).op.data  # type: ignore[union-attr]
     reader = Reader("all", table, ["x"], Place())
-    Feeds([reader], None, 1).close()
+    SourceReaders([reader], None, 1).close()
     assert reader.most_bytes == AHEAD_BYTES
 
 
@@ -210,8 +210,8 @@ def test_windows_that_close_together_are_finished_in_parts(
     """Many by time, one by its keys; what a part gives is written before the next is begun."""
     rows, least = 20_000, 40_000
     monkeypatch.setattr("os.fsync", lambda handle: None)
-    monkeypatch.setattr(parts, "LEAST_BYTES", least)
-    monkeypatch.setattr(groups, "ring", SimpleNamespace(fits=lambda table: False))
+    monkeypatch.setattr(close_batches, "LEAST_BYTES", least)
+    monkeypatch.setattr(window_aggregate, "ring", SimpleNamespace(fits=lambda table: False))
     given, written = list[tuple[int, int]](), [0]
     for name in ("all", "between"):
         real = getattr(Finish, name)

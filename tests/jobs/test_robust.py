@@ -15,7 +15,7 @@ import pytest
 import scalein as si
 from scalein import col, testing
 from scalein.api.flow import Flow
-from scalein.jobs.committing import MOST_TRIES
+from scalein.jobs.coordinator import MOST_TRIES
 from scalein.jobs.job import Job
 from scalein.jobs.monitor import log_lines
 from scalein.state.row_buffer import RowLog

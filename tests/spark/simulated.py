@@ -28,29 +28,29 @@ from scalein.spark.streaming.tasks import (
     collect_results,
 )
 from scalein.spark.streaming.work import StreamPlan
-from scalein.storage.object_store import Place, place_of
+from scalein.storage.object_store import Location, parse_location
 
 OPTIONS = Options.make(workers=1)
 RunTasks = Callable[[MicroBatch], BatchResult]
 
 
-def start_stream(flow: Flow, checkpoint: Path | Place, sink: object, *, partitions: int = 3, emit: str = "final",
+def start_stream(flow: Flow, checkpoint: Path | Location, sink: object, *, partitions: int = 3, emit: str = "final",
                  late: object = "drop", on_error: object = "raise",
                  migration: str = "lazy") -> Coordinator:
     """The coordinator of a stream as `start` makes it."""
-    place = checkpoint if isinstance(checkpoint, Place) else place_of(checkpoint, NOWHERE)
+    location = checkpoint if isinstance(checkpoint, Location) else parse_location(checkpoint, NOWHERE)
     late_policy = late if isinstance(late, str) else "sink"
     error_policy = on_error if isinstance(on_error, str) else "sink"
     op = read_static_tables(flow.op, NOWHERE)
     plan = StreamPlan(tried(op) if error_policy == "null" else op, emit, late_policy, error_policy, NOWHERE)
-    committers = {"out": make_committer(sink, plan.schema, "out", place, NOWHERE)}
+    committers = {"out": make_committer(sink, plan.schema, "out", location, NOWHERE)}
     if late_policy == "sink":
-        committers["late"] = make_committer(late, plan.late_schema, "late", place, NOWHERE)
-    source = plan.segment.input.arrow
+        committers["late"] = make_committer(late, plan.late_schema, "late", location, NOWHERE)
+    source = plan.fragment.input.arrow
     reads = pa.schema([source.field(name) for name in plan.reads])
     if error_policy == "sink":
-        committers["failed"] = make_committer(on_error, reads, "failed", place, NOWHERE)
-    spec = StreamSpec(plan, reads, committers, place, partitions, {}, migration, NOWHERE)
+        committers["failed"] = make_committer(on_error, reads, "failed", location, NOWHERE)
+    spec = StreamSpec(plan, reads, committers, location, partitions, {}, migration, NOWHERE)
     return Coordinator(spec, BroadcastPlan(*serialize(plan)))
 
 

@@ -18,7 +18,7 @@ from scalein.spark.streaming.commits import Coordinator
 from scalein.spark.streaming.manifest import Manifests
 from scalein.spark.streaming.read_state import read_state
 from scalein.spark.streaming.work import StreamPlan
-from scalein.storage.object_store import MANIFESTS, STATE, Place, place_of
+from scalein.storage.object_store import MANIFESTS, STATE, Location, parse_location
 from tests.same import assert_same
 from tests.spark.simulated import run, start_stream, tasks_over
 
@@ -27,26 +27,26 @@ FLOW = si.flow(ROWS.schema).group_by("k").agg(n=si.count(), s=col("x").sum())
 
 
 @pytest.fixture(params=["local", "remote"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
     """A local folder, and one that is accessed like an object store."""
     if request.param == "local":
-        return place_of(tmp_path / "checkpoint", NOWHERE)
-    return Place(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "checkpoint", f"far://{tmp_path.name}")
+        return parse_location(tmp_path / "checkpoint", NOWHERE)
+    return Location(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "checkpoint", f"far://{tmp_path.name}")
 
 
-def test_manifests_are_read_as_they_were_written(place: Place) -> None:
-    manifests = Manifests(place)
+def test_manifests_are_read_as_they_were_written(location: Location) -> None:
+    manifests = Manifests(location)
     assert manifests.newest() is None
     manifests.acquire(NOWHERE)
     for number in range(4):
         manifests.publish(number, {"runs": [number], "text": "\u00e9 \n"})
-        place.put(f"{STATE}/{number}.arrow", b"x")
+        location.put(f"{STATE}/{number}.arrow", b"x")
         manifests.remove_unreferenced([f"{STATE}/{number}.arrow"], [f"{STATE}/{number - 1}.arrow"])
     assert manifests.newest() == {"format": 1, "start": 1, "batch": 3, "runs": [3], "text": "\u00e9 \n"}
     assert manifests.all_keys() == [(1, 2), (1, 3)]
-    assert place.names(STATE) == ["2.arrow", "3.arrow"]
+    assert location.names(STATE) == ["2.arrow", "3.arrow"]
     manifests.close()
-    again = Manifests(place)
+    again = Manifests(location)
     again.acquire(NOWHERE)
     assert (again.name, again.start) == (manifests.name, 2)
     again.close()
@@ -60,14 +60,14 @@ def test_a_damaged_manifest_is_reported_and_not_skipped(tmp_path: Path, damage: 
     path = tmp_path / MANIFESTS / "0000000001-0000000001.json"
     data = path.read_bytes()
     middle = len(data) // 2
-    place = place_of(tmp_path, NOWHERE)
+    location = parse_location(tmp_path, NOWHERE)
     match damage:
         case "flipped":
             path.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
         case "other":
             path.write_bytes((tmp_path / MANIFESTS / "0000000001-0000000000.json").read_bytes())
         case "newer":
-            place.put(f"{MANIFESTS}/{path.name}", data.replace(b'"format":1', b'"format":9'))
+            location.put(f"{MANIFESTS}/{path.name}", data.replace(b'"format":1', b'"format":9'))
         case _:
             path.write_bytes(data[:middle] if damage == "short" else b"")
     for read in (lambda: read_state(tmp_path), lambda: start_stream(FLOW, tmp_path, si.to_memory(), emit="changes")):
@@ -76,7 +76,7 @@ def test_a_damaged_manifest_is_reported_and_not_skipped(tmp_path: Path, damage: 
 
 
 def test_a_manifest_with_unexpected_content_is_damaged(tmp_path: Path) -> None:
-    manifests = Manifests(place_of(tmp_path, NOWHERE))
+    manifests = Manifests(parse_location(tmp_path, NOWHERE))
     manifests.acquire(NOWHERE)
     manifests.publish(0, {"flow": "nonsense", "clock": 3})
     manifests.close()
@@ -94,16 +94,16 @@ def test_one_stream_at_a_time(tmp_path: Path) -> None:
     start_stream(FLOW, tmp_path, si.to_memory(), emit="changes").close()
 
 
-def remote_place(folder: Path) -> Place:
+def remote_location(folder: Path) -> Location:
     """An object store, where nothing can be locked; each driver has a handle of its own."""
-    return Place(fs.SubTreeFileSystem(str(folder), fs.LocalFileSystem()), "checkpoint", f"far://{folder.name}")
+    return Location(fs.SubTreeFileSystem(str(folder), fs.LocalFileSystem()), "checkpoint", f"far://{folder.name}")
 
 
 def test_a_replaced_driver_cannot_write(tmp_path: Path) -> None:
     """Without a lock, the later start wins."""
-    first = start_stream(FLOW, remote_place(tmp_path), si.to_memory(), emit="changes")
+    first = start_stream(FLOW, remote_location(tmp_path), si.to_memory(), emit="changes")
     run(first, [[ROWS]])
-    reduce_only = start_stream(FLOW, remote_place(tmp_path), si.to_memory(), emit="changes")
+    reduce_only = start_stream(FLOW, remote_location(tmp_path), si.to_memory(), emit="changes")
     for number in range(2):
         with pytest.raises(StoreFailed, match="another driver has taken over"):
             first.run_batch(number, "query", tasks_over([ROWS]), None)
@@ -116,13 +116,13 @@ def test_a_replaced_driver_cannot_write(tmp_path: Path) -> None:
 @pytest.mark.parametrize("successor_runs", [True, False], ids=["successor runs", "successor ends"])
 def test_a_manifest_of_a_replaced_driver_is_void(done: int, successor_runs: bool, tmp_path: Path) -> None:
     """A driver is suspended between its check and its write; when it resumes, another one has taken over."""
-    mine, out = remote_place(tmp_path), si.to_parquet(tmp_path / "out")
+    mine, out = remote_location(tmp_path), si.to_parquet(tmp_path / "out")
     first = start_stream(FLOW, mine, out, emit="changes")
     run(first, [[ROWS]] * done)
     put, others = mine.put, list[Coordinator]()
 
     def late(name: str, data: bytes) -> None:
-        others.append(start_stream(FLOW, remote_place(tmp_path), si.to_parquet(tmp_path / "out"), emit="changes"))
+        others.append(start_stream(FLOW, remote_location(tmp_path), si.to_parquet(tmp_path / "out"), emit="changes"))
         if successor_runs:
             run(others[0], [[ROWS]], first=done)
         put(name, data)
@@ -132,7 +132,7 @@ def test_a_manifest_of_a_replaced_driver_is_void(done: int, successor_runs: bool
         run(first, [[ROWS]], first=done)
     first.close()
     others[0].close()
-    third = start_stream(FLOW, remote_place(tmp_path), si.to_parquet(tmp_path / "out"), emit="changes")
+    third = start_stream(FLOW, remote_location(tmp_path), si.to_parquet(tmp_path / "out"), emit="changes")
     run(third, [[ROWS]], first=done)  # Spark repeats it in any case
     third.close()
     assert_same(read_state(tmp_path / "checkpoint"), FLOW.collect(pa.concat_tables([ROWS] * (done + 1))))
@@ -142,12 +142,12 @@ def test_a_manifest_of_a_replaced_driver_is_void(done: int, successor_runs: bool
 
 def test_a_replaced_driver_removes_no_file_of_its_successor(tmp_path: Path) -> None:
     """After its last check another driver may have taken over, whose tasks write."""
-    first, reduce_only = Manifests(remote_place(tmp_path)), Manifests(remote_place(tmp_path))
+    first, reduce_only = Manifests(remote_location(tmp_path)), Manifests(remote_location(tmp_path))
     first.acquire(NOWHERE)
     for number in range(4):
         first.publish(number, {})
-    old, new = first.place.new_name(STATE, ".arrow"), ""
-    first.place.put(old, b"x")
+    old, new = first.location.new_name(STATE, ".arrow"), ""
+    first.location.put(old, b"x")
     check = first.check_not_superseded
 
     def stalled() -> None:
@@ -155,27 +155,27 @@ def test_a_replaced_driver_removes_no_file_of_its_successor(tmp_path: Path) -> N
         check()
         reduce_only.acquire(NOWHERE)
         reduce_only.adopt(reduce_only.newest())
-        new = reduce_only.place.new_name(STATE, ".arrow")
-        reduce_only.place.put(new, b"x")
+        new = reduce_only.location.new_name(STATE, ".arrow")
+        reduce_only.location.put(new, b"x")
 
     first.check_not_superseded = stalled  # type: ignore[method-assign]
     first.remove_unreferenced([], [])
-    assert [f"{STATE}/{name}" for name in first.place.names(STATE)] == [new]
+    assert [f"{STATE}/{name}" for name in first.location.names(STATE)] == [new]
     assert reduce_only.all_keys() == [(1, 3), (2, 3)]
     with pytest.raises(StoreFailed, match="another driver has taken over"):
         check()
 
 
 def test_concurrent_starts_get_different_numbers(tmp_path: Path) -> None:
-    first, reduce_only = Manifests(remote_place(tmp_path)), Manifests(remote_place(tmp_path))
-    put = first.place.put
+    first, reduce_only = Manifests(remote_location(tmp_path)), Manifests(remote_location(tmp_path))
+    put = first.location.put
 
     def late(name: str, data: bytes) -> None:
-        first.place.put = put  # type: ignore[method-assign]
+        first.location.put = put  # type: ignore[method-assign]
         reduce_only.acquire(NOWHERE)
         put(name, data)
 
-    first.place.put = late  # type: ignore[method-assign]
+    first.location.put = late  # type: ignore[method-assign]
     first.acquire(NOWHERE)
     assert (first.start, reduce_only.start) == (2, 1)
 
@@ -199,9 +199,9 @@ def test_manifests_without_a_start_are_read(tmp_path: Path) -> None:
 
 def test_a_manifest_is_published_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On filesystems that show a file while it is written, it is renamed last."""
-    remote = Place(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "", f"far://{tmp_path.name}")
-    remote.make(MANIFESTS)
-    remote._is_whole = False
+    remote = Location(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "", f"far://{tmp_path.name}")
+    remote.create_folders(MANIFESTS)
+    remote._is_atomic = False
     for number in range(2):
         remote.put(f"{MANIFESTS}/one", b"%d" % number)
         assert remote.read(f"{MANIFESTS}/one") == b"%d" % number
@@ -224,7 +224,7 @@ class _Torn:
 
 def test_an_address_with_one_slash_is_refused() -> None:
     with pytest.raises(BadArgument, match="two slashes"):
-        place_of("dbfs:/mnt/checkpoint", NOWHERE)
+        parse_location("dbfs:/mnt/checkpoint", NOWHERE)
 
 
 def test_a_changed_flow_is_refused_with_the_difference(tmp_path: Path) -> None:
@@ -277,5 +277,5 @@ def test_another_query_on_the_same_checkpoint_is_refused(tmp_path: Path) -> None
 def test_reading_state_before_the_first_batch(tmp_path: Path) -> None:
     with pytest.raises(BadArgument, match="no state of a stream"):
         read_state(tmp_path)
-    with pytest.raises(BadArgument, match="no such place"):
+    with pytest.raises(BadArgument, match="is not supported"):
         read_state("nowhere://at/all")

@@ -1,4 +1,4 @@
-"""Map and reduce fragments, without Spark: the rows of `collect`, whatever the batches, tasks and targets."""
+"""The map and the reduce side of fragments, without Spark: the rows of `collect`, whatever the batches, tasks and targets."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import scalein as si
 from scalein import col
 from scalein.dtypes import from_arrow_type
 from scalein.errors import NOWHERE, BadArgument
-from scalein.hashing import hash_value
 from scalein.ir import ops
-from scalein.jobs.segments import cut, segments
+from scalein.ir.functions.hashing import hash_value
+from scalein.jobs.fragments import cut, fragments
 from scalein.options import Options
 from scalein.spark import phases, shuffle
 from scalein.spark.batch.tasks import ReduceBlocks, ShuffleWrite
-from scalein.spark.phases import Fragments
+from scalein.spark.phases import MapReduce
 from scalein.spark.serialize import optimise, read_static_tables
 from tests.same import assert_same
 from tests.spark.flows import FLOWS, ORDERED, rows
@@ -33,46 +33,46 @@ SEGMENT_FLOWS = ("filter", "join", "explode", "join_group", "all", "each", "keys
                  "empty_all", "top_k", "sort_limit")  # fmt: skip
 
 
-def fragments_of(name: str) -> tuple[Fragments, Any]:
+def map_reduce_of(name: str) -> tuple[MapReduce, Any]:
     q = {**FLOWS, **ORDERED}[name](si.flow(TABLE.schema))
-    (segment,) = segments(cut(read_static_tables(optimise(q.op), NOWHERE)))
-    return pickle.loads(pickle.dumps(Fragments(segment))), q
+    (fragment,) = fragments(cut(read_static_tables(optimise(q.op), NOWHERE)))
+    return pickle.loads(pickle.dumps(MapReduce(fragment))), q
 
 
 @settings(max_examples=3, deadline=None)
 @given(batch_rows=st.integers(1, 800), tasks=st.integers(1, 4), targets=st.integers(1, 256), seed=st.integers(0, 99))
 @pytest.mark.parametrize("name", SEGMENT_FLOWS)
-def test_fragments_give_the_rows_of_collect(name: str, batch_rows: int, tasks: int, targets: int, seed: int) -> None:
-    fragments, q = fragments_of(name)
+def test_map_and_reduce_give_the_rows_of_collect(name: str, batch_rows: int, tasks: int, targets: int, seed: int) -> None:
+    map_reduce, q = map_reduce_of(name)
     shuffled: dict[int, list[pa.RecordBatch]] = {}
     whole = TABLE.acquire(np.random.default_rng(seed).permutation(TABLE.num_rows))
     size = -(-TABLE.num_rows // tasks)
     for first in range(0, TABLE.num_rows, size):
-        given_rows = whole.slice(first, size).select(fragments.reads).to_batches(batch_rows)
-        for batch in fragments.map(given_rows, OPTIONS):
-            assert fragments.kind == "rowwise" or batch.schema.equals(fragments.shuffle_schema)
-            for target, part in shuffle.route([batch], fragments.keys, targets, OPTIONS):
+        given_rows = whole.slice(first, size).select(map_reduce.reads).to_batches(batch_rows)
+        for batch in map_reduce.map(given_rows, OPTIONS):
+            assert map_reduce.kind == "rowwise" or batch.schema.equals(map_reduce.shuffle_schema)
+            for target, part in shuffle.route([batch], map_reduce.keys, targets, OPTIONS):
                 block = shuffle.encode_block(part)
-                shuffled.setdefault(target, []).append(shuffle.decode_block(block, fragments.shuffle_schema))
-    if fragments.kind == "rowwise":
+                shuffled.setdefault(target, []).append(shuffle.decode_block(block, map_reduce.shuffle_schema))
+    if map_reduce.kind == "rowwise":
         found = [batch for some in shuffled.values() for batch in some]
     else:
-        reduce_only = pickle.loads(pickle.dumps(fragments.reduce_only))
-        found = [batch for target in ({0} | shuffled.keys() if not fragments.keys else shuffled)
-                 for batch in reduce_only.final(fragments.combine(shuffled.get(target, []), OPTIONS), OPTIONS)]
+        reduce_only = pickle.loads(pickle.dumps(map_reduce.reduce_only))
+        found = [batch for target in ({0} | shuffled.keys() if not map_reduce.keys else shuffled)
+                 for batch in reduce_only.final(map_reduce.combine(shuffled.get(target, []), OPTIONS), OPTIONS)]
     assert_same(pa.Table.from_batches(found, q.schema), q.collect(TABLE), tolerance=1e-9)
 
 
 def test_reduce_tasks_do_not_get_static_tables() -> None:
     names = pa.table({"k": [1], "name": ["a long name " * 10_000]})
     q = si.flow(TABLE.schema).join(names, on="k").group_by("name").agg(n=si.count())
-    (segment,) = segments(cut(read_static_tables(optimise(q.op), NOWHERE)))
-    first = Fragments(segment)
+    (fragment,) = fragments(cut(read_static_tables(optimise(q.op), NOWHERE)))
+    first = MapReduce(fragment)
     assert len(pickle.dumps(first)) > 100_000 > 10 * len(pickle.dumps(first.reduce_only))
 
 
 def test_kinds() -> None:
-    kinds = {name: fragments_of(name)[0].kind for name in SEGMENT_FLOWS}
+    kinds = {name: map_reduce_of(name)[0].kind for name in SEGMENT_FLOWS}
     assert kinds["filter"] == kinds["join"] == kinds["explode"] == "rowwise"
     assert kinds["each"] == kinds["sliding"] == kinds["all"] == kinds["distinct"] == "partials"
     assert kinds["spread"] == kinds["picked"] == "partials"
@@ -81,28 +81,28 @@ def test_kinds() -> None:
 
 
 def test_only_columns_that_are_read_are_shuffled() -> None:
-    fragments, _ = fragments_of("unique")
-    assert fragments.shuffle_schema.names == ["k", "s", "i"]
-    assert fragments.reads == ["k", "s", "i"]
-    assert fragments.keys == ("k",)
+    map_reduce, _ = map_reduce_of("unique")
+    assert map_reduce.shuffle_schema.names == ["k", "s", "i"]
+    assert map_reduce.reads == ["k", "s", "i"]
+    assert map_reduce.keys == ("k",)
 
 
 def test_slices_of_sliding_windows_are_shuffled_once() -> None:
-    fragments, _ = fragments_of("sliding")
-    assert isinstance(fragments.window, ops.Window)
-    assert fragments.slice_size == 15_000_000
-    assert fragments.shuffle_schema.names[:2] == ["s", "window_start"]
+    map_reduce, _ = map_reduce_of("sliding")
+    assert isinstance(map_reduce.window, ops.Window)
+    assert map_reduce.slice_size == 15_000_000
+    assert map_reduce.shuffle_schema.names[:2] == ["s", "window_start"]
 
 
 def test_groups_are_sent_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(phases, "MAX_GROUPS", 50)
     monkeypatch.setattr(phases, "CHECK_ROWS", 100)
     q = si.flow(TABLE.schema).group_by("n").agg(s=col("i").sum())
-    (segment,) = segments(cut(q.op))
-    fragments = Fragments(segment)
-    found = list(fragments.map(TABLE.to_batches(60), OPTIONS))
+    (fragment,) = fragments(cut(q.op))
+    map_reduce = MapReduce(fragment)
+    found = list(map_reduce.map(TABLE.to_batches(60), OPTIONS))
     assert len(found) > 5
-    assert_same(pa.Table.from_batches(fragments.final(found, OPTIONS)), q.collect(TABLE))
+    assert_same(pa.Table.from_batches(map_reduce.final(found, OPTIONS)), q.collect(TABLE))
 
 
 @pytest.mark.parametrize("name", ["each", "keys", "tumbling", "sliding", "join_group", "distinct", "having"])
@@ -111,48 +111,48 @@ def test_rows_may_be_shuffled_instead_of_many_groups(name: str, monkeypatch: pyt
     monkeypatch.setattr(phases, "CHECK_ROWS", 100)
     monkeypatch.setattr(phases, "MIN_ROWS_PER_GROUP", 1e9)
     monkeypatch.setattr(phases, "BUFFERED_BYTES", 9000)
-    fragments, q = fragments_of(name)
-    assert fragments.row_shuffle_schema is not None
-    task, ids = ShuffleWrite(fragments, shuffle.target_ids(5)), shuffle.target_ids(5)
+    map_reduce, q = map_reduce_of(name)
+    assert map_reduce.row_shuffle_schema is not None
+    task, ids = ShuffleWrite(map_reduce, shuffle.target_ids(5)), shuffle.target_ids(5)
     blocks = [block for part in range(3) for block in
-              task.run(iter(TABLE.slice(250 * part, 250).select(fragments.reads).to_batches(50)), OPTIONS)]
+              task.run(iter(TABLE.slice(250 * part, 250).select(map_reduce.reads).to_batches(50)), OPTIONS)]
     assert {kind for block in blocks for kind in block.column("kind").to_pylist()} == {0, 1}
     found = [batch for id_ in ids for batch in
-             ReduceBlocks(fragments).run((c for c in blocks if c.column("target")[0].as_py() == id_), OPTIONS)]
+             ReduceBlocks(map_reduce).run((c for c in blocks if c.column("target")[0].as_py() == id_), OPTIONS)]
     assert_same(pa.Table.from_batches(found, q.schema), q.collect(TABLE), tolerance=1e-9)
 
 
 def test_partial_groups_are_made_while_they_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(phases, "MAX_GROUPS", 3)
     monkeypatch.setattr(phases, "CHECK_ROWS", 100)
-    fragments, _ = fragments_of("having")
-    found = list(fragments.map(TABLE.select(fragments.reads).to_batches(50), OPTIONS, may_send_rows=True))
-    assert all(batch.schema.names == fragments.shuffle_schema.names for batch in found)
-    fragments, _ = fragments_of("each")  # and always without may_send_rows
-    found = list(fragments.map(TABLE.select(fragments.reads).to_batches(50), OPTIONS))
-    assert all(batch.schema.names == fragments.shuffle_schema.names for batch in found)
+    map_reduce, _ = map_reduce_of("having")
+    found = list(map_reduce.map(TABLE.select(map_reduce.reads).to_batches(50), OPTIONS, may_send_rows=True))
+    assert all(batch.schema.names == map_reduce.shuffle_schema.names for batch in found)
+    map_reduce, _ = map_reduce_of("each")  # and always without may_send_rows
+    found = list(map_reduce.map(TABLE.select(map_reduce.reads).to_batches(50), OPTIONS))
+    assert all(batch.schema.names == map_reduce.shuffle_schema.names for batch in found)
 
 
 def test_an_abandoned_task_leaves_no_groups() -> None:
     q = si.flow(TABLE.schema).group_by("k").agg(n=si.count())
-    (segment,) = segments(cut(q.op))
-    fragments = Fragments(segment)
+    (fragment,) = fragments(cut(q.op))
+    map_reduce = MapReduce(fragment)
 
     def broken() -> Any:
         yield TABLE.to_batches()[0]
         raise OSError("the connection is gone")
 
     with pytest.raises(OSError, match="gone"):
-        list(fragments.map(broken(), OPTIONS))
+        list(map_reduce.map(broken(), OPTIONS))
     for _ in range(2):  # the second reuses the tables of the first
-        found = list(fragments.map(TABLE.to_batches(), OPTIONS))
-        assert_same(pa.Table.from_batches(fragments.final(found, OPTIONS)), q.collect(TABLE))
+        found = list(map_reduce.map(TABLE.to_batches(), OPTIONS))
+        assert_same(pa.Table.from_batches(map_reduce.final(found, OPTIONS)), q.collect(TABLE))
 
 
 def test_limit_is_refused() -> None:
-    (segment,) = segments(cut(si.flow(TABLE.schema).limit(3).op))
+    (fragment,) = fragments(cut(si.flow(TABLE.schema).limit(3).op))
     with pytest.raises(BadArgument, match="limit depends on the order"):
-        Fragments(segment)
+        MapReduce(fragment)
 
 
 # --- shuffle blocks
@@ -185,10 +185,11 @@ def test_two_keys_may_be_one_column() -> None:
     want = shuffle.key_hashes(twice, ["a", "b"], OPTIONS).tolist()
     assert shuffle.key_hashes(batch, ["x", "x"], OPTIONS).tolist() == want
     flow = si.flow(batch.schema).group_by(a=col("x"), b=col("x")).agg(n=col("y").n_unique())
-    (first, *_) = segments(cut(flow.op))
-    fragments = Fragments(first)
-    shuffled = [part for _, part in shuffle.route(fragments.map([batch], OPTIONS), fragments.keys, 4, OPTIONS)]
-    assert_same(pa.Table.from_batches(fragments.final(shuffled, OPTIONS)), flow.collect(pa.Table.from_batches([batch])))
+    (first, *_) = fragments(cut(flow.op))
+    map_reduce = MapReduce(first)
+    shuffled = [part for _, part in shuffle.route(map_reduce.map([batch], OPTIONS), map_reduce.keys, 4, OPTIONS)]
+    found = pa.Table.from_batches(map_reduce.final(shuffled, OPTIONS))
+    assert_same(found, flow.collect(pa.Table.from_batches([batch])))
 
 
 def test_hashes_of_several_keys_are_uniform() -> None:

@@ -34,7 +34,7 @@ from scalein.spark.streaming.runs import (
     sort_by_hash,
     write_run,
 )
-from scalein.storage.object_store import STATE, Place, place_of
+from scalein.storage.object_store import STATE, Location, parse_location
 from tests.engines import examples
 
 NAN = float("nan")
@@ -42,9 +42,9 @@ key_lists = st.lists(st.tuples(st.sampled_from([None, "a", "bb", "ccc"]), st.sam
                      max_size=30)  # fmt: skip
 
 
-def make_place(folder: Path) -> Place:
-    found = place_of(folder, NOWHERE)
-    found.make(STATE)
+def make_location(folder: Path) -> Location:
+    found = parse_location(folder, NOWHERE)
+    found.create_folders(STATE)
     return found
 
 
@@ -173,7 +173,7 @@ def test_a_run_gives_the_rows_of_a_range(tmp_path: Path) -> None:
     hashes = np.sort(np.random.default_rng(2).integers(0, 1 << 64, 5000, np.uint64))
     batch = pa.RecordBatch.from_arrays([pa.array(hashes), pa.array(np.arange(5000))], names=[HASH, "v"])
     blocks = [batch.slice(0, 1700), batch.slice(1700, 0), batch.slice(1700)]
-    run = write_run(make_place(tmp_path), blocks, (0, 256), "v")
+    run = write_run(make_location(tmp_path), blocks, (0, 256), "v")
     assert run is not None
     assert (run.rows, run.oldest, run.newest) == (5000, 0, 4999)
     assert Run.from_json(run.to_json()) == run
@@ -181,14 +181,14 @@ def test_a_run_gives_the_rows_of_a_range(tmp_path: Path) -> None:
     for first, last in key_group_ranges(7):
         part = run.within(first, last)
         assert part is not None
-        blocks = read_run(make_place(tmp_path), part)
+        blocks = read_run(make_location(tmp_path), part)
         assert all(first <= int(h) >> 56 < last for block in blocks for h in np.asarray(block.column(HASH)))
         got += [v for block in blocks for v in block.column("v").to_pylist()]
     assert got == list(range(5000))
     parts = [run.within(0, 100), run.within(100, 256)]
     assert join_ranges(part for part in reversed(parts) if part is not None) == [run]
     assert run.within(0, 100) == Run(run.file, 0, 100, 5000, run.size_bytes, run.sum, 0, 4999, run.blocks)
-    assert write_run(make_place(tmp_path), [batch.slice(0, 0)], (0, 256), None) is None
+    assert write_run(make_location(tmp_path), [batch.slice(0, 0)], (0, 256), None) is None
 
 
 def test_only_blocks_that_are_needed_are_read(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_only_blocks_that_are_needed_are_read(tmp_path: Path) -> None:
     runs._open_files.clear()
     hashes = np.arange(256, dtype=np.uint64) << np.uint64(56)
     batch = pa.RecordBatch.from_arrays([pa.array(hashes), pa.array(np.arange(256))], names=[HASH, "v"])
-    here = make_place(tmp_path)
+    here = make_location(tmp_path)
     run = write_run(here, [batch.slice(first, 64) for first in range(0, 256, 64)], (0, 256), None)
     assert run is not None
     path, (start, end, *_) = tmp_path / run.file, run.blocks[2]
@@ -215,7 +215,7 @@ def test_only_blocks_that_are_needed_are_read(tmp_path: Path) -> None:
 
 def test_a_run_without_block_checksums_is_verified_as_a_whole(tmp_path: Path) -> None:
     """As the first version wrote them."""
-    here = make_place(tmp_path)
+    here = make_location(tmp_path)
     run = write_run(here, [rows([("a", 1.0), ("bb", None)])], (0, 256), None)
     assert run is not None
     data = (tmp_path / run.file).read_bytes()
@@ -233,7 +233,7 @@ def test_a_run_without_block_checksums_is_verified_as_a_whole(tmp_path: Path) ->
 @pytest.mark.parametrize("damage", ["flipped", "short", "gone"])
 def test_a_damaged_run_is_reported(tmp_path: Path, damage: str) -> None:
     runs._open_files.clear()
-    here = make_place(tmp_path)
+    here = make_location(tmp_path)
     run = write_run(here, [rows([("a", 1.0), (None, None)])], (0, 256), None)
     assert run is not None
     path = tmp_path / run.file
@@ -251,8 +251,8 @@ def test_runs_of_other_filesystems_are_read_through_a_copy(tmp_path: Path, monke
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setattr("tempfile.tempdir", None)
     (tmp_path / "tmp").mkdir()
-    remote = Place(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "far", "far://away")
-    remote.make(STATE)
+    remote = Location(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "far", "far://away")
+    remote.create_folders(STATE)
     run = write_run(remote, [rows([("a", 1.0), ("bb", None)])], (0, 256), None)
     assert run is not None
     runs._open_files.clear()
@@ -277,13 +277,13 @@ def test_runs_of_other_filesystems_are_read_through_a_copy(tmp_path: Path, monke
 
 def test_copies_take_at_most_half_of_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    remote = Place(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "far", "far://away")
-    remote.make(STATE)
+    remote = Location(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "far", "far://away")
+    remote.create_folders(STATE)
     written = [run for _ in range(4) if (run := write_run(remote, [rows([("a", 1.0)])], (0, 256), None)) is not None]
     size = written[0].size_bytes
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=size))  # besides the space of copies
     for number, run in enumerate(written):
-        remote.mapped(run.file)
+        remote.map_file(run.file)
         os.utime(remote._path_of_copy(run.file), (10**9 * 2 + number,) * 2)
         assert os.path.exists(remote._path_of_copy(run.file))
     assert len(list(tmp_path.glob("scalein-runs-*/*"))) == 1

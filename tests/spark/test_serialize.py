@@ -93,11 +93,11 @@ def test_a_static_side_without_data_is_refused() -> None:
 
 
 def test_a_task_is_the_same_in_another_process(tmp_path: Path) -> None:
-    from scalein.jobs.segments import cut, segments
-    from scalein.spark.phases import Fragments
+    from scalein.jobs.fragments import cut, fragments
+    from scalein.spark.phases import MapReduce
 
     q = si.flow(DATA.schema).group_by("k").agg(s=col("v").sum())
-    task = Task(MapRows(Fragments(segments(cut(q.op))[0])))
+    task = Task(MapRows(MapReduce(fragments(cut(q.op))[0])))
     (tmp_path / "task").write_bytes(cloudpickle.dumps(task))
     code = ("import pickle, sys, pyarrow as pa; task = pickle.load(open(sys.argv[1], 'rb'));"
             "print(sum(b.num_rows for b in task([pa.record_batch({'k': [1, 1, 2], 'v': [1., 2., 3.]})])))")

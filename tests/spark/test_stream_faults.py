@@ -32,7 +32,7 @@ from scalein.spark.streaming.query import StreamJob
 from scalein.spark.streaming.read_state import read_state
 from scalein.spark.streaming.tasks import BatchResult, MicroBatch
 from scalein.storage import object_store
-from scalein.storage.object_store import OUTPUT, Place, place_of
+from scalein.storage.object_store import OUTPUT, Location, parse_location
 from tests.same import assert_same
 from tests.spark.simulated import run, start_stream, tasks_over
 
@@ -98,9 +98,9 @@ def crash_at_call(target: object, name: str, call: int, before: bool) -> Iterato
 
 STEPS: list[tuple[object, str, int]] = [
     (Manifests, "publish", 2),  # tasks are done; and the manifest is published
-    (Place, "put", 2), (object_store.os, "rename", 4), (object_store.os, "rename", 5),  # while it is written
+    (Location, "put", 2), (object_store.os, "rename", 4), (object_store.os, "rename", 5),  # while it is written
     (FileSink, "commit", 3), (object_store.os, "rename", 6), (object_store.os, "rename", 7),  # in a commit
-    (Manifests, "remove_unreferenced", 2), (Place, "remove", 2),
+    (Manifests, "remove_unreferenced", 2), (Location, "remove", 2),
     (reducing, "write_run", 4), (FileSink, "prepare", 5),
 ]  # fmt: skip
 
@@ -174,16 +174,16 @@ def test_a_failed_attempt_has_no_effect(tmp_path: Path, monkeypatch: pytest.Monk
     coordinator = begin(tmp_path)
     run(coordinator, [rows(0)])
     full = [True]
-    original = Place.writing
+    original = Location.create
 
     @contextmanager
-    def writing(self: Place, name: str) -> Iterator[object_store.Written]:
+    def create(self: Location, name: str) -> Iterator[object_store.ChecksummedOutput]:
         with original(self, name) as written:
             yield written
             if full[0]:
                 raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Place, "writing", writing)
+    monkeypatch.setattr(Location, "create", create)
     with pytest.raises(StoreFailed, match="No space left"):
         coordinator.run_batch(1, "query", tasks_over(rows(1)), None)
     full[0] = False
@@ -205,22 +205,22 @@ def test_a_failed_task_removes_its_staged_files(tmp_path: Path, monkeypatch: pyt
 
 def test_rows_for_a_function_are_not_buffered_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sinks, "ROW_GROUP_BYTES", 1000)
-    place = place_of(tmp_path, NOWHERE)
-    place.make(OUTPUT)
+    location = parse_location(tmp_path, NOWHERE)
+    location.create_folders(OUTPUT)
     table = everything()
     for succeeds in (True, False):
-        writer: Any = sinks.CheckpointFiles(place, table.schema).open("job-1", 0)
+        writer: Any = sinks.CheckpointFiles(location, table.schema).open("job-1", 0)
         for batch in table.to_batches(max_chunksize=20):
             writer.write(batch)
             assert writer.buffered_bytes < 1000
         if succeeds:
             assert writer.finish() == ([writer.name], [])
-            assert pq.read_table(place.path(writer.name)).equals(table)
-            assert pq.ParquetFile(place.path(writer.name)).num_row_groups > 2
+            assert pq.read_table(location.path(writer.name)).equals(table)
+            assert pq.ParquetFile(location.path(writer.name)).num_row_groups > 2
         else:
             writer.abort()
-            assert not Path(place.path(writer.name)).exists()
-    assert sinks.CheckpointFiles(place, table.schema).open("job-1", 0).finish() == ([], [])
+            assert not Path(location.path(writer.name)).exists()
+    assert sinks.CheckpointFiles(location, table.schema).open("job-1", 0).finish() == ([], [])
 
 
 def test_a_damaged_run_ends_the_stream_and_is_reported(tmp_path: Path) -> None:
@@ -362,8 +362,8 @@ def test_files_that_no_batch_needs_are_closed(is_local: bool, tmp_path: Path, mo
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     runs._open_files.clear()
     folder = tmp_path / "checkpoint"
-    where = folder if is_local else Place(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "checkpoint",
-                                          "far://off")
+    where = folder if is_local else Location(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "checkpoint",
+                                             "far://off")
     coordinator = start_stream(FLOW, where, si.to_memory(), emit="changes", partitions=1)
     for number in range(12):
         coordinator.run_batch(number, "query", tasks_over(rows(number % BATCHES)), None)
@@ -377,7 +377,7 @@ def test_files_that_no_batch_needs_are_closed(is_local: bool, tmp_path: Path, mo
 
 def test_streams_run_on_other_filesystems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    remote = Place(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "far", "far://away")
+    remote = Location(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "far", "far://away")
     sink = si.to_memory()
     make: Callable[[], Coordinator] = lambda: start_stream(FLOW, remote, sink, emit="changes")  # noqa: E731
     for number in range(BATCHES):

@@ -17,7 +17,7 @@ from scalein.spark.streaming import sinks
 from scalein.spark.streaming.commits import Coordinator
 from scalein.spark.streaming.manifest import Manifests
 from scalein.spark.streaming.tasks import BatchResult, MicroBatch
-from scalein.storage.object_store import place_of
+from scalein.storage.object_store import parse_location
 from tests.same import assert_same
 from tests.spark.simulated import run, start_stream, tasks_over
 from tests.spark.test_stream_faults import (
@@ -211,4 +211,4 @@ def test_files_that_the_driver_does_not_see_are_not_committed(tmp_path: Path) ->
     with pytest.raises(WriteFailed, match="it is not there"):
         coordinator.run_batch(0, "query", run_elsewhere, None)
     coordinator.close()
-    assert Manifests(place_of(tmp_path / "checkpoint", NOWHERE)).newest() is None
+    assert Manifests(parse_location(tmp_path / "checkpoint", NOWHERE)).newest() is None

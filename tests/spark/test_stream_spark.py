@@ -25,7 +25,7 @@ from scalein.errors import NOWHERE, BadArgument, BadData, ComputeError, ScaleinE
 from scalein.spark.streaming import inputs
 from scalein.spark.streaming import query as job_module
 from scalein.spark.streaming.manifest import Manifests
-from scalein.storage.object_store import place_of
+from scalein.storage.object_store import parse_location
 from tests.same import assert_same
 from tests.spark.simulated import fold_changes
 
@@ -266,5 +266,5 @@ def test_a_killed_driver_is_resumed(tmp_path: Path) -> None:
 
 
 def _manifests(folder: Path) -> int:
-    manifests = Manifests(place_of(folder / "checkpoint", NOWHERE))
+    manifests = Manifests(parse_location(folder / "checkpoint", NOWHERE))
     return max((key.batch for key in manifests.all_keys()), default=-1)

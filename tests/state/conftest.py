@@ -7,7 +7,7 @@ import pytest
 
 from scalein.kernels import store as store_kernels
 from scalein.state import piece_lookups
-from tests.state.built import Built
+from tests.state.sample_store import Built
 
 
 @pytest.fixture(autouse=True)

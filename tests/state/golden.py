@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from scalein.state import LogStore, format
 from scalein.state.budget import Budget
-from scalein.storage.local import RealFiles
+from scalein.storage.local import LocalFileSystem
 
 FOLDER = Path(__file__).parent / f"golden_v{format.VERSION}"
 KEY = pa.schema([("user", pa.string()), ("day", pa.date32()), ("x", pa.float64())])
@@ -50,7 +50,7 @@ def content(store: LogStore) -> list[str]:
 def write() -> None:
     folder = Path(tempfile.mkdtemp())
     budget = Budget(None, 1 << 16, 1 << 12)
-    store = LogStore.open_files(RealFiles(folder), key=KEY, value=VALUE, budget=budget, keep=2)
+    store = LogStore.open_on(LocalFileSystem(folder), key=KEY, value=VALUE, budget=budget, keep=2)
     store.merge(rows(0, 22), **FUNCTIONS)
     tiers = store._tiers
     tiers.use_functions(tuple(FUNCTIONS.values()))
@@ -61,7 +61,7 @@ def write() -> None:
     first = store.snapshot().wait()
     then = content(store)
     store.close()
-    with LogStore.open_files(RealFiles(folder), key=KEY, value=VALUE, budget=budget, keep=2) as again:
+    with LogStore.open_on(LocalFileSystem(folder), key=KEY, value=VALUE, budget=budget, keep=2) as again:
         again.merge(rows(0, 3), **FUNCTIONS)  # partials over a piece that was not read
         again.snapshot().wait()
     with LogStore.open(folder, readonly=True) as again:

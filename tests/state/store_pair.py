@@ -23,7 +23,7 @@ from scalein.state.memtable import HotTable
 from scalein.state.run_levels import Cold
 from scalein.state.snapshot import Copier
 from scalein.state.tiers import Tiers
-from scalein.storage.local import Files
+from scalein.storage.filesystem import FileSystem
 from tests.state.store_model import KINDS, Content, Kind, Model, Overflow, content_of, rows_of
 
 Op = tuple[str, int, int]  # name, seed, size
@@ -38,7 +38,8 @@ def kernels_of(kind: str, workers: int) -> StoreKernels:
 class Pair:
     """A store that must always hold what its model holds."""
 
-    def __init__(self, kind: Kind, files: Callable[[bool], Files], budget: Budget, workers: int, keep: int = 3) -> None:
+    def __init__(self, kind: Kind, files: Callable[[bool], FileSystem], budget: Budget, workers: int,
+                 keep: int = 3) -> None:
         self.kind, self.files, self.budget, self.keep = kind, files, budget, keep
         self.options = Options.make(workers=workers)
         self.model = Model(kind.key, kind.value)
@@ -50,7 +51,7 @@ class Pair:
         self.store = self.opened()
 
     def opened(self, snapshot: int | None = None, readonly: bool = False) -> LogStore:
-        store = LogStore.open_files(self.files(readonly), key=self.kind.key, value=self.kind.value, budget=self.budget,
+        store = LogStore.open_on(self.files(readonly), key=self.kind.key, value=self.kind.value, budget=self.budget,
                                     snapshot=snapshot, readonly=readonly, keep=self.keep, options=self.options,
                                     kernels=kernels_of(self.kind.name, self.options.workers))
         copier = store._saver.copier

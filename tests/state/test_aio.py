@@ -13,15 +13,16 @@ import pytest
 
 from scalein.errors import Damaged, StoreFailed
 from scalein.storage import aio
-from scalein.storage.aio import Reader, Window
-from scalein.storage.local import PAGE, Input, RealFiles
+from scalein.storage.aio import BlockReader, ReadBuffer
+from scalein.storage.filesystem import PAGE, Input
+from scalein.storage.local import LocalFileSystem
 
 PAGES = 300  # of each file
 
 
-class Part(NamedTuple):
+class Request(NamedTuple):
     inputs: list[Input]
-    which: np.ndarray
+    input_index: np.ndarray
     offsets: np.ndarray
     sizes: np.ndarray
 
@@ -35,20 +36,20 @@ def contents() -> list[bytes]:
 def inputs(tmp_path: Path, contents: list[bytes]) -> list[Input]:
     for k, content in enumerate(contents):
         (tmp_path / f"file{k}").write_bytes(content)
-    files = RealFiles(tmp_path)
+    files = LocalFileSystem(tmp_path)
     return [files.open(f"file{k}") for k in range(3)]
 
 
-def some(random: Random, inputs: list[Input], most: int) -> Part:
+def some(random: Random, inputs: list[Input], most: int) -> Request:
     """Pages of all files, many of them neighbours; the ones of a file in order."""
     rows = sorted((k, page) for k in range(3) for page in random.sample(range(PAGES), random.randint(0, most)))
     sizes = [1 if random.random() < 0.9 else min(3, PAGES - page) for _, page in rows]
-    return Part(inputs, np.array([k for k, _ in rows], np.int64), np.array([page * PAGE for _, page in rows], np.int64),
-                np.array(sizes, np.int64) * PAGE)  # fmt: skip
+    return Request(inputs, np.array([k for k, _ in rows], np.int64),
+                   np.array([page * PAGE for _, page in rows], np.int64), np.array(sizes, np.int64) * PAGE)
 
 
-def wanted(part: Part, contents: list[bytes]) -> bytes:
-    rows = zip(part.which.tolist(), part.offsets.tolist(), part.sizes.tolist(), strict=True)
+def wanted(part: Request, contents: list[bytes]) -> bytes:
+    rows = zip(part.input_index.tolist(), part.offsets.tolist(), part.sizes.tolist(), strict=True)
     return b"".join(contents[k][offset : offset + size] for k, offset, size in rows)
 
 
@@ -109,19 +110,19 @@ def test_what_is_read_is_what_the_files_hold(system: str, inputs: list[Input], c
     if system == "no direct":
         inputs[1]._direct = -1  # type: ignore[attr-defined]
     random = Random(3)
-    reader = Reader(40 * PAGE)
-    for most in (0, 1, 12, 100, 100, 5):  # also parts that are larger than a window
+    reader = BlockReader(40 * PAGE)
+    for most in (0, 1, 12, 100, 100, 5):  # also parts that are larger than a buffer
         parts = [some(random, inputs, most) for _ in range(random.randint(0, 9))]
         found = [(part, area.tobytes()) for part, area in reader.read(parts)]
         assert [part for part, _ in found] == parts
         assert all(area == wanted(part, contents) for part, area in found)
-        assert reader.memory_bytes == aio.WINDOWS * 40 * PAGE
+        assert reader.memory_bytes == aio.BUFFERS * 40 * PAGE
     reader.close()
 
 
 def test_a_caller_that_fails_leaves_nothing_behind(inputs: list[Input], contents: list[bytes]) -> None:
     random = Random(4)
-    reader = Reader(40 * PAGE)
+    reader = BlockReader(40 * PAGE)
     for after in (0, 1, 2, 5):
         parts = [some(random, inputs, 30) for _ in range(7)]
         reading = reader.read(parts)
@@ -137,17 +138,17 @@ class Interrupted(aio._System):
     """Ctrl-C comes while reads are waited for, after some have ended."""
 
     is_first = True
-    under_way = 0
+    in_flight = 0
 
     def submit(self, context: int, controls: np.ndarray) -> int:
         done = super().submit(context, controls)
-        self.under_way += max(done, 0)
+        self.in_flight += max(done, 0)
         return done
 
     def events(self, context: int, least: int, events: np.ndarray) -> int:
-        assert least <= self.under_way, "this would wait for ever"
+        assert least <= self.in_flight, "this would wait for ever"
         count = super().events(context, 1 if self.is_first else least, events)
-        self.under_way -= max(count, 0)
+        self.in_flight -= max(count, 0)
         if self.is_first:
             self.is_first = False
             raise KeyboardInterrupt
@@ -161,22 +162,22 @@ def test_an_interrupted_wait_is_not_waited_for_again(inputs: list[Input], conten
         pytest.skip("no asynchronous I/O here")
     system = Interrupted(aio._CALLS[platform.machine()])
     monkeypatch.setattr(aio, "_system", lambda: system)
-    window, part = Window(1 << 16), some(Random(4), inputs, 60)
-    window.start(*part)
-    if system.under_way:
+    buffer, part = ReadBuffer(1 << 16), some(Random(4), inputs, 60)
+    buffer.start(*part)
+    if system.in_flight:
         with pytest.raises(KeyboardInterrupt):
-            window.wait()
-    assert window.wait().tobytes() == wanted(part, contents)
-    window.start(*part)
-    assert window.wait().tobytes() == wanted(part, contents)
-    window.close()
+            buffer.wait()
+    assert buffer.wait().tobytes() == wanted(part, contents)
+    buffer.start(*part)
+    assert buffer.wait().tobytes() == wanted(part, contents)
+    buffer.close()
 
 
 def test_a_file_that_became_shorter_is_damaged(tmp_path: Path, inputs: list[Input]) -> None:
     os.truncate(tmp_path / "file1", 10 * PAGE + 100)
-    part = Part(inputs, np.array([0, 1, 1, 2]), np.array([0, 9, 10, 20]) * PAGE, np.full(4, PAGE))
+    part = Request(inputs, np.array([0, 1, 1, 2]), np.array([0, 9, 10, 20]) * PAGE, np.full(4, PAGE))
     with pytest.raises(Damaged, match="ends too early") as caught:
-        list(Reader(40 * PAGE).read([part]))
+        list(BlockReader(40 * PAGE).read([part]))
     assert caught.value.facts["file"] == str(tmp_path / "file1")
 
 
@@ -185,15 +186,15 @@ def test_a_read_that_fails_says_why(inputs: list[Input], tmp_path: Path) -> None
     inputs[2]._fd = os.open(tmp_path, os.O_RDONLY)  # type: ignore[attr-defined]
     inputs[2]._direct = -1  # type: ignore[attr-defined]
     with pytest.raises(StoreFailed, match="Is a directory"):
-        list(Reader(40 * PAGE).read([Part(inputs, np.array([2]), np.array([0]), np.array([PAGE]))]))
+        list(BlockReader(40 * PAGE).read([Request(inputs, np.array([2]), np.array([0]), np.array([PAGE]))]))
 
 
 def test_nothing_stays_in_the_page_cache(inputs: list[Input], monkeypatch: pytest.MonkeyPatch) -> None:
-    if aio._system() is None or inputs[0].direct < 0:
+    if aio._system() is None or inputs[0].direct_fd < 0:
         pytest.skip("no asynchronous reads here")
     monkeypatch.setattr(inputs[0], "read_into", None)  # would be the plain way
-    window = Window(40 * PAGE)
-    window.start(inputs, np.zeros(40, np.int64), np.arange(40) * PAGE * 2, np.full(40, PAGE))
-    assert len(window.wait()) == 40 * PAGE
-    window.close()
-    window.close()
+    buffer = ReadBuffer(40 * PAGE)
+    buffer.start(inputs, np.zeros(40, np.int64), np.arange(40) * PAGE * 2, np.full(40, PAGE))
+    assert len(buffer.wait()) == 40 * PAGE
+    buffer.close()
+    buffer.close()

@@ -13,7 +13,7 @@ import pytest
 from scalein.errors import BadArgument, BadData, BadName, ScaleinError, UnknownColumn, WrongType
 from scalein.state import LogStore
 from scalein.state.budget import Budget
-from scalein.storage.local import RealFiles
+from scalein.storage.local import LocalFileSystem
 
 KEY, VALUE = {"k": pa.int64()}, {"n": pa.int64(), "t": pa.string()}
 ROWS = pa.table({"k": [1], "n": [1]})
@@ -159,7 +159,7 @@ def test_long_texts_that_left_memory_come_back(tmp_path: Path) -> None:
 
 def test_files_that_were_merged_are_closed(tmp_path: Path) -> None:
     budget = Budget(600_000, 1 << 14, 4096)
-    with LogStore.open_files(RealFiles(tmp_path), key=KEY, value={"n": pa.int64()}, budget=budget) as store:
+    with LogStore.open_on(LocalFileSystem(tmp_path), key=KEY, value={"n": pa.int64()}, budget=budget) as store:
         before = len(os.listdir("/proc/self/fd"))
         for step in range(8):
             store.merge(pa.table({"k": np.arange(step * 100, step * 100 + 500), "n": np.ones(500, np.int64)}), n="sum")

@@ -14,7 +14,7 @@ import pytest
 from scalein.options import Options
 from scalein.state import LogStore, Snapshot
 from scalein.state.budget import Budget
-from scalein.storage.local import RealFiles
+from scalein.storage.local import LocalFileSystem
 from tests.state.store_pair import probes
 
 SECONDS = float(os.environ.get("SCALEIN_STORE_SECONDS", "3"))
@@ -45,7 +45,7 @@ def test_every_snapshot_is_a_point_in_time(tmp_path: Path, budget: Budget) -> No
     options = Options.make(workers=2)
     copies, tmp_path = tmp_path, tmp_path / "store"
     with probes() as seen:
-        store = LogStore.open_files(RealFiles(tmp_path), key=KEY, value=VALUE, budget=budget, keep=3, options=options)
+        store = LogStore.open_on(LocalFileSystem(tmp_path), key=KEY, value=VALUE, budget=budget, options=options)
         random = np.random.default_rng(1)
         step, stop = 0, threading.Event()
         errors: list[BaseException] = []

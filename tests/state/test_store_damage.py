@@ -19,7 +19,7 @@ from scalein.errors import BadArgument, Damaged, NewerFormat, ScaleinError, Stor
 from scalein.state import LogStore, format
 from scalein.state.budget import Budget
 from scalein.state.manifest import Manifest
-from tests.state.built import KIND, Built, copied, opened
+from tests.state.sample_store import KIND, Built, copied, opened
 from tests.state.store_model import Content, content_of
 
 FLIPS = int(os.environ.get("SCALEIN_STORE_FLIPS", "6"))  # of each kind of file

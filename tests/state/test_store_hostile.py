@@ -16,8 +16,8 @@ import pyarrow as pa
 from scalein.errors import ScaleinError
 from scalein.state import LogStore, format, manifest
 from scalein.state.manifest import Manifest
-from scalein.storage.local import RealFiles
-from tests.state.built import BUDGET, KIND, Built, copied
+from scalein.storage.local import LocalFileSystem
+from tests.state.sample_store import BUDGET, KIND, Built, copied
 from tests.state.store_pair import kernels_of
 
 Change = Callable[[Manifest], None]
@@ -133,7 +133,7 @@ for line in sys.stdin:
 def attempt(path: Path) -> str:
     """What happens to a store with a hostile file: "" if it opens, else the kind of error and its first line."""
     try:
-        with LogStore.open_files(RealFiles(path), key=None, value=None, budget=BUDGET) as store:
+        with LogStore.open_on(LocalFileSystem(path), key=None, value=None, budget=BUDGET) as store:
             with suppress(ScaleinError, UnicodeDecodeError):
                 store.get(KIND.key_table(Random(0), 500))
             with suppress(ScaleinError):
@@ -177,7 +177,7 @@ def test_hostile_manifests_do_no_harm(built: Built, tmp_path: Path) -> None:
         for file in built.names:
             if not file.startswith("snapshot"):
                 os.link(built.path / file, path / file)
-        found = manifest.read(RealFiles(built.path, readonly=True), built.ids[-1])
+        found = manifest.read(LocalFileSystem(built.path, readonly=True), built.ids[-1])
         change(found)
         (path / format.manifest_name(found.id)).write_bytes(manifest.encode(found).tobytes())
         places[name] = path
@@ -196,7 +196,7 @@ def test_hostile_records_do_no_harm(built: Built, tmp_path: Path) -> None:
     places = {}
     for number in range(4):
         path = copied(built, tmp_path / str(number))
-        found = manifest.read(RealFiles(path, readonly=True), built.ids[-1])
+        found = manifest.read(LocalFileSystem(path, readonly=True), built.ids[-1])
         for id, at, size in zip(*(found.tables[f"0.{name}"].tolist() for name in ("image", "at", "size")), strict=True):
             file = path / format.image_name(id)
             raw = np.frombuffer(bytearray(file.read_bytes()), np.uint8)

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from scalein.state import LogStore
 from scalein.state.budget import Budget
-from scalein.storage.local import RealFiles
+from scalein.storage.local import LocalFileSystem
 
 ROUNDS = int(os.environ.get("SCALEIN_STORE_KILLS", "12"))
 KEYS = 150
@@ -25,10 +25,10 @@ import os, sys, tempfile
 import numpy as np, pyarrow as pa
 from scalein.state import LogStore
 from scalein.state.budget import Budget
-from scalein.storage.local import RealFiles
+from scalein.storage.local import LocalFileSystem
 
 def run(path, steps):
-    store = LogStore.open_files(RealFiles(path), key={"k": pa.int64()}, value={"n": pa.int64(), "t": pa.string()},
+    store = LogStore.open_on(LocalFileSystem(path), key={"k": pa.int64()}, value={"n": pa.int64(), "t": pa.string()},
                                 budget=Budget(700_000, 1 << 14, 1 << 12), keep=2)
     found = store.get(pa.array([0]))["n"].to_pylist()[0] or 0
     keys = np.arange(KEYS)
@@ -82,7 +82,8 @@ def kill_once(server: subprocess.Popen[str], random: Random, path: Path, before:
         lines.append(server.stdout.readline())
     acknowledged = max((int(line) for line in lines[:-1]), default=before)
     assert acknowledged > before, f"round {number}: nothing was acknowledged"
-    with LogStore.open_files(RealFiles(path), key=None, value=None, budget=Budget(700_000, 1 << 14, 1 << 12)) as store:
+    budget = Budget(700_000, 1 << 14, 1 << 12)
+    with LogStore.open_on(LocalFileSystem(path), key=None, value=None, budget=budget) as store:
         found = store.scan().read_all()
         counts, texts = set(found["n"].to_pylist()), set(found["t"].to_pylist())
         assert (len(found), len(counts), len(texts)) == (KEYS, 1, 1), f"round {number}: {counts} {texts}"

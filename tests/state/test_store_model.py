@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from scalein.state import LogStore
 from scalein.state.budget import Budget
-from scalein.storage.local import RealFiles
+from scalein.storage.local import LocalFileSystem
 from tests.state.store_model import KINDS
 from tests.state.store_pair import Op, Pair, probes
 
@@ -43,7 +43,7 @@ EVERYTHING: list[Op] = [
 
 def run(ops: list[Op], kind: str, budget: str, workers: int) -> Counter[str]:
     with tempfile.TemporaryDirectory() as folder, probes() as seen:
-        pair = Pair(KINDS[kind], lambda readonly: RealFiles(folder, readonly), BUDGETS[budget], workers)
+        pair = Pair(KINDS[kind], lambda readonly: LocalFileSystem(folder, readonly), BUDGETS[budget], workers)
         try:
             for op in ops:
                 pair.do(op)
@@ -77,7 +77,7 @@ def test_a_store_is_a_dict(kind: str) -> None:
 
 def test_groups_whose_index_grows(tmp_path: Path) -> None:
     """Many keys in few calls, so that a group's index doubles several times and its chunks are many."""
-    with probes() as seen, LogStore.open_files(RealFiles(tmp_path), key={"k": pa.int64()}, value={"n": pa.int64()},
+    with probes() as seen, LogStore.open_on(LocalFileSystem(tmp_path), key={"k": pa.int64()}, value={"n": pa.int64()},
                                                budget=BUDGETS["large"]) as store:  # fmt: skip
         keys = np.random.default_rng(1).permutation(40_000)
         for _ in range(2):
@@ -94,7 +94,7 @@ def test_what_a_row_leaves_behind_is_exact(tmp_path: Path) -> None:
     values = [0.0, -0.0, math.nan, math.inf, None, 5e-324]
     table = pa.table({"k": list(range(len(values))), "x": pa.array(values, pa.float64())})
     for _ in range(2):
-        with LogStore.open_files(RealFiles(tmp_path), key={"k": pa.int64()}, value={"x": pa.float64()},
+        with LogStore.open_on(LocalFileSystem(tmp_path), key={"k": pa.int64()}, value={"x": pa.float64()},
                                  budget=BUDGETS["tiny"]) as store:  # fmt: skip
             store.upsert(table)
             for bundle in range(16):

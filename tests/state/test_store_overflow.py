@@ -11,7 +11,7 @@ import pytest
 from scalein.errors import ComputeError
 from scalein.state import LogStore
 from scalein.state.budget import Budget
-from scalein.storage.local import RealFiles
+from scalein.storage.local import LocalFileSystem
 
 KEY = {"k": pa.int64()}
 EXACT = Context(prec=80)
@@ -25,7 +25,7 @@ LIMITS = [
 
 def opened(path: Path, kind: pa.DataType, budget: Budget = SMALL) -> LogStore:
     value = {"n": kind, "other": pa.int64()}
-    return LogStore.open_files(RealFiles(path), key=KEY, value=value, budget=budget)
+    return LogStore.open_on(LocalFileSystem(path), key=KEY, value=value, budget=budget)
 
 
 def rows(keys: list[int], values: list[object], kind: pa.DataType) -> pa.Table:

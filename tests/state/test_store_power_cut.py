@@ -13,7 +13,7 @@ import pytest
 from scalein.errors import ScaleinError
 from scalein.state import format
 from scalein.state.budget import Budget
-from tests.state.power_cut import PowerCut, PowerCutFiles
+from tests.state.power_cut_disk import PowerCut, PowerCutDisk
 from tests.state.store_model import KINDS
 from tests.state.store_pair import Op, Pair
 
@@ -30,7 +30,7 @@ OPS: list[Op] = [
 class Run:
     """The operations on a disk until it fails, and what is known then."""
 
-    def __init__(self, kind: str, disk: PowerCutFiles, ops: list[Op] = OPS) -> None:
+    def __init__(self, kind: str, disk: PowerCutDisk, ops: list[Op] = OPS) -> None:
         self.disk = disk
         self.pair: Pair | None = None
         self.error: BaseException | None = None
@@ -70,7 +70,7 @@ class Run:
         self.pair.store.close()
         self.pair.store = self.pair.opened()
 
-    def check(self, disk: PowerCutFiles, kind: str) -> None:
+    def check(self, disk: PowerCutDisk, kind: str) -> None:
         """What is found on the disk is an acknowledged snapshot or a later one, and the store goes on from it."""
         pair = Pair(KINDS[kind], lambda readonly: disk, TINY, 1, keep=2)
         try:
@@ -98,13 +98,13 @@ def places(count: int, random: Random, most: int = CUTS) -> list[int]:
 
 @pytest.mark.parametrize("kind", ["int", "text"])
 def test_a_power_cut_at_every_operation(kind: str) -> None:
-    whole = PowerCutFiles()
+    whole = PowerCutDisk()
     run = Run(kind, whole)
     assert run.error is None, run.error
     assert sum("run-" in line for line in whole.log) > 10, "nothing was evicted"
     seed = Random(1)
     for cut in places(whole.operations, seed):
-        disk = PowerCutFiles()
+        disk = PowerCutDisk()
         disk.fail_at(cut)
         run = Run(kind, disk)
         for _ in range(2):
@@ -120,12 +120,12 @@ def test_a_power_cut_at_every_operation(kind: str) -> None:
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
 def test_a_failing_disk(kind: str, number: int) -> None:
     """Each call in turn fails once: the error names the file, and nothing that was acknowledged is lost."""
-    whole = PowerCutFiles()
+    whole = PowerCutDisk()
     Run("int", whole)
     calls = whole._calls.get(kind, 0)
     assert calls > 10 or kind in ("rename", "remove")
     for call in places(calls, Random(number), CUTS // 3):
-        disk = PowerCutFiles()
+        disk = PowerCutDisk()
         disk.fail(kind, call, number)
         run = Run("int", disk)
         if run.error is not None:
@@ -141,11 +141,11 @@ def test_a_failing_disk(kind: str, number: int) -> None:
 
 
 def test_a_full_disk() -> None:
-    whole = PowerCutFiles()
+    whole = PowerCutDisk()
     Run("text", whole)
     # How much is written depends on when compaction comes: another run may write less.
     for room in places(whole.written_bytes // 2, Random(3), CUTS // 2 or 100):
-        disk = PowerCutFiles()
+        disk = PowerCutDisk()
         disk.full_after(room)
         run = Run("text", disk)
         assert "disk/" in str(run.error)
@@ -155,7 +155,7 @@ def test_a_full_disk() -> None:
 
 def test_a_manifest_that_failed_after_its_rename_keeps_its_files() -> None:
     """The snapshot was never acknowledged, but the next start may find it: what it names must be there."""
-    disk = PowerCutFiles()
+    disk = PowerCutDisk()
     pair = Pair(KINDS["int"], lambda readonly: disk, TINY, 1)
     for seed in range(6):
         pair.op_more(Random(seed), 300)
@@ -181,7 +181,7 @@ def test_a_manifest_that_failed_after_its_rename_keeps_its_files() -> None:
 
 def test_a_run_that_failed_just_before_a_freeze_fails_the_snapshot() -> None:
     """Its records are in no image any more, so a manifest that named it would name a file that is not there."""
-    disk = PowerCutFiles()
+    disk = PowerCutDisk()
     pair = Pair(KINDS["int"], lambda readonly: disk, TINY, 1)
     pair.op_more(Random(1), 300)
     pair.op_snapshot(Random(1), 0)

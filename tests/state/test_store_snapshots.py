@@ -18,8 +18,8 @@ from scalein.state import LogStore
 from scalein.state.budget import Budget
 from scalein.state.evict import Spiller
 from scalein.state.snapshot import Copy, Frozen
-from scalein.storage.local import RealFiles
-from tests.state.power_cut import PowerCutFiles
+from scalein.storage.local import LocalFileSystem
+from tests.state.power_cut_disk import PowerCutDisk
 from tests.state.store_model import KINDS
 from tests.state.store_pair import Pair, probes
 
@@ -27,7 +27,7 @@ SMALL = Budget(None, 1 << 14, 1 << 12)
 
 
 def pair_of(kind: str, path: Path, workers: int = 1, budget: Budget = SMALL) -> Pair:
-    return Pair(KINDS[kind], lambda readonly: RealFiles(path, readonly), budget, workers)
+    return Pair(KINDS[kind], lambda readonly: LocalFileSystem(path, readonly), budget, workers)
 
 
 @pytest.mark.parametrize("kind", ["int", "text"])
@@ -71,7 +71,7 @@ def test_a_freeze_does_not_disturb_the_copy_before(tmp_path: Path, at_once: int)
 def test_texts_written_since_the_last_snapshot_are_in_the_next(tmp_path: Path) -> None:
     """A new text may lie in a segment none of whose records changed."""
     value = {"t": pa.string()}
-    store = LogStore.open_files(RealFiles(tmp_path), key={"k": pa.int64()}, value=value, budget=SMALL)
+    store = LogStore.open_on(LocalFileSystem(tmp_path), key={"k": pa.int64()}, value=value, budget=SMALL)
 
     def rows(keys: range, what: str) -> pa.Table:
         return pa.table({"k": pa.array(keys, pa.int64()), "t": [f"{what} of the key number {k}" for k in keys]})
@@ -91,7 +91,7 @@ def test_texts_written_since_the_last_snapshot_are_in_the_next(tmp_path: Path) -
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
 @pytest.mark.parametrize("call", [0, 1])
 def test_a_failed_snapshot_is_said_and_the_next_holds_everything(kind: str, number: int, call: int) -> None:
-    disk = PowerCutFiles()
+    disk = PowerCutDisk()
     pair = Pair(KINDS["int"], lambda readonly: disk, SMALL, 1)
     pair.op_more(Random(1), 300)
     pair.store.snapshot().wait()
@@ -116,7 +116,7 @@ def test_a_failed_snapshot_is_said_and_the_next_holds_everything(kind: str, numb
 
 
 def test_close_says_that_the_snapshot_under_way_failed() -> None:
-    disk = PowerCutFiles()
+    disk = PowerCutDisk()
     pair = Pair(KINDS["int"], lambda readonly: disk, SMALL, 1)
     pair.op_more(Random(1), 300)
     pair.gate.clear()
@@ -135,7 +135,7 @@ def test_close_says_that_the_snapshot_under_way_failed() -> None:
 
 
 def test_a_failing_snapshot_does_not_disturb_the_one_behind() -> None:
-    disk = PowerCutFiles()
+    disk = PowerCutDisk()
     pair = Pair(KINDS["int"], lambda readonly: disk, SMALL, 2)
     pair.op_more(Random(1), 1500)
     pair.op_snapshot(Random(0), 0)
@@ -207,7 +207,7 @@ def test_records_that_cannot_leave_come_back_under_newer_ones(tmp_path: Path, mo
 def test_records_that_an_interrupted_call_made_are_in_the_next_image(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     """A kernel that leaves for room has made records that it did not mark; there may be none to come back to."""
-    store = LogStore.open_files(RealFiles(tmp_path), key={"k": pa.int64()}, value={"n": pa.int64()}, budget=SMALL)
+    store = LogStore.open_on(LocalFileSystem(tmp_path), key={"k": pa.int64()}, value={"n": pa.int64()}, budget=SMALL)
     hot, numbers = store._tiers.hot, np.arange(20_000, dtype=np.int64)
     hashes = store._kernels.lookup(hot, pa.record_batch({"k": numbers}))[1]
     keys = numbers[hashes >> np.uint64(56) == hashes[-1] >> np.uint64(56)]
@@ -224,7 +224,7 @@ def test_records_that_an_interrupted_call_made_are_in_the_next_image(
         with pytest.raises(ScaleinError, match="no room"):
             store.upsert(more)
     store.close()
-    with LogStore.open_files(RealFiles(tmp_path), key=None, value=None, budget=SMALL) as store:
+    with LogStore.open_on(LocalFileSystem(tmp_path), key=None, value=None, budget=SMALL) as store:
         store._tiers.load_all()
         assert set(store.scan().read_all()["k"].to_pylist()) <= set(keys[: first + 4].tolist())  # no zeros as a record
         assert store.get(pa.array(keys[:first]))["n"].to_pylist() == keys[:first].tolist()

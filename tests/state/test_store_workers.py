@@ -13,7 +13,7 @@ import pytest
 from scalein.kernels import store as store_kernels
 from scalein.state import LogStore
 from scalein.state.budget import Budget
-from scalein.storage.local import RealFiles
+from scalein.storage.local import LocalFileSystem
 from tests.state.store_model import KINDS
 from tests.state.store_pair import Pair, probes
 
@@ -31,7 +31,7 @@ def shuffled(random: Random, pair: Pair, calls: int) -> None:
 @pytest.mark.parametrize(("kind", "workers"), [(kind, 2 + k % 4) for k, kind in enumerate(KINDS)])
 def test_calls_of_all_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, workers: int) -> None:
     monkeypatch.setattr(store_kernels, "WORKER_ROWS", 150)
-    pair = Pair(KINDS[kind], lambda readonly: RealFiles(tmp_path, readonly), TINY, workers)
+    pair = Pair(KINDS[kind], lambda readonly: LocalFileSystem(tmp_path, readonly), TINY, workers)
     random = Random(f"{kind} {workers}")
     for _ in range(3):
         shuffled(random, pair, 12)
@@ -45,7 +45,7 @@ def test_logs_of_calls_with_and_without_other_workers(tmp_path: Path, monkeypatc
     """A record's changes lie in the logs of several workers, by the call: which worker had it differs."""
     monkeypatch.setattr(store_kernels, "WORKER_ROWS", 150)
     with probes() as seen:
-        pair = Pair(KINDS["int"], lambda readonly: RealFiles(tmp_path, readonly), TINY, 3)
+        pair = Pair(KINDS["int"], lambda readonly: LocalFileSystem(tmp_path, readonly), TINY, 3)
         pair.op_more(Random(0), 1500)
         for seed in range(4):
             pair.op_slow_snapshot(Random(seed), 0)
@@ -71,7 +71,7 @@ def test_workers_without_rows(tmp_path: Path, keys: int) -> None:
 
 def test_a_segment_is_copied_beside_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel whose log is full waits for no other segment's copy; and for its own, if that has begun."""
-    pair = Pair(KINDS["int"], lambda readonly: RealFiles(tmp_path, readonly), TINY, 2)
+    pair = Pair(KINDS["int"], lambda readonly: LocalFileSystem(tmp_path, readonly), TINY, 2)
     pair.op_more(Random(1), 2600)
     pair.op_slow_snapshot(Random(1), 0)
     copier = pair.store._saver.copier
@@ -104,7 +104,7 @@ def test_a_segment_is_copied_beside_another(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_copy_that_fails_is_left_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = Pair(KINDS["int"], lambda readonly: RealFiles(tmp_path, readonly), TINY, 1)
+    pair = Pair(KINDS["int"], lambda readonly: LocalFileSystem(tmp_path, readonly), TINY, 1)
     pair.op_more(Random(1), 2600)
     pair.op_slow_snapshot(Random(1), 0)
     copier = pair.store._saver.copier

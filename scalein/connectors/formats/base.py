@@ -1,7 +1,7 @@
-"""File formats as sources read them: the schema of a file, and its rows as units that can be decoded side by side.
+"""File formats as sources read them: the schema of a file, and its rows as splits that are decoded in parallel.
 
-A part is a run of rows of one file; parts before the row to begin with are not read where the format knows its blocks
-(Parquet, Arrow IPC files).
+A split is a range of rows of one file. Splits before the first row wanted are not read if the format has an index of
+its blocks (Parquet, Arrow IPC files).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ MOST_ROWS = 1 << 18  # of a batch, whatever a file has
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Rows of a file from `row` on, whose decoding is independent of the others."""
+class FileSplit:
+    """A range of rows that begins at `row` of its file and is decoded independently of the others."""
 
     row: int
     open: Callable[[], Iterator[pa.RecordBatch]]
@@ -34,10 +34,10 @@ class Format(Protocol):
         """As in `read_<name>`."""
 
     def schema(self, path: str) -> pa.Schema | None:
-        """The schema of a file; None if it has neither rows nor any sign of columns."""
+        """The schema of a file; None if the file is empty."""
 
-    def parts(self, path: str, schema: pa.Schema, columns: list[str] | None, row: int) -> Iterator[Part]:
-        """The parts that have rows from `row` on, in order; a file of another schema is refused."""
+    def splits(self, path: str, schema: pa.Schema, columns: list[str] | None, row: int) -> Iterator[FileSplit]:
+        """The splits with rows at or after `row`, in order; a file with another schema is refused."""
 
 
 _ALIKE = "files read together have the columns and types of the first one, or of schema="

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from scalein.connectors.formats.base import Part, check_schema, reading
+from scalein.connectors.formats.base import FileSplit, check_schema, reading
 
 _MAGIC = b"ARROW1"  # the file format begins so, the stream format does not
 
@@ -22,7 +22,7 @@ class Ipc:
         with reading(path), pa.memory_map(path) as file:
             return _open(file, None).schema
 
-    def parts(self, path: str, schema: pa.Schema, columns: list[str] | None, row: int) -> Iterator[Part]:
+    def splits(self, path: str, schema: pa.Schema, columns: list[str] | None, row: int) -> Iterator[FileSplit]:
         with reading(path), pa.memory_map(path) as file:
             reader = _open(file, None)
             check_schema(path, reader.schema, schema)
@@ -37,7 +37,7 @@ class Ipc:
                     batch.validate()
                     yield batch if batch.schema.names == names else batch.select(names)
 
-        yield Part(first, open)
+        yield FileSplit(first, open)
 
 
 def _open(file: pa.NativeFile, fields: list[int] | None) -> pa.RecordBatchReader | pa.ipc.RecordBatchFileReader:
@@ -48,9 +48,10 @@ def _open(file: pa.NativeFile, fields: list[int] | None) -> pa.RecordBatchReader
 
 
 def _block_of(row: int, reader: pa.RecordBatchReader | pa.ipc.RecordBatchFileReader) -> tuple[int, int]:
-    """The block of a file that a row is in, and its first row; a stream knows no blocks, so it starts at its beginning.
+    """The block of a file that a row is in, and its first row; a stream has no block index, so it starts at its
+    beginning.
 
-    The last block if there is no such row: whoever reads finds out.
+    The last block if there is no such row: the reader reports that.
     """
     first = 0
     if isinstance(reader, pa.ipc.RecordBatchFileReader):

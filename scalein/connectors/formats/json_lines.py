@@ -24,7 +24,7 @@ class JsonWriter:
             self._file.write(lines(batch))
 
     def close(self) -> None:
-        """Nothing is left to write; the file is closed by whoever opened it."""
+        """Nothing is buffered; the caller closes the file."""
 
 
 def lines(batch: pa.RecordBatch) -> bytes:
@@ -76,7 +76,7 @@ def _quoted(texts: pa.Array) -> pa.Array:
 
 
 def _plain(value: pa.Scalar) -> object:
-    """A value as Python's json writes it the way of `_texts`."""
+    """A value that Python's json writes in the same form as `_texts`."""
     if not value.is_valid:
         return None
     if isinstance(value, pa.StructScalar):

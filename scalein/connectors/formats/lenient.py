@@ -1,18 +1,18 @@
-"""Lines of text that cannot be decoded: which they are, and what becomes of them.
+"""Malformed records of text files: how they are found, and what becomes of them.
 
-pyarrow decodes blocks of many lines, and gives a file up at the first wrong one. Such a file is read once more here, in
-pieces that end where records do: a piece that fails is halved until what fails is a single record. What is right comes
-out as pyarrow decodes it, in the same order.
+pyarrow decodes blocks of many lines and fails at the first malformed one. Such a file is read again here, in blocks
+that end at record boundaries: a block that fails is bisected until the failing record is found. All other records are
+decoded by pyarrow as usual, in the same order.
 
-    raise   the first line that is wrong is an error that names it
-    null    a wrong line is a row: null in the fields that cannot be decoded, or in all of them
-    keep    a wrong line is a row without values, that has its file, number and text in the columns `BAD`
+    raise   the first malformed record is an error that names its line
+    null    a malformed record is a row: null in the fields that cannot be decoded, or in all of them
+    keep    a malformed record is a row without values; the columns `MALFORMED` have its file, line and text
 
-A record of many lines that has all its fields is wrong as a whole. One that has not is the work of a quote that is
-not closed: only its first line is wrong then, and the others are looked at anew. Where the next quote closed it, that
-is the end of what is looked at: values with newlines may be torn there.
+A record of several lines that has all its fields is malformed as a whole. One with missing fields is caused by a quote
+that is not closed: only its first line is malformed, and the following lines are parsed again. Known limit: if a later
+quote closes it, parsing continues there, and values that contain newlines may be split.
 
-A wrong line costs about ten calls of pyarrow's, 2 to 5 ms in all: a file with many of them is better mended.
+A malformed record costs about ten calls of pyarrow, 2 to 5 ms.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ import pyarrow as pa
 from scalein.dtypes import from_arrow_type
 from scalein.errors import BadData
 
-BLOCK_BYTES = 4 << 20  # a record is shorter
-BAD = pa.schema({"bad_file": pa.string(), "bad_line": pa.int64(), "bad_text": pa.string()})
+BLOCK_BYTES = 4 << 20  # upper bound of a record's size
+MALFORMED = pa.schema({"bad_file": pa.string(), "bad_line": pa.int64(), "bad_text": pa.string()})
 _SHOWN = 200  # characters of a line, in an error
 _NEWLINE = ord("\n")
 _RETURN = ord("\r")
@@ -38,22 +38,22 @@ class Records(Protocol):
     """How text of one kind is cut and decoded."""
 
     def ends(self, data: bytes) -> list[int]:
-        """The places behind each whole record of some data that begins with one."""
+        """The end offsets of the complete records in `data`, which begins at a record boundary."""
 
     def decode(self, data: bytes, names: list[str]) -> pa.RecordBatch:
-        """These columns of whole records; an error of pyarrow's if one of them is wrong."""
+        """These columns of complete records; raises pyarrow's error if one of them is malformed."""
 
     def is_one(self, data: bytes) -> bool:
-        """Whether several lines are one record, with as many fields as it should have, whatever their values."""
+        """Whether several lines are one record with the expected number of fields, whatever their values."""
 
 
 @dataclass(frozen=True)
-class Careful:
-    """A file that is read record by record; `how` is raise, null or keep."""
+class LenientReader:
+    """Reads a file and isolates its malformed records; `how` is raise, null or keep."""
 
     path: str
     records: Records
-    schema: pa.Schema  # of the rows, without those of `BAD`
+    schema: pa.Schema  # of the rows, without the columns of `MALFORMED`
     how: str
     hint: str
 
@@ -75,7 +75,7 @@ class Careful:
                     return
 
     def _cut(self, data: bytes, is_end: bool) -> list[int]:
-        """The places where records end. What has no end, though it should, ends with its first line."""
+        """The end offsets of records. A record without an end, where there should be one, ends with its first line."""
         ends = self._ends(data, is_end)
         done = ends[-1] if ends else 0
         while (is_end and done < len(data)) or len(data) - done > BLOCK_BYTES:
@@ -86,14 +86,14 @@ class Careful:
         return ends
 
     def _ends(self, data: bytes, is_end: bool) -> list[int]:
-        """The places where records end by themselves: the last one of a file may do so without a newline."""
+        """The end offsets of complete records; the last one of a file may lack the newline."""
         if not is_end or not data or data.endswith(b"\n"):
             return self.records.ends(data)
         return [min(end, len(data)) for end in self.records.ends(data + b"\n")]
 
     def _decoded(self, data: bytes, records: list[tuple[int, int]], line: int) -> Iterator[pa.RecordBatch]:
-        """Records, each from a place to another in data that begins with a line."""
-        waiting, counted = [records] if records else [], 0  # the line is that of the place `counted`
+        """The rows of records, each a pair of offsets into `data`, which begins at line `line`."""
+        waiting, counted = [records] if records else [], 0  # `line` is the line number at offset `counted`
         while waiting:
             some = waiting.pop()
             start, end = some[0][0], some[-1][1]
@@ -107,13 +107,13 @@ class Careful:
                 if first < end and self.records.is_one(data[start:end]):
                     first = end
                 line, counted = line + _lines(data, counted, start), start
-                yield self._wrong(data[start:first], line, error)
-                if first < end:  # more lines, that a quote has made part of it
+                yield self._malformed(data[start:first], line, error)
+                if first < end:  # the lines that an unclosed quote had made part of the record
                     again = _between(self._cut(data[first:end], is_end=True))
                     waiting.append([(first + a, first + b) for a, b in again])
                 continue
             if found.num_rows:
-                yield beside(found) if self.how == "keep" else found
+                yield with_malformed(found) if self.how == "keep" else found
 
     def _decode(self, data: bytes, names: list[str]) -> pa.RecordBatch:
         found = self.records.decode(data, names)
@@ -122,8 +122,8 @@ class Careful:
                 raise pa.ArrowInvalid(f"a field of column {name!r}, which cannot be null, is empty")
         return found
 
-    def _wrong(self, text: bytes, line: int, error: pa.ArrowException) -> pa.RecordBatch:
-        """The row of a line that cannot be decoded."""
+    def _malformed(self, text: bytes, line: int, error: pa.ArrowException) -> pa.RecordBatch:
+        """The row of a malformed record."""
         shown = text.decode(errors="backslashreplace").rstrip("\r\n")
         columns = [self._alone(field, text) for field in self.schema] if self.how == "null" else []
         if self.how == "raise" or None in columns:
@@ -132,10 +132,10 @@ class Careful:
         if self.how == "null":
             return pa.RecordBatch.from_arrays(columns, names=self.schema.names)
         empty = pa.RecordBatch.from_arrays([_nothing(field) for field in self.schema], names=self.schema.names)
-        return beside(empty, self.path, line, shown)
+        return with_malformed(empty, self.path, line, shown)
 
     def _alone(self, field: pa.Field, text: bytes) -> pa.Array | None:
-        """The field of a line as a column; None if it cannot be decoded and must not be null."""
+        """One field of a record as a column; None if it cannot be decoded and is not nullable."""
         try:
             found = self._decode(text, [field.name])
         except pa.ArrowException:
@@ -143,15 +143,17 @@ class Careful:
         return found.column(0) if found.num_rows == 1 else pa.nulls(1, field.type)
 
 
-def beside(batch: pa.RecordBatch, *bad: object) -> pa.RecordBatch:
-    """Rows with the columns `BAD`: null if they are right, else file, number and text of the one row's line."""
-    more = [pa.array([value], field.type) for value, field in zip(bad, BAD, strict=True)] if bad else [
-        pa.nulls(batch.num_rows, field.type) for field in BAD]
-    return pa.RecordBatch.from_arrays([*batch.columns, *more], names=[*batch.schema.names, *BAD.names])
+def with_malformed(batch: pa.RecordBatch, *bad: object) -> pa.RecordBatch:
+    """Rows with the columns `MALFORMED`: null for decoded rows, else the file, line and text of the one malformed
+    record.
+    """
+    more = [pa.array([value], field.type) for value, field in zip(bad, MALFORMED, strict=True)] if bad else [
+        pa.nulls(batch.num_rows, field.type) for field in MALFORMED]
+    return pa.RecordBatch.from_arrays([*batch.columns, *more], names=[*batch.schema.names, *MALFORMED.names])
 
 
 def _joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """All rows as one batch, also those before an error: around wrong lines they come in very small ones."""
+    """All rows as one batch, also those before an error: bisecting leaves very small batches."""
     some, failed = list[pa.RecordBatch](), None
     try:
         for batch in batches:
@@ -167,7 +169,7 @@ def _joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _nothing(field: pa.Field) -> pa.Array:
-    """A value that nobody will look at, of a column that may not take a null."""
+    """A placeholder value for a malformed record, also for columns that are not nullable."""
     if field.nullable:
         return pa.nulls(1, field.type)
     if not pa.types.is_nested(field.type) and not from_arrow_type(field.type).is_bytes:
@@ -176,7 +178,7 @@ def _nothing(field: pa.Field) -> pa.Array:
 
 
 def newlines(data: bytes) -> list[int]:
-    r"""The places behind the lines of some data. A \r at its end may be half of a newline.
+    r"""The end offsets of the lines in `data`. A \r at its end may be half of a newline.
 
     >>> newlines(b"a\r\nb\nc\rd\r")
     [3, 5, 7]
@@ -196,5 +198,5 @@ def _lines(data: bytes, start: int, end: int) -> int:
 
 
 def _first_line(data: bytes) -> int:
-    """The place behind the first line of some data."""
+    """The end offset of the first line."""
     return next(iter(newlines(data)), len(data))

@@ -1,8 +1,8 @@
-"""Parquet files: row groups, and the columns of each, decoded side by side from the mapped file.
+"""Parquet files: row groups, and the columns of each, decoded in parallel from the mapped file.
 
-Where all columns are numbers in pages that our own kernels know, these decode them (`parquet_columns.py`), else
-pyarrow: beside text, which takes most of the time, there is nothing to gain. Row groups that have no row a filter keeps
-are not read.
+If all columns are numbers in pages that the compiled kernels support, these decode them (`parquet_decode.py`), else
+pyarrow does: text takes most of the time, so beside it there is nothing to gain. Row groups whose statistics rule out
+every row of a filter are not read.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any
 import pyarrow as pa
 
 from scalein.connectors.formats import statistics
-from scalein.connectors.formats.base import MOST_ROWS, Part, check_schema, reading
-from scalein.connectors.formats.parquet_decode import Column, Unusual, columns_of, may_be_decoded
-from scalein.connectors.formats.statistics import Condition, Skipped
+from scalein.connectors.formats.base import MOST_ROWS, FileSplit, check_schema, reading
+from scalein.connectors.formats.parquet_decode import Column, Unsupported, columns_of, may_be_decoded
+from scalein.connectors.formats.statistics import Condition, SkipCounter
 from scalein.options import granted_cores
 
 BATCH_ROWS = 1 << 16
 _BATCH_BYTES = 32 << 20  # rows of a batch are fewer where they are wide
-_PART_ROWS = 1 << 18  # row groups smaller than this are decoded together
-_OWN_BATCHES = 4  # times as many rows are in a batch of which we decode all
-_WORTH_ROWS = 1 << 17  # of a row group, from which on opening it ourselves as well is worth it
+_SPLIT_ROWS = 1 << 18  # neighbouring row groups make a split of about this size
+_OWN_BATCHES = 4  # batches that the kernels decode have this many times the rows
+_WORTH_ROWS = 1 << 17  # row groups of at least this size repay opening the file a second time for the kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Parquet:
 
     name: str = "parquet"
     tests: tuple[Condition, ...] = ()  # rows for which one does not hold need not be read
-    skipped: Skipped = field(default_factory=Skipped, compare=False)
+    skipped: SkipCounter = field(default_factory=SkipCounter, compare=False)
 
     def schema(self, path: str) -> pa.Schema:
         import pyarrow.parquet as pq
@@ -44,7 +44,7 @@ class Parquet:
         with reading(path):
             return pq.read_schema(path, memory_map=True)
 
-    def parts(self, path: str, schema: pa.Schema, columns: list[str] | None, row: int) -> Iterator[Part]:
+    def splits(self, path: str, schema: pa.Schema, columns: list[str] | None, row: int) -> Iterator[FileSplit]:
         import pyarrow.parquet as pq
 
         with reading(path):
@@ -56,12 +56,12 @@ class Parquet:
         sizes = [group.num_rows for group in groups]
         row_bytes = sum(group.total_byte_size for group in groups) / max(1, sum(sizes))
         names = schema.names if columns is None else columns
-        # A small row group is one batch; of a large one, more rows would fall out of the caches before they are used.
-        # What our kernels decode is so soon done that there what Python does for a batch counts more.
+        # A small row group is one batch; larger batches would leave the caches before they are used. The kernels
+        # decode so fast that the cost of Python for each batch weighs more there.
         most_rows = BATCH_ROWS if max(sizes, default=0) > 2 * BATCH_ROWS else 2 * BATCH_ROWS
         batch_rows = max(1024, min(most_rows, int(_BATCH_BYTES / max(1.0, row_bytes))))
         starts = list(accumulate(sizes, initial=0))
-        spare = iter([file])  # a reader serves one thread: one part takes this one, the others open their own
+        spare = iter([file])  # a reader serves one thread: one split uses this one, the others open their own
 
         def read(run: list[int]) -> Iterator[pa.RecordBatch]:
             with reading(path), next(spare, None) or pq.ParquetFile(path, metadata=metadata, memory_map=True) as mine:
@@ -71,14 +71,14 @@ class Parquet:
         for run in _runs(sizes, is_wanted):
             if starts[run[-1] + 1] > row:
                 is_any = True
-                yield Part(starts[run[0]], partial(read, run))
+                yield FileSplit(starts[run[0]], partial(read, run))
         self.skipped.row_groups += sum(not is_read and starts[k + 1] > row for k, is_read in enumerate(is_wanted))
         if not is_any and not all(is_wanted):
-            yield Part(starts[-1], lambda: iter(()))  # that is how far the file goes
+            yield FileSplit(starts[-1], lambda: iter(()))  # so that the offset reaches the end of the file
 
 
 def _runs(sizes: list[int], is_wanted: list[bool]) -> Iterator[list[int]]:
-    """Neighbouring row groups, together about a part; empty ones, and those that nobody wants, are left out.
+    """Neighbouring row groups, together about a split; empty ones and skipped ones are left out.
 
     >>> list(_runs([300_000, 0, 100_000, 100_000, 100_000, 5, 5], [True, True, True, True, True, False, True]))
     [[0], [2, 3, 4], [6]]
@@ -89,7 +89,7 @@ def _runs(sizes: list[int], is_wanted: list[bool]) -> Iterator[list[int]]:
         if size and is_wanted[k]:
             run.append(k)
             rows += size
-        if run and (rows >= _PART_ROWS or not is_wanted[k]):
+        if run and (rows >= _SPLIT_ROWS or not is_wanted[k]):
             yield run
             run, rows = [], 0
     if run:
@@ -98,20 +98,21 @@ def _runs(sizes: list[int], is_wanted: list[bool]) -> Iterator[list[int]]:
 
 def batches_of(path: str, file: Any, groups: list[int], names: list[str], batch_rows: int,
                use_threads: bool = True) -> Iterator[pa.RecordBatch]:
-    """Columns of some row groups, in batches of about so many rows; threads may be used for the columns, or not."""
+    """Columns of some row groups, in batches of about `batch_rows` rows; `use_threads` decodes columns in parallel."""
     rows = sum(file.metadata.row_group(k).num_rows for k in groups)
     fields = [file.schema_arrow.field(name) for name in names]
     given = 0
     if names and rows >= _WORTH_ROWS * len(groups) and may_be_decoded(file.schema, fields, rows):
-        for group in groups:  # whatever is wrong with it: where pyarrow's reader raises, its metadata end the process
+        # Pyarrow's reader raises for damaged files, whereas asking their metadata ends the process.
+        for group in groups:
             next(file.iter_batches(1, [group], names, use_threads=False), None)
         with pa.memory_map(path) as mapped:
             ours = columns_of(mapped.read_buffer(), file.metadata, groups, fields)
         row_bytes = sum(field.type.bit_width for field in fields) // 8
         together = min(_OWN_BATCHES * batch_rows, MOST_ROWS, max(1024, _BATCH_BYTES // row_bytes))
         threads = min(len(ours), granted_cores() // file.metadata.num_row_groups) if use_threads else 1
-        with suppress(Unusual), ThreadPoolExecutor(threads) if threads > 1 else nullcontext() as pool:
-            while ours and given < rows:  # where one is unusual, pyarrow reads the rest, or says what is wrong with it
+        with suppress(Unsupported), ThreadPoolExecutor(threads) if threads > 1 else nullcontext() as pool:
+            while ours and given < rows:  # from an unsupported page on, pyarrow reads the rest, or reports the damage
                 count = min(together, rows - given)
                 taken = (pool.map if pool else map)(partial(Column.take, count=count), ours)
                 yield pa.RecordBatch.from_arrays(list(taken), schema=pa.schema(fields))

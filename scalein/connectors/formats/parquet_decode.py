@@ -1,11 +1,11 @@
-"""Columns of numbers in Parquet files, decoded by our own kernels.
+"""Dictionary-encoded numbers of Parquet files, decoded by compiled kernels.
 
-pyarrow takes 2.5 ns a value where dictionaries are used, which is most of the time of many a query over files; the
-kernel takes 0.5 (`llvm_backend/unpack.py`). So flat columns of numbers and times without nulls are decoded here, those
-whose pages are dictionary-coded. What is `Unusual` is left to pyarrow.
+pyarrow takes 2.5 ns a value for dictionary pages, which is most of the time of many queries over files; the kernel
+takes 0.5 ns (`llvm_backend/parquet/dictionary_pages.py`). So flat columns of numbers and times without nulls whose
+pages are dictionary-encoded are decoded here. Whatever raises `Unsupported` is left to pyarrow.
 
-Invariant: nothing is believed of a file. Sizes are checked before bytes are looked at; pages that say otherwise than
-the metadata, or have numbers that the dictionary does not, are unusual.
+Invariant: files are not trusted. Sizes are checked before bytes are read; pages that contradict the metadata, or have
+indices outside the dictionary, are unsupported.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import pyarrow as pa
 from scalein.layout import PAGE_KIND, PAGE_PLAIN, PAGE_START, PAGE_VALUES, WITHIN
 from scalein.options import Options
 
-_MOST_DICTIONARY_BYTES = 1 << 18  # that stay in L2
-_CODED = 0.9  # share of values
-_TOGETHER = 1 << 18  # values of pages that are decompressed at once, at least
+_MOST_DICTIONARY_BYTES = 1 << 18  # stays in L2
+_CODED = 0.9  # least share of dictionary-encoded values
+_TOGETHER = 1 << 18  # least number of values decompressed by one call
 _UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
 _STORED: dict[str, np.dtype[Any]] = {
     "INT32": np.dtype("<i4"), "INT64": np.dtype("<i8"), "FLOAT": np.dtype("<f4"), "DOUBLE": np.dtype("<f8"),
@@ -33,7 +33,7 @@ _SNAPPY = pa.Codec("snappy")
 
 
 class Column:
-    """The values of some row groups' chunks of a column, in order. One thread reads it."""
+    """The values of a column in some row groups, in order. One thread reads it."""
 
     def __init__(self, file: pa.Buffer, chunks: list[Chunk], stored: np.dtype[Any], arrow: pa.DataType,
                  options: Options) -> None:
@@ -45,11 +45,11 @@ class Column:
         self._dtype = np.dtype(f"{stored.kind}{arrow.bit_width // 8}")
         self._unpacker = Unpacker(self._dtype.itemsize, options)
         self._parts = self._opened(chunks)
-        self._plain: np.ndarray | None = np.zeros(0, self._dtype)  # None: the unpacker has the next values
-        self._left = 0  # values of these
+        self._plain: np.ndarray | None = np.zeros(0, self._dtype)  # None: the next values are in the unpacker
+        self._left = 0  # remaining values of either
 
     def take(self, count: int) -> pa.Array:
-        """The next values; raises `Unusual` where there is one that cannot be decoded here."""
+        """The next values; raises `Unsupported` at a page that cannot be decoded here."""
         buffer = pa.allocate_buffer(count * self._dtype.itemsize)
         out = np.frombuffer(buffer, self._dtype)
         done = 0
@@ -57,12 +57,12 @@ class Column:
             if not self._left:
                 following = next(self._parts, None)
                 if following is None:
-                    raise Unusual
+                    raise Unsupported
                 self._plain, self._left = following
             n = min(self._left, count - done)
             if self._plain is None:
                 if self._unpacker.into(out[done : done + n]) != n:
-                    raise Unusual
+                    raise Unsupported
             else:
                 first = len(self._plain) - self._left
                 out[done : done + n] = self._plain[first : first + n]
@@ -70,7 +70,7 @@ class Column:
         return pa.Array.from_buffers(self._arrow, count, [None, buffer], 0)
 
     def _opened(self, chunks: Iterable[Chunk]) -> Iterator[tuple[np.ndarray | None, int]]:
-        """Values of some pages, or None if they are in the unpacker, and how many they are."""
+        """The values of some pages, or None if the unpacker has them, and their number."""
         for chunk in chunks:
             if chunk.dictionary is not None:
                 self._unpacker.use(self._values(chunk.dictionary))
@@ -81,7 +81,7 @@ class Column:
                     continue
                 opened = None if chunk.dictionary is None else self._opener.open(self._bytes, pages)
                 if opened is None:
-                    raise Unusual
+                    raise Unsupported
                 self._unpacker.take(opened)
                 yield None, int(pages[:, PAGE_VALUES].sum())
 
@@ -93,11 +93,11 @@ class Column:
             _check_levels(raw[4 : 4 + size].tobytes(), page.values)
             raw = raw[4 + size :]
         if len(raw) != page.values * self._stored.itemsize:
-            raise Unusual
+            raise Unsupported
         return raw.view(self._stored).astype(self._dtype, copy=False)
 
     def _decompressed(self, page: Page) -> pa.Buffer:
-        """A page's bytes, but for levels that stand before those which are compressed."""
+        """The decompressed bytes of a page, without the uncompressed levels before them."""
         levels = max(0, page.levels)
         if levels:
             _check_levels(self._file.slice(page.start, levels).to_pybytes(), page.values)
@@ -105,27 +105,27 @@ class Column:
         if not page.is_compressed:
             return data
         if _snappy_size(data) != raw_size:
-            raise Unusual
+            raise Unsupported
         try:
             return _SNAPPY.decompress(data, raw_size)
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise Unusual from error
+            raise Unsupported from error
 
 
 def _together(pages: np.ndarray) -> Iterator[tuple[bool, np.ndarray]]:
-    """Neighbouring pages that are all plain, or none of which is; of these no more at once than stay in the caches."""
+    """Neighbouring pages of one encoding; dictionary pages no more at once than fit the caches."""
     is_plain = pages[:, PAGE_PLAIN] != 0
     ends = np.flatnonzero(np.diff(is_plain)) + 1
     for start, end in pairwise([0, *ends.tolist(), len(pages)]):
         total = pages[start:end, PAGE_VALUES].cumsum()
         while start < end:
-            behind = len(total) if is_plain[start] else int(np.searchsorted(total, total[0] + _TOGETHER))
-            yield bool(is_plain[start]), pages[start : start + max(1, behind)]
-            start, total = start + max(1, behind), total[max(1, behind) :]
+            count = len(total) if is_plain[start] else int(np.searchsorted(total, total[0] + _TOGETHER))
+            yield bool(is_plain[start]), pages[start : start + max(1, count)]
+            start, total = start + max(1, count), total[max(1, count) :]
 
 
 def _snappy_size(data: pa.Buffer) -> int:
-    """How many bytes these become, as they say themselves: else whoever decompresses them may leave some unset."""
+    """The decompressed size that the data itself declares: with another one the decompressor may leave bytes unset."""
     found = shift = 0
     start: bytes = data.slice(0, min(5, data.size)).to_pybytes()
     for byte in start:
@@ -136,13 +136,14 @@ def _snappy_size(data: pa.Buffer) -> int:
 
 
 def _check_levels(levels: bytes, count: int) -> None:
-    """Whether so many levels are all 1: what `llvm_backend/unpack.py` does where they are in one piece with numbers."""
+    """Check that `count` definition levels are all 1; the kernel does so for levels that are stored with the indices.
+    """
     at = 0
     while count > 0:
         head = shift = 0
         while True:
             if at >= len(levels) or shift > 28:
-                raise Unusual
+                raise Unsupported
             byte = levels[at]
             at, head, shift = at + 1, head | (byte & 127) << shift, shift + 7
             if byte < 128:
@@ -151,12 +152,12 @@ def _check_levels(levels: bytes, count: int) -> None:
         size, mask = (-(-some // 8), (1 << some) - 1) if head & 1 else (1, 0xFF)
         wanted = mask if head & 1 else 1
         if not some or int.from_bytes(levels[at : at + size], "little") & mask != wanted:
-            raise Unusual
+            raise Unsupported
         at, count = at + size, count - some
 
 
 def may_be_decoded(schema: Any, fields: Sequence[pa.Field], rows: int) -> bool:
-    """Whether columns of a file with this Parquet schema are all of kinds that kernels decode, which are there."""
+    """Whether the kernels support all these columns of a Parquet schema, and are compiled."""
     from scalein.kernels.parquet import are_ready
 
     places = _places(schema)
@@ -173,14 +174,14 @@ def _places(schema: Any) -> dict[str, int]:
 
 
 def columns_of(file: pa.Buffer, metadata: Any, groups: list[int], fields: Sequence[pa.Field]) -> list[Column]:
-    """Columns that may be decoded, of some row groups of a mapped file; none if one cannot be, or not sooner."""
+    """Decoders of columns in some row groups of a mapped file; none if one is unsupported, or would be slower."""
     options = Options.make()
     places = _places(metadata.schema)
     leaves = [metadata.schema.column(places[field.name]) for field in fields]
     try:
         chunks = [[chunk_of(file, metadata.row_group(k), places[field.name], leaf, options) for k in groups]
                   for field, leaf in zip(fields, leaves, strict=True)]
-    except Unusual:
+    except Unsupported:
         return []
     if not all(map(_is_worth, chain(*chunks))):
         return []
@@ -189,14 +190,14 @@ def columns_of(file: pa.Buffer, metadata: Any, groups: list[int], fields: Sequen
 
 
 def _is_worth(chunk: Chunk) -> bool:
-    """Whether the kernel is faster than pyarrow: not over plain pages, nor where values are far from one another."""
+    """Whether the kernel is faster than pyarrow: not for plain pages, nor for dictionaries larger than the cache."""
     values = chunk.pages[:, PAGE_VALUES]
     is_small = chunk.dictionary is not None and chunk.dictionary.raw_size <= _MOST_DICTIONARY_BYTES
     return is_small and bool(values[chunk.pages[:, PAGE_PLAIN] == 0].sum() >= _CODED * values.sum())
 
 
 def _is_as_stored(leaf: Any, arrow: pa.DataType) -> bool:
-    """Whether values of an Arrow type are those that a file has, or their low bytes."""
+    """Whether values of an Arrow type are the stored ones, or their low bytes."""
     if leaf.physical_type not in _STORED:
         return False
     bits = 8 * _STORED[leaf.physical_type].itemsize
@@ -211,18 +212,14 @@ def _is_as_stored(leaf: Any, arrow: pa.DataType) -> bool:
     return bool(arrow == pa.date32()) and leaf.physical_type == "INT32"
 
 
-# Pages of a Parquet column chunk: where each lies in the file, and what its header says.
-#
-# A chunk is a dictionary page, if there is one, and data pages. Only what `parquet_columns.py` decodes is known here:
-# flat columns without nulls, plain or dictionary-coded values. Everything else is `Unusual`, and left to pyarrow, which
-# reads it or says what is wrong with it.
+# --- pages of a column chunk: an optional dictionary page, and data pages ---
 
 _DICTIONARY = 2  # a kind of page, in parquet.thrift
-_CODECS = ("UNCOMPRESSED", "SNAPPY")  # others are slow anyway
+_CODECS = ("UNCOMPRESSED", "SNAPPY")  # with others, decompression takes most of the time anyway
 
 
-class Unusual(Exception):
-    """Pages of a kind that only pyarrow reads, or that nobody can."""
+class Unsupported(Exception):
+    """Pages that only pyarrow can read, or that are damaged."""
 
 
 class Page(NamedTuple):
@@ -232,7 +229,7 @@ class Page(NamedTuple):
     size: int
     raw_size: int  # decompressed
     values: int
-    is_plain: int  # or they are numbers of the dictionary's entries
+    is_plain: int  # else indices into the dictionary
     levels: int
     is_compressed: int
     kind: int
@@ -247,33 +244,33 @@ class Chunk:
 
 
 def chunk_of(file: pa.Buffer, group: Any, place: int, leaf: Any, options: Options) -> Chunk:
-    """The pages of a column of a row group, by their metadata; raises `Unusual`.
+    """The pages of a column of a row group, by their metadata; raises `Unsupported`.
 
-    pyarrow's reader must have taken these before: asked for what is damaged, metadata end the process. So do statistics
-    of another type than the column's.
+    pyarrow's reader must have accepted the chunk before: reading damaged metadata, or statistics of another type than
+    the column's, ends the process.
     """
     from scalein.kernels.parquet import page_headers
 
     about, is_optional = group.column(place), leaf.max_definition_level == 1
     if about.physical_type != leaf.physical_type or about.num_values != group.num_rows:
-        raise Unusual
+        raise Unsupported
     statistics = about.statistics
     has_no_nulls = statistics is not None and statistics.has_null_count and statistics.null_count == 0
     if about.compression not in _CODECS or about.file_path or (is_optional and not has_no_nulls):
-        raise Unusual
+        raise Unsupported
     start = about.data_page_offset
     if about.has_dictionary_page and about.dictionary_page_offset:
         start = min(start, about.dictionary_page_offset)
     if not 0 <= start <= start + about.total_compressed_size <= file.size:
-        raise Unusual
+        raise Unsupported
     whole = np.frombuffer(file, np.uint8)[start : start + about.total_compressed_size]
     pages = page_headers(whole, about.num_values, is_optional, about.compression != "UNCOMPRESSED", options)
     if pages is None:
-        raise Unusual
+        raise Unsupported
     pages[:, PAGE_START] += start
     dictionary = None
     if len(pages) and pages[0, PAGE_KIND] == _DICTIONARY:
         dictionary, pages = Page(*pages[0].tolist()), pages[1:]
     if pages[:, PAGE_VALUES].sum() != about.num_values:
-        raise Unusual
+        raise Unsupported
     return Chunk(dictionary, pages)

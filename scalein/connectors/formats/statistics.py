@@ -1,8 +1,8 @@
-"""Skipping: which row groups of a Parquet file surely have no row that a filter keeps, told by their statistics.
+"""Which row groups of a Parquet file their statistics rule out for a filter.
 
-The filter itself runs over whatever is read: here only "no row can hold" has to be right. Statistics leave out nulls,
-which no test holds for, and NaN, which is the greatest value to us: what asks for great floats skips nothing. Bounds of
-long text may be cut by whoever wrote them, but they stay bounds.
+The filter itself runs over everything that is read, so only "no row can match" must be right. Statistics leave out
+nulls, which no test matches, and NaN, which is the greatest value: lower bounds on floats skip nothing. Writers may
+truncate the bounds of long text, but they remain bounds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ARROW_UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 @dataclass(frozen=True, slots=True)
 class Condition:
     """A column compared with constants: `how` is eq, lt, le, gt, ge or in. Constants are of the column's type; those of
-    times are integers in its unit. A row for which it is not true is not kept.
+    times are integers in its unit. Rows for which it is not true are dropped by the filter.
     """
 
     column: str
@@ -31,8 +31,8 @@ class Condition:
     values: tuple[Any, ...]
 
 
-class Skipped:
-    """A count of row groups, shared by all who read one source."""
+class SkipCounter:
+    """The number of row groups left out, shared by all readers of a source."""
 
     def __init__(self) -> None:
         self.row_groups = 0
@@ -61,7 +61,7 @@ def _may_hold(test: Condition, statistics: Any, rows: int, leaf: Any, type_: pa.
     try:
         bounds = _bounds(statistics, leaf, type_, test.how)
         return bounds is None or any(_meets(test.how, *bounds, _comparable(value, type_)) for value in test.values)
-    except (ValueError, TypeError, OverflowError, pa.ArrowException):  # statistics that say nothing to us
+    except (ValueError, TypeError, OverflowError, pa.ArrowException):  # statistics of an unknown form
         return True
 
 

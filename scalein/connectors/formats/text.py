@@ -1,6 +1,7 @@
-"""CSV and JSON lines, as pyarrow reads them block by block; names ending in .gz, .bz2, .zst and so on are unpacked.
+"""CSV and JSON lines, decoded by pyarrow block by block; files whose names end in .gz, .bz2, .zst and so on are
+decompressed.
 
-Types come from the first block of the first file and hold for all files; `schema=` says otherwise.
+Types are inferred from the first block of the first file and hold for all files, unless `schema=` is given.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from scalein.connectors.formats.base import Part, check_names, reading
-from scalein.connectors.formats.lenient import BLOCK_BYTES, Careful, beside, newlines
+from scalein.connectors.formats.base import FileSplit, check_names, reading
+from scalein.connectors.formats.lenient import BLOCK_BYTES, LenientReader, newlines, with_malformed
 from scalein.errors import BadData
 
 _HINT = "types come from the first rows of the first file: give schema= if they are others"
@@ -30,7 +31,7 @@ class Csv:
 
     delimiter: str
     name: str = "csv"
-    bad: str = "raise"  # what becomes of lines that cannot be decoded: see `careful.py`
+    malformed: str = "raise"  # what becomes of malformed records: see `lenient.py`
 
     def schema(self, path: str) -> pa.Schema | None:
         if not self._header(path):
@@ -38,7 +39,7 @@ class Csv:
         with reading(path), self._open(path) as reader:
             return _known(path, reader.schema)
 
-    def parts(self, path: str, schema: pa.Schema, columns: list[str] | None, row: int) -> Iterator[Part]:
+    def splits(self, path: str, schema: pa.Schema, columns: list[str] | None, row: int) -> Iterator[FileSplit]:
         names = self._header(path)
         if not names:
             return
@@ -50,14 +51,14 @@ class Csv:
             with reading(path, _HINT), self._open(path, schema, wanted.names) as reader:
                 yield from reader
 
-        careful = Careful(path, _CsvRecords(self, names, wanted), wanted, self.bad, _HINT)
-        yield Part(0, partial(_at_first_fast, open, careful, has_header=True))
+        lenient = LenientReader(path, _CsvRecords(self, names, wanted), wanted, self.malformed, _HINT)
+        yield FileSplit(0, partial(_fast_then_lenient, open, lenient, has_header=True))
 
     def _header(self, path: str) -> list[str]:
         """The names in the first line; none if the file is empty."""
         try:
             with reading(path), pa.input_stream(path) as file:
-                # What follows may be wrong: that is found out when it is read.
+                # Malformed bytes after the header are reported when they are read.
                 text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="", errors="surrogateescape")
                 names = next(csv.reader(text, delimiter=self.delimiter), [])
                 "".join(names).encode()
@@ -124,7 +125,7 @@ class JsonLines:
     """One JSON object a line. A field that is missing is null; one that the schema does not name is left out."""
 
     name: str = "json"
-    bad: str = "raise"  # as in `Csv`
+    malformed: str = "raise"  # as in `Csv`
 
     def schema(self, path: str) -> pa.Schema | None:
         if self._is_empty(path):
@@ -132,7 +133,7 @@ class JsonLines:
         with reading(path), closing(self._open(path)) as reader:
             return _known(path, reader.schema)
 
-    def parts(self, path: str, schema: pa.Schema, columns: list[str] | None, row: int) -> Iterator[Part]:
+    def splits(self, path: str, schema: pa.Schema, columns: list[str] | None, row: int) -> Iterator[FileSplit]:
         names = columns or schema.names
         wanted = pa.schema([schema.field(name) for name in names])
         stored = pa.schema([pa.field(field.name, _stored(field.type)) for field in wanted])
@@ -143,8 +144,8 @@ class JsonLines:
                     yield batch.select(names) if stored == wanted else batch.select(names).cast(wanted)
 
         if not self._is_empty(path):
-            careful = Careful(path, _JsonRecords(wanted, stored), wanted, self.bad, _HINT)
-            yield Part(0, partial(_at_first_fast, open, careful, has_header=False))
+            lenient = LenientReader(path, _JsonRecords(wanted, stored), wanted, self.malformed, _HINT)
+            yield FileSplit(0, partial(_fast_then_lenient, open, lenient, has_header=False))
 
     def _is_empty(self, path: str) -> bool:
         with reading(path), pa.input_stream(path) as file:
@@ -182,7 +183,7 @@ class _Lines:
 
 
 def _without_null(data: bytes) -> bytes:
-    """JSON lines, of which a null at the begin, that kills pyarrow, is an object without fields: the same row."""
+    """JSON lines, with a leading null, which crashes pyarrow, replaced by an object without fields: the same row."""
     found = _NULL.match(data)
     return data if found is None else b"".join([data[: found.end() - 4], b"{}  ", data[found.end() :]])
 
@@ -213,29 +214,29 @@ class _JsonRecords:
         return _one(found.select(names).cast(wanted), names)
 
 
-def _at_first_fast(open: Callable[[], Iterator[pa.RecordBatch]], careful: Careful,
+def _fast_then_lenient(open: Callable[[], Iterator[pa.RecordBatch]], lenient: LenientReader,
                    has_header: bool) -> Iterator[pa.RecordBatch]:
-    """The rows of a file as pyarrow gives them, and from where it fails, if it does, line by line."""
+    """The rows of a file as pyarrow decodes them; from the block at which it fails on, by the lenient reader."""
     done = 0
     try:
         for batch in open():
-            if any(not field.nullable and batch.column(field.name).null_count for field in careful.schema):
-                raise BadData(f"{careful.path} cannot be read", found="an empty field of a column that cannot be null")
-            yield beside(batch) if careful.how == "keep" else batch
+            if any(not field.nullable and batch.column(field.name).null_count for field in lenient.schema):
+                raise BadData(f"{lenient.path} cannot be read", found="an empty field of a column that cannot be null")
+            yield with_malformed(batch) if lenient.how == "keep" else batch
             done += batch.num_rows
         return
     except BadData as error:
         if error.__cause__ is not None and not isinstance(error.__cause__, pa.ArrowInvalid):
             raise
         failed = error
-    with reading(careful.path, _HINT):
-        for batch in careful.rows(has_header):
+    with reading(lenient.path, _HINT):
+        for batch in lenient.rows(has_header):
             skipped = min(done, batch.num_rows)
             done -= skipped
             if skipped < batch.num_rows:
                 yield batch.slice(skipped)
-    if careful.how == "raise":
-        raise failed  # and line by line it would not have
+    if lenient.how == "raise":
+        raise failed  # although no single record fails
 
 
 def _none_of(schema: pa.Schema, names: list[str]) -> pa.RecordBatch:

@@ -1,4 +1,4 @@
-"""File formats as sinks write them: pyarrow's writers behind one face."""
+"""File formats as sinks write them: pyarrow's writers behind one interface."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pyarrow.compute as pc
 from scalein.connectors.formats.json_lines import JsonWriter
 from scalein.errors import WriteFailed
 
-SAMPLE_ROWS = 4096  # of a Parquet file, that tell which of its numbers repeat
+SAMPLE_ROWS = 4096  # first rows of a Parquet file, which decide what columns get a dictionary
 
 
 class Writer(Protocol):
-    """Writes tables of one schema to a file that somebody else closes."""
+    """Writes tables of one schema to a file that the caller closes."""
 
     def write(self, table: pa.Table) -> None:
         """Append rows."""
@@ -27,7 +27,7 @@ class Writer(Protocol):
 
 
 class WriteFormat(Protocol):
-    """A kind of file: the end of its names, and how one is begun."""
+    """A file format: the suffix of its names, and its writer."""
 
     @property
     def suffix(self) -> str:
@@ -39,7 +39,7 @@ class WriteFormat(Protocol):
 
 @contextmanager
 def writing(path: str) -> Iterator[None]:
-    """Errors of pyarrow and the system come out as `WriteFailed` that names the file."""
+    """Errors of pyarrow and the system are raised as `WriteFailed`, which names the file."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:
@@ -47,7 +47,7 @@ def writing(path: str) -> Iterator[None]:
 
 
 class _Parquet:
-    """The writer is begun with the first rows, which tell what is worth a dictionary."""
+    """The writer is opened with the first rows, which decide what columns get a dictionary."""
 
     def __init__(self, file: pa.NativeFile, schema: pa.Schema) -> None:
         self._file, self._schema = file, schema
@@ -73,8 +73,8 @@ class _Parquet:
 
 
 def _repeating(table: pa.Table) -> bool | list[str]:
-    """The columns that get a dictionary, or True for all. Of numbers that hardly repeat, to look for repetitions takes
-    a third of the time of writing them, and is given up after a megabyte.
+    """The columns that get a dictionary, or True for all. For numbers that hardly repeat, building a dictionary takes a
+    third of the time of writing, and the writer drops it after a megabyte.
     """
     sample = table.slice(0, SAMPLE_ROWS)
     if any(pa.types.is_nested(field.type) for field in table.schema):

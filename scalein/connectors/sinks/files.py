@@ -1,20 +1,20 @@
-"""FileSink: rows into files of a directory, visible epoch by epoch.
+"""FileSink: rows written to files of a directory, visible epoch by epoch.
 
 The rows of an epoch go to files `_staged-<next>-<epoch>-<k>.<suffix>`, which readers skip. `prepare` completes and
-syncs them and gives their names; once these are in a manifest, `commit` renames them to `part-...`. A crash leaves
+syncs them and returns their names; once these are in a manifest, `commit` renames them to `part-...`. A crash leaves
 staged files: the next `open` of the same job renames those that its last manifest names and removes the others. If
-that manifest is not the newest that there was, since that was damaged, the files of later epochs go as well: the job
-will write their rows again.
+recovery fell back to an older manifest because the newest was damaged, the files of later epochs are removed as well:
+the job writes their rows again.
 
-An epoch says where it was staged: a sink of the same job in another folder makes its files visible there, if they have
-not come along (a folder may be moved, and a copy of a job must leave the job alone). It removes files of its own folder
-only.
+An epoch records the folder it was staged in: a sink of the same job in another folder commits its files there, unless
+they were moved with it (a folder may be moved, and a copy of a job must not touch the original). It removes files of
+its own folder only.
 
-Where other processes make the rows (Spark's tasks), each stages files for the sink with `for_task`, under names of its
-own; of attempts that do one thing twice, only those are committed whose names arrive.
+Where other processes write the rows (Spark's tasks), each stages files with `for_task`, under unique names; of repeated
+attempts, only those whose names reach the driver are committed.
 
-One thread calls at a time, but `commit` may run beside `write`: of what changes, they share `_changed` only.
-Rows wait in memory until they make a good row group, at most `_WAITING_BYTES` in all.
+Threads: one caller at a time, but `commit` may run beside `write`; the only mutable state they share is `_changed`.
+Rows are buffered until they make a good row group, at most `_BUFFERED_BYTES` in all.
 """
 
 from __future__ import annotations
@@ -36,40 +36,40 @@ from scalein.errors import BadArgument, SourceLoc, UnknownColumn, WriteFailed, W
 from scalein.storage.checked_json import Json
 
 STAGED, PART = "_staged-", "part-"
-_GROUP_BYTES = 32 << 20  # rows that make a row group or block of a file
+_GROUP_BYTES = 32 << 20  # size of a row group or block of a file
 _GROUP_ROWS = 1 << 20
-_WAITING_BYTES = 128 << 20
+_BUFFERED_BYTES = 128 << 20
 _SYNC_THREADS = 16
-_LAST_TASK = 999_999  # of an epoch that several tasks make
+_LAST_TASK = 999_999  # number of the last task of an epoch written by several tasks
 _MOST_OPEN = 256  # files written at once; more values of `partition_by` close the oldest
 
 
 @dataclass(slots=True, eq=False)
 class _Staged:
-    """A file that is being written, and the rows that wait for it."""
+    """A file that is being written, and the rows buffered for it."""
 
     name: str  # below the sink's directory
     path: str
     file: pa.NativeFile
     writer: Writer
     schema: pa.Schema
-    waiting: list[pa.RecordBatch] = field(default_factory=list)
-    waiting_rows: int = 0
-    waiting_bytes: int = 0
+    buffered: list[pa.RecordBatch] = field(default_factory=list)
+    buffered_rows: int = 0
+    buffered_bytes: int = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        self.waiting.append(batch)
-        self.waiting_rows += batch.num_rows
-        self.waiting_bytes += batch.nbytes
+        self.buffered.append(batch)
+        self.buffered_rows += batch.num_rows
+        self.buffered_bytes += batch.nbytes
 
     def flush(self) -> None:
-        if self.waiting:
+        if self.buffered:
             with writing(self.path):
-                self.writer.write(pa.Table.from_batches(self.waiting, self.schema).combine_chunks())
-            self.waiting, self.waiting_rows, self.waiting_bytes = [], 0, 0
+                self.writer.write(pa.Table.from_batches(self.buffered, self.schema).combine_chunks())
+            self.buffered, self.buffered_rows, self.buffered_bytes = [], 0, 0
 
     def finish(self) -> None:
-        """Complete the file; it is not on disk yet."""
+        """Complete the file; it is not synced yet."""
         self.flush()
         with writing(self.path):
             self.writer.close()
@@ -94,11 +94,11 @@ class FileSink:
         if os.path.exists(self.path) and not os.path.isdir(self.path):
             raise WriteFailed(f"{self.path} is a file, but {step} writes to a directory", at=at)
         self._format, self._by, self._roll_bytes, self._step, self._at = format, partition_by, roll_bytes, step, at
-        self._kept = pa.schema([])  # the columns that files have
+        self._file_schema = pa.schema([])  # the columns of the files, without `partition_by`
         self._prefix, self._epoch, self._count = "", 0, 0
-        self._attempt = ""  # part of names, where others stage files of the same epoch
-        self._open: dict[str, _Staged] = {}  # by directory below `path`; the least recently begun first
-        self._finished: list[str] = []  # names of the running epoch
+        self._attempt = ""  # part of file names, where several tasks stage files of an epoch
+        self._open: dict[str, _Staged] = {}  # by directory below `path`; the least recently opened first
+        self._finished: list[str] = []  # file names of the current epoch
         self._changed: set[str] = set()  # directories, below `path` or absolute, whose entries were not synced
 
     def __repr__(self) -> str:
@@ -114,29 +114,30 @@ class FileSink:
                                 at=self._at, step=self._step, hint="partition by text, numbers or times")
         self._prefix, self._epoch, self._count = next, 0, 0
         self._open, self._finished = {}, []
-        self._kept = pa.schema([each for each in schema if each.name not in self._by])
-        if not self._kept.names:
+        self._file_schema = pa.schema([each for each in schema if each.name not in self._by])
+        if not self._file_schema.names:
             raise BadArgument("partition_by names all columns, so none is left to write", at=self._at, step=self._step)
         with writing(self.path):
             os.makedirs(self.path, exist_ok=True)
             _sync(os.path.dirname(self.path))
-            self._format.begin(pa.BufferOutputStream(), self._kept).close()  # types that it cannot write show here
+            # Refuses types that the format cannot write.
+            self._format.begin(pa.BufferOutputStream(), self._file_schema).close()
         self.commit(committed)
         self._remove_orphans(next.partition("-")[0], _epoch_of(committed))
 
     def for_task(self, schema: pa.Schema, prefix: str, task: int) -> FileSink:
-        """A sink for rows that one task of several makes: it stages files, and this one commits them.
+        """A sink for the rows of one of several tasks: it stages files, which this sink commits.
 
-        `prefix` is `<job>-<number>`, as `next` is to `open`. `prepare` gives the names; `epoch_of` puts those of all
-        tasks together.
+        `prefix` is `<job>-<number>`, as `next` is to `open`. `prepare` returns the names; `epoch_of` combines those
+        of all tasks.
         """
         found = FileSink(self.path, self._format, self._by, self._roll_bytes, self._step, self._at)
-        found._kept = pa.schema([each for each in schema if each.name not in self._by])
+        found._file_schema = pa.schema([each for each in schema if each.name not in self._by])
         found._prefix, found._epoch, found._attempt = prefix, task, uuid.uuid4().hex[:12]
         return found
 
     def epoch_of(self, prefix: str, prepared: Sequence[Json]) -> Json:
-        """What `commit` takes for the files that tasks of one prefix have prepared; all must be there."""
+        """What `commit` takes for the files that the tasks of one prefix have prepared; all must exist."""
         files = [name for each in prepared for name in _read(each).files]
         for name in files:
             if not os.path.exists(os.path.join(self.path, name)):
@@ -145,8 +146,8 @@ class FileSink:
         return {"epoch": f"{prefix}-{_LAST_TASK}", "files": [*files]}
 
     def remove_staged(self, prefix: str) -> None:
-        """Remove staged files of a job up to a number: what attempts have left whose names did not arrive. Later ones
-        may be those of somebody who has taken over.
+        """Remove staged files of a job up to a number: those of attempts whose names did not reach the driver. Later
+        ones may belong to a driver that has taken over.
         """
         job, _, number = prefix.partition("-")
         self._remove_orphans(job, None, int(number))
@@ -176,14 +177,14 @@ class FileSink:
     def write(self, batch: pa.RecordBatch) -> None:
         if not batch.num_rows:
             return
-        for directory, rows in split(batch, self._by, self._kept):
+        for directory, rows in split(batch, self._by, self._file_schema):
             staged = self._open.get(directory) or self._begin(directory)
             staged.add(rows)
-            if staged.waiting_bytes >= min(_GROUP_BYTES, self._roll_bytes) or staged.waiting_rows >= _GROUP_ROWS:
+            if staged.buffered_bytes >= min(_GROUP_BYTES, self._roll_bytes) or staged.buffered_rows >= _GROUP_ROWS:
                 staged.flush()
                 if staged.file.tell() >= self._roll_bytes:
                     self._finish(directory)
-        if len(self._open) > 1 and sum(each.waiting_bytes for each in self._open.values()) > _WAITING_BYTES:
+        if len(self._open) > 1 and sum(each.buffered_bytes for each in self._open.values()) > _BUFFERED_BYTES:
             for staged in self._open.values():
                 staged.flush()
 
@@ -197,7 +198,7 @@ class FileSink:
         with writing(path):
             self._make(directory)
             file = pa.OSFile(path, "wb")
-            staged = _Staged(name, path, file, self._format.begin(file, self._kept), self._kept)
+            staged = _Staged(name, path, file, self._format.begin(file, self._file_schema), self._file_schema)
         self._changed.add(directory)
         self._open[directory] = staged
         return staged
@@ -205,7 +206,7 @@ class FileSink:
     def _make(self, directory: str) -> None:
         if directory:
             os.makedirs(os.path.join(self.path, directory), exist_ok=True)
-        while directory:  # also those that were there: another task may have made them, and not synced them yet
+        while directory:  # existing ones too: another task may have made them without syncing yet
             directory = os.path.dirname(directory)
             self._changed.add(directory)
 
@@ -232,13 +233,13 @@ class FileSink:
         folders = list(dict.fromkeys([self.path, epoch.folder or self.path]))
         missing = [final for staged, final in epoch.renames()
                    if not any(self._rename(folder, staged, final) for folder in folders)]
-        if missing:  # whoever reads the results may have taken them away since: nobody else knows
+        if missing:  # a consumer of the results may have moved them since
             warnings.warn(f"files of the last epoch are not in {' or '.join(folders)}, nor staged there: {missing[0]} "
-                          f"and {len(missing) - 1} more; if nobody has taken them away, their rows are lost",
+                          f"and {len(missing) - 1} more; unless a consumer moved them, their rows are lost",
                           RuntimeWarning, stacklevel=2)
 
     def _rename(self, folder: str, staged: str, final: str) -> bool:
-        """Make a file visible; False if the folder has none such."""
+        """Make a file visible; False if the folder does not have it."""
         path = os.path.join(folder, final)
         with writing(path):
             try:
@@ -250,12 +251,12 @@ class FileSink:
         return True
 
     def _sync_directories(self) -> None:
-        """Also renames are on disk then: in time, as the manifest that names them is replaced by the next only."""
+        """Syncs renames too: in time, as the manifest that names the files is replaced by the next one only."""
         changed, self._changed = self._changed, set()
         self._sync([directory for directory in changed if os.path.isdir(os.path.join(self.path, directory))])
 
     def _sync(self, names: list[str]) -> None:
-        """Have these on disk: all at once, since a file system writes its log for several in one go."""
+        """Sync these in parallel: file systems commit their journal for several at once."""
         paths = [os.path.join(self.path, name) for name in names]
         if len(paths) < 2:
             list(map(_sync, paths))
@@ -266,7 +267,7 @@ class FileSink:
                 list(pool.map(_sync, paths))
 
     def close(self) -> None:
-        """What is prepared stays: a manifest may name it, which only the next `open` knows."""
+        """Prepared files stay: a manifest may name them, which only the next `open` can know."""
         for staged in self._open.values():
             for each in (staged.writer, staged.file):
                 with contextlib.suppress(OSError, pa.ArrowException):
@@ -281,11 +282,11 @@ class FileSink:
 
 
 class _Epoch(NamedTuple):
-    """What `prepare` gave."""
+    """The result of `prepare`."""
 
     name: str
     files: list[str]  # staged, below the folder
-    folder: str  # "": not said, as by the first manifests and by Spark's, whose sinks keep to one folder
+    folder: str  # "": absent in the first manifests, and in those of Spark, whose sinks have one folder
 
     def renames(self) -> Iterator[tuple[str, str]]:
         for name in self.files:
@@ -304,7 +305,7 @@ def _read(prepared: Json) -> _Epoch:
 
 
 def _is_staged(name: str) -> bool:
-    """Whether a name is one that a sink gives, below its own directory."""
+    """Whether a name is that of a staged file below the sink's directory."""
     directory, base = os.path.split(name)
     return base.startswith(STAGED) and not os.path.isabs(name) and ".." not in directory.split(os.sep)
 
@@ -314,7 +315,7 @@ def _epoch_of(committed: Json) -> tuple[int, int] | None:
 
 
 def _number(name: str) -> tuple[int, int] | None:
-    """The run and the epoch that a file of a job's is of."""
+    """The run and the epoch in a file name."""
     match name.split("-"):
         case [_, _, run, epoch, _] if run.isdigit() and epoch.isdigit():
             return int(run), int(epoch)
@@ -322,7 +323,7 @@ def _number(name: str) -> tuple[int, int] | None:
 
 
 def _sync(path: str) -> None:
-    """Have a file or directory on disk as it is now."""
+    """fsync a file or directory."""
     with writing(path):
         handle = os.open(path, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""Rows split by the values of some columns, as directories `column=value` in the way of Hive, Spark and pyarrow."""
+"""Rows split by the values of some columns, as directories `column=value` as Hive, Spark and pyarrow name them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Sinks that deliver at once: a function, memory, the terminal. After a crash rows may come again: at least once."""
+"""Sinks that deliver immediately: a function, memory, the terminal. After a crash rows may be repeated: at least once.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +11,10 @@ from scalein.errors import BadArgument, ScaleinError, WriteFailed
 from scalein.storage.checked_json import Json
 
 
-class _AtOnce:
+class _ImmediateSink:
     """A sink that has nothing to commit."""
 
-    takes_many_jobs = True  # at once
+    takes_many_jobs = True
 
     def open(self, schema: pa.Schema, committed: Json, next: str) -> None:
         pass
@@ -28,7 +29,7 @@ class _AtOnce:
         pass
 
 
-class CallbackSink(_AtOnce):
+class CallbackSink(_ImmediateSink):
     """Calls a function with each batch."""
 
     def __init__(self, fn: Callable[[pa.RecordBatch], object]) -> None:
@@ -45,7 +46,7 @@ class CallbackSink(_AtOnce):
                               found=error) from error
 
 
-class MemorySink(_AtOnce):
+class MemorySink(_ImmediateSink):
     """Keeps all batches; `table()` gives them at any time, also while the job runs."""
 
     def __init__(self) -> None:
@@ -71,7 +72,7 @@ class MemorySink(_AtOnce):
         return pa.Table.from_batches(list(self._batches), self._schema)
 
 
-class ConsoleSink(_AtOnce):
+class ConsoleSink(_ImmediateSink):
     """Prints rows as text, at most `rows` of each batch."""
 
     def __init__(self, rows: int, show: Callable[[pa.Table], str]) -> None:
@@ -89,7 +90,6 @@ class ConsoleSink(_AtOnce):
         print(f"{text}\n{rest}", flush=True)
 
 
-# Arrow tables as aligned text, for the terminal.
 
 def format_table(table: pa.Table, group_digits: Collection[str] = ()) -> str:
     """Column names, a rule, and one line a row: numbers to the right, everything else to the left.

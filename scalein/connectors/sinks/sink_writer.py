@@ -1,6 +1,6 @@
-"""Outlets: the sinks of a job, whose own errors come out as ours, saying what was asked of which sink.
+"""SinkWriter: a sink in use by a job; its exceptions are raised as `WriteFailed`, with the sink and the operation.
 
-A sink belongs to the job that opened it, and only that job closes it: what it has staged is in its hands until then.
+A sink belongs to the job that opened it, and only that job closes it: until then it owns what it has staged.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from scalein.storage.checked_json import Json
 
 Given = TypeVar("Given")
 
-_taken: dict[int, Sink] = {}  # that jobs have open, by identity: a sink need not be hashable
+_claimed: dict[int, Sink] = {}  # sinks that jobs have open, by identity: a sink need not be hashable
 _lock = threading.Lock()
 
 
-class Outlet:
-    """A sink of the user's. `role` is out, late or failed."""
+class SinkWriter:
+    """A user's sink. `role` is out, late or failed."""
 
     def __init__(self, sink: Sink, role: str, at: SourceLoc = NOWHERE) -> None:
         self._sink, self._role, self._at = sink, role, at
@@ -30,21 +30,21 @@ class Outlet:
 
     @property
     def kind(self) -> str:
-        """What kind of a sink it is: what one has prepared, another cannot commit."""
+        """The class of the sink: only the same class can commit what one has prepared."""
         return type(self._sink).__name__
 
-    def take(self) -> None:
-        """Have the sink for this job alone, until `close` or `leave`."""
+    def claim(self) -> None:
+        """Reserve the sink for this job, until `close` or `release`."""
         with _lock:
-            if not self._is_ours and id(self._sink) in _taken:
+            if not self._is_ours and id(self._sink) in _claimed:
                 raise BadArgument("this sink is another job's, which is still running", at=self._at,
                                   found=repr(self._sink), hint="stop that job first, or make a new sink for this one")
             if not getattr(self._sink, "takes_many_jobs", False):
-                _taken[id(self._sink)] = self._sink
+                _claimed[id(self._sink)] = self._sink
             self._is_ours = True
 
     def open(self, schema: pa.Schema, committed: Json, next: str) -> None:
-        self.take()
+        self.claim()
         self._call("opened", lambda: self._sink.open(schema, committed, next))
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -62,13 +62,13 @@ class Outlet:
             try:
                 self._call("closed", self._sink.close)
             finally:
-                self.leave()
+                self.release()
 
-    def leave(self) -> None:
-        """Let others have the sink, as it is."""
+    def release(self) -> None:
+        """Make the sink available to other jobs, without closing it."""
         with _lock:
             if self._is_ours:
-                _taken.pop(id(self._sink), None)
+                _claimed.pop(id(self._sink), None)
             self._is_ours = False
 
     def _call(self, what: str, fn: Callable[[], Given]) -> Given:

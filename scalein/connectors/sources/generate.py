@@ -20,7 +20,7 @@ class Generated:
     """`fn(start, count)` gives the rows with these numbers, always the same; an offset is a row number.
 
     Batches begin at multiples of `batch_rows`, whatever the offset. At a rate, a batch is given when its last row is
-    due; whoever falls behind gets the rest as fast as it can.
+    due; a reader that falls behind gets the missed batches at once.
     """
 
     fn: Callable[[int, int], pa.RecordBatch]
@@ -55,6 +55,6 @@ class Generated:
             if not isinstance(batch, pa.RecordBatch) or batch.num_rows != end - start:
                 found = f"{batch.num_rows} rows" if isinstance(batch, pa.RecordBatch) else type(batch).__name__
                 raise BadData(f"the function of generate was asked for {end - start} rows from {start} on", found=found,
-                              wanted="a pyarrow.RecordBatch of so many rows")
+                              wanted="a pyarrow.RecordBatch with that number of rows")
             yield batch, end
             start = end

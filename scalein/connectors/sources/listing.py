@@ -1,6 +1,6 @@
 """Which files a path, a glob or a directory means, in which order, and which of them are new.
 
-Names that begin with `_` or `.`, and everything in directories of such names, are not there: they are being written.
+Names that begin with `_` or `.`, and everything in directories of such names, are ignored: they are being written.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Listing:
 
     @staticmethod
     def of(given: object, step: str, at: SourceLoc) -> Listing:
-        """What a path means; nothing need match it yet, but the directory that it begins with exists."""
+        """The listing for a path; nothing need match it yet, but its directory exists."""
         try:
             path = os.path.abspath(os.path.expanduser(os.fspath(given)))  # type: ignore[call-overload]
         except TypeError:

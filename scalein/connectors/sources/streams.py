@@ -1,8 +1,7 @@
 """Streams over the network: Arrow IPC through a socket, and Arrow Flight. Both end when the sender ends them.
 
-What was read is gone, so these sources do not replay. A thread of its own receives and decodes, ahead of whoever reads;
-an empty batch comes when there was nothing for a while. The first connection is made for the schema and then used by
-the first read.
+These sources do not replay. A thread receives and decodes ahead of the reader; an empty batch is yielded after a while
+without data. The first connection is made for the schema, and then used by the first read.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from scalein.connectors.base import QUIET_S
-from scalein.connectors.sources.read_ahead import Unit, ahead
+from scalein.connectors.sources.read_ahead import ReadTask, read_ahead
 from scalein.errors import BadArgument, BadData, SourceLoc
 from scalein.storage.checked_json import Json
 
 _ADDRESS = re.compile(r"(?:tcp://)?(\[[0-9a-fA-F:.]+\]|[^/\\:\s]+):(\d{1,5})")
 _CONNECT_S = 10
-_DEPTH = 8  # batches received ahead: those of streams are small
+_DEPTH = 8  # batches received ahead; batches of streams are small
 _CHUNK_BYTES = 1 << 16
 _RECEIVE_BYTES = 4 << 20  # of the socket's buffer, so that the sender goes on while a batch is decoded
 
@@ -72,8 +71,8 @@ class _Streamed(ABC):
         with self._naming():
             stream = self._opened.pop(partition, None) or self._connect(partition)
         empty, rows = pa.RecordBatch.from_pylist([], schema=self.schema), 0
-        units: list[Unit[pa.RecordBatch] | None] = [stream.batches]
-        received: Any = ahead(iter(units), 1, QUIET_S, _DEPTH)
+        tasks: list[ReadTask[pa.RecordBatch] | None] = [stream.batches]
+        received: Any = read_ahead(iter(tasks), 1, QUIET_S, _DEPTH)
         try:
             with self._naming():
                 for batch in received:
@@ -105,7 +104,7 @@ def is_address(path: object) -> bool:
 
 
 class SocketSource(_Streamed):
-    """The Arrow IPC stream that whoever listens at an address sends."""
+    """The Arrow IPC stream that the server at an address sends."""
 
     def __init__(self, address: str, at: SourceLoc) -> None:
         found = _ADDRESS.fullmatch(address)

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from scalein.dtypes import BOOL
-from scalein.ir.constants import STRICT, evaluate
 from scalein.ir.exprs import Call, Expr, Lit, type_of
-from scalein.ir.functions import fallible
+from scalein.ir.functions.registry import REGISTRY, Nulls, evaluate, fallible
 from scalein.ir.ops import Aggregate, Filter, Op, Project
 from scalein.ir.rewrite import map_exprs, rewrite, rewrite_expr
 
@@ -91,10 +90,10 @@ def _fold_null(call: Call) -> Expr | None:
             return y
         case Call("fill_null", (x, _)) if not x.nullable:
             return x
-        case Call(fn, args) if fn in STRICT and any(isinstance(arg, Lit) and arg.value is None for arg in args):
-            return Lit(None, call.dtype)
         case _:
-            return None
+            is_strict = REGISTRY[call.fn].nulls is Nulls.STRICT
+            is_null = is_strict and any(isinstance(arg, Lit) and arg.value is None for arg in call.args)
+            return Lit(None, call.dtype) if is_null else None
 
 
 def _fold_choice(call: Call) -> Expr | None:

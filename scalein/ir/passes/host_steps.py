@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from scalein.dtypes import BOOL
 from scalein.ir.exprs import Call, Col, Expr, Lit, Named, columns, type_of
-from scalein.ir.functions import can_fail, fallible, has_host, is_host
+from scalein.ir.functions.registry import can_fail, fallible, has_host, is_host
 from scalein.ir.physical import Host, Node, Pipeline, identity
 
 Guards = tuple[tuple[Expr, bool], ...]  # a row asks where each condition is true, or (False) where each is not

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scalein.dtypes import BOOL
 from scalein.ir.exprs import Call, Expr, Lit
-from scalein.ir.functions import can_fail
+from scalein.ir.functions.registry import can_fail
 from scalein.ir.ops import Filter, Op
 from scalein.ir.rewrite import rewrite
 

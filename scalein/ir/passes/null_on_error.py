@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from scalein.connectors.base import Connected
+from scalein.connectors.base import BoundSource
 from scalein.dtypes import Schema
 from scalein.ir import ops
+from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, Named, NamedAgg
-from scalein.ir.functions import fallible
+from scalein.ir.functions.registry import fallible, nullable
 from scalein.ir.rewrite import map_exprs, map_inputs, rewrite_expr
 
 _OURS = ("on_error",)  # what a `try` holds that the user did not write
-_NEVER_NULL = ("is_null", "is_not_null", "hash", "count", "count_valid", "n_unique", "approx_n_unique", "collect",
-               "top_k")  # fmt: skip
+
 
 
 def tried(root: ops.Op) -> ops.Op:
@@ -39,7 +39,7 @@ def tried(root: ops.Op) -> ops.Op:
 
 def _with_exprs(op: ops.Op) -> ops.Op:
     match op:
-        case ops.Source(data=Connected() as data):
+        case ops.Source(data=BoundSource() as data):
             return replace(op, data=data.lenient("null"))
         case ops.Join():
             left, right = op.left.schema, op.right.schema
@@ -60,7 +60,8 @@ def _with_exprs(op: ops.Op) -> ops.Op:
 
 def _tried_agg(agg: Agg, fields: Schema) -> Agg:
     args = tuple(_tried(arg, fields) for arg in agg.args)
-    return replace(agg, args=args, nullable=_nullable(agg, args))
+    is_looser = _is_looser(agg, args) and not AGGREGATES[agg.fn].never_null
+    return replace(agg, args=args, nullable=agg.nullable or is_looser)
 
 
 def _tried(expr: Expr, fields: Schema) -> Expr:
@@ -77,14 +78,13 @@ def _tried(expr: Expr, fields: Schema) -> Expr:
     return Call("try", (call,), _OURS, call.dtype, True, at=call.at) if fallible(call) else call
 
 
-def _nullable(call: Call | Agg, args: Sequence[Expr]) -> bool:
+def _nullable(call: Call, args: Sequence[Expr]) -> bool:
     """Whether a call may be null, now that some of its arguments may."""
-    if call.fn == "fill_null":
-        return all(arg.nullable for arg in args)
-    if call.fn == "if_else":  # a condition that is null is one that does not hold
-        return any(arg.nullable for arg in args[1:])
-    is_looser = any(new.nullable and not old.nullable for new, old in zip(args, call.args, strict=True))
-    return call.nullable or (is_looser and call.fn not in _NEVER_NULL)
+    return call.nullable or (_is_looser(call, args) and nullable(call, args))
+
+
+def _is_looser(call: Call | Agg, args: Sequence[Expr]) -> bool:
+    return any(new.nullable and not old.nullable for new, old in zip(args, call.args, strict=True))
 
 
 def untried(op: ops.Op) -> ops.Op:

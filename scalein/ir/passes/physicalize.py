@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from scalein.dtypes import BOOL
 from scalein.ir import ops
 from scalein.ir.exprs import Agg, Call, Col, Expr, Named, NamedAgg
-from scalein.ir.functions import can_fail, has_host
+from scalein.ir.functions.registry import can_fail, has_host
 from scalein.ir.passes.host_steps import HostSteps
 from scalein.ir.passes.place_state import place_first_rows, place_state
 from scalein.ir.physical import Host, JoinBuild, Limit, Node, Pipeline, Scan, Sort, Union, WindowAggregate, identity

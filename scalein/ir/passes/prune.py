@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from scalein.dtypes import Field, Schema
 from scalein.ir.exprs import Col, Expr, Lit, Named, columns, walk
-from scalein.ir.functions import can_fail
+from scalein.ir.functions.registry import can_fail
 from scalein.ir.ops import Aggregate, Distinct, Explode, Join, MapBatches, Op, Project, Source, Union, Watermark
 from scalein.ir.passes.fold import fold_expr, with_nullable
 from scalein.ir.rewrite import exprs_of, map_inputs, rewrite, substitute, walk_ops

@@ -17,13 +17,11 @@ from typing import NamedTuple
 
 from scalein.errors import SourceLoc
 from scalein.ir.exprs import Call, Col, Expr, Lit, columns, type_of, walk
-from scalein.ir.functions import COMPARISONS, can_fail, has_host, has_udf
+from scalein.ir.functions.registry import REGISTRY, can_fail, has_host
+from scalein.ir.functions.udf import has_udf
 from scalein.ir.ops import Aggregate, Distinct, Explode, Filter, Join, Op, Project, Sort, Union
 from scalein.ir.passes.fold import fold_expr
 from scalein.ir.rewrite import rewrite, substitute
-
-# Functions that cannot tell -0.0 from 0.0, nor one NaN from another: as little as grouping can.
-_BLIND_TO_SIGN = (*COMPARISONS, "is_null", "is_not_null", "is_nan", "is_in", "hash")
 
 _SIZE_LIMIT = 100  # nodes
 
@@ -172,7 +170,7 @@ def _is_same_within_group(expr: Expr) -> bool:
     return not any(
         isinstance(arg, Col) and type_of(arg).is_float
         for node in walk(expr)
-        if isinstance(node, Call) and node.fn not in _BLIND_TO_SIGN
+        if isinstance(node, Call) and not REGISTRY[node.fn].canonical
         for arg in node.args
     )
 

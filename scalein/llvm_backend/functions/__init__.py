@@ -1,1 +1,16 @@
-"""Lowerings of scalar functions, a module for each kind of values."""
+"""The machine code of every function; importing the package registers all lowerings."""
+
+from scalein.llvm_backend.functions import (
+    arithmetic,
+    casts,
+    compare,
+    dates,
+    hashing,
+    internal,
+    logic,
+    membership,
+    strings,
+    udf,
+)
+
+__all__ = ["arithmetic", "casts", "compare", "dates", "hashing", "internal", "logic", "membership", "strings", "udf"]

@@ -17,34 +17,24 @@ from llvmlite import ir
 from scalein.dtypes import DType
 from scalein.llvm_backend.fn import F64, Fn, const
 from scalein.llvm_backend.functions import decimals
+from scalein.llvm_backend.functions.registry import CallSite, lowers
+from scalein.llvm_backend.values import Value
 
 Fail = decimals.Fail
 
 
-def lower(f: Fn, fn: str, args: Sequence[ir.Value], given: Sequence[DType], dtype: DType, fail: Fail) -> ir.Value:
+@lowers("add")
+def _add(c: CallSite) -> ir.Value:
+    return add(c.f, c.args, c.dtype, c.fail)
+
+
+def add(f: Fn, args: Sequence[ir.Value], dtype: DType, fail: Fail) -> ir.Value:
+    """The sum of two values of one type."""
     if dtype.is_float:
-        return lower_float(f, fn, args)
+        return f.b.fadd(*args)
     if dtype.is_decimal:
-        return decimals.lower(f, fn, args, given, dtype, fail)
-    match fn:
-        case "add":
-            return _add(f, args[0], args[1], dtype, fail)
-        case "sub":
-            return _sub(f, args[0], args[1], dtype, fail)
-        case "mul":
-            return _mul(f, args[0], args[1], dtype, fail)
-        case "neg":
-            return _sub(f, const(0, args[0].type), args[0], dtype, fail)
-        case "abs":
-            if not dtype.is_signed:
-                return args[0]
-            negated = _sub(f, const(0, args[0].type), args[0], dtype, fail)
-            return f.b.select(f.b.icmp_signed("<", args[0], const(0, args[0].type)), negated, args[0])
-        case _:
-            return _divide(f, fn, args[0], args[1], dtype, fail)
-
-
-def _add(f: Fn, a: ir.Value, b: ir.Value, dtype: DType, fail: Fail) -> ir.Value:
+        return decimals.add(f, args, dtype, fail)
+    a, b = args
     total = f.b.add(a, b)
     if dtype.is_signed:  # overflow: both operands have the sign that the sum lacks
         wrong = f.b.and_(f.b.xor(a, total), f.b.xor(b, total))
@@ -54,7 +44,16 @@ def _add(f: Fn, a: ir.Value, b: ir.Value, dtype: DType, fail: Fail) -> ir.Value:
     return total
 
 
-def _sub(f: Fn, a: ir.Value, b: ir.Value, dtype: DType, fail: Fail) -> ir.Value:
+@lowers("sub")
+def _sub(c: CallSite) -> ir.Value:
+    if c.dtype.is_float:
+        return c.f.b.fsub(*c.args)
+    if c.dtype.is_decimal:
+        return decimals.sub(c.f, c.args, c.dtype, c.fail)
+    return _difference(c.f, c.args[0], c.args[1], c.dtype, c.fail)
+
+
+def _difference(f: Fn, a: ir.Value, b: ir.Value, dtype: DType, fail: Fail) -> ir.Value:
     rest = f.b.sub(a, b)
     if dtype.is_signed:
         wrong = f.b.and_(f.b.xor(a, b), f.b.xor(a, rest))
@@ -64,7 +63,16 @@ def _sub(f: Fn, a: ir.Value, b: ir.Value, dtype: DType, fail: Fail) -> ir.Value:
     return rest
 
 
-def _mul(f: Fn, a: ir.Value, b: ir.Value, dtype: DType, fail: Fail) -> ir.Value:
+@lowers("mul")
+def _mul(c: CallSite) -> ir.Value:
+    if c.dtype.is_float:
+        return c.f.b.fmul(*c.args)
+    if c.dtype.is_decimal:
+        return decimals.mul(c.f, c.args, c.types, c.dtype, c.fail)
+    return _product(c.f, c.args[0], c.args[1], c.dtype, c.fail)
+
+
+def _product(f: Fn, a: ir.Value, b: ir.Value, dtype: DType, fail: Fail) -> ir.Value:
     width = a.type.width
     if width == 64:
         product = f.b.mul(a, b)
@@ -82,28 +90,97 @@ def _mul(f: Fn, a: ir.Value, b: ir.Value, dtype: DType, fail: Fail) -> ir.Value:
     return narrow
 
 
-def _divide(f: Fn, fn: str, a: ir.Value, b: ir.Value, dtype: DType, fail: Fail) -> ir.Value:
-    """Floor division and its remainder; a guarded divisor keeps dead rows from trapping."""
-    zero, one = const(0, a.type), const(1, a.type)
-    by_zero = f.b.icmp_unsigned("==", b, zero)
+@lowers("neg")
+def _neg(c: CallSite) -> ir.Value:
+    (value,) = c.args
+    if c.dtype.is_float:
+        return c.f.b.fneg(value)
+    if c.dtype.is_decimal:
+        return decimals.neg(c.f, value, c.dtype)
+    return _difference(c.f, const(0, value.type), value, c.dtype, c.fail)
+
+
+@lowers("abs")
+def _abs(c: CallSite) -> ir.Value:
+    f, (value,) = c.f, c.args
+    if c.dtype.is_float:
+        return _intrinsic(f, "fabs", c.args)
+    if c.dtype.is_decimal:
+        return decimals.magnitude(f, value, c.dtype)
+    if not c.dtype.is_signed:
+        return value
+    negated = _difference(f, const(0, value.type), value, c.dtype, c.fail)
+    return f.b.select(f.b.icmp_signed("<", value, const(0, value.type)), negated, value)
+
+
+@lowers("div")
+def _div(c: CallSite) -> ir.Value:
+    """IEEE division, total: x/0 is inf or nan."""
+    return c.f.b.fdiv(*c.args)
+
+
+@lowers("try_divide")
+def _try_divide(c: CallSite) -> Value:
+    data = c.f.b.fdiv(*c.args)
+    return Value(data, c.f.b.fcmp_unordered("!=", c.args[1], const(0.0, c.args[1].type)))
+
+
+@lowers("floordiv")
+def _floordiv(c: CallSite) -> ir.Value:
+    if c.dtype.is_float:
+        return _intrinsic(c.f, "floor", [c.f.b.fdiv(*c.args)])
+    return floor_division(c.f, c.args[0], c.args[1], c.dtype, c.fail)
+
+
+@lowers("mod")
+def _mod(c: CallSite) -> ir.Value:
+    f, (a, b) = c.f, c.args
+    if c.dtype.is_float:
+        whole = _intrinsic(f, "floor", [f.b.fdiv(a, b)])
+        return f.b.fsub(a, f.b.fmul(whole, b))
+    return modulo(f, a, b, c.dtype, c.fail)
+
+
+def floor_division(f: Fn, a: ir.Value, b: ir.Value, dtype: DType, fail: Fail) -> ir.Value:
+    """a // b of integers."""
+    safe, edge = _guarded(f, a, b, dtype, fail)
+    if edge is None:
+        return f.b.udiv(a, safe)
+    fail("integer overflow", edge)
+    safe = f.b.select(edge, const(1, a.type), safe)
+    _, off = _remainder(f, a, safe)
+    return f.b.select(off, f.b.sub(f.b.sdiv(a, safe), const(1, a.type)), f.b.sdiv(a, safe))
+
+
+def modulo(f: Fn, a: ir.Value, b: ir.Value, dtype: DType, fail: Fail) -> ir.Value:
+    """a % b of integers: with the divisor's sign, as in Python."""
+    safe, edge = _guarded(f, a, b, dtype, fail)
+    if edge is None:
+        return f.b.urem(a, safe)
+    safe = f.b.select(edge, const(1, a.type), safe)
+    remainder, off = _remainder(f, a, safe)
+    return f.b.select(off, f.b.add(remainder, safe), remainder)
+
+
+def _guarded(f: Fn, a: ir.Value, b: ir.Value, dtype: DType, fail: Fail) -> tuple[ir.Value, ir.Value | None]:
+    """A divisor that is not zero, so that dead rows do not trap; of signed integers also where MIN is divided by -1."""
+    by_zero = f.b.icmp_unsigned("==", b, const(0, a.type))
     if not (isinstance(b, ir.Constant) and b.constant != 0):
         fail("division by zero", by_zero)
-        b = f.b.select(by_zero, one, b)
+        b = f.b.select(by_zero, const(1, a.type), b)
     if not dtype.is_signed:
-        return f.b.udiv(a, b) if fn == "floordiv" else f.b.urem(a, b)
+        return b, None
     least = const(dtype.int_range()[0], a.type)
     minus = f.b.icmp_unsigned("==", b, const(-1, a.type))
-    edge = f.b.and_(f.b.icmp_unsigned("==", a, least), minus)
-    if fn == "floordiv":
-        fail("integer overflow", edge)
-    safe = f.b.select(edge, one, b)
-    remainder = f.b.srem(a, safe)
-    # The remainder must have the divisor's sign, as in Python.
-    off = f.b.and_(f.b.icmp_unsigned("!=", remainder, zero),
-                   f.b.icmp_signed("<", f.b.xor(remainder, safe), zero))
-    if fn == "mod":
-        return f.b.select(off, f.b.add(remainder, safe), remainder)
-    return f.b.select(off, f.b.sub(f.b.sdiv(a, safe), one), f.b.sdiv(a, safe))
+    return b, f.b.and_(f.b.icmp_unsigned("==", a, least), minus)
+
+
+def _remainder(f: Fn, a: ir.Value, b: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """The machine's remainder, and where it lacks the divisor's sign."""
+    zero = const(0, a.type)
+    remainder = f.b.srem(a, b)
+    off = f.b.and_(f.b.icmp_unsigned("!=", remainder, zero), f.b.icmp_signed("<", f.b.xor(remainder, b), zero))
+    return remainder, off
 
 
 def floor_divide(f: Fn, a: ir.Value, by: int) -> ir.Value:
@@ -116,67 +193,28 @@ def floor_divide(f: Fn, a: ir.Value, by: int) -> ir.Value:
     return f.b.select(below, f.b.sub(quotient, const(1, a.type)), quotient)
 
 
-def divisible(f: Fn, a: ir.Value, dtype: DType, by: int) -> ir.Value:
-    """a % by == 0 by one multiplication: a multiple of an odd number, times its inverse modulo 2^n, is small.
-
-    LLVM knows the trick, but its vectorizer takes the remainder for expensive before it applies it.
-    """
-    width, by = a.type.width, abs(by)
-    twos = (by & -by).bit_length() - 1
-    odd = by >> twos
-    whole = const(1, ir.IntType(1))
-    if twos:
-        whole = f.b.icmp_unsigned("==", f.b.and_(a, const((1 << twos) - 1, a.type)), const(0, a.type))
-    if odd == 1:
-        return whole
-    product = f.b.mul(a, const(pow(odd, -1, 1 << width), a.type))
-    if dtype.is_signed:  # quotients run from -reach to reach
-        reach = ((1 << (width - 1)) - 1) // odd
-        small = f.b.icmp_unsigned("<=", f.b.add(product, const(reach, a.type)), const(2 * reach, a.type))
-    else:
-        small = f.b.icmp_unsigned("<=", product, const(((1 << width) - 1) // odd, a.type))
-    return f.b.and_(whole, small) if twos else small
-
-
 def _suffix(value: ir.Value) -> str:
     return "f64" if value.type == F64 else "f32"
 
 
-def lower_float(f: Fn, fn: str, args: Sequence[ir.Value]) -> ir.Value:
-    """IEEE arithmetic, total: x/0 is inf or nan."""
-    b = f.b
-    match fn:
-        case "add":
-            return b.fadd(*args)
-        case "sub":
-            return b.fsub(*args)
-        case "mul":
-            return b.fmul(*args)
-        case "div":
-            return b.fdiv(*args)
-        case "neg":
-            return b.fneg(args[0])
-        case "abs":
-            return f.call(f"llvm.fabs.{_suffix(args[0])}", args[0].type, args)
-        case "floordiv":
-            return f.call(f"llvm.floor.{_suffix(args[0])}", args[0].type, [b.fdiv(*args)])
-        case _:
-            whole = f.call(f"llvm.floor.{_suffix(args[0])}", args[0].type, [b.fdiv(*args)])
-            return b.fsub(args[0], b.fmul(whole, args[1]))
+def _intrinsic(f: Fn, name: str, args: Sequence[ir.Value]) -> ir.Value:
+    return f.call(f"llvm.{name}.{_suffix(args[0])}", args[0].type, args)
 
 
-def lower_math(f: Fn, fn: str, args: Sequence[ir.Value], dtype: DType, params: tuple[object, ...],
-               fail: Fail) -> ir.Value:
-    if fn == "round":
-        if dtype.is_decimal:
-            return decimals.round_(f, args[0], dtype, int(str(params[0])), fail)
-        if not dtype.is_float:
-            return args[0]
-        return _round(f, args[0], int(str(params[0])))
-    return f.call(f"llvm.{fn}.{_suffix(args[0])}", args[0].type, args)
+@lowers("floor", "ceil", "sqrt", "exp", "log", "pow")
+def _math(c: CallSite) -> ir.Value:
+    return _intrinsic(c.f, c.call.fn, c.args)
 
 
-def _round(f: Fn, value: ir.Value, digits: int) -> ir.Value:
+@lowers("round")
+def _round(c: CallSite) -> ir.Value:
+    digits = int(str(c.params[0]))
+    if c.dtype.is_decimal:
+        return decimals.round_(c.f, c.args[0], c.dtype, digits, c.fail)
+    return _rounded(c.f, c.args[0], digits) if c.dtype.is_float else c.args[0]
+
+
+def _rounded(f: Fn, value: ir.Value, digits: int) -> ir.Value:
     """Half away from zero; what overflows when it is scaled has no such digits and stays as it is."""
     suffix, scale = _suffix(value), const(10.0 ** abs(digits), value.type)
     scaled = f.b.fmul(value, scale) if digits >= 0 else f.b.fdiv(value, scale)

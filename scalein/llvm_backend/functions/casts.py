@@ -9,7 +9,13 @@ from scalein.dtypes import TIMES, DType, Kind, ticks_per_day
 from scalein.llvm_backend.fn import F64, I32, I64, Fn, const
 from scalein.llvm_backend.functions import decimals
 from scalein.llvm_backend.functions.arithmetic import Fail, floor_divide
+from scalein.llvm_backend.functions.registry import CallSite, lowers
 from scalein.llvm_backend.values import Str, register_type
+
+
+@lowers("cast")
+def _cast(c: CallSite) -> ir.Value | Str:
+    return lower_cast(c.f, c.args[0], c.types[0], c.dtype, c.fail)
 
 
 def lower_cast(f: Fn, data: ir.Value | Str, have: DType, want: DType, fail: Fail) -> ir.Value | Str:

@@ -11,9 +11,20 @@ from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import Fn
 from scalein.llvm_backend.functions import strings
 from scalein.llvm_backend.functions.decimals import is_small, narrowed
+from scalein.llvm_backend.functions.registry import CallSite, lowers
 from scalein.llvm_backend.values import Str
 
 _SIGN = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+
+
+@lowers("eq", "ne", "lt", "le", "gt", "ge")
+def _compare(c: CallSite) -> ir.Value:
+    return compare(c.code, c.call.fn, c.args[0], c.args[1], c.types[0], c.literals)
+
+
+@lowers("is_nan")
+def _is_nan(c: CallSite) -> ir.Value:
+    return c.f.b.fcmp_unordered("uno", c.args[0], c.args[0])
 
 
 def compare(code: Code, fn: str, a: ir.Value | Str, b: ir.Value | Str, dtype: DType,

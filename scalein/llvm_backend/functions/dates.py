@@ -8,69 +8,109 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from scalein.dtypes import UNITS_PER_SECOND, DType, Kind, ticks_per_day
+from scalein.dtypes import UNITS_PER_SECOND, ticks_per_day
 from scalein.llvm_backend.fn import I32, I64, Fn, const
-from scalein.llvm_backend.functions.arithmetic import Fail, floor_divide
+from scalein.llvm_backend.functions.arithmetic import floor_divide
+from scalein.llvm_backend.functions.registry import CallSite, lowers
 
 DAY_S = 86_400
 
 
-def lower(f: Fn, fn: str, data: ir.Value, dtype: DType, params: tuple[object, ...], fail: Fail) -> ir.Value:
-    if fn == "dt_truncate":
-        every = int(str(params[0]))
-        whole = floor_divide(f, data, every)
-        low = -(-dtype.int_range()[0] // every)
-        fail("integer overflow", f.b.icmp_signed("<", whole, const(low, data.type)))
-        return f.b.mul(whole, const(every, data.type))
-    if fn == "dt_epoch":
-        have, want = UNITS_PER_SECOND[dtype.unit], UNITS_PER_SECOND[str(params[0])]
-        if want <= have:
-            return floor_divide(f, data, have // want)
-        by = want // have
-        limit = (2**63 - 1) // by
-        too_great, too_small = f.b.icmp_signed(">", data, const(limit)), f.b.icmp_signed("<", data, const(-limit))
-        fail("integer overflow", f.b.or_(too_great, too_small))
-        return f.b.mul(data, const(by))
-    data = f.b.sext(data, I64) if data.type == I32 else data
-    if dtype.kind in (Kind.DATE, Kind.DATE64):
-        return f.b.trunc(_calendar(f, fn, floor_divide(f, data, ticks_per_day(dtype))), I32)
-    unit = UNITS_PER_SECOND[dtype.unit]
-    if fn in ("dt_hour", "dt_minute", "dt_second"):
-        return f.b.trunc(_clock(f, fn, data, unit), I32)
-    if fn in ("dt_millisecond", "dt_microsecond", "dt_nanosecond"):
-        want = {"dt_millisecond": 1_000, "dt_microsecond": 1_000_000, "dt_nanosecond": 1_000_000_000}[fn]
-        part = _modulo(f, data, unit)
-        scaled = f.b.mul(part, const(want // unit)) if want >= unit else f.b.sdiv(part, const(unit // want))
-        return f.b.trunc(scaled, I32)
-    return f.b.trunc(_calendar(f, fn, floor_divide(f, data, DAY_S * unit)), I32)
+@lowers("dt_truncate")
+def _truncate(c: CallSite) -> ir.Value:
+    f, (data,), (dtype,) = c.f, c.args, c.types
+    every = int(str(c.params[0]))
+    whole = floor_divide(f, data, every)
+    low = -(-dtype.int_range()[0] // every)
+    c.fail("integer overflow", f.b.icmp_signed("<", whole, const(low, data.type)))
+    return f.b.mul(whole, const(every, data.type))
+
+
+@lowers("dt_epoch")
+def _epoch(c: CallSite) -> ir.Value:
+    f, (data,) = c.f, c.args
+    have, want = UNITS_PER_SECOND[c.types[0].unit], UNITS_PER_SECOND[str(c.params[0])]
+    if want <= have:
+        return floor_divide(f, data, have // want)
+    by = want // have
+    limit = (2**63 - 1) // by
+    too_great, too_small = f.b.icmp_signed(">", data, const(limit)), f.b.icmp_signed("<", data, const(-limit))
+    c.fail("integer overflow", f.b.or_(too_great, too_small))
+    return f.b.mul(data, const(by))
+
+
+def _ticks(c: CallSite) -> ir.Value:
+    """The argument in 64 bits."""
+    (data,) = c.args
+    return c.f.b.sext(data, I64) if data.type == I32 else data
+
+
+# What a second holds of each part.
+_FRACTIONS = {"dt_millisecond": 1_000, "dt_microsecond": 1_000_000, "dt_nanosecond": 1_000_000_000}
+# Seconds of each part, and how many there are before it starts again.
+_CLOCK = {"dt_hour": (3600, 24), "dt_minute": (60, 60), "dt_second": (1, 60)}
+
+
+@lowers(*_FRACTIONS)
+def _fraction(c: CallSite) -> ir.Value:
+    f, data, want = c.f, _ticks(c), _FRACTIONS[c.call.fn]
+    unit = UNITS_PER_SECOND[c.types[0].unit]
+    part = _modulo(f, data, unit)
+    scaled = f.b.mul(part, const(want // unit)) if want >= unit else f.b.sdiv(part, const(unit // want))
+    return f.b.trunc(scaled, I32)
+
+
+@lowers(*_CLOCK)
+def _clock(c: CallSite) -> ir.Value:
+    f, data, (size, count) = c.f, _ticks(c), _CLOCK[c.call.fn]
+    unit = UNITS_PER_SECOND[c.types[0].unit]
+    second_of_day = f.b.sdiv(_modulo(f, data, DAY_S * unit), const(unit))
+    return f.b.trunc(f.b.srem(f.b.sdiv(second_of_day, const(size)), const(count)), I32)
+
+
+def _days(c: CallSite) -> ir.Value:
+    """The number of the day."""
+    return floor_divide(c.f, _ticks(c), ticks_per_day(c.types[0]))
+
+
+@lowers("dt_year")
+def _year(c: CallSite) -> ir.Value:
+    return c.f.b.trunc(_civil(c.f, _days(c))[0], I32)
+
+
+@lowers("dt_month")
+def _month(c: CallSite) -> ir.Value:
+    return c.f.b.trunc(_civil(c.f, _days(c))[1], I32)
+
+
+@lowers("dt_day")
+def _day(c: CallSite) -> ir.Value:
+    return c.f.b.trunc(_civil(c.f, _days(c))[2], I32)
+
+
+@lowers("dt_quarter")
+def _quarter(c: CallSite) -> ir.Value:
+    b = c.f.b
+    month = _civil(c.f, _days(c))[1]
+    return b.trunc(b.sdiv(b.add(month, const(2)), const(3)), I32)
+
+
+@lowers("dt_weekday")
+def _weekday(c: CallSite) -> ir.Value:
+    b = c.f.b
+    monday = b.add(_days(c), const(3))  # 1970-01-01 was a Thursday
+    return b.trunc(b.add(_modulo(c.f, monday, 7), const(1)), I32)
+
+
+@lowers("dt_ordinal_day")
+def _ordinal_day(c: CallSite) -> ir.Value:
+    b, days = c.f.b, _days(c)
+    year, _, _ = _civil(c.f, days)
+    return b.trunc(b.add(b.sub(days, _days_before(c.f, year)), const(1)), I32)
 
 
 def _modulo(f: Fn, data: ir.Value, by: int) -> ir.Value:
     return f.b.sub(data, f.b.mul(floor_divide(f, data, by), const(by)))
-
-
-def _clock(f: Fn, fn: str, data: ir.Value, unit: int) -> ir.Value:
-    second_of_day = f.b.sdiv(_modulo(f, data, DAY_S * unit), const(unit))
-    size, count = {"dt_hour": (3600, 24), "dt_minute": (60, 60), "dt_second": (1, 60)}[fn]
-    return f.b.srem(f.b.sdiv(second_of_day, const(size)), const(count))
-
-
-def _calendar(f: Fn, fn: str, days: ir.Value) -> ir.Value:
-    b = f.b
-    if fn == "dt_weekday":  # 1970-01-01 was a Thursday
-        return b.add(_modulo(f, b.add(days, const(3)), 7), const(1))
-    year, month, day = _civil(f, days)
-    match fn:
-        case "dt_year":
-            return year
-        case "dt_month":
-            return month
-        case "dt_day":
-            return day
-        case "dt_quarter":
-            return b.sdiv(b.add(month, const(2)), const(3))
-        case _:  # day of the year
-            return b.add(b.sub(days, _days_before(f, year)), const(1))
 
 
 def _civil(f: Fn, days: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:

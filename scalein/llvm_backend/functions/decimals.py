@@ -22,39 +22,49 @@ SMALL = 18  # digits that 64 bits hold, whatever they are
 _SHIFT = const(64, I128)
 
 
-def lower(f: Fn, fn: str, args: Sequence[ir.Value], given: Sequence[DType], dtype: DType, fail: Fail) -> ir.Value:
-    """add, sub, mul, neg, abs. Only a type that was cut to 38 digits can be too small for a result."""
-    match fn:
-        case "add" | "sub" | "neg" | "abs" | "mul" if is_small(dtype):
-            return f.b.sext(_lower_small(f, fn, [narrowed(f, arg) for arg in args]), I128)
-        case "add" | "sub":
-            total = f.b.add(*args) if fn == "add" else f.b.sub(*args)
-            if dtype.precision == MAX_PRECISION:
-                fail(OVERFLOW, outside(f, total, MAX_PRECISION))
-            return total
-        case "mul":
-            return _multiply(f, args, given, fail)
-        case "neg":
-            return f.b.sub(const(0, I128), args[0])
-        case "abs":
-            return _magnitude(f, args[0])[0]
-        case _:
-            raise AssertionError(fn)
+def add(f: Fn, args: Sequence[ir.Value], dtype: DType, fail: Fail) -> ir.Value:
+    """The sum of two. Only a type that was cut to 38 digits can be too small for a result."""
+    if is_small(dtype):
+        return _widened(f, f.b.add(*_narrowed(f, args)))
+    return _checked(f, f.b.add(*args), dtype, fail)
 
 
-def _lower_small(f: Fn, fn: str, args: Sequence[ir.Value]) -> ir.Value:
-    """What comes out with few digits, in 64 bits and in vector code."""
-    match fn:
-        case "add":
-            return f.b.add(*args)
-        case "sub":
-            return f.b.sub(*args)
-        case "mul":
-            return f.b.mul(*args)
-        case "neg":
-            return f.b.sub(const(0), args[0])
-        case _:
-            return _magnitude(f, args[0])[0]
+def sub(f: Fn, args: Sequence[ir.Value], dtype: DType, fail: Fail) -> ir.Value:
+    if is_small(dtype):
+        return _widened(f, f.b.sub(*_narrowed(f, args)))
+    return _checked(f, f.b.sub(*args), dtype, fail)
+
+
+def _checked(f: Fn, total: ir.Value, dtype: DType, fail: Fail) -> ir.Value:
+    if dtype.precision == MAX_PRECISION:
+        fail(OVERFLOW, outside(f, total, MAX_PRECISION))
+    return total
+
+
+def mul(f: Fn, args: Sequence[ir.Value], given: Sequence[DType], dtype: DType, fail: Fail) -> ir.Value:
+    return _widened(f, f.b.mul(*_narrowed(f, args))) if is_small(dtype) else _multiply(f, args, given, fail)
+
+
+def neg(f: Fn, data: ir.Value, dtype: DType) -> ir.Value:
+    if is_small(dtype):
+        return _widened(f, f.b.sub(const(0), narrowed(f, data)))
+    return f.b.sub(const(0, I128), data)
+
+
+def magnitude(f: Fn, data: ir.Value, dtype: DType) -> ir.Value:
+    """The absolute value."""
+    if is_small(dtype):
+        return _widened(f, _magnitude(f, narrowed(f, data))[0])
+    return _magnitude(f, data)[0]
+
+
+def _narrowed(f: Fn, args: Sequence[ir.Value]) -> list[ir.Value]:
+    """Few digits are computed in 64 bits, and in vector code."""
+    return [narrowed(f, arg) for arg in args]
+
+
+def _widened(f: Fn, data: ir.Value) -> ir.Value:
+    return f.b.sext(data, I128)
 
 
 def is_small(dtype: DType) -> bool:

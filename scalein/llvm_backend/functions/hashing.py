@@ -1,4 +1,4 @@
-"""Column.hash() in a kernel: XXH64 as `scalein.hashing` defines it, word for word.
+"""Column.hash() in a kernel: XXH64 as `scalein.ir.functions.hashing` defines it, word for word.
 
 Numbers have a fixed number of bytes, so their hash is straight code that vectorizes. Text goes through the whole
 algorithm: stripes of 32 bytes, then words of 8, of 4, and single bytes.
@@ -12,15 +12,16 @@ from contextlib import contextmanager
 from llvmlite import ir
 
 from scalein.dtypes import DType
-from scalein.hashing import P1, P2, P3, P4, P5, SEED, hashed_bits
-from scalein.llvm_backend.code import Code
+from scalein.ir.functions.hashing import P1, P2, P3, P4, P5, SEED, hashed_bits
 from scalein.llvm_backend.fn import I8, I32, I64, Fn, Var, const
+from scalein.llvm_backend.functions.registry import CallSite, lowers
 from scalein.llvm_backend.values import Str, Value, canonical
 
 
-def lower_hash(code: Code, value: Value, dtype: DType) -> Value:
+@lowers("hash")
+def _hash(c: CallSite) -> Value:
     """The hash of a value, and the seed for null."""
-    f = code.f
+    f, (value,), (dtype,) = c.f, c.values, c.types
     found = _text(f, value.string) if dtype.is_bytes else _number(f, value, dtype)
     return Value(found if value.valid is None else f.b.select(value.valid, found, const(SEED)))
 

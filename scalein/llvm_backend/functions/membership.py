@@ -15,21 +15,23 @@ from scalein.dtypes import DType
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import I1, I8, I64, I128, const
 from scalein.llvm_backend.functions.compare import compare
+from scalein.llvm_backend.functions.registry import CallSite, lowers
 from scalein.llvm_backend.functions.strings import as_bytes, equals, order
 from scalein.llvm_backend.values import Str, Value, canonical, register_type
 
 FEW = 16
 
 
-def is_in(code: Code, value: Value, dtype: DType, params: tuple[object, ...]) -> tuple[ir.Value, ir.Value | None]:
+@lowers("is_in")
+def _is_in(c: CallSite) -> Value:
     """Whether the value is among the constants, and whether that is known (SQL: a miss beside a null is null)."""
-    values, has_null = params
+    (value,), (dtype,), (values, has_null) = c.values, c.types, c.params
     assert isinstance(values, tuple)
     if len(values) > FEW:
-        data = _searched(code, value, dtype, values)
+        data = _searched(c.code, value, dtype, values)
     else:
-        data = code.f.any_of(*(_same(code, value, dtype, item) for item in values)) or const(0, I1)
-    return data, data if has_null else None
+        data = c.f.any_of(*(_same(c.code, value, dtype, item) for item in values)) or const(0, I1)
+    return Value(data, data if has_null else None)
 
 
 def _same(code: Code, value: Value, dtype: DType, item: object) -> ir.Value:

@@ -11,10 +11,26 @@ from llvmlite import ir
 
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import I1, I8, I16, I32, I64, PTR, Fn, const
+from scalein.llvm_backend.functions.registry import CallSite, lowers
 from scalein.llvm_backend.values import Str
 
 _WORDS = {1: I8, 2: I16, 4: I32, 8: I64}
 LONG = 32  # bytes; a longer constant is compared by memcmp
+
+
+@lowers("str_len")
+def _str_len(c: CallSite) -> ir.Value:
+    return length(c.code, c.string)
+
+
+@lowers("starts_with", "ends_with", "contains")
+def _match(c: CallSite) -> ir.Value:
+    return match(c.code, c.call.fn, c.string, str(c.params[0]).encode())
+
+
+@lowers("str_slice")
+def _str_slice(c: CallSite) -> Str:
+    return slice_(c.code, c.string, c.params)
 
 
 def compare(code: Code, fn: str, a: Str, b: Str, literals: list[object]) -> ir.Value:

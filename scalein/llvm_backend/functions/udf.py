@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from llvmlite import ir
 
 from scalein.dtypes import DType, Kind
-from scalein.ir.exprs import Call, Lit
+from scalein.ir.exprs import Lit
 from scalein.ir.printer import show_expr
 from scalein.ir.udf import (
     Assign,
@@ -40,24 +40,22 @@ from scalein.ir.udf import (
 )
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import I1, I64, PTR, Fn, Loop, const
+from scalein.llvm_backend.functions.registry import CallSite, lowers
 from scalein.llvm_backend.functions.udf_apply import lower_apply, truth
 from scalein.llvm_backend.values import Str, Value, register_type
 
 STOPPED = "stopped"  # the error of a loop that was told to end; the caller who told it has another one
 
 
-def lower_udf(code: Code, call: Call, args: Sequence[Value], live: ir.Value | None,
-              failed: list[ir.Value] | None = None) -> Value:
-    """The udf's value in a row; it is called only if the row is live and no argument that it needs is null.
-
-    A row that fails is an error, unless `failed` is there to take the condition under which it does.
-    """
-    f = code.f
-    (udf,) = call.params
+@lowers("udf")
+def _udf(c: CallSite) -> Value:
+    """The udf's value in a row; it is called only if the row is live and no argument that it needs is null."""
+    code, f, args, live = c.code, c.f, c.values, c.live
+    (udf,) = c.params
     assert isinstance(udf, Udf)
     strict = f.all_of(*(arg.valid for arg, param in zip(args, udf.params, strict=True) if not param.nullable))
     called = f.all_of(live, strict)
-    function = _Functions(code, show_expr(call))
+    function = _Functions(code, show_expr(c.call))
     fn = function.get(udf)
     stop = f.slot_ptr("stop") if has_loops(udf) else None
     slots = _Slots(f, udf.dtype, udf.nullable)
@@ -74,10 +72,10 @@ def lower_udf(code: Code, call: Call, args: Sequence[Value], live: ir.Value | No
     else:
         with f.when(called):
             run()
-    if failed is None:
+    if c.failed is None:
         code.fail_bits(errors.get())
     else:
-        failed.append(f.b.icmp_unsigned("!=", errors.get(), const(0)))
+        c.failed.append(f.b.icmp_unsigned("!=", errors.get(), const(0)))
     value = slots.get()
     return Value(value.data, f.all_of(strict, value.valid))
 

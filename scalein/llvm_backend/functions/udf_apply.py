@@ -13,7 +13,7 @@ from scalein.ir.udf import Apply
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import F64, I1, I64, Fn, const
 from scalein.llvm_backend.functions import arithmetic, strings
-from scalein.llvm_backend.functions.arithmetic import Fail, lower_float
+from scalein.llvm_backend.functions.arithmetic import Fail
 from scalein.llvm_backend.values import Str, Value
 
 _SIGN = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
@@ -163,8 +163,10 @@ def _int(f: Fn, part: Apply, args: list[ir.Value], fail: Fail) -> ir.Value:
         case "abs":
             fail("integer overflow", b.icmp_signed("==", args[0], const(INT.int_range()[0])))
             return b.select(b.icmp_signed("<", args[0], const(0)), b.sub(const(0), args[0]), args[0])
-        case "floordiv" | "mod":
-            return arithmetic.lower(f, fn, args, [INT] * len(args), INT, fail)
+        case "floordiv":
+            return arithmetic.floor_division(f, args[0], args[1], INT, fail)
+        case "mod":
+            return arithmetic.modulo(f, args[0], args[1], INT, fail)
         case "pow":
             exponent = part.args[1]
             if isinstance(exponent, Lit) and isinstance(exponent.value, int) and exponent.value <= _LONG_POWER:
@@ -244,8 +246,14 @@ def _shift(f: Fn, fn: str, value: ir.Value, by: ir.Value, fail: Fail) -> ir.Valu
 def _float(f: Fn, fn: str, args: list[ir.Value], fail: Fail) -> ir.Value:
     b = f.b
     match fn:
-        case "add" | "sub" | "mul" | "neg":
-            return lower_float(f, fn, args)
+        case "add":
+            return b.fadd(*args)
+        case "sub":
+            return b.fsub(*args)
+        case "mul":
+            return b.fmul(*args)
+        case "neg":
+            return b.fneg(*args)
         case "fabs":
             return _magnitude(f, args[0])
         case "div" | "floordiv" | "mod":

@@ -1,8 +1,8 @@
 """apply: a whole flow on a DataFrame, cut where rows must meet.
 
-The flow is cut into segments (`jobs/segments.py`), each into a map and a reduce fragment (`phases.py`). The reduce
-fragment of one segment and the map fragment of the next run in one Python task; between the two fragments of a segment
-stands Spark's shuffle of blocks (`shuffle.py`):
+The flow is cut into fragments (`jobs/fragments.py`), each with a map and a reduce side (`phases.py`). The reduce side
+of one fragment and the map side of the next run in one Python task; between the two sides of a fragment stands Spark's
+shuffle of blocks (`shuffle.py`):
 
     df -> filter, select -> [map] -> blocks -> repartition -> [reduce | map] -> ... -> df
           run by Spark
@@ -29,7 +29,7 @@ from scalein.ir import ops
 from scalein.ir.exprs import Named
 from scalein.ir.physical import identity
 from scalein.ir.rewrite import rewrite, walk_ops
-from scalein.jobs.segments import Feed, Segment, cut, over, placeholder, segments
+from scalein.jobs.fragments import Feed, Fragment, cut, fragments, over, placeholder
 from scalein.spark.batch.filters import push_to_spark, quote_name
 from scalein.spark.batch.scan import scan_all_by_key, scan_source, shuffle_partitions
 from scalein.spark.batch.tasks import (
@@ -42,7 +42,7 @@ from scalein.spark.batch.tasks import (
     Task,
     ToSpark,
 )
-from scalein.spark.phases import Fragments
+from scalein.spark.phases import MapReduce
 from scalein.spark.serialize import optimise, read_static_tables
 from scalein.spark.shuffle import KEY_GROUPS, SHUFFLE_DDL, target_ids
 from scalein.spark.types import check_input_schema, spark_arrow_schema, spark_schema
@@ -115,89 +115,90 @@ def plan_flow(op: ops.Op, spark: SparkSession, df: DataFrame | None, at: SourceL
 
 
 class _Planner:
-    """Plans the segments of a flow, one after the other."""
+    """Plans the fragments of a flow, one after the other."""
 
     def __init__(self, spark: SparkSession, df: DataFrame | None, at: SourceLoc) -> None:
         self._spark, self._df, self._at = spark, df, at
 
     def plan(self, inputs: list[Feed], schema: pa.Schema) -> DataFrame:
-        """The DataFrame of all segments; each is planned when all its inputs are."""
+        """The DataFrame of all fragments; each is planned when all its inputs are."""
         input_of = {id(input.first): input for input in inputs}
         pending: dict[int, list[PendingFrame]] = {}
         result: list[PendingFrame] = []
-        for segment in segments(inputs):
-            input = input_of[id(segment)].source if id(segment) in input_of else pending.pop(id(segment))
-            frames = self._plan_segment(segment, input)
-            result = frames if segment.then is None else result
-            if segment.then is not None:
-                pending.setdefault(id(segment.then), []).extend(frames)
+        for fragment in fragments(inputs):
+            input = input_of[id(fragment)].source if id(fragment) in input_of else pending.pop(id(fragment))
+            frames = self._plan_segment(fragment, input)
+            result = frames if fragment.then is None else result
+            if fragment.then is not None:
+                pending.setdefault(id(fragment.then), []).extend(frames)
         sent_types, spark_types = spark_arrow_schema(schema, self._at), spark_schema(schema, self._at)
         return _union([frame.df if frame.is_plain else frame.map_in_arrow(ToSpark(sent_types), spark_types)
                        for frame in result])
 
-    def _plan_segment(self, segment: Segment, input: ops.Source | list[PendingFrame]) -> list[PendingFrame]:
-        """The rows of a segment, for its input: a source, or the frames of earlier segments."""
-        state = segment.state
+    def _plan_segment(self, fragment: Fragment, input: ops.Source | list[PendingFrame]) -> list[PendingFrame]:
+        """The rows of a fragment, for its input: a source, or the frames of earlier fragments."""
+        state = fragment.state
         if isinstance(state, ops.Sort) and state.count is None:
-            if segment.then is None:
-                return self._sort(segment, state, input)
+            if fragment.then is None:
+                return self._sort(fragment, state, input)
             # No op downstream depends on the order: those that would are refused.
-            segment = Segment(over(segment.op, state, state.input), segment.input, None, segment.then)
-        if isinstance(input, ops.Source) and (frame := self._plan_without_shuffle(segment, input)) is not None:
+            fragment = Fragment(over(fragment.op, state, state.input), fragment.input, None, fragment.then)
+        if isinstance(input, ops.Source) and (frame := self._plan_without_shuffle(fragment, input)) is not None:
             return [frame]
-        frames, fragments = self._read(segment, input)
-        if fragments.kind == "rowwise":
-            return [frame.then(MapRows(fragments)) for frame in frames]
+        frames, map_reduce = self._read(fragment, input)
+        if map_reduce.kind == "rowwise":
+            return [frame.then(MapRows(map_reduce)) for frame in frames]
         if any(frame.df.isStreaming for frame in frames):
             raise BadArgument("apply aggregates bounded DataFrames, and this one is a stream", at=self._at,
                               hint="use scalein.spark.start(q, stream_df, sink=..., checkpoint=...)")
-        return [self._shuffle(frames, fragments)]
+        return [self._shuffle(frames, map_reduce)]
 
-    def _read(self, segment: Segment, input: ops.Source | list[PendingFrame]) -> tuple[list[PendingFrame], Fragments]:
-        """The frames that a segment's map fragment reads, and its fragments."""
+    def _read(self, fragment: Fragment, input: ops.Source | list[PendingFrame]) -> tuple[list[PendingFrame], MapReduce]:
+        """The frames that a fragment reads, and its map and reduce side."""
         if isinstance(input, list):
-            return input, Fragments(segment)
+            return input, MapReduce(fragment)
         if input.data is not None:
-            fragments = Fragments(segment)
-            df, step = scan_source(input, fragments, self._spark, self._at)
-            return [PendingFrame(df, (step,))], fragments
+            map_reduce = MapReduce(fragment)
+            df, step = scan_source(input, map_reduce, self._spark, self._at)
+            return [PendingFrame(df, (step,))], map_reduce
         assert self._df is not None
-        segment, condition = push_to_spark(segment, self._df.schema)
-        fragments = Fragments(segment)
+        fragment, condition = push_to_spark(fragment, self._df.schema)
+        map_reduce = MapReduce(fragment)
         df = self._df if condition is None else self._df.filter(condition)
-        schema = pa.schema([input.arrow.field(name) for name in fragments.reads])
-        return [PendingFrame(select_columns(df, fragments.reads), (FromSpark(schema),))], fragments
+        schema = pa.schema([input.arrow.field(name) for name in map_reduce.reads])
+        return [PendingFrame(select_columns(df, map_reduce.reads), (FromSpark(schema),))], map_reduce
 
-    def _plan_without_shuffle(self, segment: Segment, source: ops.Source) -> PendingFrame | None:
-        """The segment with tasks that each read all files for the rows of their own keys, if a shuffle costs more."""
-        if source.data is None or not isinstance(segment.state, ops.Aggregate):
+    def _plan_without_shuffle(self, fragment: Fragment, source: ops.Source) -> PendingFrame | None:
+        """The fragment with tasks that each read all files for the rows of their own keys, if a shuffle costs more."""
+        if source.data is None or not isinstance(fragment.state, ops.Aggregate):
             return None
-        fragments = Fragments(segment)
-        read = scan_all_by_key(source, fragments, self._spark)
-        return None if read is None else PendingFrame(read[0], (read[1], CompleteAggregate(fragments)))
+        map_reduce = MapReduce(fragment)
+        read = scan_all_by_key(source, map_reduce, self._spark)
+        return None if read is None else PendingFrame(read[0], (read[1], CompleteAggregate(map_reduce)))
 
-    def _shuffle(self, frames: list[PendingFrame], fragments: Fragments) -> PendingFrame:
-        ids = target_ids(shuffle_partitions(self._spark))[:KEY_GROUPS] if fragments.keys else (0,)
-        blocks = [frame.map_in_arrow(ShuffleWrite(fragments, ids), SHUFFLE_DDL) for frame in frames]
-        if fragments.keys:
+    def _shuffle(self, frames: list[PendingFrame], map_reduce: MapReduce) -> PendingFrame:
+        ids = target_ids(shuffle_partitions(self._spark))[:KEY_GROUPS] if map_reduce.keys else (0,)
+        blocks = [frame.map_in_arrow(ShuffleWrite(map_reduce, ids), SHUFFLE_DDL) for frame in frames]
+        if map_reduce.keys:
             shuffled = _union(blocks).repartition("target")
         else:
             empty = self._spark.range(0, 1, 1, 1).selectExpr(
                 "cast(0 as int) target", "cast(0 as tinyint) kind", "cast('' as binary) block")
             shuffled = _union([*blocks, empty]).repartition(1)
-        return PendingFrame(shuffled, (ReduceBlocks(fragments.reduce_only),))
+        return PendingFrame(shuffled, (ReduceBlocks(map_reduce.reduce_only),))
 
-    def _sort(self, segment: Segment, sort: ops.Sort, input: ops.Source | list[PendingFrame]) -> list[PendingFrame]:
+    def _sort(self, fragment: Fragment, sort: ops.Sort, input: ops.Source | list[PendingFrame]) -> list[PendingFrame]:
         """Rows sorted by Spark, then the ops downstream of the sort."""
         from pyspark.sql import functions
 
         names = sort.schema.names
         items = [*identity(sort.schema), *(Named(_SORT_COLUMN.format(k), by.expr) for k, by in enumerate(sort.by))]
         before = ops.Project(sort.input, tuple(items))
-        frames, fragments = self._read(Segment(before, segment.input, None, None), input)
+        frames, map_reduce = self._read(Fragment(before, fragment.input, None, None), input)
         types = before.schema.arrow
         sent_types, spark_types = spark_arrow_schema(types, self._at), spark_schema(types, self._at)
-        df = _union([frame.then(MapRows(fragments)).map_in_arrow(ToSpark(sent_types), spark_types) for frame in frames])
+        df = _union([frame.then(MapRows(map_reduce)).map_in_arrow(ToSpark(sent_types), spark_types)
+                     for frame in frames])
         order = []
         for k, by in enumerate(sort.by):
             column = functions.col(_SORT_COLUMN.format(k))
@@ -205,10 +206,10 @@ class _Planner:
                           (True, False): column.desc_nulls_first,
                           (True, True): column.desc_nulls_last}[by.descending, sort.nulls_last]())
         df = df.orderBy(*order)
-        if segment.op is sort:
+        if fragment.op is sort:
             return [PendingFrame(df.select(*(functions.col(quote_name(name)) for name in names)), (), is_plain=True)]
         source = placeholder(sort.schema)
-        downstream = Fragments(Segment(over(segment.op, sort, source), source, None, None))
+        downstream = MapReduce(Fragment(over(fragment.op, sort, source), source, None, None))
         schema = pa.schema([sort.schema.arrow.field(name) for name in downstream.reads])
         return [PendingFrame(select_columns(df, downstream.reads), (FromSpark(schema), MapRows(downstream)))]
 

@@ -23,8 +23,10 @@ from typing import TYPE_CHECKING, Any
 from scalein.dtypes import BOOL, FLOATS, NUMBERS, Kind
 from scalein.ir import ops
 from scalein.ir.exprs import Call, Col, Expr, Lit, type_of
+from scalein.ir.functions.compare import COMPARISONS
+from scalein.ir.functions.registry import REGISTRY, Nulls, evaluate
 from scalein.ir.rewrite import map_inputs
-from scalein.jobs.segments import Segment
+from scalein.jobs.fragments import Fragment
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -33,13 +35,13 @@ _PLAIN = ("boolean", "tinyint", "smallint", "int", "bigint", "float", "double", 
 _KINDS = (*NUMBERS, Kind.BOOL, Kind.STR)
 
 
-def push_to_spark(segment: Segment, struct: Any) -> tuple[Segment, Column | None]:
-    """The segment without the conditions on its input that Spark can evaluate, and their conjunction."""
+def push_to_spark(fragment: Fragment, struct: Any) -> tuple[Fragment, Column | None]:
+    """The fragment without the conditions on its input that Spark can evaluate, and their conjunction."""
     plain = {field.name for field in struct.fields if field.dataType.simpleString() in _PLAIN}
     pushed: list[Column] = []
 
     def visit(op: ops.Op) -> ops.Op:
-        if isinstance(op, ops.Filter) and op.input is segment.input:
+        if isinstance(op, ops.Filter) and op.input is fragment.input:
             left: Expr | None = None
             for each in _conjuncts(op.predicate):
                 condition = _condition(each, plain)
@@ -52,16 +54,16 @@ def push_to_spark(segment: Segment, struct: Any) -> tuple[Segment, Column | None
             return replace(op, left=visit(op.left))
         return map_inputs(op, visit)
 
-    op = visit(segment.op)
+    op = visit(fragment.op)
     if not pushed:
-        return segment, None
+        return fragment, None
     conjunction = pushed[0]
     for condition in pushed[1:]:
         conjunction = conjunction & condition
-    state = segment.state
+    state = fragment.state
     if state is not None:
-        state = next(each for each in _path(op, segment.input) if type(each) is type(state))
-    return Segment(op, segment.input, state, segment.then), conjunction
+        state = next(each for each in _path(op, fragment.input) if type(each) is type(state))
+    return Fragment(op, fragment.input, state, fragment.then), conjunction
 
 
 def _path(op: ops.Op, source: ops.Op) -> list[ops.Op]:
@@ -85,28 +87,25 @@ def _condition(expr: Expr, plain: set[str]) -> Column | None:
         return _column(expr, plain) if type_of(expr).kind is Kind.BOOL else None
     if not isinstance(expr, Call):
         return None
-    match expr.fn, expr.args:
-        case ("eq" | "ne" | "lt" | "le" | "gt" | "ge"), (left, right):
-            a, b = _operand(left, plain), _operand(right, plain)
+    function = REGISTRY[expr.fn]
+    operands: list[Column | None]
+    match expr.args:
+        case (left, right) if expr.fn in COMPARISONS:
             is_one = isinstance(left, Col) or isinstance(right, Col)
-            if a is None or b is None or not is_one or _is_about_zero(expr.fn, left, right):
+            if not is_one or _is_about_zero(expr):
                 return None
-            found: Column = {"eq": a.__eq__, "ne": a.__ne__, "lt": a.__lt__, "le": a.__le__, "gt": a.__gt__,
-                             "ge": a.__ge__}[expr.fn](b)
-            return found | _is_nan(left, right) if _passes_nan(expr.fn, left, right) else found
-        case ("and" | "or"), (left, right):
-            first, second = _condition(left, plain), _condition(right, plain)
-            if first is None or second is None:
-                return None
-            return first & second if expr.fn == "and" else first | second
-        case "not", (inner,):
-            condition = None if _reads_floats(inner) else _condition(inner, plain)
-            return None if condition is None else ~condition
-        case ("is_null" | "is_not_null"), (Col() as column,):
-            given = _column(column, plain)
-            return given if given is None else given.isNull() if expr.fn == "is_null" else given.isNotNull()
-        case _:
+            operands = [_operand(left, plain), _operand(right, plain)]
+        case (Col() as column,) if function.nulls is Nulls.NEVER:
+            operands = [_column(column, plain)]
+        case (inner,) if _reads_floats(inner):
             return None
+        case conditions:
+            operands = [_condition(each, plain) for each in conditions]
+    if not function.spark or any(operand is None for operand in operands):
+        return None
+    first, *others = operands
+    found: Column = getattr(first, function.spark)(*others)
+    return found | _is_nan(*expr.args) if _passes_nan(expr) else found
 
 
 def _operand(expr: Expr, plain: set[str]) -> Column | None:
@@ -124,18 +123,31 @@ def _operand(expr: Expr, plain: set[str]) -> Column | None:
     return functions.lit(value)
 
 
-def _passes_nan(fn: str, left: Expr, right: Expr) -> bool:
+def _passes_nan(call: Call) -> bool:
     """Whether a comparison of a column with a constant holds for NaN, the greatest number."""
-    if not (type_of(left).kind in FLOATS and isinstance(left, Lit) != isinstance(right, Lit)):
-        return False
-    return fn in (("gt", "ge", "ne") if isinstance(right, Lit) else ("lt", "le", "ne"))
+    return _is_float_comparison(call) and _holds(call, math.nan)
 
 
-def _is_about_zero(fn: str, left: Expr, right: Expr) -> bool:
+def _is_about_zero(call: Call) -> bool:
     """Whether statistics would be asked for one of the two zeros, and both satisfy the comparison."""
-    is_float_zero = any(isinstance(each, Lit) and type_of(each).kind in FLOATS and each.value == 0
-                        for each in (left, right))
-    return is_float_zero and fn in ("eq", "le", "ge") and not _passes_nan(fn, left, right)
+    is_zero = any(isinstance(arg, Lit) and arg.value == 0 for arg in call.args)
+    return _is_float_comparison(call) and is_zero and _holds(call, 0.0) and not _passes_nan(call)
+
+
+def _is_float_comparison(call: Call) -> bool:
+    """Whether floats of a column are compared with a constant."""
+    if call.fn not in COMPARISONS:
+        return False
+    left, right = call.args
+    return type_of(left).kind in FLOATS and isinstance(left, Lit) != isinstance(right, Lit)
+
+
+def _holds(call: Call, value: float) -> bool:
+    """Whether the comparison is true where the column has this value."""
+    args = tuple(arg if isinstance(arg, Lit) else Lit(value, arg.dtype) for arg in call.args)
+    found = evaluate(replace(call, args=args))
+    assert found is not None
+    return found.value is True
 
 
 def _is_nan(left: Expr, right: Expr) -> Column:

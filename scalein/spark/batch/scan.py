@@ -21,18 +21,18 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from scalein.connectors.base import QUIET_S, Connected
-from scalein.connectors.formats.base import Part, reading
+from scalein.connectors.base import QUIET_S, BoundSource
+from scalein.connectors.formats.base import FileSplit, reading
 from scalein.connectors.formats.parquet import Parquet
 from scalein.connectors.in_memory import Batches
 from scalein.connectors.sources.files import FileSource
-from scalein.connectors.sources.read_ahead import Unit, ahead
+from scalein.connectors.sources.read_ahead import ReadTask, read_ahead
 from scalein.errors import BadArgument, InternalError, SourceLoc, here
 from scalein.ir import ops
 from scalein.ir.rewrite import walk_ops
 from scalein.options import Options
 from scalein.spark.batch.tasks import FromSpark, Rows, Step
-from scalein.spark.phases import Fragments
+from scalein.spark.phases import MapReduce
 from scalein.spark.shuffle import key_hashes, rows_of_target
 from scalein.spark.types import spark_arrow_schema, spark_schema, to_spark
 from scalein.storage.checked_json import Json
@@ -69,15 +69,16 @@ def run(flow: Flow, spark: SparkSession) -> DataFrame:
         if isinstance(each, ops.Source) and each.data is None:
             raise BadArgument("the flow has no data yet: it begins with si.flow(schema)", at=at,
                               hint="begin it with a reader, or use scalein.spark.apply(q, df)")
-        if isinstance(each, ops.Source) and isinstance(each.data, Connected) and not each.data.bounded:
+        if isinstance(each, ops.Source) and isinstance(each.data, BoundSource) and not each.data.bounded:
             raise BadArgument(f"the input ({each.data.name}) never ends, so it has no complete result", at=at,
                               hint="start(sink=...) runs it as a job")
     return plan_flow(flow.op, spark, None, at)
 
 
-def scan_source(source: ops.Source, fragments: Fragments, spark: SparkSession, at: SourceLoc) -> tuple[DataFrame, Step]:
-    """A DataFrame, and the step that turns its batches into the rows of a source that `fragments` read."""
-    columns = fragments.reads
+def scan_source(source: ops.Source, map_reduce: MapReduce, spark: SparkSession,
+                at: SourceLoc) -> tuple[DataFrame, Step]:
+    """A DataFrame, and the step that turns its batches into the rows of a source that `map_reduce` reads."""
+    columns = map_reduce.reads
     data = source.data
     if isinstance(data, Batches):
         table = pa.Table.from_batches(list(data.read()), data.schema).select(columns)
@@ -87,9 +88,9 @@ def scan_source(source: ops.Source, fragments: Fragments, spark: SparkSession, a
         renamed = pa.schema([field.with_name(f"c{k}") for k, field in enumerate(sent_types)])
         total = pa.Table.from_batches(parts, sent_types).rename_columns(renamed.names)
         return spark.createDataFrame(total, schema=spark_schema(renamed, at)), FromSpark(table.schema)
-    if not isinstance(data, Connected):
+    if not isinstance(data, BoundSource):
         raise InternalError("a source without data reached Spark", at=at)
-    connected = data.project(columns).where(fragments.scan_conditions)
+    connected = data.project(columns).where(map_reduce.scan_conditions)
     step: Step
     if isinstance(connected.source, FileSource):
         splits = assign_splits(*file_splits(connected.source), parallelism(spark))
@@ -100,17 +101,17 @@ def scan_source(source: ops.Source, fragments: Fragments, spark: SparkSession, a
     return spark.range(0, count, 1, max(1, count)), step
 
 
-def scan_all_by_key(source: ops.Source, fragments: Fragments, spark: SparkSession) -> tuple[DataFrame, Step] | None:
-    """The rows of a source that `fragments` read, by their keys: each task reads all rows and selects its own.
+def scan_all_by_key(source: ops.Source, map_reduce: MapReduce, spark: SparkSession) -> tuple[DataFrame, Step] | None:
+    """The rows of a source that `map_reduce` reads, by their keys: each task reads all rows and selects its own.
 
     None unless this costs less than a shuffle, in which a row takes some five times as long as to decode it and to
     hash its key. So tasks must be few, and partial groups not many times fewer than rows.
     """
-    data, keys = source.data, fragments.source_keys
+    data, keys = source.data, map_reduce.source_keys
     cores = parallelism(spark)
-    if keys is None or cores > MAX_FULL_READERS or not isinstance(data, Connected):
+    if keys is None or cores > MAX_FULL_READERS or not isinstance(data, BoundSource):
         return None
-    connected = data.project(fragments.reads).where(fragments.scan_conditions)
+    connected = data.project(map_reduce.reads).where(map_reduce.scan_conditions)
     files = connected.source
     if not isinstance(files, FileSource) or not isinstance(files.format, Parquet):
         return None
@@ -130,7 +131,7 @@ def _has_many_groups(files: FileSource, keys: Sequence[str], splits: Sequence[Sp
 
     name, row, _ = splits[len(splits) // 2]
     path = files.listing.path(name)
-    part = next(files.format.parts(path, files.whole, list(dict.fromkeys(keys)), row), None)
+    part = next(files.format.splits(path, files.whole, list(dict.fromkeys(keys)), row), None)
     batch = None if part is None else next(part.open(), None)
     if batch is None:
         return False
@@ -150,7 +151,7 @@ def file_splits(source: FileSource) -> tuple[list[Split], list[int]]:
         path = source.listing.path(file.name)
         rows = [0]
         if isinstance(source.format, Parquet):  # other formats would have to be read to be cut
-            rows = [part.row for part in source.format.parts(path, source.whole, None, 0)]
+            rows = [part.row for part in source.format.splits(path, source.whole, None, 0)]
             splits_of_task = _read_fraction(path, source.schema.names) if splits_of_task is None else splits_of_task
         splits += [(file.name, row, end) for row, end in zip(rows, [*rows[1:], None], strict=False)]
         size = int(os.stat(path).st_size * (1.0 if splits_of_task is None else splits_of_task))
@@ -210,7 +211,7 @@ def shuffle_partitions(spark: SparkSession) -> int:
 class ScanPartitions:
     """Reads partitions of a source; its input rows are their numbers."""
 
-    data: Connected
+    data: BoundSource
     names: tuple[str, ...]
 
     def run(self, batches: Rows, options: Options) -> Rows:
@@ -234,7 +235,8 @@ class ScanFiles:
                 yield from self.splits_of_task(number, options)
 
     def splits_of_task(self, number: int, options: Options) -> Rows:
-        return Connected(self.name, _SplitSource(self.files, self.task_splits[number], options.workers), self.at).read()
+        source = _SplitSource(self.files, self.task_splits[number], options.workers)
+        return BoundSource(self.name, source, self.at).read()
 
 
 @dataclass(frozen=True)
@@ -268,21 +270,21 @@ class _SplitSource:
         return ("splits",)
 
     def read(self, partition: str, offset: Json) -> Iterator[tuple[pa.RecordBatch, Json]]:
-        for batch in ahead(self._units(), self.threads, QUIET_S):
+        for batch in read_ahead(self._units(), self.threads, QUIET_S):
             if batch is not None:
                 yield batch, None
 
-    def _units(self) -> Iterator[Unit[pa.RecordBatch]]:
+    def _units(self) -> Iterator[ReadTask[pa.RecordBatch]]:
         files = self.files
         columns = None if files.columns is None else list(files.columns)
         for name, first, end in self.splits:
-            for part in files.format.parts(files.listing.path(name), files.whole, columns, first):
+            for part in files.format.splits(files.listing.path(name), files.whole, columns, first):
                 if end is not None and part.row >= end:
                     break
                 yield partial(_rows_in_split, part, first, end)
 
 
-def _rows_in_split(part: Part, first: int, end: int | None) -> Iterator[pa.RecordBatch]:
+def _rows_in_split(part: FileSplit, first: int, end: int | None) -> Iterator[pa.RecordBatch]:
     """The rows of a part that are in a split: executors may cut files into other parts than the driver did."""
     row = part.row
     for batch in part.open():

@@ -26,7 +26,7 @@ from scalein.exec.error_location import placed
 from scalein.ir import ops
 from scalein.ir.rewrite import walk_ops
 from scalein.options import Options
-from scalein.spark.phases import Fragments
+from scalein.spark.phases import MapReduce
 from scalein.spark.serialize import MAX_CACHED, Serialized, deserialize, optimise, read_static_tables, serialize
 from scalein.spark.shuffle import coalesce_batches, decode_blocks, route, shuffle_blocks
 from scalein.spark.types import check_batch_schema, from_spark, spark_arrow_schema, to_spark
@@ -108,47 +108,47 @@ class ToSpark:
 class MapRows:
     """Row-wise ops."""
 
-    fragments: Fragments
+    map_reduce: MapReduce
 
     def run(self, batches: Rows, options: Options) -> Rows:
-        return self.fragments.map(batches, options)
+        return self.map_reduce.map(batches, options)
 
 
 @dataclass(frozen=True)
 class CompleteAggregate:
-    """A whole segment, over all rows of some keys."""
+    """A whole fragment, over all rows of some keys."""
 
-    fragments: Fragments
+    map_reduce: MapReduce
 
     def run(self, batches: Rows, options: Options) -> Rows:
-        return self.fragments.complete(batches, options)
+        return self.map_reduce.complete(batches, options)
 
 
 @dataclass(frozen=True)
 class ReduceBlocks:
-    """The reduce fragment of a segment, over shuffle blocks."""
+    """The reduce side of a fragment, over shuffle blocks."""
 
-    fragments: Fragments
+    map_reduce: MapReduce
 
     def run(self, batches: Rows, options: Options) -> Rows:
-        rows = self.fragments.row_shuffle_schema
-        schemas = [self.fragments.shuffle_schema] if rows is None else [self.fragments.shuffle_schema, rows]
-        return self.fragments.final(decode_blocks(batches, schemas), options)
+        rows = self.map_reduce.row_shuffle_schema
+        schemas = [self.map_reduce.shuffle_schema] if rows is None else [self.map_reduce.shuffle_schema, rows]
+        return self.map_reduce.final(decode_blocks(batches, schemas), options)
 
 
 @dataclass(frozen=True)
 class ShuffleWrite:
-    """The map fragment of a segment, as shuffle blocks; `target_ids` has the `target` value of each partition."""
+    """The map side of a fragment, as shuffle blocks; `target_ids` has the `target` value of each partition."""
 
-    fragments: Fragments
+    map_reduce: MapReduce
     target_ids: tuple[int, ...]
 
     def run(self, batches: Rows, options: Options) -> Rows:
-        fragments = self.fragments
-        names = fragments.shuffle_schema.names
-        shuffle_schema = fragments.map(batches, options, may_send_rows=True)
+        map_reduce = self.map_reduce
+        names = map_reduce.shuffle_schema.names
+        shuffle_schema = map_reduce.map(batches, options, may_send_rows=True)
         for are_groups, batches_of_kind in groupby(shuffle_schema, key=lambda batch: batch.schema.names == names):
-            keys = fragments.keys if are_groups else fragments.row_keys
+            keys = map_reduce.keys if are_groups else map_reduce.row_keys
             routed = route(batches_of_kind, keys, len(self.target_ids), options)
             yield from shuffle_blocks(routed, self.target_ids, 0 if are_groups else 1)
 

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from scalein.arrow_functions import taken
 from scalein.exec.combine import Numbered
-from scalein.interp.taking import taken
 from scalein.ir.partials import TwoPhase
 from scalein.ir.tables import AccKind, Output
 from scalein.options import Options

@@ -33,7 +33,7 @@ from scalein.spark.streaming.sinks import Committer
 from scalein.spark.streaming.tasks import BatchResult, MicroBatch, TaskResult, batch_totals, time_summaries
 from scalein.spark.streaming.work import StreamPlan
 from scalein.storage.checked_json import Json, as_int, as_list, as_map
-from scalein.storage.object_store import Place
+from scalein.storage.object_store import Location
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,7 +48,7 @@ class StreamSpec:
     plan: StreamPlan
     input_schema: pa.Schema  # the stream's columns that are read
     committers: dict[str, Committer]  # by role: out, and perhaps late and failed
-    place: Place
+    location: Location
     partitions: int
     trigger: dict[str, object]
     migration: str
@@ -63,7 +63,7 @@ class Coordinator:
         self.partitions = spec.partitions
         self.progress: dict[str, object] | None = None
         self._has_warned = False
-        self._manifests = Manifests(spec.place)
+        self._manifests = Manifests(spec.location)
         self._manifests.acquire(spec.at)
         self._opened: list[Committer] = []
         try:
@@ -74,7 +74,7 @@ class Coordinator:
 
     def _recover(self) -> None:
         """Resume from the last manifest, if there is one."""
-        spec, place = self._spec, self._spec.place
+        spec, location = self._spec, self._spec.location
         self._last = self._manifests.newest()
         self._clock, self._runs, self._previous_files = Clock(), list[Run](), set[str]()
         committed: dict[str, Json] = {}
@@ -87,7 +87,7 @@ class Coordinator:
                 self._previous_files = self._needed_files(self._runs, committed)
             except (ValueError, KeyError, TypeError) as error:
                 raise Damaged("a manifest has unexpected content", found=repr(error),
-                              file=place.uri_of(key_of(self._last).name)) from error
+                              file=location.uri_of(key_of(self._last).name)) from error
         self._last = self._manifests.adopt(self._last)  # before anything of earlier starts is removed
         for role, committer in spec.committers.items():
             committer.open(self._committed(role, committed), f"{self._manifests.name}-{self._manifests.start}")
@@ -127,14 +127,14 @@ class Coordinator:
         else:  # a lower number too: its rows may differ from those already counted
             raise Damaged(f"Spark is at batch {number}, and the last manifest is "
                           f"{f'that of batch {done}' if done >= 0 else 'missing'}",
-                          file=self._spec.place.uri_of("manifests" if number > done else "spark"),
+                          file=self._spec.location.uri_of("manifests" if number > done else "spark"),
                           hint="restore the missing files, or start again with another checkpoint")
 
     def _check_query(self, found: str) -> None:
         """Batches of two queries must not be mixed: equal numbers have other rows."""
         if self._last is not None and (known := self._last["query"]) != found:
             raise BadArgument("another query wrote this checkpoint: Spark's part of it was removed or replaced",
-                              at=self._spec.at, file=self._spec.place.uri_of("spark"), checkpoint=known, found=found,
+                              at=self._spec.at, file=self._spec.location.uri_of("spark"), checkpoint=known, found=found,
                               hint="give another checkpoint, or restore its folder spark")
 
     def _check_outlets(self) -> None:
@@ -151,7 +151,7 @@ class Coordinator:
         spec, prefix = self._spec, f"{self._manifests.name}-{number:010}"
         sinks = {role: committer.task_sink for role, committer in spec.committers.items()}
         result = run_tasks(MicroBatch(self._broadcast, spec.input_schema, prefix, partitions, self._clock,
-                                      tuple(self._runs), spec.place, spec.migration, sinks))
+                                      tuple(self._runs), spec.location, spec.migration, sinks))
         results = [result.tasks[task] for task in sorted(result.tasks)]
         runs, clock = self._state_after(results, partitions)
         output: dict[str, Json] = {}
@@ -176,10 +176,10 @@ class Coordinator:
         """Files that tasks wrote must be visible to the driver, or the tasks of the next batch will not find them."""
         known = {run.file for run in self._runs}
         wanted = {run.file: run.size_bytes for run in runs if run.file not in known} | dict.fromkeys(others)
-        for name, size in zip(wanted, self._spec.place.sizes(list(wanted)), strict=True):
+        for name, size in zip(wanted, self._spec.location.sizes(list(wanted)), strict=True):
             if size is None or wanted[name] not in (None, size):
                 raise StoreFailed("a task wrote a file of the checkpoint, and the driver does not see it",
-                                  at=self._spec.at, file=self._spec.place.uri_of(name), found=f"{size} bytes",
+                                  at=self._spec.at, file=self._spec.location.uri_of(name), found=f"{size} bytes",
                                   hint="all machines must share this folder under this path: give a checkpoint on a "
                                        "shared filesystem")
 

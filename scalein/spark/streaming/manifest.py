@@ -38,7 +38,7 @@ from typing import IO, NamedTuple
 
 from scalein.errors import Damaged, NewerFormat, SourceLoc, StoreFailed
 from scalein.storage.checked_json import Json, as_int
-from scalein.storage.object_store import MANIFESTS, OUTPUT, STATE, Place
+from scalein.storage.object_store import MANIFESTS, OUTPUT, STATE, Location
 
 FORMAT = 1
 RETAINED = 2
@@ -64,8 +64,8 @@ class Key(NamedTuple):
 class Manifests:
     """The manifests of a checkpoint; after `acquire`, this start may write. On a local disk it also holds a lock."""
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, location: Location) -> None:
+        self.location = location
         self.name, self.start = "", 0  # of the stream, and of this start
         self._lock: IO[bytes] | None = None
 
@@ -73,28 +73,28 @@ class Manifests:
 
     def acquire(self, at: SourceLoc) -> None:
         """Take ownership of the checkpoint as a new start."""
-        self.place.make(MANIFESTS, STATE, OUTPUT)
-        if self.place.is_local:
-            self._lock = open(self.place.path(f"{MANIFESTS}/lock"), "ab")  # noqa: SIM115 (held until close)
+        self.location.create_folders(MANIFESTS, STATE, OUTPUT)
+        if self.location.is_local:
+            self._lock = open(self.location.path(f"{MANIFESTS}/lock"), "ab")  # noqa: SIM115 (held until close)
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 self.close()
-                raise StoreFailed("another stream is using this checkpoint", at=at, file=self.place,
+                raise StoreFailed("another stream is using this checkpoint", at=at, file=self.location,
                                   hint="stop it first, or give another checkpoint") from error
-            self.place.remove_temporary(MANIFESTS)
+            self.location.remove_temporary(MANIFESTS)
         self.name, previous = self._stream()
-        self.place.start = self.start = self._claim(previous)
-        self.place.put(_STREAM, f"{self.name} {self.start}".encode())
+        self.location.start = self.start = self._claim(previous)
+        self.location.put(_STREAM, f"{self.name} {self.start}".encode())
 
     def _stream(self) -> tuple[str, int]:
         """The stream's name over all its starts, and their number."""
         try:
-            found = _STREAM_CONTENT.fullmatch(self.place.read(_STREAM).decode("ascii", "replace"))
+            found = _STREAM_CONTENT.fullmatch(self.location.read(_STREAM).decode("ascii", "replace"))
         except FileNotFoundError:
             return uuid.uuid4().hex[:8], 0
         if found is None:
-            raise Damaged("the name of a stream cannot be read", file=self.place.uri_of(_STREAM))
+            raise Damaged("the name of a stream cannot be read", file=self.location.uri_of(_STREAM))
         return found[1], int(found[2])
 
     def _claim(self, previous: int) -> int:
@@ -103,23 +103,23 @@ class Manifests:
         while True:
             start = max([start, *self._starts()]) + 1
             claim = f"{MANIFESTS}/start-{start:010}-{uuid.uuid4().hex}"
-            self.place.put(claim, b"")
+            self.location.put(claim, b"")
             starts = self._starts()
             if starts.count(start) == 1:
                 break
-            self.place.remove(claim)
-        for name in self.place.names(MANIFESTS):
+            self.location.remove(claim)
+        for name in self.location.names(MANIFESTS):
             if (match := _CLAIM.fullmatch(name)) and int(match[1]) < start:
-                self.place.remove(f"{MANIFESTS}/{name}")
+                self.location.remove(f"{MANIFESTS}/{name}")
         return start
 
     def _starts(self) -> list[int]:
-        return [int(match[1]) for name in self.place.names(MANIFESTS) if (match := _CLAIM.fullmatch(name))]
+        return [int(match[1]) for name in self.location.names(MANIFESTS) if (match := _CLAIM.fullmatch(name))]
 
     def check_not_superseded(self) -> None:
         """Raise if there is a later start."""
         if max(self._starts(), default=0) != self.start:
-            raise StoreFailed("another driver has taken over this checkpoint", file=self.place,
+            raise StoreFailed("another driver has taken over this checkpoint", file=self.location,
                               hint="one of the two must end; this one has")
 
     def close(self) -> None:
@@ -130,7 +130,7 @@ class Manifests:
 
     def all_keys(self) -> list[Key]:
         """The keys of all manifests; the last one is valid."""
-        found = (_NAME.fullmatch(name) for name in self.place.names(MANIFESTS))
+        found = (_NAME.fullmatch(name) for name in self.location.names(MANIFESTS))
         return sorted(Key(int(match[1] or 0), int(match[2])) for match in found if match)
 
     def newest(self) -> dict[str, Json] | None:
@@ -148,17 +148,17 @@ class Manifests:
 
     def read(self, key: Key) -> dict[str, Json]:
         try:
-            text, _, checksum = self.place.read(key.name).partition(b"\n")
+            text, _, checksum = self.location.read(key.name).partition(b"\n")
             if checksum.strip() != b"%08x" % zlib.crc32(text):
                 raise ValueError("the checksum does not fit")
             found = json.loads(text)
             if not isinstance(found, dict) or key_of(found) != key:
                 raise ValueError("its content does not match its name")
         except (ValueError, RecursionError) as error:
-            raise Damaged("the manifest of a batch cannot be read", file=self.place.uri_of(key.name), found=error,
+            raise Damaged("the manifest of a batch cannot be read", file=self.location.uri_of(key.name), found=error,
                           hint="restore the file, or start again with another checkpoint") from error
         if not isinstance(found.get("format"), int) or found["format"] > FORMAT:
-            raise NewerFormat("the checkpoint was written by a newer scalein", file=self.place.uri_of(key.name),
+            raise NewerFormat("the checkpoint was written by a newer scalein", file=self.location.uri_of(key.name),
                               found=found.get("format"), has=FORMAT)
         return found
 
@@ -174,7 +174,7 @@ class Manifests:
         self.check_not_superseded()
         found: dict[str, Json] = {**content, "format": FORMAT, "start": self.start, "batch": number}
         text = json.dumps(found, separators=(",", ":")).encode()
-        self.place.put(Key(self.start, number).name, text + b"\n%08x\n" % zlib.crc32(text))
+        self.location.put(Key(self.start, number).name, text + b"\n%08x\n" % zlib.crc32(text))
         self.check_not_superseded()
         return found
 
@@ -186,12 +186,12 @@ class Manifests:
         self.check_not_superseded()
         for key in self.all_keys()[:-RETAINED]:
             if key.start <= self.start:
-                self.place.remove(key.name)
+                self.location.remove(key.name)
         retained = {*needed, *previous}
         for folder in (STATE, OUTPUT):
-            for name in self.place.names(folder):
+            for name in self.location.names(folder):
                 if f"{folder}/{name}" not in retained and _start_of(name) <= self.start:
-                    self.place.remove(f"{folder}/{name}")
+                    self.location.remove(f"{folder}/{name}")
 
 
 def key_of(manifest: dict[str, Json]) -> Key:

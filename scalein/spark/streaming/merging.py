@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scalein.interp.taking import taken
+from scalein.arrow_functions import taken
 from scalein.spark.streaming.combining import Combiner, scatter
 from scalein.spark.streaming.runs import BLOCK_ROWS, hashes_of, in_hash_range
 

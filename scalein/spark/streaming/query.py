@@ -75,7 +75,7 @@ class StreamJob:
 
     def _start(self, stream: DataFrame) -> StreamingQuery:
         writer = stream.writeStream.foreachBatch(self._on_batch)
-        writer = writer.option("checkpointLocation", self._spec.place.address_of("spark"))
+        writer = writer.option("checkpointLocation", self._spec.location.spark_uri("spark"))
         if self._spec.trigger:
             writer = writer.trigger(**self._spec.trigger)  # type: ignore[call-overload]
         with translate_errors():

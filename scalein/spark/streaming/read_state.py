@@ -23,16 +23,16 @@ from scalein.ir.exprs import Agg, Col, Named, NamedAgg
 from scalein.ir.partials import two_phase
 from scalein.ir.physical import Scan, WindowAggregate
 from scalein.ir.tables import Acc, AccKind, Key, Output, Slicing, Table
+from scalein.jobs.fragments import placeholder
+from scalein.jobs.operators import filtered
 from scalein.jobs.partials import group_of
-from scalein.jobs.segments import placeholder
-from scalein.jobs.steps import filtered
 from scalein.options import Options
 from scalein.spark.streaming.clocks import least_open
 from scalein.spark.streaming.manifest import Manifests
 from scalein.spark.streaming.runs import HASH, Run, read_run
 from scalein.spark.streaming.work import SLICE, StreamPlan
 from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text
-from scalein.storage.object_store import place_of
+from scalein.storage.object_store import parse_location
 
 
 def read_state(checkpoint: object) -> pa.Table:
@@ -41,21 +41,21 @@ def read_state(checkpoint: object) -> pa.Table:
     Of groups these are the keys and the aggregates so far, also of open windows; of a distinct its rows so far.
     """
     at = here()
-    place = place_of(checkpoint, at)
-    manifests = Manifests(place)
+    location = parse_location(checkpoint, at)
+    manifests = Manifests(location)
     for attempt in range(_ATTEMPTS):
         found = manifests.newest()
         if found is None:
-            raise BadArgument("there is no state of a stream in this checkpoint", at=at, file=place,
+            raise BadArgument("there is no state of a stream in this checkpoint", at=at, file=location,
                               hint="it is there after the first batch")
         try:
             state = found["state"]
             if state is None:
-                raise BadArgument("the flow of this checkpoint has no state: it works row by row", at=at, file=place)
-            blocks = [block for run in as_list(found["runs"]) for block in read_run(place, Run.from_json(run))]
+                raise BadArgument("the flow of this checkpoint has no state: it works row by row", at=at, file=location)
+            blocks = [block for run in as_list(found["runs"]) for block in read_run(location, Run.from_json(run))]
             return _finish(as_map(state), blocks, found["watermark"])
         except (KeyError, ValueError, TypeError) as error:
-            raise Damaged("a manifest has unexpected content", file=place.uri_of("manifests"),
+            raise Damaged("a manifest has unexpected content", file=location.uri_of("manifests"),
                           found=repr(error)) from error
         except Damaged:  # a running stream may have removed a file meanwhile: then there is a newer manifest
             if attempt == _ATTEMPTS - 1 or manifests.is_newest(found):
@@ -71,17 +71,17 @@ def describe_state(plan: StreamPlan) -> Json:
     if plan.mode == "rowwise":
         return None
     window: Json = None if plan.window is None else [plan.window.size, plan.window.every]
-    description: dict[str, Json] = {"mode": plan.mode, "kind": plan.fragments.kind, "window": window,
+    description: dict[str, Json] = {"mode": plan.mode, "kind": plan.map_reduce.kind, "window": window,
                                     "slices": plan.slice_column,
                                     "columns": _schema_text(plan.state_schema)}
-    if plan.fragments.kind != "partials":
-        description["aggregate"] = _describe_aggregate(plan.fragments.over_shuffled_rows)
+    if plan.map_reduce.kind != "partials":
+        description["aggregate"] = _describe_aggregate(plan.map_reduce.over_shuffled_rows)
         return description
-    final = two_phase(group_of(compile_flow(plan.segment.op))).final
+    final = two_phase(group_of(compile_flow(plan.fragment.op))).final
     table = final.table
     time = [] if table.window is None else ["window_start"]
     names = (*(key.name for key in table.keys), *time)
-    fields = pa.schema([plan.fragments.shuffle_schema.field(name) for name in names])
+    fields = pa.schema([plan.map_reduce.shuffle_schema.field(name) for name in names])
     description["keys"] = _schema_text(fields)
     description["accumulators"] = [_describe_accumulator(acc) for acc in table.accs]
     description["outputs"] = [[output.name, output.fn, [*output.accs]] for output in table.outputs]

@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 from scalein.compiler import compile_flow
 from scalein.exec.event_time import as_integers
 from scalein.ir.partials import TwoPhase, two_phase
-from scalein.jobs.changes import OP, Changes
+from scalein.jobs.changelog import OP, Changelog
+from scalein.jobs.operators import Context, filtered
 from scalein.jobs.partials import group_of
-from scalein.jobs.steps import Surroundings, filtered
 from scalein.options import Options
 from scalein.spark.shuffle import KEY_GROUPS, key_hashes
 from scalein.spark.streaming.clocks import Clock
@@ -40,7 +40,7 @@ from scalein.spark.streaming.runs import (
     write_run,
 )
 from scalein.spark.streaming.work import SLICE, StreamPlan
-from scalein.storage.object_store import Place
+from scalein.storage.object_store import Location
 
 Rows = Iterator[pa.RecordBatch]
 Blocks = list[pa.RecordBatch]
@@ -61,20 +61,20 @@ class Reducer:
     """The reduce side of a flow; programs are compiled at their first use."""
 
     def __init__(self, plan: StreamPlan, options: Options) -> None:
-        self._plan, self._fragments, self._options = plan, plan.fragments, options
+        self._plan, self._map_reduce, self._options = plan, plan.map_reduce, options
 
-    def run(self, given: ReduceInput, shuffled: list[pa.RecordBatch], place: Place,
+    def run(self, given: ReduceInput, shuffled: list[pa.RecordBatch], location: Location,
             write: Callable[[pa.RecordBatch], None]) -> list[Run]:
         """The runs of the key groups after a batch, of which `shuffled` are the rows; results go to `write`."""
         new = self._sort(shuffled)
         # Changes of windows that this batch closes are emitted as well.
         first_open = self._first_open_slice(given.after if self._plan.mode == "closing" else given.before)
         if self._plan.mode == "closing":
-            for batch in self._close_windows(given, new, place):
+            for batch in self._close_windows(given, new, location):
                 write(self._plan.changelog_rows(batch))
         runs = [run for run in given.runs if not _is_expired(run, first_open)]
-        runs, migrating = self._migrating(runs, given, new, place)
-        opened = [read_run(place, run) for run in runs]
+        runs, migrating = self._migrating(runs, given, new, location)
+        opened = [read_run(location, run) for run in runs]
         sizes = [sum(block.num_rows for block in blocks) for blocks in opened]
         chosen = choose_to_merge(sizes, new.num_rows) | migrating
         chosen |= {k for k, run in enumerate(runs) if _is_half_expired(run, first_open)}
@@ -90,7 +90,7 @@ class Reducer:
                     touched.append((take_rows(each.block.select(self._plan.state_schema.names), each.at), each.existed))
                 yield each.block
 
-        run = write_run(place, blocks(), given.groups, self._plan.slice_column)
+        run = write_run(location, blocks(), given.groups, self._plan.slice_column)
         if new.num_rows and self._plan.mode in ("running", "distinct"):
             for batch in self._changes_of_batch(parts[0][0], opened, chosen, touched):
                 if batch.num_rows:
@@ -98,7 +98,7 @@ class Reducer:
         return [*(each for k, each in enumerate(runs) if k not in chosen), *([] if run is None else [run])]
 
     def _migrating(self, runs: list[Run], given: ReduceInput, new: pa.RecordBatch,
-                   place: Place) -> tuple[list[Run], set[int]]:
+                   location: Location) -> tuple[list[Run], set[int]]:
         """The runs, and which of them are rewritten because other tasks have rows in their files too.
 
         A run that migrates in steps is cut.
@@ -110,7 +110,7 @@ class Reducer:
         found, migrating = list[Run](), set[int]()
         for run in runs:
             rest: list[Run] = []
-            if sum(block.num_rows for block in read_run(place, run)) < run.rows:
+            if sum(block.num_rows for block in read_run(location, run)) < run.rows:
                 run, rest = hottest_range(run, width, rows)
                 migrating.add(len(found))
             found += [run, *rest]
@@ -124,7 +124,7 @@ class Reducer:
         if not shuffled:
             return _empty(schema_with_hash(self._plan.state_schema))
         rows = shuffled[0] if len(shuffled) == 1 else pa.concat_batches(shuffled)
-        keys = self._fragments.keys
+        keys = self._map_reduce.keys
         found = key_hashes(rows, keys, self._options) if keys else np.zeros(rows.num_rows, np.uint64)
         if self._plan.slice_column is not None:
             if self._plan.slice_column == SLICE:
@@ -136,7 +136,7 @@ class Reducer:
         return merged.block
 
     def _slices_of(self, rows: pa.RecordBatch) -> pa.Array:
-        size = self._fragments.slice_size
+        size = self._map_reduce.slice_size
         return pa.array(np.asarray(as_integers(rows.column(self._plan.time_column))) // size * size)
 
     # --- time
@@ -151,7 +151,7 @@ class Reducer:
             return block
         return filtered(block, pc.greater_equal(as_integers(block.column(self._plan.slice_column)), first_open))
 
-    def _close_windows(self, given: ReduceInput, new: pa.RecordBatch, place: Place) -> Rows:
+    def _close_windows(self, given: ReduceInput, new: pa.RecordBatch, location: Location) -> Rows:
         """The results of the windows that the batch closes."""
         window, lateness, slices = self._plan.window, self._plan.lateness, self._plan.slice_column
         before, after = given.before.watermark, given.after.watermark
@@ -160,26 +160,26 @@ class Reducer:
             return
         end, first = lateness.last_end(after), None if before is None else lateness.least_open(before)
         candidates = [new, *(block for run in given.runs if run.oldest is not None and run.oldest < end
-                             for block in read_run(place, run))]
+                             for block in read_run(location, run))]
         closing = []
         for block in candidates:
             starts = as_integers(block.column(slices))
             is_closing = pc.less(starts, end)
             if first is not None:  # a run may still have slices that closed in earlier batches
                 is_closing = pc.and_(is_closing, pc.greater_equal(starts, first))
-            if (rows := filtered(block, is_closing).select(self._fragments.shuffle_schema.names)).num_rows:
+            if (rows := filtered(block, is_closing).select(self._map_reduce.shuffle_schema.names)).num_rows:
                 closing.append(rows)
         if not closing:
             return
         if window.is_tumbling:
-            yield from self._fragments.final(closing, self._options)
+            yield from self._map_reduce.final(closing, self._options)
             return
-        for batch in self._fragments.aggregated(closing, self._options):
+        for batch in self._map_reduce.aggregated(closing, self._options):
             ends = as_integers(batch.column("window_end"))
             closes_now = pc.less_equal(ends, end)
             if before is not None:
                 closes_now = pc.and_(closes_now, pc.greater(ends, lateness.last_end(before)))
-            yield from self._fragments.downstream([filtered(batch, closes_now)], self._options)
+            yield from self._map_reduce.downstream([filtered(batch, closes_now)], self._options)
 
     # --- changes
 
@@ -197,8 +197,8 @@ class Reducer:
                 values = combiner.combine_pairs(take_rows(after, each.numbers), each.rows)
                 after = _with_values(after, each.numbers, dict(zip(combiner.names, values, strict=True)))
         if self._plan.mode == "distinct":
-            unseen = filtered(after, pa.array(~existed)).select(self._fragments.shuffle_schema.names)
-            return map(self._plan.changelog_rows, self._fragments.final([unseen], self._options))
+            unseen = filtered(after, pa.array(~existed)).select(self._map_reduce.shuffle_schema.names)
+            return map(self._plan.changelog_rows, self._map_reduce.final([unseen], self._options))
         if self._changes.is_one_to_one and (groups := combiner.finish(after)) is not None:
             return self._changelog(groups, existed)
         before = after
@@ -209,7 +209,7 @@ class Reducer:
     def _changelog(self, groups: pa.RecordBatch, existed: np.ndarray) -> Rows:
         """The changelog of groups, if the ops downstream of the aggregation give one row for each, in order."""
         start = 0
-        for batch in self._fragments.downstream([groups], self._options):
+        for batch in self._map_reduce.downstream([groups], self._options):
             op = pc.if_else(pa.array(existed[start : start + batch.num_rows]), "update", "insert")
             yield batch.append_column(pa.field(OP, pa.string(), False), op)
             start += batch.num_rows
@@ -227,7 +227,7 @@ class Reducer:
 
     def _changes_of_rows(self, new: pa.RecordBatch, opened: list[Blocks]) -> list[pa.RecordBatch]:
         """The same for buffered rows: the results of their groups are computed again."""
-        keys, columns = self._plan.group_columns, self._fragments.shuffle_schema.names
+        keys, columns = self._plan.group_columns, self._map_reduce.shuffle_schema.names
         numbers = key_numbers(new, keys)
         count = int(numbers.max()) + 1
         first = np.empty(count, np.int64)
@@ -243,20 +243,20 @@ class Reducer:
 
     @cached_property
     def _two_phase(self) -> TwoPhase | None:
-        if self._fragments.kind != "partials":
+        if self._map_reduce.kind != "partials":
             return None
-        return two_phase(group_of(compile_flow(self._plan.segment.op)))
+        return two_phase(group_of(compile_flow(self._plan.fragment.op)))
 
     @cached_property
     def _combiner(self) -> Combiner | None:
         return None if self._two_phase is None else Combiner(self._two_phase, self._options)
 
     @cached_property
-    def _changes(self) -> Changes:
+    def _changes(self) -> Changelog:
         two = self._two_phase
-        final = group_of(compile_flow(self._fragments.state_over_shuffled)) if two is None else two.final
-        context = Surroundings(self._options, Path(), lambda rows: None, False, lambda rows: None, None, 0)
-        return Changes(self._plan.segment, final, context)
+        final = group_of(compile_flow(self._map_reduce.state_over_shuffled)) if two is None else two.final
+        context = Context(self._options, Path(), lambda rows: None, False, lambda rows: None, None, 0)
+        return Changelog(self._plan.fragment, final, context)
 
 
 def _is_expired(run: Run, first_open: int | None) -> bool:

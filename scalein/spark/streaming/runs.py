@@ -33,12 +33,12 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from scalein.arrow_functions import taken
 from scalein.errors import Damaged
 from scalein.exec.event_time import as_integers
-from scalein.interp.taking import taken
 from scalein.spark.shuffle import KEY_GROUPS
 from scalein.storage.checked_json import Json, as_int, as_list, as_text
-from scalein.storage.object_store import STATE, Place
+from scalein.storage.object_store import STATE, Location
 
 HASH = "#hash"
 BLOCK_ROWS = 1 << 20  # of a block, about; also what a merge holds at a time
@@ -139,27 +139,27 @@ def hash_with_slices(hashes: np.ndarray, slices: np.ndarray) -> np.ndarray:
 # --- files
 
 
-def write_run(place: Place, blocks: Iterable[pa.RecordBatch], groups: tuple[int, int],
+def write_run(location: Location, blocks: Iterable[pa.RecordBatch], groups: tuple[int, int],
               slices: str | None) -> Run | None:
     """Write blocks, in the order of their hashes, as a run; None if they have no row."""
     some = (block for block in blocks if block.num_rows)
     first = next(some, None)
     if first is None:
         return None
-    name = place.new_name(STATE, ".arrow")
+    name = location.new_name(STATE, ".arrow")
     rows, bounds, written_blocks = 0, list[int](), list[Block]()
-    with place.writing(name) as written:
+    with location.create(name) as written:
         with pa.ipc.new_file(pa.PythonFile(written, "w"), first.schema) as writer:
             for block in chain([first], some):
                 start = written.size_bytes
                 writer.write_batch(block)
                 key_groups = hashes_of(block)[[0, -1]] >> np.uint64(56)
-                written_blocks.append(Block(start, written.size_bytes, written.sum_since(), *map(int, key_groups)))
+                written_blocks.append(Block(start, written.size_bytes, written.take_checksum(), *map(int, key_groups)))
                 rows += block.num_rows
                 if slices is not None:
                     times = np.asarray(as_integers(block.column(slices)))
                     bounds += [int(times.min()), int(times.max())]
-        return Run(name, *groups, rows, written.size_bytes, written.sum_since(), min(bounds, default=None),
+        return Run(name, *groups, rows, written.size_bytes, written.take_checksum(), min(bounds, default=None),
                    max(bounds, default=None), tuple(written_blocks))
 
 
@@ -196,17 +196,17 @@ class _RunFile:
 _open_files: OrderedDict[str, _RunFile] = OrderedDict()
 
 
-def read_run(place: Place, run: Run) -> list[pa.RecordBatch]:
+def read_run(location: Location, run: Run) -> list[pa.RecordBatch]:
     """The valid rows of a run, memory-mapped, in the order of their hashes; a block is verified at its first read."""
-    name = place.uri_of(run.file)
+    name = location.uri_of(run.file)
     try:
         try:
-            blocks = _open_run(place, run, name).within(run.first, run.last)
+            blocks = _open_run(location, run, name).within(run.first, run.last)
         except _BadChecksum:
             _open_files.pop(name, None)
-            if not place.drop_copy(run.file):
+            if not location.drop_local_copy(run.file):
                 raise
-            blocks = _open_run(place, run, name).within(run.first, run.last)
+            blocks = _open_run(location, run, name).within(run.first, run.last)
     except _BadChecksum:
         raise Damaged("a file of a stream's state is not what was written", file=name) from None
     except (OSError, pa.ArrowException) as error:
@@ -217,24 +217,24 @@ def read_run(place: Place, run: Run) -> list[pa.RecordBatch]:
     return [rows for block in blocks if (rows := in_hash_range(block, start, end)).num_rows]
 
 
-def _open_run(place: Place, run: Run, name: str) -> _RunFile:
+def _open_run(location: Location, run: Run, name: str) -> _RunFile:
     if name not in _open_files:
-        _open_files[name] = _RunFile(place.mapped(run.file), run)
+        _open_files[name] = _RunFile(location.map_file(run.file), run)
         while len(_open_files) > _MAX_OPEN_FILES:
             _open_files.popitem(last=False)
     _open_files.move_to_end(name)
     return _open_files[name]
 
 
-def retain_only(place: Place, runs: Iterable[Run]) -> None:
+def retain_only(location: Location, runs: Iterable[Run]) -> None:
     """Close all files of a stream but these. A removed file occupies disk space while it is mapped, and a long-lived
     worker would hold the files of all batches.
     """
     names = {run.file for run in runs}
-    wanted = {place.uri_of(name) for name in names}
-    for name in [name for name in _open_files if name.startswith(place.uri_of(STATE)) and name not in wanted]:
+    wanted = {location.uri_of(name) for name in names}
+    for name in [name for name in _open_files if name.startswith(location.uri_of(STATE)) and name not in wanted]:
         _open_files.pop(name, None)
-    place.keep_copies(names)
+    location.retain_local_copies(names)
 
 
 def in_hash_range(block: pa.RecordBatch, start: np.uint64 | None, end: np.uint64 | None) -> pa.RecordBatch:

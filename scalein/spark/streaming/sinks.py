@@ -20,12 +20,12 @@ import pyarrow as pa
 
 from scalein.connectors.base import Sink
 from scalein.connectors.sinks.files import FileSink
-from scalein.connectors.sinks.sink_writer import Outlet as SinkWriter
+from scalein.connectors.sinks.sink_writer import SinkWriter
 from scalein.errors import ScaleinError, SourceLoc, WriteFailed
 from scalein.spark.shuffle import decode_block, encode_block
 from scalein.spark.types import spark_arrow_schema, spark_schema, to_spark
 from scalein.storage.checked_json import Json, as_list, as_text
-from scalein.storage.object_store import OUTPUT, Place
+from scalein.storage.object_store import OUTPUT, Location
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -117,18 +117,18 @@ class _RowCollector:
 class CheckpointFiles:
     """Writes Parquet files into the checkpoint, in Spark's types."""
 
-    place: Place
+    location: Location
     schema: pa.Schema  # in Spark's types
 
     def open(self, prefix: str, task: int) -> TaskWriter:
-        return _CheckpointFileWriter(self.place, self.schema)
+        return _CheckpointFileWriter(self.location, self.schema)
 
 
 @dataclass
 class _CheckpointFileWriter:
     """Creates a file with the first rows; buffers at most one row group in memory."""
 
-    place: Place
+    location: Location
     schema: pa.Schema
     buffered: list[pa.RecordBatch] = field(default_factory=list)
     buffered_bytes: int = 0
@@ -147,8 +147,8 @@ class _CheckpointFileWriter:
         import pyarrow.parquet as pq
 
         if self.writer is None:
-            self.name = self.place.new_name(OUTPUT, ".parquet")
-            written = self.open_files.enter_context(self.place.writing(self.name))
+            self.name = self.location.new_name(OUTPUT, ".parquet")
+            written = self.open_files.enter_context(self.location.create(self.name))
             file = self.open_files.enter_context(pa.PythonFile(written, "w"))
             self.writer = self.open_files.enter_context(pq.ParquetWriter(file, self.schema, compression="lz4"))
         self.writer.write_table(pa.Table.from_batches(self.buffered, self.schema))
@@ -249,10 +249,10 @@ class FunctionCommitter:
 
     kind = "function"
 
-    def __init__(self, function: Function, schema: pa.Schema, place: Place, at: SourceLoc) -> None:
-        self._function, self._place = function, place
+    def __init__(self, function: Function, schema: pa.Schema, location: Location, at: SourceLoc) -> None:
+        self._function, self._location = function, location
         self._spark_schema = spark_schema(schema, at)
-        self.task_sink: TaskSink = CheckpointFiles(place, spark_arrow_schema(schema, at))
+        self.task_sink: TaskSink = CheckpointFiles(location, spark_arrow_schema(schema, at))
 
     def open(self, committed: Json, next_prefix: str) -> None:
         pass  # Spark repeats a batch whose function did not return
@@ -265,7 +265,7 @@ class FunctionCommitter:
 
     def commit(self, prepared: Json, spark: SparkSession | None, batch: int) -> None:
         assert spark is not None
-        paths = [self._place.address_of(name) for name in self.files(prepared)]
+        paths = [self._location.spark_uri(name) for name in self.files(prepared)]
         df: DataFrame = (spark.read.schema(self._spark_schema).parquet(*paths) if paths
                          else spark.createDataFrame([], self._spark_schema))
         try:
@@ -281,11 +281,11 @@ class FunctionCommitter:
         pass
 
 
-def make_committer(sink: object, schema: pa.Schema, role: str, place: Place, at: SourceLoc) -> Committer:
+def make_committer(sink: object, schema: pa.Schema, role: str, location: Location, at: SourceLoc) -> Committer:
     """The committer of the user's sink."""
     if isinstance(sink, FileSink):
         return FileCommitter(sink, schema, role)
     if isinstance(sink, Sink):
         return DriverCommitter(sink, schema, role)
     assert callable(sink)
-    return FunctionCommitter(sink, schema, place, at)
+    return FunctionCommitter(sink, schema, location, at)

@@ -18,7 +18,7 @@ from scalein.spark.streaming.runs import MIGRATIONS
 from scalein.spark.streaming.sinks import make_committer
 from scalein.spark.streaming.work import StreamPlan, unbound_source, with_input_types
 from scalein.spark.types import check_input_schema
-from scalein.storage.object_store import place_of
+from scalein.storage.object_store import parse_location
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -73,19 +73,19 @@ def start(q: Flow, stream_df: DataFrame, *, sink: object, checkpoint: object, pa
         if policy == "sink" and (not isinstance(argument, Sink) or argument is sink):
             raise BadArgument(f"{name} takes a sink of its own", at=at, found=repr(argument),
                               hint=f'for example si.to_parquet("{"late" if name == "late" else "failed"}/")')
-    place = place_of(checkpoint, at)
+    location = parse_location(checkpoint, at)
     input_schema = check_input_schema(unbound_source(q.op, at).arrow, stream_df.schema, at)
     op = read_static_tables(with_input_types(q.op, input_schema), at)
     plan = StreamPlan(tried(op) if error_policy == "null" else op, emit, late_policy, error_policy, at)
-    committers = {"out": make_committer(sink, plan.schema, "out", place, at)}
+    committers = {"out": make_committer(sink, plan.schema, "out", location, at)}
     if late_policy == "sink":
         if plan.window is None:
             raise BadArgument("late rows are those whose windows have closed, and the flow has no windows", at=at)
-        committers["late"] = make_committer(late, plan.late_schema, "late", place, at)
+        committers["late"] = make_committer(late, plan.late_schema, "late", location, at)
     reads = pa.schema([input_schema.field(name) for name in plan.reads])
     if error_policy == "sink":
-        committers["failed"] = make_committer(on_error, reads, "failed", place, at)
-    return StreamJob(StreamSpec(plan, reads, committers, place, checked_partitions(partitions, at),
+        committers["failed"] = make_committer(on_error, reads, "failed", location, at)
+    return StreamJob(StreamSpec(plan, reads, committers, location, checked_partitions(partitions, at),
                                 _trigger(trigger, stream_df, at), migration, at), stream_df)
 
 

@@ -35,7 +35,7 @@ from scalein.spark.streaming.sinks import TaskSink, TaskWriter
 from scalein.spark.streaming.work import MapSummary, StreamPlan
 from scalein.spark.types import from_spark
 from scalein.storage.checked_json import Json
-from scalein.storage.object_store import Place
+from scalein.storage.object_store import Location
 
 PARTIALS, SUMMARY, LATE, RESULT, OUT, FAILED = range(6)  # kinds of blocks
 BLOCK_SCHEMA = pa.schema([pa.field("target", pa.int32(), False), pa.field("kind", pa.int32(), False),
@@ -59,7 +59,7 @@ class MicroBatch:
     partitions: int
     clock: Clock
     runs: tuple[Run, ...]
-    place: Place
+    location: Location
     migration: str
     sinks: dict[str, TaskSink]  # of results ("out"), and perhaps of late and failed rows
 
@@ -83,7 +83,7 @@ class MapTask:
         ids = target_ids(batch.partitions)
         rows = _from_spark(batches, batch.input_schema)
         shuffled_rows = plan.map_rows(rows, batch.clock, summary, options)
-        for target, part in route(shuffled_rows, plan.fragments.keys, batch.partitions, options):
+        for target, part in route(shuffled_rows, plan.map_reduce.keys, batch.partitions, options):
             yield block_row(ids[target], PARTIALS, encode_block(part))
         for kind, held in ((LATE, summary.late), (FAILED, summary.failed)):
             for rows in coalesce_batches(held, COALESCED_BYTES):
@@ -104,7 +104,7 @@ class ReduceTask:
 
     def run(self, blocks: Iterable[pa.RecordBatch], options: Options) -> Batches:
         batch, plan = self.batch, self.batch.plan()
-        retain_only(batch.place, batch.runs)
+        retain_only(batch.location, batch.runs)
         shuffled: list[pa.RecordBatch] = []
         others: list[tuple[str, pa.RecordBatch]] = []  # late and failed rows
         summaries: list[dict[str, Any]] = []
@@ -112,7 +112,7 @@ class ReduceTask:
         for id_, kind, block in _blocks(blocks):
             targets.add(id_)
             if kind == PARTIALS:
-                shuffled.append(decode_block(block, plan.fragments.shuffle_schema))
+                shuffled.append(decode_block(block, plan.map_reduce.shuffle_schema))
             elif kind == LATE:
                 others.append(("late", decode_block(block, plan.late_schema)))
             elif kind == FAILED:
@@ -144,13 +144,13 @@ class ReadAllTask:
 
     def run(self, target: int, options: Options) -> Batches:
         batch, plan, summary = self.batch, self.batch.plan(), MapSummary()
-        retain_only(batch.place, batch.runs)
+        retain_only(batch.location, batch.runs)
         rows = _from_spark(self.files.read(), batch.input_schema)
         if (keys := plan.row_keys) is not None:  # rows of other keys need not be aggregated here
             rows = _rows_of_target(rows, keys, target, batch.partitions, summary, options)
         shuffled_rows = plan.map_rows(rows, batch.clock, summary, options)
         if keys is None:
-            parts = route(shuffled_rows, plan.fragments.keys, batch.partitions, options)
+            parts = route(shuffled_rows, plan.map_reduce.keys, batch.partitions, options)
             shuffled = [part for to, part in parts if to == target]
         else:
             shuffled = list(shuffled_rows)
@@ -169,7 +169,7 @@ def _reduce(batch: MicroBatch, target: int, shuffled: list[pa.RecordBatch], othe
     clock = plan.advance_clock(batch.clock, time_summaries(summaries))
     reduce_input = ReduceInput(groups, runs, batch.clock, clock, batch.migration)
     with _open_writers(batch, target) as writers:
-        runs_after = reducer(plan, options).run(reduce_input, shuffled, batch.place, writers["out"].write)
+        runs_after = reducer(plan, options).run(reduce_input, shuffled, batch.location, writers["out"].write)
         for role, rows in others:
             writers[role].write(rows)
         totals = {name: sum(each[name] for each in summaries) for name in TOTALS}

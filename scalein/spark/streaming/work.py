@@ -28,15 +28,15 @@ from scalein.exec.event_time import extent, far_ahead
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named, columns
 from scalein.ir.rewrite import exprs_of, rewrite, walk_ops
-from scalein.jobs.changes import OP, told
-from scalein.jobs.changes import check as check_changes
-from scalein.jobs.late import Lateness
+from scalein.jobs.changelog import OP, changelog_rows
+from scalein.jobs.changelog import check as check_changes
+from scalein.jobs.compatibility import signature
+from scalein.jobs.fragments import Feed, Fragment, cut, over, placeholder
+from scalein.jobs.lateness import Lateness
+from scalein.jobs.operators import Context, FragmentRunner, Morsel, reads
 from scalein.jobs.partials import all_computed
-from scalein.jobs.remembered import signature
-from scalein.jobs.segments import Feed, Segment, cut, over, placeholder
-from scalein.jobs.steps import Arrival, Runner, Surroundings, reads
 from scalein.options import Options
-from scalein.spark.phases import Fragments
+from scalein.spark.phases import MapReduce
 from scalein.spark.streaming.clocks import Clock, TimeSummary, advance, summarize_times
 from scalein.storage.checked_json import Json
 
@@ -67,14 +67,14 @@ class StreamPlan:
     def __init__(self, op: ops.Op, emit: str, late: str, on_error: str, at: SourceLoc) -> None:
         self._op, self.emit, self._late, self._on_error, self._at = op, emit, late, on_error, at
         feed = _single_input(op, at)
-        self.feed, segment = feed, feed.first
-        self.fragments = Fragments(segment)
-        self.segment = self.fragments.segment  # where a distinct has become a group_by
-        self.window = self.fragments.window
+        self.feed, fragment = feed, feed.first
+        self.map_reduce = MapReduce(fragment)
+        self.fragment = self.map_reduce.fragment  # where a distinct has become a group_by
+        self.window = self.map_reduce.window
         self.watermark_op = feed.watermark
-        self.mode = self._mode(segment)
+        self.mode = self._mode(fragment)
         if emit == "changes":
-            check_changes(segment, at)
+            check_changes(fragment, at)
             if self.window is not None and not self.window.is_tumbling:
                 raise BadArgument('emit="changes" does not support sliding windows on Spark yet', at=at,
                                   step="group_by", hint='use tumbling windows, or emit="final"')
@@ -85,19 +85,19 @@ class StreamPlan:
     def __reduce__(self) -> tuple[object, ...]:
         return StreamPlan, (self._op, self.emit, self._late, self._on_error, self._at)
 
-    def _mode(self, segment: Segment) -> str:
-        match segment.state:
+    def _mode(self, fragment: Fragment) -> str:
+        match fragment.state:
             case None:
                 return "rowwise"
             case ops.Distinct():
                 return "distinct"
-        if self.fragments.kind == "top":
+        if self.map_reduce.kind == "top":
             raise BadArgument("an endless stream cannot be sorted", at=self._at, step="sort",
                               hint="sort the rows that the sink has received")
         if self.window is None and self.emit == "final":
             raise BadArgument("a running aggregate over an endless stream has no final result", at=self._at,
                               step="group_by", hint='give emit="changes", or group by a window of time as well')
-        if self.window is None or (self.emit == "changes" and self.fragments.kind == "partials"):
+        if self.window is None or (self.emit == "changes" and self.map_reduce.kind == "partials"):
             return "running"
         if self.watermark_op is None:
             raise BadArgument("windows over an endless stream never close without a watermark", at=self._at,
@@ -109,25 +109,25 @@ class StreamPlan:
     @cached_property
     def schema(self) -> pa.Schema:
         """The columns of results."""
-        found = self.segment.op.schema.arrow
+        found = self.fragment.op.schema.arrow
         return found.append(pa.field(OP, pa.string(), False)) if self.emit == "changes" else found
 
     @cached_property
     def late_schema(self) -> pa.Schema:
-        return self.segment.before.schema.arrow
+        return self.fragment.before.schema.arrow
 
     @property
     def signature(self) -> list[Json]:
         """What the state depends on: a checkpoint can be resumed by a flow with the same signature."""
         if self.feed.first.state is None:
             return []
-        mode = self.mode if self.fragments.is_by_column else f"{self.mode}, columns together"
+        mode = self.mode if self.map_reduce.is_by_column else f"{self.mode}, columns together"
         return [f"{mode} {signature(self.feed.first)}"]
 
     @property
     def outdated_signatures(self) -> list[list[Json]]:
         """The signatures of the same flow in versions that buffered rows instead of partial groups."""
-        if self.feed.first.state is None or self.fragments.is_by_column:
+        if self.feed.first.state is None or self.map_reduce.is_by_column:
             return []
         return [[f"{mode} {signature(self.feed.first)}"] for mode in ("running", "closing")]
 
@@ -136,24 +136,24 @@ class StreamPlan:
         """The column of the state with the start of a row's time slice; None without a window."""
         if self.window is None:
             return None
-        return "window_start" if self.fragments.kind == "partials" else SLICE
+        return "window_start" if self.map_reduce.kind == "partials" else SLICE
 
     @property
     def time_column(self) -> str:
         """The column with the time of buffered rows."""
         assert self.window is not None
-        return self.fragments.shuffle_names[self.window.time]
+        return self.map_reduce.shuffle_names[self.window.time]
 
     @property
     def group_columns(self) -> list[str]:
         """The columns that identify a group: the keys, and with a window the time slice."""
-        keys = list(self.fragments.keys)
+        keys = list(self.map_reduce.keys)
         return keys if self.slice_column is None else [*keys, self.slice_column]
 
     @cached_property
     def state_schema(self) -> pa.Schema:
         """The columns of the state."""
-        found = self.fragments.shuffle_schema
+        found = self.map_reduce.shuffle_schema
         return found if self.slice_column in (None, *found.names) else found.append(pa.field(SLICE, pa.int64(), False))
 
     @cached_property
@@ -161,28 +161,28 @@ class StreamPlan:
         if self.window is None:
             return None
         names = self.late_schema.names if self.sends_late else self._aggregated_columns
-        return Lateness(self.segment, self.window, 0, names)
+        return Lateness(self.fragment, self.window, 0, names)
 
     @cached_property
     def _aggregated_columns(self) -> list[str]:
         """The columns that the aggregation reads."""
-        state = self.segment.state
+        state = self.fragment.state
         assert isinstance(state, ops.Aggregate)
         used = {name for expr, _ in exprs_of(state) for name in columns(expr)}
-        names = self.segment.before.schema.names
+        names = self.fragment.before.schema.names
         return [name for name in names if name in used] or names[:1]
 
     @cached_property
     def reads(self) -> list[str]:
         """The columns of the stream that the map side needs, in the stream's order."""
-        found = set(self.fragments.reads)
+        found = set(self.map_reduce.reads)
         if self.lateness is not None:
             found |= set(reads(self.lateness.rows.node))
         if self.watermark_op is not None:
             found |= {self.watermark_op.column} if self._times is None else set(reads(self._times.node))
         if self._check is not None:
             found |= set(reads(self._check.node))
-        names = self.segment.input.arrow.names
+        names = self.fragment.input.arrow.names
         return [name for name in names if name in found] or names[:1]
 
     @cached_property
@@ -190,7 +190,7 @@ class StreamPlan:
         """The columns of the stream that are the keys, if a task may skip rows of other keys. It must not where rows
         count for the watermark, may be late, or may fail.
         """
-        return None if self.watermark_op is not None or self._check is not None else self.fragments.source_keys
+        return None if self.watermark_op is not None or self._check is not None else self.map_reduce.source_keys
 
     def advance_clock(self, clock: Clock, summaries: Iterable[TimeSummary]) -> Clock:
         """The clock after a batch, from the summaries of its tasks."""
@@ -200,7 +200,7 @@ class StreamPlan:
 
     def changelog_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Results that are final: inserts of a changelog if emit="changes"."""
-        return told(batch, "insert") if self.emit == "changes" else batch
+        return changelog_rows(batch, "insert") if self.emit == "changes" else batch
 
     # --- the map side
 
@@ -214,20 +214,20 @@ class StreamPlan:
                                                                                     found.nullable)),))))
 
     @cached_property
-    def _filtered_fragments(self) -> Fragments:
-        """The fragments over the aggregation's input, for batches from which late rows were removed."""
-        fields = Schema(tuple(each for each in self.segment.before.schema if each.name in self._aggregated_columns))
-        return Fragments(cut(over(self.segment.op, self.segment.before, placeholder(fields)))[0].first)
+    def _filtered_fragments(self) -> MapReduce:
+        """Map and reduce over the aggregation's input, for batches from which late rows were removed."""
+        fields = Schema(tuple(each for each in self.fragment.before.schema if each.name in self._aggregated_columns))
+        return MapReduce(cut(over(self.fragment.op, self.fragment.before, placeholder(fields)))[0].first)
 
     def map_rows(self, batches: Iterable[pa.RecordBatch], clock: Clock, summary: MapSummary,
                  options: Options) -> Iterator[pa.RecordBatch]:
         """The rows to shuffle, for batches of the stream's columns `reads`; other rows are added to `summary`."""
         watermark = clock.watermark
-        arrivals = self._arrivals(self._without_failing(batches, summary, options), clock, watermark, summary, options)
-        for is_in_time, some in groupby(self._split(arrivals), key=itemgetter(0)):
+        morsels = self._morsels(self._without_failing(batches, summary, options), clock, watermark, summary, options)
+        for is_in_time, some in groupby(self._split(morsels), key=itemgetter(0)):
             rows = (batch for _, batch in some)
             if is_in_time:
-                yield from self.fragments.map(rows, options)
+                yield from self.map_reduce.map(rows, options)
             else:
                 yield from self._filtered_fragments.map(self._in_time(rows, watermark, summary, options), options)
 
@@ -237,7 +237,7 @@ class StreamPlan:
         if self._on_error != "sink":
             return None
         is_rowwise = self.mode == "rowwise"
-        return Program(compile_flow(self.segment.op if is_rowwise else all_computed(self.segment, self.sends_late)))
+        return Program(compile_flow(self.fragment.op if is_rowwise else all_computed(self.fragment, self.sends_late)))
 
     def _without_failing(self, batches: Iterable[pa.RecordBatch], summary: MapSummary,
                          options: Options) -> Iterator[pa.RecordBatch]:
@@ -253,37 +253,37 @@ class StreamPlan:
             summary.failed_rows += rows.num_rows
             summary.failed.append(rows)
 
-        context = Surroundings(options, Path(), lambda rows: None, False, lambda rows: None, failed, 0)
-        runner = Runner(self.segment.op, context, self._check)
+        context = Context(options, Path(), lambda rows: None, False, lambda rows: None, failed, 0)
+        runner = FragmentRunner(self.fragment.op, context, self._check)
         for batch in batches:
-            yield from runner.sound(batch)
+            yield from runner.passing(batch)
 
-    def _split(self, arrivals: Iterable[Arrival]) -> Iterator[tuple[bool, pa.RecordBatch]]:
+    def _split(self, morsels: Iterable[Morsel]) -> Iterator[tuple[bool, pa.RecordBatch]]:
         """Batches, and whether all their rows are in time or must be checked one by one."""
-        for arrival in arrivals:
-            if self.lateness is None or not arrival.batch.num_rows:
-                yield True, arrival.batch
+        for morsel in morsels:
+            if self.lateness is None or not morsel.batch.num_rows:
+                yield True, morsel.batch
                 continue
-            good, rest = self.lateness.split(arrival)
+            good, rest = self.lateness.split(morsel)
             if good is not None:
                 yield True, good.batch
             if rest is not None:
                 yield False, rest
 
-    def _arrivals(self, batches: Iterable[pa.RecordBatch], clock: Clock, watermark: int | None, summary: MapSummary,
-                  options: Options) -> Iterator[Arrival]:
+    def _morsels(self, batches: Iterable[pa.RecordBatch], clock: Clock, watermark: int | None, summary: MapSummary,
+                 options: Options) -> Iterator[Morsel]:
         for batch in batches:
             summary.rows += batch.num_rows
             if self.watermark_op is None or not batch.num_rows:
-                yield Arrival(batch, watermark)
+                yield Morsel(batch, watermark)
                 continue
             times = self._times_of(batch, options)
             within = extent(times)
             if within is None:
-                yield Arrival(batch, watermark)
+                yield Morsel(batch, watermark)
                 continue
             summary.times.append(summarize_times(times, within, clock.greatest, self.outlier_distance))
-            yield Arrival(batch, watermark, self.watermark_op.column if self._times is None else "", *within)
+            yield Morsel(batch, watermark, self.watermark_op.column if self._times is None else "", *within)
 
     def _times_of(self, batch: pa.RecordBatch, options: Options) -> pa.Array:
         assert self.watermark_op is not None

@@ -1,0 +1,300 @@
+"""One class an aggregate: how it is typed, which accumulators it is finished from, its names elsewhere.
+
+`AGGREGATES` has them by name. What accumulators do with a row, and how an aggregate is finished from them, is machine
+code: `llvm_backend/accumulators.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar, NamedTuple
+
+import pyarrow as pa
+
+from scalein.dtypes import BOOL, F64, I64, MAX_PRECISION, U64, UNSIGNED, DType, Kind
+from scalein.ir.exprs import Agg, Call, Expr, Lit, type_of
+from scalein.ir.functions.registry import can_fail
+from scalein.ir.tables import Acc, AccKind
+from scalein.ir.unify import Refused, cast_to, nested_hint
+
+Args = tuple[Expr, ...]
+
+
+class Typed(NamedTuple):
+    """What a rule finds: the type, and the arguments with their casts spelled out."""
+
+    dtype: DType
+    args: Args
+
+
+class Aggregate:
+    """An aggregate of a group's rows. Where a group has no value, it is null, unless it is never null."""
+
+    name: ClassVar[str]  # stable: checkpoints know it
+    arity: ClassVar[int] = 1
+    never_null: ClassVar[bool] = False
+    always_nullable: ClassVar[bool] = False  # null in a group with too few values
+    without_order: ClassVar[str] = ""  # it depends on the order of rows; this form does not
+    method: ClassVar[str] = ""  # of a Column, where that has another name
+    sql: ClassVar[tuple[str, ...]] = ()
+    duckdb: ClassVar[str] = ""  # SQL over {0}, {1}, {params[0]}, and {order}, by which the source sorts
+
+    def rule(self, args: Args) -> Typed:
+        """Types it over typed arguments; raises `Refused`."""
+        return Typed(type_of(args[0]), args)
+
+    def accumulators(self, agg: Agg, grouped: bool) -> tuple[Acc, ...]:
+        """What a group remembers; the first gives the value, and the second, if any, counts the values.
+
+        `grouped` says that there are keys or a window: a group that exists has a row, so a column that cannot be null
+        needs no count to tell "none".
+        """
+        raise NotImplementedError
+
+
+def typed(agg: Agg, args: Args, grouped: bool) -> Agg:
+    """The aggregate over typed arguments; raises `Refused`."""
+    declared = AGGREGATES[agg.fn]
+    nullable = not declared.never_null and (
+        declared.always_nullable or not grouped or any(arg.nullable for arg in args))  # fmt: skip
+    dtype, args = declared.rule(args)
+    nested = next((found for found in map(type_of, args) if found.is_nested), None)
+    if nested is not None:
+        what = "a column of type null" if nested.nested == pa.null() else f"a nested column: {nested!r}"
+        raise Refused(f"{agg.fn} does not take {what}", nested_hint(nested))
+    return Agg(agg.fn, args, dtype, nullable, agg.params, agg.at)
+
+
+def _values(arg: Expr) -> Acc:
+    """Counts values. What can fail is computed even where it cannot be null: whether it fails must not depend on how
+    the data comes.
+    """
+    return Acc(AccKind.VALID, arg) if arg.nullable or can_fail(arg) else Acc(AccKind.ROWS)
+
+
+def _sum(arg: Expr) -> Acc:
+    return Acc(AccKind.FSUM if type_of(arg).is_float else AccKind.ISUM, arg)
+
+
+def _or_none(main: Acc, arg: Expr, grouped: bool) -> tuple[Acc, ...]:
+    return (main,) if grouped and not arg.nullable else (main, _values(arg))
+
+
+def _number(name: str, arg: Expr) -> DType:
+    own = type_of(arg)
+    if not own.is_number and not own.is_decimal:
+        raise Refused(f"{name} takes a number, not {own!r}", _number_hint(own))
+    return own
+
+
+def _number_hint(own: DType) -> str | None:
+    if own.is_nested:
+        return nested_hint(own)
+    return "cast it to a number: .cast(pa.float64())" if own.is_string else None
+
+
+class Count(Aggregate):
+    name, arity, never_null, sql, duckdb = "count", 0, True, ("COUNT",), "count(*)"
+
+    def rule(self, args: Args) -> Typed:
+        return Typed(I64, args)
+
+    def accumulators(self, agg: Agg, grouped: bool) -> tuple[Acc, ...]:
+        return (Acc(AccKind.ROWS),)
+
+
+class CountValid(Aggregate):
+    name, never_null, method, sql, duckdb = "count_valid", True, "count", ("COUNT",), "count({0})"
+
+    def rule(self, args: Args) -> Typed:
+        if type_of(args[0]).is_nested:  # no kernel reads the column, but one can count a bool that is null where it is
+            there = Call("is_not_null", args, dtype=BOOL, nullable=False)
+            args = (Call("if_else", (there, Lit(True, BOOL), Lit(None, BOOL)), dtype=BOOL),)
+        return Typed(I64, args)
+
+    def accumulators(self, agg: Agg, grouped: bool) -> tuple[Acc, ...]:
+        return (_values(agg.args[0]),)
+
+
+class Sum(Aggregate):
+    name, sql, duckdb = "sum", ("SUM",), "sum({0})"
+
+    def rule(self, args: Args) -> Typed:
+        """Sums of integers come out in 64 bits, of floats as f64."""
+        return Typed(self._type(type_of(args[0])), args)
+
+    def _type(self, own: DType) -> DType:
+        if own.kind in UNSIGNED:
+            return U64
+        if own.is_int or own.kind is Kind.BOOL:
+            return I64
+        if own.is_float:
+            return F64
+        if own.kind is Kind.DUR:
+            return own
+        if own.is_decimal:
+            return replace(own, precision=MAX_PRECISION)
+        raise Refused(f"sum takes numbers, bools or durations, not {own!r}", _number_hint(own))
+
+    def accumulators(self, agg: Agg, grouped: bool) -> tuple[Acc, ...]:
+        return _or_none(_sum(agg.args[0]), agg.args[0], grouped)
+
+
+class Mean(Aggregate):
+    name, sql, duckdb = "mean", ("AVG",), "avg({0})"
+
+    def rule(self, args: Args) -> Typed:
+        _number(self.name, args[0])
+        return Typed(F64, args)
+
+    def accumulators(self, agg: Agg, grouped: bool) -> tuple[Acc, ...]:
+        return (_sum(agg.args[0]), _values(agg.args[0]))
+
+
+class _Extreme(Aggregate):
+    kind: ClassVar[AccKind]
+
+    def accumulators(self, agg: Agg, grouped: bool) -> tuple[Acc, ...]:
+        return _or_none(Acc(self.kind, agg.args[0]), agg.args[0], grouped)
+
+
+class Min(_Extreme):
+    name, kind, sql, duckdb = "min", AccKind.MIN, ("MIN",), "min({0})"
+
+
+class Max(_Extreme):
+    name, kind, sql, duckdb = "max", AccKind.MAX, ("MAX",), "max({0})"
+
+
+class _Spread(Aggregate):
+    always_nullable = True
+
+    def rule(self, args: Args) -> Typed:
+        _number(self.name, args[0])
+        return Typed(F64, (cast_to(args[0], F64),))
+
+    def accumulators(self, agg: Agg, grouped: bool) -> tuple[Acc, ...]:
+        return (Acc(AccKind.MOMENTS, agg.args[0]),)
+
+
+class Var(_Spread):
+    name, sql, duckdb = "var", ("VAR_SAMP", "VARIANCE"), "var_samp({0})"
+
+
+class Std(_Spread):
+    name, sql, duckdb = "std", ("STDDEV_SAMP", "STDDEV"), "stddev_samp({0})"
+
+
+class _Row(Aggregate):
+    """The value of one row, null included."""
+
+    kind: ClassVar[AccKind]
+
+    def accumulators(self, agg: Agg, grouped: bool) -> tuple[Acc, ...]:
+        return (Acc(self.kind, agg.args[0], agg.args[1] if self.arity == 2 else None),)
+
+
+class First(_Row):
+    name, kind, without_order, sql = "first", AccKind.FIRST, "arg_min(by)", ("FIRST_VALUE",)
+    duckdb = "first({0} ORDER BY {order})"
+
+
+class Last(_Row):
+    name, kind, without_order, sql = "last", AccKind.LAST, "arg_max(by)", ("LAST_VALUE",)
+    duckdb = "last({0} ORDER BY {order})"
+
+
+class ArgMin(_Row):
+    name, arity, kind, sql = "arg_min", 2, AccKind.ARG_MIN, ("MIN_BY",)
+    duckdb = "first({0} ORDER BY {1}, {order}) FILTER (WHERE {1} IS NOT NULL)"
+
+
+class ArgMax(_Row):
+    name, arity, kind, sql = "arg_max", 2, AccKind.ARG_MAX, ("MAX_BY",)
+    duckdb = "first({0} ORDER BY {1} DESC, {order}) FILTER (WHERE {1} IS NOT NULL)"
+
+
+class NUnique(Aggregate):
+    name, never_null, duckdb = "n_unique", True, "count(DISTINCT {0})"
+
+    def rule(self, args: Args) -> Typed:
+        return Typed(I64, args)
+
+    def accumulators(self, agg: Agg, grouped: bool) -> tuple[Acc, ...]:
+        return (Acc(AccKind.DISTINCT, agg.args[0]),)
+
+
+class ApproxNUnique(NUnique):
+    name, sql, duckdb = "approx_n_unique", ("APPROX_COUNT_DISTINCT",), ""
+
+    def accumulators(self, agg: Agg, grouped: bool) -> tuple[Acc, ...]:
+        return (Acc(AccKind.SKETCH, _hashed(agg.args[0])),)
+
+
+def _hashed(arg: Expr) -> Expr:
+    """The stable hash of a value; null stays null, so that it is not counted."""
+    hashed = Call("hash", (arg,), (), I64, False)
+    if not arg.nullable:
+        return hashed
+    return Call("if_else", (Call("is_not_null", (arg,), (), BOOL, False), hashed, Lit(None, I64)), (), I64)
+
+
+class Quantile(Aggregate):
+    name, sql, duckdb = "quantile", ("PERCENTILE_CONT",), "quantile_cont({0}, {params[0]})"
+    precision: ClassVar[tuple[str, ...]] = ()  # how values are rounded before they are held
+
+    def rule(self, args: Args) -> Typed:
+        _number(self.name, args[0])
+        return Typed(F64, (cast_to(args[0], F64),))
+
+    def accumulators(self, agg: Agg, grouped: bool) -> tuple[Acc, ...]:
+        arg = agg.args[0]
+        return (Acc(AccKind.QUANTILE, arg, params=(*agg.params, *self.precision)),
+                Acc(AccKind.VALUES, arg, params=self.precision))
+
+
+class ApproxQuantile(Quantile):
+    name, precision, sql, duckdb = "approx_quantile", ("coarse",), ("APPROX_PERCENTILE",), ""
+
+
+class _Values(Aggregate):
+    """A list of values; nulls are left out, and no value makes an empty list."""
+
+    never_null = True
+
+    def rule(self, args: Args) -> Typed:
+        return Typed(DType(Kind.NESTED, nested=pa.list_(type_of(args[0]).arrow)), args)
+
+
+class Collect(_Values):
+    name, without_order, sql = "collect", "top_k(k, by)", ("ARRAY_AGG",)
+    duckdb = "coalesce(list({0} ORDER BY {order}) FILTER (WHERE {0} IS NOT NULL), [])"
+
+    def accumulators(self, agg: Agg, grouped: bool) -> tuple[Acc, ...]:
+        return (Acc(AccKind.LIST, agg.args[0]),)
+
+
+class TopK(_Values):
+    name, arity = "top_k", 2
+    duckdb = ("coalesce(list({0} ORDER BY {1} DESC, {order}) FILTER (WHERE {0} IS NOT NULL AND {1} IS NOT NULL), [])"
+              "[:{params[0]}]")
+
+    def rule(self, args: Args) -> Typed:
+        by = type_of(args[1])
+        if by.is_bytes or by.is_decimal:
+            raise Refused(f"top_k takes an integer, float, bool or time to order by, not {by!r}",
+                          "cast it, or use arg_max for a single value")
+        return super().rule(args)
+
+    def accumulators(self, agg: Agg, grouped: bool) -> tuple[Acc, ...]:
+        arg, by = agg.args
+        return (Acc(AccKind.TOP, arg, by, agg.params),)
+
+
+AGGREGATES: dict[str, Aggregate] = {
+    aggregate.name: aggregate
+    for aggregate in (
+        Count(), CountValid(), Sum(), Mean(), Min(), Max(), Var(), Std(), First(), Last(), ArgMin(), ArgMax(),
+        NUnique(), Quantile(), Collect(), TopK(), ApproxNUnique(), ApproxQuantile(),
+    )
+}  # fmt: skip

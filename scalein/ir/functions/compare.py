@@ -1,0 +1,79 @@
+"""Comparisons, and membership in a set of constants: NaN equals NaN and is the greatest, text compares by its bytes."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from scalein.dtypes import BOOL
+from scalein.ir.exprs import Call, Expr, Lit, type_of
+from scalein.ir.functions.registry import Args, Function, Nulls, declare, typed
+from scalein.ir.unify import Refused, settle, unify
+
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+
+
+def _compare(call: Call, args: Args) -> Expr:
+    return typed(call, unify(args, "cannot compare"), BOOL)
+
+
+def _fold(compare: Callable[[Any, Any], bool]) -> Callable[..., bool]:
+    return lambda call, a, b: compare(_ordered(a), _ordered(b))
+
+
+def _ordered(value: Any) -> Any:
+    """A key by which Python compares as we do: strings by bytes, NaN equal to itself and the greatest."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")
+    if isinstance(value, float):
+        return (1, 0.0) if math.isnan(value) else (0, value)
+    return value
+
+
+def _is_nan(call: Call, args: Args) -> Expr:
+    arg = settle(args[0])
+    if not type_of(arg).is_float:
+        raise Refused(f"is_nan takes a float, not {type_of(arg)!r}", "is_null tests for missing values")
+    return typed(call, [arg], BOOL)
+
+
+def _is_in(call: Call, args: Args) -> Expr:
+    values, has_null = call.params
+    assert isinstance(values, tuple)
+    listed = [value if isinstance(value, Lit) else Lit(value) for value in values]
+    arg, *found = unify([settle(args[0]), *listed], "is_in does not take")
+    # A cast among them is a typed constant in a coarser unit than the column's.
+    exact = [item for item in found if isinstance(item, Lit)]
+    if len(exact) < len(found):
+        raise Refused("is_in takes plain constants in the column's own unit", "pass datetime or timedelta values")
+    physical = tuple({item: item.value for item in exact}.values())
+    return replace(typed(call, [arg], BOOL), params=(physical, has_null))
+
+
+def _between(call: Call, args: Args) -> Expr:
+    """low <= value <= high, spelled out; as with `and`, one side alone can make it false."""
+    value, low, high = args
+    ends = [_compare(replace(call, fn=fn, args=()), (value, end)) for fn, end in (("ge", low), ("le", high))]
+    return typed(replace(call, fn="and"), ends, BOOL)
+
+
+def _either(call: Call, args: Any) -> bool:
+    return any(arg.nullable for arg in args)
+
+
+_SIGNS = {"eq": ("==", "="), "ne": ("!=", "<>"), "lt": ("<", "<"), "le": ("<=", "<="), "gt": (">", ">"),
+          "ge": (">=", ">=")}  # fmt: skip
+
+declare(
+    *(Function(name, _compare, 2, fold=_fold(getattr(operator, name)), canonical=True, show=f"{{0}} {python} {{1}}",
+               duckdb=f"({{0}} {sql} {{1}})", spark=f"__{name}__") for name, (python, sql) in _SIGNS.items()),
+    Function("between", _between, 3, Nulls.OWN, nullable=_either, spelled_out=True,
+             show="{0}.between({1}, {2})"),
+    Function("is_nan", _is_nan, fold=lambda call, value: math.isnan(value), canonical=True, show="{0}.is_nan()",
+             sql=("IS_NAN", "ISNAN"), duckdb="isnan({0})"),
+    Function("is_in", _is_in, gives_null=lambda call: bool(call.params[1]), canonical=True,
+             show="{0}.is_in([{values}])"),
+)

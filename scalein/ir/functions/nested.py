@@ -1,0 +1,72 @@
+"""Functions that take lists and structs apart; pyarrow computes them all."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from scalein.dtypes import I64, DType, element_of, from_arrow_type
+from scalein.errors import WrongType, guess
+from scalein.ir.exprs import Call, Expr, type_of
+from scalein.ir.functions.registry import Args, Function, always, declare, typed
+from scalein.ir.unify import Refused, settle
+
+
+def _list_len(call: Call, args: Args) -> Expr:
+    arg, _ = _list(call, args)
+    return typed(call, [arg], I64)
+
+
+def _list_get(call: Call, args: Args) -> Expr:
+    arg, element = _list(call, args)
+    return typed(call, [arg], element)
+
+
+def _list(call: Call, args: Args) -> tuple[Expr, DType]:
+    """The argument, and the type of its elements."""
+    arg = settle(args[0])
+    element = element_of(type_of(arg))
+    if element is None:
+        hint = ".struct.field(name) gives a field of a struct" if is_struct(type_of(arg)) else None
+        raise Refused(f"{call.fn.replace('_', '.', 1)} takes a list, not {type_of(arg)!r}", hint)
+    return arg, _known(element.type)
+
+
+def _struct_field(call: Call, args: Args) -> Expr:
+    arg, name = settle(args[0]), str(call.params[0])
+    dtype = type_of(arg)
+    if not is_struct(dtype):
+        hint = "explode the list, or take an element of it: .list.get(0)" if element_of(dtype) is not None else None
+        raise Refused(f"struct.field takes a struct, not {dtype!r}", hint)
+    assert dtype.nested is not None
+    names = [field.name for field in dtype.nested]
+    if names.count(name) != 1:
+        how = "several fields" if name in names else "no field"
+        raise Refused(f"the struct has {how} {name!r}: {', '.join(names) or 'it is empty'}", guess(name, names))
+    return typed(call, [arg], _known(dtype.nested.field(name).type))
+
+
+def is_struct(dtype: DType) -> bool:
+    """Whether values of a type have named fields."""
+    return dtype.nested is not None and bool(pa.types.is_struct(dtype.nested))
+
+
+def _known(arrow: pa.DataType) -> DType:
+    try:
+        return from_arrow_type(arrow)
+    except WrongType:
+        raise Refused(f"scalein does not compute with {arrow} yet", "cast the column before handing it over") from None
+
+
+def _is_nullable_field(call: Call) -> bool:
+    nested = type_of(call.args[0]).nested
+    assert nested is not None
+    return bool(nested.field(str(call.params[0])).nullable)
+
+
+declare(
+    Function("list_len", _list_len, host=always, arrow="list_len", show="{0}.list.len()", sql=("CARDINALITY",),
+             duckdb="len({0})"),
+    Function("list_get", _list_get, gives_null=always, host=always, arrow="list_get", show="{0}.list.get({params})"),
+    Function("struct_field", _struct_field, gives_null=_is_nullable_field, host=always, arrow="struct_field",
+             show="{0}.struct.field({params})", duckdb="struct_extract({0}, {params[0]})"),
+)

@@ -1,0 +1,64 @@
+"""Functions of text. Positions and lengths count code points."""
+
+from __future__ import annotations
+
+from scalein.dtypes import BOOL, I64
+from scalein.ir.exprs import Call, Expr, type_of
+from scalein.ir.functions.registry import Args, Function, always, declare, typed
+from scalein.ir.unify import Refused, nested_hint, settle
+
+
+def _text(call: Call, args: Args) -> Expr:
+    arg = settle(args[0])
+    if not type_of(arg).is_string:
+        raise Refused(f"str.{call.fn.removeprefix('str_')} takes text, not {type_of(arg)!r}",
+                      nested_hint(type_of(arg)) if type_of(arg).is_nested else "cast it first: .cast(pa.string())")
+    return arg
+
+
+def text_to_text(call: Call, args: Args) -> Expr:
+    """Text of the same form as the argument."""
+    arg = _text(call, args)
+    return typed(call, [arg], type_of(arg))
+
+
+def text_to_bool(call: Call, args: Args) -> Expr:
+    """A condition on a text."""
+    return typed(call, [_text(call, args)], BOOL)
+
+
+def text_to_int(call: Call, args: Args) -> Expr:
+    """A number of a text."""
+    return typed(call, [_text(call, args)], I64)
+
+
+declare(
+    Function("str_len", text_to_int, show="{0}.str.len()", sql=("CHAR_LENGTH", "LENGTH"), duckdb="length({0})"),
+    Function("str_slice", text_to_text, show="{0}.str.slice({params})", sql=("SUBSTRING",)),
+    Function("starts_with", text_to_bool, show="{0}.str.starts_with({params})", sql=("STARTS_WITH",),
+             duckdb="starts_with({0}, {params[0]})"),
+    Function("ends_with", text_to_bool, show="{0}.str.ends_with({params})", sql=("ENDS_WITH",),
+             duckdb="suffix({0}, {params[0]})"),
+    Function("contains", text_to_bool, show="{0}.str.contains({params})", sql=("CONTAINS",),
+             duckdb="contains({0}, {params[0]})"),
+    Function("lower", text_to_text, host=always, arrow="lower", show="{0}.str.lower()", sql=("LOWER",),
+             duckdb="lower({0})"),
+    Function("upper", text_to_text, host=always, arrow="upper", show="{0}.str.upper()", sql=("UPPER",),
+             duckdb="upper({0})"),
+    Function("str_strip", text_to_text, host=always, arrow="strip", show="{0}.str.strip({params})", sql=("TRIM",),
+             duckdb="trim({0}, {params[0]})"),
+    Function("str_lstrip", text_to_text, host=always, arrow="lstrip", show="{0}.str.lstrip({params})", sql=("LTRIM",),
+             duckdb="ltrim({0}, {params[0]})"),
+    Function("str_rstrip", text_to_text, host=always, arrow="rstrip", show="{0}.str.rstrip({params})", sql=("RTRIM",),
+             duckdb="rtrim({0}, {params[0]})"),
+    Function("str_split_part", text_to_text, host=always, arrow="split_part", show="{0}.str.split_part({params})",
+             sql=("SPLIT_PART",), duckdb="split_part({0}, {params[0]}, {params[1]})"),
+    Function("str_extract", text_to_text, gives_null=always, host=always, arrow="extract",
+             show="{0}.str.extract({params})", sql=("REGEXP_EXTRACT",),
+             duckdb="CASE WHEN regexp_matches({0}, {params[0]}) "
+                    "THEN regexp_extract({0}, {params[0]}, {params[1]}) END"),
+    Function("str_matches", text_to_bool, host=always, arrow="matches", show="{0}.str.matches({params})",
+             sql=("REGEXP_LIKE", "REGEXP_MATCHES"), duckdb="regexp_matches({0}, {params[0]})"),
+    Function("str_replace", text_to_text, host=always, arrow="replace", show="{0}.str.replace({params})",
+             sql=("REPLACE",), duckdb="replace({0}, {params[0]}, {params[1]})"),
+)

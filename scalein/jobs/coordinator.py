@@ -1,0 +1,149 @@
+"""The checkpoint coordinator: epochs on their way from a snapshot to visible output.
+
+At most one epoch is in flight. The job's thread takes the snapshot at a barrier and continues; a second thread waits
+until the state is durable, publishes the epoch, and commits the output. A failed epoch is covered by the next one,
+which commits the output of both; a sink that cannot commit for `MOST_TRIES` epochs in a row ends the job.
+
+The last committed output of a sink that an earlier run had stays in the manifests, so that the sink may return. It may
+not be left out, or replaced by one of another kind, while some of its output is not visible.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pyarrow as pa
+
+from scalein.connectors.sinks.sink_writer import SinkWriter
+from scalein.errors import BadArgument, ScaleinError, SourceLoc
+from scalein.jobs.checkpoint import Checkpoint
+from scalein.jobs.driver import Pipeline
+from scalein.jobs.metrics import Metrics
+from scalein.jobs.operators import SnapshotFuture
+from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text
+from scalein.storage.failpoints import failpoint
+
+MOST_TRIES = 10  # of commits, one behind the other, that may fail
+
+
+class Coordinator:
+    """The epochs of one job. All but `_publish` is the job's thread's."""
+
+    def __init__(self, checkpoint: Checkpoint | None, sinks: dict[str, SinkWriter], metrics: Metrics,
+                 name: str) -> None:
+        self._checkpoint, self._sinks, self._metrics, self._name = checkpoint, sinks, metrics, name
+        self.number = 0  # of the last epoch
+        self._run = 0
+        self._prepared: list[dict[str, Json]] = []  # by sinks, and no epoch says it yet
+        self._absent: dict[str, Json] = {}  # the last word of sinks that only earlier runs had
+        self._absent_kinds: dict[str, Json] = {}
+        self._failed = 0  # commits, one behind the other
+        self._thread: threading.Thread | None = None
+        self._publisher = ThreadPoolExecutor(1, "scalein-epoch")
+        self._under_way: Future[None] | None = None
+
+    def open(self, epoch: dict[str, Json] | None, schema_of: Callable[[str], pa.Schema], at: SourceLoc) -> None:
+        """Go on behind an epoch, and open the sinks as it left them."""
+        outputs: list[dict[str, Json]] = []
+        if epoch is not None:
+            self.number, self._run, self._name = as_int(epoch["epoch"]), as_int(epoch["run"]), as_text(epoch["job"])
+            outputs = [as_map(each) for each in as_list(epoch["output"])]
+        kinds = {} if epoch is None else as_map(epoch.get("sinks", {}))  # the first manifests of format 1 had none
+        others = {name for name, sink in self._sinks.items() if kinds.get(name, sink.kind) != sink.kind}
+        last = {name: word for each in outputs for name, word in each.items() if word is not None}
+        self._absent = {name: word for name, word in last.items() if name not in self._sinks}
+        self._absent_kinds = {name: kind for name, kind in kinds.items() if name in self._absent}
+        gone = [name for name in last if name in self._absent or name in others]
+        if gone and self._checkpoint is not None and not self._checkpoint.is_committed(self.number):
+            rows = _ROWS.get(gone[0], gone[0])
+            raise BadArgument(f"the last run had another sink for {rows}, whose output is not all visible", at=at,
+                              found=kinds.get(gone[0]),
+                              hint="start the job once more with that sink; then it may be left out")
+        if self._checkpoint is not None:
+            self._run = self._checkpoint.begin_run(-1 if epoch is None else self._run)
+        for name, sink in self._sinks.items():
+            sink.claim()
+            words = [each[name] for each in outputs if name in each and name not in others]
+            for earlier in words[:-1]:
+                sink.commit(earlier)
+            # A sink may write below another's folder: neither must take the other's files for its own.
+            job = self._name if name == "out" else f"{self._name}{name}"
+            sink.open(schema_of(name), words[-1] if words else None, f"{job}-{self._run}")
+
+    @property
+    def is_free(self) -> bool:
+        return self._under_way is None or self._under_way.done()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there is output that an epoch which failed should have committed."""
+        return bool(self._prepared)
+
+    def has_thread(self, thread: threading.Thread) -> bool:
+        return thread is self._thread
+
+    def begin(self, pipeline: Pipeline, is_finished: bool) -> None:
+        """Freeze the job at this border; the rest happens beside it."""
+        self.settle()
+        if self._checkpoint is not None:
+            pipeline.settle()
+        failpoint("prepare")
+        self._prepared.append({name: sink.prepare() for name, sink in self._sinks.items()})
+        self.number += 1
+        failpoint("freeze")
+        try:
+            content, frozen = pipeline.snapshot() if self._checkpoint is not None else ({}, [])
+        except ScaleinError as error:
+            self._under_way = Future()
+            self._under_way.set_exception(error)
+            return
+        content |= {"finished": is_finished, "metrics": {**self._metrics.to_json()}, "job": self._name,
+                    "run": self._run, "output": [{**self._absent, **self._prepared[0]}, *self._prepared[1:]],
+                    "sinks": {**self._absent_kinds, **{name: sink.kind for name, sink in self._sinks.items()}}}
+        self._under_way = self._publisher.submit(self._publish, pipeline, content, frozen, time.monotonic())
+
+    def _publish(self, pipeline: Pipeline, content: dict[str, Json], frozen: list[SnapshotFuture],
+                 began: float) -> None:
+        self._thread = threading.current_thread()
+        kept: list[dict[str, Json]] = []
+        if self._checkpoint is not None:
+            content["states"] = pipeline.stateful([wait() for wait in frozen])
+            failpoint("publish")
+            kept = self._checkpoint.publish(self.number, content)
+        pipeline.retain(kept)
+        failpoint("commit")
+        self._failed += 1
+        for each in map(as_map, as_list(content["output"])):
+            for name, sink in self._sinks.items():
+                sink.commit(each[name])
+        self._failed = 0
+        if self._checkpoint is not None:
+            self._checkpoint.note_committed(self.number)
+        failpoint("committed")
+        self._metrics.checkpoint_s = time.monotonic() - began
+
+    def settle(self, is_last: bool = False) -> None:
+        """Wait for the epoch under way. One that failed is made up for by the next; the last one must not fail."""
+        if self._under_way is None:
+            return
+        under_way, self._under_way = self._under_way, None
+        try:
+            under_way.result()
+            self._prepared.clear()
+            self._metrics.epochs += 1
+        except ScaleinError as error:
+            self._metrics.failed_checkpoints += 1
+            if is_last or self._failed >= MOST_TRIES:
+                raise
+            warnings.warn(f"a checkpoint failed, the job goes on from the last one: {error}", RuntimeWarning,
+                          stacklevel=2)
+
+    def close(self) -> None:
+        self._publisher.shutdown(wait=True)
+
+
+_ROWS = {"late": "late rows", "failed": "rows that failed", "out": "results"}

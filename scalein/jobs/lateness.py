@@ -1,0 +1,132 @@
+"""Lateness: which rows are late, and which windows are closed.
+
+A window [start, start + size) is closed once the watermark has reached its end; a row is late when all of its windows
+are closed. All in units of the time column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from scalein.compiler import compile_flow
+from scalein.exec.bounded import Program
+from scalein.exec.event_time import as_integers, extent
+from scalein.ir import ops
+from scalein.ir.exprs import Col, Named, type_of
+from scalein.ir.physical import identity
+from scalein.jobs.fragments import Fragment
+from scalein.jobs.operators import Morsel, filtered
+from scalein.options import Options
+
+_EARLIEST = -(1 << 63)
+
+
+@dataclass(frozen=True, slots=True)
+class Sorted:
+    """The rows of a group's input: in time, too late, and how many had no time."""
+
+    good: pa.RecordBatch
+    late: pa.RecordBatch
+    timeless: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Rows and their times."""
+
+    rows: pa.RecordBatch
+    times: pa.Array
+
+
+class Lateness:
+    """Tells late rows apart. Batches that have none, as most, are handed on whole, of others the rows in time."""
+
+    def __init__(self, fragment: Fragment, window: ops.Window, delay: int, kept: Sequence[str]) -> None:
+        self._window, self._delay = window, delay
+        self._kept = list(kept)  # columns that rows come out with
+        time = window.time
+        is_own = isinstance(time, Col) and _passes_through(fragment.before, time.name, fragment.input)
+        self.column = time.name if isinstance(time, Col) and is_own else None  # of the segment's input
+        names = set(fragment.before.schema.names)
+        self._name = next(name for k in range(len(names) + 1) if (name := f"#time{k}") not in names)
+        items = (*(item for item in identity(fragment.before.schema) if item.name in kept), Named(self._name, time))
+        name = f"rows with {', '.join(kept)} and times"
+        self.rows = Program(fragment.program(name, lambda: ops.Project(fragment.before, items)))
+        self._times: dict[tuple[str, ...], Program] = {}  # by the columns of the rows
+        self.dtype = type_of(time)
+
+    def least_open(self, watermark: int) -> int:
+        """The least time that is in a window which is not closed."""
+        least = ((watermark - self._delay - self._window.size) // self._window.every + 1) * self._window.every
+        return max(least, _EARLIEST)
+
+    def last_end(self, watermark: int) -> int:
+        """The end of the last window that is closed."""
+        return self.least_open(watermark) - self._window.every + self._window.size
+
+    def split(self, morsel: Morsel) -> tuple[Morsel | None, pa.RecordBatch | None]:
+        """Rows of the segment's input that surely have a time and are not late, and those that must be looked at.
+
+        Of the first it is known how far their times reach.
+        """
+        batch, watermark = morsel.batch, morsel.watermark
+        if self.column is None:
+            return None, batch
+        times = batch.column(self.column)
+        within = (morsel.least, morsel.greatest) if morsel.column == self.column else extent(times)
+        if within is None:
+            return None, batch
+        least_open = within[0] if watermark is None else self.least_open(watermark)
+        if not times.null_count and within[0] >= least_open:
+            return Morsel(batch, watermark, self.column, *within), None
+        is_good = pc.fill_null(pc.greater_equal(as_integers(times), least_open), False)
+        good, rest = filtered(batch, is_good), filtered(batch, pc.invert(is_good))
+        least = max(within[0], least_open)
+        return Morsel(good, watermark, self.column, least, within[1]) if good.num_rows else None, rest
+
+    def timed(self, rows: pa.RecordBatch, options: Options) -> Iterable[Timed]:
+        """Rows of the group's input with their times; they have one."""
+        names = tuple(rows.schema.names)
+        if names not in self._times:
+            source = ops.Source("input", rows.schema, names)
+            items = (*identity(source.schema), Named(self._name, self._window.time))
+            self._times[names] = Program(compile_flow(ops.Project(source, items)))
+        for found in self._times[names].run([rows], options):
+            yield Timed(found.select(list(names)), as_integers(found.column(self._name)))
+
+    def sort(self, batch: pa.RecordBatch, watermark: int | None, options: Options) -> Iterable[Sorted]:
+        """What the group's input is for a batch of the segment's input."""
+        for rows in self.rows.run([batch], options):
+            times = as_integers(rows.column(self._name))
+            known = times.is_valid()
+            if watermark is None:
+                open_ = known
+            else:
+                open_ = pc.and_kleene(known, pc.greater_equal(times, self.least_open(watermark)))
+            rest = pc.and_not(known, pc.fill_null(open_, False))
+            rows = rows.select(self._kept)
+            yield Sorted(filtered(rows, pc.fill_null(open_, False)), filtered(rows, rest), times.null_count)
+
+
+def _passes_through(op: ops.Op, name: str, source: ops.Op) -> bool:
+    """Whether a column is the input's own, so that its least value can be looked up there."""
+    while op is not source:
+        match op:
+            case ops.Filter() | ops.Watermark():
+                op = op.input
+            case ops.Explode(column=column) if column != name:
+                op = op.input
+            case ops.Join() if name in op.left.schema.names:
+                op = op.left
+            case ops.Project():
+                item = next(item for item in op.items if item.name == name)
+                if not isinstance(item.expr, Col) or item.expr.name != name:
+                    return False
+                op = op.input
+            case _:
+                return False
+    return True

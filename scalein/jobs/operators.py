@@ -1,0 +1,353 @@
+"""Operators of a job: fragments at work. Batches in, batches out, and state that a checkpoint can name.
+
+Threads: only the job's thread calls an operator, which parallelises its work over worker threads. `rows` consumes
+morsels one by one while they are in the cache; `advance` announces the watermark, `finish` the end of the input.
+`settle` flushes what has arrived into the state; `snapshot` captures that state in microseconds and returns a future
+that another thread waits for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from scalein.arrow_functions import taken
+from scalein.compiler import compile_flow
+from scalein.errors import ComputeError
+from scalein.exec.bounded import Program
+from scalein.exec.error_location import placed
+from scalein.ir import ops
+from scalein.ir.physical import Node, Scan, walk_nodes
+from scalein.jobs.fragments import Fragment, over, placeholder
+from scalein.options import Options
+from scalein.state import LogStore
+from scalein.state.row_buffer import RowLog
+from scalein.storage.checked_json import Json, as_int, as_map
+
+Batches = list[pa.RecordBatch]
+SnapshotFuture = Callable[[], Json]  # waits until the state is durable, and returns its version
+
+
+class Morsel(NamedTuple):
+    """A batch, the watermark before its source batch, and, if known, the bounds of its times."""
+
+    batch: pa.RecordBatch
+    watermark: int | None
+    column: str = ""
+    least: int = 0
+    greatest: int = 0
+
+
+MOST_WORKERS = 16  # that a store is opened for: jobs may be scaled up
+RETAINED_SNAPSHOTS = 2  # of a store, besides those that epochs name: one may be in flight
+
+
+@dataclass
+class Context:
+    """What operators get from the driver: options, which change only at barriers, a folder, and the side outputs."""
+
+    options: Options
+    folder: Path
+    late: Callable[[pa.RecordBatch], None]
+    keeps_late: bool  # late rows go to a sink, with all their columns
+    timeless: Callable[[int], None]
+    failed: Callable[[pa.RecordBatch, ComputeError], None] | None  # None: an error ends the job
+    delay: int  # by which event time here may be earlier than at the sources
+    has_checkpoints: bool = True
+
+
+class Operator(Protocol):
+    """A fragment at work."""
+
+    reads: list[str]  # columns of its input that it needs
+
+    @property
+    def next_end(self) -> int | None:
+        """The end of the earliest open window that has rows."""
+
+    @property
+    def due(self) -> int | None:
+        """The watermark that must be announced as soon as it is reached; None: at the end of the round."""
+
+    @property
+    def state_bytes(self) -> int:
+        """The memory that its state takes."""
+
+    def rows(self, morsels: Iterable[Morsel]) -> list[Morsel]: ...
+
+    def advance(self, watermark: int) -> Iterable[pa.RecordBatch]:
+        """The results that are final at this watermark; the caller consumes the whole iterator."""
+
+    def finish(self) -> Iterable[pa.RecordBatch]:
+        """The remaining results, in the same way."""
+
+    def settle(self) -> None:
+        """Flush what has arrived into the state. A failed `snapshot` costs one checkpoint, but a flush may fail
+        halfway: an error ends the job.
+        """
+
+    def snapshot(self) -> SnapshotFuture: ...
+
+    def retain(self, kept: list[Json]) -> None:
+        """Remove the state that no retained checkpoint names."""
+
+    def close(self) -> None: ...
+
+
+class FragmentRunner:
+    """A program over batches. With `by_row`, results of a row do not depend on other rows, so a failing row can be left
+    out. Otherwise an error ends the job: halves of a batch would give other groups, or another order.
+    """
+
+    def __init__(self, op: ops.Op, context: Context, program: Program | None = None, by_row: bool = True) -> None:
+        self._op, self._contexts, self._by_row = op, context, by_row
+        self.program = program or Program(compile_flow(op))
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> Batches:
+        """The results; failing rows go to the sink of failed rows, if there is one."""
+        batches = [batch for batch in batches if batch.num_rows]
+        try:
+            return list(self.program.run(batches, self._contexts.options))
+        except ComputeError as error:
+            if self._contexts.failed is None or not self._by_row:
+                raise placed(error, self._op, self.program.node) from None
+        return [out for batch in batches for out in self._without_failing(batch)]
+
+    def passing(self, batch: pa.RecordBatch) -> Batches:
+        """The rows of a batch that do not fail; the others go to the sink of failed rows."""
+        try:
+            deque(self.program.run([batch], self._contexts.options), maxlen=0)
+            return [batch]
+        except ComputeError as error:
+            if self._contexts.failed is None:
+                raise placed(error, self._op, self.program.node) from None
+            if batch.num_rows == 1:
+                self._contexts.failed(batch, placed(error, self._op, self.program.node))
+                return []
+        half = batch.num_rows // 2
+        return self.passing(batch.slice(0, half)) + self.passing(batch.slice(half))
+
+    def _without_failing(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Bisects a batch until the failing rows are found."""
+        try:
+            yield from list(self.program.run([batch], self._contexts.options))
+        except ComputeError as error:
+            if batch.num_rows == 1:
+                assert self._contexts.failed is not None
+                self._contexts.failed(batch, placed(error, self._op, self.program.node))
+                return
+            half = batch.num_rows // 2
+            yield from self._without_failing(batch.slice(0, half))
+            yield from self._without_failing(batch.slice(half))
+
+
+class Stateless:
+    """Stateless ops."""
+
+    next_end: int | None = None
+    due: int | None = None
+
+    @property
+    def state_bytes(self) -> int:
+        return 0
+
+    def __init__(self, fragment: Fragment, context: Context) -> None:
+        self._runner = FragmentRunner(fragment.op, context)
+        self.reads = reads(self._runner.program.node)
+
+    def rows(self, morsels: Iterable[Morsel]) -> list[Morsel]:
+        return run_alike(morsels, self._runner.run)
+
+    def advance(self, watermark: int) -> Batches:
+        return []
+
+    def finish(self) -> Iterable[pa.RecordBatch]:
+        return []
+
+    def settle(self) -> None:
+        pass
+
+    def snapshot(self) -> SnapshotFuture:
+        return lambda: None
+
+    def retain(self, kept: list[Json]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Limit(Stateless):
+    """The first rows; then no more."""
+
+    def __init__(self, fragment: Fragment, context: Context, state: Json) -> None:
+        super().__init__(_downstream(fragment), context)
+        assert isinstance(fragment.state, ops.Limit)
+        self._before = FragmentRunner(fragment.before, context)
+        self.reads = reads(self._before.program.node)
+        self._left = fragment.state.count if state is None else as_int(state)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no further row can pass."""
+        return not self._left
+
+    def rows(self, morsels: Iterable[Morsel]) -> list[Morsel]:
+        return run_alike(morsels, self._taken)
+
+    def _taken(self, batches: Batches) -> Batches:
+        taken = []
+        for batch in self._before.run(batches) if self._left else []:
+            if self._left:
+                taken.append(batch.slice(0, self._left))
+                self._left -= taken[-1].num_rows
+        return self._runner.run(taken)
+
+    def snapshot(self) -> SnapshotFuture:
+        left = self._left
+        return lambda: left
+
+
+class Distinct(Stateless):
+    """The first row of each key; the keys are in a store."""
+
+    def __init__(self, fragment: Fragment, context: Context, state: Json) -> None:
+        super().__init__(_downstream(fragment), context)
+        assert isinstance(fragment.state, ops.Distinct)
+        self._keys = list(fragment.state.keys)
+        self._fresh = FragmentRunner(fragment.state, context)
+        self.reads = reads(self._fresh.program.node)
+        schema = fragment.state.schema.arrow
+        self._store = open_store(context, pa.schema([schema.field(name) for name in self._keys]),
+                                 pa.schema([pa.field("#seen", pa.int8())]), state)
+
+    def rows(self, morsels: Iterable[Morsel]) -> list[Morsel]:
+        return run_alike(morsels, self._new)
+
+    def _new(self, batches: Batches) -> Batches:
+        fresh: Batches = []
+        for batch in self._fresh.run(batches):  # unlike any other of these
+            is_new = pc.is_null(self._store.get(batch.select(self._keys)).column("#seen")).combine_chunks()
+            fresh.append(filtered(batch, is_new))
+            keys = fresh[-1].select(self._keys)
+            self._store.upsert(keys.append_column("#seen", pa.array(np.ones(len(keys), np.int8))))
+        return self._runner.run(fresh)
+
+    @property
+    def state_bytes(self) -> int:
+        return self._store.memory_bytes
+
+    def snapshot(self) -> SnapshotFuture:
+        return snapshot_store(self._store)
+
+    def retain(self, kept: list[Json]) -> None:
+        hold(self._store, kept)
+
+    def close(self) -> None:
+        self._store.abandon()
+
+
+class Sort(Stateless):
+    """All rows in order, at the end."""
+
+    def __init__(self, fragment: Fragment, context: Context, state: Json) -> None:
+        super().__init__(fragment, context)
+        self._runner = FragmentRunner(fragment.op, context, self._runner.program, by_row=False)
+        self._log = RowLog(context.folder, fragment.input.arrow, context.options.memory)
+        if state is not None:
+            self._log.restore(state)
+
+    def rows(self, morsels: Iterable[Morsel]) -> list[Morsel]:
+        for morsel in morsels:
+            self._log.add(morsel.batch)
+        return []
+
+    def finish(self) -> Batches:
+        found = self._runner.run([self._log.batch(each) for each in self._log.kept])
+        self._log.replace([])
+        return found
+
+    @property
+    def state_bytes(self) -> int:
+        return self._log.held_bytes
+
+    def snapshot(self) -> SnapshotFuture:
+        kept = list(self._log.kept)
+        return lambda: self._log.to_json(kept)
+
+    def retain(self, kept: list[Json]) -> None:
+        self._log.remove_others(files_of(kept))
+
+
+# --- shared by operators
+
+
+def run_alike(morsels: Iterable[Morsel], run: Callable[[Batches], Batches]) -> list[Morsel]:
+    """Runs the batches of one watermark together."""
+    return [Morsel(batch, watermark) for watermark, some in groupby(morsels, key=lambda each: each.watermark)
+            for batch in run([each.batch for each in some])]
+
+
+def open_store(context: Context, key: pa.Schema, value: pa.Schema, state: Json) -> LogStore:
+    """An operator's store, at the snapshot that a checkpoint names."""
+    return LogStore.open(context.folder, key=key, value=value, memory=context.options.memory,
+                         snapshot=None if state is None else as_int(as_map(state)["snapshot"]),
+                         workers=MOST_WORKERS, keep=RETAINED_SNAPSHOTS)
+
+
+def snapshot_store(store: LogStore) -> SnapshotFuture:
+    taken = store.snapshot()
+
+    def wait() -> Json:
+        return {"snapshot": taken.wait().id}
+
+    return wait
+
+
+def hold(store: LogStore, kept: list[Json]) -> None:
+    """Retain the snapshots that epochs name."""
+    held = []
+    for state in kept:
+        with suppress(ValueError, KeyError):
+            held.append(as_int(as_map(state)["snapshot"]))
+    store.hold(held)
+
+
+def files_of(kept: list[Json]) -> set[str]:
+    """The files of rows that checkpoints name."""
+    named: set[str] = set()
+    for state in kept:
+        with suppress(ValueError, KeyError):
+            named.update(as_map(as_map(state)["files"]))
+    return named
+
+
+def filtered(batch: pa.RecordBatch, mask: pa.Array) -> pa.RecordBatch:
+    """The rows for which a mask is true, also for types that pyarrow's own `filter` does not support (string views)."""
+    try:
+        return batch.filter(mask)
+    except pa.ArrowNotImplementedError:
+        rows = pc.indices_nonzero(pc.fill_null(mask, False))
+        return pa.RecordBatch.from_arrays([taken(column, rows) for column in batch.columns], schema=batch.schema)
+
+
+def _downstream(fragment: Fragment) -> Fragment:
+    """The ops after the stateful one, as a fragment of their own."""
+    assert fragment.state is not None
+    source = placeholder(fragment.state.schema)
+    return Fragment(over(fragment.op, fragment.state, source), source, None, fragment.then)
+
+
+def reads(program: Node) -> list[str]:
+    """The columns of its input that a program needs."""
+    return [name for node in walk_nodes(program) if isinstance(node, Scan) and node.source.data is None
+            for name in node.source.columns]

@@ -1,0 +1,261 @@
+"""Running aggregates: groups without a window live long and change often, so they are in a state store, by key.
+
+What arrives is pre-aggregated in workers' tables, and merged into the store as partial groups at checkpoints or when
+there are many. If there are nearly as many groups as rows, rows are partitioned by key group (`exec/radix.py`) before
+they are aggregated; from the second time on they go straight into the store. A job without checkpoints that ends before
+that needs no store: its groups are read from the tables, as `collect` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from scalein.errors import ComputeError
+from scalein.exec.bounded import Program, StandingProgram
+from scalein.exec.combine import Numbered
+from scalein.exec.error_location import placed
+from scalein.exec.event_time import extent
+from scalein.ir import ops
+from scalein.ir.exprs import Named
+from scalein.ir.partials import row_values
+from scalein.ir.passes.place_state import place_state
+from scalein.ir.physical import Node
+from scalein.jobs.changelog import Changelog, changelog_rows
+from scalein.jobs.expiry_index import ExpiryIndex, windows_of
+from scalein.jobs.fragments import Fragment
+from scalein.jobs.operators import (
+    Batches,
+    Context,
+    FragmentRunner,
+    Morsel,
+    SnapshotFuture,
+    filtered,
+    hold,
+    open_store,
+    snapshot_store,
+)
+from scalein.jobs.partials import FOREVER, Partial, group_of
+from scalein.state import LogStore
+from scalein.storage.checked_json import Json, as_int, as_map
+
+MOST_PARTED = 640 << 20  # bytes of rows that wait to be aggregated
+_ONE = "#one"  # the key of groups without keys
+
+
+class RunningAggregate(Partial):
+    """Groups in a store; at the end, or whenever they change, they are results."""
+
+    def __init__(self, fragment: Fragment, context: Context, root: Node, state: Json, emit: str) -> None:
+        super().__init__(fragment, context, root, is_told=emit == "changes")
+        self.changes = Changelog(fragment, self._two.final, context) if emit == "changes" else None
+        keys = self._two.keys
+        key = keys.arrow if keys.names else pa.schema([pa.field(_ONE, pa.int8(), False)])
+        value = pa.schema([field.with_nullable(True) for field in self._two.values.arrow])
+        self._keys, self._columns = key.names, [*keys.names, *value.names]
+        self._stored_columns = [*key.names, *value.names]
+        self._numbered = Numbered(self._two)
+        self._open: Callable[[], LogStore] = lambda: open_store(context, key, value, state)
+        if state is not None or context.has_checkpoints:
+            _ = self._store
+        if self.changes is None:
+            self._standing = StandingProgram(self._two.partial, whole=group_of(root))
+        self._oldest = FOREVER if state is None else as_int(as_map(state)["oldest"])  # window in the store
+        self._slides = self._window is not None and not self._window.is_tumbling
+        self._apart = (FragmentRunner(fragment.op, context, Program(self._two.combine), by_row=False)
+                       if self._slides else None)
+        self._first_open = -FOREVER  # the start of the first window that is not closed
+        if state is not None and self._slides:
+            self._first_open = as_int(as_map(state)["first_open"])
+        # Keys by window; None: they have to be looked up in the store when a window is closed for the first time.
+        self._slices = ExpiryIndex() if state is None else None
+        if state is not None:
+            self._count_from(state)
+        is_by_row = state is not None and as_map(state)["by_row"] is True and self.changes is None
+        self._rows = ByRow(fragment, context, self._store) if is_by_row else None
+
+    @cached_property
+    def _store(self) -> LogStore:
+        return self._open()
+
+    @property
+    def _has_store(self) -> bool:
+        return "_store" in self.__dict__
+
+    def rows(self, morsels: Iterable[Morsel]) -> list[Morsel]:
+        if self._rows is not None:
+            self._rows.merge([morsel.batch for morsel in morsels])
+            return []
+        found = self._merged(self._partials(morsels))
+        if self._standing.part_bytes > MOST_PARTED:
+            self.settle()
+        if self._has_many and self.changes is None and self._two.is_by_column:
+            self._rows = ByRow(self._fragment, self._contexts, self._store)
+        if self.changes is not None:
+            found += self._merged(self._taken())
+        return [Morsel(batch, None) for batch in found]
+
+    def _merged(self, partials: Batches) -> Batches:
+        """Merge partial groups into the store; what that changed, if it is wanted."""
+        found: Batches = []
+        if not partials:
+            return []
+        self._store.set_workers(self._contexts.options.workers)
+        for batch in self._of_windows(partials):
+            if self._keys == [_ONE]:
+                batch = batch.append_column(_ONE, pa.array(np.zeros(batch.num_rows, np.int8)))
+            # Where a group has one result, whatever it is, nobody asks for the one before.
+            has_one = self.changes is not None and self.changes.is_one_to_one
+            is_asked = self.changes is not None and not has_one
+            before = self._stored(batch) if is_asked or not self._two.is_by_column else None
+            now = self._put(batch, before)
+            if self._window is not None:
+                times = extent(batch.column("window_start"))
+                self._oldest = min(self._oldest, FOREVER if times is None else times[0])
+            if now is None or self.changes is None:
+                continue
+            if before is not None:
+                existed = np.asarray(before.column("#acc0").is_valid())
+            else:  # it has more rows than these
+                existed = np.asarray(now.column("#acc0")) != np.asarray(batch.column("#acc0"))
+            if self._window is not None and self._slices is not None and not existed.all():
+                self._slices.add(filtered(batch, pa.array(~existed)).select(self._keys))
+            if has_one and self._finish.is_by_row:
+                found += self.changes.of_rows(self._finish.each([now]), existed)
+            else:
+                found += self.changes.between(now if before is None else before, now, existed)
+        return found
+
+    def _of_windows(self, partials: Batches) -> Batches:
+        """Partial groups, of which a slice is in one window or, where these slide, in several that are open."""
+        if self._apart is None or self._window is None:
+            return partials
+        of_each = [found for batch in partials
+                   for found in windows_of(batch, self._window.size, self._window.every, self._first_open)]
+        return [batch for batch in self._apart.run(of_each) if batch.num_rows]
+
+    def _put(self, partials: pa.RecordBatch, before: pa.RecordBatch | None) -> pa.RecordBatch | None:
+        """Merge partial groups, no key twice, into the store: column by column, or, where columns mean something only
+        together, with those that were there `before`. Gives the groups as they are now, if changes are told.
+        """
+        names = self._two.values.names
+        if self._two.is_by_column:
+            rows = partials.select(self._stored_columns)
+            if self.changes is not None:
+                return self._values(partials, self._store.merge_and_get(rows, **self._two.functions))
+            self._store.merge(rows, **self._two.functions)
+            return None
+        assert before is not None
+        existed = np.asarray(before.column("#acc0").is_valid())
+        new = pa.RecordBatch.from_arrays([partials.column(name) for name in names], names=names)
+        both = pa.concat_batches([filtered(before.select(names), pa.array(existed)), new])
+        numbers = np.concatenate([np.flatnonzero(existed), np.arange(new.num_rows)])
+        values = self._numbered.combined(both, numbers, self._contexts.options)
+        self._store.upsert(pa.RecordBatch.from_arrays(
+            [*(partials.column(name) for name in self._keys), *values.columns], names=self._stored_columns))
+        return None if self.changes is None else self._stored(partials)
+
+    def _stored(self, partials: pa.RecordBatch) -> pa.RecordBatch:
+        """The groups of partial ones, as they are in the store; values of those that are not there are null."""
+        return self._values(partials, self._store.get(partials.select(self._keys)))
+
+    def _values(self, partials: pa.RecordBatch, stored: pa.Table) -> pa.RecordBatch:
+        """Groups by the keys of partial ones, with values from the store."""
+        chunks = (stored.column(name).chunks for name in self._two.values.names)
+        values = (some[0] if len(some) == 1 else pa.concat_arrays(some) for some in chunks)
+        return pa.RecordBatch.from_arrays([*(partials.column(name) for name in self._two.keys.names), *values],
+                                          names=self._columns)
+
+    @property
+    def due(self) -> int | None:  # type: ignore[override]
+        """Of windows that slide, a row may come after some that it is in have closed: see `closing.py`."""
+        if self._window is None or not self._slides:
+            return None
+        return -FOREVER if self._first_open == -FOREVER else self._first_open + self._window.size + self._contexts.delay
+
+    def advance(self, watermark: int) -> Batches:
+        """Windows that changes were told of are forgotten when they close."""
+        if self._late is None:
+            return []
+        first_open = self._late.least_open(watermark)
+        self._first_open = max(self._first_open, first_open)
+        if self._oldest < first_open:
+            if self._slices is None:
+                self._slices = ExpiryIndex()
+                for batch in self._store.scan():
+                    self._slices.add(batch.select(self._keys))
+            for keys in self._slices.closed(first_open):
+                self._store.delete(keys)
+            self._oldest = FOREVER if self._slices.oldest is None else self._slices.oldest
+        return []
+
+    def finish(self) -> Iterable[pa.RecordBatch]:
+        if not self._has_store and self._keys != [_ONE]:
+            try:
+                return self._finish.behind(list(self._standing.take_whole()))
+            except ComputeError as error:
+                raise placed(error, self._fragment.op, self._standing.node) from None
+        self.settle()
+        if self.changes is not None:
+            is_empty = self._keys == [_ONE] and not len(self._store)
+            return [changelog_rows(batch, "insert") for batch in (self._finish.all([]) if is_empty else [])]
+        return self._results()
+
+    def _results(self) -> Iterator[pa.RecordBatch]:
+        """All groups, a part of the store at a time: they may be more than fit into memory."""
+        batches = (batch.select(self._columns) for batch in self._store.scan() if batch.num_rows)
+        if self._keys == [_ONE]:  # no row at all is a result as well
+            yield from self._finish.all(list(batches))
+        else:
+            for batch in batches:
+                yield from self._finish.each([batch])
+
+    def settle(self) -> None:
+        self._has_many |= self._standing.is_parted
+        self._merged(self._taken())
+
+    def snapshot(self) -> SnapshotFuture:
+        about = {"oldest": self._oldest, "by_row": self._rows is not None, **self._counting}
+        if self._slides:
+            about["first_open"] = self._first_open
+        wait = snapshot_store(self._store)
+        return lambda: {**as_map(wait()), **about}
+
+    def retain(self, kept: list[Json]) -> None:
+        if self._has_store:
+            hold(self._store, kept)
+
+    @property
+    def state_bytes(self) -> int:
+        stored = self._store.memory_bytes if self._has_store else 0
+        return stored + self._standing.part_bytes + (0 if self._slices is None else self._slices.held_bytes)
+
+    def close(self) -> None:
+        if self._has_store:
+            self._store.abandon()
+
+
+class ByRow:
+    """Rows straight into the store: where groups are nearly as many as rows, partial ones would only be in the way."""
+
+    def __init__(self, fragment: Fragment, context: Context, store: LogStore) -> None:
+        state = fragment.state
+        assert isinstance(state, ops.Aggregate)
+        self._store, self._contexts = store, context
+        table = place_state(state.keys, None, state.aggs)
+        values = [(f"#acc{k}", *value) for k, value in enumerate(row_values(table))]
+        self._functions = {name: function for name, _, function in values}
+        given = [(name, expr) for name, expr, _ in values if expr is not None]
+        items = [*state.keys, *(Named(f"#given{k}", expr) for k, (_, expr) in enumerate(given))]
+        self._names = [*(key.name for key in state.keys), *(name for name, _ in given)]
+        self._runner = FragmentRunner(ops.Project(fragment.before, tuple(items)), context)
+
+    def merge(self, batches: Batches) -> None:
+        self._store.set_workers(self._contexts.options.workers)
+        for batch in self._runner.run(batches):
+            self._store.merge(batch.rename_columns(self._names), **self._functions)
+
+

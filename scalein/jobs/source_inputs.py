@@ -1,0 +1,102 @@
+"""Source inputs: a source of a job, its partitions with their clocks, and the operators that its rows pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from scalein.compiler import compile_flow
+from scalein.connectors.base import BoundSource
+from scalein.connectors.formats.statistics import Condition
+from scalein.connectors.in_memory import Batches
+from scalein.errors import BadArgument
+from scalein.exec.event_time import Partition, far_ahead
+from scalein.exec.scan_predicates import tests_below
+from scalein.ir import ops
+from scalein.ir.exprs import Col, Named
+from scalein.jobs.fragments import Feed
+from scalein.jobs.operators import Context, FragmentRunner
+from scalein.jobs.source_readers import Place, Reader
+from scalein.storage.checked_json import Json, as_map
+
+
+@dataclass(eq=False)
+class SourceInput:
+    """A source, its partitions, and the numbers of the steps that its rows pass."""
+
+    feed: Feed
+    readers: list[Reader]
+    clocks: dict[str, Partition]
+    absent: dict[str, Json]  # partitions that only earlier runs had: should they come back, they go on where they were
+    path: list[int]
+    times: FragmentRunner | None  # of a batch, where they are no column of the source
+    is_timed: bool  # whether anything on the path looks at time
+    tests: str  # what a source may have left out, by which the rows of a batch that is half read are counted
+
+    def to_json(self) -> dict[str, Json]:
+        """How far each partition was read, and how far its time has come."""
+        return {**self.absent, **{
+            reader.name: {"place": reader.place.to_json(), "tests": self.tests if reader.place.rows else "",
+                          "clock": self.clocks[reader.name].to_json() if self.clocks else None}
+            for reader in self.readers}}  # fmt: skip
+
+
+def source_input_of(feed: Feed, needed: Sequence[str], context: Context, known: dict[str, Json], path: list[int],
+            is_timed: bool) -> SourceInput:
+    """The line of a source whose first step needs some columns, as an epoch knows its partitions."""
+    data = feed.source.data
+    assert isinstance(data, Batches | BoundSource)
+    reads, times = list(dict.fromkeys(needed)), None
+    if feed.watermark is not None:
+        if feed.timed is feed.first.input:
+            reads += [feed.watermark.column] if feed.watermark.column not in reads else []
+        else:
+            times = _times(feed, feed.watermark, context)
+            reads = list(feed.first.input.columns)
+    reads = [name for name in feed.source.arrow.names if name in reads] or feed.source.arrow.names[:1]
+    tests, beside = "", list[str]()
+    if isinstance(data, BoundSource):
+        conditions = _tests(feed)
+        data, tests = data.project(reads).where(conditions), repr(conditions) if conditions else ""
+        if context.failed is not None:
+            kept = data.lenient("keep")
+            beside = [name for name in kept.schema.names if name not in data.schema.names]
+            data = kept
+    names = data.partitions() if isinstance(data, BoundSource) else ["all"]
+    readers = [Reader(name, data, reads, Place.of(as_map(known[name])["place"]) if name in known else Place(),
+                      beside=beside) for name in names]
+    for reader in readers:
+        if reader.place.rows and as_map(known[reader.name]).get("tests", tests) != tests:
+            raise BadArgument("a batch of the source is half read, and the filter by which it omits rows has changed",
+                              at=feed.source.at, source=feed.source.name, partition=reader.name,
+                              hint="run the flow as it was for a moment, without max_rows_per_second; then change it")
+    absent = {name: about for name, about in known.items() if name not in names}
+    return SourceInput(feed, readers, _clocks(feed, names, known), absent, path, times, is_timed, tests)
+
+
+def _times(feed: Feed, mark: ops.Watermark, context: Context) -> FragmentRunner:
+    """The times of a batch that the watermark is about."""
+    field = feed.timed.schema[mark.column]
+    item = Named("time", Col(field.name, field.dtype, field.nullable))
+    # Rows that fail here fail again on their way, and are told of there.
+    failed = None if context.failed is None else lambda row, error: None
+    context = replace(context, options=replace(context.options, workers=1), failed=failed)
+    return FragmentRunner(ops.Project(feed.timed, (item,)), context)
+
+
+def _clocks(feed: Feed, names: Sequence[str], known: dict[str, Json]) -> dict[str, Partition]:
+    if feed.watermark is None:
+        return {}
+    found = {}
+    far = far_ahead(feed.timed.schema[feed.watermark.column].dtype)
+    for name in names:
+        found[name] = Partition(feed.watermark.delay, far)
+        if name in known and (clock := as_map(known[name])["clock"]) is not None:  # there was a watermark
+            found[name].restore(clock)
+    return found
+
+
+def _tests(feed: Feed) -> tuple[Condition, ...]:
+    """What holds for all rows of a source that matter: for results, and for its watermark."""
+    rows = feed.first.before if feed.watermark is None else feed.timed
+    return () if rows is feed.first.input else tests_below(compile_flow(rows))

@@ -1,0 +1,326 @@
+"""Aggregations of a job, by where their partial groups (`partials.py`) are held until they are final:
+
+RunningAggregate   without windows, or with `emit="changes"`: in a state store (`running_aggregate.py`)
+WindowedAggregate  windows close together: partial groups are buffered as batches, by slice of time, finished together,
+                   and dropped slice by slice. Batches are combined when there are many. (A log needs no index and no
+                   deletes, its checkpoints are incremental, and closing many windows at once, as after a restart, is
+                   one pass.)
+SlidingAggregate   sliding windows over few slices: rows go to a ring of slices in each key's record, as in `collect`
+                   (`exec/ring_preaggregate.py`). Rows outside the ring are buffered in the log, and so is all that a
+                   checkpoint restored; such windows are finished from the partial groups of both. A checkpoint writes
+                   the whole ring: it is small, or else the log is used. A ring does not number rows, so aggregates that
+                   depend on their order are a WindowedAggregate.
+BufferedAggregate  holistic aggregates (lists, distinct values, quantiles): the rows themselves are buffered
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+
+import numpy as np
+import pyarrow as pa
+
+from scalein.compiler import compile_flow
+from scalein.errors import ComputeError
+from scalein.exec import ring
+from scalein.exec.bounded import Program, RingProgram, StandingProgram
+from scalein.exec.error_location import placed
+from scalein.exec.event_time import extent
+from scalein.ir import ops
+from scalein.ir.partials import fits, has_parts, width
+from scalein.ir.physical import Node, Scan, identity
+from scalein.jobs.close_batches import Part
+from scalein.jobs.fragments import Fragment
+from scalein.jobs.operators import (
+    Batches,
+    Context,
+    FragmentRunner,
+    Morsel,
+    Operator,
+)
+from scalein.jobs.partials import FOREVER, ROW, Finish, Partial, group_of
+from scalein.jobs.running_aggregate import RunningAggregate
+from scalein.jobs.window_close import WindowCloser
+from scalein.state.row_buffer import Kept, RowLog
+from scalein.storage.checked_json import Json, as_map
+
+MOST_KEYS, MOST_VALUES = 16, 32  # columns of a store
+FEW_ROWS = 1 << 20  # of partial groups, that are not worth being put together
+MOST_BATCHES = 512  # that wait, before they are put together
+GROWN = 4  # times what they were when they were put together last
+TRIED_ROWS = 1 << 20  # at least, at once: the groups of each trial are taken
+MOST_TRIED = 1 << 18  # groups
+UNTRIED = 16
+AHEAD_SLICES = 3  # at least, of a ring: beside those of one window, for times out of order and for the delay
+MANY_OUTSIDE = 1 << 16  # rows that a ring does not cover, from which on it should be wider
+MOST_RING_SLICES = 32
+RING_BYTES = 1 << 28  # of all records; a checkpoint writes them whole
+_SLICE = "#slice"
+
+
+def grouped(fragment: Fragment, context: Context, state: Json, emit: str) -> Operator:
+    """The step of an aggregation."""
+    root = fragment.program("whole", lambda: fragment.op)
+    table = group_of(root).table
+    is_narrow = len(table.keys) < MOST_KEYS and width(table) <= MOST_VALUES
+    if not fits(table) or (not is_narrow and (table.window is None or emit == "changes")):
+        return BufferedAggregate(fragment, context, state)
+    if state is not None and has_parts(table) and ROW not in as_map(state):
+        # As the first versions of format 1 kept these, and it goes on so.
+        return BufferedAggregate(fragment, context, state)
+    if table.window is None or emit == "changes":
+        return RunningAggregate(fragment, context, root, state, emit)
+    # In a ring rows have no numbers.
+    is_ring = ring.fits(table) and not any(acc.needs_order for acc in table.accs)
+    return (SlidingAggregate if is_ring else WindowedAggregate)(fragment, context, root, state)
+
+
+class WindowedAggregate(WindowCloser, Partial):
+    """Windows of aggregates of a fixed size: partial groups wait."""
+
+    _slices = "window_start"
+
+    def __init__(self, fragment: Fragment, context: Context, root: Node, state: Json) -> None:
+        super().__init__(fragment, context, root)
+        self._combine = FragmentRunner(fragment.op, context, Program(self._two.combine), by_row=False)
+        self._by, self._slice = self._two.final.keys, self._two.combine.table.window
+        self._columns = [name for name in self._two.partial.schema.names if name != "window_end"]
+        schema = pa.schema([self._two.partial.schema.arrow.field(name) for name in self._columns])
+        self._log = RowLog(context.folder, schema, context.options.memory)
+        self._restore(state)
+        self._together = 0  # rows when they were put together last
+        self._trial: StandingProgram | None = None
+        self._behind_trial = 0  # the number of the next row, if the trial is good
+        self._untried = 0  # times that nothing should be tried
+
+    def rows(self, morsels: Iterable[Morsel]) -> list[Morsel]:
+        self._keep(self._partials(morsels))
+        return []
+
+    def settle(self) -> None:
+        self._keep(self._taken())
+
+    # --- on trial: times are looked at by the kernels that count the rows in
+
+    def tries(self, column: str, rows: int) -> bool:
+        """Whether so many rows, with their times in a column, may be counted in before it is known that none is late.
+
+        It pays where they are many, and is in vain where some are late.
+        """
+        self._untried = max(0, self._untried - 1)
+        return (self._late is not None and self._late.column == column and self._check is None
+                and isinstance(self._two.partial.input, Scan)  # else a user's function would see rows twice
+                and rows >= TRIED_ROWS and not self._untried)  # fmt: skip
+
+    def is_late(self, time: int, watermark: int) -> bool:
+        """Whether a row is late, or a window that it is in should have been told of before it came."""
+        if self._late is None:
+            return False
+        end = self._late.last_end(watermark)
+        return time < self._late.least_open(watermark) or (end > self._closed and time < end)
+
+    def trial(self, batches: Iterator[pa.RecordBatch], taken: Callable[[], Batches]) -> list[tuple[int, int]] | None:
+        """Count rows in, apart from all others; gives the least and the greatest time of each batch. Behind the last,
+        `taken` knows which there were.
+        """
+        self._trial = self._trial or StandingProgram(self._two.partial, watched=True)
+        is_short = self._contexts.options.memory is not None  # of memory: groups must not become many
+        row = self._row
+        found: list[tuple[int, int]] = []
+        for some in ([batch] for batch in batches) if is_short else [batches]:
+            changelog_rows = None
+            with suppress(ComputeError):  # perhaps of a late row, that would not have come so far
+                row = self._trial.add(some, self._contexts.options, row)
+                changelog_rows = self._trial.seen(some if isinstance(some, list) else taken())
+            if changelog_rows is None or (is_short and self._trial.count > self._most_standing):
+                self.end_trial(False)
+                return None
+            found += changelog_rows
+        self._behind_trial = row
+        return found
+
+    def end_trial(self, is_good: bool) -> None:
+        """Keep what was counted in, or forget it."""
+        assert self._trial is not None
+        if is_good:
+            self._untried = UNTRIED if self._trial.count > MOST_TRIED else 0
+            self._row = self._behind_trial
+            self._keep(list(self._trial.take()))
+        else:
+            self._untried, self._trial = UNTRIED, None
+
+    def _keep(self, partials: Batches) -> None:
+        for batch in partials:
+            self._add(batch.select(self._columns))
+        if self._log.rows > max(FEW_ROWS, GROWN * self._together) or len(self._log.kept) > MOST_BATCHES:
+            waiting = list(self._log.kept)
+            self._log.replace([])
+            for part in self._parts(waiting, Part(-FOREVER, FOREVER), self._slice):
+                for batch in self._combine.run(self._given(waiting, part, self._slice)):
+                    self._add(batch.select(self._columns))
+            self._together = self._log.rows
+
+
+class SlidingAggregate(WindowedAggregate):
+    """Windows that slide: rows are counted into a ring, what it does not cover waits as partial groups."""
+
+    _ring: RingProgram | None = None  # from the first row on
+
+    def __init__(self, fragment: Fragment, context: Context, root: Node, state: Json) -> None:
+        super().__init__(fragment, context, root, state)
+        self._node = group_of(root)
+        assert self._window is not None
+        slices = self._window.size // self._node.table.slice_size
+        self._ring_slices = 1 << (slices + AHEAD_SLICES - 1).bit_length()
+        self._outside = self._inside = 0  # rows since the ring began
+        memory = context.options.memory
+        self._most_bytes = RING_BYTES if memory is None else min(RING_BYTES, memory // 4)
+        assert self._late is not None
+        self._has_ring = self._late.column is not None  # else nobody knows what it would have to cover
+        # Workers need not wait for each other at each window, if nothing but the sink wants it.
+        self._puts_off = fragment.then is None and memory is None
+        self._closed_before: Batches = []  # windows of a ring that is no more
+
+    def rows(self, morsels: Iterable[Morsel]) -> list[Morsel]:
+        if not self._has_ring:
+            return super().rows(morsels)
+        if self._ring is None:
+            self._ring = RingProgram(self._node, self._two.partial, self._ring_slices, self._contexts.options)
+        sorted_: Batches = []
+        inside: Batches = []
+        outside: Batches = []
+        for morsel in self._arrived(morsels, sorted_):
+            is_inside = self._ring.ring.takes(morsel.least, morsel.greatest)
+            (inside if is_inside else outside).append(morsel.batch)
+        try:
+            self._keep(self._ring.add(inside, self._contexts.options.workers))
+        except ComputeError as error:
+            raise placed(error, self._fragment.op, self._ring.node) from None
+        self._keep([*self._counted_in(outside), *self._of_sorted(sorted_)])
+        self._outside += sum(batch.num_rows for batch in outside)
+        self._inside += sum(batch.num_rows for batch in inside)
+        if not self._puts_off:
+            self._closed_before = self.given()
+        is_narrow = self._outside > max(MANY_OUTSIDE, self._inside // 4)
+        if is_narrow or self._ring.ring.bytes > self._most_bytes:
+            self._closed_before = self.given()
+            self._keep(self._ring.ring.leave())
+            self._ring, self._ring_slices, self._outside, self._inside = None, 2 * self._ring_slices, 0, 0
+            self._has_ring = is_narrow and self._ring_slices <= MOST_RING_SLICES
+        return []
+
+    def tries(self, column: str, rows: int) -> bool:
+        return not self._has_ring and super().tries(column, rows)
+
+    @property
+    def next_end(self) -> int | None:  # type: ignore[override]
+        waits, ring_ = super().next_end, self._ring  # others look at it while it changes
+        earliest = None if ring_ is None else ring_.ring.earliest
+        if earliest is None:
+            return waits
+        assert self._window is not None
+        end = max(earliest + self._window.size, self._closed + self._window.every)
+        return end if waits is None else min(waits, end)
+
+    @property
+    def state_bytes(self) -> int:
+        ring_ = self._ring
+        return super().state_bytes + (0 if ring_ is None else ring_.ring.bytes)
+
+    def _finished(self, after: int, end: int) -> Iterator[pa.RecordBatch]:
+        if self._ring is None:
+            yield from super()._finished(after, end)
+            return
+        found = self._ring.ring
+        if not found.is_divided and not any(each.first < end for each in self._log.kept):
+            found.close(after, end)
+            yield from [] if self._puts_off else self.given()
+            return
+        yield from self.given()
+        yield from super()._finished(after, end)
+
+    def given(self) -> Batches:
+        """Results of windows that have closed, and that nobody has seen yet."""
+        found, self._closed_before = self._closed_before, []
+        if self._ring is None:
+            return found
+        try:
+            return found + self._finish.behind(self._ring.ring.given())
+        except ComputeError as error:
+            raise placed(error, self._fragment.op, self._ring.node) from None
+
+    def _waiting(self, end: int) -> list[Kept]:
+        return super()._waiting(end) + self._held(end)
+
+    def _held(self, end: int) -> list[Kept]:
+        """What the ring has of slices before a time."""
+        batches = [] if self._ring is None else self._ring.ring.partials(end)
+        found = ((batch.select(self._columns), extent(batch.column(self._slices))) for batch in batches)
+        return [Kept(*within, batch.num_rows, batch) for batch, within in found if within]
+
+    def _drop(self, first_open: int) -> None:
+        super()._drop(first_open)
+        if self._ring is None:
+            return
+        found = self._ring.ring
+        found.forget(first_open)
+        found.divide(self._contexts.options.workers)
+        if found.is_mostly_dead:
+            self._keep(found.leave())
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        yield from super().finish()
+        yield from self.given()
+        self._ring, self._has_ring = None, False
+
+    def _frozen(self) -> list[Kept]:
+        return super()._frozen() + self._held(FOREVER)
+
+
+class BufferedAggregate(WindowCloser):
+    """Aggregates as large as their input: rows wait, in the columns that they need."""
+
+    _slices = _SLICE
+
+    def __init__(self, fragment: Fragment, context: Context, state: Json) -> None:
+        super().__init__(fragment, context)
+        needed = tuple(item for item in identity(fragment.before.schema) if item.name in self._names)
+        self._before = FragmentRunner(ops.Project(fragment.before, needed), context)
+        root = compile_flow(self._sorted_op)
+        self._finish = Finish(self._sorted_op, root, group_of(root), group_of(root), context)
+        assert isinstance(fragment.state, ops.Aggregate)
+        self._by = tuple(key.expr for key in fragment.state.keys)
+        self.reads = self._reads(self._before.program.node)
+        schema = self._before.program.node.schema.arrow.append(pa.field(_SLICE, pa.int64()))
+        self._log = RowLog(context.folder, schema, context.options.memory)
+        self._size = group_of(root).table.slice_size
+        self._restore(state)
+
+    def rows(self, morsels: Iterable[Morsel]) -> list[Morsel]:
+        for batch in self._in_order(morsels):
+            if self._late is None:
+                self._add(batch.append_column(_SLICE, pa.array(np.zeros(batch.num_rows, np.int64))))
+                continue
+            for found in self._late.timed(batch, self._contexts.options):
+                starts = np.asarray(found.times) // self._size * self._size
+                self._add(found.rows.append_column(_SLICE, pa.array(starts)))
+        return []
+
+    def settle(self) -> None:
+        if len(self._log.kept) > MOST_BATCHES:
+            self._log.join()
+
+    def _in_order(self, morsels: Iterable[Morsel]) -> Iterator[pa.RecordBatch]:
+        """Rows of the group's input: batches in which all rows are in time, together, and others between them."""
+        clean: Batches = []
+        for morsel in morsels:
+            sorted_: Batches = []
+            clean += [found.batch for found in self._arrived([morsel], sorted_)]
+            if sorted_:
+                yield from self._before.run(clean)
+                yield from sorted_
+                clean = []
+        yield from self._before.run(clean)
+
+

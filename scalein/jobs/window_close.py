@@ -1,0 +1,154 @@
+"""Partial groups buffered until the windows of their slices close.
+
+Windows that close at the same watermark are finished together; under memory pressure in several close batches
+(`close_batches.py`), each emitted before the next is started. The same batches serve to combine buffered partials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from scalein.exec.event_time import as_integers, extent
+from scalein.ir import ops
+from scalein.ir.exprs import Expr, columns
+from scalein.jobs.close_batches import KeyShares, Part, most_bytes, parts_of
+from scalein.jobs.operators import Batches, SnapshotFuture, files_of, filtered
+from scalein.jobs.partials import FOREVER, Finish, Timed
+from scalein.state.row_buffer import Kept, RowLog
+from scalein.storage.checked_json import Json, as_int, as_map
+
+
+class WindowCloser(Timed):
+    """Batches that wait in a log until the windows close that their slices are in."""
+
+    _log: RowLog
+    _finish: Finish
+    _slices: str  # the column with the start of a row's slice
+    _by: tuple[Expr, ...]  # the keys of what waits
+    _closed = -FOREVER  # windows that end here or before are done
+
+    def settle(self) -> None:
+        """Put everything that has arrived into the log."""
+
+    @property
+    def next_end(self) -> int | None:  # type: ignore[override]
+        starts = [each.first for each in self._log.kept]
+        if self._window is None or not starts:
+            return None
+        size, every = self._window.size, self._window.every
+        return max(min(starts) // every * every + size - (size - every) // every * every, self._closed + every)
+
+    @property
+    def due(self) -> int | None:  # type: ignore[override]
+        """Where windows slide, a row may come after some of its windows have closed, but not all: which of them count
+        it must not depend on how much is run at once. And a ring covers few slices.
+        """
+        if self._window is None or self._window.size == self._window.every:
+            return None
+        return -FOREVER if self._closed == -FOREVER else self._closed + self._window.every + self._contexts.delay
+
+    @property
+    def state_bytes(self) -> int:
+        return self._log.held_bytes
+
+    def _add(self, batch: pa.RecordBatch) -> None:
+        found = extent(batch.column(self._slices))
+        if found is not None:
+            self._log.add(batch, *found)
+
+    def advance(self, watermark: int) -> Iterator[pa.RecordBatch]:
+        if self._late is None or (end := self._late.last_end(watermark)) <= self._closed:
+            return
+        self.settle()
+        before, self._closed = self._closed, end
+        yield from self._finished(before, end)
+        self._drop(self._late.least_open(watermark))
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        self.settle()
+        yield from self._finished(self._closed, FOREVER)
+        self._closed = FOREVER
+        self._log.replace([])
+
+    def _finished(self, after: int, end: int) -> Iterator[pa.RecordBatch]:
+        """The results of windows that end behind `after`, up to `end`, part by part if memory is short."""
+        waiting, window = self._waiting(end), self._window
+        for part in self._parts(waiting, Part(after, end), window):
+            given = self._given(waiting, part, window)
+            if window is None or (given and window.is_tumbling):
+                yield from self._finish.all(given)
+            elif given:
+                yield from self._finish.between(given, part.after, part.end)
+
+    def _waiting(self, end: int) -> list[Kept]:
+        """What waits for windows that begin before a time."""
+        return [each for each in self._log.kept if each.first < end]
+
+    def _parts(self, waiting: list[Kept], whole: Part, window: ops.Window | None) -> Iterable[Part]:
+        """A part of what waits, in smaller ones if it is too large."""
+        most = most_bytes(self._contexts.options.memory)
+        if most is None or (size := sum(self._log.batch(each).nbytes for each in waiting)) <= most:
+            return [whole]
+        found = [np.unique(self._starts(self._log.batch(each)), return_counts=True) for each in waiting]
+        starts, places = np.unique(np.concatenate([each for each, _ in found]), return_inverse=True)
+        rows = np.bincount(places, np.concatenate([counts for _, counts in found]))
+        sizes = rows * (size / max(1, sum(each.rows for each in waiting)))
+        return parts_of(whole, starts, sizes.astype(np.int64), window, most, any(map(columns, self._by)))
+
+    def _given(self, waiting: list[Kept], part: Part, window: ops.Window | None) -> Batches:
+        """What a part needs of batches that wait."""
+        least = -FOREVER if window is None else max(-FOREVER, part.after + window.every - window.size)
+        found = [self._within(each, least, part) for each in waiting if each.last >= least and each.first < part.end]
+        return [batch for batch in found if batch.num_rows]
+
+    def _within(self, kept: Kept, least: int, part: Part) -> pa.RecordBatch:
+        batch = self._log.batch(kept)
+        if kept.first < least or kept.last >= part.end:
+            starts = self._starts(batch)
+            batch = filtered(batch, pa.array((starts >= least) & (starts < part.end)))
+        if part.shares > 1 and batch.num_rows:
+            batch = filtered(batch, pa.array(self._shares.has(batch, part, self._contexts.options)))
+        return batch
+
+    def _starts(self, batch: pa.RecordBatch) -> np.ndarray:
+        return np.asarray(as_integers(batch.column(self._slices)))
+
+    @cached_property
+    def _shares(self) -> KeyShares:
+        return KeyShares(self._log.schema, self._by)
+
+    def _drop(self, first_open: int) -> None:
+        """Forget slices that no open window has a part in."""
+        kept = []
+        for each in self._log.kept:
+            if each.first >= first_open:
+                kept.append(each)
+            elif each.last >= first_open:
+                batch = self._log.batch(each)
+                batch = filtered(batch, pa.array(self._starts(batch) >= first_open))
+                found = extent(batch.column(self._slices))
+                assert found is not None
+                kept.append(Kept(*found, batch.num_rows, batch))
+        if len(kept) < len(self._log.kept) or any(a is not b for a, b in zip(kept, self._log.kept, strict=True)):
+            self._log.replace(kept)
+
+    def snapshot(self) -> SnapshotFuture:
+        kept, about = self._frozen(), {"closed": self._closed, **self._counting}
+        return lambda: {**self._log.to_json(kept), **about}
+
+    def _frozen(self) -> list[Kept]:
+        """All that waits."""
+        return list(self._log.kept)
+
+    def _restore(self, state: Json) -> None:
+        if state is not None:
+            self._log.restore(state)
+            self._closed = as_int(as_map(state)["closed"])
+            self._count_from(state)
+
+    def retain(self, kept: list[Json]) -> None:
+        self._log.remove_others(files_of(kept))

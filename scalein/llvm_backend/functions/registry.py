@@ -1,0 +1,121 @@
+"""One lowering a function: `@lowers("name")` on what makes its machine code, and `lower_call`, which finds it.
+
+A lowering gets a `CallSite` and gives the data of a value. What null means stands in the function's declaration
+(`ir/functions/`): where that is STRICT, validity is applied here, and a lowering that may be null in other rows as well
+gives a `Value` whose `valid` says where it is known. Lowerings of other functions give a `Value` of their own.
+
+Null and dead rows are computed as well, so every lowering is total: divisors and shifts are guarded with `select`. A
+failing row only sets a bit (`CallSite.fail`), under the validity of the arguments and under `live`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from llvmlite import ir
+
+from scalein.dtypes import DType
+from scalein.errors import InternalError
+from scalein.ir.exprs import Call, Expr, Lit, type_of
+from scalein.ir.functions.registry import REGISTRY, Nulls
+from scalein.ir.printer import show_expr
+from scalein.llvm_backend.code import Code
+from scalein.llvm_backend.fn import Fn
+from scalein.llvm_backend.values import Str, Value
+
+Data: TypeAlias = ir.Value | Str
+
+
+@dataclass(slots=True)
+class CallSite:
+    """A call in a row, and what its lowering needs."""
+
+    code: Code
+    call: Call
+    values: Sequence[Value]  # of the arguments; none if the lowering is lazy
+    live: ir.Value | None  # the rows in which the call's value is asked for
+    lower: Callable[[Expr, ir.Value | None], Value] | None = None  # an argument of a lazy one, where `live` is narrower
+    failed: list[ir.Value] | None = None  # takes the conditions under which a call that is only tried fails
+    f: Fn = field(init=False)
+    valid: ir.Value | None = field(init=False)  # no argument is null
+
+    def __post_init__(self) -> None:
+        self.f = self.code.f
+        self.valid = self.f.all_of(*(value.valid for value in self.values))
+
+    @property
+    def args(self) -> list[ir.Value]:
+        """The data of the arguments."""
+        return [value.data for value in self.values]
+
+    @property
+    def string(self) -> Str:
+        """The first argument, a text."""
+        return self.values[0].string
+
+    @property
+    def types(self) -> list[DType]:
+        return [type_of(arg) for arg in self.call.args]
+
+    @property
+    def dtype(self) -> DType:
+        return type_of(self.call)
+
+    @property
+    def params(self) -> tuple[object, ...]:
+        return self.call.params
+
+    @property
+    def literals(self) -> list[object]:
+        """The arguments that are constants, None for the others."""
+        return [arg.value if isinstance(arg, Lit) else None for arg in self.call.args]
+
+    def fail(self, what: str, condition: ir.Value) -> None:
+        """A row for which the condition holds has no value: an error, unless the call is only tried."""
+        if self.failed is not None:
+            self.failed.append(condition)
+            return
+        counted = self.f.all_of(condition, self.valid, self.live)
+        assert counted is not None
+        self.code.fail(f"{what} in `{show_expr(self.call)}`", counted)
+
+    def argument(self, number: int, live: ir.Value | None) -> Value:
+        """An argument of a lazy lowering, computed where `live` holds; elsewhere it cannot fail."""
+        assert self.lower is not None
+        return self.lower(self.call.args[number], live)
+
+
+Lowering = Callable[[CallSite], Data | Value]
+
+LOWERINGS: dict[str, Lowering] = {}
+LAZY: set[str] = set()  # those that get unevaluated arguments
+
+
+def lowers(*names: str, lazy: bool = False) -> Callable[[Lowering], Lowering]:
+    """Registers the lowering of functions; a lazy one decides itself which arguments count, and where."""
+
+    def register(lowering: Lowering) -> Lowering:
+        for name in names:
+            assert name not in LOWERINGS, f"{name} is lowered twice"
+            LOWERINGS[name] = lowering
+            if lazy:
+                LAZY.add(name)
+        return lowering
+
+    return register
+
+
+def lower_call(site: CallSite) -> Value:
+    """The value of a call, null as its function declares it."""
+    lowering = LOWERINGS.get(site.call.fn)
+    if lowering is None:
+        raise InternalError(f"no lowering for {site.call.fn}", found=show_expr(site.call))
+    found = lowering(site)
+    if REGISTRY[site.call.fn].nulls is not Nulls.STRICT:
+        assert isinstance(found, Value)
+        return found
+    if isinstance(found, Value):
+        return Value(found.data, site.f.all_of(site.valid, found.valid))
+    return Value(found, site.valid)

@@ -1,0 +1,120 @@
+"""What a job tells of itself: figures of its stages, for Prometheus, and in a bar."""
+
+from __future__ import annotations
+
+import sys
+import urllib.request
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import scalein as si
+from scalein import col
+from scalein.exec import pipeline
+from scalein.exec.ring_preaggregate import StandingRing
+from scalein.jobs.monitor import show_bar
+from scalein.jobs.window_aggregate import SlidingAggregate
+from scalein.testing import Stream, assert_same, until
+from tests.jobs.streams import rows_in
+
+BATCHES = [pa.record_batch({"t": pa.array([n, n + 1], pa.timestamp("s")), "k": [n % 3, 1]}) for n in range(0, 40, 2)]
+
+
+def stages(job: Any) -> list[tuple[object, ...]]:
+    found = job.metrics()["stages"]
+    assert all(stage["busy_s"] >= 0 for stage in found)
+    return [(stage["stage"], stage["rows_in"], stage["rows_out"]) for stage in found]
+
+
+def test_each_stage_counts_its_rows() -> None:
+    flow = si.from_source(Stream({"all": BATCHES})).with_watermark("t", "1s").filter(col("k") == 1)
+    flow = flow.group_by(si.tumbling("t", "10s")).agg(n=si.count()).sort("n").limit(3)
+    job = flow.start(sink=si.to_memory())
+    job.wait()
+    assert stages(job) == [("aggregate", 40, 4), ("sort", 4, 4), ("limit", 4, 3)]
+
+
+@pytest.mark.parametrize("is_grouped", [True, False])
+def test_each_worker_of_a_stage_counts(monkeypatch: pytest.MonkeyPatch, is_grouped: bool) -> None:
+    monkeypatch.setattr(pipeline, "UNIT_ROWS", 1 << 14)
+    flow = si.from_arrow(pa.table({"k": list(range(1 << 17))})).filter(col("k") * 3 % 7 != 1)
+    flow = flow.group_by(col("k") % 5).agg(n=si.count()) if is_grouped else flow.select("k", j=col("k") + 1)
+    job = flow.start(sink=si.to_memory(), workers=2)
+    job.wait()
+    stage, *_ = job.metrics()["stages"]  # type: ignore[misc]
+    found = stage["workers"]
+    assert len(found) <= 2
+    assert sum(work["rows"] for work in found) == 1 << 17
+    assert sum(work["bytes"] for work in found) == 8 << 17
+    assert all(0 <= work[name] <= stage["busy_s"] + 0.002 for work in found for name in ("useful_s", "wait_s"))
+
+
+def test_figures_for_prometheus() -> None:
+    pytest.importorskip("prometheus_client")
+    job = si.from_source(Stream({"all": BATCHES}, ends=False)).group_by("k").agg(n=si.count()).start(
+        sink=si.to_memory(), emit="changes")  # fmt: skip
+    until(lambda: rows_in(job) == 40 and "None" not in str(job.metrics()["latency_s"]), job)
+    text = urllib.request.urlopen(f"http://localhost:{job.serve_metrics()}/metrics").read().decode()
+    job.stop()
+    assert 'scalein_stage_rows_in_total{stage="0 aggregate"} 40.0' in text
+    assert 'scalein_worker_rows_total{stage="0 aggregate",worker="0"}' in text
+    labels = [line.partition("}")[0] for line in text.splitlines() if line.startswith("scalein_latency_seconds{")]
+    assert [label.partition("=")[2] for label in labels] == ['"0.5"', '"0.99"', '"0.999"']
+
+
+def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("tqdm.auto", "prometheus_client"):
+        monkeypatch.setitem(sys.modules, name, None)
+    job = si.from_source(Stream({"all": BATCHES})).start(sink=si.to_memory())
+    job.wait()
+    for call in (job.serve_metrics, lambda: job.wait(progress=True)):
+        with pytest.raises(si.ScaleinError, match=r"pip install 'scalein\[jobs\]'"):
+            call()
+
+
+def test_the_bar_says_how_far_time_is_and_how_large_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    tqdm_auto = pytest.importorskip("tqdm.auto")
+    monkeypatch.setattr(tqdm_auto.tqdm, "monitor_interval", 0)
+    told: dict[str, Any] = {}
+    monkeypatch.setattr(tqdm_auto.tqdm, "set_postfix", lambda self, **given: told.update(given))
+    flow = si.from_source(Stream({"all": BATCHES}, ends=False)).with_watermark("t", "1s")
+    job = flow.group_by(si.tumbling("t", "10s")).agg(n=si.count()).start(sink=si.to_memory())
+    until(lambda: rows_in(job) == 40, job)
+    until(lambda: job.metrics()["watermark"] == 38, job)
+    show_bar(job, 0.05)
+    job.stop()
+    assert (told["watermark"], told["state"]) == ("1970-01-01 00:00:38", "0.0 MB")
+
+
+@pytest.mark.parametrize("slides", [False, True])
+def test_a_change_of_workers_moves_no_state(monkeypatch: pytest.MonkeyPatch, slides: bool) -> None:
+    """Tables of a ring stay as they are, also when others take the rows: all that leaves them is windows."""
+    divided: list[bool] = []
+    finished = SlidingAggregate._finished
+
+    def looked_at(self: SlidingAggregate, after: int, end: int) -> list[pa.RecordBatch]:
+        divided.append(self._ring is not None and self._ring.ring.is_divided)
+        return finished(self, after, end)
+
+    monkeypatch.setattr(StandingRing, "leave", None)
+    monkeypatch.setattr(SlidingAggregate, "_finished", looked_at)
+    stream = Stream({"all": BATCHES}, allowed={"all": 10}, ends=False)
+    window = si.sliding("t", "4s", every="2s") if slides else si.tumbling("t", "4s")
+    aggs = {"n": si.count(), "last": col("t").max()}
+    flow = si.from_source(stream).with_watermark("t", "1s").group_by("k", window).agg(**aggs)
+    out = si.to_memory()
+    job = flow.start(sink=out, workers=1)
+    for number, workers in enumerate((2, 3, 1)):
+        until(lambda number=number: rows_in(job) == 20 + 6 * number, job)
+        job.scale(workers)
+        stream.allow("all", 13 + 3 * number)
+    until(lambda: rows_in(job) == 38, job)
+    stream.allow("all", 20)
+    until(lambda: rows_in(job) == 40, job)
+    job.stop(drain=True)
+    rescales: list[dict[str, float]] = job.metrics()["rescales"]  # type: ignore[assignment]
+    assert [each["state_bytes_moved"] for each in rescales] == [0, 0, 0]
+    assert any(divided) == slides
+    want = si.from_batches(BATCHES).with_watermark("t", "1s").group_by("k", window).agg(**aggs).collect()
+    assert_same(out.table(), want)

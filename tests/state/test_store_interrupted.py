@@ -1,0 +1,281 @@
+"""Errors while records are on their way out of memory: none is lost in silence, and none comes twice."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from scalein.errors import BadArgument, Damaged, ScaleinError, StoreFailed
+from scalein.state import LogStore, piece_lookups
+from scalein.state.arena import Arena, Buckets
+from scalein.state.budget import Budget
+from scalein.state.evict import Spiller
+from scalein.state.run_file import Run
+from scalein.state.run_levels import Cold
+from scalein.storage.local import LocalFileSystem
+
+TINY = Budget(100_000, 1 << 14, 1 << 12)  # everything leaves at once
+TYPES = {"plain": pa.int64(), "text": pa.string()}
+
+
+def opened(path: Path, kind: str = "plain", budget: Budget = TINY) -> LogStore:
+    return LogStore.open_on(LocalFileSystem(path), key={"k": TYPES[kind]}, value={"n": pa.int64()}, budget=budget)
+
+
+def rows(kind: str, first: int, count: int) -> pa.Table:
+    keys = pa.array(np.arange(first, first + count)).cast(TYPES[kind])
+    return pa.table({"k": keys, "n": np.ones(count, np.int64)})
+
+
+def failing(*_: object, **__: object) -> Any:
+    raise RuntimeError("can't start new thread")
+
+
+def no_thread(store: LogStore, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(store._tiers.spiller.threads, "submit", failing)
+
+
+def no_leaving(store: LogStore, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Spiller, "_leave", failing)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("fault", [no_thread, no_leaving])
+def test_a_store_that_lost_records_says_so(kind: str, fault: Callable[[LogStore, pytest.MonkeyPatch], None],
+                                           tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes and gives nothing any more, and the last snapshot stays as it is."""
+    store = opened(tmp_path, kind)
+    store.merge(rows(kind, 0, 3_000), n="sum")
+    store.snapshot().wait()
+    with monkeypatch.context() as patch:
+        fault(store, patch)
+        with pytest.raises(RuntimeError, match="can't start"):
+            store.merge(rows(kind, 3_000, 60_000), n="sum")
+    with pytest.raises(StoreFailed, match="half-way"):
+        store.get(rows(kind, 0, 1).select(["k"]))
+    store.close()
+    with opened(tmp_path, kind) as again:
+        assert len(again) == 3_000
+        assert set(again.get(rows(kind, 0, 3_000).select(["k"]))["n"].to_pylist()) == {1}
+
+
+def test_merge_and_get_does_not_fail_once_its_rows_are_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records that could not leave are back in memory: that is for the next merge to say. The rows of a call are one
+    step for the store here: of several, some would be in."""
+    with opened(tmp_path) as store:
+        failures, merged = 0, 0
+        with monkeypatch.context() as patch:
+            patch.setattr(Cold, "writer", full)
+            for first in range(0, 30_000, 200):
+                try:
+                    found = store.merge_and_get(rows("plain", first, 200), n="sum")
+                except StoreFailed:
+                    failures += 1
+                else:
+                    merged += 200
+                    assert found["n"].to_pylist() == [1] * 200
+        assert failures
+        assert len(store) == merged
+
+
+def full(*_: object) -> Any:
+    raise StoreFailed("the disk is full")
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_merge_and_get_of_a_reopened_store_does_not_fail_once_its_rows_are_in(kind: str, tmp_path: Path,
+                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups for which there is no room are looked into."""
+    with opened(tmp_path, kind, Budget(None)) as store:
+        store.merge(rows(kind, 0, 6_000), n="sum")
+    monkeypatch.setattr(piece_lookups, "READ_WORTH", 1 << 20)  # all that is asked for is worth loading
+    with opened(tmp_path, kind, Budget(400_000, 1 << 14, 1 << 12)) as store:
+        expected = np.ones(6_000, np.int64)
+        done = 0
+        with monkeypatch.context() as patch:
+            patch.setattr(Cold, "writer", full)
+            for first in range(0, 6_000, 100):
+                with suppress(StoreFailed):
+                    found = store.merge_and_get(rows(kind, first, 100), n="sum")
+                    expected[first : first + 100] += 1
+                    assert found["n"].to_pylist() == [2] * 100
+                    done += 1
+        assert done
+        assert store.get(rows(kind, 0, 6_000).select(["k"]))["n"].to_pylist() == expected.tolist()
+        assert len(store) == 6_000
+
+
+def test_what_merge_and_get_did_not_say_the_next_call_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it changes anything; and once. What only reads or saves is not in its way."""
+    store = opened(tmp_path)
+    keys = rows("plain", 0, 100).select(["k"])
+    writes = (lambda: store.merge(rows("plain", 0, 100), n="sum"), lambda: store.upsert(rows("plain", 0, 100)),
+              lambda: store.delete(keys), store.close)  # fmt: skip
+    for number, write in enumerate(writes):
+        before = store.get(keys)  # all have left memory now
+        with monkeypatch.context() as patch:
+            patch.setattr(Cold, "writer", full)
+            store.merge_and_get(rows("plain", 1000 * (1 + number), 200), n="sum")
+        store.snapshot().wait()
+        if write != store.close:
+            with pytest.raises(StoreFailed, match="the disk is full"):
+                write()
+            assert store.get(keys) == before
+        write()
+    with opened(tmp_path) as again:
+        assert len(again) == 4 * 200
+
+
+def test_a_get_does_not_fail_for_what_could_not_leave_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a budget, records leave when other functions come: several may be on their way when the disk is full."""
+    with LogStore.open(tmp_path, key={"k": pa.int64()}, value={"n": pa.int64()}) as store:
+        store.merge(rows("plain", 0, 5_000), n="sum")
+    with LogStore.open(tmp_path) as store:
+        before = store.get(rows("plain", 0, 100).select(["k"]))
+
+        def slowly_full(*_: object) -> None:
+            time.sleep(0.2)
+            full()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Cold, "writer", slowly_full)
+            with pytest.raises(StoreFailed, match="the disk is full"):
+                store.merge(rows("plain", 0, 100), n="max")
+            assert len(store._tiers.spiller.leaving) > 1
+            assert store.get(rows("plain", 0, 100).select(["k"])) == before
+        assert len(store) == 5_000
+
+
+def test_a_get_that_fails_leaves_no_thread_that_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The filters of many runs are read side by side: one that cannot be read does not let the others go on behind."""
+    with opened(tmp_path) as store:
+        for first in range(0, 30_000, 3_000):
+            store.merge(rows("plain", first, 3_000), n="sum")
+    begun, ended = list[int](), list[int]()
+
+    def load(self: Run) -> None:
+        begun.append(self.id)
+        if len(begun) == 1:
+            raise Damaged("not what was written", file=self.name)
+        time.sleep(0.05)
+        ended.append(self.id)
+
+    with opened(tmp_path) as store:
+        assert sum(map(len, store._tiers.cold.runs)) > 3
+        with monkeypatch.context() as patch:
+            patch.setattr(Run, "load", load)
+            with pytest.raises(Damaged):
+                store.get(rows("plain", 0, 3_000).select(["k"]))
+        assert len(ended) == len(begun) - 1
+        assert len(begun) > 3
+
+
+def test_loading_a_run_reads_its_directory_and_filter(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        for first in range(0, 30_000, 3_000):
+            store.merge(rows("plain", first, 3_000), n="sum")
+        store._tiers.settle()
+        found = [store._tiers.cold.reader(cold.id) for some in store._tiers.cold.runs for cold in some]
+        assert found
+        for run in found:
+            assert not run.is_loaded
+            _ = run._directory
+            assert not run.is_loaded  # that has no filter yet
+            run.load()
+            assert run.is_loaded
+            run.close()
+
+
+def test_a_function_that_is_none(tmp_path: Path) -> None:
+    with opened(tmp_path) as store, pytest.raises(BadArgument, match="n"):
+        store.merge(rows("plain", 0, 1), n=["sum"])  # type: ignore[arg-type]
+
+
+# --- a table that cannot grow
+
+
+def no_chunk(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Arena, "take", refusing)
+
+
+def no_index(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Buckets, "take", refusing)
+
+
+def refusing(*_: object) -> Any:
+    raise ScaleinError("the store has no more addresses")
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize(("call", "fault"), [("merge", no_chunk), ("merge", no_index), ("delete", no_chunk),
+                                             ("delete", no_index), ("load", no_chunk)])  # fmt: skip
+def test_half_a_change_is_never_saved(call: str, fault: Callable[[pytest.MonkeyPatch], None], kind: str, tmp_path: Path,
+                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that does not get what it needs has changed some keys: the store says so, and stays as it was saved."""
+    with opened(tmp_path, kind, Budget(None)) as store:
+        store.merge(rows(kind, 0, 3_000), n="sum")
+    store = opened(tmp_path, kind, Budget(None))
+    table = rows(kind, 0, 30_000)
+    calls = {"merge": lambda: store.merge(table, n="sum"), "delete": lambda: store.delete(table.select(["k"])),
+             "load": lambda: len(store)}  # fmt: skip
+    with monkeypatch.context() as patch:
+        fault(patch)
+        with pytest.raises(ScaleinError, match="no more addresses"):
+            calls[call]()
+    with pytest.raises(StoreFailed, match="half-way"):
+        store.merge(rows(kind, 0, 30_000), n="sum")
+    store.close()
+    with opened(tmp_path, kind) as again:
+        assert len(again) == 3_000
+        assert set(again.get(rows(kind, 0, 3_000).select(["k"]))["n"].to_pylist()) == {1}
+
+
+def test_a_group_that_has_no_room_for_its_index_is_loaded_later(tmp_path: Path,
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(tmp_path, budget=Budget(None)) as store:
+        store.merge(rows("plain", 0, 30_000), n="sum")
+    with opened(tmp_path, budget=Budget(None)) as store:
+        with monkeypatch.context() as patch:
+            no_index(patch)
+            with pytest.raises(ScaleinError, match="no more addresses"):
+                len(store)
+        store.merge(rows("plain", 0, 60_000), n="sum")
+        assert len(store) == 60_000
+        assert store.get(rows("plain", 29_999, 2).select(["k"]))["n"].to_pylist() == [2, 1]
+
+
+def test_what_leaves_memory_counts_while_it_is_on_its_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on, write = threading.Event(), Spiller._write_run
+
+    def held(self: Spiller, *args: Any) -> Any:
+        goes_on.wait(10)
+        return write(self, *args)
+
+    monkeypatch.setattr(Spiller, "_write_run", held)
+    with opened(tmp_path, budget=Budget(None)) as store:
+        store.merge(rows("plain", 0, 30_000), n="sum")
+        for bundle in range(3):
+            store._tiers._evict(bundle, 0.0)
+        leaving = store._tiers.spiller.leaving
+        assert len(leaving) == 3
+        rooms = sum(one.room.size_bytes for one in leaving if one.room is not None)
+        assert rooms > 3 * 30_000 // 16 * 16
+        tiers = store._tiers
+        assert tiers.memory_bytes == tiers.hot.memory_bytes + tiers._reader.memory_bytes + rooms
+        goes_on.set()
+
+
+def test_writers_of_a_small_store_take_little(tmp_path: Path) -> None:
+    for total, most in ((None, 1 << 19), (1 << 30, 1 << 19), (8 << 20, 1 << 17), (1 << 20, 1 << 16)):
+        with opened(tmp_path, budget=Budget.of(total)) as store:
+            writer = store._tiers.cold.writer(1, ("sum",), 0, 0, has_filter=False)
+            assert most - 4096 < writer.records_at_once * store._kernels.record_bytes + 4096 <= most + 4096
+            writer.abandon()
