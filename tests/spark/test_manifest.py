@@ -103,12 +103,12 @@ def test_a_replaced_driver_cannot_write(tmp_path: Path) -> None:
     """Without a lock, the later start wins."""
     first = start_stream(FLOW, remote_location(tmp_path), si.to_memory(), emit="changes")
     run(first, [[ROWS]])
-    reduce_only = start_stream(FLOW, remote_location(tmp_path), si.to_memory(), emit="changes")
+    second = start_stream(FLOW, remote_location(tmp_path), si.to_memory(), emit="changes")
     for number in range(2):
         with pytest.raises(StoreFailed, match="another driver has taken over"):
             first.run_batch(number, "query", tasks_over([ROWS]), None)
-    reduce_only.run_batch(1, "query", tasks_over([ROWS]), None)
-    reduce_only.close()
+    second.run_batch(1, "query", tasks_over([ROWS]), None)
+    second.close()
     first.close()
 
 
@@ -142,7 +142,7 @@ def test_a_manifest_of_a_replaced_driver_is_void(done: int, successor_runs: bool
 
 def test_a_replaced_driver_removes_no_file_of_its_successor(tmp_path: Path) -> None:
     """After its last check another driver may have taken over, whose tasks write."""
-    first, reduce_only = Manifests(remote_location(tmp_path)), Manifests(remote_location(tmp_path))
+    first, second = Manifests(remote_location(tmp_path)), Manifests(remote_location(tmp_path))
     first.acquire(NOWHERE)
     for number in range(4):
         first.publish(number, {})
@@ -153,31 +153,31 @@ def test_a_replaced_driver_removes_no_file_of_its_successor(tmp_path: Path) -> N
     def stalled() -> None:
         nonlocal new
         check()
-        reduce_only.acquire(NOWHERE)
-        reduce_only.adopt(reduce_only.newest())
-        new = reduce_only.location.new_name(STATE, ".arrow")
-        reduce_only.location.put(new, b"x")
+        second.acquire(NOWHERE)
+        second.adopt(second.newest())
+        new = second.location.new_name(STATE, ".arrow")
+        second.location.put(new, b"x")
 
     first.check_not_superseded = stalled  # type: ignore[method-assign]
     first.remove_unreferenced([], [])
     assert [f"{STATE}/{name}" for name in first.location.names(STATE)] == [new]
-    assert reduce_only.all_keys() == [(1, 3), (2, 3)]
+    assert second.all_keys() == [(1, 3), (2, 3)]
     with pytest.raises(StoreFailed, match="another driver has taken over"):
         check()
 
 
 def test_concurrent_starts_get_different_numbers(tmp_path: Path) -> None:
-    first, reduce_only = Manifests(remote_location(tmp_path)), Manifests(remote_location(tmp_path))
+    first, second = Manifests(remote_location(tmp_path)), Manifests(remote_location(tmp_path))
     put = first.location.put
 
     def late(name: str, data: bytes) -> None:
         first.location.put = put  # type: ignore[method-assign]
-        reduce_only.acquire(NOWHERE)
+        second.acquire(NOWHERE)
         put(name, data)
 
     first.location.put = late  # type: ignore[method-assign]
     first.acquire(NOWHERE)
-    assert (first.start, reduce_only.start) == (2, 1)
+    assert (first.start, second.start) == (2, 1)
 
 
 def test_manifests_without_a_start_are_read(tmp_path: Path) -> None:

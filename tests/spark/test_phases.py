@@ -1,4 +1,4 @@
-"""The map and the reduce side of fragments, without Spark: the rows of `collect`, whatever the batches, tasks and targets."""
+"""Map and reduce sides of fragments, without Spark: the rows of `collect`, whatever the batches, tasks and targets."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from tests.spark.flows import FLOWS, ORDERED, rows
 
 OPTIONS = Options.make(workers=1)
 TABLE = rows(700)
-SEGMENT_FLOWS = ("filter", "join", "explode", "join_group", "all", "each", "keys", "float_key", "unique", "best",
-                 "spread", "picked", "unique_all", "distinct", "tumbling_zone", "sliding", "window_rows", "integers",
-                 "empty_all", "top_k", "sort_limit")  # fmt: skip
+FRAGMENT_FLOWS = ("filter", "join", "explode", "join_group", "all", "each", "keys", "float_key", "unique", "best",
+                  "spread", "picked", "unique_all", "distinct", "tumbling_zone", "sliding", "window_rows", "integers",
+                  "empty_all", "top_k", "sort_limit")  # fmt: skip
 
 
 def map_reduce_of(name: str) -> tuple[MapReduce, Any]:
@@ -41,11 +41,11 @@ def map_reduce_of(name: str) -> tuple[MapReduce, Any]:
 
 @settings(max_examples=3, deadline=None)
 @given(batch_rows=st.integers(1, 800), tasks=st.integers(1, 4), targets=st.integers(1, 256), seed=st.integers(0, 99))
-@pytest.mark.parametrize("name", SEGMENT_FLOWS)
-def test_map_and_reduce_give_the_rows_of_collect(name: str, batch_rows: int, tasks: int, targets: int, seed: int) -> None:
+@pytest.mark.parametrize("name", FRAGMENT_FLOWS)
+def test_both_sides_give_the_rows_of_collect(name: str, batch_rows: int, tasks: int, targets: int, seed: int) -> None:
     map_reduce, q = map_reduce_of(name)
     shuffled: dict[int, list[pa.RecordBatch]] = {}
-    whole = TABLE.acquire(np.random.default_rng(seed).permutation(TABLE.num_rows))
+    whole = TABLE.take(np.random.default_rng(seed).permutation(TABLE.num_rows))
     size = -(-TABLE.num_rows // tasks)
     for first in range(0, TABLE.num_rows, size):
         given_rows = whole.slice(first, size).select(map_reduce.reads).to_batches(batch_rows)
@@ -72,7 +72,7 @@ def test_reduce_tasks_do_not_get_static_tables() -> None:
 
 
 def test_kinds() -> None:
-    kinds = {name: map_reduce_of(name)[0].kind for name in SEGMENT_FLOWS}
+    kinds = {name: map_reduce_of(name)[0].kind for name in FRAGMENT_FLOWS}
     assert kinds["filter"] == kinds["join"] == kinds["explode"] == "rowwise"
     assert kinds["each"] == kinds["sliding"] == kinds["all"] == kinds["distinct"] == "partials"
     assert kinds["spread"] == kinds["picked"] == "partials"

@@ -159,8 +159,8 @@ def test_either_of_two_attempts_may_be_used(tmp_path: Path) -> None:
     """A speculative attempt runs at the same time, and the result of the one that ends first is used."""
 
     def run_tasks(batch: MicroBatch) -> BatchResult:
-        first, reduce_only = tasks_over(rows(0))(batch), tasks_over(rows(0))(batch)
-        tasks = {task: (first if task % 2 else reduce_only).tasks[task] for task in first.tasks}
+        first, second = tasks_over(rows(0))(batch), tasks_over(rows(0))(batch)
+        tasks = {task: (first if task % 2 else second).tasks[task] for task in first.tasks}
         return BatchResult(tasks, first.rows)
 
     coordinator = begin(tmp_path)

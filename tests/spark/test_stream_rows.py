@@ -191,8 +191,8 @@ START = datetime(2026, 1, 1)
 
 
 def an_event(random: Random) -> dict[str, Any]:
-    reduce_only = random.randint(0, 60)
-    return {"t": None if random.random() < 0.1 else START + timedelta(seconds=reduce_only),
+    second = random.randint(0, 60)
+    return {"t": None if random.random() < 0.1 else START + timedelta(seconds=second),
             "k": random.choice(["a", "b", None]), "x": random.randint(-3, 3)}  # fmt: skip
 
 

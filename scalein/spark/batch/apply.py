@@ -127,7 +127,7 @@ class _Planner:
         result: list[PendingFrame] = []
         for fragment in fragments(inputs):
             input = input_of[id(fragment)].source if id(fragment) in input_of else pending.pop(id(fragment))
-            frames = self._plan_segment(fragment, input)
+            frames = self._plan_fragment(fragment, input)
             result = frames if fragment.then is None else result
             if fragment.then is not None:
                 pending.setdefault(id(fragment.then), []).extend(frames)
@@ -135,7 +135,7 @@ class _Planner:
         return _union([frame.df if frame.is_plain else frame.map_in_arrow(ToSpark(sent_types), spark_types)
                        for frame in result])
 
-    def _plan_segment(self, fragment: Fragment, input: ops.Source | list[PendingFrame]) -> list[PendingFrame]:
+    def _plan_fragment(self, fragment: Fragment, input: ops.Source | list[PendingFrame]) -> list[PendingFrame]:
         """The rows of a fragment, for its input: a source, or the frames of earlier fragments."""
         state = fragment.state
         if isinstance(state, ops.Sort) and state.count is None:

@@ -214,7 +214,7 @@ class StreamPlan:
                                                                                     found.nullable)),))))
 
     @cached_property
-    def _filtered_fragments(self) -> MapReduce:
+    def _map_reduce_of_filtered(self) -> MapReduce:
         """Map and reduce over the aggregation's input, for batches from which late rows were removed."""
         fields = Schema(tuple(each for each in self.fragment.before.schema if each.name in self._aggregated_columns))
         return MapReduce(cut(over(self.fragment.op, self.fragment.before, placeholder(fields)))[0].first)
@@ -229,7 +229,7 @@ class StreamPlan:
             if is_in_time:
                 yield from self.map_reduce.map(rows, options)
             else:
-                yield from self._filtered_fragments.map(self._in_time(rows, watermark, summary, options), options)
+                yield from self._map_reduce_of_filtered.map(self._in_time(rows, watermark, summary, options), options)
 
     @cached_property
     def _check(self) -> Program | None:
