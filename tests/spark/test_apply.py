@@ -176,7 +176,7 @@ def test_many_groups(spark: Any) -> None:
 # --- refused flows
 
 
-@pytest.mark.parametrize(("make", "words"), [
+@pytest.mark.parametrize(("make", "message"), [
     (lambda f: f.limit(3), "limit depends on the order"),
     (lambda f: f.distinct("k"), "distinct of some columns"),
     (lambda f: f.group_by("k").agg(col("s").first()), "first depends on the order"),

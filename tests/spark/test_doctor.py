@@ -32,7 +32,7 @@ def test_a_local_session_is_fit(spark: Any) -> None:
     assert "<table>" in found._repr_html_()
 
 
-@pytest.mark.parametrize(("packages", "said"), [
+@pytest.mark.parametrize(("packages", "message"), [
     (("scalein",), "has no scalein: install it there, or call scalein.spark.ship(spark) once"),
     (("llvmlite", "pandas"), 'has no llvmlite and no pandas: pip install "scalein[spark]" there'),
 ])

@@ -61,7 +61,7 @@ def test_no_java_is_one_sentence_and_a_remedy(monkeypatch: pytest.MonkeyPatch, t
         java_version()
 
 
-@pytest.mark.parametrize(("said", "number"), [
+@pytest.mark.parametrize(("message", "number"), [
     ('openjdk version "17.0.15" 2025-04-15', 17), ('java version "21" 2023-09-19', 21),
     ('java version "1.8.0_402"', None), ('openjdk version "11.0.2"', None), ("no such thing", None)])
 def test_the_version_of_java_is_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, message: str,
