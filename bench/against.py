@@ -192,7 +192,7 @@ def update_baseline(commit: str, seconds: dict[str, float]) -> None:
     if figures["commit"] != commit:
         figures.update(commit=commit, best={})
     best = figures["best"]
-    best.update({name: min(best.get(name, value), float(f"{value:.4g}")) for name, value in seconds.items()})
+    best.update({name: float(f"{min(best.get(name, value), value):.4g}") for name, value in seconds.items()})
     BASELINE.write_text(json.dumps(baseline, indent=1) + "\n")
 
 

@@ -30,7 +30,7 @@ def count(batches: Iterable[pa.RecordBatch]) -> int:
 
 def reading(flow: Flow, *columns: str) -> Callable[[], int]:
     """Everything that a flow's source does, and nothing of the flow."""
-    source = flow.op.data  # type: ignore[union-attr]
+    source = flow.op.data  # type: ignore[attr-defined]
     assert isinstance(source, BoundSource)
     narrow = source.project(columns) if columns else source
     return lambda: count(narrow.read())

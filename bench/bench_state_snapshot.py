@@ -241,7 +241,7 @@ def bench_snapshot_bytes(benchmark: Any, machine: Mapping[str, object], rows: in
                 touched = in_order[len(in_order) - len(in_order) * percent // 100 :]
                 if len(touched):
                     store.merge(updates.table(updates.rng.permutation(touched)))
-                segments = np.count_nonzero(store.store._tiers.hot.arena.dirty)  # no public figure says it
+                segments = np.count_nonzero(store.store._tiers.memtable.arena.dirty)  # no public figure says it
                 image = store.folder / image_name(store.store._ids.file(store.store.snapshot().wait().id))
                 written = image.stat().st_size if image.exists() else 0
                 facts[f"{percent}_percent_segments"] = int(segments)

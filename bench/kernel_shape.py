@@ -65,21 +65,17 @@ RUNS: Mapping[str, Callable[[], object]] = {
 
 
 def kernels(workload: str) -> dict[str, Stage]:
-    """The kernels of a workload that see many rows, by name."""
+    """The kernels of a workload that see many rows, numbered as it meets them: a renamed one is the same kernel."""
     with listening() as profile:
         RUNS[workload]()
-    found: dict[str, Stage] = {}
-    for usage in profile.usages.values():
-        if usage.rows >= HOT_ROWS:
-            same = sum(name.split()[1] == usage.stage.name for name in found)
-            found[f"{workload} {usage.stage.name}" + (f" {same + 1}" if same else "")] = usage.stage
-    return found
+    hot = [usage.stage for usage in profile.usages.values() if usage.rows >= HOT_ROWS]
+    return {f"{workload} {number}": stage for number, stage in enumerate(hot, 1)}
 
 
 def shapes(cpu: str, names: Sequence[str] = tuple(RUNS)) -> Shapes:
     """The shapes of all kernels of some workloads, compiled for a CPU."""
     target = target_for(cpu)
-    return {name: shape(assembly(lower_stage(stage, target).text, target, stage.brief))
+    return {name: {"kernel": stage.name, **shape(assembly(lower_stage(stage, target).text, target, stage.brief))}
             for workload in names for name, stage in kernels(workload).items()}  # fmt: skip
 
 
@@ -226,7 +222,7 @@ def differences(cpu: str, found: Shapes, names: Sequence[str] = tuple(RUNS)) -> 
     for name in before:
         for fact in before[name] if name in found else ():
             old, new = before[name][fact], found[name][fact]
-            if old != new and (is_same_llvm or fact in ("widest_bits", "calls")):
+            if old != new and fact != "kernel" and (is_same_llvm or fact in ("widest_bits", "calls")):
                 lines += [f"{cpu}: {name}: {fact}", *_changes(old, new)]
     return lines
 
@@ -258,7 +254,8 @@ def main() -> int:
     else:
         for cpu, of in found.items():
             for name, facts in of.items():
-                print(f"{cpu:<12}{name:<20}{facts['instructions']:>6} instructions, {facts['calls']} calls")
+                title = f"{name}, {facts['kernel']}"
+                print(f"{cpu:<12}{title:<20}{facts['instructions']:>6} instructions, {facts['calls']} calls")
                 loops = facts["loops"]
                 assert isinstance(loops, list)
                 for loop in loops:

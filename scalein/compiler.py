@@ -2,6 +2,7 @@
 
     ops      fold -> push_down -> merge_filters -> top_rows -> prune      each verified
     stages   split -> fuse                                                each verified; split calls place_state
+    plans    cached by digest, without data: see `plan_of`
     kernels  specialise -> lower_stage -> verify -> optimise -> emit, at run time, cached by digest
 """
 
@@ -11,49 +12,71 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from scalein.errors import BadName
 from scalein.ir import ops
+from scalein.ir.exprs import Call, walk
 from scalein.ir.passes import OP_PASSES
 from scalein.ir.passes.fuse import fuse
 from scalein.ir.passes.physicalize import split
-from scalein.ir.physical import Node
-from scalein.ir.rewrite import walk_ops
+from scalein.ir.physical import Host, Node, walk_nodes
+from scalein.ir.rewrite import rewrite, walk_ops
+from scalein.ir.udf import PythonUdf
 from scalein.ir.verify import verify_ops, verify_program
 
 Trace = Callable[[str, ops.Op | Node], None]
 
-# Programs of the flows used last, by the op's identity (which the entry keeps from being reused): a
-# flow that is collected again is not compiled again.
-_KEPT = 64
-_programs: OrderedDict[int, tuple[ops.Op, Node]] = OrderedDict()
+_MOST_PLANS = 64
+_plans: OrderedDict[tuple[bytes, tuple[int, ...]], Node] = OrderedDict()  # those used last; they hold no data
 _lock = threading.Lock()
 
 
-def program_of(op: ops.Op) -> Node:
-    """The program of an op tree, compiled when it is first asked for."""
+@dataclass(frozen=True, slots=True)
+class Input:
+    """Stands for the data of a source in a plan that is bound to its data when it runs."""
+
+    number: int  # among the sources of the flow, in the order of `walk_ops`
+
+
+def plan_of(op: ops.Op) -> tuple[Node, tuple[ops.Source, ...]]:
+    """The plan of a flow with an `Input` in the place of each source's data, and the sources by number.
+
+    It is found by the digest, and by which ops are shared: digests do not tell a shared source from an equal one.
+    """
+    numbers = {id(each): number for number, each in enumerate(walk_ops(op))}
+    sources = tuple(each for each in walk_ops(op) if isinstance(each, ops.Source))
+    key = op.digest, tuple(numbers[id(below)] for each in walk_ops(op) for below in each.inputs)
     with _lock:
-        known = _programs.get(id(op))
-        if known is not None:
-            _programs.move_to_end(id(op))
-            return known[1]
-    node = compile_flow(op)
-    with _lock:
-        _programs[id(op)] = (op, node)
-        while len(_programs) > _KEPT:
-            _programs.popitem(last=False)
-    return node
+        if key in _plans:
+            _plans.move_to_end(key)
+            return _plans[key], sources
+    open_ = {id(source): replace(source, data=Input(number)) for number, source in enumerate(sources)}
+    plan = compile_flow(rewrite(op, lambda each: open_.get(id(each))))
+    if not any(isinstance(node, Host) and _holds_function(node) for node in walk_nodes(plan)):
+        with _lock:
+            _plans[key] = plan
+            while len(_plans) > _MOST_PLANS:
+                _plans.popitem(last=False)
+    return plan, sources
+
+
+def _holds_function(node: Host) -> bool:
+    """Whether a Python function is called, which may hold anything."""
+    calls = (part for item in node.items for part in walk(item.expr) if isinstance(part, Call))
+    return isinstance(node.op, ops.MapBatches) or any(isinstance(p, PythonUdf) for call in calls for p in call.params)
 
 
 def compile_flow(op: ops.Op, trace: Trace | None = None) -> Node:
     """The program of an op tree; every pass is handed to `trace`."""
     tell = trace or (lambda name, plan: None)
     _refuse_our_names(op)
-    verify_ops(op)
+    known: dict[int, ops.Op] = {}  # what has been verified
+    verify_ops(op, known)
     tell("resolve", op)
     for step in OP_PASSES:
         op = step(op)
-        verify_ops(op)
+        verify_ops(op, known)
         tell(step.__name__, op)
     node = split(op)
     verify_program(node)
@@ -70,8 +93,8 @@ _OURS = re.compile(r"#((host|materialized|by|lookup|acc)\d+|row|at|(id|ids|at|co
 
 def _refuse_our_names(root: ops.Op) -> None:
     for op in walk_ops(root):
-        if isinstance(op, ops.Filter | ops.Limit | ops.Distinct | ops.Sort | ops.Watermark):
-            continue  # they name nothing
+        if not op.names_columns:
+            continue
         for name in op.schema.names:
             if _OURS.fullmatch(name):
                 raise BadName(f"a column is called {name!r}, which is a name that scalein keeps for itself", at=op.at,

@@ -8,9 +8,10 @@ arithmetic of its own are NESTED: they are carried along, and taken apart by pya
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import TypeVar
 
 import pyarrow as pa
@@ -286,11 +287,19 @@ class Field:
         return f"{self.name}: {self.dtype!r}{'?' if self.nullable else ''}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Schema:
     """Fields in order, with distinct names."""
 
     fields: tuple[Field, ...]
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Field]:
+        """The fields, to be looked up."""
+        return {field.name: field for field in reversed(self.fields)}
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Schema, (self.fields,)
 
     def __iter__(self) -> Iterator[Field]:
         return iter(self.fields)
@@ -306,13 +315,10 @@ class Schema:
         return [field.name for field in self.fields]
 
     def get(self, name: str) -> Field | None:
-        return next((field for field in self.fields if field.name == name), None)
+        return self.by_name.get(name)
 
     def __getitem__(self, name: str) -> Field:
-        found = self.get(name)
-        if found is None:
-            raise KeyError(name)
-        return found
+        return self.by_name[name]
 
     @property
     def arrow(self) -> pa.Schema:

@@ -17,13 +17,15 @@ store replaces the arena and keeps the index, the words and the records.
 from __future__ import annotations
 
 import ctypes
+import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from scalein.dtypes import DType, Kind
+from scalein.errors import InternalError
 
 # --- statuses a kernel returns; anything but DONE leaves `row` where it goes on
 DONE = 0
@@ -54,11 +56,54 @@ ADDRESS_UNIT = 8  # bytes
 LOAD_SIXTEENTHS = 11
 
 
+# --- slots of a frame, by name. Kernels use those they need; a name that is not declared here is a mistake.
+
 # Before the name of an input column in the names of its slots: whatever a user calls a column ("out0"), it
 # is not taken for another slot.
 COLUMN = "$"
 # Before the names of the slots of a `distinct`'s table.
 DEDUP = "dedup"
+
+_OF_FLOWS = """
+    row end errors unsafe stop progress first_row source base one piece piece.count pieces
+    full full.group full.need full.segment owner.worker owner.workers time.least time.greatest
+    out out.capacity out.count direct.arena direct.size direct.first_slice direct.slices direct.slice_stride
+    ring.open ring.limit ring.least ring.greatest window.first slide.back range.first range.last
+    chain.next chain.longer owners pairs pairs.count spare log log.used
+    part.heads part.free part.left part.taken part.log part.chunk_bytes
+"""
+_OF_THE_STORE = """
+    copying segment.shift segment.dirty segment.copying undo.at undo.end undo.batch
+    pool.chunks pool.groups pool.left pool.size out.hashes out.pointers
+    pointers hashes counts found.records found.hashes found.counts moves count
+    extents words least greatest drop leaving target size first seeds id offset per block shift lists
+"""
+_OF_PARQUET = """
+    data left optional compressed room rows file pages pages.count values entries most_width done
+    page at number next values_left width
+"""
+SLOTS = frozenset((_OF_FLOWS + _OF_THE_STORE + _OF_PARQUET).split())
+
+_COLUMN_PARTS = "data|data_bit|data_last|bits|bit|last|offsets|bytes|codes|values|buffers|sizes|buffer_count"
+_SLOT_FAMILIES = re.compile("|".join((
+    rf"\$.*\.({_COLUMN_PARTS})",  # an Arrow column of the input
+    r"out\d+\.(data|valid|offsets|used|room)",  # a column of the output
+    rf"(table|{DEDUP}|bag\d+|join\d+)\.(groups|arena|arena_size|used|heap|heap_left|heap_need)",  # a hash table
+    rf"{DEDUP}\.blocks",
+    r"join\d+\.(least|span|rows|next|at|cursor)",
+    rf"join\d+\..*\.({_COLUMN_PARTS}|rows|known)",  # a column of a joined table
+    r"log\d+\.(arena|arena_size|used)",
+    r"(log\d+\.)?heap\.(at|left|need)",
+    r"direct\.(least|span|stride)\d+",
+    r"window\.slice\d+",
+)), re.DOTALL)
+
+
+@lru_cache(1 << 14)
+def check_slot(name: str) -> None:
+    """Raise InternalError unless a slot of this name is declared."""
+    if name not in SLOTS and _SLOT_FAMILIES.fullmatch(name) is None:
+        raise InternalError(f"no slot of a frame is called {name!r}", hint="declare it in layout.py")
 
 
 @dataclass(frozen=True)
@@ -94,18 +139,26 @@ class FrameData:
 
     def __setitem__(self, name: str, value: int) -> None:
         k = self._index.get(name)
-        if k is not None:  # a kernel that never reads a slot has none
+        if k is not None:
             self._words[k] = int(value)  # modulo 2^64
+        else:  # a kernel that never reads a slot has none
+            check_slot(name)
 
     def __getitem__(self, name: str) -> int:
-        return self._words[self._index[name]]
+        try:
+            return self._words[self._index[name]]
+        except KeyError:
+            raise InternalError(f"a kernel has no slot {name!r}") from None
 
     def __contains__(self, name: str) -> bool:
         return name in self._index
 
     def get(self, name: str, default: int) -> int:
         """A slot's word; `default` if the kernel has no such slot."""
-        return self[name] if name in self._index else default
+        if name in self._index:
+            return self[name]
+        check_slot(name)
+        return default
 
     def point(self, name: str, array: np.ndarray) -> None:
         """Set a slot to an array's address and keep the array."""
@@ -137,12 +190,12 @@ GROUP_WORDS = 10
 FUNCTIONS = ("sum", "count", "min", "max", "first", "last", "replace")
 KEPT = ""  # the value stays as it is
 # The first word of a stored record:
-#   | nulls of keys 16 | nulls of values 32 | hits 8 | flags 8 |
+#   | nulls of keys 16 | nulls of values 32 | accesses 8 | flags 8 |
 TOMB = 1  # deleted; hides whatever older record there is
 PARTIAL = 2  # of rows since the group left memory: older records of the key count as well
 FRESH = 4  # just inserted by a kernel that merges records, and empty
-HITS_SHIFT, VALUE_NULLS, KEY_NULLS = 8, 16, 48
-MOST_HITS = 255
+ACCESSES_SHIFT, VALUE_NULLS, KEY_NULLS = 8, 16, 48
+MAX_ACCESSES = 255
 MOST_VALUES, MOST_KEYS = 32, 16
 UNDO_BATCH_SHIFT = 40  # of the number of the call, above a record's offset, in an entry of an undo log
 PAGE_BYTES = 4096  # what files and their checksums are made of

@@ -46,12 +46,11 @@ class Options:
     cpu: str = "native"
     safe: bool = False
     cache: str = ""
-    engine: str = "llvm"  # "interp" runs the oracle instead of compiled code
     memory: int | None = None  # bytes that aggregation may use before it goes to disk
 
     @staticmethod
     def make(*, workers: int | None = None, cpu: str | None = None, safe: bool | None = None,
-             cache: str | None = None, engine: str = "llvm", memory: str | int | None = None,
+             cache: str | None = None, memory: str | int | None = None,
              at: SourceLoc = NOWHERE) -> Options:
         """Options given by the call, else by the environment, else the defaults."""
         env = os.environ
@@ -62,14 +61,11 @@ class Options:
             workers = int(text) if text else granted_cores()
         if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= 256:
             raise BadArgument("workers must be an integer from 1 to 256", at=at, found=repr(workers))
-        if engine not in ("llvm", "interp"):
-            raise BadArgument("no such engine", at=at, found=repr(engine), has="'llvm', 'interp'")
         return Options(
             workers=workers,
             cpu=cpu or env.get("SCALEIN_CPU") or "native",
             safe=env.get("SCALEIN_SAFE", "0") not in ("", "0") if safe is None else safe,
             cache=env.get("SCALEIN_CACHE_DIR", default_cache_dir()) if cache is None else cache,
-            engine=engine,
             memory=None if memory is None else parse_size(memory, at=at),
         )
 

@@ -1,18 +1,59 @@
-"""The golden fixture: text compared with a file that `pytest --update-golden` writes."""
+"""The golden fixture (text compared with a file that `pytest --update-golden` writes), and the seed of examples."""
 
 from __future__ import annotations
 
 import difflib
+import random
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import core
+
+from tests.comparisons import COMPARISONS
 
 _GOLDEN = Path(__file__).parent / "golden"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write what tests give into tests/golden")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Random examples differ from run to run; all of a run's come from one seed, which its header shows."""
+    if config.getoption("--hypothesis-seed") is None:
+        seed = getattr(config, "workerinput", {}).get("examples_seed") or random.randrange(1 << 32)
+        core.global_force_seed = config.option.hypothesis_seed = seed
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """The workers of xdist have the seed of the run."""
+    node.workerinput["examples_seed"] = node.config.option.hypothesis_seed
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["comparisons"] = dict(COMPARISONS.count)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """What the workers of xdist compared."""
+    COMPARISONS.count.update(getattr(node, "workeroutput", {}).get("comparisons", {}))
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"random examples: repeat them with --hypothesis-seed={config.getoption('--hypothesis-seed')}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What differential tests really compared."""
+    count = COMPARISONS.count
+    if COMPARISONS.total:
+        terminalreporter.write_line(f"compared: engine = oracle {count['oracle']:,} times, oracle = DuckDB "
+                                    f"{count['duckdb']:,} times; not translated for DuckDB: {count['untranslated']:,}")
 
 
 class Golden:

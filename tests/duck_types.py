@@ -11,7 +11,7 @@ from decimal import Decimal
 import pyarrow as pa
 
 from scalein.dtypes import TIMES, DType, Kind, element_of, from_arrow_type_or_none, ticks_per_day
-from scalein.interp.values import from_arrow, to_arrow
+from tests.oracle.values import from_arrow, to_arrow
 
 
 class Untranslatable(Exception):

@@ -22,6 +22,7 @@ LISTS = [
     pa.list_(pa.decimal128(9, 2)),
     pa.list_(pa.bool_()),
 ]
+UNTRANSLATED = [pa.list_(pa.timestamp("us")), pa.list_(pa.decimal128(9, 2))]  # for DuckDB
 STRUCTS = [
     pa.struct({"u": pa.int64(), "v": pa.string()}),
     pa.struct({"u": pa.list_(pa.int32()), "w": pa.struct({"u": pa.float64()})}),

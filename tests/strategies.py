@@ -14,7 +14,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from scalein.dtypes import DType, Kind, from_arrow_type, ticks_per_day
-from scalein.interp.values import to_arrow
+from tests.oracle.values import to_arrow
 
 INTS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
 FLOATS = [pa.float32(), pa.float64()]

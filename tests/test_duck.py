@@ -45,7 +45,6 @@ def test_order_survives_filters_unions_and_limits() -> None:
         lambda flow: flow.select(y=col("k").cast(pa.float64())),
         lambda flow: flow.select(y=col("t").cast(pa.timestamp("ms", "Europe/Berlin")).dt.hour()),
         lambda flow: flow.select(y=col("x").cast(pa.float32()).round()),
-        lambda flow: flow.select(y=col("x").fill_null(col("x") + 1)),
         lambda flow: flow.group_by("k").agg(n=si.count()).limit(1),
         lambda flow: flow.map_batches(lambda batch: batch, TABLE.schema),
     ],

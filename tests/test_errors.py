@@ -50,7 +50,7 @@ def unread(*batches: object, fail: bool = False) -> Iterator[object]:
 
 
 def collect(given: si.Flow, data: object = None) -> pa.Table:
-    return given.collect(data, engine="interp")
+    return given.collect(data, workers=1)
 
 
 NESTED = si.from_arrow(pa.table({"x": [1], "tags": [["a"]], "at": [{"lat": 1.0, "lon": 2.0}], "nothing": pa.nulls(1)}))
@@ -304,7 +304,6 @@ CASES: dict[str, list[tuple[str, Callable[[], object]]]] = {
         ('flow.collect(memory="lots")', lambda: flow.collect(memory="lots")),
         ('flow.start(sink=..., every="soon")', lambda: flow.start(sink=si.to_memory(), every="soon")),
         ("flow.start(sink=..., every=5)", lambda: flow.start(sink=si.to_memory(), every=5)),
-        ('flow.collect(engine="gpu")', lambda: flow.collect(engine="gpu")),
         ("flow.collect(workers=0)", lambda: flow.collect(workers=0)),
         ('flow.explain("wasm")', lambda: flow.explain("wasm")),
         ("si.flow(schema).explain(analyze=True)", lambda: si.flow(BATCH.schema).explain(analyze=True)),

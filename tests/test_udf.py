@@ -20,11 +20,13 @@ import scalein as si
 from scalein import col, lit, when
 from scalein.errors import BadArgument, CannotCompile, ComputeError, WrongType
 from scalein.udf import UdfFunction
+from tests import oracle
+from tests.engines import COLLECTS
 
 RATE = 2.5
 LABEL = "big"
 
-ENGINES = pytest.mark.parametrize("engine", ["llvm", "interp"])
+ENGINES = pytest.mark.parametrize("engine", ["llvm", "oracle"])
 
 
 @si.udf
@@ -63,7 +65,7 @@ def run(udf: UdfFunction, *columns: list[Any], engine: str = "llvm") -> list[Any
     given = zip(udf.ir.params, columns, strict=True)
     arrays = {param.name: pa.array(values, param.dtype.arrow) for param, values in given}
     flow = si.from_arrow(pa.table(arrays)).select(out=udf(*map(col, arrays)))
-    found = flow.collect(engine=engine)
+    found = flow.collect() if engine == "llvm" else oracle.collect(flow)
     assert found.schema.equals(flow.schema)
     return found["out"].to_pylist()  # type: ignore[no-any-return]
 
@@ -71,7 +73,7 @@ def run(udf: UdfFunction, *columns: list[Any], engine: str = "llvm") -> list[Any
 def check(udf: UdfFunction, *columns: list[Any]) -> list[Any]:
     """Both engines give what Python gives."""
     want = [udf.python(*row) for row in zip(*columns, strict=True)]
-    for engine in ("llvm", "interp"):
+    for engine in ("llvm", "oracle"):
         got = run(udf, *columns, engine=engine)
         assert repr(got) == repr(want), engine
         assert [type(value) for value in got] == [type(value) for value in want]
@@ -243,7 +245,7 @@ def test_a_null_is_not_passed_to_a_parameter_that_is_not_optional() -> None:
     def strict(x: int, y: int | None) -> int:
         return 10 // x if y is None else y
 
-    for engine in ("llvm", "interp"):
+    for engine in ("llvm", "oracle"):
         assert run(strict, [1, None, 5, None], [None, None, 7, 1], engine=engine) == [10, None, 7, None]
     schema = pa.schema([pa.field("x", pa.int64(), nullable=False), pa.field("y", pa.int64())])
     flow = si.flow(schema)
@@ -260,8 +262,8 @@ def test_rows_that_nobody_asks_for_are_not_computed() -> None:
 
     table = pa.table({"x": [5, 0, -1, None, -2], "ok": [False, True, False, True, True]})
     flow = si.from_arrow(table).select(y=when(col("ok")).then(forever(col("x"))).otherwise(7))
-    for engine in ("llvm", "interp"):
-        assert flow.collect(engine=engine)["y"].to_pylist() == [7, 1, 7, None, -1]
+    for collect in COLLECTS:
+        assert collect(flow)["y"].to_pylist() == [7, 1, 7, None, -1]
     kept = si.from_arrow(table).filter(col("ok")).filter(forever(col("x")) == 1)
     assert kept.collect()["x"].to_pylist() == [0]
 
@@ -368,14 +370,14 @@ def test_the_code_cache_tells_udfs_apart() -> None:
 
 def test_plain_python() -> None:
     assert run(roman, [1, 3, None]) == ["I", "III", None]
-    assert run(roman, [1, 3, None], engine="interp") == ["I", "III", None]
+    assert run(roman, [1, 3, None], engine="oracle") == ["I", "III", None]
     flow = si.from_arrow(pa.table({"n": [1, 9, 2]}))
     assert "roman(n)" in flow.select(r=roman(col("n"))).explain("fused")
     guarded = flow.select(r=when(col("n") < 4).then(roman(col("n"))).otherwise(lit("?")))
     assert guarded.collect()["r"].to_pylist() == ["I", "?", "II"]
-    for engine in ("llvm", "interp"):
+    for collect in COLLECTS:
         with pytest.raises(ComputeError, match=r"KeyError \(9\) in `roman\(n\)`"):
-            flow.select(r=roman(col("n"))).collect(engine=engine)
+            collect(flow.select(r=roman(col("n"))))
 
 
 def test_plain_python_that_breaks_its_word() -> None:
@@ -397,6 +399,7 @@ def test_plain_python_that_breaks_its_word() -> None:
 ENDLESS = """
 import sys, pyarrow as pa, scalein as si
 from scalein import col
+from tests import oracle
 
 @si.udf
 def endless(x: int) -> int:

@@ -23,6 +23,7 @@ import scalein as si
 from scalein import col
 from scalein.errors import ComputeError
 from scalein.udf import UdfFunction
+from tests import oracle
 
 Text = tuple[str, str]  # as written, and checked
 ARROW = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "str": pa.string()}
@@ -373,7 +374,7 @@ def program(seed: int) -> Program:
 
 
 def differences(made: Program, row_count: int, **options: Any) -> Iterator[str]:
-    """What compiled code and the interpreter give otherwise than CPython."""
+    """What the engine and the oracle give otherwise than CPython."""
     good: list[tuple[Any, ...]] = []
     want: list[Any] = []
     bad: list[tuple[Any, ...]] = []
@@ -383,7 +384,7 @@ def differences(made: Program, row_count: int, **options: Any) -> Iterator[str]:
             good.append(row)
         except (ZeroDivisionError, ValueError, OverflowError):
             bad.append(row)
-    for engine in ("llvm", "interp"):
+    for engine in ("llvm", "oracle"):
         try:
             got = _collect(made, good, engine, options)
         except ComputeError as error:
@@ -401,7 +402,7 @@ def _collect(made: Program, rows: list[tuple[Any, ...]], engine: str, options: d
     arrays = {name: pa.array([row[number] for row in rows], ARROW[kind])
               for number, (name, kind, _) in enumerate(made.params)}  # fmt: skip
     flow = si.from_arrow(pa.table(arrays)).select(out=made.udf(*(col(name) for name in arrays)))
-    found = flow.collect(engine=engine, **options) if engine == "llvm" else flow.collect(engine=engine)
+    found = flow.collect(**options) if engine == "llvm" else oracle.collect(flow)
     return found["out"].to_pylist()  # type: ignore[no-any-return]
 
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from scalein.connectors.base import BoundSource
-from scalein.connectors.in_memory import Batches, bare, conform, of_arrow
+from scalein.connectors.in_memory import Batches, bare, conform, of_arrow, of_table_as_is
 from scalein.dtypes import Schema, from_arrow_type
 from scalein.errors import BadArgument, SourceLoc, WrongType
 from scalein.ir.literals import as_dtype
 from scalein.ir.ops import Op, Source
 from scalein.ir.rewrite import rewrite, walk_ops
+
+if TYPE_CHECKING:
+    from scalein.exec.bounded import Query
 
 
 def source(name: str, data: Batches | BoundSource, at: SourceLoc) -> Source:
@@ -51,21 +55,32 @@ def _check_types(schema: pa.Schema, at: SourceLoc) -> None:
         raise WrongType(error.what, at=at, found=error.facts.get("found"), hint=error.hint) from None
 
 
-def bind(op: Op, data: object, at: SourceLoc, hint: str = "give it here: collect(data)") -> Op:
+_HINT = "give it here: collect(data)"
+
+
+def bind(op: Op, data: object, at: SourceLoc, hint: str = _HINT) -> Op:
     """The plan with `data` (if any) in its unbound source; every source has data afterwards."""
+    waiting = _unbound(op, data, at, hint)
+    if waiting is None:
+        return op
+    bound = _bound(waiting, of_arrow(data, at), at)
+    return rewrite(op, lambda below: bound if below is waiting else None)
+
+
+def _unbound(op: Op, data: object, at: SourceLoc, hint: str) -> Source | None:
+    """The source that `data` is for; None if there is neither."""
     waiting = [below for below in walk_ops(op) if isinstance(below, Source) and below.data is None]
     if data is None:
         if waiting:
             raise BadArgument("the flow has no data yet: it begins with si.flow(schema)", at=at, hint=hint)
-        return op
+        return None
     if not waiting:
         raise BadArgument("the flow has its data already", at=at,
                           hint="begin it with si.flow(schema) to give the data later")
     if len(waiting) > 1:
         raise BadArgument("the flow waits for more than one input", at=at, found=f"{len(waiting)} unbound inputs",
                           hint="bind all but one with from_arrow")
-    bound = _bound(waiting[0], of_arrow(data, at), at)
-    return rewrite(op, lambda below: bound if below is waiting[0] else None)
+    return waiting[0]
 
 
 def _bound(source: Source, data: Batches, at: SourceLoc) -> Source:
@@ -85,3 +100,43 @@ def _type_or_none(arrow: pa.DataType) -> object:
         return from_arrow_type(arrow)
     except WrongType:
         return None
+
+
+class Queries:
+    """The queries of a flow: one over its own data, or one for each schema of data that is given to it.
+
+    They live as long as the flow, so that a run over few rows costs no planning; they hold no data that was given.
+    """
+
+    __slots__ = ("_known", "_op", "_own")
+    MOST = 8
+
+    def __init__(self, op: Op) -> None:
+        self._op = op
+        self._own: Query | None = None
+        self._known: list[tuple[pa.Schema, Query]] = []  # by the schema that data is read in
+
+    def of(self, data: object, at: SourceLoc) -> tuple[Query, Batches | None]:
+        """The query for this data, and the data as it is read; None if the flow has its own."""
+        if isinstance(data, pa.RecordBatch):
+            data = pa.Table.from_batches([data])
+        if isinstance(data, pa.Table):
+            for schema, query in self._known:
+                if data.schema.equals(schema, check_metadata=True):
+                    return query, of_table_as_is(data, at)
+        from scalein.exec.bounded import Query
+
+        if data is None and self._own is not None:
+            return self._own, None
+        waiting = _unbound(self._op, data, at, _HINT)
+        if waiting is None:
+            self._own = Query(self._op)
+            return self._own, None
+        bound = _bound(waiting, of_arrow(data, at), at)
+        assert isinstance(bound.data, Batches)
+        found = next((query for schema, query in self._known if schema.equals(bound.arrow)), None)
+        if found is None:
+            read = replace(bound, data=None)
+            found = Query(rewrite(self._op, lambda below: read if below is waiting else None))
+            self._known = [(bound.arrow, found), *self._known[: self.MOST - 1]]
+        return found, bound.data

@@ -27,7 +27,7 @@ from scalein.api.arguments import (
     row_outputs,
     sort,
 )
-from scalein.api.binding import as_schema, bind, source
+from scalein.api.binding import Queries, as_schema, bind, source
 from scalein.api.column import Column
 from scalein.api.groupby import GroupBy, group
 from scalein.api.hints import Hinted
@@ -59,11 +59,12 @@ class Flow(Hinted):
     {'y': [20, 30]}
     """
 
-    __slots__ = ("op",)
+    __slots__ = ("_queries", "op")
     _called, _elsewhere = "a Flow", hints.FLOW
 
     def __init__(self, op: ops.Op) -> None:
         self.op = op
+        self._queries = Queries(op)
 
     @property
     def schema(self) -> pa.Schema:
@@ -307,7 +308,7 @@ class Flow(Hinted):
     # --- running and looking ---
 
     def collect(self, data: object = None, *, workers: int | None = None, memory: str | int | None = None,
-                engine: str = "llvm", cpu: str | None = None) -> pa.Table:
+                cpu: str | None = None) -> pa.Table:
         """The whole result as a table. `data` is for flows that begin with `si.flow(schema)`.
 
         `memory="1GB"` limits what an aggregation of many groups holds; what is more goes to disk meanwhile, but for the
@@ -319,26 +320,18 @@ class Flow(Hinted):
         >>> q.collect(pa.table({"x": [1, 2]})).to_pydict()
         {'x': [2]}
         """
-        op, options = self._prepare(data, workers, memory, engine, cpu)
-        if options.engine == "interp":
-            from scalein import interp
-
-            return interp.run(op)
-        from scalein.exec import bounded
-
-        return bounded.collect(op, options)
+        at = here()
+        options = Options.make(workers=workers, memory=memory, cpu=cpu, at=at)
+        query, given = self._queries.of(data, at)
+        return query.collect(options, given)
 
     def batches(self, data: object = None, *, workers: int | None = None, memory: str | int | None = None,
-                engine: str = "llvm", cpu: str | None = None) -> Iterator[pa.RecordBatch]:
+                cpu: str | None = None) -> Iterator[pa.RecordBatch]:
         """The result batch by batch, as it is computed."""
-        op, options = self._prepare(data, workers, memory, engine, cpu)
-        if options.engine == "interp":
-            from scalein import interp
-
-            return iter(interp.run(op).to_batches())
-        from scalein.exec import bounded
-
-        return bounded.batches(op, options)
+        at = here()
+        options = Options.make(workers=workers, memory=memory, cpu=cpu, at=at)
+        query, given = self._queries.of(data, at)
+        return query.batches(options, given)
 
     def start(self, data: object = None, *, sink: object, checkpoint: object = None, every: Duration = "1s",
               emit: str = "final", late: object = "drop", on_error: object = "raise", workers: int | None = None,
@@ -371,11 +364,6 @@ class Flow(Hinted):
         return start(self.op, data, sink, checkpoint, savepoint, None if bootstrap is None else _as_op(bootstrap),
                      every, emit, late, on_error, max_rows_per_second,
                      Options.make(workers=workers, memory=memory, at=at), at)
-
-    def _prepare(self, data: object, workers: int | None, memory: str | int | None, engine: str,
-                 cpu: str | None) -> tuple[ops.Op, Options]:
-        at = here()
-        return bind(self.op, data, at), Options.make(workers=workers, memory=memory, engine=engine, cpu=cpu, at=at)
 
     def explain(self, level: str = "logical", *, verbose: bool = False, analyze: bool = False) -> str:
         """The plan as text: "logical", "fused" (stages and kernels), "llvm" or "asm".

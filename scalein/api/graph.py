@@ -12,8 +12,7 @@ from functools import cached_property
 from html import escape
 from textwrap import wrap
 
-from scalein.ir.ops import Op, inputs
-from scalein.ir.printer import describe
+from scalein.ir.ops import Op
 from scalein.ir.rewrite import walk_ops
 
 _WIDEST = 44  # characters in a line of a box
@@ -66,9 +65,9 @@ def to_mermaid(root: Op) -> str:
     lines = ["flowchart TD"]
     for op in ops:
         text = "<br/>".join(_mermaid_text(line) for line in _lines(op))
-        left, right = ("[(", ")]") if not inputs(op) else ("[", "]")
+        left, right = ("[(", ")]") if not op.inputs else ("[", "]")
         lines.append(f'    {names[id(op)]}{left}"{text}"{right}')
-    lines += [f"    {names[id(below)]} --> {names[id(op)]}" for op in ops for below in inputs(op)]
+    lines += [f"    {names[id(below)]} --> {names[id(op)]}" for op in ops for below in op.inputs]
     return "\n".join(lines)
 
 
@@ -79,7 +78,7 @@ def _mermaid_text(text: str) -> str:
 
 def _lines(op: Op) -> list[str]:
     """The text of a box: the op's name, then what it does, cut to a few lines."""
-    name, detail = describe(op)
+    name, detail = op.describe()
     # No line ends beside an equals sign, and `wrap` breaks at no other space than this one.
     lines = [line.replace(_HARD_SPACE, " ")
              for line in wrap(_EQUALS.sub(rf"{_HARD_SPACE}\1{_HARD_SPACE}", detail), _WIDEST, break_on_hyphens=False)]
@@ -124,7 +123,7 @@ def to_svg(root: Op) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" font-family="ui-monospace, monospace" font-size="12">'
     ]
-    parts += [_edge(layout, op, number) for op in ops for number in range(len(inputs(op)))]
+    parts += [_edge(layout, op, number) for op in ops for number in range(len(op.inputs))]
     parts += [_draw(layout.boxes[id(op)]) for op in ops]
     return "\n".join([*parts, "</svg>"])
 
@@ -141,11 +140,11 @@ def _place(ops: list[Op], boxes: dict[int, _Box]) -> _Layout:
     """
     owned: dict[tuple[int, int], bool] = {}
     for op in reversed(ops):  # users before their inputs: the longest way to the result decides the row
-        for below in inputs(op):
+        for below in op.inputs:
             boxes[id(below)].row = max(boxes[id(below)].row, boxes[id(op)].row + 1)
     taken: set[int] = set()
     for op in ops:
-        for number, below in enumerate(inputs(op)):
+        for number, below in enumerate(op.inputs):
             is_next = boxes[id(below)].row == boxes[id(op)].row + 1
             owned[id(op), number] = is_next and id(below) not in taken
             taken |= {id(below)} if owned[id(op), number] else set()
@@ -155,15 +154,15 @@ def _place(ops: list[Op], boxes: dict[int, _Box]) -> _Layout:
         return spans[id(below)] if owned[id(op), number] else _LANE
 
     for op in ops:
-        above = [width_above(op, number, below) for number, below in enumerate(inputs(op))]
+        above = [width_above(op, number, below) for number, below in enumerate(op.inputs)]
         spans[id(op)] = max(boxes[id(op)].width, sum(above) + _GAP_X * (len(above) - 1))
     lefts = {id(ops[-1]): float(_PAD)}
     lanes: dict[tuple[int, int], float] = {}
     for op in reversed(ops):
         boxes[id(op)].x = lefts[id(op)] + spans[id(op)] / 2
-        above = [width_above(op, number, below) for number, below in enumerate(inputs(op))]
+        above = [width_above(op, number, below) for number, below in enumerate(op.inputs)]
         left = boxes[id(op)].x - (sum(above) + _GAP_X * (len(above) - 1)) / 2
-        for number, (below, width) in enumerate(zip(inputs(op), above, strict=True)):
+        for number, (below, width) in enumerate(zip(op.inputs, above, strict=True)):
             if owned[id(op), number]:
                 lefts[id(below)] = left
             else:
@@ -184,8 +183,8 @@ def _place_rows(boxes: list[_Box]) -> tuple[list[float], list[float]]:
 
 def _edge(layout: _Layout, op: Op, number: int) -> str:
     """An arrow from an input to its user; a curve where it changes sides, which is only between rows."""
-    above, below = layout.boxes[id(inputs(op)[number])], layout.boxes[id(op)]
-    x1 = below.x + (number - (len(inputs(op)) - 1) / 2) * _SPREAD
+    above, below = layout.boxes[id(op.inputs[number])], layout.boxes[id(op)]
+    x1 = below.x + (number - (len(op.inputs) - 1) / 2) * _SPREAD
     lane = layout.lanes.get((id(op), number))
     path = f"M{above.x:.1f},{above.y + above.height:.1f} V{layout.bottoms[above.row]:.1f}"
     if lane is not None and above.row > below.row + 1:

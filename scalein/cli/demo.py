@@ -45,13 +45,11 @@ T = TypeVar("T")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, default=20_000_000, help="events to generate (default: 20,000,000)")
     parser.add_argument("--workers", type=int, default=None, help="threads (default: the cores this process may use)")
-    parser.add_argument("--engine", choices=("llvm", "interp"), default="llvm",
-                        help="interp: the slow reference interpreter, for few rows")
     parser.add_argument("--no-spark", action="store_true", help="run the first half only, no stream inside Spark")
 
 
 def run(args: argparse.Namespace) -> int:
-    options = Options.make(workers=args.workers, engine=args.engine)
+    options = Options.make(workers=args.workers)
     if not 1 <= args.rows <= MAX_ROWS:
         raise BadArgument(f"--rows must be from 1 to {MAX_ROWS:,}", found=f"{args.rows:,}")
     events, made_s = _timed(lambda: make_events(args.rows))
@@ -59,23 +57,23 @@ def run(args: argparse.Namespace) -> int:
 
     campaigns = make_campaigns()
     flow = count_views(si.from_arrow(events), campaigns)
-    views, first_s = _timed(lambda: flow.collect(workers=options.workers, engine=options.engine))
-    runs_s = [_timed(lambda: flow.collect(workers=options.workers, engine=options.engine))[1] for _ in range(3)]
-    print(as_text(views, options.engine))
+    views, first_s = _timed(lambda: flow.collect(workers=options.workers))
+    runs_s = [_timed(lambda: flow.collect(workers=options.workers))[1] for _ in range(3)]
+    print(as_text(views))
 
-    best_s, how = min(runs_s), "with compiling" if options.engine == "llvm" else "interpreted"
+    best_s = min(runs_s)
     workers = f"{options.workers} worker" + "s" * (options.workers > 1)
-    print(f"\n{views.num_rows:,} counts of campaigns and windows. First run, {how}: {first_s * 1e3:,.0f} ms")
+    print(f"\n{views.num_rows:,} counts of campaigns and windows. First run, with compiling: {first_s * 1e3:,.0f} ms")
     print(f"Best of {len(runs_s)} more: {best_s * 1e3:,.1f} ms = {args.rows / best_s / 1e6:,.1f} million rows/s "
           f"({events.nbytes / best_s / 1e9:,.1f} GB/s) with {workers}", flush=True)
-    if args.no_spark or options.engine == "interp":
+    if args.no_spark:
         return 0
     missing = missing_for_spark()
     if missing is not None:
         print(f"\n{missing}")
     else:
         rows, summary = stream_in_spark(events, campaigns, views)
-        print(f"\n{as_text(rows, options.engine)}\n\n{summary}")
+        print(f"\n{as_text(rows)}\n\n{summary}")
     return 0
 
 
@@ -99,9 +97,9 @@ def summarise(views: pa.Table) -> Flow:
     )
 
 
-def as_text(views: pa.Table, engine: str) -> str:
+def as_text(views: pa.Table) -> str:
     """The summary as a table for the terminal, in order of time."""
-    answer = summarise(views).collect(engine=engine).sort_by("window")
+    answer = summarise(views).collect().sort_by("window")
     answer = answer.rename_columns(["window", "views", "busiest campaign", "its views"])
     return format_table(answer, group_digits={"views", "its views"})
 

@@ -72,8 +72,9 @@ def checked(item: object, schema: pa.Schema, number: int, at: SourceLoc) -> pa.R
         hint = "use .to_batches() of a table" if isinstance(item, pa.Table) else None
         raise BadData(f"batch {number} of the input is no pyarrow.RecordBatch", at=at, found=type(item).__name__,
                       hint=hint)
-    batch: pa.RecordBatch = as_plain(item)
-    if batch.schema is not schema and (batch.schema.names != schema.names or batch.schema.types != schema.types):
+    is_alike = item.schema.equals(schema)
+    batch: pa.RecordBatch = item if is_alike else as_plain(item)
+    if not is_alike and (batch.schema.names != schema.names or batch.schema.types != schema.types):
         raise BadData(f"batch {number} of the input has another schema", at=at, found=_show(batch.schema),
                       wanted=_show(schema), hint="cast the batches to one schema before handing them over")
     _check_nulls(batch, schema, f"batch {number} of the input", at)
@@ -109,6 +110,12 @@ def of_table(table: pa.Table, at: SourceLoc) -> Batches:
     schema, table = bare(table.schema, at), as_plain(table)
     _check_nulls(table, schema, "the input", at)
     return Batches(schema, at, table=pa.Table.from_arrays(table.columns, schema=schema))
+
+
+def of_table_as_is(table: pa.Table, at: SourceLoc) -> Batches:
+    """A table in memory whose schema is one that data is read in."""
+    _check_nulls(table, table.schema, "the input", at)
+    return Batches(table.schema, at, table=table)
 
 
 def of_arrow(data: object, at: SourceLoc) -> Batches:
@@ -182,7 +189,8 @@ def of_batches(batches: object, schema: pa.Schema | None, at: SourceLoc) -> Batc
         first = batches[0].schema if schema is None and isinstance(batches[0], pa.RecordBatch) else schema
         schema = pa.schema([]) if first is None else bare(first, at)
         items = [checked(item, schema, number, at) for number, item in enumerate(batches)]
-        plain = [pa.RecordBatch.from_arrays(item.columns, schema=schema) for item in items]
+        plain = [item if item.schema.equals(schema, check_metadata=True) else
+                 pa.RecordBatch.from_arrays(item.columns, schema=schema) for item in items]
         return Batches(schema, at, table=pa.Table.from_batches(plain, schema))
     if schema is None:
         raise BadArgument("from_batches needs a schema for an iterator", at=at, hint="from_batches(iterator, schema)")

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 import pyarrow as pa
 
-from scalein.compiler import program_of
+from scalein.compiler import Input, plan_of
 from scalein.connectors.base import BoundSource
 from scalein.connectors.formats.statistics import Condition
 from scalein.connectors.in_memory import Batches
 from scalein.errors import ComputeError, InternalError
 from scalein.exec import array_limits
 from scalein.exec.error_location import placed
-from scalein.exec.hash_aggregate import run_group
+from scalein.exec.hash_aggregate import GroupRun, group_run
 from scalein.exec.host import run_host
 from scalein.exec.join_build import JoinTable, build
 from scalein.exec.morsels import joined
@@ -26,7 +26,7 @@ from scalein.exec.scan_predicates import tests_of
 from scalein.exec.sort import run_ordered
 from scalein.ir import ops
 from scalein.ir.exprs import Col
-from scalein.ir.physical import Host, JoinBuild, Limit, Node, Pipeline, Scan, Sort, Union, WindowAggregate
+from scalein.ir.physical import Host, JoinBuild, Limit, Node, Pipeline, Scan, Sort, Union, WindowAggregate, walk_nodes
 from scalein.ir.printer import show_expr
 from scalein.ir.stages import FilterStep
 from scalein.kernels.bind import conformed
@@ -34,20 +34,56 @@ from scalein.options import Options
 
 FEW_ROWS = 1 << 16  # in which making ready would take longer than running
 Again = dict[int, Standing | Work]  # by the node's identity
+Idle = dict[tuple[object, ...], GroupRun | Work]  # by the node's identity, and the options that make kernels others
 
 
 def collect(op: ops.Op, options: Options) -> pa.Table:
     """The whole result."""
-    return pa.Table.from_batches(list(batches(op, options)), op.schema.arrow)
+    return Query(op).collect(options)
 
 
 def batches(op: ops.Op, options: Options) -> Iterator[pa.RecordBatch]:
     """The result batch by batch."""
-    schema = op.schema.arrow
-    try:
-        yield from array_limits.guarded("this flow", _conformed(lambda: _Run(options).rows(program_of(op)), schema))
-    except ComputeError as error:
-        raise placed(error, op, program_of(op)) from None
+    return Query(op).batches(options)
+
+
+class Query:
+    """A flow that is run again and again, each time to its end.
+
+    The plan, kernels and small static tables stay between runs. A run takes what it uses again and puts it back, so
+    runs at the same time do not meet. Nothing is retained of data that was given to one run.
+    """
+
+    def __init__(self, op: ops.Op) -> None:
+        self._op, self._schema = op, op.schema.arrow
+        self._plan, self._sources = plan_of(op)
+        self._idle: Idle = {}
+        self._built: dict[int, JoinTable] = {}
+        tables = (table for node in walk_nodes(self._plan) if isinstance(node, Pipeline | WindowAggregate)
+                  for _, table in node.joins)  # fmt: skip
+        self._static = frozenset(id(table) for table in tables if self._is_small(table))
+
+    def _is_small(self, table: JoinBuild) -> bool:
+        """Whether all rows of a static table are the flow's own, in memory, and few, and no Python makes others."""
+        below = list(walk_nodes(table.input))
+        inputs = [node.source.data for node in below if isinstance(node, Scan)]
+        data = [self._sources[each.number].data for each in inputs if isinstance(each, Input)]
+        is_few = all(isinstance(each, Batches) and each.table is not None and each.table.num_rows <= FEW_ROWS
+                     for each in data)  # fmt: skip
+        return is_few and not any(isinstance(node, Host) for node in below)
+
+    def collect(self, options: Options, given: Batches | None = None) -> pa.Table:
+        """The whole result; `given` is the data of the source that has none of its own."""
+        return pa.Table.from_batches(list(self.batches(options, given)), self._schema)
+
+    def batches(self, options: Options, given: Batches | None = None) -> Iterator[pa.RecordBatch]:
+        """The result batch by batch."""
+        inputs = [given if source.data is None else source.data for source in self._sources]
+        run = _Run(options, built=self._built, inputs=inputs, idle=self._idle, static=self._static)
+        try:
+            yield from array_limits.guarded("this flow", _conformed(lambda: run.rows(self._plan), self._schema))
+        except ComputeError as error:
+            raise placed(error, self._op, self._plan) from None
 
 
 def _conformed(rows: Callable[[], Iterator[pa.RecordBatch]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -79,7 +115,7 @@ class Program:
                 self._again, self._given = {}, batches[0].schema
             if all(batch.schema == self._given for batch in batches):
                 again, options = self._again, replace(options, workers=1)
-        return _conformed(lambda: _Run(options, batches, self._built, again).rows(self.node), self._schema)
+        return _conformed(lambda: _Run(options, batches, built=self._built, again=again).rows(self.node), self._schema)
 
 
 class StandingProgram:
@@ -99,7 +135,7 @@ class StandingProgram:
 
         After an error, nothing is known of the groups.
         """
-        run = _Run(options, batches, self._built)
+        run = _Run(options, batches, built=self._built)
         if self._standing is None:
             self._standing = Standing(self.node, run.joins(self.node.joins), options, watched=self._watched,
                                       whole=self._whole)
@@ -142,31 +178,40 @@ class RingProgram:
     def __init__(self, node: WindowAggregate, partial: WindowAggregate, size: int, options: Options) -> None:
         self.node, self._options = node, options
         self._built: dict[int, JoinTable] = {}
-        joins = _Run(options, (), self._built).joins(node.joins)
+        joins = _Run(options, built=self._built).joins(node.joins)
         self.ring = StandingRing(node, partial, joins, options, size)
 
     def add(self, batches: list[pa.RecordBatch], workers: int) -> list[pa.RecordBatch]:
         """Count rows in; gives partial groups that had to leave. After an error, nothing is known of the windows."""
-        run = _Run(replace(self._options, workers=workers), batches, self._built)
+        run = _Run(replace(self._options, workers=workers), batches, built=self._built)
         return self.ring.add([batch for batch in run.rows(self.node.input) if batch.num_rows], workers)
 
 
 class _Run:
-    """One run of a program with its options; `given` are the batches of a source that has no data of its own, `again`
-    is what the last run left for the next.
+    """One run of a program with its options. `given` are the batches of a source that has no data of its own, `inputs`
+    the data of a plan's sources by number. `built` are static tables by the identity of their node, which the caller
+    retains for the next run (all, or those of `static`); `again` and `idle` is what the last run left for the next.
     """
 
-    def __init__(self, options: Options, given: Iterable[pa.RecordBatch] = (),
-                 built: dict[int, JoinTable] | None = None, again: Again | None = None) -> None:
+    def __init__(self, options: Options, given: Iterable[pa.RecordBatch] = (), *, built: dict[int, JoinTable],
+                 again: Again | None = None, inputs: Sequence[object] = (), idle: Idle | None = None,
+                 static: frozenset[int] | None = None) -> None:
         self._options, self._given, self._built, self._again = options, given, built, again
+        self._inputs, self._idle, self._static = inputs, idle, static
+
+    def _data(self, node: Scan) -> object:
+        """The data of a source; None where batches are given."""
+        data = node.source.data
+        return self._inputs[data.number] if isinstance(data, Input) else data
 
     def _table(self, node: Node) -> pa.Table | None:
         """The table behind a scan, if all its data is in memory: facts of the whole input for free."""
         if not isinstance(node, Scan):
             return None
-        if isinstance(node.source.data, Batches):
-            return node.source.data.table
-        if node.source.data is None and isinstance(self._given, list) and self._given:
+        data = self._data(node)
+        if isinstance(data, Batches):
+            return data.table
+        if data is None and isinstance(self._given, list) and self._given:
             return pa.Table.from_batches([batch.select(list(node.source.columns)) for batch in self._given])
         return None
 
@@ -178,23 +223,12 @@ class _Run:
         match node:
             case Scan():
                 return self._scan(node)
-            case Pipeline(input=WindowAggregate() as group) if node.dedup is None and (
-                again := self._again_at(group)
-            ) is not None:
-                return self._group_again(node, group, node, again)
-            case WindowAggregate() if (again := self._again_at(node)) is not None:
-                return self._group_again(node, node, None, again)
-            case Pipeline() if node.dedup is None and (again := self._again_at(node)) is not None:
-                return self._pipe_again(node, again)
             case Pipeline(input=WindowAggregate() as group) if node.dedup is None:
-                return run_group(group, self._input(group), self.joins(group.joins), self._options,
-                                 self._table(group.input), node, self.joins(node.joins))
-            case Pipeline():
-                return run_pipe(node, self._input(node), self.joins(node.joins), self._options,
-                                self._table(node.input))
+                return self._aggregate(group, node)
             case WindowAggregate():
-                return run_group(node, self._input(node), self.joins(node.joins), self._options,
-                                 self._table(node.input), None, {})
+                return self._aggregate(node, None)
+            case Pipeline():
+                return self._pipeline(node)
             case Host():
                 return run_host(node, self.rows(node.input))
             case Limit():
@@ -203,6 +237,57 @@ class _Run:
                 return run_ordered(node, self.rows(node.input))
             case Union():
                 return self._chain(node)
+
+    def _aggregate(self, node: WindowAggregate, then: Pipeline | None) -> Iterator[pa.RecordBatch]:
+        """The groups of a node, through the pipeline that follows, if any."""
+        top = node if then is None else then
+        joins, then_joins = self.joins(node.joins), {} if then is None else self.joins(then.joins)
+        if (again := self._again_at(node)) is not None:
+            return self._group_again(top, node, then, again)
+        table, rows = self._table(node.input), self._input(node)
+        key = self._idle_key(top, table, [*node.joins, *(() if then is None else then.joins)])
+        known = None if key is None or self._idle is None else self._idle.pop(key, None)
+        if isinstance(known, GroupRun) and table is not None:
+            known.renew(table, self._options)
+        else:
+            known = group_run(node, joins, self._options, table, then, then_joins)
+        return self._and_back(known, known.run(rows), key)
+
+    def _pipeline(self, node: Pipeline) -> Iterator[pa.RecordBatch]:
+        """The rows of a pipeline."""
+        joins = self.joins(node.joins)
+        if node.dedup is None and (again := self._again_at(node)) is not None:
+            return self._pipe_again(node, again)
+        table, rows = self._table(node.input), self._input(node)
+        if node.dedup is not None:
+            return run_pipe(node, rows, joins, self._options, table)
+        key = self._idle_key(node, table, node.joins)
+        known = None if key is None or self._idle is None else self._idle.pop(key, None)
+        if isinstance(known, Work):
+            known.prepared.renew(table)
+        else:
+            known = ready(node, joins, self._options, table)
+        return self._and_back(known, run_ready(known, rows, self._options), key)
+
+    def _idle_key(self, node: Node, table: pa.Table | None,
+                  joins: Iterable[tuple[int, JoinBuild]]) -> tuple[object, ...] | None:
+        """Under which what a node made ready is found again; None if a run with other data may need another.
+
+        Facts of a whole table decide on a kernel, and so do the static tables.
+        """
+        if self._idle is None or self._static is None or table is None:
+            return None
+        if any(id(join) not in self._static for _, join in joins):
+            return None
+        return id(node), self._options.cpu, self._options.safe, self._options.cache
+
+    def _and_back(self, used: GroupRun | Work, rows: Iterator[pa.RecordBatch],
+                  key: tuple[object, ...] | None) -> Iterator[pa.RecordBatch]:
+        """The rows; then what made them is left for the next run."""
+        yield from rows
+        if key is not None and self._idle is not None:
+            used.release()
+            self._idle[key] = used
 
     def _again_at(self, node: Pipeline | WindowAggregate) -> Again | None:
         """What the last run left, if the node is right over the batches that were given, some of which have rows."""
@@ -227,15 +312,23 @@ class _Run:
         again[id(node)] = known
 
     def _input(self, node: Pipeline | WindowAggregate) -> Iterator[pa.RecordBatch]:
-        """The rows that a kernel reads; a source may leave out those that its first filter drops."""
+        """The rows that a kernel reads; a source may leave out those that its first filter drops.
+
+        Small batches are put together, so that a kernel is called once for many, where that keeps no result waiting:
+        all rows are in memory, or all are counted before the first group comes out.
+        """
         match node.input, node.steps:
-            case Scan(source=source) as scan, (FilterStep(predicate), *_) if isinstance(source.data, BoundSource):
-                return array_limits.guarded(_step(scan), self._scan(scan, tests_of(predicate)))
-        return self.rows(node.input)
+            case Scan() as scan, (FilterStep(predicate), *_) if isinstance(self._data(scan), BoundSource):
+                rows = array_limits.guarded(_step(scan), self._scan(scan, tests_of(predicate)))
+            case below, _:
+                rows = self.rows(below)
+        data = self._data(node.input) if isinstance(node.input, Scan) else None
+        is_at_hand = isinstance(data, Batches) and data.table is not None
+        return joined(rows) if is_at_hand or isinstance(node, WindowAggregate) else rows
 
     def _scan(self, node: Scan, tests: tuple[Condition, ...] = ()) -> Iterator[pa.RecordBatch]:
-        data = node.source.data
-        if data is None and self._built is not None:
+        data = self._data(node)
+        if data is None:
             names = list(node.source.columns)
             yield from (batch if batch.schema.names == names else batch.select(names) for batch in self._given)
             return
@@ -256,11 +349,12 @@ class _Run:
         return {number: self._join(table) for number, table in joins}
 
     def _join(self, table: JoinBuild) -> JoinTable:
-        if self._built is None:
-            return build(table, self.rows(table.input), self._options)
-        if id(table) not in self._built:
-            self._built[id(table)] = build(table, self.rows(table.input), self._options)
-        return self._built[id(table)]
+        known = self._built.get(id(table))
+        if known is None:
+            known = build(table, self.rows(table.input), self._options)
+            if self._static is None or id(table) in self._static:
+                self._built[id(table)] = known
+        return known
 
 
 def _step(node: Node) -> str:

@@ -40,7 +40,7 @@ class Emitter:
 
     def __init__(self, node: WindowAggregate, then: Pipeline | None, joins: dict[int, JoinTable],
                  options: Options) -> None:
-        self._node, self._then, self._joins, self._options = node, then, joins, options
+        self._node, self._then, self._joins, self.options = node, then, joins, options
         self._schema = node.schema.arrow
         self._kernels: dict[tuple[int, bool], tuple[Table, Compiled, tuple[Named, ...]]] = {}
 
@@ -53,7 +53,7 @@ class Emitter:
         if not one:
             return iter(())
         table = self._node.table
-        return self.after(self._groups(None, table, OneRecord(table, self._options)), table)
+        return self.after(self._groups(None, table, OneRecord(table, self.options)), table)
 
     def is_fused(self, table: Table) -> bool:
         is_plain = not table.has_lists and not any(key.coded for key in table.keys)
@@ -74,7 +74,7 @@ class Emitter:
             steps, items = self._then.steps, self._then.items
         else:
             steps, items = (), self._raw(table)
-        return kernel(Stage("emit", reader, steps, Collect(items), brief), self._options), items
+        return kernel(Stage("emit", reader, steps, Collect(items), brief), self.options), items
 
     def _raw(self, table: Table) -> tuple[Named, ...]:
         """The table's columns; a dictionary key as its id, a list as where its values start and how many there are."""
@@ -96,7 +96,7 @@ class Emitter:
         frame["source"] = state.first
         frame.keep["source"] = state
         frame["row"], frame["end"] = 0, state.count
-        lists = settle(table, state, self._options)
+        lists = settle(table, state, self.options)
         for arrays in collected(compiled, frame, items, state.count):
             for part in _joined(arrays, table, lists) if lists else [arrays]:
                 yield self.batch(part, prepared, table)
@@ -122,7 +122,7 @@ class Emitter:
         """Groups as batches through the steps that were not fused."""
         if self._then is None or self.is_fused(table):
             return groups
-        return run_pipe(self._then, groups, self._joins, self._options, None)
+        return run_pipe(self._then, groups, self._joins, self.options, None)
 
 
 def _joined(arrays: list[pa.Array], table: Table, lists: dict[int, Listed]) -> Iterator[list[pa.Array]]:

@@ -9,7 +9,7 @@ from scalein.ir import ops
 from scalein.ir.exprs import Call, walk
 from scalein.ir.physical import Host, Node, walk_nodes
 from scalein.ir.printer import show_expr, show_operand
-from scalein.ir.rewrite import exprs_of, walk_ops
+from scalein.ir.rewrite import walk_ops
 
 
 def placed(error: ComputeError, root: ops.Op, program: Node) -> ComputeError:
@@ -19,7 +19,7 @@ def placed(error: ComputeError, root: ops.Op, program: Node) -> ComputeError:
     if "at" in error.facts:
         return error
     for op in walk_ops(root):
-        for expr, _ in exprs_of(op):
+        for expr, _ in op.exprs():
             for node in walk(expr):
                 if isinstance(node, Call) and node.at.line and f"`{show_expr(node)}`" in error.what:
                     return _at(error, node.at)

@@ -16,10 +16,10 @@ Sliding windows otherwise aggregate by slice and merge slices into windows at th
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -31,7 +31,9 @@ from scalein.exec.finalize import mode_of, shorten
 from scalein.exec.join_build import JoinTable
 from scalein.exec.key_domain import DIRECT_BYTES, domain_of, widened
 from scalein.exec.morsels import Unit, units
+from scalein.exec.schedule import schedule
 from scalein.exec.tables import EVERYTHING, Blank, DirectTable, Domain, HashTable, Merging, OneRecord, State, grown
+from scalein.ir.exprs import Expr
 from scalein.ir.passes.pass_through import kernel_steps
 from scalein.ir.physical import Pipeline, WindowAggregate
 from scalein.ir.stages import Group, GroupMode
@@ -47,12 +49,11 @@ from scalein.options import Options
 PART_VALUES = 1 << 23  # of the bags and logs of windows that are made at once
 
 
-def run_group(node: WindowAggregate, batches: Iterator[pa.RecordBatch], joins: dict[int, JoinTable], options: Options,
-              table: pa.Table | None, then: Pipeline | None,
-              then_joins: dict[int, JoinTable]) -> Iterator[pa.RecordBatch]:
-    """The groups of a node, passed through the pipe that follows, if any."""
+def group_run(node: WindowAggregate, joins: dict[int, JoinTable], options: Options, table: pa.Table | None,
+              then: Pipeline | None, then_joins: dict[int, JoinTable]) -> GroupRun:
+    """The aggregation of a node, whose groups pass through the pipe that follows, if any."""
     node = replace(node, steps=kernel_steps(node))
-    return GroupRun(node, joins, options, table, Emitter(node, then, then_joins, options)).run(batches)
+    return GroupRun(node, joins, options, table, Emitter(node, then, then_joins, options))
 
 
 class Seen(NamedTuple):
@@ -64,12 +65,13 @@ class Seen(NamedTuple):
 
 
 class GroupRun:
-    """One aggregation under way."""
+    """An aggregation under way. Another may follow, over other data: kernels that were made stay."""
 
     def __init__(self, node: WindowAggregate, joins: dict[int, JoinTable], options: Options, source: pa.Table | None,
                  emitter: Emitter) -> None:
         self.node, self.options, self.source, self.emitter = node, options, source, emitter
-        self.mode = GroupMode.ONE if not node.keys and node.table.window is None else GroupMode.HASH
+        self._first_mode = GroupMode.ONE if not node.keys and node.table.window is None else GroupMode.HASH
+        self.mode = self._first_mode
         self.table, self.keys = node.table, node.keys  # specialised when the kernel is
         exprs = (*node.keys, *table_exprs(node.table))
         self.prepared = Prepared("group", node.input.schema, node.steps, self.sink, exprs, joins, options)
@@ -78,9 +80,21 @@ class GroupRun:
         self.domain: Domain | None = None
         self._blank: Blank | None = None
         self._mergings: dict[tuple[GroupMode, bool], Merging] = {}
+        self._layouts: dict[Hashable, tuple[Table, tuple[Expr, ...]]] = {}  # table and keys, by what is known
         self.spare: list[HashTable] = []  # empty ones, to be used again
         # Of the units so far, if times are watched; None of a unit that could not be looked at.
         self.seen: list[Seen | None] | None = None
+
+    def renew(self, source: pa.Table, options: Options) -> None:
+        """Begin a run over other data."""
+        self.source, self.options, self.mode = source, options, self._first_mode
+        self.emitter.options = options
+        self.prepared.renew(source)
+
+    def release(self) -> None:
+        """Let go of the data of a run that has ended, and of tables."""
+        self.source, self.domain, self.spare = None, None, []
+        self.prepared.release()
 
     def sink(self, special: Specialiser) -> Group:
         # Layout must not change between batches: nulls of keys and counts of values follow the whole
@@ -97,7 +111,7 @@ class GroupRun:
             return
         rest = chain([first], (b for b in batches if b.num_rows))
         self.prepared.learn(first)
-        self.prepared.specialise()  # sets table and keys
+        self._lay_out()
         if self.mode is GroupMode.HASH:
             sample = self.source.to_batches() if self.source is not None else [first]
             domain = domain_of(self.prepared, self.table, self.keys, [b for b in sample if b.num_rows])
@@ -111,17 +125,38 @@ class GroupRun:
                     return
         yield from self._aggregate(rest)
 
+    def _lay_out(self) -> None:
+        """Set table and keys as the data wants them."""
+        known = self._layouts.get(self.prepared.known_facts)
+        if known is None:
+            self.prepared.specialise()
+            self._layouts = {self.prepared.known_facts: (self.table, self.keys)}
+            return
+        self.table, self.keys = known
+        self.prepared.key_exprs = self.keys
+
+    def compile(self) -> None:
+        """The kernel for the mode and what is known of the data."""
+        if self.source is None:
+            self.prepared.compile()
+            return
+        self.prepared.compile_known(self.mode)
+        assert self.prepared.stage is not None and isinstance(self.prepared.stage.sink, Group)  # noqa: PT018
+        self.table, self.keys = self.prepared.stage.sink.table, self.prepared.stage.sink.keys
+        self.prepared.key_exprs = self.keys
+
     # --- one, direct, hash
 
     def _aggregate(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         work = units(batches, self.options.workers)
-        workers = [Worker(self) for _ in range(self.options.workers)]
+        begun = list(islice(work, self.options.workers))  # a thread costs as much as many rows: none without work
+        workers, work = [Worker(self) for _ in begun], chain(begun, work)
         if self.mode is GroupMode.HASH and radix.fits(self.table):
             tried, work = radix.try_some(workers[0], work)
             if radix.has_many_groups(workers[0], tried, self.options.memory is not None):
                 yield from radix.run_radix(self, chain(tried, work))
                 return
-        each_worker(workers, work)
+        each_worker(workers, work, schedule().deal)
         first = workers[0]
         for other in workers[1:]:
             first.states += other.states
@@ -158,7 +193,7 @@ class Worker:
         """Count the rows of a unit in."""
         with self._run.lock:  # facts and kernels are shared by the workers
             if self._prepared.learn(unit.batch) or self._prepared.compiled is None:
-                self._prepared.compile()
+                self._run.compile()
             compiled = self._prepared.compiled
             assert compiled is not None
             if self.mode is not self._run.mode:  # another worker has gone over to hashing
@@ -228,7 +263,7 @@ class Worker:
                     return
             run.mode = GroupMode.HASH
             self._go_over()
-            self._prepared.compile()
+            run.compile()
 
     def _go_over(self) -> None:
         self.mode = self._run.mode

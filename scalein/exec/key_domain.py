@@ -100,8 +100,9 @@ def _range(prepared: Prepared, expr: Expr, batches: Iterable[pa.RecordBatch], wh
     probe, name = origin
     if probe is not None:
         return _table_range(prepared.joins[probe.table].columns[name], type_of(expr))
-    found = [r for batch in batches if (r := _sampled(batch.column(name), type_of(expr), whole)) is not None]
-    return (min(low for low, _ in found), max(high for _, high in found)) if found else None
+    columns = [batch.column(name) for batch in batches]
+    sample = columns if whole else [part for column in columns for part in _sampled(column)]
+    return _bounds(sample, type_of(expr))
 
 
 def _origin(steps: tuple[Step, ...], name: str) -> tuple[Probe | None, str] | None:
@@ -122,20 +123,20 @@ def _origin(steps: tuple[Step, ...], name: str) -> tuple[Probe | None, str] | No
 def _table_range(column: pa.Array, dtype: DType) -> tuple[int, int] | None:
     if pa.types.is_dictionary(column.type):
         return 0, max(1, len(column.dictionary)) - 1
-    return _bounds(column, dtype) or (0, 0)
+    return _bounds([column], dtype) or (0, 0)
 
 
-def _sampled(column: pa.Array, dtype: DType, whole: bool) -> tuple[int, int] | None:
-    if whole or len(column) <= SAMPLE_ROWS + TAIL_ROWS:
-        return _bounds(column, dtype)
-    ends = [_bounds(column.slice(0, SAMPLE_ROWS), dtype), _bounds(column.slice(len(column) - TAIL_ROWS), dtype)]
-    found = [e for e in ends if e is not None]
-    return (min(low for low, _ in found), max(high for _, high in found)) if found else None
+def _sampled(column: pa.Array) -> list[pa.Array]:
+    """The ends of a column, or all of a short one."""
+    if len(column) <= SAMPLE_ROWS + TAIL_ROWS:
+        return [column]
+    return [column.slice(0, SAMPLE_ROWS), column.slice(len(column) - TAIL_ROWS)]
 
 
-def _bounds(column: pa.Array, dtype: DType) -> tuple[int, int] | None:
+def _bounds(parts: list[pa.Array], dtype: DType) -> tuple[int, int] | None:
+    """The least and the greatest value of some arrays; None if all is null."""
     if dtype.kind in TIMES:
-        column = column.view(pa.int64() if dtype.bits == 64 else pa.int32())
-    found = pc.min_max(column)
+        parts = [part.view(pa.int64() if dtype.bits == 64 else pa.int32()) for part in parts]
+    found = pc.min_max(pa.chunked_array(parts))
     low, high = found["min"].as_py(), found["max"].as_py()
     return None if low is None else (int(low), int(high))

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from scalein.exec.schedule import schedule
+
 # Rows a worker takes at once: some milliseconds of work, so that handing out costs nothing and
 # Ctrl-C is seen soon.
 UNIT_ROWS = 1 << 20
@@ -26,30 +28,37 @@ class Unit:
 def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The rows with small batches put together, in the same order; dictionaries stay apart, since they may differ."""
     some: list[pa.RecordBatch] = []
+    rows, schema, is_plain = 0, None, False  # of `some`; of the batch before this one
     for batch in batches:
-        is_alike = bool(some) and batch.schema == some[0].schema
-        is_plain = is_alike or not any(map(pa.types.is_dictionary, batch.schema.types))
-        is_small = batch.num_rows < SMALL_ROWS and is_plain
-        if some and not (is_small and is_alike and sum(each.num_rows for each in some) < JOINED_ROWS):
-            yield _one(some)
-            some = []
+        if schema is None or batch.schema != schema:
+            yield from _one(some)
+            some, rows, schema = [], 0, batch.schema
+            is_plain = not any(map(pa.types.is_dictionary, schema.types))
+        is_small = is_plain and batch.num_rows < SMALL_ROWS
+        if rows >= JOINED_ROWS or not is_small:
+            yield from _one(some)
+            some, rows = [], 0
         if is_small:
             some.append(batch)
+            rows += batch.num_rows
         else:
             yield batch
-    if some:
-        yield _one(some)
+    yield from _one(some)
 
 
-def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+def _one(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """The batches as one; as they are, if an array cannot hold all of their text."""
+    try:
+        return batches if len(batches) <= 1 else [pa.concat_batches(batches)]
+    except (pa.ArrowInvalid, pa.ArrowCapacityError):
+        return batches
 
 
 def units(batches: Iterator[pa.RecordBatch], workers: int, row: int = 0) -> Iterator[Unit]:
     """The batches cut into units; order and row numbers do not depend on the number of workers. Rows are numbered from
     `row` on.
     """
-    size = ALONE_ROWS if workers == 1 else UNIT_ROWS
+    size = schedule().morsel_rows(ALONE_ROWS if workers == 1 else UNIT_ROWS)
     for batch in batches:
         for start in range(0, batch.num_rows, size):
             piece = batch.slice(start, size) if batch.num_rows > size else batch

@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count, islice
 
 import pyarrow as pa
 
 from scalein.arrow_functions import taken
 from scalein.exec.join_build import JoinTable
+from scalein.exec.schedule import schedule
 from scalein.exec.tables import HashTable, grown
 from scalein.ir.exprs import Named
 from scalein.ir.passes.pass_through import Origin, kernel_steps, row_numbers, split_items, taken_items
@@ -63,6 +64,17 @@ def run_ready(work: Work, batches: Iterator[pa.RecordBatch], options: Options) -
             if batch.num_rows:
                 yield from work.run(batch, work.bound(batch))
         return
+    rows = schedule().morsel_rows(UNIT_ROWS)
+    units = (batch.slice(start, rows) for batch in batches for start in range(0, batch.num_rows, rows))
+    begun = list(islice(units, 2))
+    if len(begun) < 2:  # a thread costs as much as many rows
+        for unit in begun:
+            yield from work.run(unit, work.bound(unit))
+        return
+    yield from _run_side_by_side(work, chain(begun, units), options)
+
+
+def _run_side_by_side(work: Work, units: Iterator[pa.RecordBatch], options: Options) -> Iterator[pa.RecordBatch]:
     stop, numbers, counted = threading.Event(), count(), kernel_metrics.current()
 
     def ready_to_work() -> None:
@@ -71,13 +83,11 @@ def run_ready(work: Work, batches: Iterator[pa.RecordBatch], options: Options) -
 
     with ThreadPoolExecutor(options.workers, "scalein", ready_to_work) as pool, _stopping(pool, stop):
         under_way: deque[Future[list[pa.RecordBatch]]] = deque()
-        for batch in batches:
-            for start in range(0, batch.num_rows, UNIT_ROWS):
-                unit = batch.slice(start, UNIT_ROWS)
-                # Bound here, not in the thread: a later unit may bring a new variant of the kernel.
-                under_way.append(pool.submit(work.run, unit, work.bound(unit)))
-                while len(under_way) > 2 * options.workers:
-                    yield from under_way.popleft().result()
+        for unit in units:
+            # Bound here, not in the thread: a later unit may bring a new variant of the kernel.
+            under_way.append(pool.submit(work.run, unit, work.bound(unit)))
+            while len(under_way) > 2 * options.workers:
+                yield from under_way.popleft().result()
         while under_way:
             yield from under_way.popleft().result()
 
@@ -85,9 +95,10 @@ def run_ready(work: Work, batches: Iterator[pa.RecordBatch], options: Options) -
 def _run_alone(work: Work, batches: Iterator[pa.RecordBatch], options: Options) -> Iterator[pa.RecordBatch]:
     """Units one after the other, with what has been seen so far; few rows may be enough for who asks."""
     seen: DedupTable | None = None
+    rows = schedule().morsel_rows(UNIT_ROWS)
     for batch in batches:
-        for start in range(0, batch.num_rows, UNIT_ROWS):
-            unit = batch.slice(start, UNIT_ROWS)
+        for start in range(0, batch.num_rows, rows):
+            unit = batch.slice(start, rows)
             bound = work.bound(unit)
             if seen is None:
                 assert work.prepared.stage is not None
@@ -120,12 +131,18 @@ class Work:
     taken: dict[int, Origin]
     numbered: tuple[int | None, ...]
 
+    def release(self) -> None:
+        """Let go of the data of a run that has ended."""
+        self.prepared.release()
+
     def bound(self, batch: pa.RecordBatch) -> tuple[Compiled, FrameData] | None:
         """The kernel and its frame over a batch; None if there is nothing to compute."""
         prepared = self.prepared
         if not self.computed and all(isinstance(step, ProjectStep) for step in prepared.steps):
             return None
-        compiled = prepared.compile() if prepared.learn(batch) else prepared.compiled
+        compiled = prepared.compiled
+        if prepared.learn(batch):
+            compiled = prepared.compile_known() if prepared.knows_all else prepared.compile()
         assert compiled is not None
         frame = compiled.kernel.frame.new()
         prepared.bind(frame, batch)

@@ -22,6 +22,7 @@ from scalein.exec.join_build import JoinTable
 from scalein.exec.key_domain import domain_of, with_room
 from scalein.exec.morsels import Unit, units
 from scalein.exec.radix import Parted
+from scalein.exec.schedule import schedule
 from scalein.exec.tables import HashTable
 from scalein.ir.passes.pass_through import kernel_steps
 from scalein.ir.physical import Pipeline, WindowAggregate
@@ -85,7 +86,7 @@ class Standing:
         if self._parted is not None:
             self._parted.add(work, workers)
         else:
-            each_worker(self._workers[:workers], work)
+            each_worker(self._workers[:workers], work, schedule().deal)
 
     def _counted(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from scalein.exec.finalize import settle
 from scalein.exec.morsels import Unit
+from scalein.exec.schedule import schedule
 from scalein.exec.spill_file import SpillFile, pieces_in
 from scalein.exec.tables import HashTable, grown
 from scalein.ir.exprs import Call, Col, Expr, Lit, Named, type_of
@@ -89,7 +90,7 @@ def run_radix(run: GroupRun, work: Iterator[Unit]) -> Iterator[pa.RecordBatch]:
 
 def _run_plan(run: GroupRun, plan: _Plan, work: Iterator[Unit]) -> Iterator[pa.RecordBatch]:
     partitioners = [_Partitioner(plan) for _ in range(run.options.workers)]
-    each_worker(partitioners, work)
+    each_worker(partitioners, work, schedule().deal)
     yield from _groups(run, plan, partitioners, run.options.workers)
 
 
@@ -113,7 +114,7 @@ class Parted:
     def add(self, work: Iterator[Unit], workers: int) -> None:
         while len(self._partitioners) < workers:
             self._partitioners.append(_Partitioner(self._plan))
-        each_worker(self._partitioners[:workers], work)
+        each_worker(self._partitioners[:workers], work, schedule().deal)
 
     def groups(self, workers: int) -> Iterator[pa.RecordBatch]:
         """All groups, key group by key group."""
@@ -133,7 +134,7 @@ def _groups(run: GroupRun, plan: _Plan, partitioners: list[_Partitioner], worker
     # Under a limit, results are handed on as they come; else all at once, which costs fewer starts of threads.
     step = len(light) if run.options.memory is None else ROUND_GROUPS
     for start in range(0, len(light), max(1, step)):
-        each_worker(finishers, iter(light[start : start + step]))
+        each_worker(finishers, iter(light[start : start + step]), schedule().deal)
         yield from _emitted(run, finishers, is_last=False)
     yield from _emitted(run, finishers, is_last=True)
 

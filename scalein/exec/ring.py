@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from scalein.exec.morsels import units
+from scalein.exec.morsels import joined, units
 from scalein.exec.tables import HashTable, grown
 from scalein.ir.passes.place_state import MAX_RING_SLICES
 from scalein.ir.stages import Group, GroupMode
@@ -97,7 +97,7 @@ class _Ring:
     def run(self, source: pa.Table) -> None:
         frame = self._frame
         frame["ring.open"], frame["ring.limit"] = 0, -(1 << 62)
-        for unit in units((b for b in source.to_batches() if b.num_rows), 1):
+        for unit in units(joined(b for b in source.to_batches() if b.num_rows), 1):
             with self._run.lock:
                 self._prepared.bind(frame, unit.batch)
             frame["first_row"] = unit.first_row

@@ -16,7 +16,7 @@ from scalein.ir.functions.registry import typed
 from scalein.ir.literals import decimal_type
 from scalein.ir.unify import Refused, as_decimal, cast_to, own_type_of, unify
 
-_INEXACT = "cast to pa.float64(), or to an integer"
+INEXACT = "cast to pa.float64(), or to an integer"
 
 
 def is_decimal_arithmetic(args: tuple[Expr, ...]) -> bool:
@@ -25,21 +25,16 @@ def is_decimal_arithmetic(args: tuple[Expr, ...]) -> bool:
     return any(own.is_decimal for own in known) and all(own.is_decimal or own.is_int for own in known)
 
 
-def arithmetic(call: Call, args: tuple[Expr, ...]) -> Expr:
-    """`+`, `-` and `*` of decimals and integers, typed."""
-    if call.fn not in ("add", "sub", "mul"):
-        sign = {"floordiv": "//", "mod": "%"}[call.fn]
-        raise Refused(f"{sign} does not take decimals", _INEXACT)
-    if call.fn == "mul":
-        return _product(call, args)
-    both = unify(args, f"{'+' if call.fn == 'add' else '-'} does not take")
+def total(call: Call, args: tuple[Expr, ...], refusal: str) -> Expr:
+    """A sum or difference of decimals and integers, typed."""
+    both = unify(args, refusal)
     common = type_of(both[0])
     dtype = DType(Kind.DEC, precision=min(MAX_PRECISION, common.precision + 1), scale=common.scale)
     given = [met if arg.dtype is None else arg for arg, met in zip(args, both, strict=True)]  # one cast, not two
     return typed(call, [cast_to(arg, dtype) for arg in given], dtype)
 
 
-def _product(call: Call, args: tuple[Expr, ...]) -> Expr:
+def product(call: Call, args: tuple[Expr, ...]) -> Expr:
     """Each factor keeps its own scale; a plain constant has as many digits as it was written with."""
     left, right = (_factor(arg, other) for arg, other in (args, args[::-1]))
     one, other = type_of(left), type_of(right)

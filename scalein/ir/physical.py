@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from scalein.dtypes import Field, Schema
-from scalein.ir import ops
 from scalein.ir.exprs import Col, Expr, Named, type_of
 from scalein.ir.stages import DedupStep, Step
 from scalein.ir.tables import Table
+
+if TYPE_CHECKING:
+    from scalein.ir import ops
 
 
 @dataclass(frozen=True, slots=True)

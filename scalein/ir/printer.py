@@ -16,30 +16,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
+from typing import TYPE_CHECKING
 
 from scalein.dtypes import DATE, UNITS_PER_SECOND, DType, Kind
 from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, Named
 from scalein.ir.functions.registry import REGISTRY
-from scalein.ir.ops import (
-    Aggregate,
-    Distinct,
-    Explode,
-    Filter,
-    Join,
-    Limit,
-    MapBatches,
-    Op,
-    Project,
-    Sort,
-    Source,
-    Union,
-    Watermark,
-    Window,
-    inputs,
-)
 from scalein.ir.rewrite import walk_ops
 from scalein.ir.udf import PythonUdf, Udf
+
+if TYPE_CHECKING:
+    from scalein.ir.ops import Op, Window
 
 # How tightly Python binds what show_expr writes: a comparison weaker than `|` and `&`.
 _COMPARISON, _OR, _AND, _SUM, _PRODUCT, _PREFIX, _POWER, _METHOD = range(8)
@@ -251,81 +238,38 @@ def show_window(window: Window) -> str:
     return f"sliding({time}, {size}, every={show_span(window.every, window.time.dtype)})"
 
 
-def describe(op: Op) -> tuple[str, str]:
-    """An op's name and what it does, without its inputs: `("Filter", "price > 1.0")`."""
-    match op:
-        case Source():
-            return "Source", op.name
-        case Filter():
-            return "Filter", show_expr(op.predicate)
-        case Project():
-            return "Project", ", ".join(map(_show_named, op.items))
-        case Limit():
-            return "Limit", str(op.count)
-        case Distinct():
-            return "Distinct", ", ".join(op.keys)
-        case Sort():
-            return "Sort", _show_sort(op)
-        case Union():
-            return "Union", ""
-        case MapBatches():
-            return "MapBatches", getattr(op.fn, "__name__", type(op.fn).__name__)
-        case Explode():
-            return "Explode", op.column
-        case Join():
-            return "Join", _show_join(op)
-        case Aggregate():
-            return "Aggregate", _show_aggregate(op)
-        case Watermark():
-            return "Watermark", f"{op.column} - {show_span(op.delay, op.input.schema[op.column].dtype)}"
-
-
-def _show_sort(op: Sort) -> str:
-    by = ", ".join(f"{show_expr(by.expr)}{' descending' if by.descending else ''}" for by in op.by)
-    return by + (", nulls last" if op.nulls_last else "") + (f", first {op.count}" if op.count is not None else "")
-
-
-def _show_named(item: Named) -> str:
+def show_named(item: Named) -> str:
+    """`name = expression`, or a column's name where it keeps it."""
     same = isinstance(item.expr, Col) and item.expr.name == item.name
     return show_expr(item.expr) if same else f"{item.name} = {show_expr(item.expr)}"
 
 
-def _show_join(op: Join) -> str:
-    pairs = zip(op.left_keys, op.right_keys, strict=False)
-    keys = ", ".join(f"{_within(a, _OR)} == {_within(b, _OR)}" for a, b in pairs)
-    kept = ", ".join(name if name == column else f"{name} = {column}" for name, column in op.keep)
-    return f"{op.how} on {keys}" + (f" keep {kept}" if kept else "")
-
-
-def _show_aggregate(op: Aggregate) -> str:
-    by = [_show_named(key) for key in op.keys] + ([show_window(op.window)] if op.window is not None else [])
-    aggs = ", ".join(f"{named.name} = {show_agg(named.agg)}" for named in op.aggs)
-    return (f"by {', '.join(by)}" if by else "all") + (f": {aggs}" if aggs else "")
+def show_equation(left: Expr, right: Expr) -> str:
+    """Text of a pair of keys that must be equal: `user == id`."""
+    return f"{_within(left, _OR)} == {_within(right, _OR)}"
 
 
 def dump(root: Op) -> str:
     """The plan as a tree, result first; an op with several users is written once and named `#1`, `#2`."""
     users: dict[int, int] = {}
     for op in walk_ops(root):
-        for below in inputs(op):
+        for below in op.inputs:
             users[id(below)] = users.get(id(below), 0) + 1
     labels: dict[int, str] = {}
     lines: list[str] = []
-
-    def show(op: Op, depth: int) -> None:
+    waiting = [(root, 0)]
+    while waiting:
+        op, depth = waiting.pop()
         indent = "  " * depth
         if id(op) in labels:
             lines.append(f"{indent}{labels[id(op)]}")
-            return
+            continue
         label = ""
         if users.get(id(op), 0) > 1:
             labels[id(op)] = f"#{len(labels) + 1}"
             label = f"{labels[id(op)]} "
-        name, detail = describe(op)
-        columns = "" if isinstance(op, Filter | Limit | Distinct | Sort | Watermark) else f"  -> {op.schema!r}"
+        name, detail = op.describe()
+        columns = f"  -> {op.schema!r}" if op.names_columns else ""
         lines.append(f"{indent}{label}{name}{' ' if detail else ''}{detail}{columns}")
-        for below in inputs(op):
-            show(below, depth + 1)
-
-    show(root, 0)
+        waiting += [(below, depth + 1) for below in reversed(op.inputs)]
     return "\n".join(lines)

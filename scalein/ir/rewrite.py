@@ -1,93 +1,159 @@
-"""The only traversals of the IR: over ops, nodes and expressions, and over the expressions of an op.
+"""The only traversals of the IR: over ops and expressions, and over the expressions of an op.
 
-Ops are remembered by identity, so an input that two ops share is visited once and stays shared.
-Whatever does not change is handed back as the same object, not as an equal one.
+They are loops over an explicit stack, so a plan may be of any depth. Parts are remembered by identity: what two others
+share is visited once and stays shared. Whatever does not change is handed back as the same object, not as an equal one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from scalein.ir.exprs import Agg, Call, Col, Expr, Named, NamedAgg
-from scalein.ir.ops import Aggregate, Filter, Join, Op, Project, Sort, Source, Union, inputs
+from scalein.ir.exprs import Call, Col, Expr, post_order
+
+if TYPE_CHECKING:
+    from scalein.ir.ops import Op
 
 Tree = TypeVar("Tree")
-Rule = Callable[[Op], Op | None]
-ExprRule = Callable[[Expr], Expr | None]
+Known = dict[int, tuple[Tree, Tree]]  # id -> (part, result); holding the part keeps its id from being reused
 
 
 def walk_ops(root: Op) -> Iterator[Op]:
     """Every op once, inputs before the ops they feed; reversed, it gives users before their inputs."""
+    return _walk(root, lambda op: op.inputs)
+
+
+def _walk(root: Op, below: Callable[[Op], Sequence[Op]]) -> Iterator[Op]:
     seen: set[int] = set()
-
-    def visit(op: Op) -> Iterator[Op]:
-        if id(op) not in seen:
-            seen.add(id(op))
-            for below in inputs(op):
-                yield from visit(below)
+    waiting: list[tuple[Op, bool]] = [(root, False)]
+    while waiting:
+        op, is_over = waiting.pop()
+        if is_over:
             yield op
-
-    return visit(root)
+        elif id(op) not in seen:
+            seen.add(id(op))
+            waiting.append((op, True))
+            waiting += [(each, False) for each in reversed(below(op))]
 
 
 def map_inputs(op: Op, fn: Callable[[Op], Op]) -> Op:
     """The op with `fn` applied to each of its inputs; the same object if none of them changed."""
-    old = inputs(op)
-    new = tuple(fn(below) for below in old)
-    if all(a is b for a, b in zip(old, new, strict=True)):
-        return op
-    match op:
-        case Union():
-            return replace(op, inputs=new)
-        case Join():
-            return replace(op, left=new[0], right=new[1])
-        case Source():
-            return op
-        case _:
-            return replace(op, input=new[0])
+    return op.with_inputs(tuple(map(fn, op.inputs)))
 
 
-def rewrite(root: Op, rule: Rule) -> Op:
+def map_exprs(op: Op, fn: Callable[[Expr], Expr]) -> Op:
+    """The op with `fn` applied to each expression it holds; the same object if none of them changed.
+
+    `fn` must keep types. It need not keep nullability except where `op.keeps_nullable`: there output columns have it
+    from the expression.
+    """
+    return op.with_exprs([fn(expr) for expr, _ in op.exprs()])
+
+
+def transform(root: Op, fn: Callable[[Op], Op]) -> Op:
+    """The plan with `fn` applied once to every op, over inputs to which it has been applied."""
+    done: dict[int, Op] = {}
+    for op in walk_ops(root):
+        done[id(op)] = fn(op.with_inputs(tuple(done[id(below)] for below in op.inputs)))
+    return done[id(root)]
+
+
+def walk_streams(root: Op) -> Iterator[Op]:
+    """The ops that rows of a stream pass, each once, inputs before the ops they feed."""
+    return _walk(root, lambda op: op.streams)
+
+
+def transform_streams(root: Op, fn: Callable[[Op], Op], static: Callable[[Op], Op] = lambda op: op) -> Op:
+    """As `transform`, for ops that rows of a stream pass; tables that they are joined with become `static` of them."""
+    done: dict[int, Op] = {}
+    for op in walk_streams(root):
+        tables = op.inputs[len(op.streams) :]
+        done[id(op)] = fn(op.with_inputs((*(done[id(below)] for below in op.streams), *map(static, tables))))
+    return done[id(root)]
+
+
+def stream_path(top: Op, bottom: Op) -> list[Op]:
+    """The ops that rows pass from `bottom`, which does not count, up to `top`; no union is among them."""
+    path: list[Op] = []
+    while top is not bottom:
+        path.append(top)
+        (top,) = top.streams
+    return path[::-1]
+
+
+def stacked(ops: Iterable[Op], bottom: Op) -> Op:
+    """Ops one on the other, the first one over another input; tables that they are joined with stay."""
+    for op in ops:
+        bottom = op.with_inputs((bottom, *op.inputs[1:]))
+    return bottom
+
+
+def rewrite(root: Op, rule: Callable[[Op], Op | None]) -> Op:
     """The plan after `rule` was applied from the sources up until it has nothing to do anywhere.
 
     A rule sees an op whose inputs are finished and answers with a new op or None. What it answers is
     visited again, new inputs first: so a rule need only do one step.
     """
-    return _rewrite(root, map_inputs, rule)
+    return _rewrite(root, lambda op: op.inputs, lambda op, inputs: op.with_inputs(tuple(inputs)), rule, {})
 
 
-def rewrite_expr(expr: Expr, rule: ExprRule) -> Expr:
-    """The expression after `rule` was applied from the leaves up until it has nothing to do anywhere."""
-    return _rewrite(expr, map_args, rule)
+def rewrite_expr(expr: Expr, rule: Callable[[Expr], Expr | None], known: Known[Expr] | None = None) -> Expr:
+    """The expression after `rule` was applied from the leaves up until it has nothing to do anywhere.
+
+    `known` is shared by calls with one rule: parts that one of them has finished are not visited again.
+    """
+    return _rewrite(expr, _args, with_args, rule, {} if known is None else known)
 
 
-def _rewrite(root: Tree, map_parts: Callable[[Tree, Callable[[Tree], Tree]], Tree],
-             rule: Callable[[Tree], Tree | None]) -> Tree:
+def _rewrite(root: Tree, parts_of: Callable[[Tree], Sequence[Tree]],
+             with_parts: Callable[[Tree, Sequence[Tree]], Tree], rule: Callable[[Tree], Tree | None],
+             done: Known[Tree]) -> Tree:
     """Finished parts are remembered, so an answer that reuses them costs no second walk over them."""
-    done: dict[int, tuple[Tree, Tree]] = {}  # id -> (part, result); holding the part keeps its id from being reused
-
-    def visit(part: Tree) -> Tree:
-        known = done.get(id(part))
-        if known is not None:
-            return known[1]
-        mapped = map_parts(part, visit)
-        changed = rule(mapped)
-        result = mapped if changed is None else visit(changed)
+    waiting: list[tuple[Tree, bool, Tree | None]] = [(root, False, None)]  # part, its own are finished, its answer
+    while waiting:
+        part, is_over, answer = waiting.pop()
+        if answer is not None:
+            result = done[id(answer)][1]
+        elif not is_over:
+            if id(part) not in done:
+                waiting.append((part, True, None))
+                waiting += [(below, False, None) for below in reversed(parts_of(part))]
+            continue
+        else:
+            result = with_parts(part, [done[id(below)][1] for below in parts_of(part)])
+            answer = rule(result)
+            if answer is not None:
+                waiting += [(part, True, answer), (answer, False, None)]
+                continue
         done[id(part)] = (part, result)
         done[id(result)] = (result, result)
-        return result
+    return done[id(root)][1]
 
-    return visit(root)
+
+def _args(expr: Expr) -> Sequence[Expr]:
+    return expr.args if isinstance(expr, Call) else ()
 
 
 def map_args(expr: Expr, fn: Callable[[Expr], Expr]) -> Expr:
     """The expression with `fn` applied to each argument; the same object if none of them changed."""
-    if not isinstance(expr, Call):
+    return with_args(expr, [fn(arg) for arg in _args(expr)])
+
+
+def with_args(expr: Expr, args: Sequence[Expr]) -> Expr:
+    """The expression with other arguments; the same object if they are the same."""
+    if not isinstance(expr, Call) or all(map(operator.is_, expr.args, args)):
         return expr
-    new = tuple(fn(arg) for arg in expr.args)
-    return expr if all(a is b for a, b in zip(expr.args, new, strict=True)) else replace(expr, args=new)
+    return replace(expr, args=tuple(args))
+
+
+def rebuild(expr: Expr, fn: Callable[[Expr, tuple[Expr, ...]], Expr]) -> Expr:
+    """What `fn` makes of an expression and of what it has made of its arguments, from the leaves up, once each."""
+    done: dict[int, Expr] = {}
+    for node in post_order(expr):
+        done[id(node)] = fn(node, tuple(done[id(arg)] for arg in node.args) if isinstance(node, Call) else ())
+    return done[id(expr)]
 
 
 def substitute(expr: Expr, by_name: Mapping[str, Expr]) -> Expr:
@@ -97,61 +163,5 @@ def substitute(expr: Expr, by_name: Mapping[str, Expr]) -> Expr:
     """
     if isinstance(expr, Col):
         return by_name.get(expr.name, expr)
-    return map_args(expr, lambda arg: substitute(arg, by_name))
-
-
-def exprs_of(op: Op) -> tuple[tuple[Expr, Op], ...]:
-    """Every expression an op holds, each with the input whose columns it reads."""
-    match op:
-        case Filter():
-            return ((op.predicate, op.input),)
-        case Project():
-            return tuple((item.expr, op.input) for item in op.items)
-        case Join():
-            return (*((key, op.left) for key in op.left_keys), *((key, op.right) for key in op.right_keys))
-        case Sort():
-            return tuple((by.expr, op.input) for by in op.by)
-        case Aggregate():
-            held = [key.expr for key in op.keys]
-            held += [op.window.time] if op.window is not None else []
-            held += [arg for named in op.aggs for arg in named.agg.args]
-            return tuple((expr, op.input) for expr in held)
-        case _:
-            return ()
-
-
-def map_exprs(op: Op, fn: Callable[[Expr], Expr]) -> Op:
-    """The op with `fn` applied to each expression it holds; the same object if none of them changed.
-
-    `fn` must keep types. It need not keep nullability except where an output column has it from the
-    expression: in the items of a Project and the keys of an Aggregate.
-    """
-    old = exprs_of(op)
-    new = iter([fn(expr) for expr, _ in old])
-    rebuilt = _with_exprs(op, new)
-    return op if all(a is b for (a, _), (b, _) in zip(old, exprs_of(rebuilt), strict=True)) else rebuilt
-
-
-def _with_exprs(op: Op, new: Iterator[Expr]) -> Op:
-    """The op with its expressions taken from `new`, in the order of `exprs_of`."""
-    match op:
-        case Filter():
-            return replace(op, predicate=next(new))
-        case Project():
-            return replace(op, items=tuple(Named(item.name, next(new)) for item in op.items))
-        case Join():
-            left = tuple(next(new) for _ in op.left_keys)
-            return replace(op, left_keys=left, right_keys=tuple(next(new) for _ in op.right_keys))
-        case Sort():
-            return replace(op, by=tuple(replace(by, expr=next(new)) for by in op.by))
-        case Aggregate():
-            keys = tuple(Named(key.name, next(new)) for key in op.keys)
-            window = replace(op.window, time=next(new)) if op.window is not None else None
-            return replace(op, keys=keys, window=window, aggs=tuple(_with_args(a, new) for a in op.aggs))
-        case _:
-            return op
-
-
-def _with_args(named: NamedAgg, new: Iterator[Expr]) -> NamedAgg:
-    agg: Agg = replace(named.agg, args=tuple(next(new) for _ in named.agg.args))
-    return NamedAgg(named.name, agg)
+    return rebuild(expr, lambda node, args: by_name.get(node.name, node) if isinstance(node, Col)
+                   else with_args(node, args))

@@ -64,8 +64,8 @@ class HashKeys:
 
 @dataclass(frozen=True, slots=True)
 class Retain:
-    """Copy the stored records of a bundle that were hit most into emptied indexes, with half of their hits, and count
-    the others; only for tables without text.
+    """Copy the most accessed stored records of a shard to emptied indexes, with half of their accesses, and count the
+    others; only for tables without text.
     """
 
     table: StoredTable
@@ -73,7 +73,7 @@ class Retain:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Write where the others are, by words that were in the indexes, in the order of their hashes."""
+    """Write pointers to the others, from the words of the old indexes, in the order of their hashes."""
 
     table: StoredTable
 

@@ -11,11 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from scalein.dtypes import F64, I64, DType, Field, Kind, Schema
-from scalein.ir import ops
 from scalein.ir.exprs import Expr, type_of
 from scalein.layout import KEY_NULLS, SKETCH_REGISTERS, VALUE_NULLS, RecordLayout, Slot, size_of
+
+if TYPE_CHECKING:
+    from scalein.ir import ops
 
 
 class AccKind(Enum):

@@ -6,39 +6,45 @@ The compiler verifies after every pass, so a broken plan names the pass that mad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from scalein.dtypes import BOOL, DType, Field, Kind, Schema, alike, element_of
+from scalein.dtypes import BOOL, DType, Field, Kind, Schema
 from scalein.errors import InternalError
 from scalein.ir import physical
-from scalein.ir.aggregates import AGGREGATES
-from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, type_of, walk
+from scalein.ir.checks import expect, wrong_keys, wrong_names
+from scalein.ir.exprs import Call, Col, Expr, Lit, type_of, walk
 from scalein.ir.functions.compare import COMPARISONS
 from scalein.ir.functions.registry import ANY, REGISTRY, has_host
-from scalein.ir.ops import Aggregate, Distinct, Explode, Filter, Join, Limit, Op, Sort, Source, Union, Watermark
 from scalein.ir.physical import Host, JoinBuild, Node, Pipeline, WindowAggregate, walk_nodes
 from scalein.ir.printer import dump, show_expr
-from scalein.ir.rewrite import exprs_of, walk_ops
+from scalein.ir.rewrite import walk_ops
 from scalein.ir.stage_printer import dump_program
 from scalein.ir.stages import DedupStep, FilterStep, Probe, ProjectStep
 from scalein.ir.tables import Acc, AccKind, Table
 
-Fields = dict[str, Field]
-Schemas = dict[int, Fields]  # by the id of the op; each is derived once, not again for every expression above
+if TYPE_CHECKING:
+    from scalein.ir.ops import Op
+
+Fields = Mapping[str, Field]
 
 Plan = TypeVar("Plan")
 
-_HOW = ("inner", "left", "semi", "anti")
 _HINT = "this is a bug of scalein's; please send us this text"
 
 
-def verify_ops(root: Op) -> None:
-    """Raise an InternalError, with the plan, if an op below or at `root` breaks a promise."""
-    schemas: Schemas = {}
+def verify_ops(root: Op, known: dict[int, Op] | None = None) -> None:
+    """Raise an InternalError, with the plan, if an op at or below `root` breaks a promise.
+
+    Ops that are `known`, by their id, have been looked at before; the others are entered.
+    """
+    seen = {} if known is None else known
     for op in walk_ops(root):
-        wrong = next(_wrong_in_op(op, schemas), None)
+        if id(op) in seen:
+            continue
+        seen[id(op)] = op
+        wrong = next(_wrong_in_op(op), None)
         if wrong is not None:
             raise InternalError(f"{type(op).__name__}: {wrong}", at=op.at, plan="\n" + _text_of(root, dump),
                                 hint=_HINT)
@@ -61,52 +67,13 @@ def _text_of(root: Plan, show: Callable[[Plan], str]) -> str:
         return f"{root!r}\n(cannot be printed: {error!r})"
 
 
-def _wrong_in_op(op: Op, schemas: Schemas) -> Iterator[str]:
-    """What is wrong with an op over sound inputs; enters its schema among those known."""
-    for expr, below in exprs_of(op):
-        yield from _wrong_inside(expr, schemas[id(below)])
-    match op:
-        case Source():
-            known = set(op.arrow.names)
-            yield from (f"no column {name!r} in its data" for name in op.columns if name not in known)
-        case Filter():
-            yield from _expect(lambda: "the predicate", op.predicate.dtype, BOOL)
-        case Limit() if op.count < 0:
-            yield f"count is {op.count}"
-        case Distinct():
-            known = set(schemas[id(op.input)])
-            yield from (f"no column {name!r} in its input" for name in op.keys if name not in known)
-            yield from ["no keys"] if not op.keys else []
-        case Sort():
-            yield from ["nothing to sort by"] if not op.by else []
-            yield from [f"count is {op.count}"] if op.count is not None and op.count < 0 else []
-        case Explode():
-            column = schemas[id(op.input)].get(op.column)
-            if column is None or element_of(column.dtype) is None:
-                yield f"no list {op.column!r} in its input"
-                return
-        case Watermark() if op.column not in schemas[id(op.input)]:
-            yield f"no column {op.column!r} in its input"
-        case Union():
-            yield from _wrong_in_union(op, schemas)
-        case Join():
-            yield from _wrong_in_join(op, schemas)
-        case Aggregate():
-            yield from _wrong_in_aggregate(op)
-    if isinstance(op, Filter | Limit | Distinct | Sort | Watermark):
-        schemas[id(op)] = schemas[id(op.input)]
-        return
-    fields = op.schema.fields
-    schemas[id(op)] = {field.name: field for field in fields}
-    yield from _wrong_names([field.name for field in fields])
-
-
-def _wrong_names(names: list[str]) -> Iterator[str]:
-    if not names:
-        yield "it gives no column"
-    if len(set(names)) == len(names):
-        return
-    yield from (f"two columns are called {name!r}" for name in set(names) if names.count(name) > 1)
+def _wrong_in_op(op: Op) -> Iterator[str]:
+    """What is wrong with an op over sound inputs."""
+    for expr, number in op.exprs():
+        yield from _wrong_inside(expr, op.inputs[number].schema.by_name)
+    yield from op.wrong()
+    if op.names_columns:
+        yield from wrong_names(op.schema.names)
 
 
 def _wrong_inside(expr: Expr, fields: Fields) -> Iterator[str]:
@@ -125,7 +92,7 @@ def _wrong_in_expr(node: Expr, fields: Fields) -> Iterator[str]:
             if field is None:
                 yield f"no column {name!r} in its input"
                 return
-            yield from _expect(lambda: f"column {name!r}", node.dtype, field.dtype)
+            yield from expect(lambda: f"column {name!r}", node.dtype, field.dtype)
             if field.nullable and not node.nullable:
                 yield f"column {name!r} can be null and is read as if it could not"
         case Lit(value):
@@ -151,65 +118,18 @@ def _wrong_in_call(call: Call) -> Iterator[str]:
     """Promises about the types of arguments, where one function differs from the next in nothing else."""
     types = [arg.dtype for arg in call.args]
     if call.fn in COMPARISONS:
-        yield from _expect(lambda: f"the right side of {show_expr(call)}", types[1], types[0])
-        yield from _expect(lambda: show_expr(call), call.dtype, BOOL)
+        yield from expect(lambda: f"the right side of {show_expr(call)}", types[1], types[0])
+        yield from expect(lambda: show_expr(call), call.dtype, BOOL)
     elif call.fn in ("and", "or", "not"):
         for found in [*types, call.dtype]:
-            yield from _expect(lambda: f"a part of {show_expr(call)}", found, BOOL)
+            yield from expect(lambda: f"a part of {show_expr(call)}", found, BOOL)
     elif call.fn == "if_else":
-        yield from _expect(lambda: f"the condition of {show_expr(call)}", types[0], BOOL)
+        yield from expect(lambda: f"the condition of {show_expr(call)}", types[0], BOOL)
         for found in types[1:]:
-            yield from _expect(lambda: f"a branch of {show_expr(call)}", found, call.dtype)
+            yield from expect(lambda: f"a branch of {show_expr(call)}", found, call.dtype)
     elif call.fn == "fill_null":
         for found in types:
-            yield from _expect(lambda: f"a part of {show_expr(call)}", found, call.dtype)
-
-
-def _wrong_in_union(op: Union, schemas: Schemas) -> Iterator[str]:
-    first = schemas[id(op.inputs[0])]
-    for other in (schemas[id(below)] for below in op.inputs[1:]):
-        if list(other) != list(first):
-            yield f"its inputs have columns {list(first)} and {list(other)}"
-            return
-        for name, field in other.items():
-            yield from _expect(partial("column {!r} of an input".format, name), field.dtype, first[name].dtype)
-
-
-def _wrong_in_join(op: Join, schemas: Schemas) -> Iterator[str]:
-    yield from _wrong_keys(op.how, op.left_keys, op.right_keys, bool(op.keep))
-    yield from (f"no column {column!r} on the right" for _, column in op.keep if column not in schemas[id(op.right)])
-
-
-def _wrong_keys(how: str, left: tuple[Expr, ...], right: tuple[Expr, ...], keeps: bool) -> Iterator[str]:
-    """What is wrong with how two sides are joined."""
-    if how not in _HOW:
-        yield f"how is {how!r}"
-    if keeps and how in ("semi", "anti"):
-        yield f"a {how} join keeps nothing of the right side"
-    if len(left) != len(right) or not left:
-        yield f"{len(left)} keys on the left and {len(right)} on the right"
-        return
-    for mine, other in zip(left, right, strict=True):
-        yield from _expect(partial(_key_text, other), other.dtype, mine.dtype)
-
-
-def _key_text(key: Expr) -> str:
-    return f"key {show_expr(key)} of the right side"
-
-
-def _wrong_in_aggregate(op: Aggregate) -> Iterator[str]:
-    if op.window is not None and (op.window.size <= 0 or op.window.every <= 0):
-        yield f"a window of {op.window.size} every {op.window.every}"
-    yield from (wrong for named in op.aggs for wrong in _wrong_in_agg(named.agg))
-
-
-def _wrong_in_agg(agg: Agg) -> Iterator[str]:
-    if agg.dtype is None:
-        yield f"aggregate {agg.fn} has no type"
-    if agg.fn not in AGGREGATES:
-        yield f"no aggregate {agg.fn!r}"
-    elif len(agg.args) != AGGREGATES[agg.fn].arity:
-        yield f"aggregate {agg.fn} with {len(agg.args)} arguments"
+            yield from expect(lambda: f"a part of {show_expr(call)}", found, call.dtype)
 
 
 # --- programs
@@ -225,7 +145,7 @@ def _wrong_in_node(node: Node) -> Iterator[str]:
             fields = yield from _wrong_in_kernel(node)
             yield from _wrong_in_table(node, fields)
         case Host(op=None):
-            fields = _fields(node.input.schema)
+            fields = node.input.schema.by_name
             yield from (wrong for item in node.items for wrong in _wrong_inside(item.expr, fields))
         case physical.Limit(count=count) if count < 0:
             yield f"count is {count}"
@@ -234,7 +154,7 @@ def _wrong_in_node(node: Node) -> Iterator[str]:
         case physical.Union():
             for below in node.inputs:
                 yield from _wrong_in_part(below.schema, node.schema)
-    yield from _wrong_names(list(node.schema.names))
+    yield from wrong_names(list(node.schema.names))
 
 
 def _wrong_in_part(part: Schema, whole: Schema) -> Iterator[str]:
@@ -242,11 +162,7 @@ def _wrong_in_part(part: Schema, whole: Schema) -> Iterator[str]:
         yield f"an input has columns {list(part.names)}, not {list(whole.names)}"
         return
     for found, expected in zip(part, whole, strict=True):
-        yield from _expect(partial("column {!r} of an input".format, found.name), found.dtype, expected.dtype)
-
-
-def _fields(schema: Schema) -> Fields:
-    return {field.name: field for field in schema}
+        yield from expect(partial("column {!r} of an input".format, found.name), found.dtype, expected.dtype)
 
 
 def _wrong_in_kernel(node: Pipeline | WindowAggregate) -> Generator[str, None, Fields]:
@@ -257,15 +173,15 @@ def _wrong_in_kernel(node: Pipeline | WindowAggregate) -> Generator[str, None, F
         yield f"it probes joins {probes} and has tables {[number for number, _ in node.joins]}"
     if sum(isinstance(step, DedupStep) for step in node.steps) > isinstance(node, Pipeline):
         yield "a distinct too many"
-    fields = _fields(node.input.schema)
+    fields = node.input.schema.by_name
     for step in node.steps:
         match step:
             case FilterStep(predicate):
                 yield from _wrong_in_kernel_expr(predicate, fields)
-                yield from _expect(lambda: "a predicate", predicate.dtype, BOOL)
+                yield from expect(lambda: "a predicate", predicate.dtype, BOOL)
             case ProjectStep(items):
                 yield from (wrong for item in items for wrong in _wrong_in_kernel_expr(item.expr, fields))
-                yield from _wrong_names([item.name for item in items])
+                yield from wrong_names([item.name for item in items])
                 fields = {i.name: Field(i.name, type_of(i.expr), i.expr.nullable) for i in items}
             case Probe():
                 yield from _wrong_in_probe(step, tables[step.table], fields)
@@ -284,10 +200,10 @@ def _wrong_in_kernel_expr(expr: Expr, fields: Fields) -> Iterator[str]:
 
 
 def _wrong_in_probe(probe: Probe, table: JoinBuild, fields: Fields) -> Iterator[str]:
-    known = _fields(table.input.schema)
+    known = table.input.schema.by_name
     yield from (wrong for key in probe.keys for wrong in _wrong_in_kernel_expr(key, fields))
     yield from (wrong for key in table.keys for wrong in _wrong_inside(key, known))
-    yield from _wrong_keys(probe.how, probe.keys, table.keys, bool(probe.keep))
+    yield from wrong_keys(probe.how, probe.keys, table.keys, bool(probe.keep))
     yield from (f"no column {column!r} in join{probe.table}" for _, column in probe.keep
                 if column not in table.columns or column not in known)
 
@@ -306,7 +222,7 @@ def _wrong_keys_of(table: Table, keys: tuple[Expr, ...], fields: Fields) -> Iter
         return
     for key, expr in zip(table.keys, keys, strict=True):
         yield from _wrong_in_kernel_expr(expr, fields)
-        yield from _expect(partial("key {!r}".format, key.name), expr.dtype, key.dtype)
+        yield from expect(partial("key {!r}".format, key.name), expr.dtype, key.dtype)
         if expr.nullable and not key.nullable:
             yield f"key {key.name!r} can be null and is kept as if it could not"
 
@@ -324,10 +240,3 @@ def _wrong_in_table(node: WindowAggregate, fields: Fields) -> Iterator[str]:
     window, size = table.window, table.slice_size
     if window is not None and (size <= 0 or window.size % size or window.every % size):
         yield f"a window of {window.size} every {window.every} in slices of {size}"
-
-
-def _expect(what: Callable[[], str], found: DType | None, expected: DType | None) -> Iterator[str]:
-    """Complain if types differ; the Arrow form of a string is no difference to an expression."""
-    if found is not None and expected is not None and alike(found, expected):
-        return
-    yield f"{what()} is {found!r}, not {expected!r}"

@@ -20,7 +20,7 @@ from scalein.exec.bounded import Program
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named
 from scalein.ir.physical import Scan, WindowAggregate
-from scalein.ir.rewrite import map_inputs
+from scalein.ir.rewrite import stacked, stream_path
 from scalein.ir.tables import Key
 from scalein.jobs.fragments import Fragment
 from scalein.jobs.operators import Batches, Context, FragmentRunner, filtered
@@ -28,7 +28,6 @@ from scalein.jobs.operators import Batches, Context, FragmentRunner, filtered
 OP = "op"
 _ROW = "#number"
 _NUMBER = Col(_ROW, I64, False)
-_ONE_TO_ONE = (ops.Project, ops.Watermark)  # a group has always exactly one result behind them
 
 
 def check(fragment: Fragment, at: SourceLoc) -> None:
@@ -43,11 +42,8 @@ def check(fragment: Fragment, at: SourceLoc) -> None:
 
 
 def _behind(fragment: Fragment) -> list[ops.Op]:
-    found, op = [], fragment.op
-    while op is not fragment.state:
-        found.append(op)
-        op = op.left if isinstance(op, ops.Join) else op.input  # type: ignore[union-attr]
-    return found
+    assert fragment.state is not None
+    return stream_path(fragment.op, fragment.state)
 
 
 class Changelog:
@@ -68,7 +64,7 @@ class Changelog:
         groups = ops.Source("groups", fields.arrow, tuple(fields.names))
         behind = compile_flow(_numbered(fragment.op, state, groups))
         self._behind = FragmentRunner(fragment.op, context, Program(behind), by_row=False)
-        self.is_one_to_one = all(isinstance(op, _ONE_TO_ONE) for op in _behind(fragment))
+        self.is_one_to_one = all(op.is_one_to_one for op in _behind(fragment))  # a group has always one result
         self._names = fragment.op.schema.names
 
     def between(self, before: pa.RecordBatch, now: pa.RecordBatch, existed: np.ndarray) -> Batches:
@@ -122,11 +118,6 @@ def changelog_rows(batch: pa.RecordBatch, op: str) -> pa.RecordBatch:
 
 def _numbered(op: ops.Op, state: ops.Aggregate, source: ops.Source) -> ops.Op:
     """The ops behind an aggregation, over another source, with the number of each row."""
-    if op is state:
-        return source
-    if isinstance(op, ops.Join):
-        return replace(op, left=_numbered(op.left, state, source))
-    below = map_inputs(op, lambda each: _numbered(each, state, source))
-    if isinstance(below, ops.Project):
-        return replace(below, items=(*below.items, Named(_ROW, _NUMBER)))
-    return below
+    path = (replace(each, items=(*each.items, Named(_ROW, _NUMBER))) if isinstance(each, ops.Project) else each
+            for each in stream_path(op, state))
+    return stacked(path, source)

@@ -13,10 +13,8 @@ from scalein.connectors.base import BoundSource
 from scalein.dtypes import Schema
 from scalein.errors import BadArgument, SourceLoc
 from scalein.ir import ops
-from scalein.ir.exprs import columns
 from scalein.ir.passes.null_on_error import untried
 from scalein.ir.printer import dump
-from scalein.ir.rewrite import exprs_of
 from scalein.jobs.fragments import Feed, Fragment, fragments, placeholder
 from scalein.storage.checked_json import Json, as_list, as_map, as_text
 
@@ -32,12 +30,8 @@ def signature(fragment: Fragment) -> str:
     """What the state of a segment depends on: ops around it may change, what it keeps may not."""
     state = fragment.state
     assert state is not None
-    fields = state.input.schema
-    if isinstance(state, ops.Aggregate):
-        used = {name for expr, _ in exprs_of(state) for name in columns(expr)}
-        fields = Schema(tuple(field for field in fields if field.name in used))
-    elif isinstance(state, ops.Distinct):
-        fields = Schema(tuple(field for field in fields if field.name in state.keys))
+    used = state.state_reads()
+    fields = Schema(tuple(field for field in state.input.schema if field.name in used))
     about = dump(untried(replace(state, input=placeholder(state.input.schema))))
     return f"{about.splitlines()[0]}  over {fields!r}"
 

@@ -20,10 +20,7 @@ from scalein.dtypes import Schema
 from scalein.errors import BadArgument, SourceLoc
 from scalein.ir import ops
 from scalein.ir.physical import Node
-from scalein.ir.rewrite import map_inputs, rewrite, walk_ops
-
-_ROW_BY_ROW = (ops.Filter, ops.Project, ops.MapBatches, ops.Explode, ops.Join, ops.Watermark)
-_WITH_STATE = (ops.Aggregate, ops.Distinct, ops.Limit, ops.Sort)
+from scalein.ir.rewrite import rewrite, stacked, stream_path, walk_ops
 
 
 @dataclass(eq=False)
@@ -89,16 +86,14 @@ _lock = threading.RLock()  # whoever holds it may be the one to drop an entry
 
 def cut(root: ops.Op) -> list[Feed]:
     """The sources of a flow, in order, each with the segments its rows pass."""
-    fed: list[ops.Source] = []
-    static: list[ops.Source] = []
-    _sort_out(root, fed, static)
+    fed, static = _sources(root)
     with _lock:
         known = _known.get(id(root))
     # An identity is another op's once its own is gone.
     if known is not None and known.bare == root and all(
             a.data is b.data for a, b in zip(known.static, static, strict=True)):  # fmt: skip
         return [feed.over(source) for feed, source in zip(known.feeds, fed, strict=True)]
-    feeds = list(_cut(root, None))
+    feeds = list(_cut(root))
     for feed in feeds:
         feed.watermark, feed.timed = _marked(feed.first)
     if not {id(source.data) for source in fed} & {id(source.data) for source in static}:
@@ -106,19 +101,19 @@ def cut(root: ops.Op) -> list[Feed]:
     return feeds
 
 
-def _sort_out(op: ops.Op, fed: list[ops.Source], static: list[ops.Source]) -> None:
+def _sources(root: ops.Op) -> tuple[list[ops.Source], list[ops.Source]]:
     """The sources of a flow, as `_cut` comes to them, and those of tables that it joins with."""
-    match op:
-        case ops.Source():
+    fed: list[ops.Source] = []
+    static: list[ops.Source] = []
+    waiting = [root]
+    while waiting:
+        op = waiting.pop()
+        if isinstance(op, ops.Source):
             fed.append(op)
-        case ops.Union():
-            for below in op.inputs:
-                _sort_out(below, fed, static)
-        case ops.Join():
-            _sort_out(op.left, fed, static)
-            static += [below for below in walk_ops(op.right) if isinstance(below, ops.Source)]
-        case _:
-            _sort_out(op.input, fed, static)
+        waiting += reversed(op.streams)
+        static += [below for table in op.inputs[len(op.streams) :] for below in walk_ops(table)
+                   if isinstance(below, ops.Source)]
+    return fed, static
 
 
 def _remember(root: ops.Op, static: list[ops.Source], feeds: list[Feed]) -> None:
@@ -148,10 +143,10 @@ def _marked(first: Fragment) -> tuple[ops.Watermark | None, ops.Op]:
     fragment: Fragment | None = first
     while fragment is not None:
         ends_here = isinstance(fragment.state, ops.Aggregate | ops.Sort)  # rows come out at other times than they go in
-        marks = [op for op in _chain(fragment.before if ends_here else fragment.op, fragment.input)
-                 if isinstance(op, ops.Watermark)]
+        path = stream_path(fragment.before if ends_here else fragment.op, fragment.input)
+        marks = [op for op in path if isinstance(op, ops.Watermark)]
         if marks:
-            return marks[-1], _without_state(marks[-1].input, fragment, below)
+            return marks[0], _without_state(marks[0].input, fragment, below)
         if ends_here:
             break
         below = _without_state(fragment.op, fragment, below)
@@ -159,57 +154,33 @@ def _marked(first: Fragment) -> tuple[ops.Watermark | None, ops.Op]:
     return None, first.input
 
 
-def _chain(op: ops.Op, source: ops.Source) -> Iterator[ops.Op]:
-    """The ops that rows of a segment pass, the last one first."""
-    while op is not source:
-        yield op
-        assert not isinstance(op, ops.Source | ops.Union)
-        op = op.left if isinstance(op, ops.Join) else op.input
-
-
 def _without_state(op: ops.Op, fragment: Fragment, below: ops.Op) -> ops.Op:
     """The plan over another input, with all rows where some would be remembered."""
-    if op is fragment.input:
-        return below
-    if op is fragment.state:
-        assert isinstance(op, ops.Distinct | ops.Limit)
-        op = op.input
-        return _without_state(op, fragment, below)
-    return map_inputs(op, lambda each: _without_state(each, fragment, below))
+    return stacked((each for each in stream_path(op, fragment.input) if each is not fragment.state), below)
 
 
-def _cut(top: ops.Op, then: Fragment | None) -> Iterator[Feed]:
-    """The feeds below an op whose rows go to a segment."""
-    op, has_state = top, False
-    while True:
-        if isinstance(op, _ROW_BY_ROW):
-            op = op.left if isinstance(op, ops.Join) else op.input
-        elif isinstance(op, _WITH_STATE) and not has_state:
-            op, has_state = op.input, True
-        else:
-            break
-    fragment = _fragment(top, op, then)
-    match op:
-        case ops.Source():
+def _cut(root: ops.Op) -> Iterator[Feed]:
+    """The feeds of a flow, each with the fragment that its rows come to first."""
+    waiting: list[tuple[ops.Op, Fragment | None]] = [(root, None)]
+    while waiting:
+        top, then = waiting.pop()
+        op, has_state = top, False
+        while op.is_row_by_row or (op.has_state and not has_state):
+            has_state = has_state or op.has_state
+            (op,) = op.streams
+        fragment = _fragment(top, op, then)
+        if isinstance(op, ops.Source):
             yield Feed(op, fragment, None)
-        case ops.Union():
-            for below in op.inputs:
-                yield from _cut(below, fragment)
-        case _:
-            yield from _cut(op, fragment)
+        else:
+            waiting += [(below, fragment) for below in reversed(op.streams if isinstance(op, ops.Union) else (op,))]
 
 
 def _fragment(top: ops.Op, bottom: ops.Op, then: Fragment | None) -> Fragment:
     """The ops from one down to another, which its input takes the place of."""
     source = placeholder(bottom.schema)
     op = over(top, bottom, source)
-    state = None
-    below = op
-    while below is not source:
-        if isinstance(below, _WITH_STATE):
-            state = below
-        assert not isinstance(below, ops.Source | ops.Union)
-        below = below.left if isinstance(below, ops.Join) else below.input
+    state = next((each for each in stream_path(op, source) if each.has_state), None)
+    assert isinstance(state, ops.Aggregate | ops.Distinct | ops.Limit | ops.Sort | None)
     return Fragment(op, source, state, then)
 
 
@@ -220,11 +191,7 @@ def placeholder(schema: Schema) -> ops.Source:
 
 def over(op: ops.Op, old: ops.Op, new: ops.Op) -> ops.Op:
     """The plan with another op in the place of one on its way; a static table may hold the same one, and keeps it."""
-    if op is old:
-        return new
-    if isinstance(op, ops.Join):
-        return replace(op, left=over(op.left, old, new))
-    return map_inputs(op, lambda below: over(below, old, new))
+    return stacked(stream_path(op, old), new)
 
 
 def check_bounded(feeds: list[Feed], is_bounded: bool, emit: str, at: SourceLoc) -> None:

@@ -24,11 +24,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from scalein.connectors.clock import clock
 from scalein.connectors.sinks.sink_writer import SinkWriter
 from scalein.errors import BadArgument, LateData, ScaleinError, StoreFailed, here
 from scalein.exec.bounded import batches
 from scalein.exec.event_time import IDLE_S
+from scalein.exec.schedule import schedule
 from scalein.jobs.checkpoint import Checkpoint
 from scalein.jobs.coordinator import Coordinator
 from scalein.jobs.dead_letters import in_columns
@@ -70,7 +70,8 @@ class Job:
         self._sinks = {name: SinkWriter(sink, name, plan.at) for name, sink in plan.sinks.items()}
         self._metrics = Metrics()
         self._has_warned = False
-        self._clock = clock()
+        self._schedule = schedule()
+        self._clock = self._schedule.clock()
         self._checkpoint = None if plan.checkpoint is None else Checkpoint(plan.checkpoint)
         self._own_folder = _own_folder() if plan.checkpoint is None else None
         self._workers = plan.options.workers
@@ -162,7 +163,7 @@ class Job:
             if self._wants_stop == "drain":
                 self._feeds.end()
             start = time.monotonic()
-            most = min(STEP_ROWS, step_rows)
+            most = self._schedule.round_rows(min(STEP_ROWS, step_rows))
             deliveries = self._feeds.take(most, min(QUIET_S, max(due - self._clock.now(), 0.001)))
             now = time.monotonic()
             self._metrics.wait_s += now - start

@@ -18,6 +18,7 @@ from scalein.exec.event_time import as_integers, extent
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named, type_of
 from scalein.ir.physical import identity
+from scalein.ir.rewrite import stream_path
 from scalein.jobs.fragments import Fragment
 from scalein.jobs.operators import Morsel, filtered
 from scalein.options import Options
@@ -114,19 +115,4 @@ class Lateness:
 
 def _passes_through(op: ops.Op, name: str, source: ops.Op) -> bool:
     """Whether a column is the input's own, so that its least value can be looked up there."""
-    while op is not source:
-        match op:
-            case ops.Filter() | ops.Watermark():
-                op = op.input
-            case ops.Explode(column=column) if column != name:
-                op = op.input
-            case ops.Join() if name in op.left.schema.names:
-                op = op.left
-            case ops.Project():
-                item = next(item for item in op.items if item.name == name)
-                if not isinstance(item.expr, Col) or item.expr.name != name:
-                    return False
-                op = op.input
-            case _:
-                return False
-    return True
+    return all(each.hands_on(name) for each in stream_path(op, source))

@@ -30,7 +30,7 @@ from scalein.ir.physical import Node, Scan, walk_nodes
 from scalein.jobs.fragments import Fragment, over, placeholder
 from scalein.options import Options
 from scalein.state import LogStore
-from scalein.state.row_buffer import RowLog
+from scalein.state.row_buffer import RowBuffer
 from scalein.storage.checked_json import Json, as_int, as_map
 
 Batches = list[pa.RecordBatch]
@@ -262,7 +262,7 @@ class Sort(Stateless):
     def __init__(self, fragment: Fragment, context: Context, state: Json) -> None:
         super().__init__(fragment, context)
         self._runner = FragmentRunner(fragment.op, context, self._runner.program, by_row=False)
-        self._log = RowLog(context.folder, fragment.input.arrow, context.options.memory)
+        self._log = RowBuffer(context.folder, fragment.input.arrow, context.options.memory)
         if state is not None:
             self._log.restore(state)
 
@@ -272,20 +272,20 @@ class Sort(Stateless):
         return []
 
     def finish(self) -> Batches:
-        found = self._runner.run([self._log.batch(each) for each in self._log.kept])
+        found = self._runner.run([self._log.batch(each) for each in self._log.segments])
         self._log.replace([])
         return found
 
     @property
     def state_bytes(self) -> int:
-        return self._log.held_bytes
+        return self._log.memory_bytes
 
     def snapshot(self) -> SnapshotFuture:
-        kept = list(self._log.kept)
+        kept = list(self._log.segments)
         return lambda: self._log.to_json(kept)
 
     def retain(self, kept: list[Json]) -> None:
-        self._log.remove_others(files_of(kept))
+        self._log.remove_unreferenced(files_of(kept))
 
 
 # --- shared by operators

@@ -19,11 +19,10 @@ from scalein.exec.bounded import Program, StandingProgram
 from scalein.exec.error_location import placed
 from scalein.exec.event_time import as_integers
 from scalein.ir import ops
-from scalein.ir.exprs import Call, Lit, Named, columns, type_of
+from scalein.ir.exprs import Call, Lit, Named, type_of
 from scalein.ir.partials import TwoPhase, by_window, finished_rows, two_phase
 from scalein.ir.passes.fuse import fuse
 from scalein.ir.physical import Host, Limit, Node, Pipeline, Scan, Sort, WindowAggregate, identity
-from scalein.ir.rewrite import exprs_of
 from scalein.jobs.fragments import Fragment, over, placeholder
 from scalein.jobs.lateness import Lateness
 from scalein.jobs.operators import (
@@ -50,7 +49,7 @@ class Timed:
         assert isinstance(fragment.state, ops.Aggregate)
         self._fragment, self._contexts = fragment, context
         self._window = fragment.state.window
-        used = {name for expr, _ in exprs_of(fragment.state) for name in columns(expr)}
+        used = fragment.state.state_reads()
         fields = Schema(tuple(field for field in fragment.before.schema if field.name in used)
                         or tuple(fragment.before.schema)[:1])
         self._names = fields.names
@@ -234,7 +233,7 @@ def all_computed(fragment: Fragment, keeps_all: bool) -> ops.Op:
     """All that a group computes of a row, as columns. In a row without a time, it computes nothing more."""
     state = fragment.state
     assert isinstance(state, ops.Aggregate)
-    found = [expr for expr, _ in exprs_of(state)]
+    found = [expr for expr, _ in state.exprs()]
     time = None if state.window is None else state.window.time
     if time is not None and time.nullable:
         there = Call("is_not_null", (time,), dtype=BOOL, nullable=False)

@@ -18,9 +18,9 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from scalein.connectors.base import BoundSource
-from scalein.connectors.clock import clock
 from scalein.connectors.in_memory import Batches
 from scalein.errors import BadData
+from scalein.exec.schedule import schedule
 from scalein.storage.checked_json import Json, as_int, as_list
 
 PIECE_ROWS = 1 << 21
@@ -188,7 +188,8 @@ class SourceReaders:
             for reader in reading:
                 reader.hold_within(memory // len(reading))
         self._rate = rows_per_second
-        self._clock = clock()
+        self._schedule = schedule()
+        self._clock = self._schedule.clock()
         self._changed = threading.Condition()
         self._taken = 0
         self._began = self._clock.now()
@@ -268,9 +269,9 @@ class SourceReaders:
             ready = [k for k, reader in enumerate(self.readers) if reader.pending]
             if not ready:
                 break
-            self._turn = next((k for k in ready if k > self._turn), ready[0])
+            self._turn = self._schedule.next_port(ready, self._turn)
             reader = self.readers[self._turn]
-            delivery = reader.take(None if self._rate is None else most - rows)
+            delivery = reader.take(self._schedule.piece_rows() if self._rate is None else most - rows)
             rows += delivery.batch.num_rows
             found.append(delivery)
             self._go_on(reader)

@@ -42,7 +42,7 @@ from scalein.jobs.operators import (
 from scalein.jobs.partials import FOREVER, ROW, Finish, Partial, group_of
 from scalein.jobs.running_aggregate import RunningAggregate
 from scalein.jobs.window_close import WindowCloser
-from scalein.state.row_buffer import Kept, RowLog
+from scalein.state.row_buffer import BufferSegment, RowBuffer
 from scalein.storage.checked_json import Json, as_map
 
 MOST_KEYS, MOST_VALUES = 16, 32  # columns of a store
@@ -87,7 +87,7 @@ class WindowedAggregate(WindowCloser, Partial):
         self._by, self._slice = self._two.final.keys, self._two.combine.table.window
         self._columns = [name for name in self._two.partial.schema.names if name != "window_end"]
         schema = pa.schema([self._two.partial.schema.arrow.field(name) for name in self._columns])
-        self._log = RowLog(context.folder, schema, context.options.memory)
+        self._log = RowBuffer(context.folder, schema, context.options.memory)
         self._restore(state)
         self._together = 0  # rows when they were put together last
         self._trial: StandingProgram | None = None
@@ -153,8 +153,8 @@ class WindowedAggregate(WindowCloser, Partial):
     def _keep(self, partials: Batches) -> None:
         for batch in partials:
             self._add(batch.select(self._columns))
-        if self._log.rows > max(FEW_ROWS, GROWN * self._together) or len(self._log.kept) > MOST_BATCHES:
-            waiting = list(self._log.kept)
+        if self._log.rows > max(FEW_ROWS, GROWN * self._together) or len(self._log.segments) > MOST_BATCHES:
+            waiting = list(self._log.segments)
             self._log.replace([])
             for part in self._parts(waiting, Part(-FOREVER, FOREVER), self._slice):
                 for batch in self._combine.run(self._given(waiting, part, self._slice)):
@@ -233,7 +233,7 @@ class SlidingAggregate(WindowedAggregate):
             yield from super()._finished(after, end)
             return
         found = self._ring.ring
-        if not found.is_divided and not any(each.first < end for each in self._log.kept):
+        if not found.is_divided and not any(each.first < end for each in self._log.segments):
             found.close(after, end)
             yield from [] if self._puts_off else self.given()
             return
@@ -250,14 +250,14 @@ class SlidingAggregate(WindowedAggregate):
         except ComputeError as error:
             raise placed(error, self._fragment.op, self._ring.node) from None
 
-    def _waiting(self, end: int) -> list[Kept]:
+    def _waiting(self, end: int) -> list[BufferSegment]:
         return super()._waiting(end) + self._held(end)
 
-    def _held(self, end: int) -> list[Kept]:
+    def _held(self, end: int) -> list[BufferSegment]:
         """What the ring has of slices before a time."""
         batches = [] if self._ring is None else self._ring.ring.partials(end)
         found = ((batch.select(self._columns), extent(batch.column(self._slices))) for batch in batches)
-        return [Kept(*within, batch.num_rows, batch) for batch, within in found if within]
+        return [BufferSegment(*within, batch.num_rows, batch) for batch, within in found if within]
 
     def _drop(self, first_open: int) -> None:
         super()._drop(first_open)
@@ -274,7 +274,7 @@ class SlidingAggregate(WindowedAggregate):
         yield from self.given()
         self._ring, self._has_ring = None, False
 
-    def _frozen(self) -> list[Kept]:
+    def _frozen(self) -> list[BufferSegment]:
         return super()._frozen() + self._held(FOREVER)
 
 
@@ -293,7 +293,7 @@ class BufferedAggregate(WindowCloser):
         self._by = tuple(key.expr for key in fragment.state.keys)
         self.reads = self._reads(self._before.program.node)
         schema = self._before.program.node.schema.arrow.append(pa.field(_SLICE, pa.int64()))
-        self._log = RowLog(context.folder, schema, context.options.memory)
+        self._log = RowBuffer(context.folder, schema, context.options.memory)
         self._size = group_of(root).table.slice_size
         self._restore(state)
 
@@ -308,8 +308,8 @@ class BufferedAggregate(WindowCloser):
         return []
 
     def settle(self) -> None:
-        if len(self._log.kept) > MOST_BATCHES:
-            self._log.join()
+        if len(self._log.segments) > MOST_BATCHES:
+            self._log.coalesce()
 
     def _in_order(self, morsels: Iterable[Morsel]) -> Iterator[pa.RecordBatch]:
         """Rows of the group's input: batches in which all rows are in time, together, and others between them."""

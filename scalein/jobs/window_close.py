@@ -18,14 +18,14 @@ from scalein.ir.exprs import Expr, columns
 from scalein.jobs.close_batches import KeyShares, Part, most_bytes, parts_of
 from scalein.jobs.operators import Batches, SnapshotFuture, files_of, filtered
 from scalein.jobs.partials import FOREVER, Finish, Timed
-from scalein.state.row_buffer import Kept, RowLog
+from scalein.state.row_buffer import BufferSegment, RowBuffer
 from scalein.storage.checked_json import Json, as_int, as_map
 
 
 class WindowCloser(Timed):
     """Batches that wait in a log until the windows close that their slices are in."""
 
-    _log: RowLog
+    _log: RowBuffer
     _finish: Finish
     _slices: str  # the column with the start of a row's slice
     _by: tuple[Expr, ...]  # the keys of what waits
@@ -36,7 +36,7 @@ class WindowCloser(Timed):
 
     @property
     def next_end(self) -> int | None:  # type: ignore[override]
-        starts = [each.first for each in self._log.kept]
+        starts = [each.first for each in self._log.segments]
         if self._window is None or not starts:
             return None
         size, every = self._window.size, self._window.every
@@ -53,7 +53,7 @@ class WindowCloser(Timed):
 
     @property
     def state_bytes(self) -> int:
-        return self._log.held_bytes
+        return self._log.memory_bytes
 
     def _add(self, batch: pa.RecordBatch) -> None:
         found = extent(batch.column(self._slices))
@@ -84,11 +84,11 @@ class WindowCloser(Timed):
             elif given:
                 yield from self._finish.between(given, part.after, part.end)
 
-    def _waiting(self, end: int) -> list[Kept]:
+    def _waiting(self, end: int) -> list[BufferSegment]:
         """What waits for windows that begin before a time."""
-        return [each for each in self._log.kept if each.first < end]
+        return [each for each in self._log.segments if each.first < end]
 
-    def _parts(self, waiting: list[Kept], whole: Part, window: ops.Window | None) -> Iterable[Part]:
+    def _parts(self, waiting: list[BufferSegment], whole: Part, window: ops.Window | None) -> Iterable[Part]:
         """A part of what waits, in smaller ones if it is too large."""
         most = most_bytes(self._contexts.options.memory)
         if most is None or (size := sum(self._log.batch(each).nbytes for each in waiting)) <= most:
@@ -99,13 +99,13 @@ class WindowCloser(Timed):
         sizes = rows * (size / max(1, sum(each.rows for each in waiting)))
         return parts_of(whole, starts, sizes.astype(np.int64), window, most, any(map(columns, self._by)))
 
-    def _given(self, waiting: list[Kept], part: Part, window: ops.Window | None) -> Batches:
+    def _given(self, waiting: list[BufferSegment], part: Part, window: ops.Window | None) -> Batches:
         """What a part needs of batches that wait."""
         least = -FOREVER if window is None else max(-FOREVER, part.after + window.every - window.size)
         found = [self._within(each, least, part) for each in waiting if each.last >= least and each.first < part.end]
         return [batch for batch in found if batch.num_rows]
 
-    def _within(self, kept: Kept, least: int, part: Part) -> pa.RecordBatch:
+    def _within(self, kept: BufferSegment, least: int, part: Part) -> pa.RecordBatch:
         batch = self._log.batch(kept)
         if kept.first < least or kept.last >= part.end:
             starts = self._starts(batch)
@@ -124,7 +124,7 @@ class WindowCloser(Timed):
     def _drop(self, first_open: int) -> None:
         """Forget slices that no open window has a part in."""
         kept = []
-        for each in self._log.kept:
+        for each in self._log.segments:
             if each.first >= first_open:
                 kept.append(each)
             elif each.last >= first_open:
@@ -132,17 +132,18 @@ class WindowCloser(Timed):
                 batch = filtered(batch, pa.array(self._starts(batch) >= first_open))
                 found = extent(batch.column(self._slices))
                 assert found is not None
-                kept.append(Kept(*found, batch.num_rows, batch))
-        if len(kept) < len(self._log.kept) or any(a is not b for a, b in zip(kept, self._log.kept, strict=True)):
+                kept.append(BufferSegment(*found, batch.num_rows, batch))
+        old = self._log.segments
+        if len(kept) < len(old) or any(a is not b for a, b in zip(kept, old, strict=True)):
             self._log.replace(kept)
 
     def snapshot(self) -> SnapshotFuture:
         kept, about = self._frozen(), {"closed": self._closed, **self._counting}
         return lambda: {**self._log.to_json(kept), **about}
 
-    def _frozen(self) -> list[Kept]:
+    def _frozen(self) -> list[BufferSegment]:
         """All that waits."""
-        return list(self._log.kept)
+        return list(self._log.segments)
 
     def _restore(self, state: Json) -> None:
         if state is not None:
@@ -151,4 +152,4 @@ class WindowCloser(Timed):
             self._count_from(state)
 
     def retain(self, kept: list[Json]) -> None:
-        self._log.remove_others(files_of(kept))
+        self._log.remove_unreferenced(files_of(kept))

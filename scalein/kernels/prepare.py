@@ -7,30 +7,34 @@ there are few variants.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from scalein.dtypes import Schema
-from scalein.interp import evaluate
-from scalein.ir.exprs import Call, Col, Expr, type_of
+from scalein.dtypes import STR, Kind, Schema
+from scalein.ir.exprs import Call, Col, Expr, Named, type_of
+from scalein.ir.functions.registry import python_function
 from scalein.ir.stages import Collect, DedupStep, FromBatches, Group, Partition, Probe, Read, Sink, Stage, Step
 from scalein.ir.store_kernels import Lookup, Upsert
 from scalein.ir.tables import Acc, AccKind, Key, Output, Table
 from scalein.kernels.bind import addressable, bind, bind_codes, code_bits, form_of, has_nulls
 from scalein.kernels.call import kernel
+from scalein.kernels.output import collected
 from scalein.kernels.specialise import Specialiser, code_name, needed
 from scalein.layout import COLUMN, FrameData, size_of
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
 
-# LLVM's time for a kernel grows faster than its columns: 200 products take seconds to vectorize. Where a known,
-# small input would be done long before, a wide kernel is compiled briefly.
+# A kernel of many columns takes long to vectorize, although it is compiled in parts. Where a known, small input would
+# be done long before, it is compiled briefly.
 WIDE = 48
-FEW_ROWS = 1 << 22
+FEW_ROWS = 1 << 18
+MOST_VARIANTS = 16  # of a kernel, for other facts of the input
+
+FEW_WORDS = 4096  # of a dictionary: Python computes an expression for them before LLVM has compiled it (20 ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,7 @@ class Prepared:
     key_exprs: tuple[Expr, ...] = ()
     few_rows: bool = False
     knows_all: bool = False  # facts of the whole input, so that no batch will bring news
+    variants: dict[Hashable, tuple[Stage, dict[Expr, Read], Compiled]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         read = needed(self.steps, self.exprs)
@@ -120,7 +125,7 @@ class Prepared:
     def learn(self, batch: pa.RecordBatch) -> bool:
         """Take a batch's facts in; true if a new kernel is needed."""
         changed = self.compiled is None
-        for name in self.names:
+        for name in () if self.knows_all else self.names:
             array = batch.column(name)
             old = self.facts.get(name)
             nulls = (old is not None and old.nulls) or has_nulls(array)
@@ -135,7 +140,8 @@ class Prepared:
             self.few_rows, self.knows_all = table.num_rows < FEW_ROWS, True
             for name in self.names:
                 column = table[name]
-                nulls = any(map(has_nulls, column.chunks))
+                nulls = bool(column.null_count) or (
+                    pa.types.is_dictionary(column.type) and any(map(has_nulls, column.chunks)))
                 self.facts[name] = Facts(form_of(column.type), nulls, code_bits(column.type))
 
     def specialise(self) -> Stage:
@@ -177,6 +183,37 @@ class Prepared:
         self.compiled = kernel(self.stage, self.options)
         return self.compiled
 
+    @property
+    def known_facts(self) -> Hashable:
+        """What kernels depend on, as far as the data decides it."""
+        return self.few_rows, self.knows_all, *self.facts.items()
+
+    def compile_known(self, mode: Hashable = None) -> Compiled:
+        """The kernel for the facts of the whole input: one that was made for the same facts and `mode`, or a new one.
+
+        `mode` is what the sink depends on besides.
+        """
+        key = (mode, self.known_facts)
+        known = self.variants.get(key)
+        if known is None:
+            compiled = self.compile()
+            if len(self.variants) == MOST_VARIANTS:
+                self.variants.clear()
+            assert self.stage is not None
+            self.variants[key] = (self.stage, self.lookups, compiled)
+            return compiled
+        self.stage, self.lookups, self.compiled = known
+        return self.compiled
+
+    def renew(self, table: pa.Table | None) -> None:
+        """Take the facts of the data of another run."""
+        self.compiled = None
+        self.assume(table)
+
+    def release(self) -> None:
+        """Let go of the data of a run that has ended."""
+        self.tables, self.interners = {}, {}
+
     def bind(self, frame: FrameData, batch: pa.RecordBatch) -> None:
         """Point the frame at a batch whose facts have been learned."""
         assert self.stage is not None
@@ -209,7 +246,7 @@ class Prepared:
             case Call("#match", params=(int() as number,)):
                 return self.joins[number].rows_of(dictionary)
             case _:
-                return _evaluated(expr, read, dictionary)
+                return _table(expr, read, dictionary, self.options)
 
     def key_values(self, position: int) -> pa.Array:
         """The strings that ids of a coded key stand for."""
@@ -237,15 +274,37 @@ def _place(buffer: pa.Buffer | None) -> int:
     return 0 if buffer is None else int(buffer.address)
 
 
-def _evaluated(expr: Expr, read: Read, dictionary: pa.Array) -> np.ndarray:
-    """The bytes of an expression for every value of a dictionary; it has one for each (see `Specialiser`)."""
-    values = evaluate(expr, pa.RecordBatch.from_arrays([dictionary], [read.via]))
-    values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-    if pa.types.is_boolean(values.type):
-        return np.asarray(values.cast(pa.uint8()))
-    width = size_of(type_of(expr))
-    data = np.frombuffer(values.buffers()[1] or b"", np.uint8)
-    return np.ascontiguousarray(data[values.offset * width : (values.offset + len(values)) * width])
+def _table(expr: Expr, read: Read, dictionary: pa.Array, options: Options) -> np.ndarray:
+    """An expression's value for every word of a dictionary; it has one for each (see `Specialiser`).
+
+    Few words are folded as constants are: a kernel of the expression's own would take longer to compile, for each
+    constant in it anew. Many are a column like any other to that kernel.
+    """
+    function = python_function(expr) if len(dictionary) <= FEW_WORDS else None
+    dtype = type_of(expr)
+    if function is not None and (dtype.is_number or dtype.kind is Kind.BOOL):
+        try:
+            found = [function(word) for word in dictionary.to_pylist()]
+        except (ArithmeticError, ValueError):
+            pass
+        else:
+            return np.array(found, dtype.arrow.to_pandas_dtype())
+    items = (Named("value", Specialiser({read.via: False}, {}, {}, lambda number, column: False).expr(expr)),)
+    column = Read(read.via, STR, "str32", nulls=False)
+    compiled = kernel(Stage("lookup", FromBatches((column,)), (), Collect(items), brief=True), options)
+    frame = compiled.kernel.frame.new()
+    bind(frame, dictionary, column)
+    frame["row"], frame["end"] = 0, len(dictionary)
+    return np.concatenate([_bytes(part, size_of(dtype))
+                           for (part,) in collected(compiled, frame, items, len(dictionary))])
+
+
+def _bytes(array: pa.Array, width: int) -> np.ndarray:
+    """The values of an array without nulls, as a kernel writes and reads them."""
+    if pa.types.is_boolean(array.type):
+        return np.asarray(array.cast(pa.uint8()))
+    data = np.frombuffer(array.buffers()[1] or b"", np.uint8)
+    return data[array.offset * width : (array.offset + len(array)) * width]
 
 
 def _sink_exprs(sink: Sink) -> Iterable[Expr]:
@@ -285,7 +344,7 @@ def specialised_table(table: Table, keys: Iterable[Expr], special: Specialiser,
     """
     new_keys = tuple(special.key(key) for key in keys)
     window = None if table.window is None else replace(table.window, time=special.expr(table.window.time))
-    accs: list[Acc] = []
+    accs: dict[Acc, int] = {}  # with their numbers
     numbers: list[int] = []
     for acc in table.accs:
         is_by_code = acc.kind is AccKind.DISTINCT and acc.arg is not None and type_of(acc.arg).is_string
@@ -294,9 +353,7 @@ def specialised_table(table: Table, keys: Iterable[Expr], special: Specialiser,
         every_row = acc.arg is not None and not acc.arg.nullable and not special.may_fail(acc.arg)
         if acc.kind is AccKind.VALID and every_row and not nullable:
             acc = Acc(AccKind.ROWS)
-        if acc not in accs:
-            accs.append(acc)
-        numbers.append(accs.index(acc))
+        numbers.append(accs.setdefault(acc, len(accs)))
     grouped = bool(new_keys) or window is not None
     outputs = tuple(_output(o, tuple(numbers[n] for n in o.accs), grouped) for o in table.outputs)
     keyed = with_keys(table, new_keys, nullable)

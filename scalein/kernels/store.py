@@ -163,30 +163,30 @@ class StoreKernels:
         call(compiled, frame)
         return records[: frame["out.count"]], found[: frame["out.count"]]
 
-    def retain(self, target: Target, extents: np.ndarray, least_hits: int, drop: int) -> int:
-        """Copy those with so many hits among the records of groups to new chunks, with half of their hits, and put
-        them into the index of the groups, which is empty. Gives the number of the others, but for those with a flag of
-        `drop`. `extents`: addresses of records that lie one behind the other, and how many. Without text.
+    def retain(self, target: Target, extents: np.ndarray, least_accesses: int, drop: int) -> int:
+        """Copy the records of groups with at least so many accesses to new chunks, with half of their accesses, and
+        insert them into the index of the groups, which is empty. Returns the number of the others, without those with a
+        flag of `drop`. `extents`: addresses and numbers of contiguous records. Without text.
         """
         compiled, frame = self._ready(Stage("retain", FromRecords(), (), Retain(self._table)))
         frame.point("extents", extents)
-        frame["end"], frame["least"], frame["drop"] = len(extents), least_hits, drop
+        frame["end"], frame["least"], frame["drop"] = len(extents), least_accesses, drop
         _run(compiled, frame, target, 0)
         return frame["leaving"]
 
-    def evict(self, base: int, size: int, words: np.ndarray, least_hits: int, drop: int,
-              room: SortedRecords) -> SortedRecords:
-        """Those others, in order. `words` were in the index of the groups, of an arena of `size` bytes at `base`;
-        `room` has room for all of them.
+    def evict(self, base: int, size: int, words: np.ndarray, least_accesses: int, drop: int,
+              into: SortedRecords) -> SortedRecords:
+        """The others, sorted by hash, in `into`, which has space for all of them. `words` were in the index of the
+        groups, whose arena has `size` bytes at `base`.
         """
         compiled, frame = self._ready(Stage("evict", FromRecords(), (), Evict(self._table)))
-        for slot, array in (("words", words), ("out.hashes", room.hashes), ("out.pointers", room.pointers)):
+        for slot, array in (("words", words), ("out.hashes", into.hashes), ("out.pointers", into.pointers)):
             frame.point(slot, array)
-        frame["end"], frame["least"], frame["drop"] = len(words), least_hits, drop
+        frame["end"], frame["least"], frame["drop"] = len(words), least_accesses, drop
         frame["table.arena"], frame["table.arena_size"] = base, size
         call(compiled, frame)
         count = frame["out.count"]
-        return SortedRecords(room.hashes[:count], room.pointers[:count])
+        return SortedRecords(into.hashes[:count], into.pointers[:count])
 
     def merge_sorted(self, lists: Sequence[SortedRecords], allocate: Allocate = new_buffer) -> SortedRecords:
         """SortedRecords lists, at least one and the oldest first, in one; of equal hashes the older ones first."""

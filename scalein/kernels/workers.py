@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -28,23 +29,26 @@ class Does(Protocol[Work]):
     def do(self, unit: Work, /) -> None: ...
 
 
-def each_worker(workers: Sequence[Does[Work]], work: Iterator[Work]) -> None:
-    """Run all units, each on one of the workers."""
+def each_worker(workers: Sequence[Does[Work]], work: Iterator[Work], deal: Callable[[int], int] | None = None) -> None:
+    """Run all units, each on one of the workers: the first that is free, or the one that `deal` gives it to."""
     if len(workers) == 1:
         for unit in work:
             workers[0].do(unit)
         return
     lock, stop = threading.Lock(), threading.Event()
+    dealt: list[deque[Work]] = [deque() for _ in workers]  # units that `deal` gave to workers which are busy
 
-    def loop(worker: Does[Work]) -> None:
+    def loop(number: int, worker: Does[Work]) -> None:
         while not stop.is_set():
             with lock:
-                unit = next(work, None)
+                while deal is not None and not dealt[number] and (unit := next(work, None)) is not None:
+                    dealt[deal(len(workers))].append(unit)
+                unit = next(work, None) if deal is None else dealt[number].popleft() if dealt[number] else None
             if unit is None:
                 return
             worker.do(unit)
 
-    side_by_side([partial(loop, worker) for worker in workers], stop)
+    side_by_side([partial(loop, number, worker) for number, worker in enumerate(workers)], stop)
 
 
 def begin(stop: threading.Event, workers: int) -> None:

@@ -4,7 +4,7 @@ The disk cache holds machine code, so it must be as private as the user's own pr
 belongs to the user and nobody else may write to it, else it is not used at all. It never raises: an
 unwritable home, a read-only container, a full disk or a damaged file all mean compiling again.
 Many processes may use it at once: a file appears whole under its final name or not at all, and its
-content is checked before it is linked.
+content is checked before it is linked. The folder is trimmed to 256 MB by the time of last use.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
@@ -33,6 +34,16 @@ if TYPE_CHECKING:
     from scalein.llvm_backend.stage import Lowered
 
 _MAGIC = b"scalein kernel 1\n"
+_TEMPORARY = "unfinished-"
+
+# Packages below scalein/ that shape code, with all that is in them; the modules right in scalein/ do as well.
+_SHAPES_CODE = ("ir", "kernels", "llvm_backend")
+
+# Of the folder: more is trimmed to three quarters of it, what has not been used for longest first.
+MOST_BYTES = 256 << 20
+TRIM_EVERY = 32  # files written, on average: looking at all of them takes as long as compiling a kernel
+USED_S = 24 * 3600  # the time of a file's last use is right within this
+LEFT_OVER_S = 3600  # the age at which a file that is not whole was left by a process that ended
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,21 +72,23 @@ def _code_version() -> str:
 
 
 def _version_now() -> str:
-    """Changes whenever the compiler itself does: the release, and the state of its files."""
+    """Changes whenever the compiler does: the release, and the state of each file that shapes code or stages."""
     release = scalein.__version__
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    facts = [release]
     if not os.path.isdir(root):  # in a zip: scalein.spark.ship, or --py-files
         with open(os.path.dirname(root), "rb") as file:
             return f"{release}|{hashlib.sha256(file.read()).hexdigest()}"
-    for folder in ("llvm_backend", os.path.join("llvm_backend", "sinks"), "ir"):
-        with os.scandir(os.path.join(root, folder)) as entries:
-            found = [(e.name, e.stat()) for e in entries if e.name.endswith(".py")]
-        facts += sorted(f"{name}:{file.st_size}:{file.st_mtime_ns}" for name, file in found)
-    for name in ("layout.py", "dtypes.py"):
-        with open(os.path.join(root, name), "rb") as file:
-            facts.append(hashlib.sha256(file.read()).hexdigest())
-    return "|".join(facts)
+    found = [("", root), *((name, os.path.join(root, name)) for name in _SHAPES_CODE)]
+    facts: list[str] = []
+    for name, folder in found:  # grows on the way
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.endswith(".py"):
+                    state = entry.stat()
+                    facts.append(f"{name}/{entry.name}:{state.st_size}:{state.st_mtime_ns}")
+                elif name and entry.is_dir() and entry.name != "__pycache__":
+                    found.append((f"{name}/{entry.name}", entry.path))
+    return "|".join((release, *sorted(facts)))
 
 
 _code_version()  # at once: files may change before the first kernel
@@ -171,6 +184,9 @@ def _from_disk(key: str, folder: str, started: float) -> Compiled | None:
         descriptor = os.open(os.path.join(home, f"{key}.kernel"), os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
         with open(descriptor, "rb") as file:
             facts = os.fstat(file.fileno())
+            if time.time() - facts.st_mtime > USED_S:
+                with suppress(OSError):  # it only gets trimmed earlier
+                    os.utime(file.fileno())
             if facts.st_uid != os.getuid() or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 return None
             content = file.read()
@@ -196,7 +212,7 @@ def _to_disk(key: str, folder: str, lowered: Lowered, image: bytes) -> None:
     body = json.dumps(about).encode() + b"\n" + image
     content = _MAGIC + hashlib.sha256(body).hexdigest().encode() + body
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=home)  # mode 0600
+        descriptor, temporary = tempfile.mkstemp(dir=home, prefix=_TEMPORARY)  # mode 0600
         try:
             with open(descriptor, "wb") as file:
                 file.write(content)
@@ -205,3 +221,33 @@ def _to_disk(key: str, folder: str, lowered: Lowered, image: bytes) -> None:
             os.unlink(temporary)
     except OSError:
         return
+    if int(key[:8], 16) % TRIM_EVERY == 0:  # digests are as good as random, whatever the number of processes
+        trim(home)
+
+
+def trim(home: str) -> None:
+    """Remove the files used longest ago while the folder is too large, and what dead processes left half-written.
+
+    Other processes may trim, write and read at the same time: a file that is gone is compiled again.
+    """
+    files: list[tuple[float, int, str]] = []
+    now = time.time()
+    try:
+        with os.scandir(home) as entries:
+            for entry in entries:
+                with suppress(OSError):  # just removed by another process
+                    facts = entry.stat(follow_symlinks=False)
+                    if entry.name.endswith(".kernel"):
+                        files.append((facts.st_mtime, facts.st_size, entry.path))
+                    elif entry.name.startswith(_TEMPORARY) and now - facts.st_mtime > LEFT_OVER_S:
+                        os.unlink(entry.path)
+    except OSError:
+        return
+    total = sum(size for _, size, _ in files)
+    if total > MOST_BYTES:
+        for _, size, path in sorted(files):
+            if total <= MOST_BYTES * 3 // 4:
+                break
+            with suppress(OSError):
+                os.unlink(path)
+            total -= size

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from llvmlite import ir
 
 from scalein.layout import OUT_OF_BOUNDS
-from scalein.llvm_backend.fn import I8, Fn, Var, const
+from scalein.llvm_backend.fn import I8, I64, Fn, Var, const
 
 
 @dataclass(slots=True)
@@ -24,15 +24,36 @@ class Code:
     failed: Var | None = None
     rounds: Var | None = None  # of joins that multiply rows, in this call
     never_null: list[bool] = field(default_factory=list)  # of the collected columns
+    sure: dict[object, bool] = field(default_factory=dict)  # the same by the key of the part that writes them
     checks: list[str] = field(default_factory=list)  # of safe mode
     strings: dict[bytes, int] = field(default_factory=dict)
 
     def fail(self, what: str, condition: ir.Value) -> None:
         """Remember `what` if `condition` holds for a live, valid row."""
-        self.fail_bits(self.f.b.select(condition, const(1 << self.bit(what)), const(0)))
+        mark = self.f.labelled_constant(what, lambda text: 1 << self.bit(text))
+        if mark is None:
+            mark = const(1 << self.bit(what))
+        self.fail_bits(self.f.b.select(condition, mark, const(0)))
+
+    def part(self, body: Callable[[], None], key: object = None, names: tuple[str, ...] = ()) -> None:
+        """What `body` writes as a function of its own: see `Fn.part`. Its failures are the kernel's."""
+        outer = self.failed
+        assert outer is not None
+
+        def write() -> None:
+            # Bits are collected in a register: a store in a loop would keep it from being vectorized.
+            self.failed = self.f.var(I64, const(0))
+            body()
+            outer.set(self.f.b.or_(outer.get(), self.failed.get()))
+
+        try:
+            self.f.part(write, None if self.f.safe else key, names)
+        finally:
+            self.failed = outer
 
     def bit(self, what: str) -> int:
-        """The bit that stands for `what`."""
+        """The bit that stands for `what`; a part that has one is like no other."""
+        self.f.keep_special()
         if what not in self.errors:
             self.errors.append(what)
         return min(self.errors.index(what), 63)

@@ -45,7 +45,11 @@ def table_env(code: Code, reader: FromTable, start: ir.Value) -> Env:
             for part, name in (("start", f"acc{output.accs[0]}.start"), ("count", f"acc{output.accs[0]}")):
                 env[f"#{part}.{output.name}"] = Binding(partial(_word, code, reader, record, name))
             continue
-        env[output.name] = Binding(partial(_output, code, reader, record, output))
+        accs = [(acc.kind, acc.dtype, acc.by is None or type_of(acc.by), repr(acc.params))
+                for acc in (table.accs[number] for number in output.accs)]
+        shape = output.fn, output.dtype, output.nullable, output.part, tuple(accs)
+        names = (*(f"acc{number}" for number in output.accs), f"`{output.name}`")
+        env[output.name] = Binding(partial(_output, code, reader, record, output), shape=shape, names=names)
     env["?live"] = Binding(partial(_live, code, reader, record))
     return env
 
@@ -82,7 +86,7 @@ def _place(code: Code, reader: FromTable, record: ir.Value, accs: tuple[int, ...
     f.call("llvm.memcpy.p0.p0.i64", ir.VoidType(), [merged, code.text(fresh), const(layout.ring_step), const(0, I1)])
 
     def into(name: str) -> ir.Value:
-        return f.byte_at(merged, layout.offset(name) - start)
+        return f.byte_at(merged, f.named_constant(name, lambda field: layout.offset(field) - start))
 
     for k in range(reader.window_slices):
         other = place_in(f, table, record, f.slot(f"window.slice{k}"))

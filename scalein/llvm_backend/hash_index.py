@@ -292,7 +292,7 @@ def place_in(f: Fn, table: Table, record: ir.Value, ring: ir.Value | None = None
         base = record
         if ring is not None and name.startswith("acc"):
             base = f.byte_at(record, ring)
-        return f.byte_at(base, layout.offset(name))
+        return f.byte_at(base, f.named_constant(name, layout.offset))
 
     return place
 

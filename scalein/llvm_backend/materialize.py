@@ -1,8 +1,9 @@
 """Materialized columns: costly ones that several loops read are computed once a block.
 
 A `ProjectStep` only names columns, and each loop that reads one computes it: for a few instructions that is cheaper
-than a trip through memory. A udf may cost anything. So where more than one loop reads a column with a udf in it, a loop
-of its own computes it right before the first of them, for the rows live there, and the others load it.
+than a trip through memory. A udf may cost anything, and columns in terms of columns in terms of columns many calls. So
+where more than one loop reads a costly column, a loop of its own computes it right before the first of them, for the
+rows live there, and the others load it.
 
 Scratch has a place for each row of the block as it was read. So a materialized column must be a function of that row: a
 join that multiplies rows must not come before it.
@@ -40,8 +41,10 @@ from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.exprs import lower_expr
 from scalein.llvm_backend.fn import I8, I64, PTR, const
 from scalein.llvm_backend.functions.registry import LAZY
+from scalein.llvm_backend.parts import is_many
 from scalein.llvm_backend.values import Binding, Env, Row, Str, Value, from_memory, memory_type, to_memory
 
+COSTLY_CALLS = 16  # to compute a column: then a trip through memory is cheaper than computing it in each loop
 MOST_MATERIALIZED = 64  # in a kernel: scratch is on the stack, 16 KB for a column of strings
 
 
@@ -92,11 +95,13 @@ class MaterializedColumn:
 
 def bind(code: Code, expr: Expr, env: Env, keep: bool) -> Binding:
     """A column of a `ProjectStep`."""
+    if isinstance(expr, Col) and not keep:
+        return env[expr.name]
     below = _needs(env, [expr])
     if keep:
         column = MaterializedColumn(code, expr, env)
-        return Binding(column.value, (*below, column))
-    return Binding(lambda row: lower_expr(code, expr, env, row), below)
+        return Binding(column.value, needs=(*below, column))
+    return Binding(lambda row: lower_expr(code, expr, env, row), (expr, env), below)
 
 
 def materialize_needed(block: Block, env: Env, exprs: Iterable[Expr]) -> None:
@@ -119,34 +124,66 @@ def multiplies(step: object) -> bool:
 
 def find_materialized(stage: Stage) -> frozenset[tuple[int, str]]:
     """The columns to materialize (position of the `ProjectStep`, name): costly ones that more than one loop reads."""
-    found: list[tuple[int, str]] = []
-    loops: dict[str, set[object]] = {}  # by column: the loops that read it
+    shared = _shared(stage)
+    found: frozenset[tuple[int, str]] = frozenset()
+    costly = COSTLY_CALLS
+    while not found:
+        found = frozenset(_costly(stage, shared, costly))
+        if len(found) > MOST_MATERIALIZED:  # fewer, further apart
+            found, costly = frozenset(), 2 * costly
+        elif not found:
+            break
+    return found
 
-    def read(exprs: Iterable[Expr], loop: object) -> None:
-        for name in set().union(*map(columns, exprs)):
-            loops.setdefault(name, set()).add(loop)
+
+def _shared(stage: Stage) -> set[tuple[int, str]]:
+    """The columns that more than one loop reads, and that are functions of the row as it was read."""
+    found: set[tuple[int, str]] = set()
+    loops: dict[str, set[object]] = {}  # by column: loops that read it, two at most
+
+    def read(names: Iterable[str], readers: Iterable[object]) -> None:
+        for name in names:
+            known = loops.setdefault(name, set())
+            for loop in readers:
+                if len(known) < 2:
+                    known.add(loop)
 
     for number, exprs in enumerate(_loops(stage.sink)):
-        read(exprs, ("sink", number))
+        read(set().union(*map(columns, exprs)), [("sink", number)])
     many = next((at for at, step in enumerate(stage.steps) if multiplies(step)), len(stage.steps))
     for at, step in reversed(list(enumerate(stage.steps))):
         match step:
             case FilterStep(predicate):
-                read([predicate], at)
+                read(columns(predicate), [at])
             case Probe() | DedupStep():
-                read(step.keys, at)
-                if isinstance(step, Probe) and step.build is not None:  # hashed first, then asked for nulls
-                    read(step.keys, (at, "nulls"))
+                # A probe by hash hashes the keys first, then asks for nulls.
+                is_twice = isinstance(step, Probe) and step.build is not None
+                read(set().union(*map(columns, step.keys)), [at, (at, "nulls")] if is_twice else [at])
             case ProjectStep(items):
-                behind, loops = loops, {}
+                after, loops = loops, {}
                 for item in items:
-                    readers = behind.get(item.name, set())
-                    if len(readers) > 1 and at < many and has_udf(item.expr) and len(found) < MOST_MATERIALIZED:
-                        found.append((at, item.name))
-                        readers = {(at, item.name)}
-                    for name in columns(item.expr):
-                        loops[name] = loops.get(name, set()) | readers
-    return frozenset(found)
+                    readers = after.get(item.name, set())
+                    if len(readers) > 1 and at < many:
+                        found.add((at, item.name))
+                    read(columns(item.expr), readers)
+    return found
+
+
+def _costly(stage: Stage, shared: set[tuple[int, str]], costly: int) -> Iterator[tuple[int, str]]:
+    """Of shared columns those with a udf, and those that take so many calls from what is materialized before."""
+    calls: dict[str, int] = {}  # by column
+    for at, step in enumerate(stage.steps):
+        if isinstance(step, ProjectStep):
+            before, calls = calls, {}
+            for item in step.items:
+                nodes = list(walk(item.expr))
+                own = sum(isinstance(node, Call) for node in nodes)
+                cost = own + sum(before.get(name, 0) for name in {n.name for n in nodes if isinstance(n, Col)})
+                is_costly = cost >= costly and own > 0
+                if (at, item.name) in shared and (is_costly or has_udf(item.expr)):
+                    yield at, item.name
+                    cost = 0
+                calls[item.name] = cost
 
 
 def name_costly(stage: Stage) -> Stage:
@@ -164,10 +201,13 @@ def name_costly(stage: Stage) -> Stage:
 
 def _sure_calls(expr: Expr) -> Iterator[Call]:
     """The udf calls that are made for every row, whatever else is in it: not those that a condition guards."""
-    if isinstance(expr, Call) and expr.fn == "udf":
-        yield expr
-    elif isinstance(expr, Call) and expr.fn not in LAZY:
-        yield from chain(*map(_sure_calls, expr.args))
+    waiting = [expr]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Call) and node.fn == "udf":
+            yield node
+        elif isinstance(node, Call) and node.fn not in LAZY:
+            waiting += reversed(node.args)
 
 
 def _renamed(sink: Sink, names: Mapping[Call, Col]) -> Sink:
@@ -206,7 +246,7 @@ def _loops(sink: Sink) -> list[Sequence[Expr]]:
             early = [exprs for acc, exprs in given
                      if acc.has_side or acc.has_heap or (acc.kind is AccKind.MOMENTS and sink.mode is GroupMode.ONE)]
             late = [exprs for _, exprs in given]
-            if sink.mode is not GroupMode.ONE:
+            if sink.mode is not GroupMode.ONE and not is_many(table.accs):
                 late = [tuple(expr for exprs in late for expr in exprs)]
             times = [] if table.window is None else [[table.window.time]] * 2
             return [*times, *([keys] * (2 if sink.owned else 1)), *early, *late]

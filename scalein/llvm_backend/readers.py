@@ -28,36 +28,60 @@ class ArrowColumn:
 
     def __init__(self, code: Code, read: Read, source: str = "in") -> None:
         self._code, self._read, self._source = code, read, source
-        f = code.f
-        self._valid_bytes = f.scratch(I8, PADDED, f"{read.name}.valid") if read.nulls else None
-        self._data_bytes = f.scratch(I8, PADDED, f"{read.name}.bools") if read.form == "bits" else None
+        self._block: tuple[ir.Value, ir.Value] | None = None
+        self._opened: dict[ir.Function, tuple[ir.Value | None, ir.Value | None]] = {}  # by kernel or part
+
+    def _scratch(self) -> tuple[ir.Value | None, ir.Value | None]:
+        """Bytes for the block's validity, and for its bools."""
+        f, read = self._code.f, self._read
+        valid = f.scratch(I8, PADDED, f"{read.name}.valid") if read.nulls else None
+        return valid, f.scratch(I8, PADDED, f"{read.name}.bools") if read.form == "bits" else None
 
     def _slot(self, part: str, typ: ir.Type = PTR) -> ir.Value:
         return self._code.f.slot(f"{COLUMN}{self._read.name}.{part}", typ)
 
-    def open_block(self, start: ir.Value, count: ir.Value) -> None:
-        """Unpack what this block needs."""
+    def open_block(self, start: ir.Value, count: ir.Value, only_parts: bool = False) -> None:
+        """Unpack what this block needs; a part of the kernel does so itself."""
+        self._block = start, count
+        if not only_parts:
+            self._unpack()
+
+    def _unpack(self) -> None:
         f = self._code.f
-        if self._valid_bytes is not None:
+        assert self._block is not None
+        start, count = self._block
+        valid, bools = self._scratch()
+        if valid is not None:
             first = f.b.add(start, self._slot("bit", I64))
-            unpack_bits(f, self._slot("bits"), first, count, self._slot("last", I64), self._valid_bytes)
-        if self._data_bytes is not None:
+            unpack_bits(f, self._slot("bits"), first, count, self._slot("last", I64), valid)
+        if bools is not None:
             first = f.b.add(start, self._slot("data_bit", I64))
-            unpack_bits(f, self._slot("data"), first, count, self._slot("data_last", I64), self._data_bytes)
+            unpack_bits(f, self._slot("data"), first, count, self._slot("data_last", I64), bools)
+        self._opened[f.fn] = valid, bools
+
+    def _unpacked(self) -> tuple[ir.Value | None, ir.Value | None]:
+        f = self._code.f
+        if f.has_part and f.fn not in self._opened:
+            with f.before_part():
+                self._unpack()
+        return self._opened[f.fn]
 
     def binding(self, start: ir.Value) -> Binding:
-        return Binding(lambda row: self._value(row, start))
+        read = self._read
+        shape = read.dtype, read.form, read.nulls, read.code_bits
+        return Binding(lambda row: self._value(row, start), shape=shape, names=(f"{COLUMN}{read.name}",))
 
     def _value(self, row: Row, start: ir.Value) -> Value:
         f, read = self._code.f, self._read
         offset = row.offset(self._source)
         index = f.b.add(start, offset)
         self._code.check_within(f"a row of column {read.name!r}", index, lambda: f.slot("end"))
+        valid_bytes, bools = self._unpacked()
         valid = None
-        if self._valid_bytes is not None:
-            valid = f.b.icmp_unsigned("!=", f.load(self._valid_bytes, offset, I8), const(0, I8))
-        if self._data_bytes is not None:
-            return Value(f.b.icmp_unsigned("!=", f.load(self._data_bytes, offset, I8), const(0, I8)), valid)
+        if valid_bytes is not None:
+            valid = f.b.icmp_unsigned("!=", f.load(valid_bytes, offset, I8), const(0, I8))
+        if bools is not None:
+            return Value(f.b.icmp_unsigned("!=", f.load(bools, offset, I8), const(0, I8)), valid)
         return load_column(self._code, read, index, valid, self._slot)
 
 

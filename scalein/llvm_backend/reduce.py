@@ -8,7 +8,8 @@ rest (first, last, arg_min, arg_max) is updated row by row.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from llvmlite import ir
 
@@ -23,6 +24,7 @@ from scalein.llvm_backend.exprs import lower_expr
 from scalein.llvm_backend.fn import F64, I64, I128, Var, const
 from scalein.llvm_backend.functions.decimals import is_small, narrowed
 from scalein.llvm_backend.hash_index import place_in
+from scalein.llvm_backend.parts import acc_shape, is_apart, is_many
 from scalein.llvm_backend.side_state import find_sides
 from scalein.llvm_backend.values import Env, Row, from_memory, memory_type, to_memory
 
@@ -35,20 +37,30 @@ def _is_slow(acc: Acc) -> bool:
 
 def lower_reduce(code: Code, table: Table, block: Block, env: Env, ordinal: Callable[[Row], ir.Value],
                  record: ir.Value) -> None:
-    f = code.f
-    place = place_in(f, table, record)
+    place = place_in(code.f, table, record)
     sides = find_sides(code, table, block, env, lambda row: const(0))
-    for k, acc in enumerate(table.accs):
-        if not _is_slow(acc) and acc.kind is not AccKind.QUANTILE:
-            _reduce(code, k, acc, block, env, place)
-    slow = [(k, acc) for k, acc in enumerate(table.accs) if _is_slow(acc)]
-    if slow:
+
+    def update(accs: Sequence[tuple[int, Acc]]) -> None:
+        """Row by row."""
         with rows(code, block) as row:
-            for k, acc in slow:
+            for k, acc in accs:
                 if acc.has_side:
                     sides.count_in(k, acc, place, row, lambda: const(0), lambda: ordinal(row))
                 else:
                     accumulators.update(code, k, acc, place, row, env, lambda: ordinal(row))
+
+    accs = [(k, acc) for k, acc in enumerate(table.accs) if acc.kind is not AccKind.QUANTILE]
+    apart = {k for k, acc in accs if is_apart(acc)} if is_many(table.accs) else set()
+    for k, acc in accs:
+        if k in apart:
+            write = partial(update, [(k, acc)]) if _is_slow(acc) else partial(_reduce, code, k, acc, block, env, place)
+            shape = acc_shape(k, acc, env)
+            code.part(write, *(("reduce", shape[0]), shape[1]) if shape else ())
+        elif not _is_slow(acc):
+            _reduce(code, k, acc, block, env, place)
+    slow = [(k, acc) for k, acc in accs if _is_slow(acc) and k not in apart]
+    if slow:
+        update(slow)
     code.check_errors(ERROR)
 
 

@@ -2,7 +2,7 @@
 
 A register keeps the longest run of leading zeros, plus one, of the hashes that chose it. The same values give the same
 registers in whatever order and split they come, and two groups merge by the greater of each: so results depend on
-neither batches nor workers. `interp/aggregates.py` spells out the same estimate.
+neither batches nor workers. The oracle of the tests spells out the same estimate.
 """
 
 from __future__ import annotations

@@ -66,6 +66,7 @@ from scalein.llvm_backend.materialize import (
     name_costly,
     sink_exprs,
 )
+from scalein.llvm_backend.parts import columns_outside_parts, is_wide
 from scalein.llvm_backend.probe import lower_probe
 from scalein.llvm_backend.readers import ArrowColumn, field_value
 from scalein.llvm_backend.sinks.collect import lower_collect
@@ -106,19 +107,22 @@ def lower_stage(stage: Stage, target: Target, safe: bool = False) -> Lowered:
     f = Fn(stage.name, safe=safe, features="compress" if target.has_compress else "")
     code = Code(f)
     code.failed, code.rounds = f.var(I64, const(0)), f.var(I64, const(0))
-    columns = [ArrowColumn(code, read) for read in stage.reader.reads] if isinstance(stage.reader, FromBatches) else []
+    reads = stage.reader.reads if isinstance(stage.reader, FromBatches) else ()
+    columns = [ArrowColumn(code, read) for read in reads]
+    materialized = find_materialized(stage)
+    eager = columns_outside_parts(stage, materialized) if is_wide(stage) else None
     is_plain = isinstance(stage.sink, Collect) and not any(isinstance(s, Probe | DedupStep) for s in stage.steps)
     step = BLOCK_ROWS if is_plain or isinstance(stage.sink, Upsert | MergeRecords) else PROBING_BLOCK_ROWS
 
     def lower_block(source: ir.Value | None, start: ir.Value, count: ir.Value, end: ir.Value) -> None:
-        for column in columns:
-            column.open_block(start, count)
+        for column, read in zip(columns, reads, strict=True):
+            column.open_block(start, count, only_parts=eager is not None and read.name not in eager)
         block = Block(count, {"in": None})
         env = _read(code, stage, columns, source, start)
         bounds = _watch(code, stage, env, count)
         if isinstance(stage.reader, FromTable) and stage.reader.sparse:
             block = keep(code, block, lambda row: row.get(env["?live"]).data)
-        low = _Lowering(code, stage, start, count, end, step, find_materialized(stage), bounds)
+        low = _Lowering(code, stage, start, count, end, step, materialized, bounds)
         _steps(low, stage.steps, block, env)
 
     if isinstance(stage.reader, FromRows):
@@ -212,7 +216,7 @@ def _steps(low: _Lowering, steps: tuple[Step, ...], block: Block, env: Env) -> N
             materialize_needed(block, env, [predicate])
             block = keep(code, block, partial(_is_true, code, predicate, env))
             code.check_errors(ERROR)
-            if steps == low.stage.steps:
+            if steps == low.stage.steps and not is_wide(low.stage):
                 _fetch_ahead(low, block, columns(predicate))
             go_on(block, env)
         case ProjectStep(items):

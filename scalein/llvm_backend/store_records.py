@@ -11,7 +11,7 @@ from llvmlite import ir
 from scalein.ir.stages import Read
 from scalein.ir.store_kernels import CombineRecords, HashKeys, Lookup, MergeRecords, SeekHashes, Upsert
 from scalein.ir.tables import StoredTable
-from scalein.layout import ERROR, FRESH, HITS_SHIFT, KEPT, KEY_NULLS, MOST_HITS, PARTIAL, TOMB, VALUE_NULLS
+from scalein.layout import ACCESSES_SHIFT, ERROR, FRESH, KEPT, KEY_NULLS, MAX_ACCESSES, PARTIAL, TOMB, VALUE_NULLS
 from scalein.llvm_backend.block import PADDED, Block, keep, rows
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.exprs import lower_expr
@@ -24,7 +24,7 @@ from scalein.llvm_backend.store_index import StoreIndex
 from scalein.llvm_backend.store_values import ValuePlace, count, is_set, long_bytes, update
 from scalein.llvm_backend.values import Env, Row, Str, Value
 
-_FLAGS = (1 << HITS_SHIFT) - 1
+_FLAGS = (1 << ACCESSES_SHIFT) - 1
 _KEYS = ~((1 << KEY_NULLS) - 1) & (1 << 64) - 1  # bits of a record's head that belong to its key
 
 # What a newer record does to an older one's value, and an older one to a newer one's, by what rows did to the newer.
@@ -112,8 +112,8 @@ def _merge_row(code: Code, sink: Upsert, index: StoreIndex, row: Row, env: Env, 
         head = b.or_(b.and_(head, const(~bit)), b.select(after, const(bit), const(0)))
     if all(function == "replace" for function in sink.functions):  # nothing older counts any more
         head = b.and_(head, const(~PARTIAL))
-    hits = b.and_(b.lshr(head, const(HITS_SHIFT)), const(MOST_HITS))
-    more = b.select(b.icmp_unsigned("<", hits, const(MOST_HITS)), const(1 << HITS_SHIFT), const(0))
+    accesses = b.and_(b.lshr(head, const(ACCESSES_SHIFT)), const(MAX_ACCESSES))
+    more = b.select(b.icmp_unsigned("<", accesses, const(MAX_ACCESSES)), const(1 << ACCESSES_SHIFT), const(0))
     f.store(b.add(head, more), record)
 
 

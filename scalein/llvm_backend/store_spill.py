@@ -14,14 +14,14 @@ from llvmlite import ir
 from scalein.ir.store_kernels import Evict, ReadBlocks, Retain
 from scalein.ir.tables import StoredTable
 from scalein.layout import (
+    ACCESSES_SHIFT,
     ADDRESS_BITS,
     ARENA_FULL,
     BUCKET_WORDS,
     BUCKETS,
-    HITS_SHIFT,
     KEY_NULLS,
     MASK,
-    MOST_HITS,
+    MAX_ACCESSES,
     ROOM,
     SHIFT,
 )
@@ -37,8 +37,9 @@ HEAD = 16  # bytes of a block before its records
 
 
 def lower_retain(code: Code, sink: Retain, block: Block, start: ir.Value) -> None:
-    """Frame: `extents`, where the records of groups are: address and number; `least`, hits of those who stay; `drop`,
-    flags of those who just go; `leaving`, to which the number of all others is added. The index of the groups is empty.
+    """Frame: `extents`, where the records of groups are: address and number; `least`, accesses from which on they are
+    retained; `drop`, flags of those to discard; `leaving`, to which the number of all others is added. The index of the
+    groups is empty.
 
     The kernel leaves for a chunk before it has done anything with the record that needs it, which is number `done` of
     its extent.
@@ -53,18 +54,18 @@ def lower_retain(code: Code, sink: Retain, block: Block, start: ir.Value) -> Non
             record = f.byte_at(first, b.mul(i, const(size)))
             index._check_record(record)
             head = b.load(record, typ=I64)
-            hits = b.and_(b.lshr(head, const(HITS_SHIFT)), const(MOST_HITS))
-            stays = b.icmp_unsigned(">=", hits, f.slot("least"))
+            accesses = b.and_(b.lshr(head, const(ACCESSES_SHIFT)), const(MAX_ACCESSES))
+            stays = b.icmp_unsigned(">=", accesses, f.slot("least"))
             with f.when(stays):
-                _stay(code, sink, index, record, head, number, i)
+                _retain(code, sink, index, record, head, number, i)
             leaves = b.and_(b.not_(stays), b.icmp_unsigned("==", b.and_(head, f.slot("drop")), const(0)))
             f.set_slot("leaving", b.add(f.get_slot("leaving"), b.zext(leaves, I64)))
         f.set_slot("done", const(0))
 
 
 def lower_evict(code: Code, sink: Evict, block: Block, start: ir.Value) -> None:
-    """Frame: `words`, what was in the index of groups, one after the other; `least`, hits of those who stayed; `drop`,
-    flags of those who just go; `out.hashes` and `out.pointers`, with room for all, and `out.count`.
+    """Frame: `words`, the old index words of groups; `least`, accesses from which on records are retained; `drop`,
+    flags of those to discard; `out.hashes` and `out.pointers`, with space for all, and `out.count`.
     """
     f, b = code.f, code.f.b
     index = StoreIndex(code, sink.table, "table")
@@ -80,8 +81,8 @@ def lower_evict(code: Code, sink: Evict, block: Block, start: ir.Value) -> None:
         record = index._record(f.load(f.slot("words", PTR), f.load(numbers, k, I64), I64))
         index._check_record(record)
         head = b.load(record, typ=I64)
-        hits = b.and_(b.lshr(head, const(HITS_SHIFT)), const(MOST_HITS))
-        leaves = b.icmp_unsigned("<", hits, f.slot("least"))
+        accesses = b.and_(b.lshr(head, const(ACCESSES_SHIFT)), const(MAX_ACCESSES))
+        leaves = b.icmp_unsigned("<", accesses, f.slot("least"))
         with f.when(b.and_(leaves, b.icmp_unsigned("==", b.and_(head, f.slot("drop")), const(0)))):
             _append_sorted(code, _hash(code, sink.table, record), record)
 
@@ -113,9 +114,9 @@ def _append_sorted(code: Code, h: ir.Value, record: ir.Value) -> None:
     f.set_slot("out.count", b.add(count, const(1)))
 
 
-def _stay(code: Code, sink: Retain, index: StoreIndex, record: ir.Value, head: ir.Value, number: ir.Value,
-          done: ir.Value) -> None:
-    """Copy a record; it counts half of its hits from now on, so that who was hot does not stay for ever."""
+def _retain(code: Code, sink: Retain, index: StoreIndex, record: ir.Value, head: ir.Value, number: ir.Value,
+            done: ir.Value) -> None:
+    """Copy a record with half of its accesses, so that one that was hot is not retained for ever."""
     f, b, size = code.f, code.f.b, sink.table.layout.size
     h = _hash(code, sink.table, record)
     header = index.header_of(h)
@@ -129,8 +130,8 @@ def _stay(code: Code, sink: Retain, index: StoreIndex, record: ir.Value, head: i
 
     at, target = index.next_record(header, group, leave)
     f.call("llvm.memcpy.p0.p0.i64", ir.VoidType(), [target, record, const(size), const(0, I1)])
-    other_bits = b.and_(head, const(~(MOST_HITS << HITS_SHIFT)))
-    halved = b.and_(b.lshr(head, const(1)), const(MOST_HITS >> 1 << HITS_SHIFT))
+    other_bits = b.and_(head, const(~(MAX_ACCESSES << ACCESSES_SHIFT)))
+    halved = b.and_(b.lshr(head, const(1)), const(MAX_ACCESSES >> 1 << ACCESSES_SHIFT))
     f.store(b.or_(other_bits, halved), target)
     f.store(f.byte_at(target, size), at)
     tag = index.tag_of(h)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from llvmlite import ir
 
 from scalein.dtypes import DType, Kind
+from scalein.ir.exprs import Expr
 from scalein.llvm_backend.fn import F32, F64, I1, I8, I16, I32, I64, I128, Fn, const
 
 if TYPE_CHECKING:
@@ -55,7 +56,11 @@ class Binding:
     """How to compute a column for a row; compared by identity."""
 
     make: Callable[[Row], Value]
-    needs: tuple[MaterializedColumn, ...] = ()  # costly columns behind it, computed before the loop that reads it
+    column: tuple[Expr, Env] | None = None  # of a column in terms of others, instead of `make`
+    needs: tuple[MaterializedColumn, ...] = ()  # costly columns below it, computed before the loop that reads it
+    # Bindings of one shape make the same code but for their names, the first words of slots and fields.
+    shape: object = None
+    names: tuple[str, ...] = ()
 
 
 Env = Mapping[str, Binding]
@@ -73,10 +78,16 @@ class Row:
     _rows: dict[str, ir.Value] = field(default_factory=dict)
 
     def get(self, binding: Binding) -> Value:
-        found = self._known.get(id(binding))
-        if found is None:
-            found = self._known[id(binding)] = binding.make(self)
-        return found
+        found = self.known(binding)
+        return self.remember(binding, binding.make(self)) if found is None else found
+
+    def known(self, binding: Binding) -> Value | None:
+        """Its value, if it has been computed for this row."""
+        return self._known.get(id(binding))
+
+    def remember(self, binding: Binding, value: Value) -> Value:
+        self._known[id(binding)] = value
+        return value
 
     def offset(self, source: str) -> ir.Value:
         """Row number in an input."""

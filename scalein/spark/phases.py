@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain
 
 import pyarrow as pa
 
@@ -34,10 +33,10 @@ from scalein.exec.error_location import placed
 from scalein.exec.scan_predicates import tests_of
 from scalein.ir import ops
 from scalein.ir.aggregates import AGGREGATES
-from scalein.ir.exprs import Col, Expr, Named, NamedAgg, type_of
+from scalein.ir.exprs import Col, Expr, Named, type_of
 from scalein.ir.partials import TwoPhase, fits, two_phase
 from scalein.ir.physical import Node, Pipeline, Scan, WindowAggregate, identity, walk_nodes
-from scalein.ir.rewrite import map_inputs
+from scalein.ir.rewrite import transform_streams
 from scalein.ir.stages import FilterStep
 from scalein.jobs.fragments import Fragment, over, placeholder
 from scalein.jobs.operators import reads
@@ -337,20 +336,13 @@ class MapReduce:
         def column(expr: Expr) -> Col:
             return Col(names[expr], type_of(expr), expr.nullable)
 
-        window = None if self.state.window is None else replace(self.state.window, time=column(self.state.window.time))
-        return replace(
-            self.state, input=source, window=window,
-            keys=tuple(Named(key.name, column(key.expr)) for key in self.state.keys),
-            aggs=tuple(NamedAgg(each.name, replace(each.agg, args=tuple(map(column, each.agg.args))))
-                       for each in self.state.aggs))  # fmt: skip
+        return self.state.with_inputs((source,)).with_exprs([column(expr) for expr, _ in self.state.exprs()])
 
     @cached_property
     def shuffle_names(self) -> dict[Expr, str]:
         """The expressions that an aggregation reads, each with its name in the shuffle: a column has its own name."""
         assert isinstance(self.state, ops.Aggregate)
-        window = [] if self.state.window is None else [self.state.window.time]
-        exprs = dict.fromkeys(chain((key.expr for key in self.state.keys), window,
-                                    (arg for each in self.state.aggs for arg in each.agg.args)))
+        exprs = dict.fromkeys(expr for expr, _ in self.state.exprs())
         return {expr: expr.name if isinstance(expr, Col) else f"#value{k}" for k, expr in enumerate(exprs)}
 
     @cached_property
@@ -361,9 +353,7 @@ class MapReduce:
 
 
 def _without_tables(op: ops.Op) -> ops.Op:
-    if isinstance(op, ops.Join):
-        return replace(op, left=_without_tables(op.left), right=placeholder(op.right.schema))
-    return map_inputs(op, _without_tables)
+    return transform_streams(op, lambda each: each, lambda table: placeholder(table.schema))
 
 
 class _CountedBatches:

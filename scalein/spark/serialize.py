@@ -18,14 +18,14 @@ import pickle
 import threading
 from collections import OrderedDict
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from scalein.connectors.in_memory import Batches, of_table
 from scalein.errors import BadArgument, SourceLoc
 from scalein.ir import ops
 from scalein.ir.passes import OP_PASSES
-from scalein.ir.rewrite import map_inputs, walk_ops
+from scalein.ir.rewrite import transform_streams, walk_ops
 from scalein.options import Options
 
 if TYPE_CHECKING:
@@ -129,12 +129,7 @@ def read_static_tables(op: ops.Op, at: SourceLoc) -> ops.Op:
             tables[id(right)] = _read_static(right, at)
         return tables[id(right)]
 
-    def visit(each: ops.Op) -> ops.Op:
-        if isinstance(each, ops.Join):
-            return replace(each, left=visit(each.left), right=static(each.right))
-        return map_inputs(each, visit)
-
-    return visit(op)
+    return transform_streams(op, lambda each: each, static)
 
 
 def _read_static(op: ops.Op, at: SourceLoc) -> ops.Op:

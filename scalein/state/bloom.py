@@ -1,7 +1,7 @@
-"""Filters: which hashes a run may have, by about a byte a record. They never deny one that it has.
+"""Bloom filters of runs, with about a byte per record. A filter never rejects a hash that the run has.
 
-Three bits of each hash are set among 6 to 11 a record: of hashes that a run does not have, 1 to 7 % pass. More bits
-would deny more of them, and take memory from the records that need no run at all.
+Three bits per hash, 6 to 11 bits per record: 1 to 7 % of the hashes that a run does not have pass. More bits would
+reject more of them, at the expense of memory for records, which need no run at all.
 """
 
 from __future__ import annotations
@@ -12,37 +12,37 @@ import numpy as np
 
 from scalein.storage.filesystem import aligned_buffer
 
-_STEPS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93)  # odd; part of the format
+_MULTIPLIERS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93)  # odd; part of the format
 
 
-# Set the bits of hashes in a filter, whose places are hashes * step >> shift: compiled, or `mark_bits`.
-Mark = Callable[[np.ndarray, np.ndarray, int], None]
+# Sets the bits of hashes in a filter, at (hash * multiplier) >> shift: compiled, or `set_bits`.
+SetBits = Callable[[np.ndarray, np.ndarray, int], None]
 
 
 def empty_filter(records: int) -> np.ndarray:
-    """The zeroed bytes of a filter over so many hashes: a power of two, at least 64."""
+    """The zeroed bytes of a filter for this many hashes: a power of two, at least 64."""
     filter = aligned_buffer(max(64, 1 << (3 * records // 4).bit_length()))
     filter[:] = 0
     return filter
 
 
-def shift_of(filter: np.ndarray) -> int:
-    """What leaves of 64 bits a place in the filter."""
+def filter_shift(filter: np.ndarray) -> int:
+    """The right shift of a product of 64 bits that gives a bit number of the filter."""
     return 64 - (8 * len(filter) - 1).bit_length()
 
 
-def mark_bits(filter: np.ndarray, hashes: np.ndarray, shift: int) -> None:
-    for place in _places(hashes, shift):
-        np.bitwise_or.at(filter, place >> np.uint64(3), np.uint8(1) << (place & np.uint64(7)).astype(np.uint8))
+def set_bits(filter: np.ndarray, hashes: np.ndarray, shift: int) -> None:
+    for bit in _bit_numbers(hashes, shift):
+        np.bitwise_or.at(filter, bit >> np.uint64(3), np.uint8(1) << (bit & np.uint64(7)).astype(np.uint8))
 
 
-def passes(filter: np.ndarray, hashes: np.ndarray) -> np.ndarray:
-    """Which of some hashes may be among those that the filter was made of."""
-    place = np.concatenate(_places(hashes, shift_of(filter)))
-    bits = (filter[place >> np.uint64(3)] >> (place & np.uint64(7)).astype(np.uint8)) & np.uint8(1)
-    found: np.ndarray = bits.reshape(len(_STEPS), len(hashes)).all(axis=0)
+def may_contain(filter: np.ndarray, hashes: np.ndarray) -> np.ndarray:
+    """Which of the hashes may be among those that the filter was built from."""
+    bit = np.concatenate(_bit_numbers(hashes, filter_shift(filter)))
+    is_set = (filter[bit >> np.uint64(3)] >> (bit & np.uint64(7)).astype(np.uint8)) & np.uint8(1)
+    found: np.ndarray = is_set.reshape(len(_MULTIPLIERS), len(hashes)).all(axis=0)
     return found
 
 
-def _places(hashes: np.ndarray, shift: int) -> list[np.ndarray]:
-    return [(hashes * np.uint64(step)) >> np.uint64(shift) for step in _STEPS]
+def _bit_numbers(hashes: np.ndarray, shift: int) -> list[np.ndarray]:
+    return [(hashes * np.uint64(multiplier)) >> np.uint64(shift) for multiplier in _MULTIPLIERS]

@@ -1,7 +1,7 @@
-"""Budget: what part of the memory that a store may have goes where. Decisions only.
+"""Budget: how a store's memory is divided. Decisions only.
 
-Records and index get 60 %; the rest is for what is under way: copies of segments, a scratch table, the buffers of
-runs. Sizes of segments and chunks follow, so that a small budget is not spent on room that nobody uses.
+Records and their index get 60 %; the rest is for copies of segments, merge tables and the buffers of run files. The
+sizes of segments and chunks follow from the budget, so that a small one is not spent on unused space.
 """
 
 from __future__ import annotations
@@ -9,86 +9,88 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scalein.layout import GROUPS, LOAD_SIXTEENTHS
-from scalein.state.arena import LEAST_CHUNK, MOST_CHUNK, SEGMENT_BYTES
+from scalein.state.arena import MAX_CHUNK, MIN_CHUNK, SEGMENT_BYTES
 
-MOST_BYTES = 1 << 62  # without a limit
-HOT_SHARE = 0.6  # of the budget, for records and index
-SEGMENT_SHARE = 32  # segments in a budget
-COPIED_SHARE = 0.1  # of the budget, for copies of segments
-COPIES = 64  # without a limit: a copy that need not wait for the disk is over sooner, and fewer changes are logged
-SCRATCH_SHARE = 0.1  # of the budget, for records of several runs; two or three such are under way
-MOST_SCRATCH = 1 << 18
-DENSE_SIXTEENTHS = 14  # of an index in a budget that are taken before it doubles
-LEAST_SEGMENT = 64 << 10
-SLICE_ROWS = 1 << 20
-SLICE_SHARE = 16  # slices of rows in a budget
-LEAST_ROWS = 256
-READ_BUFFER_SHARE = 32  # windows of blocks in a budget
-WRITE_SHARE = 64  # buffers of writers in a budget: each has a few, and some write at once
-LEAST_WRITE, MOST_WRITE = 64 << 10, 512 << 10  # not less: it would go through the page cache
+UNLIMITED = 1 << 62
+MEMTABLE_SHARE = 0.6  # of the budget, for records and their index
+SEGMENTS = 32  # in a budget
+COPY_SHARE = 0.1  # of the budget, for copies of segments
+COPIES = 64  # without a limit: a copy that need not wait for the disk is done sooner, and fewer changes are logged
+MERGE_SHARE = 0.1  # of the budget, for records of several runs that are merged; two or three merges run at once
+MAX_MERGE_RECORDS = 1 << 18
+DENSE_SIXTEENTHS = 14  # load factor of an index under a budget, in sixteenths, at which it doubles
+MIN_SEGMENT = 64 << 10
+BATCH_ROWS = 1 << 20
+BATCHES = 16  # slices of rows in a budget
+MIN_ROWS = 256
+READ_BUFFERS = 32  # in a budget
+WRITE_BUFFERS = 64  # in a budget: a writer has a few, and several write at once
+MIN_WRITE, MAX_WRITE = 64 << 10, 512 << 10  # smaller writes would go through the page cache
 MIN_READ_BUFFER, MAX_READ_BUFFER = 16 << 10, 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Bytes for everything (None: no limit), and what follows from it."""
+    """Bytes for everything (None: no limit), and the sizes that follow from it."""
 
     total: int | None
     segment_bytes: int = SEGMENT_BYTES
-    most_chunk: int = MOST_CHUNK
+    max_chunk: int = MAX_CHUNK
 
     @staticmethod
     def of(total: int | None) -> Budget:
         if total is None:
             return Budget(None)
-        segment = _power_of_two(total // SEGMENT_SHARE, LEAST_SEGMENT, SEGMENT_BYTES)
-        return Budget(total, segment, _power_of_two(total // GROUPS // 8, LEAST_CHUNK, MOST_CHUNK))
+        segment = _power_of_two(total // SEGMENTS, MIN_SEGMENT, SEGMENT_BYTES)
+        return Budget(total, segment, _power_of_two(total // GROUPS // 8, MIN_CHUNK, MAX_CHUNK))
 
     @property
     def load_sixteenths(self) -> int:
-        """How full an index may be. A group is nearly empty after it was evicted: on average it is half as full."""
+        """The load factor at which an index doubles. A group is nearly empty after its eviction, so on average an index
+        is half as full.
+        """
         return LOAD_SIXTEENTHS if self.total is None else DENSE_SIXTEENTHS
 
     @property
-    def copies(self) -> int:
+    def segment_copies(self) -> int:
         """Copies of segments that may wait to be written."""
-        return COPIES if self.total is None else max(1, int(self.total * COPIED_SHARE) // self.segment_bytes)
+        return COPIES if self.total is None else max(1, int(self.total * COPY_SHARE) // self.segment_bytes)
 
     @property
-    def log_bytes(self) -> int:
-        """For what kernels change in a segment while it is copied. When it is full, a merge waits for the copy."""
+    def undo_log_bytes(self) -> int:
+        """Size of the undo log of a segment that is copied. A merge that fills it waits for the copy."""
         return 2 * self.segment_bytes if self.total is None else self.segment_bytes // 2
 
-    def scratch_records(self, record_bytes: int) -> int:
-        """Records of several runs that may be brought together at once: read, merged and folded, the next ones read."""
-        most = MOST_SCRATCH if self.total is None else int(self.total * SCRATCH_SHARE) // (3 * record_bytes + 56)
-        return max(LEAST_ROWS, min(MOST_SCRATCH, most))
+    def merge_records(self, record_bytes: int) -> int:
+        """Records of several runs that are merged at once: they are read, merged and combined, the next ones read."""
+        most = MAX_MERGE_RECORDS if self.total is None else int(self.total * MERGE_SHARE) // (3 * record_bytes + 56)
+        return max(MIN_ROWS, min(MAX_MERGE_RECORDS, most))
 
     @property
     def read_buffer_bytes(self) -> int:
-        """Bytes of blocks that are read, or looked through, at once; a few such windows are under way."""
-        most = MAX_READ_BUFFER if self.total is None else self.total // READ_BUFFER_SHARE
+        """Bytes of blocks that are read at once; a reader has a few such buffers."""
+        most = MAX_READ_BUFFER if self.total is None else self.total // READ_BUFFERS
         return _power_of_two(most, MIN_READ_BUFFER, MAX_READ_BUFFER)
 
     @property
     def write_bytes(self) -> int:
         """Bytes of records that are collected for one write to a run."""
-        return MOST_WRITE if self.total is None else _power_of_two(self.total // WRITE_SHARE, LEAST_WRITE, MOST_WRITE)
+        return MAX_WRITE if self.total is None else _power_of_two(self.total // WRITE_BUFFERS, MIN_WRITE, MAX_WRITE)
 
     @property
-    def hot_bytes(self) -> int:
-        """For records and index."""
-        return MOST_BYTES if self.total is None else int(self.total * HOT_SHARE)
+    def memtable_bytes(self) -> int:
+        """For records and their index."""
+        return UNLIMITED if self.total is None else int(self.total * MEMTABLE_SHARE)
 
-    def hot_beside(self, index_bytes: int) -> int:
-        """For records and index, beside the directories and filters of runs: they may take half of that room."""
-        return self.hot_bytes - min(index_bytes, self.hot_bytes // 2)
+    def memtable_bytes_beside(self, run_index_bytes: int) -> int:
+        """The same, less the directories and filters of runs, which may take up to half of it."""
+        return self.memtable_bytes - min(run_index_bytes, self.memtable_bytes // 2)
 
-    def rows(self, record_bytes: int) -> int:
-        """Rows that may come in before memory is looked at again."""
+    def batch_rows(self, record_bytes: int) -> int:
+        """Rows that are merged between two checks of the memory in use."""
         if self.total is None:
-            return SLICE_ROWS
-        return max(LEAST_ROWS, min(SLICE_ROWS, self.total // SLICE_SHARE // (record_bytes + 16)))
+            return BATCH_ROWS
+        return max(MIN_ROWS, min(BATCH_ROWS, self.total // BATCHES // (record_bytes + 16)))
 
 
 def _power_of_two(size: int, least: int, most: int) -> int:

@@ -1,12 +1,12 @@
-"""The checksum of the store's files: 64 bits of a piece of memory and a seed, for damage and not against forgery.
+"""The checksum of the store's files: 64 bits of a block of bytes and a seed. It detects damage, not forgery.
 
 The bytes are little-endian words of 64 bits; word i goes to lane i % 8. A lane starts at seed ^ (lane * `_LANE`) and
 takes a word by acc = (acc ^ word) * `_WORD`; acc ^= acc >> 32. At the end the lanes are folded in order, from h = 0,
-by h = (h ^ acc) * `_FOLD`; h ^= h >> 29. All arithmetic is modulo 2^64. Every step can be undone, so two pieces that
+by h = (h ^ acc) * `_FOLD`; h ^= h >> 29. All arithmetic is modulo 2^64. Every step is invertible, so two blocks that
 differ in one word never have the same checksum.
 
-Eight lanes are one vector of a compiled kernel, which the store uses instead of this and which must give the same.
-numpy's cost is per step, 64 bytes of every piece at once: many pieces of 4 KiB are quick, one long piece is slow.
+Eight lanes are one vector of the compiled kernel, which the store uses and which gives the same results. The cost in
+numpy is per step, 64 bytes of every block at once: many blocks of 4 KiB are fast, one long block is slow.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ if TYPE_CHECKING:
     from scalein.kernels.store import StoreKernels
 
 LANES = 8
-GRAIN = 64  # bytes that a step takes: sizes are multiples of it
+GRAIN = 64  # bytes of a step: sizes are multiples of it
 
 _LANE = 0x9E3779B97F4A7C15
 _WORD = np.uint64(0xD6E8FEB86659FD93)
 _FOLD = np.uint64(0xA0761D6478BD642F)
 _STARTS = np.array([lane * _LANE % (1 << 64) for lane in range(LANES)], np.uint64)
-_TOGETHER = 256  # pieces: 1 MiB of 4 KiB blocks stays in a core's cache, four times as fast as 16 MiB
+_BATCH = 256  # blocks: 1 MiB of 4 KiB blocks stays in a core's cache, four times as fast as 16 MiB
 _HALF = np.uint64(32)
 _FOLD_SHIFT = np.uint64(29)
 
-# Pieces of one size (n, size) u8, contiguous, and their seeds (n,) u64 -> their checksums (n,) u64.
+# Blocks of one size (n, size) u8, contiguous, and their seeds (n,) u64 -> their checksums (n,) u64.
 Checksums = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
-def block_checksums(pieces: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+def block_checksums(blocks: np.ndarray, seeds: np.ndarray) -> np.ndarray:
     """The checksums of the rows of a contiguous (n, size) array of bytes, each with its seed.
 
     >>> [hex(sum) for sum in block_checksums(np.zeros((2, 4096), np.uint8), np.array([0, 1], np.uint64)).tolist()]
     ['0xf95dfa9554872ca1', '0x49f566615cdc0f18']
     """
-    sums = np.zeros(len(pieces), np.uint64)
-    for start in range(0, len(pieces), _TOGETHER):
-        part = slice(start, start + _TOGETHER)
-        sums[part] = _of_some(pieces[part], seeds[part])
+    sums = np.zeros(len(blocks), np.uint64)
+    for start in range(0, len(blocks), _BATCH):
+        batch = slice(start, start + _BATCH)
+        sums[batch] = _batch_checksums(blocks[batch], seeds[batch])
     return sums
 
 
-def _of_some(pieces: np.ndarray, seeds: np.ndarray) -> np.ndarray:
-    count, size = pieces.shape
-    words = pieces.view("<u8").reshape(count, size // GRAIN, LANES)
+def _batch_checksums(blocks: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+    count, size = blocks.shape
+    words = blocks.view("<u8").reshape(count, size // GRAIN, LANES)
     lanes = seeds.astype(np.uint64)[:, None] ^ _STARTS
     for step in range(size // GRAIN):
         lanes ^= words[:, step]
@@ -68,13 +68,13 @@ def _of_some(pieces: np.ndarray, seeds: np.ndarray) -> np.ndarray:
 
 
 def block_checksum(data: memoryview | np.ndarray, seed: int) -> int:
-    """The checksum of one piece, whose size is a multiple of 64 bytes."""
-    piece = np.frombuffer(data, np.uint8) if isinstance(data, memoryview) else data.reshape(-1).view(np.uint8)
-    return int(block_checksums(piece.reshape(1, -1), np.array([seed], np.uint64))[0])
+    """The checksum of one block, whose size is a multiple of 64 bytes."""
+    block = np.frombuffer(data, np.uint8) if isinstance(data, memoryview) else data.reshape(-1).view(np.uint8)
+    return int(block_checksums(block.reshape(1, -1), np.array([seed], np.uint64))[0])
 
 
 def compiled_checksums(options: Options) -> Checksums:
-    """The same, compiled when first used, for callers that do not know a table's columns yet."""
+    """The compiled checksum, for callers that do not know the columns of the table yet; compiled on first use."""
 
     @cache
     def kernels() -> StoreKernels:
@@ -82,4 +82,4 @@ def compiled_checksums(options: Options) -> Checksums:
 
         return StoreKernels(pa.schema([("key", pa.int64())]), pa.schema([]), options)
 
-    return lambda pieces, seeds: kernels().checksums(pieces, seeds)
+    return lambda blocks, seeds: kernels().checksums(blocks, seeds)

@@ -1,4 +1,4 @@
-"""What users hand to a store: schemas and tables, checked against the store's columns and brought into their types."""
+"""The arguments of a store: schemas and tables, checked against the store's columns and cast to their types."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from scalein.layout import FUNCTIONS, KEPT, MOST_KEYS, MOST_VALUES
 if TYPE_CHECKING:
     from scalein.kernels.store import Functions
 
-Given: TypeAlias = pa.Table | pa.RecordBatch | pa.RecordBatchReader
+RowsLike: TypeAlias = pa.Table | pa.RecordBatch | pa.RecordBatchReader
 SchemaLike: TypeAlias = pa.Schema | Mapping[str, pa.DataType]
 
 
-def schema_of(given: SchemaLike, what: str, most: int) -> pa.Schema:
+def _parse_schema(given: SchemaLike, what: str, most: int) -> pa.Schema:
     """The columns of a store as users declare them."""
     try:
         schema = given if isinstance(given, pa.Schema) else pa.schema(list(given.items()))
     except (TypeError, AttributeError, ValueError) as error:
-        raise BadArgument(f"the {what} columns of a store are no schema", at=here(), found=repr(given),
+        raise BadArgument(f"the {what} columns of a store are not a schema", at=here(), found=repr(given),
                           hint='write {"user": pa.string(), "day": pa.date32()}') from error
     if not len(schema) and what == "key":
         raise BadArgument("a store needs at least one key column", at=here())
@@ -34,46 +34,46 @@ def schema_of(given: SchemaLike, what: str, most: int) -> pa.Schema:
     for field in schema:
         dtype = from_arrow_type(field.type, field.name)
         if dtype.is_nested or pa.types.is_dictionary(field.type):
-            raise WrongType(f"{what} column {field.name!r} of a store has a type that is not stored", at=here(),
-                            found=field.type, hint="numbers, times, decimals, text and binary are")
+            raise WrongType(f"{what} column {field.name!r} of a store has a type that cannot be stored", at=here(),
+                            found=field.type, hint="numbers, times, decimals, text and binary can")
     return pa.schema([pa.field(f.name, from_arrow_type(f.type, f.name).arrow, f.nullable) for f in schema])
 
 
 def check_names(key: pa.Schema, value: pa.Schema) -> None:
     names = [*key.names, *value.names]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise BadName(f"two columns of the store have the name {twice!r}", at=here())
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:
+        raise BadName(f"two columns of the store have the name {duplicate!r}", at=here())
 
 
-def check_same(given: tuple[pa.Schema, pa.Schema] | None, columns: tuple[pa.Schema, pa.Schema]) -> None:
-    """Refuse to open a store with other key and value columns than it has."""
-    for what, ours, theirs in zip(("key", "value"), given or columns, columns, strict=True):
-        if not ours.equals(theirs):
+def check_same_columns(given: tuple[pa.Schema, pa.Schema] | None, columns: tuple[pa.Schema, pa.Schema]) -> None:
+    """Raise unless the columns that a store is opened with are those that it has."""
+    for what, wanted, found in zip(("key", "value"), given or columns, columns, strict=True):
+        if not wanted.equals(found):
             raise BadArgument(f"the store has other {what} columns than it was opened with", at=here(),
-                              found=shown(ours), has=shown(theirs))
+                              found=format_schema(wanted), has=format_schema(found))
 
 
-def shown(schema: pa.Schema) -> str:
+def format_schema(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name}: {field.type}" for field in schema)
 
 
 def key_schema(given: SchemaLike) -> pa.Schema:
-    return schema_of(given, "key", MOST_KEYS)
+    return _parse_schema(given, "key", MOST_KEYS)
 
 
 def value_schema(given: SchemaLike) -> pa.Schema:
-    return schema_of(given, "value", MOST_VALUES)
+    return _parse_schema(given, "value", MOST_VALUES)
 
 
-def batches_of(given: Given, key: pa.Schema, value: Iterable[pa.Field], what: str) -> list[pa.RecordBatch]:
+def to_batches(given: RowsLike, key: pa.Schema, value: Iterable[pa.Field], what: str) -> list[pa.RecordBatch]:
     """The rows as batches of the store's key columns and these value columns, in the store's types."""
     if isinstance(given, pa.RecordBatchReader):
         given = given.read_all()
     if not isinstance(given, pa.Table | pa.RecordBatch):
         raise BadData(f"{what} takes a pyarrow table, record batch or reader", at=here(), found=type(given).__name__)
     fields = [*key, *value]
-    if isinstance(given, pa.RecordBatch) and _are(given, fields):
+    if isinstance(given, pa.RecordBatch) and _has_columns(given, fields):
         return [given] if given.num_rows else []
     for field in fields:
         if field.name not in given.schema.names:
@@ -89,11 +89,11 @@ def batches_of(given: Given, key: pa.Schema, value: Iterable[pa.Field], what: st
     return [batch for batch in pa.Table.from_arrays(columns, schema=schema).to_batches() if batch.num_rows]
 
 
-def _are(batch: pa.RecordBatch, fields: list[pa.Field]) -> bool:
-    """Whether a batch has just these columns; then nothing is to be done, which takes a while for small ones."""
+def _has_columns(batch: pa.RecordBatch, fields: list[pa.Field]) -> bool:
+    """Whether a batch has just these columns; for a small one, selecting and casting takes longer than merging."""
     return batch.num_columns == len(fields) and all(
-        theirs.name == ours.name and theirs.type == ours.type and (ours.nullable or not column.null_count)
-        for theirs, ours, column in zip(batch.schema, fields, batch.columns, strict=True))
+        found.name == wanted.name and found.type == wanted.type and (wanted.nullable or not column.null_count)
+        for found, wanted, column in zip(batch.schema, fields, batch.columns, strict=True))
 
 
 def _cast(column: pa.Array | pa.ChunkedArray, field: pa.Field, what: str) -> pa.Array | pa.ChunkedArray:
@@ -101,7 +101,7 @@ def _cast(column: pa.Array | pa.ChunkedArray, field: pa.Field, what: str) -> pa.
         if not pa.types.is_null(column.type) and _kind(column.type) != _kind(field.type):
             raise WrongType(f"column {field.name!r} of the rows given to {what} does not fit the store", at=here(),
                             found=column.type, wanted=field.type,
-                            hint=f"text and bools are not cast by themselves: cast the column to {field.type} before")
+                            hint=f"text and bools are not cast implicitly: cast the column to {field.type} before")
         try:
             column = column.cast(field.type)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
@@ -114,13 +114,13 @@ def _cast(column: pa.Array | pa.ChunkedArray, field: pa.Field, what: str) -> pa.
 
 
 def _kind(arrow: pa.DataType) -> str:
-    """What Arrow would cast into each other and we would not: text, truth, and all that is a number."""
+    """Classes of types that Arrow would cast into one another and a store does not: text, bool, numbers."""
     found = from_arrow_type(arrow)
     return "text" if found.is_bytes else "bool" if found.kind is Kind.BOOL else "number"
 
 
-def check_texts(batches: list[pa.RecordBatch], most: int) -> None:
-    """Refuse rows whose texts no chunk could hold, before any of them is stored."""
+def check_text_sizes(batches: list[pa.RecordBatch], most: int) -> None:
+    """Raise if the texts of a row do not fit into a chunk, before any row is stored."""
     for batch in batches:
         if batch.nbytes <= most:
             continue
@@ -130,12 +130,12 @@ def check_texts(batches: list[pa.RecordBatch], most: int) -> None:
                 total = pc.add(total, pc.coalesce(pc.binary_length(column.cast(pa.large_binary())), 0))
                 longest = pc.max(total).as_py()
         if longest > most:
-            raise BadData("the texts of a row are longer than the store keeps", at=here(), found=f"{longest} bytes",
+            raise BadData("the texts of a row are longer than the store can hold", at=here(), found=f"{longest} bytes",
                           wanted=f"at most {most} with this memory= budget")
 
 
-def keys_of(given: Given | pa.Array | pa.ChunkedArray, key: pa.Schema, what: str) -> list[pa.RecordBatch]:
-    """Keys as batches; of a single key column an array will do."""
+def key_batches(given: RowsLike | pa.Array | pa.ChunkedArray, key: pa.Schema, what: str) -> list[pa.RecordBatch]:
+    """Keys as batches; an array is enough for a single key column."""
     if isinstance(given, pa.Array | pa.ChunkedArray):
         if len(key) != 1:
             raise BadData(f"{what} takes a table with the key columns", at=here(), found="one array",
@@ -145,14 +145,14 @@ def keys_of(given: Given | pa.Array | pa.ChunkedArray, key: pa.Schema, what: str
         raise BadData(f"{what} takes an Arrow array of keys, or a table, record batch or reader with the key columns",
                       at=here(), found=type(given).__name__, wanted=", ".join(key.names),
                       hint="write pa.array([...])" if len(key) == 1 else "write pa.table({...})")
-    return batches_of(given, key, (), what)
+    return to_batches(given, key, (), what)
 
 
-def functions_of(value: pa.Schema, given: Mapping[str, str], columns: Iterable[str], key: pa.Schema) -> Functions:
-    """What is done to each value column, in order; refuses what a type cannot do."""
+def merge_functions(value: pa.Schema, given: Mapping[str, str], columns: Iterable[str], key: pa.Schema) -> Functions:
+    """The merge function of each value column, in order; raises for those that a type does not have."""
     for name, function in given.items():
         if name not in value.names:
-            raise UnknownColumn(f"merge names {name!r}, which is no value column of the store", at=here(),
+            raise UnknownColumn(f"merge names {name!r}, which is not a value column of the store", at=here(),
                                 has=", ".join(value.names), hint=guess(name, value.names))
         if function not in FUNCTIONS:
             raise BadArgument(f"no merge function {function!r} for column {name!r}", at=here(),
@@ -164,7 +164,7 @@ def functions_of(value: pa.Schema, given: Mapping[str, str], columns: Iterable[s
     for name in columns:
         if name in value.names and name not in given:
             raise BadArgument(f"merge does not say what to do with column {name!r}", at=here(),
-                              hint=f'write {name}="sum", "max", "replace", ..., or leave the column away')
+                              hint=f'write {name}="sum", "max", "replace", ..., or leave the column out')
         if name not in value.names and name not in key.names:
             raise UnknownColumn(f"the rows given to merge have a column {name!r} that the store does not have",
                                 at=here(), has=", ".join([*key.names, *value.names]),
@@ -172,8 +172,8 @@ def functions_of(value: pa.Schema, given: Mapping[str, str], columns: Iterable[s
     return tuple(given.get(name, KEPT) for name in value.names)
 
 
-def known_functions(given: object, value: pa.Schema) -> Functions:
-    """Merge functions as a file names them; `ValueError` unless they fit the columns."""
+def check_stored_functions(given: object, value: pa.Schema) -> Functions:
+    """Merge functions from a file; `ValueError` unless they fit the columns."""
     if not isinstance(given, list) or len(given) != len(value):
         raise ValueError(f"merge functions: {given!r}")
     for function, field in zip(given, value, strict=True):

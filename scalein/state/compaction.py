@@ -1,10 +1,11 @@
-"""Compaction: runs of a bundle become one, in the background; and the lists of runs, which are replaced only here.
+"""Compaction: merges the runs of a shard in the background. The lists of runs are replaced here only.
 
-Runs are merged when they are too many (`to_merge`), and when looking into several of them for single keys has cost as
-much as merging them will: so who writes and never reads merges little, and who reads soon has one run a bundle.
+Runs are merged when there are too many (`first_to_compact`), and when reading single keys from several of them has cost
+as much as merging them will: a store that is only written compacts little, and one that is read soon has one run a
+shard.
 
-Threads: `_merge` runs on threads of its own, one a bundle at most, that step back behind those that rows wait for. All
-else is called under the store's lock, but for `replace`, which has a lock over the lists and takes no other.
+Threads: `_merge` runs on its own threads, at most one per shard, with a lower priority than the threads that rows wait
+for. Everything else is called under the store's lock, except `replace`, which takes only the lock of the lists.
 """
 
 from __future__ import annotations
@@ -21,114 +22,115 @@ import numpy as np
 
 from scalein.errors import InternalError
 from scalein.state import format
-from scalein.state.run_levels import BUNDLES, Cold, ColdRun, Scratch, to_merge
+from scalein.state.run_levels import SHARDS, MergeTable, Run, RunLevels, first_to_compact
 
 if TYPE_CHECKING:
     from scalein.kernels.store import StoreKernels
 
-AT_ONCE = 2  # bundles: one merges while the other waits for the disk
-MOST_RUNS = 32  # of a bundle, before its next records wait for compaction
-READ_WORTH = 16 << 10  # bytes that can be merged in the time of one read
-NICE = 10  # of the threads, to the scheduler
+THREADS = 2  # one merges while the other waits for the disk
+MAX_RUNS = 32  # of a shard, before its next eviction waits for compaction
+BYTES_PER_READ = 16 << 10  # that can be merged in the time of one block read
+NICE = 10  # of background threads
 
 
 class Compactor:
-    """Merges runs of `cold`. `new_id` numbers files, `clean` removes those that nobody needs."""
+    """Merges runs of `levels`. `new_id` numbers files; `remove_obsolete` removes files that are not referenced."""
 
-    def __init__(self, cold: Cold, kernels: StoreKernels, new_id: Callable[[], int], clean: Callable[[], None]) -> None:
-        self._cold, self._kernels, self._new_id, self._clean = cold, kernels, new_id, clean
-        self._threads = ThreadPoolExecutor(AT_ONCE, "scalein-compact", step_back)
-        self._under_way: dict[int, tuple[int, Future[None]]] = {}  # bundle -> id of the run that is written
-        self._lock = Lock()  # over the lists of runs, which are replaced as a whole
-        self._reads = np.zeros(BUNDLES, np.int64)  # blocks of a bundle that were read because it has several runs
-        self._retired: list[ColdRun] = []
-        self.dropped: set[str] = set()  # files of runs that others replaced
+    def __init__(self, levels: RunLevels, kernels: StoreKernels, new_id: Callable[[], int],
+                 remove_obsolete: Callable[[], None]) -> None:
+        self._levels, self._kernels, self._new_id, self._remove_obsolete = levels, kernels, new_id, remove_obsolete
+        self._threads = ThreadPoolExecutor(THREADS, "scalein-compact", lower_priority)
+        self._running: dict[int, tuple[int, Future[None]]] = {}  # shard -> id of the run that is written
+        self._lock = Lock()  # over the lists of runs
+        self._reads = np.zeros(SHARDS, np.int64)  # blocks of a shard that were read because it has several runs
+        self._replaced: list[Run] = []
+        self.obsolete_files: set[str] = set()  # of runs that were replaced
         self.error: BaseException | None = None
 
-    def replace(self, bundle: int, old: tuple[ColdRun, ...], new: list[ColdRun]) -> None:
-        """Runs that follow one another by others, or others behind all. Any thread may do so."""
+    def replace(self, shard: int, old: tuple[Run, ...], new: list[Run]) -> None:
+        """Replace adjacent runs, or append to the newest if `old` is empty. Any thread may call."""
         with self._lock:
-            now = self._cold.runs[bundle]
-            at = now.index(old[0]) if old else len(now)
-            if now[at : at + len(old)] != old:
-                raise InternalError("runs that others have replaced were replaced again", found=f"bundle {bundle}")
-            self._cold.runs[bundle] = (*now[:at], *new, *now[at + len(old) :])
-            self._retired += old
-            self.dropped |= {format.run_name(run.id) for run in old}
+            runs = self._levels.runs[shard]
+            at = runs.index(old[0]) if old else len(runs)
+            if runs[at : at + len(old)] != old:
+                raise InternalError("runs were replaced twice", found=f"shard {shard}")
+            self._levels.runs[shard] = (*runs[:at], *new, *runs[at + len(old) :])
+            self._replaced += old
+            self.obsolete_files |= {format.run_name(run.id) for run in old}
 
-    def take_retired(self) -> list[ColdRun]:
-        """Runs that were replaced since the last time, and are still open."""
+    def take_replaced(self) -> list[Run]:
+        """Runs that were replaced since the last call; their files are still open."""
         with self._lock:
-            retired, self._retired = self._retired, []
-            return retired
+            replaced, self._replaced = self._replaced, []
+            return replaced
 
-    def being_written(self) -> set[str]:
-        return {format.run_name(id) for id, _ in list(self._under_way.values())}
+    def files_being_written(self) -> set[str]:
+        return {format.run_name(id) for id, _ in list(self._running.values())}
 
     # --- in the background
 
-    def soon(self, bundle: int, whole: bool = False) -> None:
-        """Merge runs of a bundle, all or if there are too many."""
-        if bundle in self._under_way:  # asked first: a job that ends now has replaced the runs that are looked at next
+    def schedule(self, shard: int, all_runs: bool = False) -> None:
+        """Merge runs of a shard: all, or if there are too many."""
+        if shard in self._running:  # checked before the list: a merge that ends now has replaced the runs read below
             return
-        runs = tuple(run for run in self._cold.runs[bundle] if run.made.done())
-        first = 0 if whole else to_merge([run.record_count for run in runs])
+        runs = tuple(run for run in self._levels.runs[shard] if run.written.done())
+        first = 0 if all_runs else first_to_compact([run.record_count for run in runs])
         if len(runs) - first < 2:
             return
         if len({run.functions for run in runs[first:]}) > 1:
             first = 0
         id = self._new_id()
-        with self._lock:  # which the job needs to end
-            job = self._threads.submit(self._merge, bundle, runs[first:], first == 0, id)
-            self._under_way[bundle] = id, job
+        with self._lock:  # the merge needs it to end, so it is registered before it ends
+            merge = self._threads.submit(self._merge, shard, runs[first:], first == 0, id)
+            self._running[shard] = id, merge
 
-    def count_reads(self, read: np.ndarray, asked: np.ndarray) -> None:
-        """So many blocks of each bundle were read for so many keys."""
-        self._reads += np.maximum(0, read - asked)
-        for bundle in np.flatnonzero(self._reads).tolist():
-            size = sum(cold.run.size_bytes for cold in self._cold.runs[bundle])
-            if self._reads[bundle] * READ_WORTH > size:
-                self.soon(bundle, whole=True)
-                self._reads[bundle] = 0
+    def count_block_reads(self, read: np.ndarray, keys: np.ndarray) -> None:
+        """Note how many blocks of each shard were read for how many keys; merge where that has cost enough."""
+        self._reads += np.maximum(0, read - keys)
+        for shard in np.flatnonzero(self._reads).tolist():
+            size = sum(run.file.size_bytes for run in self._levels.runs[shard])
+            if self._reads[shard] * BYTES_PER_READ > size:
+                self.schedule(shard, all_runs=True)
+                self._reads[shard] = 0
 
-    def _merge(self, bundle: int, runs: tuple[ColdRun, ...], is_bottom: bool, id: int) -> None:
+    def _merge(self, shard: int, runs: tuple[Run, ...], is_bottom: bool, id: int) -> None:
         try:
-            merged = self._cold.merged(bundle, runs, id, cache(lambda: Scratch(self._kernels)), is_bottom)
-            self.replace(bundle, runs, [merged] if merged else [])
-            self._clean()
+            merged = self._levels.compact(shard, runs, id, cache(lambda: MergeTable(self._kernels)), is_bottom)
+            self.replace(shard, runs, [merged] if merged else [])
+            self._remove_obsolete()
         except BaseException as error:
-            self.error = error.with_traceback(None)  # which would keep buffers alive
+            self.error = error.with_traceback(None)  # a traceback would keep buffers alive
         finally:
             with self._lock:
-                del self._under_way[bundle]
+                del self._running[shard]
 
     def wait(self) -> None:
-        for _, job in list(self._under_way.values()):
-            job.result()
+        for _, merge in list(self._running.values()):
+            merge.result()
 
-    def wait_for_room(self, bundle: int) -> None:
-        """Let a bundle that has too many runs get fewer."""
-        if len(self._cold.runs[bundle]) >= MOST_RUNS and (found := self._under_way.get(bundle)) is not None:
-            found[1].result()
+    def wait_for_backlog(self, shard: int) -> None:
+        """Wait for the compaction of a shard that has too many runs."""
+        if len(self._levels.runs[shard]) >= MAX_RUNS and (running := self._running.get(shard)) is not None:
+            running[1].result()
 
-    # --- at once
+    # --- on the caller's thread
 
-    def merge_all(self, scratch_table: Callable[[], Scratch]) -> bool:
-        """Merge all runs of each bundle into one; whether there was anything to merge."""
+    def compact_all(self, merge_table: Callable[[], MergeTable]) -> bool:
+        """Merge all runs of each shard into one; whether there was anything to merge."""
         self.wait()
-        some = False
-        for bundle, runs in enumerate(self._cold.runs):
+        has_merged = False
+        for shard, runs in enumerate(self._levels.runs):
             if len(runs) > 1:
-                merged = self._cold.merged(bundle, runs, self._new_id(), scratch_table, is_bottom=True)
-                self.replace(bundle, runs, [merged] if merged else [])
-                some = True
-        return some
+                merged = self._levels.compact(shard, runs, self._new_id(), merge_table, is_bottom=True)
+                self.replace(shard, runs, [merged] if merged else [])
+                has_merged = True
+        return has_merged
 
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
 
-def step_back() -> None:
-    """Let threads that rows wait for go first on a busy core; where that is not for us to say, all are alike."""
+def lower_priority() -> None:
+    """Let threads that rows wait for run first on a busy core, where the system allows a process to say so."""
     with suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, get_native_id(), NICE)

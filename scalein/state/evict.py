@@ -1,10 +1,10 @@
-"""Spilling: records of a bundle leave memory for a run, which threads write; those that cannot come back.
+"""Evictor: moves the least used records of a shard from the memtable to a run, which background threads write.
 
-Invariant: what leaves is found. Its run is in the list of its bundle as soon as memory has forgotten it, and who looks
-there waits until it is written. Of a bundle, one part leaves at a time: so what comes back is older than all in memory,
-and newer than all runs.
+Invariant: evicted records can always be found. Their run is in the list of the shard as soon as the memtable has
+removed them, and a reader of that run waits until it is written. A shard has at most one eviction in flight, so the
+records of a failed one, which go back to the memtable, are older than all in memory and newer than all runs.
 
-Threads: `_write_run` runs on threads of its own; all else is called under the store's lock.
+Threads: `_write_run` runs on threads of its own; everything else is called under the store's lock.
 """
 
 from __future__ import annotations
@@ -16,136 +16,138 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scalein.layout import HITS_SHIFT, MOST_HITS
+from scalein.layout import ACCESSES_SHIFT, MAX_ACCESSES
+from scalein.state.arena import Workspace
 from scalein.state.compaction import Compactor
-from scalein.state.memtable import HotTable
-from scalein.state.run_file import Run
-from scalein.state.run_levels import Cold, ColdRun, groups_of
-from scalein.state.workspace import Room
+from scalein.state.memtable import MemTable
+from scalein.state.run_file import RunFile
+from scalein.state.run_levels import Run, RunLevels, shard_groups
 
 if TYPE_CHECKING:
     from scalein.kernels.store import Functions, StoreKernels
 
-LEAVING_AT_ONCE = 3  # bundles on their way to disk
+MAX_EVICTIONS = 3  # in flight
 
-# Gives records sorted, with their hashes, so many at a time; the next ones may overwrite them.
-InOrder = Callable[[int], Iterator[tuple[np.ndarray, np.ndarray]]]
+# Yields records in the order of their hashes, with these, at most so many at a time; the next ones may overwrite them.
+RecordSource = Callable[[int], Iterator[tuple[np.ndarray, np.ndarray]]]
 
 
 @dataclass(frozen=True, eq=False)
-class Leaving:
-    """Records on their way to a run, where they are, and the chunks that they are still in."""
+class Eviction:
+    """Records that are being written to a run, and the chunks that still hold them."""
 
-    bundle: int
-    run: ColdRun
+    shard: int
+    run: Run
     pointers: Callable[[], np.ndarray]
-    chunks: list[tuple[int, int, int]]  # that were not given back yet
-    room: Room | None  # the memory of all that is not in chunks
+    chunks: list[tuple[int, int, int]]  # that are not freed yet
+    workspace: Workspace | None  # all other memory
 
 
-class Spiller:
-    """Writes records of `hot` to runs of `cold`. `new_id` numbers files."""
+class Evictor:
+    """Writes records of the memtable to runs. `new_id` numbers files."""
 
-    def __init__(self, hot: HotTable, cold: Cold, kernels: StoreKernels, compactor: Compactor,
-                 new_id: Callable[[], int]) -> None:  # fmt: skip
-        self._hot, self._cold, self._kernels, self._compactor, self._new_id = hot, cold, kernels, compactor, new_id
-        self.threads = ThreadPoolExecutor(LEAVING_AT_ONCE, "scalein-spill")  # they wait for the disk most of the time
-        self.leaving: list[Leaving] = []
-        self.rooms: list[Room] = []  # of those that have left
+    def __init__(self, memtable: MemTable, levels: RunLevels, kernels: StoreKernels, compactor: Compactor,
+                 new_id: Callable[[], int]) -> None:
+        self._memtable, self._levels, self._kernels, self._compactor = memtable, levels, kernels, compactor
+        self._new_id = new_id
+        self.threads = ThreadPoolExecutor(MAX_EVICTIONS, "scalein-spill")  # they mostly wait for the disk
+        self.evictions: list[Eviction] = []  # in flight, oldest first
+        self.workspaces: list[Workspace] = []  # unused
 
     @property
     def memory_bytes(self) -> int:
-        """What those who leave take beside their chunks, and what waits for the next. Any thread may ask."""
-        under_way = [one.room for one in list(self.leaving) if one.room is not None]
-        return sum(room.size_bytes for room in (*under_way, *list(self.rooms)))
+        """Memory of evictions besides their chunks, and of unused workspaces. Any thread may read it."""
+        in_flight = [eviction.workspace for eviction in list(self.evictions) if eviction.workspace is not None]
+        return sum(workspace.size_bytes for workspace in (*in_flight, *list(self.workspaces)))
 
-    def leave(self, bundle: int, least: int, drop: int, functions: Functions) -> None:
-        """Let a bundle's records with fewer hits than `least` leave; those with a flag of `drop` just go."""
-        (self._leave_with_text if self._kernels.text_cells else self._leave_plain)(bundle, least, drop, functions)
+    def evict(self, shard: int, least_accesses: int, drop: int, functions: Functions) -> None:
+        """Evict the records of a shard with fewer accesses; those with a flag of `drop` are discarded. The chunks stay
+        unchanged until the records are written.
+        """
+        evict = self._evict_with_text if self._kernels.text_cells else self._evict_plain
+        evict(shard, least_accesses, drop, functions)
 
-    def settle(self, most: int) -> None:
-        """Wait until at most so many bundles are on their way; the first that cannot leave comes back: raises why."""
-        while len(self.leaving) > most or (self.leaving and self.leaving[0].run.made.done()):
-            one = self.leaving.pop(0)
-            error = one.run.made.exception()
+    def finish(self, max_in_flight: int) -> None:
+        """Wait until at most so many evictions are in flight. The records of a failed one go back to memory: raises."""
+        while len(self.evictions) > max_in_flight or (self.evictions and self.evictions[0].run.written.done()):
+            eviction = self.evictions.pop(0)
+            error = eviction.run.written.exception()
             if error is not None:
-                self._hot.is_torn = True
-                self._compactor.replace(one.bundle, (one.run,), [])
-                self._hot.batch += 1
-                self._kernels.merge_records(self._hot, one.pointers(), one.run.functions, older=True)
-                self._hot.is_torn = False
-            self._hot.give_back(one.chunks)
-            self.rooms += [one.room] if one.room is not None else []
+                self._memtable.is_inconsistent = True
+                self._compactor.replace(eviction.shard, (eviction.run,), [])
+                self._memtable.batch += 1
+                self._kernels.merge_records(self._memtable, eviction.pointers(), eviction.run.functions, older=True)
+                self._memtable.is_inconsistent = False
+            self._memtable.free(eviction.chunks)
+            self.workspaces += [eviction.workspace] if eviction.workspace is not None else []
             if error is not None:
                 raise error
-            self._compactor.soon(one.bundle)
+            self._compactor.schedule(eviction.shard)
 
-    def _leave_plain(self, bundle: int, least: int, drop: int, functions: Functions) -> None:
-        """Those with fewer hits than `least`; their chunks stay as they are until they are written."""
-        room = self.rooms.pop() if self.rooms else Room()
-        room.begin()
-        left = self._hot.thin(groups_of(bundle), least, drop, room.words)
-        if not left.count:
-            self._hot.is_torn = False
-            self._hot.give_back(left.chunks)
-            self.rooms.append(room)
+    def _evict_plain(self, shard: int, least_accesses: int, drop: int, functions: Functions) -> None:
+        workspace = self.workspaces.pop() if self.workspaces else Workspace()
+        workspace.reset()
+        evicted = self._memtable.evict(shard_groups(shard), least_accesses, drop, workspace.word_buffer)
+        if not evicted.count:
+            self._memtable.is_inconsistent = False
+            self._memtable.free(evicted.chunks)
+            self.workspaces.append(workspace)
             return
 
-        def in_order(step: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-            hashes, pointers = left.in_order()
-            words = room.words(min(step, len(hashes)) * self._kernels.record_bytes // 8)
+        def records(step: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+            hashes, pointers = evicted.in_order()
+            buffer = workspace.word_buffer(min(step, len(hashes)) * self._kernels.record_bytes // 8)
             for start in range(0, len(hashes), step):
-                some = slice(start, start + step)
-                yield self._kernels.gather(pointers[some], lambda count: words[:count]), hashes[some]
+                part = slice(start, start + step)
+                yield self._kernels.gather(pointers[part], lambda count: buffer[:count]), hashes[part]
 
-        run = self._to_run(bundle, left.count, functions, in_order, left.chunks)
-        self._leave(Leaving(bundle, run, lambda: left.in_order().pointers, left.chunks, room))
-        self._hot.is_torn = False
+        run = self._start_write(shard, evicted.count, functions, records, evicted.chunks)
+        self._register(Eviction(shard, run, lambda: evicted.in_order().pointers, evicted.chunks, workspace))
+        self._memtable.is_inconsistent = False
 
-    def _leave_with_text(self, bundle: int, least: int, drop: int, functions: Functions) -> None:
-        """Those with fewer hits than `least`; their chunks stay as they are until they are written."""
-        hot, groups = self._hot, groups_of(bundle)
-        pointers = np.concatenate([hot.pointers(group) for group in groups])
-        heads = np.concatenate([hot.heads(group) for group in groups])
-        goes = (heads >> np.uint64(HITS_SHIFT) & np.uint64(MOST_HITS)) < np.uint64(least)
-        staying = np.ascontiguousarray(pointers[~goes])
-        pointers = np.ascontiguousarray(pointers[goes & ((heads & np.uint64(drop)) == 0)])
-        hot.is_torn = True
-        chunks = [chunk for group in groups for chunk in hot.release(group)]
+    def _evict_with_text(self, shard: int, least_accesses: int, drop: int, functions: Functions) -> None:
+        memtable, groups = self._memtable, shard_groups(shard)
+        pointers = np.concatenate([memtable.pointers(group) for group in groups])
+        heads = np.concatenate([memtable.heads(group) for group in groups])
+        is_evicted = (heads >> np.uint64(ACCESSES_SHIFT) & np.uint64(MAX_ACCESSES)) < np.uint64(least_accesses)
+        retained = np.ascontiguousarray(pointers[~is_evicted])
+        pointers = np.ascontiguousarray(pointers[is_evicted & ((heads & np.uint64(drop)) == 0)])
+        memtable.is_inconsistent = True
+        chunks = [chunk for group in groups for chunk in memtable.release(group)]
         if len(pointers):
-            # Those who stay are still in the same chunks: the thread must not give these back.
-            run = self._to_run(bundle, len(pointers), functions,
-                               lambda _: iter([self._cold.sorted_records(pointers)]), [])
-            self._leave(Leaving(bundle, run, lambda: pointers, chunks, None))
-        self._kernels.merge_records(hot, staying, functions, older=False)
-        hot.is_torn = False
+            # The retained records are still in the same chunks: the thread must not free these.
+            run = self._start_write(shard, len(pointers), functions,
+                                    lambda _: iter([self._levels.sorted_records(pointers)]), [])
+            self._register(Eviction(shard, run, lambda: pointers, chunks, None))
+        self._kernels.merge_records(memtable, retained, functions, older=False)
+        memtable.is_inconsistent = False
         if not len(pointers):
-            hot.give_back(chunks)
+            memtable.free(chunks)
 
-    def _to_run(self, bundle: int, count: int, functions: Functions, in_order: InOrder,
-                chunks: list[tuple[int, int, int]]) -> ColdRun:
-        """Let a thread write records to a run, and give back chunks."""
-        id, has_filter = self._new_id(), bool(self._cold.runs[bundle])
-        made = self.threads.submit(self._write_run, id, count, functions, has_filter, in_order, chunks)
-        return ColdRun(id, count, functions, made)
+    def _start_write(self, shard: int, count: int, functions: Functions, records: RecordSource,
+                     chunks: list[tuple[int, int, int]]) -> Run:
+        """Let a thread write records to a run, and then free chunks."""
+        id, has_filter = self._new_id(), bool(self._levels.runs[shard])
+        written = self.threads.submit(self._write_run, id, count, functions, has_filter, records, chunks)
+        return Run(id, count, functions, written)
 
-    def _leave(self, one: Leaving) -> None:
-        self.leaving.append(one)
-        self._compactor.replace(one.bundle, (), [one.run])
+    def _register(self, eviction: Eviction) -> None:
+        self.evictions.append(eviction)
+        self._compactor.replace(eviction.shard, (), [eviction.run])
 
-    def _write_run(self, id: int, count: int, functions: Functions, has_filter: bool,
-                   in_order: InOrder, chunks: list[tuple[int, int, int]]) -> Run:
-        writer = self._cold.writer(id, functions, count, count * self._kernels.record_bytes, has_filter)
+    def _write_run(self, id: int, count: int, functions: Functions, has_filter: bool, records: RecordSource,
+                   chunks: list[tuple[int, int, int]]) -> RunFile:
+        writer = self._levels.writer(id, functions, count, count * self._kernels.record_bytes, has_filter)
         try:
-            for records, hashes in in_order(writer.records_at_once):
-                writer.add(records, hashes)
+            for part, hashes in records(writer.records_per_write):
+                writer.add(part, hashes)
             writer.finish()
         except BaseException:
             writer.abandon()
             raise
-        run = self._cold.reader(id)
-        self._hot.give_back(chunks)  # not before: what does not come to disk comes back to memory
-        return run
+        file = self._levels.open_file(id)
+        self._memtable.free(chunks)  # last: if the write fails, the records go back to memory
+        return file
 
     def close(self) -> None:
         self.threads.shutdown(wait=True)

@@ -9,14 +9,13 @@ import pyarrow as pa
 
 from scalein.errors import Damaged, StoreFailed, here
 from scalein.state import format, manifest
-from scalein.state.manifest import Manifest
-from scalein.state.snapshot_writer import schemas_of
+from scalein.state.manifest import Manifest, decode_schemas
 from scalein.storage.local import LocalFileSystem
 
 
 @dataclass(frozen=True)
 class SnapshotInfo:
-    """One snapshot: its files, and what they take; `damage` says what is wrong with its manifest, if anything."""
+    """One snapshot: its files and their size; `damage` says what is wrong with its manifest, if anything."""
 
     id: int
     files: tuple[str, ...]
@@ -27,7 +26,7 @@ class SnapshotInfo:
 
 @dataclass(frozen=True)
 class StoreInfo:
-    """A store as its files tell it. Printing it shows columns, sizes and snapshots."""
+    """A store, described by its files. Printing it shows columns, sizes and snapshots."""
 
     path: str
     key: pa.Schema
@@ -64,12 +63,12 @@ def open(path: str | os.PathLike[str]) -> StoreInfo:
     for id in reversed(format.ids(names, "snapshot")):
         try:
             one = manifest.read(fs, id)
-            columns = columns or schemas_of(one, fs)
+            columns = columns or decode_schemas(one, fs)
             found.append(_about(one, fs))
         except Damaged as error:
             found.append(SnapshotInfo(id, (), 0, 0, error.what))
     if columns is None:
-        raise StoreFailed("there is no whole snapshot in this directory", at=here(), file=os.fspath(path))
+        raise StoreFailed("there is no intact snapshot in this directory", at=here(), file=os.fspath(path))
     return StoreInfo(os.fspath(path), *columns, tuple(found), sum(map(fs.size, names)))
 
 

@@ -1,11 +1,13 @@
-"""Point reads: what the runs of all bundles have of some keys, read by blocks and brought together in a scratch table.
+"""PointReads: reads the records of single keys from the runs of all shards, and merges them in a merge table.
 
-Runs are asked from the oldest to the newest, those of one age together: so every key's records come in order. Blocks
-are read by windows, past the page cache; while one window is looked through, others are being read, and the blocks of
-younger runs are looked up.
+Runs are read from the oldest to the newest, those of one age (position in their shard) at once: so the records of every
+key come in order. Blocks are read past the page cache; while one buffer of blocks is searched, others are filled, and
+the candidate blocks of newer runs are determined.
 
-Invariant: a record is looked at only after the checksum, the counts and the places of its block were verified. Memory
-is that of the windows, however many keys are asked for.
+Invariant: a record is used only after the checksum, the counts and the offsets of its block are verified. Memory is
+bounded by the read buffers, however many keys are requested.
+
+Threads: called under the store's lock.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from scalein.memory import address
-from scalein.state.run_blocks import HEAD, Origin, Shape, checked, unpack
-from scalein.state.run_file import Run
-from scalein.state.run_levels import ColdRun, Scratch, bundle_range
+from scalein.state.run_blocks import HEAD, Origin, RecordShape, check_blocks, unpack
+from scalein.state.run_file import RunFile
+from scalein.state.run_levels import MergeTable, Run, shard_range
 from scalein.storage.aio import BlockReader
 from scalein.storage.filesystem import Input
 
@@ -26,12 +28,12 @@ if TYPE_CHECKING:
     from scalein.kernels.store import Functions, StoreKernels
 
 
-class _Part(NamedTuple):
-    """Blocks of runs of one age that fit into a window, and pairs of a block and a hash that it may hold."""
+class _BlockRead(NamedTuple):
+    """Blocks of runs of one age that fit into a read buffer, and pairs of a block and a hash that it may hold."""
 
     functions: Functions
-    runs: list[Run]
-    input_index: np.ndarray  # of each block, its run
+    files: list[RunFile]
+    input_index: np.ndarray  # of each block, its file
     offsets: np.ndarray
     sizes: np.ndarray
     block: np.ndarray  # of each pair
@@ -39,78 +41,81 @@ class _Part(NamedTuple):
 
     @property
     def inputs(self) -> list[Input]:
-        return [run.input for run in self.runs]
+        return [file.input for file in self.files]
 
-    def between(self, first: int, last: int) -> _Part:
-        """Some of the blocks."""
+    def between(self, first: int, last: int) -> _BlockRead:
+        """The blocks [first, last)."""
         low, high = self.block.searchsorted((first, last)).tolist()
         return self._replace(input_index=self.input_index[first:last], offsets=self.offsets[first:last],
                              sizes=self.sizes[first:last], block=self.block[low:high] - first,
                              hashes=self.hashes[low:high])
 
 
-class Points:
-    """Reads blocks of runs, a few windows at a time."""
+class PointReads:
+    """Reads records of runs by their hashes, a few buffers of blocks at a time."""
 
     def __init__(self, kernels: StoreKernels, reader: BlockReader) -> None:
         self._kernels, self._reader = kernels, reader
-        self._shape = Shape(kernels.record_bytes, kernels.text_cells)
+        self._shape = RecordShape(kernels.record_bytes, kernels.text_cells)
 
-    def find(self, runs: list[tuple[ColdRun, ...]], hashes: np.ndarray, scratch: Scratch) -> np.ndarray:
-        """Bring everything that the bundles' runs have of some sorted hashes together; blocks read of each bundle."""
-        read = np.zeros(len(runs), np.int64)
-        for part, area in self._reader.read(self._parts(runs, hashes)):
-            found, _kept = self._found(part, area)
-            scratch.absorb(found, part.functions)
-            shards = np.array([run.least_hash >> 60 for run in part.runs])
-            read += np.bincount(shards[part.input_index], minlength=len(read))
-        return read
+    def read(self, runs: list[tuple[Run, ...]], hashes: np.ndarray, table: MergeTable) -> np.ndarray:
+        """Merge all records of some sorted hashes into a table; returns the number of blocks read of each shard."""
+        block_counts = np.zeros(len(runs), np.int64)
+        for read, area in self._reader.read(self._block_reads(runs, hashes)):
+            pointers, _owner = self._matches(read, area)
+            table.merge(pointers, read.functions)
+            shards = np.array([file.least_hash >> 60 for file in read.files])
+            block_counts += np.bincount(shards[read.input_index], minlength=len(block_counts))
+        return block_counts
 
-    def _parts(self, runs: list[tuple[ColdRun, ...]], hashes: np.ndarray) -> Iterator[_Part]:
-        borders = hashes.searchsorted(np.array([bundle_range(bundle)[0] for bundle in range(len(runs))], np.uint64))
-        inside = np.split(hashes, borders[1:])
+    def _block_reads(self, runs: list[tuple[Run, ...]], hashes: np.ndarray) -> Iterator[_BlockRead]:
+        bounds = hashes.searchsorted(np.array([shard_range(shard)[0] for shard in range(len(runs))], np.uint64))
+        by_shard = np.split(hashes, bounds[1:])
         for age in range(max(map(len, runs))):
-            alike: dict[Functions, list[tuple[ColdRun, np.ndarray]]] = {}
-            for some, asked in zip(runs, inside, strict=True):
-                if age < len(some) and len(asked):
-                    alike.setdefault(some[age].functions, []).append((some[age], asked))
-            for functions, pairs in alike.items():
-                yield from self._cut(_together(functions, pairs))
+            by_functions: dict[Functions, list[tuple[Run, np.ndarray]]] = {}
+            for shard_runs, wanted in zip(runs, by_shard, strict=True):
+                if age < len(shard_runs) and len(wanted):
+                    run = shard_runs[age]
+                    by_functions.setdefault(run.functions, []).append((run, wanted))
+            for functions, pairs in by_functions.items():
+                yield from self._split(_candidate_blocks(functions, pairs))
 
-    def _cut(self, part: _Part) -> Iterator[_Part]:
-        """Parts that fit into a window; a block that does not has one of its own."""
-        ends = part.sizes.cumsum()
+    def _split(self, read: _BlockRead) -> Iterator[_BlockRead]:
+        """Reads that fit into a buffer; a block that does not fit is read by itself."""
+        ends = read.sizes.cumsum()
         first = before = 0
         while first < len(ends):
             last = max(first + 1, int(ends.searchsorted(before + self._reader.buffer_bytes, "right")))
-            yield part.between(first, last)
+            yield read.between(first, last)
             first, before = last, int(ends[last - 1])
 
-    def _found(self, part: _Part, area: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Pointers to the records of a part that are asked for, and where they are: beside its bytes, or in them."""
-        ids = np.array([run.id for run in part.runs], np.uint64)
-        origin = Origin(ids[part.input_index], part.offsets, lambda block: part.runs[int(part.input_index[block])].name)
-        heads = checked(self._shape, area, part.sizes, origin, self._kernels.checksums)
+    def _matches(self, read: _BlockRead, area: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Pointers to the requested records, and the array that they point into: the bytes read, or a copy."""
+        ids = np.array([file.id for file in read.files], np.uint64)
+        origin = Origin(ids[read.input_index], read.offsets, lambda block: read.files[read.input_index[block]].name)
+        heads = check_blocks(self._shape, area, read.sizes, origin, self._kernels.checksums)
         records = area
-        if self._shape.text_cells:  # strings must lead to their bytes before keys can be hashed
-            records = unpack(self._shape, area, part.sizes, origin, heads)
+        if self._shape.text_cells:  # strings must point to their bytes before keys can be hashed
+            records = unpack(self._shape, area, read.sizes, origin, heads)
             firsts = address(records) + (heads.counts.cumsum() - heads.counts) * self._shape.stride
         else:
             firsts = address(area) + heads.starts + HEAD
-        found, many = self._kernels.seek_hashes(firsts[part.block], heads.counts[part.block], part.hashes)
-        found, many = found[many > 0], many[many > 0]
-        if len(found) < int(many.sum()):  # several keys with one hash
-            nth = np.arange(int(many.sum())) - np.repeat(many.cumsum() - many, many)
-            found = np.repeat(found, many) + (nth * self._shape.stride).astype(np.uint64)
+        found, counts = self._kernels.seek_hashes(firsts[read.block], heads.counts[read.block], read.hashes)
+        found, counts = found[counts > 0], counts[counts > 0]
+        if len(found) < int(counts.sum()):  # several keys with one hash
+            nth = np.arange(int(counts.sum())) - np.repeat(counts.cumsum() - counts, counts)
+            found = np.repeat(found, counts) + (nth * self._shape.stride).astype(np.uint64)
         return found, records
 
 
-def _together(functions: Functions, pairs: list[tuple[ColdRun, np.ndarray]]) -> _Part:
-    """What some runs may have of their bundles' hashes."""
-    places = [cold.run.places(asked if cold.groups is None else asked[cold.counting(asked)]) for cold, asked in pairs]
-    counts = np.array([len(one.offsets) for one in places])
+def _candidate_blocks(functions: Functions, pairs: list[tuple[Run, np.ndarray]]) -> _BlockRead:
+    """The blocks of runs that may hold the requested hashes of their shards."""
+    candidates = [run.file.candidate_blocks(wanted if run.groups is None else wanted[run.owns(wanted)])
+                  for run, wanted in pairs]
+    counts = np.array([len(one.offsets) for one in candidates])
     before = counts.cumsum() - counts
-    return _Part(functions, [cold.run for cold, _ in pairs], np.repeat(np.arange(len(places)), counts),
-                 np.concatenate([one.offsets for one in places]), np.concatenate([one.sizes for one in places]),
-                 np.concatenate([one.block + k for one, k in zip(places, before.tolist(), strict=True)]),
-                 np.concatenate([one.hashes for one in places]))
+    return _BlockRead(functions, [run.file for run, _ in pairs], np.repeat(np.arange(len(candidates)), counts),
+                      np.concatenate([one.offsets for one in candidates]),
+                      np.concatenate([one.sizes for one in candidates]),
+                      np.concatenate([one.block + k for one, k in zip(candidates, before.tolist(), strict=True)]),
+                      np.concatenate([one.hashes for one in candidates]))

@@ -1,8 +1,11 @@
-"""Rows that wait: batches kept as they are, each with the range of slices of time that it has rows of.
+"""RowBuffer: rows that wait for their windows to close, or for the end of the input, as batches with ranges of slices.
 
-For windows, which are finished together and then dropped together, and for whatever needs its whole input. Batches are
-immutable: a freeze notes which there are, and a thread writes the new ones to one file, in Arrow's own format, so a
-checkpoint writes what is new and nothing twice. What is on disk leaves memory when there is too much of it.
+Batches are immutable. A snapshot lists the segments of the buffer, and a thread writes the new ones to one file in
+Arrow's IPC format: so a checkpoint writes new rows only, and none twice. When the buffer exceeds its memory, segments
+that are on disk leave memory.
+
+Threads: rows are added and removed by the job's thread. `write`, `to_json` and `remove_unreferenced` may be called by
+any thread.
 """
 
 from __future__ import annotations
@@ -21,13 +24,13 @@ import pyarrow as pa
 from scalein.errors import Damaged, StoreFailed
 from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text
 
-JOINED_ROWS = 1 << 18
+COALESCED_ROWS = 1 << 18
 _NAME = re.compile(r"rows-(\d{10})\.arrow")
 
 
 @dataclass(eq=False)
-class Kept:
-    """A batch that waits, in memory, in a file, or in both; its slices are in [first, last]."""
+class BufferSegment:
+    """A batch in memory, in a file, or in both; the slices of its rows are in [first, last]."""
 
     first: int
     last: int
@@ -38,81 +41,82 @@ class Kept:
 
 
 @dataclass(eq=False)
-class RowLog:
-    """Batches in the order in which they came."""
+class RowBuffer:
+    """Segments in the order of arrival; at most about `memory` bytes of them in memory."""
 
     folder: Path
     schema: pa.Schema
     memory: int | None
-    kept: list[Kept] = field(default_factory=list)
-    held_bytes: int = 0
-    _next: int = 0
-    _sums: dict[str, int] = field(default_factory=dict)  # of files, as they were written
+    segments: list[BufferSegment] = field(default_factory=list)
+    memory_bytes: int = 0
+    _last_file: int = 0
+    _checksums: dict[str, int] = field(default_factory=dict)  # of files, as they were written
     _writing: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def rows(self) -> int:
-        return sum(each.rows for each in self.kept)
+        return sum(segment.rows for segment in self.segments)
 
     def add(self, batch: pa.RecordBatch, first: int = 0, last: int = 0) -> None:
-        self.kept.append(Kept(first, last, batch.num_rows, batch))
-        self.held_bytes += batch.nbytes
-        if self.memory is not None and self.held_bytes > self.memory:
-            self.write(list(self.kept))
-            for each in self.kept:
-                each.batch = None
-            self.held_bytes = 0
+        self.segments.append(BufferSegment(first, last, batch.num_rows, batch))
+        self.memory_bytes += batch.nbytes
+        if self.memory is not None and self.memory_bytes > self.memory:
+            self.write(list(self.segments))
+            for segment in self.segments:
+                segment.batch = None
+            self.memory_bytes = 0
 
-    def replace(self, kept: list[Kept]) -> None:
-        """Keep these instead; files stay until no checkpoint names them."""
-        self.kept = kept
-        self.held_bytes = sum(each.batch.nbytes for each in kept if each.batch is not None)
+    def replace(self, segments: list[BufferSegment]) -> None:
+        """Hold these segments instead; files remain until no checkpoint names them."""
+        self.segments = segments
+        self.memory_bytes = sum(segment.batch.nbytes for segment in segments if segment.batch is not None)
 
-    def join(self) -> None:
-        """Fewer and longer batches, in the same order."""
-        joined: list[Kept] = []
-        some: list[Kept] = []
-        for each in [*self.kept, None]:
-            if some and (each is None or sum(one.rows for one in some) + each.rows > JOINED_ROWS):
-                batch = pa.concat_batches([self.batch(one) for one in some])
-                joined.append(Kept(min(one.first for one in some), max(one.last for one in some), len(batch), batch))
-                some = []
-            if each is not None:
-                some.append(each)
-        self.replace(joined)
+    def coalesce(self) -> None:
+        """Concatenate segments into fewer and longer ones, in the same order."""
+        coalesced: list[BufferSegment] = []
+        pending: list[BufferSegment] = []
+        for segment in [*self.segments, None]:
+            if pending and (segment is None or sum(one.rows for one in pending) + segment.rows > COALESCED_ROWS):
+                batch = pa.concat_batches([self.batch(one) for one in pending])
+                first, last = min(one.first for one in pending), max(one.last for one in pending)
+                coalesced.append(BufferSegment(first, last, len(batch), batch))
+                pending = []
+            if segment is not None:
+                pending.append(segment)
+        self.replace(coalesced)
 
-    def batch(self, kept: Kept) -> pa.RecordBatch:
-        found = kept.batch  # another thread's look at memory may come between
+    def batch(self, segment: BufferSegment) -> pa.RecordBatch:
+        found = segment.batch  # read once: another thread may drop it from memory
         if found is not None:
             return found
         try:
-            with pa.memory_map(str(self.folder / kept.file)) as file:
-                return pa.ipc.open_file(file).get_batch(kept.number)
+            with pa.memory_map(str(self.folder / segment.file)) as file:
+                return pa.ipc.open_file(file).get_batch(segment.number)
         except (OSError, pa.ArrowException) as error:
-            raise Damaged("rows that wait cannot be read", file=self.folder / kept.file, found=error) from error
+            raise Damaged("buffered rows cannot be read", file=self.folder / segment.file, found=error) from error
 
     # --- on disk
 
-    def write(self, kept: Iterable[Kept]) -> list[Json]:
-        """Put batches that are in no file yet into one, synced; where each of them is. Any thread may call."""
-        kept = list(kept)
+    def write(self, segments: Iterable[BufferSegment]) -> list[Json]:
+        """Write the segments that are in no file yet to a new one, durably; returns the position of each segment."""
+        segments = list(segments)
         with self._writing:
-            new = [each for each in kept if not each.file]
+            new = [segment for segment in segments if not segment.file]
             if new:
-                self._next += 1
-                name = f"rows-{self._next:010}.arrow"
+                self._last_file += 1
+                name = f"rows-{self._last_file:010}.arrow"
                 self._write(self.folder / name, new)
-                for number, each in enumerate(new):
-                    each.file, each.number = name, number
-        return [[each.first, each.last, each.rows, each.file, each.number] for each in kept]
+                for number, segment in enumerate(new):
+                    segment.file, segment.number = name, number
+        return [[each.first, each.last, each.rows, each.file, each.number] for each in segments]
 
-    def _write(self, path: Path, new: list[Kept]) -> None:
+    def _write(self, path: Path, new: list[BufferSegment]) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, self.schema) as writer:
-                for each in new:
-                    assert each.batch is not None
-                    writer.write_batch(each.batch)
+                for segment in new:
+                    assert segment.batch is not None
+                    writer.write_batch(segment.batch)
             for synced in (path, self.folder):
                 handle = os.open(synced, os.O_RDONLY)
                 try:
@@ -121,54 +125,55 @@ class RowLog:
                     os.close(handle)
         except OSError as error:
             path.unlink(missing_ok=True)
-            raise StoreFailed("cannot write rows that wait", file=path, found=error) from error
+            raise StoreFailed("cannot write buffered rows", file=path, found=error) from error
 
-    def to_json(self, kept: list[Kept]) -> dict[str, Json]:
-        """What a checkpoint says of batches; they are on disk when this returns."""
-        entries = self.write(kept)
-        names = sorted({each.file for each in kept})
+    def to_json(self, segments: list[BufferSegment]) -> dict[str, Json]:
+        """The segments for a checkpoint; they are on disk when this returns."""
+        entries = self.write(segments)
+        names = sorted({segment.file for segment in segments})
         for name in names:
-            if name not in self._sums:
-                self._sums[name] = _sum(self.folder / name)
-        return {"batches": [*entries], "files": {name: self._sums[name] for name in names}, "next": self._next}
+            if name not in self._checksums:
+                self._checksums[name] = _checksum(self.folder / name)
+        return {"batches": [*entries], "files": {name: self._checksums[name] for name in names},
+                "next": self._last_file}  # fmt: skip
 
     def restore(self, given: Json) -> None:
         about = as_map(given)
         files = as_map(about["files"])
         for name, expected in files.items():
-            if not _NAME.fullmatch(name) or (found := _sum(self.folder / name)) != expected:
-                raise Damaged("rows that wait are not what was written", file=self.folder / name)
-            self._sums[name] = found
+            if not _NAME.fullmatch(name) or (found := _checksum(self.folder / name)) != expected:
+                raise Damaged("a file of buffered rows is not what was written", file=self.folder / name)
+            self._checksums[name] = found
         for entry in map(as_list, as_list(about["batches"])):
             first, last, rows = (as_int(part) for part in entry[:3])
             name, number = as_text(entry[3]), as_int(entry[4])
             if name not in files:
                 raise ValueError(f"rows in a file that is not named: {name!r:.100}")
-            self.kept.append(Kept(first, last, rows, None, name, number))
-        # Numbers of files go on behind all that are there: one may be left from a run that was not committed.
+            self.segments.append(BufferSegment(first, last, rows, None, name, number))
+        # New files are numbered after all existing ones: an epoch that was not committed may have left some.
         numbers = [int(match[1]) for path in self.folder.glob("*") if (match := _NAME.fullmatch(path.name))]
-        self._next = max([as_int(about["next"]), *numbers])
+        self._last_file = max([as_int(about["next"]), *numbers])
 
-    def remove_others(self, named: set[str]) -> None:
-        """Remove files that neither a checkpoint names nor this log needs; what cannot be removed now stays a while."""
+    def remove_unreferenced(self, named: set[str]) -> None:
+        """Remove files that neither a checkpoint names nor this buffer needs; one that cannot be removed is left."""
         with self._writing:
-            needed = named | {each.file for each in self.kept}
+            needed = named | {segment.file for segment in self.segments}
             for path in self.folder.glob("rows-*.arrow"):
                 if path.name not in needed:
                     with suppress(OSError):
                         path.unlink()
-                    self._sums.pop(path.name, None)
+                    self._checksums.pop(path.name, None)
 
 
-def _sum(path: Path) -> int:
-    """A checksum of a file."""
+def _checksum(path: Path) -> int:
+    """The CRC-32 of a file."""
     total = 0
     try:
         with open(path, "rb") as file:
             while block := file.read(1 << 20):
                 total = zlib.crc32(block, total)
     except FileNotFoundError as error:
-        raise Damaged("rows that wait are gone", file=path) from error
+        raise Damaged("a file of buffered rows is missing", file=path) from error
     except OSError as error:
-        raise StoreFailed("rows that wait cannot be read", file=path, found=error) from error
+        raise StoreFailed("buffered rows cannot be read", file=path, found=error) from error
     return total

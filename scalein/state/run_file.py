@@ -1,13 +1,13 @@
-"""Run files: records sorted by the hash of their key, written once (writing.py), read by hash or from end to end.
+"""RunFile: reads a run, which has records sorted by the hash of their key and is written once (`run_writer.py`).
 
-Invariant: a run never changes after `finish`. Records of one hash lie together, in as many neighbouring blocks as they
-need. Nothing that was read is handed out before checksums, counts and places were verified (see blocks.py), and no size
-that a file states is believed before it was held against the file's own.
+Invariant: a run never changes after `finish`. Records of one hash are contiguous, in as many adjacent blocks as they
+need. Nothing that was read is returned before checksums, counts and offsets are verified (see `run_blocks.py`), and no
+size that a file states is used before it is checked against the size of the file.
 
-A run knows the first hash of each block: 16 bytes in memory for 4 KiB on disk, and perhaps a filter, read when it is
-first asked; the filter not by those who read all of it.
+The directory, the first hash of each block, takes 16 bytes in memory for 4 KiB on disk. It and the Bloom filter are
+read on first use; scans and merges do not load the filter.
 
-Threads: a `Run` may be read by any number at once.
+Threads: a `RunFile` may be read by any number of threads at once.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ import numpy as np
 
 from scalein.errors import Damaged
 from scalein.state import format
-from scalein.state.bloom import passes
+from scalein.state.bloom import may_contain
 from scalein.state.checksum import Checksums, block_checksums
-from scalein.state.run_blocks import Origin, Shape, checked, unpack
-from scalein.state.run_writer import HEADER, MOST_SPEC_BYTES, SPEC_AT, directory_bytes
+from scalein.state.run_blocks import Origin, RecordShape, check_blocks, unpack
+from scalein.state.run_writer import HEADER, MAX_SPEC_BYTES, SPEC_AT, directory_bytes
 from scalein.storage.filesystem import FileSystem, aligned_buffer
 
-READ_BYTES = 4 << 20  # of a step of a scan
+READ_BYTES = 4 << 20  # per step of a scan
 
 
 class Records(NamedTuple):
-    """Records from a run. Their long cells hold addresses in `texts`: keep it as long as they are looked at."""
+    """Records from a run. Their long cells hold addresses in `texts`, which must outlive them."""
 
     records: np.ndarray  # (n, stride) u8
     texts: np.ndarray | None
 
 
-class Places(NamedTuple):
-    """Where a run may have records of some hashes: blocks in order, each once, and pairs of a block and a hash."""
+class CandidateBlocks(NamedTuple):
+    """Blocks of a run that may hold some hashes, in order and each once, and pairs of a block and a hash."""
 
     offsets: np.ndarray  # of the blocks
     sizes: np.ndarray
-    block: np.ndarray  # of each pair, its number among these; ascending
+    block: np.ndarray  # of each pair, the index of its block; ascending
     hashes: np.ndarray
 
 
-class _Index(NamedTuple):
-    """What is in memory of a run. Who merges runs asks no filter, which is most of it."""
+class _LoadedIndex(NamedTuple):
+    """The part of a run that is in memory. The filter is most of it, and merges do not need it."""
 
     firsts: np.ndarray  # the first hash of each block
-    starts: np.ndarray  # the offset of each block and of the end
+    starts: np.ndarray  # the offset of each block, and of the end
     filter: np.ndarray | None
 
     @property
@@ -57,8 +57,8 @@ class _Index(NamedTuple):
         return self.firsts.nbytes + self.starts.nbytes + (0 if self.filter is None else self.filter.nbytes)
 
 
-class Held:
-    """Bytes in memory that some runs take for their directories and filters. Any thread may add."""
+class IndexMemory:
+    """Total memory of the directories and filters of some files. Any thread may add to it."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -69,17 +69,17 @@ class Held:
             self.bytes += size
 
 
-class Run:
-    """A run file that is read. Raises `Damaged` or `NewerFormat` unless header and size are in order."""
+class RunFile:
+    """A run file. Raises `Damaged` or `NewerFormat` unless its header and size are valid."""
 
     def __init__(self, fs: FileSystem, id: int, stride: int, text_cells: tuple[int, ...] = (),
-                 checksums: Checksums = block_checksums, held: Held | None = None) -> None:  # fmt: skip
+                 checksums: Checksums = block_checksums, index_memory: IndexMemory | None = None) -> None:  # fmt: skip
         self.id = id
-        self._held = held or Held()
+        self._index_memory = index_memory or IndexMemory()
         self._loading = Lock()
-        self._loaded: _Index | None = None
+        self._loaded: _LoadedIndex | None = None
         self.name = fs.path_of(format.run_name(id))
-        self._shape = Shape(stride, text_cells)
+        self._shape = RecordShape(stride, text_cells)
         self._checksums = checksums
         self.input = fs.open(format.run_name(id))
         try:
@@ -101,8 +101,8 @@ class Run:
         if self._directory_at % format.BLOCK or size != expected or self._directory_at + size != self.input.size:
             raise self._damaged(format.START.size, f"{self.block_count} blocks, {size} bytes of directory at "
                                 f"{self._directory_at}", f"a file of {self.input.size} bytes")  # fmt: skip
-        if spec_bytes > MOST_SPEC_BYTES:
-            raise self._damaged(SPEC_AT - 4, f"{spec_bytes} bytes", f"at most {MOST_SPEC_BYTES}")
+        if spec_bytes > MAX_SPEC_BYTES:
+            raise self._damaged(SPEC_AT - 4, f"{spec_bytes} bytes", f"at most {MAX_SPEC_BYTES}")
         try:
             self.spec = header[SPEC_AT : SPEC_AT + spec_bytes].tobytes().decode()
         except UnicodeDecodeError as error:
@@ -114,7 +114,7 @@ class Run:
 
     @property
     def index_bytes(self) -> int:
-        """What its directory and filter take in memory when they are needed."""
+        """Memory of its directory and filter, once they are loaded."""
         return int(16 * self.block_count + 8 + self._filter_bytes)
 
     @property
@@ -123,23 +123,23 @@ class Run:
         return self._loaded is not None and self._loaded.filter is not None
 
     def load(self) -> None:
-        """Have directory and filter in memory."""
+        """Load directory and filter."""
         self._index(with_filter=True)
 
     @property
     def _directory(self) -> tuple[np.ndarray, np.ndarray]:
         return self._index(with_filter=False)[:2]
 
-    def _index(self, with_filter: bool) -> _Index:
-        """Read when first needed, whoever needs it."""
+    def _index(self, with_filter: bool) -> _LoadedIndex:
+        """Loaded on first use."""
         with self._loading:
             if self._loaded is None or (with_filter and self._loaded.filter is None):
                 before = 0 if self._loaded is None else self._loaded.size_bytes
                 self._loaded = self._read_index(with_filter)
-                self._held.add(self._loaded.size_bytes - before)
+                self._index_memory.add(self._loaded.size_bytes - before)
             return self._loaded
 
-    def _read_index(self, with_filter: bool) -> _Index:
+    def _read_index(self, with_filter: bool) -> _LoadedIndex:
         data = self.input.read(self._directory_at, self.input.size - self._directory_at)
         self.input.drop_cache(self._directory_at)
         format.check_seal(data, self.id, self.name, "a run's directory", self._directory_at, self._checksums)
@@ -147,30 +147,30 @@ class Run:
         firsts = data[: 8 * count].view("<u8").copy()
         starts = data[8 * count :][: 4 * count + 4].view("<u4").astype(np.int64) * format.BLOCK
         if starts[0] != format.BLOCK or starts[-1] != self._directory_at or (np.diff(starts) <= 0).any():
-            raise self._damaged(self._directory_at, "blocks in no order", "blocks one after the other")
+            raise self._damaged(self._directory_at, "blocks that are not adjacent", "adjacent blocks")
         if count and (firsts[0] != self.least_hash or (firsts[1:] < firsts[:-1]).any()):
-            raise self._damaged(self._directory_at, "hashes in no order", "sorted hashes")
+            raise self._damaged(self._directory_at, "unsorted hashes", "sorted hashes")
         filter = data[12 * count + 4 :][: self._filter_bytes]
-        return _Index(firsts, starts, filter.copy() if with_filter else None)
+        return _LoadedIndex(firsts, starts, filter.copy() if with_filter else None)
 
     def may_have(self, hashes: np.ndarray) -> np.ndarray:
-        """Which of some hashes a record may have; without a filter, all."""
+        """Which of the hashes the run may have; without a filter, all."""
         filter = self._index(with_filter=True).filter
         assert filter is not None
-        return passes(filter, hashes) if len(filter) else np.ones(len(hashes), bool)
+        return may_contain(filter, hashes) if len(filter) else np.ones(len(hashes), bool)
 
-    def places(self, hashes: np.ndarray) -> Places:
-        """The blocks that may hold a record of one of these sorted hashes."""
+    def candidate_blocks(self, hashes: np.ndarray) -> CandidateBlocks:
+        """The blocks that may hold one of these sorted hashes."""
         firsts, starts, _ = self._index(with_filter=True)
         inside = hashes[hashes.searchsorted(np.uint64(self.least_hash)) :]
         inside = inside[: inside.searchsorted(np.uint64(self.greatest_hash), "right")]
         inside = inside[self.may_have(inside)]
         if not len(inside) or not len(firsts):
             nothing = np.zeros(0, np.int64)
-            return Places(nothing, nothing, nothing, nothing.view(np.uint64))
+            return CandidateBlocks(nothing, nothing, nothing, nothing.view(np.uint64))
         last = firsts.searchsorted(inside, "right") - 1
         begins = np.flatnonzero(firsts[last] == inside)
-        if len(begins):  # where a block begins with the hash itself, the ones before may end with it
+        if len(begins):  # if a block begins with the hash, the blocks before it may end with it
             counts = np.ones(len(last), np.int64)
             counts[begins] = last[begins] - np.maximum(firsts.searchsorted(inside[begins], "left") - 1, 0) + 1
             ends = counts.cumsum()
@@ -179,9 +179,9 @@ class Run:
         is_new = np.ones(len(last), bool)
         is_new[1:] = last[1:] != last[:-1]
         numbers = last[is_new]
-        return Places(starts[numbers], starts[numbers + 1] - starts[numbers], is_new.cumsum() - 1, inside)
+        return CandidateBlocks(starts[numbers], starts[numbers + 1] - starts[numbers], is_new.cumsum() - 1, inside)
 
-    def blocks_between(self, least: int, greatest: int) -> tuple[int, int]:
+    def blocks_in_range(self, least: int, greatest: int) -> tuple[int, int]:
         """The blocks [first, last) that may hold a hash of a range."""
         firsts, _ = self._directory
         if greatest < self.least_hash or least > self.greatest_hash or not len(firsts):
@@ -189,9 +189,9 @@ class Run:
         first = max(0, int(firsts.searchsorted(np.uint64(least), "left")) - 1)
         return first, int(firsts.searchsorted(np.uint64(greatest), "right"))
 
-    def spans(self, leasts: np.ndarray, greatests: np.ndarray) -> np.ndarray:
-        """The blocks that may hold a hash of each range: the first, the one behind the last, where they begin in the
-        file, their bytes; a row each."""
+    def blocks_in_ranges(self, leasts: np.ndarray, greatests: np.ndarray) -> np.ndarray:
+        """The blocks that may hold a hash of each range. Rows: the first, the end, their offset in the file, their
+        size in bytes."""
         firsts, starts = self._directory
         first = np.maximum(firsts.searchsorted(leasts, "left") - 1, 0)
         last = firsts.searchsorted(greatests, "right")
@@ -200,7 +200,7 @@ class Run:
         return np.stack((first, last, starts[first], starts[last] - starts[first]))
 
     def read_range(self, first: int, last: int) -> Records:
-        """The records of the blocks [first, last), past the page cache."""
+        """The records of the blocks [first, last), read past the page cache."""
         _, starts = self._directory
         offset, size = self.extent(first, last)
         area = aligned_buffer(size)
@@ -208,17 +208,17 @@ class Run:
         return self._unpacked(area, starts[first:last], np.diff(starts[first : last + 1]))
 
     def extent(self, first: int, last: int) -> tuple[int, int]:
-        """Where in the file the blocks [first, last) begin, and how many bytes they have."""
+        """The offset and the size in bytes of the blocks [first, last)."""
         _, starts = self._directory
         return int(starts[first]), int(starts[last] - starts[first])
 
     @property
     def block_shape(self) -> tuple[int, int]:
-        """Records without text in a block, and its bytes."""
-        return self._shape.whole_block
+        """The number of records of a block without text, and its size in bytes."""
+        return self._shape.full_block
 
-    def refuse(self, area: np.ndarray, first: int, last: int) -> NoReturn:
-        """Raise what is wrong with the blocks [first, last), whose bytes are in `area`, of a run without text."""
+    def raise_damage(self, area: np.ndarray, first: int, last: int) -> NoReturn:
+        """Raise the error for the damaged blocks [first, last) of a run without text, whose bytes are in `area`."""
         _, starts = self._directory
         self._unpacked(area, starts[first:last], np.diff(starts[first : last + 1]))
         raise self._damaged(self.extent(first, last)[0], "records with text, or too many in a block",
@@ -234,7 +234,7 @@ class Run:
             first = last
 
     def verify(self) -> None:
-        """Read all; `Damaged` if a byte of the file is not what was written."""
+        """Read the whole file; `Damaged` if a byte is not what was written."""
         found = sum(len(part.records) for part in self.scan())
         if found != self.record_count:
             raise self._damaged(format.START.size, f"{found} records", f"{self.record_count} records")
@@ -243,16 +243,17 @@ class Run:
         self.input.close()
         with self._loading:
             if self._loaded is not None:
-                self._held.add(-self._loaded.size_bytes)
+                self._index_memory.add(-self._loaded.size_bytes)
                 self._loaded = None
 
     def _unpacked(self, area: np.ndarray, offsets: np.ndarray, sizes: np.ndarray) -> Records:
         if not len(sizes):
             return Records(np.zeros((0, self._shape.stride), np.uint8), None)
         origin = Origin(self.id, offsets, lambda _: self.name)
-        heads = checked(self._shape, area, sizes, origin, self._checksums)
+        heads = check_blocks(self._shape, area, sizes, origin, self._checksums)
         records = unpack(self._shape, area, sizes, origin, heads)
         return Records(records, area if self._shape.text_cells else None)
 
-    def _damaged(self, offset: int, found: str, right: str) -> Damaged:
-        return Damaged("a run of a store contradicts itself", file=self.name, offset=offset, found=found, right=right)
+    def _damaged(self, offset: int, found: str, expected: str) -> Damaged:
+        return Damaged("a run of the store is inconsistent", file=self.name, offset=offset, found=found,
+                       expected=expected)

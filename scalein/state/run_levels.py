@@ -1,14 +1,14 @@
-"""The cold tier: runs of records that left memory, by bundles of key groups, and everything that reads several of them.
+"""RunLevels: the runs of evicted records, by shard, and the merging of several of them.
 
-A bundle is a sixteenth of the hashes. Its runs lie from the oldest to the newest; a record of a newer run hides or
-continues (`PARTIAL`) those of older ones. Whoever needs the truth about some keys brings their records together, oldest
-first: a read in a scratch table; a scan and compaction by folding sorted runs, range by range of hashes (in a scratch
-table as well where records have texts, or were made by different functions).
+A shard is a sixteenth of the hashes. Its runs are ordered from the oldest to the newest; a record of a newer run hides
+the older ones of its key, or continues them if it is PARTIAL. To know the value of a key, its records are merged,
+oldest first: point reads merge in a hash table (`MergeTable`); scans and compaction merge sorted runs, range by range
+of hashes, and combine records of equal keys (in a hash table too, if records have texts or different merge functions).
 
-Invariant: the list of a bundle's runs is replaced, never changed, so a reader keeps what it began with; files stay
-readable after they were removed.
+Invariant: the list of a shard's runs is replaced, never changed, so a reader keeps the runs that it started with; files
+stay readable after they are removed.
 
-Threads: readers and compactors, at most one a bundle; whoever replaces a list holds the lock of `Tiers` over them.
+Threads: readers, and at most one compaction per shard. `Compactor.replace` replaces a list, under a lock.
 """
 
 from __future__ import annotations
@@ -22,316 +22,323 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from scalein.layout import GROUPS, MOST_HITS, PARTIAL, TOMB, SortedRecords
+from scalein.layout import GROUPS, MAX_ACCESSES, PARTIAL, TOMB, SortedRecords
 from scalein.memory import address
-from scalein.state.arena import Arena
-from scalein.state.memtable import HotTable
-from scalein.state.run_file import Held, Run
+from scalein.state.arena import Arena, Workspace
+from scalein.state.memtable import MemTable
+from scalein.state.run_file import IndexMemory, RunFile
 from scalein.state.run_writer import RunWriter
-from scalein.state.workspace import Room
 from scalein.storage.aio import BlockReader
 from scalein.storage.filesystem import FileSystem, Input
 
 if TYPE_CHECKING:
     from scalein.kernels.store import Functions, StoreKernels
 
-BUNDLES = 16
-BUNDLE_GROUPS = GROUPS // BUNDLES
-TOGETHER = 8  # runs of one size that are merged at once
-SCRATCH_SEGMENT = 1 << 22  # bytes; no row may have longer texts
+SHARDS = 16
+SHARD_GROUPS = GROUPS // SHARDS
+COMPACTION_WIDTH = 8  # runs of about one size that are merged at once
+MERGE_SEGMENT = 1 << 22  # bytes of a segment of a merge table; the texts of a row must fit
 
 
 @dataclass(frozen=True, eq=False)
-class ColdRun:
-    """A run, perhaps still being written, and what the rows behind its partials did to each value."""
+class Run:
+    """A run, perhaps still being written, and the merge functions of its partial records."""
 
     id: int
     record_count: int
     functions: Functions
-    made: Future[Run]
-    groups: frozenset[int] | None = None  # key groups whose records count; None: all
+    written: Future[RunFile]
+    groups: frozenset[int] | None = None  # key groups whose records belong to this store; None: all
 
-    def only(self, groups: frozenset[int]) -> ColdRun:
-        bundle = self.run.least_hash >> 60
-        mine = (frozenset(groups_of(bundle)) if self.groups is None else self.groups) & groups
-        return replace(self, groups=mine)
+    def restrict_to(self, groups: frozenset[int]) -> Run:
+        shard = self.file.least_hash >> 60
+        owned = (frozenset(shard_groups(shard)) if self.groups is None else self.groups) & groups
+        return replace(self, groups=owned)
 
-    def counting(self, hashes: np.ndarray) -> np.ndarray:
-        """Which records count, by their hashes."""
+    def owns(self, hashes: np.ndarray) -> np.ndarray:
+        """Which records belong to this store, by their hashes."""
         if self.groups is None:
             return np.ones(len(hashes), bool)
         return np.isin(hashes >> np.uint64(56), np.array(sorted(self.groups), np.uint64))
 
     @property
-    def run(self) -> Run:
-        """Waits until it is written."""
-        return self.made.result()
+    def file(self) -> RunFile:
+        """Waits until the file is written."""
+        return self.written.result()
 
 
-def groups_of(bundle: int) -> range:
-    return range(bundle * BUNDLE_GROUPS, (bundle + 1) * BUNDLE_GROUPS)
+def shard_groups(shard: int) -> range:
+    return range(shard * SHARD_GROUPS, (shard + 1) * SHARD_GROUPS)
 
 
-def bundle_range(bundle: int) -> tuple[int, int]:
-    """The least and the greatest hash of a bundle."""
-    return bundle << 60, (bundle + 1 << 60) - 1
+def shard_range(shard: int) -> tuple[int, int]:
+    """The least and the greatest hash of a shard."""
+    return shard << 60, (shard + 1 << 60) - 1
 
 
 def pointers_to(records: np.ndarray) -> np.ndarray:
-    """Addresses of records that lie one behind the other."""
+    """Addresses of contiguous records."""
     start, size = address(records), records.shape[1]
     return np.arange(start, start + len(records) * size, size, dtype=np.uint64)
 
 
-class Together(NamedTuple):
-    """Records of several ages, each key once, in the order of their hashes."""
+class MergedRecords(NamedTuple):
+    """Records of several runs, one per key, in the order of their hashes."""
 
     records: np.ndarray
     hashes: np.ndarray
 
 
-class Aged(NamedTuple):
-    """Records of one age, what rows did to their values, and what keeps them alive."""
+class RunSlice(NamedTuple):
+    """Records of one run in a range of hashes, their merge functions, and the object that owns their memory."""
 
     sorted: SortedRecords
     functions: Functions
-    kept: object
+    owner: object
 
 
-class _Span(NamedTuple):
-    """A range of hashes, and the blocks [first, last) that runs have of it, read together."""
+class _RangeRead(NamedTuple):
+    """A range of hashes, and the blocks [first, last) of each run that may hold some of it, read at once."""
 
     least: int
     greatest: int
-    runs: list[ColdRun]  # oldest first
+    runs: list[Run]  # oldest first
     blocks: np.ndarray
     offsets: np.ndarray
     sizes: np.ndarray
 
     @staticmethod
-    def all(cuts: list[tuple[int, int]], runs: tuple[ColdRun, ...]) -> Iterator[_Span]:
-        leasts, greatests = np.array(cuts, np.uint64).T
-        spans = np.stack([cold.run.spans(leasts, greatests) for cold in runs]) if runs else np.zeros((0, 4, len(cuts)))
-        for number, (least, greatest) in enumerate(cuts):
-            some = np.flatnonzero(spans[:, 0, number] < spans[:, 1, number])
-            of_runs = spans[some, :, number].astype(np.int64)
-            yield _Span(least, greatest, [runs[k] for k in some.tolist()], of_runs[:, :2], of_runs[:, 2], of_runs[:, 3])
+    def all(ranges: list[tuple[int, int]], runs: tuple[Run, ...]) -> Iterator[_RangeRead]:
+        leasts, greatests = np.array(ranges, np.uint64).T
+        spans = np.zeros((0, 4, len(ranges)))
+        if runs:
+            spans = np.stack([run.file.blocks_in_ranges(leasts, greatests) for run in runs])
+        for number, (least, greatest) in enumerate(ranges):
+            has_blocks = np.flatnonzero(spans[:, 0, number] < spans[:, 1, number])
+            blocks = spans[has_blocks, :, number].astype(np.int64)
+            yield _RangeRead(least, greatest, [runs[k] for k in has_blocks.tolist()], blocks[:, :2], blocks[:, 2],
+                             blocks[:, 3])
 
     @property
     def inputs(self) -> list[Input]:
-        return [cold.run.input for cold in self.runs]
+        return [run.file.input for run in self.runs]
 
     @property
     def input_index(self) -> np.ndarray:
         return np.arange(len(self.runs))
 
 
-class _Desk:
-    """What one thread needs to bring runs together, used again and again."""
+class _MergeBuffers:
+    """The buffers of one thread that merges runs, reused."""
 
     def __init__(self) -> None:
-        self.room = Room()
+        self.workspace = Workspace()
         self.reader = BlockReader(0, buffers=2)  # one range is read while another is merged
 
 
-class Scratch:
-    """A table in which records of several ages are brought together."""
+class MergeTable:
+    """A memtable in which records of several runs are merged."""
 
     def __init__(self, kernels: StoreKernels) -> None:
         self._kernels = kernels
-        self.table = HotTable(kernels, Arena(SCRATCH_SEGMENT, 1 << 34), most_chunk=1 << 16)
+        self.table = MemTable(kernels, Arena(MERGE_SEGMENT, 1 << 34), max_chunk=1 << 16)
         self._groups = range(GROUPS)
 
-    def absorb(self, pointers: np.ndarray, functions: Functions) -> None:
-        """Records newer than all before."""
+    def merge(self, pointers: np.ndarray, functions: Functions) -> None:
+        """Merge records that are newer than all before."""
         self._kernels.merge_records(self.table, pointers, functions, older=False)
 
-    def begin(self, least: int = 0, greatest: int = (1 << 64) - 1, records: int = 0) -> None:
-        """Forget everything; so many records of a range of hashes will come, or a few of any."""
-        (self.table.clear if records else self.table.rewind)(self._groups)
+    def reset(self, least: int = 0, greatest: int = (1 << 64) - 1, records: int = 0) -> None:
+        """Remove all records, and make space for this many of a range of hashes, or for a few of any."""
+        (self.table.clear if records else self.table.reset)(self._groups)
         self._groups = range(least >> 56, (greatest >> 56) + 1)
         if records:
-            for group in self._groups:  # hashes are evenly spread
+            for group in self._groups:  # hashes are uniformly distributed
                 inside = min(greatest, (group + 1 << 56) - 1) - max(least, group << 56) + 1
-                self.table.expect(group, records * inside // (greatest - least + 1))
+                self.table.reserve(group, records * inside // (greatest - least + 1))
 
     def pointers(self) -> np.ndarray:
         return np.concatenate([self.table.pointers(group) for group in self._groups])
 
     @property
     def memory_bytes(self) -> int:
-        return self.table.arena.touched + self.table.buckets.touched
+        return self.table.memory_bytes
 
 
-class Cold:
-    """Opens, writes and reads runs; brings about `at_once` records together, and writes so many bytes, at a time."""
+class RunLevels:
+    """Opens, writes, reads and merges runs: about `merge_records` records and `write_bytes` bytes at a time."""
 
-    def __init__(self, fs: FileSystem, kernels: StoreKernels, at_once: int, write_bytes: int) -> None:
-        self._fs, self._kernels, self._at_once, self._write_bytes = fs, kernels, at_once, write_bytes
-        self.runs: list[tuple[ColdRun, ...]] = [() for _ in range(BUNDLES)]
-        self._held = Held()
-        self._desks: list[_Desk] = []  # that nobody uses now
-        self._rooms: list[Room] = []  # of writers; the same
-        self._opened: list[Run] = []  # of snapshots, before it is known which of them stay
+    def __init__(self, fs: FileSystem, kernels: StoreKernels, merge_records: int, write_bytes: int) -> None:
+        self._fs, self._kernels, self._merge_records, self._write_bytes = fs, kernels, merge_records, write_bytes
+        self.runs: list[tuple[Run, ...]] = [() for _ in range(SHARDS)]
+        self._index_memory = IndexMemory()
+        self._merge_buffers: list[_MergeBuffers] = []  # unused
+        self._workspaces: list[Workspace] = []  # of writers; unused
+        self._opened: list[RunFile] = []  # by `open_all`, until `install` chooses among them
 
-    def open_all(self, ids: list[list[int]], groups: dict[int, frozenset[int] | None]) -> list[tuple[ColdRun, ...]]:
-        """Runs of a snapshot, open until `begin` or `close` says otherwise; of each those groups count."""
-        found: list[tuple[ColdRun, ...]] = []
-        for some in ids:
+    def open_all(self, ids: list[list[int]], groups: dict[int, frozenset[int] | None]) -> list[tuple[Run, ...]]:
+        """Open the runs of a snapshot, each restricted to groups, until `install` or `close`."""
+        found: list[tuple[Run, ...]] = []
+        for shard_ids in ids:
             runs = []
-            for id in some:
+            for id in shard_ids:
                 runs.append(self.open(id, groups[id]))
-                self._opened.append(runs[-1].run)
+                self._opened.append(runs[-1].file)
             found.append(tuple(runs))
         return found
 
-    def begin(self, runs: list[tuple[ColdRun, ...]]) -> None:
-        """Have these of the runs that were opened; nobody needs the others."""
+    def install(self, runs: list[tuple[Run, ...]]) -> None:
+        """Use these of the opened runs, and close the others."""
         self.runs = runs
-        staying = {id(cold.run) for some in runs for cold in some}
-        for run in self._opened:
-            if id(run) not in staying:
-                run.close()
+        used = {id(run.file) for shard_runs in runs for run in shard_runs}
+        for file in self._opened:
+            if id(file) not in used:
+                file.close()
         self._opened = []
 
-    def open(self, id: int, groups: frozenset[int] | None = None) -> ColdRun:
-        run = self.reader(id)
+    def open(self, id: int, groups: frozenset[int] | None = None) -> Run:
+        file = self.open_file(id)
         try:
-            functions = tuple(json.loads(run.spec))
+            functions = tuple(json.loads(file.spec))
         except BaseException:
-            run.close()
+            file.close()
             raise
-        made: Future[Run] = Future()
-        made.set_result(run)
-        return ColdRun(id, int(run.record_count), functions, made, groups)
+        written: Future[RunFile] = Future()
+        written.set_result(file)
+        return Run(id, int(file.record_count), functions, written, groups)
 
-    def reader(self, id: int) -> Run:
+    def open_file(self, id: int) -> RunFile:
         kernels = self._kernels
-        return Run(self._fs, id, kernels.record_bytes, kernels.text_cells, kernels.checksums, self._held)
+        return RunFile(self._fs, id, kernels.record_bytes, kernels.text_cells, kernels.checksums, self._index_memory)
 
     @property
     def index_bytes(self) -> int:
         """Directories and filters in memory."""
-        return self._held.bytes
+        return self._index_memory.bytes
 
     @property
     def memory_bytes(self) -> int:
-        """Directories and filters, and what waits on desks for the next who merges."""
-        rooms = [*(desk.room for desk in list(self._desks)), *self._rooms]
-        return (self.index_bytes + sum(room.size_bytes for room in rooms) +
-                sum(desk.reader.memory_bytes for desk in list(self._desks)))  # fmt: skip
+        """Directories, filters and unused buffers."""
+        buffers = list(self._merge_buffers)
+        workspaces = [*(one.workspace for one in buffers), *self._workspaces]
+        return (self.index_bytes + sum(workspace.size_bytes for workspace in workspaces) +
+                sum(one.reader.memory_bytes for one in buffers))  # fmt: skip
 
-    def forget_rooms(self) -> None:
-        """Let go of what writers have left for the next."""
-        self._rooms.clear()
+    def free_workspaces(self) -> None:
+        """Free the unused memory of writers."""
+        self._workspaces.clear()
 
     @property
-    def whole_index_bytes(self) -> int:
-        """What those of all runs will take in memory when all are looked into."""
-        return sum(cold.run.index_bytes for runs in self.runs for cold in runs)
+    def full_index_bytes(self) -> int:
+        """Memory of the directories and filters of all runs, once all are loaded."""
+        return sum(run.file.index_bytes for runs in self.runs for run in runs)
 
     def writer(self, id: int, functions: Functions, records: int, size_bytes: int, has_filter: bool) -> RunWriter:
-        """A new run, with room for so much. A filter is for those most keys are not in: the oldest has nearly all."""
+        """A new run of about this size. The oldest run of a shard needs no filter: it has nearly all keys."""
         kernels = self._kernels
         return RunWriter(self._fs, id, kernels.record_bytes, json.dumps(functions), kernels.text_cells, size_bytes,
                          kernels.checksums, records if has_filter else None, kernels.pack, kernels.set_filter_bits,
-                         self._rooms, self._write_bytes)
+                         self._workspaces, self._write_bytes)
 
     def sorted_records(self, pointers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Records as a run wants them: copies in the order of their hashes, and these."""
+        """Copies of records in the order of their hashes, and these."""
         hashes = self._kernels.hash_keys(pointers)
         order = np.argsort(hashes)
         return self._kernels.gather(np.ascontiguousarray(pointers[order])), hashes[order]
 
-    def ranges(self, groups: range, runs: tuple[ColdRun, ...], scratch_table: Callable[[], Scratch],
-               newest: tuple[np.ndarray, np.ndarray, Functions] | None = None) -> Iterator[Together]:
-        """All of a bundle's groups, or of some, in its runs, and in newer records, together range by range of hashes.
+    def merged_ranges(self, groups: range, runs: tuple[Run, ...], merge_table: Callable[[], MergeTable],
+                      newest: tuple[np.ndarray, np.ndarray, Functions] | None = None) -> Iterator[MergedRecords]:
+        """The merged records of some groups of a shard, from its runs and from newer records, range by range of hashes.
 
-        The next range overwrites the records of the last, and texts in the scratch table. `newest`: pointers, their
-        hashes, functions.
+        The next range overwrites the records of the last one, and texts in the merge table. `newest`: pointers, their
+        hashes, merge functions.
         """
-        count = sum(cold.record_count for cold in runs) * len(groups) // BUNDLE_GROUPS  # hashes are evenly spread
+        count = sum(run.record_count for run in runs) * len(groups) // SHARD_GROUPS  # hashes are uniformly distributed
         count += 0 if newest is None else len(newest[0])
-        parts = -(-count // self._at_once) or 1
-        functions = {cold.functions for cold in runs} | ({newest[2]} if newest is not None else set())
+        parts = -(-count // self._merge_records) or 1
+        functions = {run.functions for run in runs} | ({newest[2]} if newest is not None else set())
         if self._kernels.text_cells:
-            for least, greatest in _cut(groups, parts):
-                texts = [*self._with_text(least, greatest, runs), *_newest(least, greatest, newest)]
-                yield self._absorbed(texts, scratch_table(), least, greatest, count // parts)
+            for least, greatest in _split_range(groups, parts):
+                slices = [*self._slices_with_text(least, greatest, runs), *_newest_slice(least, greatest, newest)]
+                yield self._merge_in_table(slices, merge_table(), least, greatest, count // parts)
             return
         try:
-            desk = self._desks.pop()
-        except IndexError:  # not asked for before: another thread may take the last one meanwhile
-            desk = _Desk()
-        for span, area in desk.reader.read(_Span.all(_cut(groups, parts), runs)):
-            desk.room.begin()
-            given = [*self._plain(span, area, desk.room), *_newest(span.least, span.greatest, newest)]
-            if len(functions) == 1 and given:
-                hashes, pointers = self._kernels.merge_sorted([one.sorted for one in given], desk.room.words)
-                yield Together(*self._kernels.combine_records(pointers, hashes, given[0].functions, desk.room.words))
+            buffers = self._merge_buffers.pop()
+        except IndexError:  # not checked before: another thread may take the last one
+            buffers = _MergeBuffers()
+        allocate = buffers.workspace.word_buffer
+        for read, area in buffers.reader.read(_RangeRead.all(_split_range(groups, parts), runs)):
+            buffers.workspace.reset()
+            slices = [*self._slices(read, area, buffers.workspace), *_newest_slice(read.least, read.greatest, newest)]
+            if len(functions) == 1 and slices:
+                hashes, pointers = self._kernels.merge_sorted([one.sorted for one in slices], allocate)
+                yield MergedRecords(*self._kernels.combine_records(pointers, hashes, slices[0].functions, allocate))
             else:
-                yield self._absorbed(given, scratch_table(), span.least, span.greatest, count // parts)
-        self._desks.append(desk)
+                yield self._merge_in_table(slices, merge_table(), read.least, read.greatest, count // parts)
+        self._merge_buffers.append(buffers)
 
-    def _absorbed(self, given: list[Aged], scratch: Scratch, least: int, greatest: int, records: int) -> Together:
-        """Records of several ages, by way of a table."""
-        scratch.begin(least, greatest, records)
-        for one in given:
-            scratch.absorb(one.sorted.pointers, one.functions)
-        return Together(*self.sorted_records(scratch.pointers()))
+    def _merge_in_table(self, slices: list[RunSlice], table: MergeTable, least: int, greatest: int,
+                        records: int) -> MergedRecords:
+        table.reset(least, greatest, records)
+        for one in slices:
+            table.merge(one.sorted.pointers, one.functions)
+        return MergedRecords(*self.sorted_records(table.pointers()))
 
-    def _plain(self, span: _Span, area: np.ndarray, room: Room) -> Iterator[Aged]:
-        """What runs without text have of a range of hashes; oldest first."""
-        if not span.runs:
+    def _slices(self, read: _RangeRead, area: np.ndarray, workspace: Workspace) -> Iterator[RunSlice]:
+        """The records of runs without text in a range of hashes, oldest first."""
+        if not read.runs:
             return
-        per_block, size = span.runs[0].run.block_shape
-        counts, at = span.blocks[:, 1] - span.blocks[:, 0], span.sizes.cumsum() - span.sizes
-        pieces = np.array([(0, cold.id, 0) for cold in span.runs], np.int64)
-        pieces[:, 0], pieces[:, 2] = counts, span.offsets
-        fits = counts * size == span.sizes
-        found: list[SortedRecords | None] = [None] * len(pieces)
+        per_block, size = read.runs[0].file.block_shape
+        counts, at = read.blocks[:, 1] - read.blocks[:, 0], read.sizes.cumsum() - read.sizes
+        origins = np.array([(0, run.id, 0) for run in read.runs], np.int64)
+        origins[:, 0], origins[:, 2] = counts, read.offsets
+        fits = counts * size == read.sizes
+        found: list[SortedRecords | None] = [None] * len(origins)
         if fits.all():
-            found = self._kernels.read_blocks(area, pieces, per_block, size, span.least, span.greatest, room.words)
-        else:  # the one that is wrong is named
+            found = self._kernels.read_blocks(area, origins, per_block, size, read.least, read.greatest,
+                                              workspace.word_buffer)
+        else:
             k = int(np.argmin(fits))
-            span.runs[k].run.refuse(area[at[k] : at[k] + span.sizes[k]], *span.blocks[k].tolist())
-        for k, (cold, records) in enumerate(zip(span.runs, found, strict=True)):
+            read.runs[k].file.raise_damage(area[at[k] : at[k] + read.sizes[k]], *read.blocks[k].tolist())
+        for k, (run, records) in enumerate(zip(read.runs, found, strict=True)):
             if records is None:
-                cold.run.refuse(area[at[k] : at[k] + span.sizes[k]], *span.blocks[k].tolist())
-            yield Aged(_counting(cold, records), cold.functions, None)
+                run.file.raise_damage(area[at[k] : at[k] + read.sizes[k]], *read.blocks[k].tolist())
+            yield RunSlice(_owned(run, records), run.functions, None)
 
-    def _with_text(self, least: int, greatest: int, runs: tuple[ColdRun, ...]) -> Iterator[Aged]:
-        """What runs have of a range of hashes; oldest first."""
-        for cold in runs:
-            first, last = cold.run.blocks_between(least, greatest)
+    def _slices_with_text(self, least: int, greatest: int, runs: tuple[Run, ...]) -> Iterator[RunSlice]:
+        """The records of runs in a range of hashes, oldest first."""
+        for run in runs:
+            first, last = run.file.blocks_in_range(least, greatest)
             if first < last:
-                found = cold.run.read_range(first, last)
+                found = run.file.read_range(first, last)
                 pointers = pointers_to(found.records)
                 hashes = self._kernels.hash_keys(pointers)
                 inside = slice(hashes.searchsorted(np.uint64(least)), hashes.searchsorted(np.uint64(greatest), "right"))
-                yield Aged(_counting(cold, SortedRecords(hashes[inside], pointers[inside])), cold.functions, found)
+                yield RunSlice(_owned(run, SortedRecords(hashes[inside], pointers[inside])), run.functions, found)
 
     def close(self) -> None:
-        for desk in self._desks:
-            desk.reader.close()
-        for run in self._opened:
-            run.close()
+        for one in self._merge_buffers:
+            one.reader.close()
+        for file in self._opened:
+            file.close()
 
-    def merged(self, bundle: int, runs: tuple[ColdRun, ...], id: int, scratch_table: Callable[[], Scratch],
-               is_bottom: bool) -> ColdRun | None:
-        """One run in the place of several; at the bottom, nothing older is left to hide or to continue."""
+    def compact(self, shard: int, runs: tuple[Run, ...], id: int, merge_table: Callable[[], MergeTable],
+                is_bottom: bool) -> Run | None:
+        """Merge runs into one, or into none if nothing is left. At the bottom there is no older record to hide or to
+        continue: tombstones go, and partial records become full ones.
+        """
         functions = runs[-1].functions
-        writer = self.writer(id, functions, sum(cold.record_count for cold in runs),
-                             sum(cold.run.size_bytes for cold in runs), has_filter=not is_bottom)
+        writer = self.writer(id, functions, sum(run.record_count for run in runs),
+                             sum(run.file.size_bytes for run in runs), has_filter=not is_bottom)
         count = 0
         try:
-            for records, hashes in self.ranges(groups_of(bundle), runs, scratch_table):
+            for records, hashes in self.merged_ranges(shard_groups(shard), runs, merge_table):
                 if is_bottom:
                     heads = records[:, :8].view(np.uint64)
-                    alive = (heads[:, 0] & np.uint64(TOMB)) == 0
+                    is_live = (heads[:, 0] & np.uint64(TOMB)) == 0
                     heads &= ~np.uint64(PARTIAL)
-                    if not alive.all():
-                        records, hashes = records[alive], hashes[alive]
+                    if not is_live.all():
+                        records, hashes = records[is_live], hashes[is_live]
                 writer.add(records, hashes)
                 count += len(records)
             writer.finish()
@@ -344,53 +351,55 @@ class Cold:
         return None
 
 
-def _counting(cold: ColdRun, found: SortedRecords) -> SortedRecords:
-    """Those of a run's records that count."""
-    if cold.groups is None:
-        return found
-    counts = cold.counting(found.hashes)
-    return SortedRecords(found.hashes[counts], found.pointers[counts])
+def _owned(run: Run, records: SortedRecords) -> SortedRecords:
+    """The records of a run that belong to this store."""
+    if run.groups is None:
+        return records
+    is_owned = run.owns(records.hashes)
+    return SortedRecords(records.hashes[is_owned], records.pointers[is_owned])
 
 
-def _newest(least: int, greatest: int, newest: tuple[np.ndarray, np.ndarray, Functions] | None) -> Iterator[Aged]:
-    """What records in memory have of a range of hashes."""
+def _newest_slice(least: int, greatest: int,
+                  newest: tuple[np.ndarray, np.ndarray, Functions] | None) -> Iterator[RunSlice]:
+    """The records in memory in a range of hashes."""
     if newest is not None:
         pointers, hashes, functions = newest
-        chosen = (hashes >= np.uint64(least)) & (hashes <= np.uint64(greatest))
-        hashes, pointers = hashes[chosen], pointers[chosen]
+        inside = (hashes >= np.uint64(least)) & (hashes <= np.uint64(greatest))
+        hashes, pointers = hashes[inside], pointers[inside]
         order = np.argsort(hashes)
-        yield Aged(SortedRecords(hashes[order], pointers[order]), functions, None)
+        yield RunSlice(SortedRecords(hashes[order], pointers[order]), functions, None)
 
 
-def _cut(groups: range, parts: int) -> list[tuple[int, int]]:
-    """Ranges of the hashes of groups with about as many records each: hashes are evenly spread."""
+def _split_range(groups: range, parts: int) -> list[tuple[int, int]]:
+    """Ranges of the hashes of groups with about equally many records: hashes are uniformly distributed."""
     least, greatest = groups.start << 56, (groups.stop << 56) - 1
     step = (greatest - least + 1) // parts
-    borders = [least + k * step for k in range(parts)] + [greatest + 1]
-    return [(low, high - 1) for low, high in pairwise(borders)]
+    bounds = [least + k * step for k in range(parts)] + [greatest + 1]
+    return [(low, high - 1) for low, high in pairwise(bounds)]
 
 
 # --- decisions
 
 
-def least_kept(hits: np.ndarray, share: float) -> int:
-    """The hits of a record from which on it stays in memory: at least 2, and at most a share of all have as many."""
-    counts = np.bincount(hits, minlength=MOST_HITS + 1)
-    hotter = np.append(np.cumsum(counts[::-1])[::-1], 0)  # records with at least so many hits
-    return max(2, int(np.argmax(hotter <= share * len(hits))))
+def eviction_threshold(accesses: np.ndarray, share: float) -> int:
+    """The number of accesses from which on a record is retained in memory: at least 2, and at most a share of all
+    records has as many."""
+    counts = np.bincount(accesses, minlength=MAX_ACCESSES + 1)
+    at_least = np.append(np.cumsum(counts[::-1])[::-1], 0)  # records with at least so many accesses
+    return max(2, int(np.argmax(at_least <= share * len(accesses))))
 
 
-def to_merge(sizes: list[int]) -> int:
-    """The first of the runs, oldest first, that should be merged with all newer ones; their number if none.
+def first_to_compact(sizes: list[int]) -> int:
+    """The first of the runs, oldest first, to merge with all newer ones; the number of runs if there is none.
 
-    The oldest is merged when the newer ones together are as large, so all take at most twice the room of one; newer
-    ones when `TOGETHER` are of about one size. So a record is written about log8(state / budget) + 2 times, and a
-    bundle has a few times as many runs.
+    The oldest is merged when the newer ones together are as large, so all runs take at most twice the space of one;
+    newer ones when there are `COMPACTION_WIDTH` of about one size. So a record is written about
+    log8(state / budget) + 2 times, and a shard has a few times as many runs.
     """
     for first in range(len(sizes)):
         count, newer = len(sizes) - first, sum(sizes[first + 1 :])
         if first == 0 and count >= 3 and newer >= sizes[0]:
             return 0
-        if count >= TOGETHER and 2 * newer >= (count - 1) * sizes[first]:
+        if count >= COMPACTION_WIDTH and 2 * newer >= (count - 1) * sizes[first]:
             return first
     return len(sizes)

@@ -1,10 +1,10 @@
-"""Saving: from a freeze to a manifest on disk, and what may be removed afterwards.
+"""SnapshotWriter: from a capture to a manifest on disk, and the removal of files that are no longer needed.
 
-Invariant: a file is removed only after no kept snapshot names it, no snapshot under way will, and the store itself does
-not read it. An old manifest is gone from the directory, synced, before any of its files is removed.
+Invariant: a file is removed only when no retained snapshot names it, no snapshot that is being written will, and the
+store itself does not read it. An old manifest is removed durably before any of its files is.
 
-Threads: one thread copies, one writes snapshots, in order; `save` and `begin` are called under the store's lock.
-Neither thread takes that lock: a freeze may wait for them while it is held.
+Threads: one thread copies, one writes snapshots, in order; `capture` and `adopt` are called under the store's lock. The
+threads do not take that lock: a capture may wait for them while it is held.
 """
 
 from __future__ import annotations
@@ -16,272 +16,212 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
-from scalein.errors import BadArgument, BadName, Damaged, ScaleinError, StoreFailed, WrongType, here
+from scalein.errors import Damaged, ScaleinError, StoreFailed
 from scalein.state import format, manifest
 from scalein.state.budget import Budget
-from scalein.state.checksum import Checksums
-from scalein.state.columns import check_names, key_schema, value_schema
-from scalein.state.compaction import step_back
-from scalein.state.indexer import Chunks, Indexer
-from scalein.state.manifest import Json, Manifest
-from scalein.state.pieces import Images, Piece
-from scalein.state.restored import piece_files
-from scalein.state.snapshot import Copier, Frozen, ImageFiles, Snapshot
+from scalein.state.compaction import lower_priority
+from scalein.state.indexer import Indexer, RecordChunks
+from scalein.state.manifest import Manifest, manifest_files
+from scalein.state.pieces import PieceFiles, RestoredPiece
+from scalein.state.snapshot import Capture, SegmentCopier, SegmentImages, Snapshot
 from scalein.state.tiers import Tiers
+from scalein.storage.checked_json import Json
 from scalein.storage.filesystem import FileSystem
 
 if TYPE_CHECKING:
     from scalein.kernels.store import StoreKernels
 
 
-class Saver:
-    """The snapshots of a store: those that are kept, and those under way."""
+class SnapshotWriter:
+    """The snapshots of a store: those that are retained, and those that are being written."""
 
     def __init__(self, fs: FileSystem, kernels: StoreKernels, tiers: Tiers, budget: Budget, workers: int, keep: int,
                  number: Callable[[int], int]) -> None:
         self._fs, self._kernels, self._tiers, self._keep, self._number = fs, kernels, tiers, keep, number
-        self.copier = Copier(tiers.hot, workers, budget.copies, budget.log_bytes)
-        self._images = ImageFiles(fs, tiers.hot, self.copier)
-        self._indexer = Indexer(fs, kernels, tiers.hot.arena.base, budget.scratch_records(kernels.record_bytes))
-        self._is_limited = budget.total is not None
-        self._kept: dict[int, frozenset[str]] = {}  # snapshots -> the files that they name
-        self.held: frozenset[int] = frozenset()  # snapshots that stay however many newer ones there are
-        self._doubtful: set[str] = set()  # files of snapshots that failed, but may be found at the next start
-        self._under_way: list[Frozen] = []
+        self.copier = SegmentCopier(tiers.memtable, workers, budget.segment_copies, budget.undo_log_bytes)
+        self._images = SegmentImages(fs, tiers.memtable, self.copier)
+        self._indexer = Indexer(fs, kernels, tiers.memtable.arena.base, budget.merge_records(kernels.record_bytes))
+        self._has_budget = budget.total is not None
+        self._retained: dict[int, frozenset[str]] = {}  # snapshots -> the files that they name
+        self.held: frozenset[int] = frozenset()  # snapshots that are retained however many newer ones there are
+        self._uncertain_files: set[str] = set()  # of snapshots that failed, but may be found at the next start
+        self._in_progress: list[Capture] = []
         self._writer = ThreadPoolExecutor(1, "scalein-snapshot")
-        # Behind rows: to free the blocks of an old image keeps a core for milliseconds. Not the writer itself, for
-        # which memory that was left waits to be used again.
-        self._remover = ThreadPoolExecutor(1, "scalein-remove", step_back)
-        self._books = Lock()  # over the snapshots that are kept and under way
+        # With a low priority: freeing the blocks of an old image occupies a core for milliseconds. The writer itself
+        # keeps its priority: evicted memory can be reused only once it has unpinned the chunks.
+        self._remover = ThreadPoolExecutor(1, "scalein-remove", lower_priority)
+        self._lock = Lock()  # over the retained snapshots and those in progress
         self._removing = Lock()
-        self.is_behind = False  # a snapshot failed since the last whole one
+        self.last_failed = False
 
     @property
     def index_error(self) -> BaseException | None:
-        """Why index files could not be merged the last time."""
+        """Why the last merge of index files failed."""
         return self._indexer.error
 
     @property
     def ids(self) -> list[int]:
-        return sorted(self._kept)
+        return sorted(self._retained)
 
-    def begin(self, newest: Manifest) -> None:
-        """Go on from a snapshot: newer ones are left behind, and what no other names is removed."""
+    def adopt(self, newest: Manifest) -> None:
+        """Continue after a snapshot: newer ones are removed, and so are files that no remaining one names."""
         for id in format.ids(self._fs.names(), "snapshot"):
             if id > newest.id:
                 self._fs.remove(format.manifest_name(id))
             elif id == newest.id:
-                self._kept[id] = names_in(newest)
+                self._retained[id] = manifest_files(newest)
             else:
                 try:
-                    self._kept[id] = names_in(manifest.read(self._fs, id, self._kernels.checksums))
-                except (Damaged, KeyError, ValueError):  # a damaged one is no reason to keep anything
+                    self._retained[id] = manifest_files(manifest.read(self._fs, id, self._kernels.checksums))
+                except (Damaged, KeyError, ValueError):  # a damaged one retains nothing
                     self._fs.remove(format.manifest_name(id))
         self._fs.sync_directory()
-        self.remove_garbage(is_start=True)
+        self.remove_obsolete_files(is_start=True)
 
     # --- writing
 
-    def save(self, id: int, image_id: int, merged_id: int, meta: dict[str, Json]) -> Snapshot:
-        """Freeze the store as it is, and write it in the background."""
-        tiers, hot = self._tiers, self._tiers.hot
-        copy = self.copier.mark()
+    def capture(self, id: int, image_id: int, merged_id: int, meta: dict[str, Json]) -> Snapshot:
+        """Capture the store as it is, and write it in the background."""
+        tiers, memtable = self._tiers, self._tiers.memtable
+        copies = self.copier.mark_changed()
         facts: list[Json] = []
         tables: dict[str, np.ndarray] = {}
-        for number, piece in enumerate(tiers.past.pieces):
+        for number, piece in enumerate(tiers.restored.pieces):
             about, columns = piece.to_tables(number)
             facts.append(about)
             tables |= columns
-        with self._books:  # which runs there are, and that this needs them, is one step to `remove_garbage`
-            runs = list(tiers.cold.runs)
-            ids: list[Json] = [[run.id for run in some] for some in runs]
-            masks: dict[str, Json] = {str(run.id): [*sorted(run.groups)] for some in runs for run in some
+        with self._lock:  # `remove_obsolete_files` sees the list of runs and the reference to it change at once
+            runs = list(tiers.levels.runs)
+            ids: list[Json] = [[run.id for run in shard_runs] for shard_runs in runs]
+            masks: dict[str, Json] = {str(run.id): [*sorted(run.groups)] for shard_runs in runs for run in shard_runs
                                       if run.groups is not None}
             meta = {**meta, "runs": ids, "masks": masks, "pieces": facts, "functions": list(tiers.functions)}
-            frozen = Frozen(id, image_id, merged_id, meta,
-                            hot.headers.copy(), hot.chunks.rows[: hot.chunks.count].copy(), copy,
-                            frozenset(tiers.files(runs)), hot.pin(), tables)
-            frozen.waits = [run.made for some in runs for run in some]  # also those that failed by now
-            self._under_way.append(frozen)
-        self._writer.submit(self._write, frozen)
-        return Snapshot(frozen)
+            capture = Capture(id, image_id, merged_id, meta, memtable.headers.copy(),
+                              memtable.chunks.rows[: memtable.chunks.count].copy(), copies,
+                              frozenset(tiers.file_names(runs)), memtable.pin(), tables)
+            capture.runs = [run.written for shard_runs in runs for run in shard_runs]  # also those that have failed
+            self._in_progress.append(capture)
+        self._writer.submit(self._write, capture)
+        return Snapshot(capture)
 
-    def _write(self, frozen: Frozen) -> None:
+    def _write(self, capture: Capture) -> None:
         try:
-            self._write_files(frozen)
+            self._write_files(capture)
         except BaseException as error:
-            frozen.error = error
-        self._tiers.hot.unpin(frozen.pin)
-        with self._books:
-            self._under_way.remove(frozen)
-            self.is_behind = frozen.error is not None
-        frozen.done.set()
-        if frozen.error is None:
-            self._indexer.merge_soon(frozen.merged_id)
+            capture.error = error
+        self._tiers.memtable.unpin(capture.pin)
+        with self._lock:
+            self._in_progress.remove(capture)
+            self.last_failed = capture.error is not None
+        capture.done.set()
+        if capture.error is None:
+            self._indexer.schedule_merge(capture.merged_id)
             try:
-                self._forget_old()
+                self._remove_old_snapshots()
             except ScaleinError as error:
                 warnings.warn(f"old files of a store could not be removed: {error}", RuntimeWarning, stacklevel=2)
 
-    def _write_files(self, frozen: Frozen) -> None:
-        chunks = frozen.chunk_tables(self._tiers.hot.arena.base)
-        if not self._is_limited:  # the sooner segments are copied, the less is logged of what changes in them
-            self._images.write(frozen)
-        indexes = self._indexer.add(frozen.image_id, Chunks.of(chunks, self._kernels.record_bytes))
-        self._tiers.hot.unpin(frozen.pin)
-        if self._is_limited:  # the sooner chunks that records left can be used again, the less memory is taken
-            self._images.write(frozen)
-        for run in frozen.waits:
+    def _write_files(self, capture: Capture) -> None:
+        chunks = capture.chunk_tables(self._tiers.memtable.arena.base)
+        if not self._has_budget:  # the sooner segments are copied, the fewer changes are logged
+            self._images.write(capture)
+        indexes = self._indexer.add(capture.image_id, RecordChunks.of(chunks, self._kernels.record_bytes))
+        self._tiers.memtable.unpin(capture.pin)
+        if self._has_budget:  # the sooner chunks are unpinned, the sooner evicted memory can be reused
+            self._images.write(capture)
+        for run in capture.runs:
             run.result()
-        self._publish(frozen, chunks, indexes)
+        self._publish(capture, chunks, indexes)
 
-    def _publish(self, frozen: Frozen, chunks: dict[str, np.ndarray], indexes: list[int]) -> None:
-        arena = self._tiers.hot.arena
-        needed = np.unique(chunks["offset"] >> np.uint64(arena.shift)).tolist()
-        if any(segment not in self._images.known for segment in needed):
-            raise StoreFailed("a snapshot before this one failed, and this one needs what that should have written")
-        piece = Piece(arena.base, arena.shift, chunks["group"], chunks["kind"], chunks["offset"], chunks["used"],
-                      {segment: self._images.known[segment] for segment in needed}, tuple(indexes))
-        pieces = frozen.meta["pieces"]
+    def _publish(self, capture: Capture, chunks: dict[str, np.ndarray], indexes: list[int]) -> None:
+        arena, extents = self._tiers.memtable.arena, self._images.extents
+        segments = np.unique(chunks["offset"] >> np.uint64(arena.shift)).tolist()
+        if any(segment not in extents for segment in segments):
+            raise StoreFailed("an earlier snapshot failed, and this one needs an image that it should have written")
+        piece = RestoredPiece(arena.base, arena.shift, chunks["group"], chunks["kind"], chunks["offset"],
+                              chunks["used"], {segment: extents[segment] for segment in segments}, tuple(indexes))
+        pieces = capture.meta["pieces"]
         assert isinstance(pieces, list)
         about, columns = piece.to_tables(len(pieces))
-        files = frozen.files | piece_files(piece)
+        files = capture.files | piece.file_names
         names: list[Json] = [*sorted(files)]
-        meta: dict[str, Json] = {**frozen.meta, "pieces": [*pieces, about], "files": names}
-        with self._books:
-            self._doubtful |= files
-        manifest.publish(self._fs, Manifest(frozen.id, meta, {**frozen.tables, **columns}), self._kernels.checksums)
-        with self._books:
-            self._kept[frozen.id] = files
-            self._doubtful = set()  # there is a newer one now
+        meta: dict[str, Json] = {**capture.meta, "pieces": [*pieces, about], "files": names}
+        with self._lock:
+            self._uncertain_files |= files
+        manifest.publish(self._fs, Manifest(capture.id, meta, {**capture.tables, **columns}), self._kernels.checksums)
+        with self._lock:
+            self._retained[capture.id] = files
+            self._uncertain_files = set()  # there is a newer snapshot now
 
     # --- removing
 
-    def _forget_old(self) -> None:
+    def _remove_old_snapshots(self) -> None:
         on_disk = format.ids(self._fs.names(), "snapshot")
-        with self._books:
-            staying = self.ids[-self._keep :]
-        staying = [*self.held, *staying]
-        old = [id for id in on_disk if id < staying[-1] and id not in staying]  # also one that failed after its rename
+        with self._lock:
+            newest = self.ids[-self._keep :]
+        retained = [*self.held, *newest]
+        old = [id for id in on_disk if id < newest[-1] and id not in retained]  # also one that failed after its rename
         for id in old:
             self._fs.remove(format.manifest_name(id))
-        self._fs.sync_directory()  # a manifest must not come back without its files
-        with self._books:
+        self._fs.sync_directory()  # a manifest must not reappear without its files
+        with self._lock:
             for id in old:
-                self._kept.pop(id, None)
-        self._remover.submit(self.remove_garbage).result()
+                self._retained.pop(id, None)
+        self._remover.submit(self.remove_obsolete_files).result()
 
-    def remove_garbage(self, is_start: bool = False) -> None:
-        """Remove what neither a kept snapshot nor this store needs.
+    def remove_obsolete_files(self, is_start: bool = False) -> None:
+        """Remove files that neither a retained snapshot nor this store needs.
 
-        A file that is newer than the newest snapshot may be on its way to be needed, unless it was replaced. Ids are
-        never used twice, so what is garbage stays garbage, and nobody waits while a large file is removed (0.1 s).
+        A file that is newer than the newest snapshot may belong to the next one, unless it was replaced. Ids are never
+        reused, so an obsolete file stays obsolete, and no lock is held while a large file is removed (0.1 s).
         """
         with self._removing:
             names = self._fs.names()
-            # In this order: a freeze that names a run which is gone from the tiers by now is in the books by then.
-            dropped = self._tiers.compactor.dropped
-            replaced = set(dropped)
-            needed = self._tiers.files(self._tiers.cold.runs) | self._tiers.compactor.being_written()
-            with self._books:
-                newest = max(self._kept, default=0)
-                needed = needed.union(*self._kept.values(), *(frozen.files for frozen in self._under_way))
-                needed |= {format.image_name(frozen.image_id) for frozen in self._under_way}
-                needed |= self._doubtful
-                needed |= {format.index_name(frozen.image_id) for frozen in self._under_way}
-            needed |= {format.image_name(id) for id, _ in list(self._images.known.values())} | self._indexer.files
-            found = [(id, path_of(id)) for kind, path_of in (("run", format.run_name), ("image", format.image_name),
+            # In this order: a capture that names a run which was replaced meanwhile is in progress by then.
+            obsolete = self._tiers.compactor.obsolete_files
+            replaced = set(obsolete)
+            needed = self._tiers.file_names(self._tiers.levels.runs) | self._tiers.compactor.files_being_written()
+            with self._lock:
+                newest = max(self._retained, default=0)
+                needed = needed.union(*self._retained.values(), *(capture.files for capture in self._in_progress))
+                needed |= {format.image_name(capture.image_id) for capture in self._in_progress}
+                needed |= self._uncertain_files
+                needed |= {format.index_name(capture.image_id) for capture in self._in_progress}
+            needed |= {format.image_name(id) for id, _ in list(self._images.extents.values())} | self._indexer.files
+            found = [(id, name_of(id)) for kind, name_of in (("run", format.run_name), ("image", format.image_name),
                                                              ("index", format.index_name))
                      for id in format.ids(names, kind)]
             for id, name in found:
                 if name not in needed and (is_start or self._number(id) < newest or name in replaced):
                     self._fs.remove(name)
-                    dropped.discard(name)
+                    obsolete.discard(name)
             if is_start:
                 for name in names:
-                    plain = name.removeprefix(format.TEMPORARY)
-                    if plain != name and any(format.ids([plain], kind) for kind in format.KINDS):
+                    final = name.removeprefix(format.TEMPORARY)
+                    if final != name and any(format.ids([final], kind) for kind in format.KINDS):
                         self._fs.remove(name)
 
     def verify(self) -> None:
-        """Read the images of what is in memory; `Damaged` names the file that is not what was written."""
-        self._writer.submit(lambda: None).result()  # what is being written may replace and remove what is read here
-        images = Images(self._fs, self._kernels)
+        """Read the images of the memtable; `Damaged` names the file that is not what was written."""
+        self._writer.submit(lambda: None).result()  # a snapshot in progress may replace and remove files
+        files = PieceFiles(self._fs, self._kernels)
         try:
-            for id, extent in list(self._images.known.values()):
-                images.get(id).verify(extent)
+            for id, extent in list(self._images.extents.values()):
+                files.image(id).verify(extent)
             for run in self._indexer.runs:
-                images.index(run.id).verify()
+                files.index(run.id).verify()
         finally:
-            images.close()
+            files.close()
 
-    def settle(self) -> None:
-        """Wait for the snapshots under way. Not under the lock."""
-        for frozen in list(self._under_way):
-            frozen.done.wait()
+    def wait(self) -> None:
+        """Wait for the snapshots in progress. Not under the store's lock."""
+        for capture in list(self._in_progress):
+            capture.done.wait()
 
     def close(self) -> None:
-        """Wait for the snapshots under way, and take no more. Not under the lock."""
+        """Wait for the snapshots in progress, and accept no more. Not under the store's lock."""
         self._writer.shutdown(wait=True)
         self._remover.shutdown(wait=True)
         self._images.close()
         self._indexer.close()
-
-
-# --- manifests
-
-
-def find_manifest(fs: FileSystem, snapshot: int | None, checksums: Checksums) -> Manifest | None:
-    """The newest whole manifest, or the one asked for; a damaged newest one is said and passed over."""
-    if snapshot is not None:
-        known = format.ids(fs.names(), "snapshot")
-        if snapshot not in known:
-            raise StoreFailed(f"the store has no snapshot {snapshot}", at=here(), file=fs.path_of(""),
-                              has=", ".join(map(str, known)))
-        return manifest.read(fs, snapshot, checksums)
-    damaged: Damaged | None = None
-    for found in manifest.newest(fs, checksums):
-        if isinstance(found, Manifest):
-            if damaged is not None:
-                warnings.warn(f"the newest snapshot is damaged, going back to {found.id}: {damaged}", RuntimeWarning,
-                              stacklevel=4)
-            return found
-        damaged = damaged or found
-    if damaged is not None:
-        raise damaged
-    return None
-
-
-def names_in(found: Manifest) -> frozenset[str]:
-    """The files that a snapshot consists of."""
-    names = found.meta["files"]
-    if not isinstance(names, list):
-        raise ValueError(f"files: {names!r}")
-    return frozenset(str(name) for name in names)
-
-
-def file_id(given: Json) -> int:
-    """The id of a file as a manifest names it."""
-    if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given < 1 << 62:
-        raise ValueError(f"no id of a file: {given!r}")
-    return given
-
-
-def schema_text(schema: pa.Schema) -> str:
-    return bytes(schema.serialize()).hex()
-
-
-def schemas_of(found: Manifest, fs: FileSystem) -> tuple[pa.Schema, pa.Schema]:
-    """The key and value columns that a manifest names."""
-    try:
-        key, value = (pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(str(found.meta[name]))))
-                      for name in ("key", "value"))
-        if not (key_schema(key).equals(key) and value_schema(value).equals(value)):
-            raise ValueError(f"columns that a store does not have: {[*key.names, *value.names]}")
-        check_names(key, value)
-    except (KeyError, ValueError, pa.ArrowException, BadArgument, BadName, WrongType) as error:
-        raise Damaged("a snapshot's manifest has no columns", file=fs.path_of(format.manifest_name(found.id)),
-                      found=repr(error)) from error
-    return key, value

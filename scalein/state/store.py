@@ -1,7 +1,9 @@
-"""LogStore: keyed state by batch, larger than memory, with snapshots that do not stop it.
+"""LogStore: keyed state, updated by batch, larger than memory, with snapshots that do not stop it.
 
-What users call. Where records are is `tiers`, how they get to disk is `saving`; here calls are checked, cut into slices
-that memory has room for, and run one after the other under one lock.
+The public interface. `tiers.py` knows where records are, `snapshot_writer.py` writes snapshots; here calls are checked,
+split into slices that fit into memory, and run one at a time under one lock.
+
+Threads: any thread may call; calls wait for one another. Background threads never take the store's lock.
 """
 
 from __future__ import annotations
@@ -22,37 +24,48 @@ from scalein.options import Options, parse_size
 from scalein.state.budget import Budget
 from scalein.state.checksum import compiled_checksums
 from scalein.state.columns import (
-    Given,
+    RowsLike,
     SchemaLike,
-    batches_of,
     check_names,
-    check_same,
-    check_texts,
-    functions_of,
+    check_same_columns,
+    check_text_sizes,
+    format_schema,
+    key_batches,
     key_schema,
-    keys_of,
-    shown,
+    merge_functions,
+    to_batches,
     value_schema,
 )
-from scalein.state.evict import LEAVING_AT_ONCE
-from scalein.state.manifest import Json, Manifest
-from scalein.state.recovery import Groups, Ids, Part, groups_given, mask_of, move_in, part_of, shown_groups, together
-from scalein.state.run_levels import SCRATCH_SEGMENT, Scratch
+from scalein.state.evict import MAX_EVICTIONS
+from scalein.state.manifest import Manifest, decode_schemas, encode_schema, find_snapshot
+from scalein.state.recovery import (
+    FileIds,
+    Groups,
+    RecoveredState,
+    combine,
+    format_groups,
+    group_mask,
+    import_stores,
+    parse_key_groups,
+    recover,
+)
+from scalein.state.run_levels import MERGE_SEGMENT, MergeTable
 from scalein.state.snapshot import Snapshot
-from scalein.state.snapshot_writer import Saver, find_manifest, schema_text, schemas_of
+from scalein.state.snapshot_writer import SnapshotWriter
 from scalein.state.sum_bounds import SumBounds
 from scalein.state.tiers import Tiers
+from scalein.storage.checked_json import Json
 from scalein.storage.filesystem import FileSystem, Lock
 from scalein.storage.local import LocalFileSystem
 
 if TYPE_CHECKING:
     from scalein.kernels.store import Functions, StoreKernels
 
-KEPT_SNAPSHOTS = 3
+KEEP_SNAPSHOTS = 3
 
 
 class LogStore:
-    """Keyed state on disk and in memory. Everything goes by batch.
+    """Keyed state in memory and on disk. All operations take batches of rows.
 
     >>> import tempfile, pyarrow as pa
     >>> folder = tempfile.mkdtemp()
@@ -69,45 +82,45 @@ class LogStore:
                               hint='LogStore.open("directory", key={"user": pa.string()}, value={"n": pa.int64()})')
         return super().__new__(cls)
 
-    def __init__(self, fs: FileSystem, key: pa.Schema, value: pa.Schema, kernels: StoreKernels, ids: Ids, *,
+    def __init__(self, fs: FileSystem, key: pa.Schema, value: pa.Schema, kernels: StoreKernels, ids: FileIds, *,
                  budget: Budget, workers: int, keep: int, readonly: bool) -> None:
         self._fs, self._key, self._value, self._kernels = fs, key, value, kernels
         self._budget, self._workers, self._readonly = budget, workers, readonly
-        self._most_workers = workers  # that have undo logs
+        self._max_workers = workers  # that have undo logs
         self._lock = threading.RLock()
         self._ids = ids
-        self._tiers = Tiers(fs, kernels, budget, ids.new_file, self._clean)
+        self._tiers = Tiers(fs, kernels, budget, ids.new_file, self._remove_obsolete)
         self._tiers.functions = ("",) * len(value)
-        self._saver = Saver(fs, kernels, self._tiers, budget, workers, keep, ids.number)
+        self._snapshots = SnapshotWriter(fs, kernels, self._tiers, budget, workers, keep, ids.number)
         self._sums = SumBounds(value)
-        # Rows that leave a value alone may leave it null, whatever its column says.
+        # A value is null until a row sets it, even if its column is not nullable.
         self._values = pa.schema([field.with_nullable(True) for field in value])
-        self._columns: dict[str, Json] = {"key": schema_text(key), "value": schema_text(value)}  # for freezes
-        self._merges: dict[object, Functions] = {}  # what was last asked of columns, and what it comes to
-        self._groups: Groups | None = None  # key groups that this store has; None: all
-        self._owned: np.ndarray | None = None  # the same, by group
+        self._columns: dict[str, Json] = {"key": encode_schema(key), "value": encode_schema(value)}
+        self._merges: dict[object, Functions] = {}  # the arguments of the last merge -> its functions
+        self._groups: Groups | None = None  # key groups of this store; None: all
+        self._group_mask: np.ndarray | None = None  # the same, by group
         self._has_changed = False
-        self._held: Lock | None = None
+        self._directory_lock: Lock | None = None
         self._is_closed = False
-        self._is_torn = False
+        self._is_inconsistent = False  # a call was interrupted: the content of memory is unknown
 
     def __repr__(self) -> str:
         state = ", closed" if self._is_closed else ""
-        return f"<LogStore {self._fs.path_of('')}: {shown(self._key)} -> {shown(self._value)}{state}>"
+        return f"<LogStore {self._fs.path_of('')}: {format_schema(self._key)} -> {format_schema(self._value)}{state}>"
 
     # --- opening
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, key: SchemaLike | None = None, value: SchemaLike | None = None,
              memory: str | int | None = None, snapshot: int | None = None, readonly: bool = False, workers: int = 1,
-             keep: int = KEPT_SNAPSHOTS, key_groups: Iterable[int] | None = None,
+             keep: int = KEEP_SNAPSHOTS, key_groups: Iterable[int] | None = None,
              old: Sequence[str | os.PathLike[str]] = ()) -> LogStore:
         """Open a store, or create it if there is none and `key` is given.
 
-        `memory` is all that it may hold in memory ("64MB"); what is more goes to disk. `snapshot` opens an older one,
-        `readonly` takes no lock and changes nothing. `keep` is the number of snapshots that stay. `key_groups` (of 256,
-        by the keys' hashes) opens a part of the keys, for one of several owners; `old` begins a new store with what
-        other stores have of them: nothing is read or copied for that, records come when they are asked for.
+        `memory` is the most that it may hold in memory ("64MB"); the rest is on disk. `snapshot` opens an older one,
+        `readonly` takes no lock and changes nothing. `keep` is the number of snapshots that are retained. `key_groups`
+        (of 256, by the hashes of keys) opens a part of the keys, for one of several owners; `old` starts a new store
+        with these key groups of other stores: no record is read or copied for that before it is needed.
         """
         options = Options.make(workers=workers, at=here())
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
@@ -117,34 +130,34 @@ class LogStore:
             raise _no_store(os.fspath(path))
         others = [LocalFileSystem(other, readonly=True) for other in old]
         return cls.open_on(LocalFileSystem(path, readonly), key=key, value=value, budget=budget, snapshot=snapshot,
-                              readonly=readonly, keep=keep, options=options, key_groups=key_groups, old=others)
+                           readonly=readonly, keep=keep, options=options, key_groups=key_groups, old=others)
 
     @classmethod
     def open_on(cls, fs: FileSystem, *, key: SchemaLike | None, value: SchemaLike | None, budget: Budget,
-                   snapshot: int | None = None, readonly: bool = False, keep: int = KEPT_SNAPSHOTS,
-                   options: Options | None = None, kernels: StoreKernels | None = None,
-                   key_groups: Iterable[int] | None = None, old: Sequence[LocalFileSystem] = ()) -> LogStore:
-        """Open a store behind the seam to the operating system; tests bring disks and kernels of their own."""
+                snapshot: int | None = None, readonly: bool = False, keep: int = KEEP_SNAPSHOTS,
+                options: Options | None = None, kernels: StoreKernels | None = None,
+                key_groups: Iterable[int] | None = None, old: Sequence[LocalFileSystem] = ()) -> LogStore:
+        """Open a store on a file system; tests pass simulated disks and shared kernels."""
         from scalein.kernels.store import StoreKernels  # LLVM, which importing scalein does not load
 
         options = options or Options.make(workers=1)
         given = None if key is None else (key_schema(key), value_schema(value or {}))
-        groups = groups_given(key_groups)
-        held = None if readonly else fs.lock()
+        groups = parse_key_groups(key_groups)
+        lock = None if readonly else fs.lock()
         store: LogStore | None = None
         try:
             checksums = kernels.checksums if kernels is not None else compiled_checksums(options)
-            found = find_manifest(fs, snapshot, checksums)
-            ids, sources = Ids(), []
+            found = find_snapshot(fs, snapshot, checksums)
+            ids, sources = FileIds(), []
             if found is not None:
-                columns = schemas_of(found, fs)
-                check_same(given, columns)
-                ids, sources = Ids.of(found, fs), [(found, groups)]
+                columns = decode_schemas(found, fs)
+                check_same_columns(given, columns)
+                ids, sources = FileIds.of(found, fs), [(found, groups)]
                 if old:
-                    raise BadArgument("only a new store can begin with what old ones have", at=here(),
+                    raise BadArgument("only a new store can be started from old ones", at=here(),
                                       file=fs.path_of(""))
             elif old and not readonly:
-                columns, sources = move_in(fs, old, given, groups, checksums)
+                columns, sources = import_stores(fs, old, given, groups, checksums)
             elif given is not None and not readonly:
                 columns = given
             else:
@@ -152,251 +165,252 @@ class LogStore:
             check_names(*columns)
             store = cls(fs, *columns, kernels or StoreKernels(*columns, options), ids, budget=budget,
                         workers=options.workers, keep=keep, readonly=readonly)
-            store._held = held
+            store._directory_lock = lock
             if sources:
-                cold = store._tiers.cold
-                store._restore([part_of(one, fs, cold, columns[1], wanted) for one, wanted in sources])
+                levels = store._tiers.levels
+                store._restore([recover(manifest, fs, levels, columns[1], wanted) for manifest, wanted in sources])
             else:
-                store._groups, store._owned = groups, mask_of(groups)
+                store._groups, store._group_mask = groups, group_mask(groups)
             if not readonly:
-                store._begin(found)
+                store._start(found)
             return store
         except BaseException:
             if store is not None:
-                store._shut()
-            elif held is not None:
-                held.release()
+                store._release()
+            elif lock is not None:
+                lock.release()
             raise
 
-    def _restore(self, parts: list[Part]) -> None:
-        part, tiers = together(parts), self._tiers
-        tiers.functions = part.functions
-        tiers.cold.begin(part.runs)
-        self._groups, self._owned = part.groups, mask_of(part.groups)
-        self._sums.restore(part.bounds)
-        tiers.past.begin(part.pieces, self._readonly)
-        tiers.flag_groups()
+    def _restore(self, parts: list[RecoveredState]) -> None:
+        state, tiers = combine(parts), self._tiers
+        tiers.functions = state.functions
+        tiers.levels.install(state.runs)
+        self._groups, self._group_mask = state.groups, group_mask(state.groups)
+        self._sums.restore(state.bounds)
+        tiers.restored.install(state.pieces, self._readonly)
+        tiers.set_group_flags()
 
-    def _begin(self, found: Manifest | None) -> None:
-        """Make a new store one on disk; remove what no snapshot names."""
-        self._ids.pass_over(self._fs.names())
+    def _start(self, found: Manifest | None) -> None:
+        """Write the first snapshot of a new store, or remove files that no snapshot names."""
+        self._ids.skip_used(self._fs.names())
         if found is None:
             self.snapshot().wait()
         else:
-            self._saver.begin(found)
+            self._snapshots.adopt(found)
 
     # --- rows
 
-    def merge(self, rows: Given, **functions: str) -> None:
+    def merge(self, rows: RowsLike, **functions: str) -> None:
         """Merge rows into the values of their keys: `merge(table, n="sum", best="max")`.
 
-        sum, count, min, max, first, last: a null changes nothing. replace: the newest row counts. A value column
-        without a function stays as it is.
+        sum, count, min, max, first, last: a null changes nothing. replace: the newest row wins. A value column without
+        a function does not change.
         """
-        with self._entered(writes=True):
-            self._keep(*self._to_merge(rows, functions))
+        with self._call(writes=True):
+            self._merge(*self._to_merge(rows, functions))
 
-    def merge_and_get(self, rows: Given, **functions: str) -> pa.Table:
-        """Merge rows, and give the values that their keys have then, row by row, as `get` would."""
-        with self._entered(writes=True):
+    def merge_and_get(self, rows: RowsLike, **functions: str) -> pa.Table:
+        """Merge rows, and return the new values of their keys, row by row, like `get`."""
+        with self._call(writes=True):
             batches, chosen = self._to_merge(rows, functions)
-            self._keep(batches, chosen)
-            return self._got([batch.select(self._key.names) for batch in batches])
+            self._merge(batches, chosen)
+            return self._values_of([batch.select(self._key.names) for batch in batches])
 
-    def _to_merge(self, rows: Given, functions: dict[str, str]) -> tuple[list[pa.RecordBatch], Functions]:
-        """Rows of the store's columns, and what they do to each value."""
+    def _to_merge(self, rows: RowsLike, functions: dict[str, str]) -> tuple[list[pa.RecordBatch], Functions]:
+        """Rows of the store's columns, and the merge function of each value."""
         names = _names(rows)
-        asked = (*names, *(f"{name} {function!r}" for name, function in functions.items()))
-        if asked not in self._merges:
-            self._merges = {asked: functions_of(self._value, functions, names, self._key)}
-        chosen = self._merges[asked]
+        arguments = (*names, *(f"{name} {function!r}" for name, function in functions.items()))
+        if arguments not in self._merges:
+            self._merges = {arguments: merge_functions(self._value, functions, names, self._key)}
+        chosen = self._merges[arguments]
         fields = [field for field, function in zip(self._value, chosen, strict=True)
                   if function and (function != "count" or field.name in names)]
-        return batches_of(rows, self._key, fields, "merge"), chosen
+        return to_batches(rows, self._key, fields, "merge"), chosen
 
-    def upsert(self, rows: Given) -> None:
-        """Set the values of keys; of several rows of one key the last counts."""
-        with self._entered(writes=True):
-            self._keep(batches_of(rows, self._key, self._value, "upsert"), ("replace",) * len(self._value))
+    def upsert(self, rows: RowsLike) -> None:
+        """Set the values of keys; of several rows of one key the last wins."""
+        with self._call(writes=True):
+            self._merge(to_batches(rows, self._key, self._value, "upsert"), ("replace",) * len(self._value))
 
     def _check_owned(self, batches: list[pa.RecordBatch], what: str) -> None:
-        """Refuse keys that belong to another owner: half of the truth would be none."""
-        if self._owned is None:
+        """Raise for keys of groups that another store owns: this one has only a part of their history."""
+        if self._group_mask is None:
             return
         for batch in batches:
-            groups = self._kernels.lookup(self._tiers.hot, batch)[1] >> np.uint64(56)
-            others = np.flatnonzero(~self._owned[groups.astype(np.int64)])
+            groups = self._kernels.lookup(self._tiers.memtable, batch)[1] >> np.uint64(56)
+            others = np.flatnonzero(~self._group_mask[groups.astype(np.int64)])
             if len(others):
                 raise BadData(f"{what} was given keys of key groups that this store does not have", at=here(),
                               found=f"{len(others)} of {batch.num_rows} rows, the first of key group "
-                              f"{groups[others[0]]}", has=shown_groups(self._groups or frozenset()))
+                              f"{groups[others[0]]}", has=format_groups(self._groups or frozenset()))
 
-    def _keep(self, batches: list[pa.RecordBatch], functions: Functions) -> None:
-        self._tiers.tell()
+    def _merge(self, batches: list[pa.RecordBatch], functions: Functions) -> None:
+        self._tiers.raise_unreported()
         self._check_owned(batches, "merge")
         self._check_texts(batches)
-        may_overflow = self._sums.check(batches, functions, partial(self._try, batches, functions))
+        may_overflow = self._sums.check(batches, functions, partial(self._test_merge, batches, functions))
         for batch in self._slices(batches):
-            if any(function != "replace" for function in functions):  # rows that replace all make no partials
+            if any(function != "replace" for function in functions):  # rows that replace all values leave no partials
                 self._tiers.use_functions(functions)
-            if may_overflow:  # a partial sum may not fit where the whole one does
-                self._tiers.make_whole(batch)
-            self._tiers.hot.batch += 1
-            self._kernels.upsert(self._tiers.hot, batch, functions, self._workers)
+            if may_overflow:  # a partial sum may overflow where the full one does not
+                self._tiers.resolve_partials(batch)
+            self._tiers.memtable.batch += 1
+            self._kernels.upsert(self._tiers.memtable, batch, functions, self._workers)
 
-    def _try(self, batches: list[pa.RecordBatch], functions: Functions) -> None:
-        """Merge rows into copies of their records: what fails here leaves the store as it is."""
-        scratch = Scratch(self._kernels)
+    def _test_merge(self, batches: list[pa.RecordBatch], functions: Functions) -> None:
+        """Merge rows into copies of their records: an error here leaves the store unchanged."""
+        copies = MergeTable(self._kernels)
         for batch in self._slices(batches):
-            self._tiers.make_whole(batch)
-            pointers, _ = self._kernels.lookup(self._tiers.hot, batch)
-            is_new = self._kernels.lookup(scratch.table, batch)[0] == 0
-            scratch.absorb(np.unique(pointers[is_new & (pointers != 0)]), self._tiers.functions)
-            self._kernels.upsert(scratch.table, batch, functions, 1)
+            self._tiers.resolve_partials(batch)
+            pointers, _ = self._kernels.lookup(self._tiers.memtable, batch)
+            is_new = self._kernels.lookup(copies.table, batch)[0] == 0
+            copies.merge(np.unique(pointers[is_new & (pointers != 0)]), self._tiers.functions)
+            self._kernels.upsert(copies.table, batch, functions, 1)
 
-    def delete(self, keys: Given | pa.Array | pa.ChunkedArray) -> None:
-        """Forget keys; those that are not there are no error."""
-        with self._entered(writes=True):
-            self._tiers.tell()
-            batches = keys_of(keys, self._key, "delete")
+    def delete(self, keys: RowsLike | pa.Array | pa.ChunkedArray) -> None:
+        """Delete keys; those that do not exist are ignored."""
+        with self._call(writes=True):
+            self._tiers.raise_unreported()
+            batches = key_batches(keys, self._key, "delete")
             self._check_texts(batches)
             self._check_owned(batches, "delete")
             for batch in self._slices(batches):
-                self._tiers.hot.batch += 1
-                self._kernels.delete(self._tiers.hot, batch, self._workers)
+                self._tiers.memtable.batch += 1
+                self._kernels.delete(self._tiers.memtable, batch, self._workers)
 
     def _check_texts(self, batches: list[pa.RecordBatch]) -> None:
         if self._kernels.text_cells:
-            check_texts(batches, min(self._budget.segment_bytes, SCRATCH_SEGMENT))
+            check_text_sizes(batches, min(self._budget.segment_bytes, MERGE_SEGMENT))
 
     def _slices(self, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Rows in pieces that memory has room for."""
-        step = self._budget.rows(self._kernels.record_bytes)
+        """Slices of rows that fit into memory, for which space is made."""
+        step = self._budget.batch_rows(self._kernels.record_bytes)
         for batch in batches:
             for start in range(0, batch.num_rows, step):
-                piece = batch if batch.num_rows <= step else batch.slice(start, step)
-                self._tiers.make_room(piece.nbytes if self._kernels.text_cells else 0)
+                rows = batch if batch.num_rows <= step else batch.slice(start, step)
+                self._tiers.evict_to_budget(rows.nbytes if self._kernels.text_cells else 0)
                 self._has_changed = True
-                yield piece
+                yield rows
 
-    def get(self, keys: Given | pa.Array | pa.ChunkedArray) -> pa.Table:
-        """The values of keys, row by row; null where a key is not there."""
-        with self._entered():
-            batches = keys_of(keys, self._key, "get")
+    def get(self, keys: RowsLike | pa.Array | pa.ChunkedArray) -> pa.Table:
+        """The values of keys, row by row; null for keys that do not exist."""
+        with self._call():
+            batches = key_batches(keys, self._key, "get")
             self._check_owned(batches, "get")
-            return self._got(batches)
+            return self._values_of(batches)
 
-    def _got(self, batches: list[pa.RecordBatch]) -> pa.Table:
+    def _values_of(self, batches: list[pa.RecordBatch]) -> pa.Table:
         if not len(self._value):
             return pa.table({})
-        step = self._budget.rows(self._kernels.record_bytes)
+        step = self._budget.batch_rows(self._kernels.record_bytes)
         parts = [_cast(rows, self._values) for batch in batches for start in range(0, batch.num_rows, step)
                  for rows in self._kernels.rows(self._tiers.find(batch.slice(start, step)), self._values.names)]
         return pa.Table.from_batches(parts, self._values)
 
     def scan(self) -> pa.RecordBatchReader:
-        """All keys with their values, in no order; a part of them is read as it is when the reader comes to it."""
+        """All keys with their values, unordered; each part is read as it is when the reader reaches it."""
         schema = pa.schema([*self._key, *self._values])
 
         def batches() -> Iterator[pa.RecordBatch]:
-            for groups in self._tiers.parts:
-                with self._entered():
-                    found = [rows for pointers in self._tiers.alive(groups)
+            for groups in self._tiers.scan_units:
+                with self._call():
+                    found = [rows for pointers in self._tiers.live_records(groups)
                              for rows in self._kernels.rows(pointers, schema.names)]
                 yield from (rows.cast(schema) for rows in found)
 
-        with self._entered():
+        with self._call():
             return pa.RecordBatchReader.from_batches(schema, batches())
 
     def __len__(self) -> int:
-        with self._entered():
-            return sum(len(pointers) for groups in self._tiers.parts for pointers in self._tiers.alive(groups))
+        with self._call():
+            return sum(len(pointers) for groups in self._tiers.scan_units
+                       for pointers in self._tiers.live_records(groups))
 
     # --- on disk
 
     def snapshot(self) -> Snapshot:
-        """Freeze the store as it is now and write it in the background. Calls go on meanwhile."""
-        with self._entered(writes=True):
-            self._tiers.settle(LEAVING_AT_ONCE)
-            self._tiers.join()
+        """Capture the store as it is now, and write it in the background. Other calls continue meanwhile."""
+        with self._call(writes=True):
+            self._tiers.finish_evictions(MAX_EVICTIONS)
+            self._tiers.load_newest_pieces()
             id, merged = self._ids.new(), self._ids.new_file()
             meta: dict[str, Json] = {**self._columns, "bounds": self._sums.to_json(), "store": self._ids.store,
                                      "next": self._ids.following,
                                      "groups": None if self._groups is None else [*sorted(self._groups)]}  # fmt: skip
-            saved = self._saver.save(id, self._ids.file(id), merged, meta)
+            snapshot = self._snapshots.capture(id, self._ids.file(id), merged, meta)
             self._has_changed = False
-            return saved
+            return snapshot
 
     def set_workers(self, workers: int) -> None:
         """Merge with fewer workers than the store was opened with, or with as many again, from the next call on."""
-        with self._entered(writes=True):
-            self._workers = max(1, min(workers, self._most_workers))
+        with self._call(writes=True):
+            self._workers = max(1, min(workers, self._max_workers))
 
     def hold(self, snapshots: Iterable[int]) -> None:
-        """Let these snapshots stay, and no others than them and the newest `keep`, from the next one on."""
-        with self._entered(writes=True):
-            self._saver.held = frozenset(snapshots)
+        """Retain these snapshots besides the newest `keep`, from the next snapshot on, and no other ones."""
+        with self._call(writes=True):
+            self._snapshots.held = frozenset(snapshots)
 
     def compact(self) -> None:
-        """Merge all runs of a bundle into one: what was deleted or merged since takes no room any more."""
-        with self._entered(writes=True):
+        """Merge all runs of each shard into one: deleted and overwritten records no longer take disk space."""
+        with self._call(writes=True):
             self._has_changed |= self._tiers.compact()
 
     def verify(self) -> None:
-        """Read everything that the newest snapshot and this store name; raises `Damaged`, naming the file."""
-        with self._entered():
+        """Read all files of the newest snapshot and of this store; raises `Damaged`, naming the file."""
+        with self._call():
             self._tiers.verify()
-            self._saver.verify()
+            self._snapshots.verify()
 
     @property
     def memory_bytes(self) -> int:
-        """What the store holds in memory now; may be asked for at any time, by any thread."""
-        return self._tiers.memory_bytes + self._saver.copier.memory_bytes
+        """Bytes that the store holds in memory now; any thread may read it at any time."""
+        return self._tiers.memory_bytes + self._snapshots.copier.memory_bytes
 
     def stats(self) -> dict[str, object]:
-        """Figures: bytes in memory and on disk, runs, records that left memory, snapshots."""
-        with self._entered():
+        """Figures: bytes in memory and on disk, runs, records in runs, snapshots."""
+        with self._call():
             tiers = self._tiers
             return {
                 "resident_bytes": self.memory_bytes,
                 "disk_bytes": sum(map(self._fs.size, self._fs.names())),
                 "record_bytes": self._kernels.record_bytes,
-                "runs": sum(map(len, tiers.cold.runs)),
-                "cold_records": sum(run.record_count for runs in tiers.cold.runs for run in runs),
-                "groups_not_loaded": len(tiers.past.waiting()),
-                "snapshots": self._saver.ids,
-                "compaction_error": None if (error := tiers.compactor.error or self._saver.index_error) is None
+                "runs": sum(map(len, tiers.levels.runs)),
+                "cold_records": sum(run.record_count for runs in tiers.levels.runs for run in runs),
+                "groups_not_loaded": len(tiers.restored.unloaded_groups()),
+                "snapshots": self._snapshots.ids,
+                "compaction_error": None if (error := tiers.compactor.error or self._snapshots.index_error) is None
                 else str(error),
             }
 
     # --- closing
 
     def close(self) -> None:
-        """Take a last snapshot if anything changed, wait for it, and give the directory back.
+        """Take a last snapshot if anything changed, wait for it, and unlock the directory.
 
-        After a call that was interrupted half-way (Ctrl-C), the last snapshot is what stays.
+        After a call that was interrupted (Ctrl-C), the last snapshot remains the newest.
         """
         if self._is_closed:
             return
         try:
-            if not self._readonly and not self._is_torn:
-                self._saver.settle()
-                if self._has_changed or self._saver.is_behind:
+            if not self._readonly and not self._is_inconsistent:
+                self._snapshots.wait()
+                if self._has_changed or self._snapshots.last_failed:
                     self.snapshot().wait()
         finally:
-            self._shut()
+            self._release()
 
     def abandon(self) -> None:
-        """Give the directory back without another snapshot: what changed since the last one is forgotten."""
+        """Unlock the directory without another snapshot: changes since the last one are lost."""
         if not self._is_closed:
-            self._shut()
+            self._release()
 
-    def _shut(self) -> None:
-        self._saver.close()
+    def _release(self) -> None:
+        self._snapshots.close()
         self._tiers.close()
         self._is_closed = True
-        if self._held is not None:
-            self._held.release()
+        if self._directory_lock is not None:
+            self._directory_lock.release()
 
     def __enter__(self) -> LogStore:
         return self
@@ -407,35 +421,34 @@ class LogStore:
         else:
             self.abandon()
 
-    # ---
+    # --- calls
 
-    def _clean(self) -> None:
+    def _remove_obsolete(self) -> None:
         if not self._is_closed:
-            self._saver.remove_garbage()
+            self._snapshots.remove_obsolete_files()
 
     def _note_end(self, kind: type[BaseException] | None, error: BaseException | None, at: object) -> None:
-        """Calls clean up behind errors, but not behind Ctrl-C, nor where there is no memory to do it with, nor where
-        something that never fails did so while records were on their way.
+        """Calls leave a consistent store after errors, but not after Ctrl-C, nor without memory, nor if a step that
+        moves records failed.
         """
-        self._is_torn |= (isinstance(error, MemoryError) or not isinstance(error, Exception | None)
-                          or self._tiers.hot.is_torn)  # fmt: skip
+        self._is_inconsistent |= (isinstance(error, MemoryError) or not isinstance(error, Exception | None)
+                                  or self._tiers.memtable.is_inconsistent)  # fmt: skip
 
-    def _entered(self, writes: bool = False) -> ExitStack:
-        """A call of the user's: alone, on an open store."""
-        with ExitStack() as entered:
+    def _call(self, writes: bool = False) -> ExitStack:
+        """The context of a public call: exclusive, on an open store."""
+        with ExitStack() as call:
             self._lock.acquire()
-            entered.callback(self._lock.release)
+            call.callback(self._lock.release)
             if self._is_closed:
                 raise ScaleinError("the store is closed", at=here())
-            if self._is_torn:
-                raise StoreFailed("a call was interrupted half-way, and what it left in memory is not known", at=here(),
+            if self._is_inconsistent:
+                raise StoreFailed("a call was interrupted, and the content of memory is not known", at=here(),
                                   file=self._fs.path_of(""), hint="close the store and open it again: its last "
-                                  "snapshot is whole")
-            entered.push(self._note_end)
+                                  "snapshot is intact")
+            call.push(self._note_end)
             if writes and self._readonly:
-                raise ScaleinError("the store was opened to be read only", at=here(),
-                                   hint="open it without readonly=True")
-            return entered.pop_all()
+                raise ScaleinError("the store was opened read-only", at=here(), hint="open it without readonly=True")
+            return call.pop_all()
 
 
 def _no_store(directory: str) -> StoreFailed:
@@ -447,5 +460,5 @@ def _cast(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return rows if rows.schema == schema else rows.cast(schema)
 
 
-def _names(rows: Given) -> list[str]:
+def _names(rows: RowsLike) -> list[str]:
     return list(rows.schema.names) if isinstance(getattr(rows, "schema", None), pa.Schema) else []

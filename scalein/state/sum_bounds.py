@@ -1,7 +1,9 @@
-"""Bounds of summed integers: rows are tried on copies only where a sum might not fit its column.
+"""SumBounds: bounds of the values of each column, so that rows are test-merged only where a sum might overflow.
 
-No value of a column can be farther from zero than all rows together; as long as that fits the type, no merge can
-overflow, and nothing has to be tried before it is done.
+The absolute value of a column is at most the sum of those of all rows; as long as that fits the type, no merge can
+overflow, and rows are merged without a test.
+
+Threads: called under the store's lock.
 """
 
 from __future__ import annotations
@@ -15,14 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scalein.errors import ComputeError, here
-from scalein.state.manifest import Json
+from scalein.storage.checked_json import Json
 
 if TYPE_CHECKING:
     from scalein.kernels.store import Functions
 
 
 class SumBounds:
-    """For each value column how far from zero any value may be; None for types that cannot overflow."""
+    """The greatest absolute value of each value column; None for types that cannot overflow."""
 
     def __init__(self, value: pa.Schema) -> None:
         self._names = value.names
@@ -30,14 +32,14 @@ class SumBounds:
         self._bounds = [0] * len(value)
 
     def check(self, batches: list[pa.RecordBatch], functions: Functions, attempt: Callable[[], None]) -> bool:
-        """Take rows into account; whether a sum may overflow, in which case `attempt` was called and did not."""
+        """Add rows to the bounds; whether a sum may overflow, in which case `attempt` has merged copies."""
         bounds = list(self._bounds)
         for k, (function, limit) in enumerate(zip(functions, self._limits, strict=True)):
             for batch in batches if limit is not None and function else ():
                 if function == "count":
                     bounds[k] += batch.num_rows
                 else:
-                    most = _farthest(batch.column(self._names[k]))
+                    most = _max_abs(batch.column(self._names[k]))
                     bounds[k] = bounds[k] + most * batch.num_rows if function == "sum" else max(bounds[k], most)
         may_overflow = any(limit is not None and bound > limit
                            for bound, limit in zip(bounds, self._limits, strict=True))
@@ -72,10 +74,10 @@ def _limit(kind: pa.DataType) -> int | None:
     return None
 
 
-def _farthest(column: pa.Array) -> int:
+def _max_abs(column: pa.Array) -> int:
     if pa.types.is_duration(column.type):
         column = column.cast(pa.int64())
-    if pa.types.is_integer(column.type) and not column.null_count:  # of few rows, numpy knows five times as soon
+    if pa.types.is_integer(column.type) and not column.null_count:  # numpy is five times as fast for few rows
         values = np.asarray(column)
         return max(abs(int(values.min())), abs(int(values.max()))) if len(values) else 0
     found = pc.min_max(column).as_py()

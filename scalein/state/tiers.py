@@ -1,10 +1,10 @@
-"""Tiers: where a key's truth is. Records in memory, pieces that a reopened store has not read yet, runs on disk.
+"""Tiers: where the records of a key are: in memory, in restored pieces that are not loaded yet, in runs on disk.
 
-Invariant: what a key's value is follows from, oldest first: its bundle's runs, the pieces, the record in memory. A
-record that does not know all that is older is PARTIAL; new records of a group are, while anything older lies outside
-of memory (`NEW_FLAGS`). All partials in memory and in pieces were made by the same functions.
+Invariant: the value of a key follows from, oldest first: the runs of its shard, the pieces, the record in memory. A
+record that does not include all older ones is PARTIAL; new records of a group are, while anything older exists outside
+of memory (`NEW_FLAGS`). All partial records in memory and in pieces have the same merge functions.
 
-Threads: everything is called under the store's lock, but what `spilling.py` and `compacting.py` do in the background.
+Threads: everything is called under the store's lock, except for the background work of `evict.py` and `compaction.py`.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.errors import Damaged, NewerFormat, ScaleinError, StoreFailed
-from scalein.layout import GROUPS, HITS_SHIFT, MOST_HITS, PARTIAL, TOMB
+from scalein.layout import ACCESSES_SHIFT, GROUPS, MAX_ACCESSES, PARTIAL, TOMB
 from scalein.memory import address
 from scalein.state import format
 from scalein.state.arena import Arena
-from scalein.state.budget import MOST_BYTES, Budget
+from scalein.state.budget import UNLIMITED, Budget
 from scalein.state.compaction import Compactor
-from scalein.state.evict import LEAVING_AT_ONCE, Spiller
-from scalein.state.memtable import HotTable
-from scalein.state.point_reads import Points
-from scalein.state.restored import Past
+from scalein.state.evict import MAX_EVICTIONS, Evictor
+from scalein.state.memtable import MemTable
+from scalein.state.point_reads import PointReads
+from scalein.state.restored import RestoredState
 from scalein.state.run_levels import (
-    BUNDLE_GROUPS,
-    BUNDLES,
-    Cold,
-    ColdRun,
-    Scratch,
-    groups_of,
-    least_kept,
+    SHARD_GROUPS,
+    SHARDS,
+    MergeTable,
+    Run,
+    RunLevels,
+    eviction_threshold,
     pointers_to,
+    shard_groups,
 )
 from scalein.storage.aio import BlockReader
 from scalein.storage.filesystem import FileSystem
@@ -44,361 +44,365 @@ from scalein.storage.filesystem import FileSystem
 if TYPE_CHECKING:
     from scalein.kernels.store import Functions, StoreKernels
 
-DEAD_SHARE = 0.3  # of a group's bytes, from which on it is written anew
-KEPT_SHARE = 0.25  # of a bundle's records, those hit most, that stay in memory when it is evicted
-HITS_LOOKED_AT = 1 << 12  # records of a bundle, to choose those that stay
-COMING_SHARE = 4  # one of so many bytes of hot memory, at most, is kept free for rows to come
-SPARE_SHARE = 16  # one of so many bytes may be free and not given back to the system,
-BROKEN_SHARE = 4  # or one of so many where huge pages would be broken up
+GARBAGE_SHARE = 0.3  # of a group's bytes, from which on it is rewritten
+RETAINED_SHARE = 0.25  # of a shard's records, those accessed most, that an eviction leaves in memory
+ACCESS_SAMPLE = 1 << 12  # records of a shard whose accesses decide which are retained
+HEADROOM_SHARE = 4  # at most this fraction (1/4) of the memtable's memory is kept free for new rows
+SPARE_SHARE = 16  # this fraction (1/16) of memory may be free without going back to the system,
+FRAGMENTED_SHARE = 4  # or this one (1/4) if huge pages would be broken up
 
 
 class Tiers:
-    """The records of a store, wherever they are. `new_id` numbers files, `clean` removes those that nobody needs."""
+    """The records of a store on all tiers. `new_id` numbers files; `remove_obsolete` removes unreferenced ones."""
 
     def __init__(self, fs: FileSystem, kernels: StoreKernels, budget: Budget, new_id: Callable[[], int],
-                 clean: Callable[[], None]) -> None:
-        self._kernels, self._budget, self._clean = kernels, budget, clean
-        self.hot = HotTable(kernels, Arena(budget.segment_bytes, whole=budget.most_chunk), budget.most_chunk,
-                            budget.load_sixteenths)
-        self.cold = Cold(fs, kernels, budget.scratch_records(kernels.record_bytes), budget.write_bytes)
-        self.functions: Functions = ()  # of the partials
-        self._clock = 0  # the bundle that is evicted next
-        self._in_use = 0  # bytes of hot records when room was made last
-        self._scratch: Scratch | None = None
+                 remove_obsolete: Callable[[], None]) -> None:
+        self._kernels, self._budget, self._remove_obsolete = kernels, budget, remove_obsolete
+        self.memtable = MemTable(kernels, Arena(budget.segment_bytes, coalesced=budget.max_chunk), budget.max_chunk,
+                                 budget.load_sixteenths)
+        self.levels = RunLevels(fs, kernels, budget.merge_records(kernels.record_bytes), budget.write_bytes)
+        self.functions: Functions = ()  # of the partial records
+        self._next_shard = 0  # to evict
+        self._bytes_before = 0  # in use when memory was checked last
+        self._merge_table: MergeTable | None = None
         self._reader = BlockReader(budget.read_buffer_bytes)
-        self._points = Points(kernels, self._reader)
+        self._point_reads = PointReads(kernels, self._reader)
         self._closer = ThreadPoolExecutor(1, "scalein-close")
-        self.past = Past(fs, kernels, self.hot, self._reader, self._closer)
-        self.compactor = Compactor(self.cold, kernels, new_id, clean)
-        self.spiller = Spiller(self.hot, self.cold, kernels, self.compactor, new_id)
-        self._untold: ScaleinError | None = None  # why records could not leave, if who caused it was not told
-        self._stuck: set[int] = set()  # bundles that cannot leave: what is older than their records cannot be read
-        self._nothing = np.frombuffer(bytearray(kernels.template), np.uint8)  # the record of a key that is not there
-        self._nothing[0] |= TOMB
-        self._found = np.zeros((0, kernels.record_bytes), np.uint8)  # what the pointers given last lead to
+        self.restored = RestoredState(fs, kernels, self.memtable, self._reader, self._closer)
+        self.compactor = Compactor(self.levels, kernels, new_id, remove_obsolete)
+        self.evictor = Evictor(self.memtable, self.levels, kernels, self.compactor, new_id)
+        self._unreported: ScaleinError | None = None  # why an eviction failed, if no caller has seen it
+        self._unevictable: set[int] = set()  # shards whose older records cannot be read
+        self._absent = np.frombuffer(bytearray(kernels.template), np.uint8)  # the record of a key that does not exist
+        self._absent[0] |= TOMB
+        self._scanned = np.zeros((0, kernels.record_bytes), np.uint8)  # keeps the records of the last pointers alive
 
-    def flag_groups(self) -> None:
-        """Say of each group whether its new records are partial."""
-        waiting = self.past.waiting()
+    def set_group_flags(self) -> None:
+        """Set for each group whether its new records are partial."""
+        unloaded = self.restored.unloaded_groups()
         for group in range(GROUPS):
-            is_partial = group in waiting or bool(self.cold.runs[group // BUNDLE_GROUPS])
-            self.hot.set_flags(group, PARTIAL if is_partial else 0)
+            is_partial = group in unloaded or bool(self.levels.runs[group // SHARD_GROUPS])
+            self.memtable.set_flags(group, PARTIAL if is_partial else 0)
 
-    def files(self, runs: list[tuple[ColdRun, ...]]) -> set[str]:
-        """The files that records are in, apart from images of what is in memory."""
-        return {format.run_name(run.id) for some in runs for run in some} | self.past.files()
+    def file_names(self, runs: list[tuple[Run, ...]]) -> set[str]:
+        """The files of runs and pieces, without the images of the memtable."""
+        return {format.run_name(run.id) for shard_runs in runs for run in shard_runs} | self.restored.file_names()
 
     # --- rows
 
     def use_functions(self, functions: Functions) -> None:
-        """Partials in memory are all made by the same functions: those of others leave it before."""
+        """Set the merge functions of partial records. Partial records of other functions are evicted before."""
         if functions != self.functions:
-            if self.past.pieces or any(self.cold.runs):
+            if self.restored.pieces or any(self.levels.runs):
                 self.load_all()
-                for bundle in range(BUNDLES):
-                    self._evict(bundle, 0.0)
-                self.settle()
-                self.spiller.rooms.clear()  # as large as bundles are, and not needed soon
+                for shard in range(SHARDS):
+                    self._evict(shard, 0.0)
+                self.finish_evictions()
+                self.evictor.workspaces.clear()  # as large as shards, and not needed soon
             self.functions = functions
 
     def find(self, batch: pa.RecordBatch) -> np.ndarray:
-        """Pointers to whole records of the batch's keys; to a deleted one where there is none.
+        """Pointers to complete records of the batch's keys; to a deleted one for keys that do not exist.
 
-        A disk that takes nothing any more still gives what it has, and memory is over the budget then.
+        Reads succeed on a disk that accepts no writes; memory is over the budget then.
         """
-        self._tried(lambda: self.settle(waits=False))
-        if self.past.pieces:
-            self._tried(self.make_room)
+        self._try(lambda: self.finish_evictions(wait_for_close=False))
+        if self.restored.pieces:
+            self._try(self.evict_to_budget)
         if self._budget.total is not None:
-            # Before the filters come: afterwards nothing that was found may leave.
-            self._tried(lambda: self.make_room(index_bytes=self.cold.whole_index_bytes))
-        self._settle_all()  # without a budget as well: several may have failed to leave for other functions
+            # Before filters are loaded: afterwards no record that was found may be evicted.
+            self._try(lambda: self.evict_to_budget(run_index_bytes=self.levels.full_index_bytes))
+        self._finish_all_evictions()  # also without a budget: evictions for other functions may have failed
         if self._budget.total is not None:
-            self.spiller.rooms.clear()
-            self.cold.forget_rooms()
-        pointers, hashes = self._kernels.lookup(self.hot, batch)
-        if self.past.pieces or any(self.cold.runs):
+            self.evictor.workspaces.clear()
+            self.levels.free_workspaces()
+        pointers, hashes = self._kernels.lookup(self.memtable, batch)
+        if self.restored.pieces or any(self.levels.runs):
             self._find_older(batch, pointers, hashes)
-        pointers[pointers == 0] = address(self._nothing)
+        pointers[pointers == 0] = address(self._absent)
         return pointers
 
     def _find_older(self, batch: pa.RecordBatch, pointers: np.ndarray, hashes: np.ndarray) -> None:
-        """Let pointers to rows' keys in memory lead to records that know all that is older, if there is any."""
+        """Let the pointers of rows whose keys have older records lead to records that include these."""
         groups = (hashes >> np.uint64(56)).astype(np.int64)
-        if self.past.pieces and self._load_asked(np.bincount(groups, minlength=GROUPS)):
-            pointers[:] = self._kernels.lookup(self.hot, batch)[0]
-        waiting = self.past.waiting()
-        has_older = np.array([bool(self.cold.runs[group // BUNDLE_GROUPS]) or group in waiting
+        if self.restored.pieces and self._load_requested(np.bincount(groups, minlength=GROUPS)):
+            pointers[:] = self._kernels.lookup(self.memtable, batch)[0]
+        unloaded = self.restored.unloaded_groups()
+        has_older = np.array([bool(self.levels.runs[group // SHARD_GROUPS]) or group in unloaded
                               for group in range(GROUPS)])[groups]
-        asked = np.flatnonzero(has_older & (pointers == 0))
-        found = np.flatnonzero(has_older & (pointers != 0))
-        if len(found):
-            partial = (self._heads(pointers[found]) & np.uint64(PARTIAL)) != 0
-            asked = np.sort(np.concatenate((asked, found[partial])))
-        if len(asked):
-            self._find_cold(batch.take(pa.array(asked)), asked, pointers, hashes)
+        incomplete = np.flatnonzero(has_older & (pointers == 0))
+        in_memory = np.flatnonzero(has_older & (pointers != 0))
+        if len(in_memory):
+            is_partial = (self._heads(pointers[in_memory]) & np.uint64(PARTIAL)) != 0
+            incomplete = np.sort(np.concatenate((incomplete, in_memory[is_partial])))
+        if len(incomplete):
+            self._merge_older(batch.take(pa.array(incomplete)), incomplete, pointers, hashes)
 
-    def _find_cold(self, batch: pa.RecordBatch, asked: np.ndarray, pointers: np.ndarray, hashes: np.ndarray) -> None:
-        """Bring together what runs, pieces and memory have of rows' keys; let pointers lead there."""
-        scratch = self._scratch_table()
-        wanted = np.unique(hashes[asked])
-        self._load_indexes(np.unique(wanted >> np.uint64(60)).tolist())
-        read = self._points.find(list(self.cold.runs), wanted, scratch)
-        if self.past.again is None:  # who only reads merges nothing
-            self.compactor.count_reads(read, np.bincount((wanted >> np.uint64(60)).astype(int), minlength=BUNDLES))
-        self.past.find(wanted, self.functions, scratch)
-        partial = np.unique(pointers[asked])
-        scratch.absorb(np.ascontiguousarray(partial[partial != 0]), self.functions)
-        pointers[asked] = self._kernels.lookup(scratch.table, batch)[0]
+    def _merge_older(self, batch: pa.RecordBatch, rows: np.ndarray, pointers: np.ndarray, hashes: np.ndarray) -> None:
+        """Merge the records of rows' keys in runs, pieces and memory; let the pointers lead to the results."""
+        table = self._cleared_merge_table()
+        wanted = np.unique(hashes[rows])
+        shards = wanted >> np.uint64(60)
+        self._load_run_indexes(np.unique(shards).tolist())
+        blocks = self._point_reads.read(list(self.levels.runs), wanted, table)
+        if not self.restored.is_readonly:
+            self.compactor.count_block_reads(blocks, np.bincount(shards.astype(int), minlength=SHARDS))
+        self.restored.read(wanted, self.functions, table)
+        partial = np.unique(pointers[rows])
+        table.merge(np.ascontiguousarray(partial[partial != 0]), self.functions)
+        pointers[rows] = self._kernels.lookup(table.table, batch)[0]
 
-    def _load_indexes(self, bundles: list[int]) -> None:
-        """Read directories and filters of many runs side by side; those of a few are read when they are asked."""
-        new = [cold.run for bundle in bundles for cold in self.cold.runs[bundle] if not cold.run.is_loaded]
-        if len(new) > LEAVING_AT_ONCE:
-            loads = [self.spiller.threads.submit(run.load) for run in new]
-            wait(loads)  # for all, also if one fails: who leaves the lock may close them
+    def _load_run_indexes(self, shards: list[int]) -> None:
+        """Load directories and filters of many runs concurrently; those of a few are loaded on first use."""
+        unloaded = [run.file for shard in shards for run in self.levels.runs[shard] if not run.file.is_loaded]
+        if len(unloaded) > MAX_EVICTIONS:
+            loads = [self.evictor.threads.submit(file.load) for file in unloaded]
+            wait(loads)  # for all, even if one fails: files may be closed once the caller releases the lock
             for load in loads:
                 load.result()
 
-    def make_whole(self, batch: pa.RecordBatch) -> None:
-        """Let the records of the batch's keys in memory know all that is older: sums that go on are the keys' own."""
-        whole = self.find(batch)
-        pointers, _ = self._kernels.lookup(self.hot, batch)
-        others = np.unique(whole[(whole != pointers) & (whole != np.uint64(address(self._nothing)))])
+    def resolve_partials(self, batch: pa.RecordBatch) -> None:
+        """Let the records of the batch's keys in memory include all older ones, so that sums are complete."""
+        complete = self.find(batch)
+        pointers, _ = self._kernels.lookup(self.memtable, batch)
+        others = np.unique(complete[(complete != pointers) & (complete != np.uint64(address(self._absent)))])
         if len(others):
-            arena = self._scratch_table(clear=False).table.arena
+            assert self._merge_table is not None
+            arena = self._merge_table.table.arena
             words = arena.memory.view(np.uint64)
             words[(others - np.uint64(arena.base)) >> np.uint64(3)] &= ~np.uint64(PARTIAL)
-            self.hot.batch += 1
-            self._kernels.merge_records(self.hot, others, self.functions, older=False)
+            self.memtable.batch += 1
+            self._kernels.merge_records(self.memtable, others, self.functions, older=False)
 
     @property
-    def parts(self) -> list[range]:
-        """Groups that are looked through together: bundles, or less if pieces must not all be in memory at once."""
-        is_small = self.past.again is not None and self._budget.total is not None
-        return [range(group, group + 1) for group in range(GROUPS)] if is_small else [*map(groups_of, range(BUNDLES))]
+    def scan_units(self) -> list[range]:
+        """Groups that are scanned at once: shards, or single groups if pieces must not all be loaded at once."""
+        is_small = self.restored.is_readonly and self._budget.total is not None
+        return [range(group, group + 1) for group in range(GROUPS)] if is_small else [
+            *map(shard_groups, range(SHARDS))]  # fmt: skip
 
-    def alive(self, groups: range) -> Iterator[np.ndarray]:
-        """Pointers to all records of one of the `parts` that were not deleted; the next step may overwrite them."""
-        self._load_within(groups, make_room=True)
-        self._settle_all()
-        runs = self.cold.runs[groups.start // BUNDLE_GROUPS]
-        pointers = np.concatenate([self.hot.pointers(group) for group in groups])
+    def live_records(self, groups: range) -> Iterator[np.ndarray]:
+        """Pointers to all records of a scan unit that are not deleted; the next step may overwrite them."""
+        self._load_groups(groups, make_space=True)
+        self._finish_all_evictions()
+        runs = self.levels.runs[groups.start // SHARD_GROUPS]
+        pointers = np.concatenate([self.memtable.pointers(group) for group in groups])
         if not runs:
-            heads = np.concatenate([self.hot.heads(group) for group in groups])
+            heads = np.concatenate([self.memtable.heads(group) for group in groups])
             yield np.ascontiguousarray(pointers[(heads & np.uint64(TOMB)) == 0])
             return
         newest = (pointers, self._kernels.hash_keys(pointers), self.functions)
-        for records, _ in self.cold.ranges(groups, runs, self._scratch_table, newest):
+        for records, _ in self.levels.merged_ranges(groups, runs, self._cleared_merge_table, newest):
             heads = records[:, :8].copy().view(np.uint64)[:, 0]
-            self._found = records
+            self._scanned = records
             yield np.ascontiguousarray(pointers_to(records)[(heads & np.uint64(TOMB)) == 0])
 
     def _heads(self, pointers: np.ndarray) -> np.ndarray:
-        """The first words of records."""
+        """The head words of records."""
         return self._kernels.gather(np.ascontiguousarray(pointers))[:, :8].copy().view(np.uint64)[:, 0]
 
     # --- memory
 
     @property
     def memory_bytes(self) -> int:
-        scratch = self._scratch.memory_bytes if self._scratch else 0
-        return (self.hot.memory_bytes + scratch + self._reader.memory_bytes + self.cold.memory_bytes +
-                self.spiller.memory_bytes + self.past.images.memory_bytes)  # fmt: skip
+        merge_table = self._merge_table.memory_bytes if self._merge_table else 0
+        return (self.memtable.memory_bytes + merge_table + self._reader.memory_bytes + self.levels.memory_bytes +
+                self.evictor.memory_bytes + self.restored.files.memory_bytes)  # fmt: skip
 
-    def _scratch_table(self, clear: bool = True) -> Scratch:
-        if self._scratch is None:
-            self._scratch = Scratch(self._kernels)
-        if clear:
-            self._scratch.begin()
-        return self._scratch
+    def _cleared_merge_table(self) -> MergeTable:
+        if self._merge_table is None:
+            self._merge_table = MergeTable(self._kernels)
+        self._merge_table.reset()
+        return self._merge_table
 
-    def make_room(self, text_bytes: int = 0, index_bytes: int = 0) -> None:
-        """Let bundles leave memory, one after the other, until what comes has room: text, or an index of runs."""
-        if self.hot.crowded and self.past.again is None:
-            self.tidy()
-        most = self._budget.hot_beside(max(index_bytes, self.cold.index_bytes))
-        if self.past.again is not None:  # nothing may be written, and nothing in memory is newer than its piece
-            if self.hot.in_use > most:
-                self.hot.clear(range(GROUPS))
-                self.past.forget()
-                self.flag_groups()
+    def evict_to_budget(self, text_bytes: int = 0, run_index_bytes: int = 0) -> None:
+        """Evict shards, in turn, until there is memory for what comes: texts, or the indexes of runs."""
+        if self.memtable.gc_candidates and not self.restored.is_readonly:
+            self.collect_garbage()
+        most = self._budget.memtable_bytes_beside(max(run_index_bytes, self.levels.index_bytes))
+        if self.restored.is_readonly:  # nothing may be written, and nothing in memory is newer than its piece
+            if self.memtable.in_use > most:
+                self.memtable.clear(range(GROUPS))
+                self.restored.reset()
+                self.set_group_flags()
             return
-        # As much will come as came last: with room for it, memory that is given up is used again, and not given back
-        # to the system, which would clear it anew.
-        coming = min(max(0, self.hot.in_use - self._in_use), most // COMING_SHARE)
-        for evicted in range(2 * BUNDLES):
-            staying = self.hot.in_use_beside(one.chunks for one in self.spiller.leaving)
-            if staying + max(coming, text_bytes) <= most:
+        # As much will come as came last. With headroom for it, freed memory is reused instead of being returned to the
+        # system, which would have to zero it again.
+        headroom = min(max(0, self.memtable.in_use - self._bytes_before), most // HEADROOM_SHARE)
+        for evicted in range(2 * SHARDS):
+            in_use = self.memtable.in_use_without(eviction.chunks for eviction in self.evictor.evictions)
+            if in_use + max(headroom, text_bytes) <= most:
                 if evicted:
-                    self.hot.trim(most + most // SPARE_SHARE, most + most // BROKEN_SHARE)
+                    self.memtable.trim(most + most // SPARE_SHARE, most + most // FRAGMENTED_SHARE)
                 break
-            bundle, self._clock = self._clock, (self._clock + 1) % BUNDLES  # first: one that fails is not in the way
-            if bundle not in self._stuck:
-                self._evict(bundle, KEPT_SHARE)
-        self._in_use = self.hot.in_use
+            shard, self._next_shard = self._next_shard, (self._next_shard + 1) % SHARDS  # also if this one fails
+            if shard not in self._unevictable:
+                self._evict(shard, RETAINED_SHARE)
+        self._bytes_before = self.memtable.in_use
 
-    def tidy(self) -> None:
-        """Write groups anew that deleted records and replaced texts fill."""
-        for group in sorted(self.hot.crowded):
-            if self.hot.dead_share(group) < DEAD_SHARE:
+    def collect_garbage(self) -> None:
+        """Rewrite groups that are full of deleted records and replaced texts."""
+        for group in sorted(self.memtable.gc_candidates):
+            if self.memtable.garbage_share(group) < GARBAGE_SHARE:
                 continue
-            pointers = self.hot.pointers(group)
-            if not self.cold.runs[group // BUNDLE_GROUPS] and not self.past.has(group):
-                pointers = pointers[(self.hot.heads(group) & np.uint64(TOMB)) == 0]
-            chunks = self.hot.release(group)
-            self.hot.begin_small(group)
-            self.hot.batch += 1
-            self._kernels.merge_records(self.hot, np.ascontiguousarray(pointers), self.functions, older=False)
-            self.hot.give_back(chunks)
-            self.hot.settled(group)
+            pointers = self.memtable.pointers(group)
+            if not self.levels.runs[group // SHARD_GROUPS] and not self.restored.has(group):
+                pointers = pointers[(self.memtable.heads(group) & np.uint64(TOMB)) == 0]
+            chunks = self.memtable.release(group)
+            self.memtable.reset_chunk_size(group)
+            self.memtable.batch += 1
+            self._kernels.merge_records(self.memtable, np.ascontiguousarray(pointers), self.functions, older=False)
+            self.memtable.free(chunks)
+            self.memtable.mark_collected(group)
 
-    def _evict(self, bundle: int, share_kept: float) -> None:
-        """Forget the records of a bundle that are hit least; a thread writes them to a run."""
-        hot, groups = self.hot, groups_of(bundle)
-        # One that is still leaving comes back if it cannot: then nothing newer of its bundle may be on disk.
-        self.settle(0 if any(one.bundle == bundle for one in self.spiller.leaving) else LEAVING_AT_ONCE - 1)
-        self.compactor.wait_for_room(bundle)
+    def _evict(self, shard: int, retained_share: float) -> None:
+        """Evict the least accessed records of a shard; a thread writes them to a run."""
+        groups = shard_groups(shard)
+        # If an eviction of the shard in flight fails, its records go back to memory: nothing newer may be on disk then.
+        is_in_flight = any(eviction.shard == shard for eviction in self.evictor.evictions)
+        self.finish_evictions(0 if is_in_flight else MAX_EVICTIONS - 1)
+        self.compactor.wait_for_backlog(shard)
         try:
-            self._load_within(groups, make_room=False)
+            self._load_groups(groups, make_space=False)
         except (Damaged, NewerFormat) as error:
-            self._stuck.add(bundle)
-            self._untold = error.with_traceback(None)
+            self._unevictable.add(shard)
+            self._unreported = error.with_traceback(None)
             return
-        if not any(map(hot.record_count, groups)):
+        if not any(map(self.memtable.record_count, groups)):
             return
-        drop = 0 if self.cold.runs[bundle] else TOMB  # nothing older: what was deleted needs no trace
-        # Not by hits if all must leave: these are looked at in some groups only.
-        least = least_kept(self._hits(groups), share_kept) if share_kept else MOST_HITS + 1
-        self.spiller.leave(bundle, least, drop, self.functions)
+        drop = 0 if self.levels.runs[shard] else TOMB  # without older records, a deletion needs no tombstone
+        # Accesses are sampled, so an eviction of all records does not depend on them.
+        least = eviction_threshold(self._access_counts(groups), retained_share) if retained_share else MAX_ACCESSES + 1
+        self.evictor.evict(shard, least, drop, self.functions)
         for group in groups:
-            hot.set_flags(group, PARTIAL if self.cold.runs[bundle] else 0)
+            self.memtable.set_flags(group, PARTIAL if self.levels.runs[shard] else 0)
 
-    def _hits(self, groups: range) -> np.ndarray:
-        """How often records were hit: of some groups, if these are enough to tell how it is with all."""
+    def _access_counts(self, groups: range) -> np.ndarray:
+        """The numbers of accesses of records: of as many groups as a sample needs."""
         found: list[np.ndarray] = []
         for group in groups:
-            found.append(self.hot.heads(group))
-            if sum(map(len, found)) >= HITS_LOOKED_AT:
+            found.append(self.memtable.heads(group))
+            if sum(map(len, found)) >= ACCESS_SAMPLE:
                 break
-        return (np.concatenate(found) >> np.uint64(HITS_SHIFT) & np.uint64(MOST_HITS)).astype(np.int64)
+        return (np.concatenate(found) >> np.uint64(ACCESSES_SHIFT) & np.uint64(MAX_ACCESSES)).astype(np.int64)
 
-    def settle(self, most: int = 0, waits: bool = True) -> None:
-        """Let records leave until at most so many bundles are on their way; what could not comes back.
+    def finish_evictions(self, max_in_flight: int = 0, wait_for_close: bool = True) -> None:
+        """Wait until at most so many evictions are in flight; raises if one failed, whose records are back in memory.
 
-        `waits`: for files that nobody needs to be freed as well.
+        `wait_for_close`: also until obsolete files are closed.
         """
-        for run in self.compactor.take_retired():  # nobody reads them any more: that happens under the store's lock
-            if run.made.exception() is None and (most or not waits):  # to free a removed file takes 0.1 s and more
-                self._closer.submit(run.run.close)
-            elif run.made.exception() is None:
-                run.run.close()
-        self.spiller.settle(most)
+        for run in self.compactor.take_replaced():  # no reader is left: readers hold the store's lock
+            if run.written.exception() is None and (max_in_flight or not wait_for_close):
+                self._closer.submit(run.file.close)  # freeing a removed file takes 0.1 s and more
+            elif run.written.exception() is None:
+                run.file.close()
+        self.evictor.finish(max_in_flight)
 
-    def _settle_all(self) -> None:
-        """Let all records leave that are on their way, or come back."""
-        while self.spiller.leaving:
-            self._tried(self.settle)
+    def _finish_all_evictions(self) -> None:
+        """Wait until no eviction is in flight, whether they succeed or fail."""
+        while self.evictor.evictions:
+            self._try(self.finish_evictions)
 
-    def _tried(self, step: Callable[[], None]) -> bool:
-        """Whether a step that makes room could do so. If not, all is still found: records that cannot leave are back,
-        of which the next rows are told (`tell`), and who asks for what is damaged is told then.
+    def _try(self, step: Callable[[], None]) -> bool:
+        """Whether a step that frees memory succeeded. If not, every record can still be found: those of a failed
+        eviction are back in memory, and the next rows report why (`raise_unreported`); damage is reported when the
+        damaged records are read.
         """
         try:
             step()
         except (StoreFailed, Damaged, NewerFormat) as error:
-            if self.hot.is_torn:
+            if self.memtable.is_inconsistent:
                 raise
             if isinstance(error, StoreFailed):
-                self._untold = error.with_traceback(None)
+                self._unreported = error.with_traceback(None)
             return False
         return True
 
-    def tell(self) -> None:
-        """Raise what nobody was told yet."""
-        error, self._untold = self._untold, None
+    def raise_unreported(self) -> None:
+        """Raise the error of a background eviction that no caller has seen yet."""
+        error, self._unreported = self._unreported, None
         if error is not None:
             raise error
 
-    # --- pieces of the past
+    # --- restored pieces
 
     def _load(self, groups: list[int], first: int = 0) -> None:
-        """Bring groups' records back to memory, under those that are newer; from this piece on."""
-        for group in self.past.load(groups, self.functions, first):
-            if not self.cold.runs[group // BUNDLE_GROUPS] and not self.past.has(group):
-                self.hot.set_flags(group, 0)
+        """Load groups into memory, under newer records, from the pieces from `first` on."""
+        for group in self.restored.load(groups, self.functions, first):
+            if not self.levels.runs[group // SHARD_GROUPS] and not self.restored.has(group):
+                self.memtable.set_flags(group, 0)
 
-    def join(self) -> None:
-        """Load the newest pieces if there are too many, or some groups of them: the snapshot to come has fewer then.
+    def load_newest_pieces(self) -> None:
+        """If there are too many pieces, load the newest or some of their groups, so that the next snapshot has fewer.
 
-        It must not fail for what it can do without: a group that cannot be read stays where it is.
+        A group that cannot be read stays where it is: the snapshot does not need it.
         """
-        first, groups = self.past.to_join()
-        newest = self.past.pieces[first:]
+        first, groups = self.restored.groups_to_merge()
+        newest = self.restored.pieces[first:]
         for group in groups:
-            if not self._tried(self.make_room):
+            if not self._try(self.evict_to_budget):
                 return
-            first = self.past.first_of(newest)  # older ones may be gone meanwhile
-            self._tried(functools.partial(self._load, [group], first))
+            first = self.restored.position_of(newest)  # older ones may have been loaded meanwhile
+            self._try(functools.partial(self._load, [group], first))
 
-    def _load_asked(self, keys: np.ndarray) -> bool:
-        """Load groups of which so many keys are asked for, where that is worth it and there is room, and those that
-        nobody can look into; whether there were any."""
-        room = MOST_BYTES
-        if self.past.again is not None:  # who only reads can make room by forgetting, but not in the midst of a call
-            room = self._budget.hot_beside(self.cold.whole_index_bytes) - self.hot.in_use
-        bare, worth = self.past.worth_loading(keys, room)
-        if self.past.again is not None or self._budget.total is None:
-            self._load([*bare, *worth])  # at once: to make room could forget what was just loaded
+    def _load_requested(self, keys: np.ndarray) -> bool:
+        """Load the groups that are better loaded than looked up when so many keys of each are requested, and those
+        without an index; whether there were any."""
+        free = UNLIMITED
+        if self.restored.is_readonly:  # its memtable may be cleared, but not during a call
+            free = self._budget.memtable_bytes_beside(self.levels.full_index_bytes) - self.memtable.in_use
+        required, better = self.restored.groups_to_load(keys, free)
+        if self.restored.is_readonly or self._budget.total is None:
+            self._load([*required, *better])  # at once: making space in between could clear what was just loaded
         else:
-            has_room = True
-            for group in (*bare, *worth):
-                has_room = has_room and self._tried(self.make_room)
-                if has_room or group in bare:
+            has_space = True
+            for group in (*required, *better):
+                has_space = has_space and self._try(self.evict_to_budget)
+                if has_space or group in required:
                     self._load([group])
-            self._settle_all()  # nothing that will be found may leave
-        return bool(bare or worth)
+            self._finish_all_evictions()  # no record that will be found may be evicted
+        return bool(required or better)
 
     def load_all(self) -> None:
-        self._load_within(range(GROUPS), make_room=True)
+        self._load_groups(range(GROUPS), make_space=True)
 
-    def _load_within(self, some: Iterable[int], make_room: bool) -> None:
-        if self.past.pieces and make_room:
-            self._tried(self.make_room)
-        groups = sorted(self.past.waiting() & set(some)) if self.past.pieces else []
-        if not make_room or self.past.again is not None or self._budget.total is None:
-            self._load(groups)  # at once: to make room could forget what was just loaded
+    def _load_groups(self, wanted: Iterable[int], make_space: bool) -> None:
+        if self.restored.pieces and make_space:
+            self._try(self.evict_to_budget)
+        groups = sorted(self.restored.unloaded_groups() & set(wanted)) if self.restored.pieces else []
+        if not make_space or self.restored.is_readonly or self._budget.total is None:
+            self._load(groups)  # at once: making space in between could clear what was just loaded
             return
-        has_room = True
+        has_space = True
         for group in groups:
-            has_room = has_room and self._tried(self.make_room)
+            has_space = has_space and self._try(self.evict_to_budget)
             self._load([group])
 
     def compact(self) -> bool:
-        """Merge all runs of each bundle into one; whether there was anything to merge."""
-        self.settle()
-        some = self.compactor.merge_all(self._scratch_table)
-        self.settle()  # closes those that were replaced
-        self._clean()
-        return some
+        """Merge all runs of each shard into one; whether there was anything to merge."""
+        self.finish_evictions()
+        has_merged = self.compactor.compact_all(self._cleared_merge_table)
+        self.finish_evictions()  # closes the replaced files
+        self._remove_obsolete()
+        return has_merged
 
     def close(self) -> None:
-        """Stop compaction and close the files. Not under the lock."""
-        self.spiller.close()
+        """Stop background work and close the files. Not under the lock."""
+        self.evictor.close()
         self._closer.shutdown(wait=True)
         self.compactor.close()
-        for runs in (*self.cold.runs, self.compactor.take_retired()):
+        for runs in (*self.levels.runs, self.compactor.take_replaced()):
             for run in runs:
-                if run.made.exception() is None:
-                    run.run.close()
-        self.past.close()
-        self.cold.close()
+                if run.written.exception() is None:
+                    run.file.close()
+        self.restored.close()
+        self.levels.close()
         self._reader.close()
 
     def verify(self) -> None:
         """Read all runs and pieces; `Damaged` names the file that is not what was written."""
-        self._settle_all()
-        for runs in self.cold.runs:
+        self._finish_all_evictions()
+        for runs in self.levels.runs:
             for run in runs:
-                run.run.verify()
-        self.past.verify()
+                run.file.verify()
+        self.restored.verify()

@@ -8,8 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from scalein.interp.values import from_arrow
-
 Row = tuple[Any, ...]
 
 # What rounding may cost: float32 columns are compared more loosely.
@@ -40,6 +38,44 @@ def assert_same(got: pa.Table, want: pa.Table, *, ordered: bool = False, toleran
 
 def _rows(table: pa.Table) -> list[Row]:
     return list(zip(*([_frozen(value) for value in from_arrow(column)] for column in table.columns), strict=True))
+
+
+def from_arrow(array: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """The values of an Arrow column: ints for times of every kind and for the digits of a decimal, which Python's own
+    types would round or refuse; a dictionary gives what its codes stand for.
+    """
+    if isinstance(array, pa.ChunkedArray):
+        return [value for chunk in array.chunks for value in from_arrow(chunk)]
+    if pa.types.is_dictionary(array.type):
+        words = from_arrow(array.dictionary)
+        return [None if code is None else words[code] for code in array.indices.to_pylist()]
+    if pa.types.is_temporal(array.type):
+        return array.view(pa.int64() if array.type.bit_width == 64 else pa.int32()).to_pylist()  # type: ignore[no-any-return]
+    if pa.types.is_decimal(array.type):
+        return _digits(array)
+    if _has_plain_elements(array.type):
+        offsets, inner = array.offsets.to_pylist(), from_arrow(array.values)
+        return [inner[start:end] if is_valid else None for start, end, is_valid
+                in zip(offsets[:-1], offsets[1:], array.is_valid().to_pylist(), strict=True)]
+    return array.to_pylist()  # type: ignore[no-any-return]
+
+
+def _has_plain_elements(arrow: pa.DataType) -> bool:
+    """Whether lists of this type hold their elements as columns of that type do: Python has no time so extreme.
+
+    Every other nested value is held as pyarrow gives it.
+    """
+    is_list = pa.types.is_list(arrow) or pa.types.is_large_list(arrow)
+    return bool(is_list and (pa.types.is_temporal(arrow.value_type) or pa.types.is_decimal128(arrow.value_type)))
+
+
+def _digits(array: pa.Array) -> list[Any]:
+    """The digits of decimals, each as one integer. Python's Decimal would round them to its context's precision."""
+    width = array.type.bit_width // 8
+    data = memoryview(array.buffers()[1] or b"")
+    places = range(array.offset * width, (array.offset + len(array)) * width, width)
+    return [int.from_bytes(data[at : at + width], "little", signed=True) if is_valid else None
+            for at, is_valid in zip(places, array.is_valid().to_pylist(), strict=True)]
 
 
 def _frozen(value: Any) -> Any:

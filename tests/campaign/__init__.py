@@ -1,4 +1,4 @@
-"""The campaign: random flows on random data, compiled in many ways, against the interpreter and DuckDB.
+"""The campaign: random flows on random data, compiled in many ways, against the oracle and DuckDB.
 
     python -m tests.campaign --seed 1 --flows 100000 --udf 5000      # a long run
     python -m tests.campaign --seed 1 --only 4711                    # one flow of it again, with its reproducer

@@ -1,4 +1,4 @@
-"""Runs a flow in its ways, by the interpreter and by DuckDB, and says what is wrong."""
+"""Runs a flow in its ways, by the oracle and by DuckDB, and says what is wrong."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 import scalein as si
 from scalein.api.flow import Flow
 from scalein.errors import ComputeError, ScaleinError
-from tests import duck
+from tests import duck, oracle
 from tests.campaign.spec import FlowSpec, build
 from tests.campaign.ways import Way, collect, source
 from tests.same import assert_same
@@ -40,12 +40,12 @@ class Facts:
     """What became of a checked flow, for statistics."""
 
     problem: Problem | None = None
-    failed: bool = False  # by the interpreter, as it may
+    failed: bool = False  # by the oracle, as it may
     by_duck: bool = False
 
 
 def check(spec: FlowSpec, ways: tuple[Way, ...], *, with_duck: bool = True) -> Facts:
-    """Whether the flow gives what the interpreter gives, whatever the way, and DuckDB where it means the same."""
+    """Whether the flow gives what the oracle gives, whatever the way, and DuckDB where it means the same."""
     facts = Facts()
     names = spec.names()
     table = names[spec.tables[0].name]
@@ -53,10 +53,10 @@ def check(spec: FlowSpec, ways: tuple[Way, ...], *, with_duck: bool = True) -> F
         flow = build(spec.steps, si.from_arrow(table), names)
     except (ScaleinError, SyntaxError, NameError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise Refused(str(error)) from error
-    want = _outcome(lambda: flow.collect(engine="interp"))
+    want = _outcome(lambda: oracle.collect(flow))
     facts.failed = isinstance(want, ComputeError)
     if isinstance(want, Problem):
-        facts.problem = Problem(f"interp raises {want.kind}", (), want.text)
+        facts.problem = Problem(f"the oracle raises {want.kind}", (), want.text)
         return facts
     compiled: list[tuple[Way, Outcome]] = []
     for way in ways:
@@ -67,7 +67,7 @@ def check(spec: FlowSpec, ways: tuple[Way, ...], *, with_duck: bool = True) -> F
             facts.problem = Problem(f"raises {got.kind}", (way,), got.text)
             return facts
         compiled.append((way, got))
-        facts.problem = _against_interp(spec, way, got, want, flow)
+        facts.problem = _against_oracle(spec, way, got, want, flow)
         if facts.problem is not None:
             return facts
     facts.problem = _against_each_other(spec, compiled)
@@ -89,11 +89,11 @@ def _outcome(run: Callable[[], pa.Table]) -> Outcome | Problem:
         return Problem(type(error).__name__, (), "\n".join(lines[-14:]))
 
 
-def _against_interp(spec: FlowSpec, way: Way, got: Outcome, want: Outcome, flow: Flow) -> Problem | None:
+def _against_oracle(spec: FlowSpec, way: Way, got: Outcome, want: Outcome, flow: Flow) -> Problem | None:
     if isinstance(got, ComputeError):
         if isinstance(want, ComputeError):
             return None
-        return Problem("an error that the interpreter has not", (way,), str(got))
+        return Problem("an error that the oracle has not", (way,), str(got))
     if not got.schema.equals(flow.schema):
         return Problem("another schema", (way,), f"{got.schema}\nis not\n{flow.schema}")
     if isinstance(want, ComputeError):  # passes may remove an error
@@ -118,7 +118,7 @@ def _difference(spec: FlowSpec, got: pa.Table, want: pa.Table) -> str | None:
 
 
 def _against_each_other(spec: FlowSpec, compiled: list[tuple[Way, Outcome]]) -> Problem | None:
-    """Where the interpreter fails, the ways must still agree; on errors only where every row is computed."""
+    """Where the oracle fails, the ways must still agree; on errors only where every row is computed."""
     (first, one), *rest = compiled
     for way, other in rest:
         if isinstance(one, pa.Table) and isinstance(other, pa.Table):

@@ -41,7 +41,7 @@ class Counts:
 
     flows: int = 0
     udfs: int = 0
-    failed: int = 0  # flows in which the interpreter fails
+    failed: int = 0  # flows in which the oracle fails
     by_duck: int = 0
     cpu_s: float = 0.0
 

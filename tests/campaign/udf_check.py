@@ -1,4 +1,4 @@
-"""Random Python functions: compiled and interpreted, against CPython."""
+"""Random Python functions: compiled and by the oracle, against CPython."""
 
 from __future__ import annotations
 

@@ -14,24 +14,26 @@ import pytest
 import scalein as si
 from scalein.cli.demo import FILES, count_views, make_campaigns, make_events, missing_for_spark, summarise
 from scalein.cli.main import main
+from tests import oracle
+from tests.engines import COLLECTS, Collect
 
 
-@pytest.mark.parametrize("engine", ["interp", "llvm"])
-def test_counts_are_right(engine: str) -> None:
+@pytest.mark.parametrize("collect", COLLECTS)
+def test_counts_are_right(collect: Collect) -> None:
     events, campaigns = make_events(5_000), make_campaigns()
     campaign_of = dict(zip(campaigns["ad_id"].to_pylist(), campaigns["campaign_id"].to_pylist(), strict=True))
     want = Counter(
         (campaign_of[row["ad_id"]], int(row["event_time"].timestamp()) // 10 * 10)
         for row in events.to_pylist() if row["event_type"] == "view"
     )
-    got = count_views(si.from_arrow(events), campaigns).collect(engine=engine)
+    got = collect(count_views(si.from_arrow(events), campaigns))
     assert {(row["campaign_id"], int(row["window_start"].timestamp())): row["views"] for row in got.to_pylist()} == want
 
 
-@pytest.mark.parametrize("engine", ["interp", "llvm"])
-def test_summary_adds_up(engine: str) -> None:
-    views = count_views(si.from_arrow(make_events(5_000)), make_campaigns()).collect(engine="interp")
-    summary = summarise(views).collect(engine=engine).to_pylist()
+@pytest.mark.parametrize("collect", COLLECTS)
+def test_summary_adds_up(collect: Collect) -> None:
+    views = oracle.collect(count_views(si.from_arrow(make_events(5_000)), make_campaigns()))
+    summary = collect(summarise(views)).to_pylist()
     assert sum(row["views"] for row in summary) == sum(views["views"].to_pylist())
     for row in summary:
         of_window = [v for v in views.to_pylist() if v["window_start"] == row["window"]]

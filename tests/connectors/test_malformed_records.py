@@ -70,7 +70,7 @@ def ran(flow: Flow, **how: Any) -> pa.Table:
 
 
 @pytest.mark.parametrize("kind", ["csv", "json"])
-@examples(30)
+@examples(9)
 @given(given=st.lists(rows | st.integers(0, 5), max_size=30), block=st.sampled_from([64, 200, 4 << 20]))
 def test_wrong_lines_are_null_or_go_elsewhere(kind: str, given: list[Row | int], block: int,
                                               tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -29,7 +29,7 @@ def test_truth_tables(engine: Engine) -> None:
 
 
 @every_engine
-@examples(30)
+@examples(12)
 @given(st.data())
 def test_nested_logic(engine: Engine, data: st.DataObject) -> None:
     schema = of_types(pa.bool_(), pa.bool_(), pa.bool_())
@@ -38,7 +38,7 @@ def test_nested_logic(engine: Engine, data: st.DataObject) -> None:
 
 
 @every_engine
-@examples(40)
+@examples(16)
 @given(st.data())
 def test_nulls_of_every_type(engine: Engine, data: st.DataObject) -> None:
     type_ = data.draw(st.sampled_from(ALL))
@@ -49,7 +49,7 @@ def test_nulls_of_every_type(engine: Engine, data: st.DataObject) -> None:
 
 
 @every_engine
-@examples(10)
+@examples(4)
 @given(st.data())
 def test_columns_that_are_never_null(engine: Engine, data: st.DataObject) -> None:
     schema = pa.schema([pa.field("a", pa.int64(), nullable=False), pa.field("b", pa.bool_(), nullable=False)])
@@ -59,7 +59,7 @@ def test_columns_that_are_never_null(engine: Engine, data: st.DataObject) -> Non
 
 
 @every_engine
-@examples(10)
+@examples(4)
 @given(st.data())
 def test_is_nan(engine: Engine, data: st.DataObject) -> None:
     table = data.draw(tables(of_types(pa.float64(), pa.float32())))

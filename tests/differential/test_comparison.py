@@ -15,7 +15,7 @@ from tests.strategies import ALL, NUMBERS, STRINGS, of_types, tables
 
 
 @every_engine
-@examples(40)
+@examples(16)
 @given(st.data())
 def test_two_columns_of_one_type(engine: Engine, data: st.DataObject) -> None:
     type_ = data.draw(st.sampled_from(ALL))
@@ -25,7 +25,7 @@ def test_two_columns_of_one_type(engine: Engine, data: st.DataObject) -> None:
 
 
 @every_engine
-@examples(40)
+@examples(16)
 @given(st.data())
 def test_a_column_and_a_constant(engine: Engine, data: st.DataObject) -> None:
     type_ = data.draw(st.sampled_from(ALL))
@@ -35,7 +35,7 @@ def test_a_column_and_a_constant(engine: Engine, data: st.DataObject) -> None:
 
 
 @every_engine
-@examples(20)
+@examples(8)
 @given(st.data())
 def test_numbers_of_two_types(engine: Engine, data: st.DataObject) -> None:
     types = st.sampled_from([type_ for type_ in NUMBERS if type_ != pa.uint64()])
@@ -45,7 +45,7 @@ def test_numbers_of_two_types(engine: Engine, data: st.DataObject) -> None:
 
 
 @every_engine
-@examples(15)
+@examples(6)
 @given(st.data())
 def test_texts_of_two_forms(engine: Engine, data: st.DataObject) -> None:
     forms = st.sampled_from(STRINGS)

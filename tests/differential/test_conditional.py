@@ -13,7 +13,7 @@ from tests.strategies import ALL, of_types, tables
 
 
 @every_engine
-@examples(50)
+@examples(20)
 @given(st.data())
 def test_choices_of_every_type(engine: Engine, data: st.DataObject) -> None:
     type_ = data.draw(st.sampled_from(ALL))
@@ -55,7 +55,7 @@ def test_a_decided_side_cannot_fail(engine: Engine) -> None:
 
 
 @every_engine
-@examples(10)
+@examples(4)
 @given(tables(of_types(pa.int8(), pa.float32(), pa.int64())))
 def test_branches_of_several_types_widen(engine: Engine, table: pa.Table) -> None:
     made = when(col("a") > 0).then(col("a")).when(col("b") > 0).then(col("b")).otherwise(0.5)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import scalein as si
 from scalein import col
 from scalein.api.flow import Flow
+from tests import oracle
 from tests.engines import Engine, check, each_engine, every_engine, examples
 from tests.programs import predicates
 from tests.same import assert_same
@@ -19,7 +20,7 @@ from tests.strategies import ALL, STRINGS, array_of, of_types, schemas, tables
 
 
 @every_engine
-@examples(40)
+@examples(16)
 @given(st.data())
 def test_rows_unlike_any_before(engine: Engine, data: st.DataObject) -> None:
     schema = data.draw(schemas(ALL, least=1, most=3))
@@ -28,7 +29,7 @@ def test_rows_unlike_any_before(engine: Engine, data: st.DataObject) -> None:
 
 
 @every_engine
-@examples(40)
+@examples(16)
 @given(st.data())
 def test_first_row_of_each_key(engine: Engine, data: st.DataObject) -> None:
     schema = data.draw(schemas(ALL, least=2, most=4))
@@ -38,7 +39,7 @@ def test_first_row_of_each_key(engine: Engine, data: st.DataObject) -> None:
 
 
 @every_engine
-@examples(30)
+@examples(12)
 @given(st.data())
 def test_between_other_steps(engine: Engine, data: st.DataObject) -> None:
     schema = data.draw(schemas(ALL, least=2, most=3))
@@ -52,7 +53,7 @@ def test_between_other_steps(engine: Engine, data: st.DataObject) -> None:
 
 
 @every_engine
-@examples(20)
+@examples(8)
 @given(st.data())
 def test_a_filter_that_reads_keys_or_not(engine: Engine, data: st.DataObject) -> None:
     schema = data.draw(schemas(ALL, least=2, most=2))
@@ -63,7 +64,7 @@ def test_a_filter_that_reads_keys_or_not(engine: Engine, data: st.DataObject) ->
 
 
 @every_engine
-@examples(25)
+@examples(10)
 @given(st.data())
 def test_twice_and_into_groups(engine: Engine, data: st.DataObject) -> None:
     schema = of_types(data.draw(st.sampled_from(ALL)), data.draw(st.sampled_from(ALL)), pa.int32())
@@ -75,7 +76,7 @@ def test_twice_and_into_groups(engine: Engine, data: st.DataObject) -> None:
 
 
 @every_engine
-@examples(15)
+@examples(6)
 @given(st.data())
 def test_of_groups(engine: Engine, data: st.DataObject) -> None:
     table = data.draw(tables(of_types(data.draw(st.sampled_from(ALL)), pa.int8())))
@@ -85,7 +86,7 @@ def test_of_groups(engine: Engine, data: st.DataObject) -> None:
 
 
 @every_engine
-@examples(25)
+@examples(10)
 @given(st.data())
 def test_beside_joins(engine: Engine, data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from([pa.int32(), pa.string(), pa.dictionary(pa.int32(), pa.string())]))
@@ -104,7 +105,7 @@ def test_beside_joins(engine: Engine, data: st.DataObject) -> None:
 
 
 @every_engine
-@examples(6)
+@examples(3)
 @given(st.data())
 def test_many_rows(engine: Engine, data: st.DataObject) -> None:
     table = data.draw(tables(of_types(data.draw(st.sampled_from(ALL)), pa.int64(), pa.string()), least=5000, most=5000))
@@ -113,7 +114,7 @@ def test_many_rows(engine: Engine, data: st.DataObject) -> None:
 
 
 @every_engine
-@examples(8)
+@examples(4)
 @given(st.data())
 def test_more_columns_than_null_bits(engine: Engine, data: st.DataObject) -> None:
     count = data.draw(st.integers(62, 70))
@@ -121,7 +122,7 @@ def test_more_columns_than_null_bits(engine: Engine, data: st.DataObject) -> Non
     rows = data.draw(st.lists(st.tuples(st.integers(0, count - 1), st.none() | st.integers(0, 1)), max_size=12))
     columns = {name: pa.array([value if place == k else 0 for place, value in rows], pa.int8())
                for k, name in enumerate(names)}
-    check(engine, pa.table(columns), lambda flow: flow.distinct(), ordered=True, duck=False)
+    check(engine, pa.table(columns), lambda flow: flow.distinct(), ordered=True)
 
 
 @each_engine
@@ -147,7 +148,7 @@ def test_batches_that_bring_nulls_and_dictionaries_late(kind: pa.DataType, worke
 
     flow = si.from_batches(read, batches[0].schema).distinct("k")
     found = flow.collect(workers=workers)
-    assert_same(found, flow.collect(engine="interp"), ordered=True)
+    assert_same(found, oracle.collect(flow), ordered=True)
     assert found["k"].to_pylist() == ["a", "b", None, "c", "a longer key than twelve bytes", "x" * 5000]
 
 

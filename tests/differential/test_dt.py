@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 import scalein as si
 from scalein import col
-from scalein.interp.values import from_arrow
+from tests import oracle
 from tests.engines import DUCKDB, Engine, check, each_engine, every_engine, examples
+from tests.oracle.values import from_arrow
 from tests.programs import exprs
 from tests.strategies import NAIVE, UNITS, ZONED, of_types, tables
 
@@ -24,7 +25,7 @@ ZONES = ["Europe/Berlin", "Asia/Kolkata", "America/New_York", "+05:30"]
 
 
 @every_engine
-@examples(40)
+@examples(16)
 @given(st.data())
 def test_parts(engine: Engine, data: st.DataObject) -> None:
     type_ = data.draw(st.sampled_from([*NAIVE, *ZONED, pa.date32()]))
@@ -34,19 +35,19 @@ def test_parts(engine: Engine, data: st.DataObject) -> None:
     check(engine, table, lambda flow: flow.select(**made), ordered=True)
 
 
-@examples(40)
+@examples(16)
 @given(st.lists(st.integers(-(2**62), 2**62), max_size=20), st.sampled_from(UNITS[1:]))
 def test_parts_are_those_of_polars(times: list[int], unit: str) -> None:
     limited = [time // (10**6 if unit == "ms" else 10**3 if unit == "us" else 1) for time in times]
     table = pa.table({"a": pa.array(limited, pa.int64()).cast(pa.timestamp(unit))})
     made = {part: getattr(col("a").dt, part)() for part in CALENDAR + CLOCK}
-    got = si.from_arrow(table).select(**made).collect(engine="interp")
+    got = oracle.collect(si.from_arrow(table).select(**made))
     series = pl.Series("a", limited, dtype=pl.Int64).cast(pl.Datetime(unit))
     for part in CALENDAR + CLOCK:
         assert got[part].to_pylist() == getattr(series.dt, part)().to_list(), part
 
 
-@examples(40)
+@examples(16)
 @given(st.datetimes(datetime.datetime(1950, 1, 1), datetime.datetime(2036, 1, 1)), st.sampled_from(ZONES))
 def test_parts_in_a_zone_are_those_of_the_local_clock(instant: datetime.datetime, zone: str) -> None:
     utc = instant.replace(tzinfo=datetime.UTC)
@@ -56,14 +57,14 @@ def test_parts_in_a_zone_are_those_of_the_local_clock(instant: datetime.datetime
     a = col("a").dt
     made = {"y": a.year(), "mo": a.month(), "d": a.day(), "h": a.hour(), "mi": a.minute(), "s": a.second(),
             "us": a.microsecond(), "wd": a.weekday(), "od": a.ordinal_day()}  # fmt: skip
-    got = si.from_arrow(table).select(**made).collect(engine="interp").to_pylist()[0]
+    got = oracle.collect(si.from_arrow(table).select(**made)).to_pylist()[0]
     assert got == {"y": local.year, "mo": local.month, "d": local.day, "h": local.hour, "mi": local.minute,
                    "s": local.second, "us": local.microsecond, "wd": local.isoweekday(),
                    "od": local.timetuple().tm_yday}  # fmt: skip
 
 
 @every_engine
-@examples(40)
+@examples(16)
 @given(st.data())
 def test_truncate(engine: Engine, data: st.DataObject) -> None:
     type_ = data.draw(st.sampled_from([*NAIVE, *ZONED]))
@@ -72,17 +73,17 @@ def test_truncate(engine: Engine, data: st.DataObject) -> None:
     check(engine, table, lambda flow: flow.select(out=col("a").dt.truncate(every)), ordered=True)
 
 
-@examples(20)
+@examples(8)
 @given(st.datetimes(datetime.datetime(1950, 1, 1), datetime.datetime(2036, 1, 1)), st.sampled_from(ZONES))
 def test_days_begin_at_local_midnight(instant: datetime.datetime, zone: str) -> None:
     table = pa.table({"a": pa.array([instant.replace(tzinfo=datetime.UTC)], pa.timestamp("us", zone))})
     truncated = col("a").dt.truncate("1d").dt
     got = si.from_arrow(table).select(h=truncated.hour(), same=truncated.day() == col("a").dt.day())
-    assert got.collect(engine="interp").to_pylist() == [{"h": 0, "same": True}]
+    assert oracle.collect(got).to_pylist() == [{"h": 0, "same": True}]
 
 
 @every_engine
-@examples(30)
+@examples(12)
 @given(st.data())
 def test_epoch(engine: Engine, data: st.DataObject) -> None:
     table = data.draw(tables(of_types(data.draw(st.sampled_from([*NAIVE, *ZONED]))), extreme=data.draw(st.booleans())))
@@ -91,7 +92,7 @@ def test_epoch(engine: Engine, data: st.DataObject) -> None:
 
 
 @every_engine
-@examples(40)
+@examples(16)
 @given(st.data())
 def test_times_and_durations(engine: Engine, data: st.DataObject) -> None:
     unit, other = data.draw(st.sampled_from(UNITS)), data.draw(st.sampled_from(UNITS))

@@ -12,16 +12,16 @@ from scalein import BadArgument, UnknownColumn, WrongType, col
 from scalein.api.flow import Flow
 from scalein.exec import host
 from tests import nested
-from tests.engines import Engine, check, every_engine, examples
-from tests.nested import LISTS, NESTED
+from tests.engines import DUCKDB, Engine, check, engines_and, every_engine, examples
+from tests.nested import LISTS, NESTED, STRUCTS, UNTRANSLATED
 
 
-@every_engine
-@pytest.mark.parametrize("arrow", LISTS, ids=str)
-@examples(5)
+@engines_and("arrow", LISTS, untranslated=UNTRANSLATED)
+@examples(2)
 @given(st.data())
 def test_every_layout(engine: Engine, arrow: pa.DataType, data: st.DataObject) -> None:
-    table = data.draw(nested.tables(arrow, data.draw(st.sampled_from(NESTED))))
+    other = data.draw(st.sampled_from(STRUCTS if engine is DUCKDB else NESTED))
+    table = data.draw(nested.tables(arrow, other))
     found = check(engine, table, lambda flow: flow.explode("n0"), ordered=True)
     assert found is not None
     lists, keys = table["n0"].to_pylist(), table["k"].to_pylist()
@@ -31,7 +31,7 @@ def test_every_layout(engine: Engine, arrow: pa.DataType, data: st.DataObject) -
 
 
 @every_engine
-@examples(15)
+@examples(6)
 @given(nested.tables(pa.list_(pa.list_(pa.int64())), pa.large_list(pa.string())))
 def test_between_other_steps(engine: Engine, table: pa.Table) -> None:
     def build(flow: Flow) -> Flow:
@@ -45,7 +45,7 @@ def test_between_other_steps(engine: Engine, table: pa.Table) -> None:
 
 
 @every_engine
-@examples(10)
+@examples(4)
 @given(nested.tables(pa.list_(pa.int64())))
 def test_rows_without_elements_cannot_fail(engine: Engine, table: pa.Table) -> None:
     """A filter that can fail must not move below: it would meet rows that are gone above."""
@@ -57,7 +57,7 @@ def test_rows_without_elements_cannot_fail(engine: Engine, table: pa.Table) -> N
 
 
 @every_engine
-@examples(10)
+@examples(4)
 @given(nested.tables(pa.list_(pa.int64())))
 def test_back_and_forth(engine: Engine, table: pa.Table) -> None:
     def build(flow: Flow) -> Flow:

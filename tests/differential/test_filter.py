@@ -13,7 +13,7 @@ from tests.strategies import of_types, schemas, tables
 
 
 @every_engine
-@examples(40)
+@examples(16)
 @given(st.data())
 def test_filter_keeps_the_rows_of_the_condition(engine: Engine, data: st.DataObject) -> None:
     schema = data.draw(schemas(most=3))
@@ -23,7 +23,7 @@ def test_filter_keeps_the_rows_of_the_condition(engine: Engine, data: st.DataObj
 
 
 @every_engine
-@examples(15)
+@examples(6)
 @given(st.data())
 def test_filters_in_a_row(engine: Engine, data: st.DataObject) -> None:
     schema = data.draw(schemas(most=2))
@@ -33,7 +33,7 @@ def test_filters_in_a_row(engine: Engine, data: st.DataObject) -> None:
 
 
 @every_engine
-@examples(4)
+@examples(2)
 @given(tables(of_types(pa.int32(), pa.string(), pa.float64()), least=5000, most=5000))
 def test_filter_of_many_rows(engine: Engine, table: pa.Table) -> None:
     check(engine, table, lambda flow: flow.filter((col("a") > 3) & (col("b") != "view")), ordered=True)

@@ -12,7 +12,7 @@ from tests.strategies import of_types, schemas, tables
 
 
 @every_engine
-@examples(60)
+@examples(24)
 @given(st.data())
 def test_random_flows(engine: Engine, data: st.DataObject) -> None:
     schema = data.draw(schemas(least=2, most=4))

@@ -24,7 +24,7 @@ PICKING = ["min", "max", "first", "last"]
 
 
 @every_engine
-@examples(40)
+@examples(16)
 @given(st.data())
 def test_keys_of_any_type(engine: Engine, data: st.DataObject) -> None:
     schema = data.draw(schemas(ALL, least=1, most=3))
@@ -35,7 +35,7 @@ def test_keys_of_any_type(engine: Engine, data: st.DataObject) -> None:
 @every_engine
 @pytest.mark.parametrize("keys", [(), ("k",)], ids=["all", "by key"])
 @pytest.mark.parametrize("fn", [*NUMERIC, "count"])
-@examples(15)
+@examples(6)
 @given(st.data())
 def test_numeric_aggregates(engine: Engine, fn: str, keys: tuple[str, ...], data: st.DataObject) -> None:
     types = [*NUMBERS, pa.bool_(), pa.duration("us")] if fn == "sum" else NUMBERS
@@ -48,7 +48,7 @@ def test_numeric_aggregates(engine: Engine, fn: str, keys: tuple[str, ...], data
 @every_engine
 @pytest.mark.parametrize("keys", [(), ("k",)], ids=["all", "by key"])
 @pytest.mark.parametrize("fn", PICKING)
-@examples(15)
+@examples(6)
 @given(st.data())
 def test_picking_aggregates(engine: Engine, fn: str, keys: tuple[str, ...], data: st.DataObject) -> None:
     schema = pa.schema([("x", data.draw(st.sampled_from(FIXED))), ("k", pa.string())])
@@ -58,7 +58,7 @@ def test_picking_aggregates(engine: Engine, fn: str, keys: tuple[str, ...], data
 
 @every_engine
 @pytest.mark.parametrize("fn", ["arg_min", "arg_max"])
-@examples(25)
+@examples(10)
 @given(st.data())
 def test_arguments_of_extremes(engine: Engine, fn: str, data: st.DataObject) -> None:
     types = st.sampled_from(FIXED)
@@ -69,7 +69,7 @@ def test_arguments_of_extremes(engine: Engine, fn: str, data: st.DataObject) -> 
 
 
 @every_engine
-@examples(30)
+@examples(12)
 @given(st.data())
 def test_many_aggregates_at_once(engine: Engine, data: st.DataObject) -> None:
     schema = data.draw(schemas(least=2, most=4))
@@ -79,7 +79,7 @@ def test_many_aggregates_at_once(engine: Engine, data: st.DataObject) -> None:
 
 
 @every_engine
-@examples(6)
+@examples(3)
 @given(st.data())
 def test_many_rows_of_skewed_and_distinct_keys(engine: Engine, data: st.DataObject) -> None:
     schema = pa.schema([("k", data.draw(st.sampled_from(ALL))), ("x", pa.int64()), ("y", pa.float64())])
@@ -89,7 +89,7 @@ def test_many_rows_of_skewed_and_distinct_keys(engine: Engine, data: st.DataObje
 
 
 @every_engine
-@examples(10)
+@examples(4)
 @given(tables(of_types(pa.int32(), pa.string(), pa.float64())))
 def test_keys_and_arguments_are_expressions(engine: Engine, table: pa.Table) -> None:
     keys = {"odd": col("a") % 2 == 1, "size": col("b").str.len()}

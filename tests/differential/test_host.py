@@ -13,8 +13,8 @@ import scalein as si
 from scalein import ComputeError, col, lit, when
 from scalein.api.column import Column
 from scalein.api.flow import Flow
-from scalein.interp import exprs
-from tests.engines import COMPILED, check
+from tests import oracle
+from tests.engines import COLLECTS, COMPILED, check
 
 ZONE = pa.timestamp("us", "Europe/Berlin")
 ROWS = 200
@@ -114,7 +114,7 @@ def test_a_row_fails_only_where_it_asks(shape: str) -> None:
         cut = [table().slice(0, 0), table().slice(3, 90)] if place == "select" else []
         for data in (table(), table(nullable=False), *cut):
             found = check(COMPILED[2], data, lambda flow, place=place: PLACES[place](flow, SHAPES[shape]),
-                          ordered=place not in UNORDERED, duck=False)
+                          ordered=place not in UNORDERED)
             assert found is not None, "nothing here may fail"
 
 
@@ -123,31 +123,18 @@ def test_text_of_every_form(words: pa.DataType) -> None:
     number = {name: SHAPES[name] for name in ("then", "otherwise", "several and", "when in when", "guard by pyarrow")}
     data = table().slice(0, 120)
     data = data.set_column(1, "s", data["s"].cast(words))
-    assert check(COMPILED[0], data, lambda flow: flow.select(**number), ordered=True, duck=False) is not None
-
-
-@pytest.mark.parametrize("shape", EVERYWHERE)
-def test_nothing_is_computed_row_by_row(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError("Python computes each row")
-
-    flows = [make(si.from_arrow(table()), SHAPES[shape]) for make in PLACES.values()]
-    monkeypatch.setattr(exprs, "compute", refuse)
-    for flow in flows:
-        flow.collect(workers=1)
-    with pytest.raises(AssertionError, match="each row"):
-        flows[0].collect(engine="interp")
+    assert check(COMPILED[0], data, lambda flow: flow.select(**number), ordered=True) is not None
 
 
 @pytest.mark.parametrize("made", [
     X.fill_null(NUMBER), when(OK).then(X.fill_null(NUMBER)), X.fill_null(when(OK).then(NUMBER)).fill_null(NUMBER),
 ])  # fmt: skip
 def test_what_fills_a_null_is_asked_for_where_there_is_one(made: Column) -> None:
-    """As in kernels; the interpreter asks for it in every row."""
+    """In rows that have a value, text that is no number does not matter."""
     data = table().filter(pc.or_(pc.is_valid(table()["x"]), pc.fill_null(table()["ok"], True)))
     plain = data.set_column(1, "s", pc.if_else(pc.equal(data["s"], "bad"), "0", data["s"]))
     found = si.from_arrow(data).select(e=made).collect(workers=1)
-    assert found.equals(si.from_arrow(plain).select(e=made).collect(engine="interp"))
+    assert found.equals(oracle.collect(si.from_arrow(plain).select(e=made)))
 
 
 def test_python_is_not_called_where_nobody_asks() -> None:
@@ -158,7 +145,7 @@ def test_python_is_not_called_where_nobody_asks() -> None:
         return x // y
 
     asked = when((X + 1).is_not_null() & (Y != 0)).then(picky(X + 1, Y) + 1).otherwise(0)
-    assert check(COMPILED[2], table(), lambda flow: flow.select(e=asked), ordered=True, duck=False) is not None
+    assert check(COMPILED[2], table(), lambda flow: flow.select(e=asked), ordered=True) is not None
     with pytest.raises(ComputeError, match=r"no number\) in `picky\(x \+ 1, y\)`"):
         si.from_arrow(table()).select(e=picky(X + 1, Y) + 1).collect(workers=1)
 
@@ -176,8 +163,8 @@ def test_python_is_not_called_where_nobody_asks() -> None:
 ], ids=repr)  # fmt: skip
 def test_an_error_names_what_the_user_wrote(made: Column, named: str) -> None:
     flow = si.from_arrow(table()).select(e=made)
-    for options in ({"engine": "interp"}, {"workers": 1}):
+    for collect in COLLECTS:
         with pytest.raises(ComputeError) as caught:
-            flow.collect(**options)
+            collect(flow)
         assert caught.value.what.endswith(f" in `{named}`")
         assert caught.value.facts["at"].startswith("test_host.py:")

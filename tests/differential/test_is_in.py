@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from scalein import col
 from scalein.dtypes import from_arrow_type
-from scalein.interp.values import to_arrow
 from tests.engines import Engine, check, each_engine, every_engine, examples
+from tests.oracle.values import to_arrow
 from tests.programs import constants
 from tests.strategies import ALL, of_types, tables, values
 
 
 @every_engine
-@examples(50)
+@examples(20)
 @given(st.data())
 def test_lists_of_every_type(engine: Engine, data: st.DataObject) -> None:
     type_ = data.draw(st.sampled_from(ALL))
@@ -30,7 +30,7 @@ def test_lists_of_every_type(engine: Engine, data: st.DataObject) -> None:
 
 
 @every_engine
-@examples(40)
+@examples(16)
 @given(st.data())
 def test_between(engine: Engine, data: st.DataObject) -> None:
     type_ = data.draw(st.sampled_from(ALL))

@@ -22,7 +22,7 @@ def named(table: pa.Table, *names: str) -> pa.Table:
 
 @every_engine
 @pytest.mark.parametrize("how", HOWS)
-@examples(25)
+@examples(10)
 @given(st.data())
 def test_one_key_of_any_type(engine: Engine, how: str, data: st.DataObject) -> None:
     key = data.draw(st.sampled_from(ALL))
@@ -33,7 +33,7 @@ def test_one_key_of_any_type(engine: Engine, how: str, data: st.DataObject) -> N
 
 @every_engine
 @pytest.mark.parametrize("how", HOWS)
-@examples(15)
+@examples(6)
 @given(st.data())
 def test_several_keys(engine: Engine, how: str, data: st.DataObject) -> None:
     schema = data.draw(schemas(least=2, most=3))
@@ -44,7 +44,7 @@ def test_several_keys(engine: Engine, how: str, data: st.DataObject) -> None:
 
 @every_engine
 @pytest.mark.parametrize("how", HOWS)
-@examples(8)
+@examples(4)
 @given(st.data())
 def test_keys_of_other_names_and_widths(engine: Engine, how: str, data: st.DataObject) -> None:
     left = data.draw(tables(of_types(pa.int16(), pa.int64()), most=64))
@@ -53,7 +53,7 @@ def test_keys_of_other_names_and_widths(engine: Engine, how: str, data: st.DataO
 
 
 @every_engine
-@examples(8)
+@examples(4)
 @given(st.data())
 def test_texts_of_two_forms(engine: Engine, data: st.DataObject) -> None:
     forms = st.sampled_from(STRINGS)
@@ -64,7 +64,7 @@ def test_texts_of_two_forms(engine: Engine, data: st.DataObject) -> None:
 
 @every_engine
 @pytest.mark.parametrize("how", HOWS)
-@examples(8)
+@examples(4)
 @given(tables(of_types(pa.int32(), pa.int64())))
 def test_rows_keep_their_order_where_a_key_matches_once(engine: Engine, how: str, left: pa.Table) -> None:
     right = pa.table({"a": pa.array(range(-10, 10, 2), pa.int32()), "name": [f"n{i}" for i in range(10)]})
@@ -73,7 +73,7 @@ def test_rows_keep_their_order_where_a_key_matches_once(engine: Engine, how: str
 
 @every_engine
 @pytest.mark.parametrize("how", HOWS)
-@examples(6)
+@examples(3)
 @given(tables(of_types(pa.int32(), pa.int64()), most=64))
 def test_a_flow_on_the_right(engine: Engine, how: str, left: pa.Table) -> None:
     right = si.from_arrow(left).group_by("a").agg(n=si.count(), top=col("b").max())

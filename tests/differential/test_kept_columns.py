@@ -1,4 +1,4 @@
-"""Columns that a udf computes, read by filters, outputs, keys, joins and aggregates at once: compiled = interpreted."""
+"""Columns that a udf computes, read by filters, outputs, keys, joins and aggregates at once: engine = oracle."""
 
 from __future__ import annotations
 
@@ -113,15 +113,15 @@ FLOWS: dict[str, Callable[[Flow], Flow]] = {
 
 @pytest.mark.parametrize("engine", COMPILED, ids=str)
 @pytest.mark.parametrize("name", FLOWS)
-def test_kept_columns_give_what_the_interpreter_gives(name: str, engine: Engine) -> None:
+def test_kept_columns_give_what_the_oracle_gives(name: str, engine: Engine) -> None:
     table = data() if engine.batch_rows != 1 else data().slice(100, 150)
-    assert check(engine, table, FLOWS[name], ordered=False, tolerance=1e-9, duck=False) is not None
+    assert check(engine, table, FLOWS[name], ordered=False, tolerance=1e-9) is not None
 
 
 @pytest.mark.parametrize("name", FLOWS)
 def test_in_safe_mode(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCALEIN_SAFE", "1")
-    check(COMPILED[0], data(), FLOWS[name], ordered=False, tolerance=1e-9, duck=False)
+    check(COMPILED[0], data(), FLOWS[name], ordered=False, tolerance=1e-9)
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 import scalein as si
 from scalein import col
 from scalein.api.flow import Flow
-from tests.engines import Engine, check, every_engine, examples
+from tests.engines import Engine, check, every_compiler, every_engine, examples
 from tests.programs import predicates
 from tests.strategies import of_types, schemas, tables
 
 
 @every_engine
-@examples(30)
+@examples(12)
 @given(st.data())
 def test_limit_takes_the_first_rows(engine: Engine, data: st.DataObject) -> None:
     schema = data.draw(schemas(most=3))
@@ -28,7 +28,7 @@ def test_limit_takes_the_first_rows(engine: Engine, data: st.DataObject) -> None
 
 
 @every_engine
-@examples(10)
+@examples(4)
 @given(st.data())
 def test_groups_of_the_first_rows(engine: Engine, data: st.DataObject) -> None:
     table, count = data.draw(tables(of_types(pa.int16(), pa.int32()))), data.draw(st.integers(0, 80))
@@ -37,7 +37,7 @@ def test_groups_of_the_first_rows(engine: Engine, data: st.DataObject) -> None:
 
 
 @every_engine
-@examples(30)
+@examples(12)
 @given(st.data())
 def test_union_is_one_behind_the_other(engine: Engine, data: st.DataObject) -> None:
     schema = data.draw(schemas(most=3))
@@ -52,7 +52,7 @@ def test_union_is_one_behind_the_other(engine: Engine, data: st.DataObject) -> N
 
 
 @every_engine
-@examples(10)
+@examples(4)
 @given(st.data())
 def test_aggregates_over_a_union(engine: Engine, data: st.DataObject) -> None:
     schema = of_types(pa.string(), pa.int32())
@@ -66,8 +66,8 @@ def _double(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.record_batch({"twice": pc.multiply(kept.column("a").cast(pa.int64()), 2), "b": kept.column("b")})
 
 
-@every_engine
-@examples(15)
+@every_compiler
+@examples(6)
 @given(tables(of_types(pa.int32(), pa.float64())))
 def test_map_batches(engine: Engine, table: pa.Table) -> None:
     schema = pa.schema([("twice", pa.int64()), ("b", pa.float64())])
@@ -83,7 +83,7 @@ def test_map_batches(engine: Engine, table: pa.Table) -> None:
 
 
 @every_engine
-@examples(20)
+@examples(8)
 @given(st.data())
 def test_columns_are_chosen_named_and_cast(engine: Engine, data: st.DataObject) -> None:
     table = data.draw(tables(of_types(pa.int32(), pa.string(), pa.bool_(), pa.float32())))
@@ -96,10 +96,10 @@ def test_columns_are_chosen_named_and_cast(engine: Engine, data: st.DataObject) 
 
 
 @every_engine
-@examples(20)
+@examples(8)
 @given(st.data())
 def test_everything_passes_through_unchanged(engine: Engine, data: st.DataObject) -> None:
     schema = data.draw(schemas(least=1, most=6))
     table = data.draw(tables(schema, extreme=True))
-    check(engine, table, lambda flow: flow, ordered=True, duck=False)
-    check(engine, table, lambda flow: flow.select(*reversed(schema.names)), ordered=True, duck=False)
+    check(engine, table, lambda flow: flow, ordered=True)
+    check(engine, table, lambda flow: flow.select(*reversed(schema.names)), ordered=True)

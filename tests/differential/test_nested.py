@@ -14,9 +14,9 @@ import scalein as si
 from scalein import BadArgument, ScaleinError, WrongType, col, lit, when
 from scalein.api.flow import Flow
 from scalein.arrow_functions import taken
-from tests import nested
-from tests.engines import Engine, check, every_compiler, every_engine, examples
-from tests.nested import LISTS, NESTED, STRUCTS
+from tests import nested, oracle
+from tests.engines import Engine, check, engines_and, every_compiler, every_engine, examples
+from tests.nested import LISTS, NESTED, STRUCTS, UNTRANSLATED
 from tests.same import assert_same
 
 any_nested = st.sampled_from(NESTED)
@@ -46,7 +46,7 @@ CARRIED: dict[str, Callable[[Flow], Flow]] = {
 
 @every_compiler
 @pytest.mark.parametrize("name", CARRIED)
-@examples(6)
+@examples(3)
 @given(st.data())
 def test_carried_along(engine: Engine, name: str, data: st.DataObject) -> None:
     table = data.draw(nested.tables(data.draw(any_nested), data.draw(any_nested)))
@@ -56,7 +56,7 @@ def test_carried_along(engine: Engine, name: str, data: st.DataObject) -> None:
 @every_compiler
 @pytest.mark.parametrize("how", ["inner", "left", "semi", "anti"])
 @pytest.mark.parametrize("key", ["k", "x"])
-@examples(4)
+@examples(2)
 @given(st.data())
 def test_joins(engine: Engine, how: str, key: str, data: st.DataObject) -> None:
     """Both sides have nested columns; keys are unique or not, found by place or by hash, and null at times."""
@@ -75,7 +75,7 @@ def test_joins(engine: Engine, how: str, key: str, data: st.DataObject) -> None:
 
 
 @every_compiler
-@examples(10)
+@examples(4)
 @given(st.data())
 def test_joins_in_a_row(engine: Engine, data: st.DataObject) -> None:
     table = data.draw(nested.tables(data.draw(any_nested)))
@@ -90,7 +90,7 @@ def test_joins_in_a_row(engine: Engine, data: st.DataObject) -> None:
 
 
 @every_engine
-@examples(15)
+@examples(6)
 @given(st.data())
 def test_groups_beside_nested_columns(engine: Engine, data: st.DataObject) -> None:
     table = data.draw(nested.tables(data.draw(st.sampled_from(LISTS)), data.draw(any_nested)))
@@ -103,9 +103,8 @@ def test_groups_beside_nested_columns(engine: Engine, data: st.DataObject) -> No
     check(engine, table.select(["n0"]), lambda flow: flow.group_by().agg(n=si.count()), ordered=False)
 
 
-@every_engine
-@pytest.mark.parametrize("arrow", LISTS, ids=str)
-@examples(4)
+@engines_and("arrow", LISTS, untranslated=UNTRANSLATED)
+@examples(2)
 @given(st.data())
 def test_lists(engine: Engine, arrow: pa.DataType, data: st.DataObject) -> None:
     table, number = data.draw(nested.tables(arrow)), data.draw(st.integers(-4, 4))
@@ -124,7 +123,7 @@ def test_lists(engine: Engine, arrow: pa.DataType, data: st.DataObject) -> None:
 
 @every_engine
 @pytest.mark.parametrize("arrow", STRUCTS, ids=str)
-@examples(4)
+@examples(2)
 @given(st.data())
 def test_structs(engine: Engine, arrow: pa.DataType, data: st.DataObject) -> None:
     table = data.draw(nested.tables(arrow))
@@ -135,7 +134,7 @@ def test_structs(engine: Engine, arrow: pa.DataType, data: st.DataObject) -> Non
 
 
 @every_engine
-@examples(10)
+@examples(4)
 @given(nested.tables(pa.list_(pa.struct({"u": pa.list_(pa.int64()), "v": pa.string()}))))
 def test_deeper(engine: Engine, table: pa.Table) -> None:
     first = col("n0").list.get(0)
@@ -177,7 +176,7 @@ def test_run_ends_are_read_as_their_values() -> None:
     table = pa.table({"r": runs, "x": range(6)}).slice(1)
     flow = si.from_arrow(table).filter(col("r").fill_null(0) != 5).group_by("r").agg(n=col("x").sum())
     assert sorted(map(str, flow.collect().to_pylist())) == ["{'r': 7, 'n': 12}", "{'r': None, 'n': 2}"]
-    assert_same(flow.collect(), flow.collect(engine="interp"), ordered=False)
+    assert_same(flow.collect(), oracle.collect(flow), ordered=False)
 
 
 def test_what_pyarrow_cannot_take_is_carried() -> None:

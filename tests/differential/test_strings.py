@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 import scalein as si
 from scalein import col
+from tests import oracle
 from tests.engines import Engine, check, every_engine, examples
 from tests.programs import PATTERNS, exprs
 from tests.strategies import STRINGS, of_types, tables
 
 
 @every_engine
-@examples(30)
+@examples(12)
 @given(st.data())
 def test_matching(engine: Engine, data: st.DataObject) -> None:
     table = data.draw(tables(of_types(data.draw(st.sampled_from(STRINGS)))))
@@ -27,7 +28,7 @@ def test_matching(engine: Engine, data: st.DataObject) -> None:
 
 
 @every_engine
-@examples(25)
+@examples(10)
 @given(st.data())
 def test_case(engine: Engine, data: st.DataObject) -> None:
     table = data.draw(tables(of_types(data.draw(st.sampled_from(STRINGS)))))
@@ -35,7 +36,7 @@ def test_case(engine: Engine, data: st.DataObject) -> None:
 
 
 @every_engine
-@examples(40)
+@examples(16)
 @given(st.data())
 def test_slices(engine: Engine, data: st.DataObject) -> None:
     table = data.draw(tables(of_types(data.draw(st.sampled_from(STRINGS)))))
@@ -43,17 +44,17 @@ def test_slices(engine: Engine, data: st.DataObject) -> None:
     check(engine, table, lambda flow: flow.select(out=col("a").str.slice(offset, length)), ordered=True)
 
 
-@examples(40)
+@examples(16)
 @given(st.lists(st.none() | st.text(st.characters(exclude_categories=("Cs",)), max_size=8), max_size=6),
        st.integers(-10, 10), st.none() | st.integers(0, 10))  # fmt: skip
 def test_slices_are_those_of_polars(texts: list[str | None], offset: int, length: int | None) -> None:
     table = pa.table({"a": pa.array(texts, pa.string())})
-    got = si.from_arrow(table).select(out=col("a").str.slice(offset, length)).collect(engine="interp")
+    got = oracle.collect(si.from_arrow(table).select(out=col("a").str.slice(offset, length)))
     assert got["out"].to_pylist() == pl.Series(texts, dtype=pl.String).str.slice(offset, length).to_list()
 
 
 @every_engine
-@examples(30)
+@examples(12)
 @given(st.data())
 def test_nested(engine: Engine, data: st.DataObject) -> None:
     schema = of_types(data.draw(st.sampled_from(STRINGS)), data.draw(st.sampled_from(STRINGS)), pa.bool_())
@@ -62,7 +63,7 @@ def test_nested(engine: Engine, data: st.DataObject) -> None:
 
 
 @every_engine
-@examples(4)
+@examples(2)
 @given(st.data())
 def test_many_rows(engine: Engine, data: st.DataObject) -> None:
     schema = of_types(data.draw(st.sampled_from(STRINGS)), pa.int32())

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import scalein as si
-from scalein import col, interp
+from scalein import col
 from scalein.api.flow import Flow
 from scalein.dtypes import F64, I64
 from scalein.ir.exprs import Agg, Col, Named, NamedAgg
 from scalein.ir.ops import Aggregate, Window
-from tests import duck
-from tests.engines import DUCKDB, Engine, check, each_engine, every_engine, examples
+from tests import duck, oracle
+from tests.engines import DUCKDB, Engine, check, each_compiler, each_engine, every_engine, examples
 from tests.same import assert_same
 from tests.strategies import NAIVE, ZONED, tables
 
@@ -27,7 +27,7 @@ def timed(type_: pa.DataType, key: pa.DataType | None = None) -> pa.Schema:
 
 
 @every_engine
-@examples(40)
+@examples(16)
 @given(st.data())
 def test_windows_on_timestamps(engine: Engine, data: st.DataObject) -> None:
     table = data.draw(tables(timed(data.draw(st.sampled_from([*NAIVE, *ZONED])))))
@@ -42,7 +42,7 @@ def test_windows_on_timestamps(engine: Engine, data: st.DataObject) -> None:
 
 
 @every_engine
-@examples(40)
+@examples(16)
 @given(st.data())
 def test_windows_on_integers(engine: Engine, data: st.DataObject) -> None:
     time, key = data.draw(st.sampled_from(INTEGERS)), data.draw(st.sampled_from([pa.string(), pa.float64()]))
@@ -57,7 +57,7 @@ def test_windows_on_integers(engine: Engine, data: st.DataObject) -> None:
 
 
 @every_engine
-@examples(15)
+@examples(6)
 @given(st.data())
 def test_tumbling_windows_on_unsigned_integers(engine: Engine, data: st.DataObject) -> None:
     type_ = data.draw(st.sampled_from([pa.uint8(), pa.uint16(), pa.uint32()]))
@@ -66,7 +66,7 @@ def test_tumbling_windows_on_unsigned_integers(engine: Engine, data: st.DataObje
 
 
 @every_engine
-@examples(15)
+@examples(6)
 @given(st.data())
 def test_means_and_deviations_in_windows(engine: Engine, data: st.DataObject) -> None:
     table = data.draw(tables(timed(pa.timestamp("ms"))))
@@ -76,7 +76,7 @@ def test_means_and_deviations_in_windows(engine: Engine, data: st.DataObject) ->
 
 
 @every_engine
-@examples(5)
+@examples(2)
 @given(tables(timed(pa.timestamp("us"), pa.string()), least=5000, most=5000))
 def test_many_rows(engine: Engine, table: pa.Table) -> None:
     build = lambda flow: flow.group_by("k", si.sliding("t", "10m", every="3m")).agg(n=si.count(), s=col("x").sum())  # noqa: E731
@@ -84,7 +84,7 @@ def test_many_rows(engine: Engine, table: pa.Table) -> None:
 
 
 @every_engine
-@examples(10)
+@examples(4)
 @given(tables(timed(pa.timestamp("ms"))))
 def test_the_time_is_an_expression_and_rows_are_filtered(engine: Engine, table: pa.Table) -> None:
     def build(flow: Flow) -> Flow:
@@ -115,7 +115,7 @@ def test_a_row_without_time_cannot_fail(engine: Engine) -> None:
     assert check(engine, table, build, ordered=False) is not None
 
 
-@examples(30)
+@examples(12)
 @given(st.data())
 def test_windows_with_gaps(data: st.DataObject) -> None:
     """The IR allows them although `sliding` refuses them: rows between windows are in none."""
@@ -125,7 +125,7 @@ def test_windows_with_gaps(data: st.DataObject) -> None:
     source = si.from_arrow(table).with_columns(t=col("t").cast(pa.int64())).op
     aggs = (NamedAgg("n", Agg("count", (), I64, False)), NamedAgg("lo", Agg("min", (Col("y", F64),), F64)))
     op = Aggregate(source, (Named("k", Col("t", I64)),), window, aggs)
-    assert_same(duck.run(op), interp.run(op), ordered=False)
+    assert_same(duck.run(op), oracle.run(op), ordered=False)
 
 
 @pytest.mark.parametrize(("type_", "time"), [(pa.int8(), 127), (pa.int64(), 2**63 - 1), (pa.int64(), -(2**63))])
@@ -133,7 +133,7 @@ def test_a_window_that_the_type_cannot_hold_is_an_error(type_: pa.DataType, time
     table = pa.table({"t": pa.array([time], type_)})
     flow = si.from_arrow(table).group_by(si.tumbling("t", 10)).agg(n=si.count())
     with pytest.raises(si.ComputeError, match="overflow"):
-        flow.collect(engine="interp")
+        oracle.collect(flow)
 
 
 def test_duckdb_sees_the_same_windows() -> None:
@@ -144,7 +144,7 @@ def test_duckdb_sees_the_same_windows() -> None:
     assert found.num_rows == 7
 
 
-@each_engine
+@each_compiler
 def test_a_row_without_a_time_cannot_fail(engine: Engine) -> None:
     """Not even where pyarrow computes its key: text to numbers."""
     table = pa.table({"t": pa.array([None, 5], pa.int64()), "text": ["none", "7"], "x": [0, 1]})

@@ -17,6 +17,7 @@ from scalein.api.flow import Flow
 from scalein.arrow_functions import taken
 from scalein.errors import ScaleinError
 from scalein.exec import array_limits, host, pipeline, sort
+from tests import oracle
 from tests.same import assert_same
 
 WORDS = [None, "", "a", "word", "a longer word than the others", "é" * 20]
@@ -74,7 +75,7 @@ def test_rows_are_cut_where_they_weigh_too_much(kind: pa.DataType, name: str, mo
     flow = FLOWS[name](si.from_arrow(_table(kind)))
     found = flow.collect(workers=1)
     found.validate(full=True)
-    assert_same(found, flow.collect(engine="interp"), ordered=True)
+    assert_same(found, oracle.collect(flow), ordered=True)
     if name in ("sort", "explode") and pa.types.is_string(kind):
         sizes = [sum(len(str(v).encode()) for name in ("s", "x") for v in batch[name].to_pylist() if v)
                  for batch in flow.batches(workers=1) if batch.num_rows > 1]
@@ -129,7 +130,7 @@ def _limited(monkeypatch: pytest.MonkeyPatch, most: int) -> list[int]:
 def test_text_that_grows_out_of_an_array_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     table = pa.table({"s": [str(n) for n in range(1000)], "n": range(1000)})
     flow = si.from_arrow(table).select("n", s=col("s").str.replace("1", "2" * 100)).filter(col("n") < 900)
-    expected = flow.collect(engine="interp")
+    expected = oracle.collect(flow)
     given = _limited(monkeypatch, 3000)
     assert_same(flow.collect(workers=1), expected, ordered=True)
     assert max(given) > 3000
@@ -168,7 +169,7 @@ def test_joined_lists_that_are_too_much_for_an_array(monkeypatch: pytest.MonkeyP
 
     other = pa.table({"k": range(10), "p": [[f"text {n}"] * n for n in range(10)]})
     flow = si.from_arrow(pa.table({"k": [n % 11 for n in range(1000)]})).join(other, on="k")
-    expected = flow.collect(engine="interp")
+    expected = oracle.collect(flow)
     monkeypatch.setattr(pipeline, "taken", limited)
     assert_same(flow.collect(workers=1), expected, ordered=True)
 
@@ -206,6 +207,7 @@ LIMITED = """
 import os, resource, sys
 import numpy as np, pyarrow as pa, scalein as si
 from scalein import col
+from tests import oracle
 kind, megabytes, workers, rows = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 rng = np.random.default_rng(0)
 table = pa.table({"k": rng.integers(0, 1000, rows), "v": rng.random(rows),

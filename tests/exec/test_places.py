@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 import pytest
 
 from scalein.exec.sort import places
-from scalein.interp.values import from_arrow, order_key
+from tests.oracle.values import from_arrow, order_key
 
 RNG = np.random.default_rng(5)
 COUNT = 4000

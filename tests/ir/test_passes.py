@@ -1,6 +1,6 @@
 """All passes in their order: the result stays, the schema stays, no error is added.
 
-The interpreter runs the plan as written and the plan after every pass. Where the first has an error the
+The oracle runs the plan as written and the plan after every pass. Where the first has an error the
 second may have none; where the first has none, neither may the second.
 """
 
@@ -17,7 +17,6 @@ import scalein as si
 from scalein import col, when
 from scalein.api.flow import Flow
 from scalein.errors import ComputeError
-from scalein.interp import run
 from scalein.ir.ops import Op
 from scalein.ir.passes import OP_PASSES
 from scalein.ir.printer import dump
@@ -25,6 +24,7 @@ from scalein.ir.verify import verify_ops
 from tests.conftest import Golden
 from tests.engines import examples
 from tests.ir.plans import events, users
+from tests.oracle import run
 from tests.programs import predicates, programs
 from tests.same import assert_same
 from tests.strategies import tables
@@ -63,7 +63,7 @@ def check_passes(flow: Flow, ordered: bool) -> None:
             assert_same(got, want, ordered=ordered)
 
 
-@examples(40)
+@examples(12)
 @given(st.data())
 def test_passes_keep_the_result_of_any_program(data: st.DataObject) -> None:
     program = data.draw(programs(SCHEMA, OTHER))
@@ -109,7 +109,7 @@ def few_rows(draw: st.DrawFn) -> pa.Table:
     return pa.table(columns, schema=pa.schema([("k", pa.int64()), ("i", pa.int64()), ("b", pa.bool_())]))
 
 
-@examples(600)
+@examples(180)
 @given(st.data())
 def test_no_pass_adds_an_error(data: st.DataObject) -> None:
     flow = si.from_arrow(data.draw(few_rows()))

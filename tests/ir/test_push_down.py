@@ -9,7 +9,7 @@ import scalein as si
 from scalein import col
 from scalein.api.column import Column
 from scalein.api.flow import Flow
-from scalein.ir.ops import Filter, inputs
+from scalein.ir.ops import Filter
 from scalein.ir.passes.push_down import push_down
 from scalein.ir.printer import show_expr
 from scalein.ir.rewrite import walk_ops
@@ -153,5 +153,5 @@ def test_a_predicate_does_not_explode() -> None:
 def test_a_shared_input_stays_shared() -> None:
     flow = events().filter(SAFE)
     op = push_down(flow.union(flow).filter(col("flag")).op)
-    sources = [found for found in walk_ops(op) if not inputs(found)]
+    sources = [found for found in walk_ops(op) if not found.inputs]
     assert len(sources) == 1

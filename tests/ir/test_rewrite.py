@@ -8,7 +8,8 @@ from scalein import col
 from scalein.dtypes import I64
 from scalein.ir.exprs import Call, Col, Expr, Lit
 from scalein.ir.ops import Filter, Limit, Op, Union
-from scalein.ir.rewrite import exprs_of, map_exprs, map_inputs, rewrite, rewrite_expr, substitute, walk_ops
+from scalein.ir.printer import show_expr
+from scalein.ir.rewrite import map_exprs, map_inputs, rewrite, rewrite_expr, substitute, walk_ops
 from tests.ir.plans import events, users
 
 
@@ -80,5 +81,4 @@ def test_rewrite_expr_goes_from_the_leaves_up() -> None:
 
 def test_every_expression_knows_its_input() -> None:
     join = events().join(users(), on="user").op
-    left, right = exprs_of(join)
-    assert (left[1], right[1]) == (join.left, join.right)  # type: ignore[union-attr]
+    assert [(show_expr(expr), number) for expr, number in join.exprs()] == [("user", 0), ("user", 1)]

@@ -32,7 +32,7 @@ from scalein.connectors.sinks.files import FileSink
 from scalein.jobs.checkpoint import Checkpoint
 from scalein.jobs.job import Job
 from scalein.state import LogStore
-from scalein.state.row_buffer import RowLog
+from scalein.state.row_buffer import RowBuffer
 from tests.same import assert_same
 
 ROWS, BATCH = 3_000, 60
@@ -143,7 +143,7 @@ class Steps:
     def __init__(self, folder: Path, on_step: Callable[[str], None]) -> None:
         self._folder, self._on_step = str(folder), on_step
         for owner, name in ((FileSink, "prepare"), (FileSink, "commit"), (Checkpoint, "publish"),
-                            (LogStore, "snapshot"), (RowLog, "to_json")):  # fmt: skip
+                            (LogStore, "snapshot"), (RowBuffer, "to_json")):  # fmt: skip
             self._wrap(owner, name, f"{owner.__name__}.{name}")
         for name in ("fsync", "fdatasync"):
             self._wrap(os, name, f"os.{name}")

@@ -76,7 +76,7 @@ def applied(changes: pa.Table, keys: list[str]) -> pa.Table:
 
 
 @pytest.mark.parametrize("name", FLOWS)
-@examples(3)
+@examples(2)
 @given(table=tables(), course=courses())
 def test_applied_changes_are_what_collect_gives(name: str, table: pa.Table, course: Course) -> None:
     build, keys = FLOWS[name]
@@ -87,7 +87,7 @@ def test_applied_changes_are_what_collect_gives(name: str, table: pa.Table, cour
     assert_same(applied(changes, keys), build(si.from_arrow(table)).collect(), ordered=False, tolerance=1e-9)
 
 
-@examples(4)
+@examples(2)
 @given(seed=st.integers(0, 1 << 32), window=st.sampled_from([(100, 20), (500, 200), (30, 20), (100, 100)]),
        delay=st.sampled_from([0, 10, 300]), workers=st.integers(1, 3), ordered=st.booleans())  # fmt: skip
 def test_changes_of_windows_add_up_to_what_final_gives(seed: int, window: tuple[int, int], delay: int, workers: int,
@@ -129,7 +129,7 @@ def test_a_window_that_slides_has_one_row_a_key_and_batch(tmp_path: Path) -> Non
         assert all(row["window_end"] == row["window_start"] + 12 for row in found)
 
 
-@examples(3)
+@examples(2)
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=5), min_size=1, max_size=6))
 def test_a_key_has_one_row_a_batch(batches: list[list[int]]) -> None:
     given = [pa.record_batch({"k": pa.array(some, pa.int64())}) for some in batches]

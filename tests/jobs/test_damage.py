@@ -24,9 +24,8 @@ import scalein as si
 from scalein import col
 from scalein.api.flow import Flow
 from scalein.jobs.job import Job
-from scalein.state import LogStore
-from scalein.state import row_buffer as rows_module
-from scalein.state.row_buffer import RowLog
+from scalein.state import LogStore, row_buffer
+from scalein.state.row_buffer import RowBuffer
 from scalein.testing import Stream, until
 from tests.engines import examples
 from tests.jobs.dying import flow, rows
@@ -169,7 +168,7 @@ odd = st.sampled_from([None, True, -1, 1 << 70, 1.5, "", "../../x", "state", [],
                        {"epoch": "a-1-000001", "files": ["../_staged-x"]}])  # fmt: skip
 
 
-@examples(40)
+@examples(12)
 @given(path=st.lists(st.integers(0, 20), min_size=1, max_size=6), new=odd)
 def test_a_hostile_manifest_is_refused_or_harmless(history: Path, path: list[int], new: Any) -> None:
     with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
@@ -369,12 +368,12 @@ def test_files_that_cannot_be_read_now_are_not_damaged(kind: str, folder: Path,
 
 
 def test_a_file_of_rows_is_summed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = RowLog(tmp_path, BATCHES[0].schema, None)
+    log = RowBuffer(tmp_path, BATCHES[0].schema, None)
     log.add(BATCHES[0])
-    first = log.to_json(log.kept)
-    monkeypatch.setattr(rows_module, "_sum", lambda path: -1)
+    first = log.to_json(log.segments)
+    monkeypatch.setattr(row_buffer, "_checksum", lambda path: -1)
     log.add(BATCHES[1])
-    second = log.to_json(log.kept)
+    second = log.to_json(log.segments)
     assert sorted(second["files"].values()) == sorted([-1, *first["files"].values()])  # type: ignore[union-attr]
 
 

@@ -86,7 +86,7 @@ deliveries = st.lists(st.tuples(st.sampled_from("ab"), st.lists(st.tuples(times,
 
 
 @pytest.mark.parametrize("kind", ["sum", "list"])
-@examples(8)
+@examples(3)
 @given(size=st.sampled_from([(10, 10), (10, 5), (12, 5)]), delay=st.sampled_from([0, 7]), given=deliveries,
        partitions=st.sampled_from(["a", "ab"]))  # fmt: skip
 def test_late_rows_are_those_of_the_model(kind: str, size: tuple[int, int], delay: int, partitions: str,

@@ -245,7 +245,7 @@ lives_of_jobs = st.lists(st.tuples(st.sampled_from(list(POINTS)), st.integers(1,
                                    st.integers(0, 20), st.sampled_from(["1ms", "20ms", "1h"])), max_size=6)
 
 
-@examples(6)
+@examples(2)
 @given(lives=lives_of_jobs, kind=st.sampled_from(["files", "ledger"]))
 def test_any_number_of_deaths(lives: list[tuple[str, int, int, int, str]], kind: str) -> None:
     ledger = Ledger()

@@ -27,7 +27,7 @@ from scalein.jobs.partials import FEW_STANDING, MOST_STANDING, Finish, most_grou
 from scalein.jobs.source_readers import AHEAD_BYTES, Place, Reader, SourceReaders
 from scalein.jobs.spec import Shares
 from scalein.state import LogStore
-from scalein.state.row_buffer import RowLog
+from scalein.state.row_buffer import RowBuffer
 from scalein.testing import Stream, until
 
 MB = 1 << 20
@@ -105,9 +105,9 @@ def test_rows_that_the_user_holds_anyway_do_not_count() -> None:
 
 def test_steps_share_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, list[Any]] = {"log": [], "store": []}
-    init, opened = RowLog.__init__, LogStore.open
+    init, opened = RowBuffer.__init__, LogStore.open
 
-    def log(self: RowLog, folder: Any, schema: Any, memory: Any) -> None:
+    def log(self: RowBuffer, folder: Any, schema: Any, memory: Any) -> None:
         given["log"].append(memory)
         init(self, folder, schema, memory)
 
@@ -115,7 +115,7 @@ def test_steps_share_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
         given["store"].append(named["memory"])
         return opened(*args, **named)
 
-    monkeypatch.setattr(RowLog, "__init__", log)
+    monkeypatch.setattr(RowBuffer, "__init__", log)
     monkeypatch.setattr(LogStore, "open", store)
     flow = si.from_arrow(pa.table({"t": [1, 2], "k": [1, 1]})).with_watermark("t", 0).distinct("t")
     flow = flow.group_by("k", si.tumbling("t", 10)).agg(n=si.count()).sort("n")

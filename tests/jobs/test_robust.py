@@ -18,7 +18,7 @@ from scalein.api.flow import Flow
 from scalein.jobs.coordinator import MOST_TRIES
 from scalein.jobs.job import Job
 from scalein.jobs.monitor import log_lines
-from scalein.state.row_buffer import RowLog
+from scalein.state.row_buffer import RowBuffer
 from scalein.testing import Crashed, Stream, crash_at, until
 from tests.jobs.streams import rows_in
 
@@ -286,14 +286,14 @@ def test_errors_of_the_system_name_the_file(tmp_path: Path, monkeypatch: pytest.
         started(tmp_path / "two")
     monkeypatch.undo()
     refuse("rows-", "unlink", "remove")  # garbage: that is no reason to fail
-    log = RowLog(tmp_path / "three", WHOLE.schema, None)
+    log = RowBuffer(tmp_path / "three", WHOLE.schema, None)
     log.add(BATCHES[0])
-    log.write(log.kept)
+    log.write(log.segments)
     log.replace([])
-    log.remove_others(set())
+    log.remove_unreferenced(set())
     assert len(list((tmp_path / "three").iterdir())) == 1
     monkeypatch.undo()
-    log.remove_others(set())
+    log.remove_unreferenced(set())
     assert not list((tmp_path / "three").iterdir())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))

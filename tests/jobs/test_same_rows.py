@@ -19,6 +19,7 @@ import scalein as si
 from scalein import col
 from scalein.api.flow import Flow
 from scalein.testing import Stream, until
+from tests import oracle
 from tests.engines import examples
 from tests.jobs.streams import Course, ran
 from tests.same import assert_same
@@ -147,7 +148,7 @@ def courses(draw: st.DrawFn) -> Course:
 
 
 @pytest.mark.parametrize("name", FLOWS)
-@examples(3)
+@examples(2)
 @given(table=tables(), course=courses())
 def test_a_job_gives_the_rows_of_collect(name: str, table: pa.Table, course: Course) -> None:
     build, ordered = FLOWS[name]
@@ -164,11 +165,11 @@ def pieces(table: pa.Table, rows: int = 2) -> Flow:
     return si.from_arrow(pa.Table.from_batches(table.to_batches(max_chunksize=rows)))
 
 
-def check(flow: Flow, *, ordered: bool = False, engine: str = "llvm", **options: Any) -> None:
+def check(flow: Flow, *, ordered: bool = False, **options: Any) -> None:
     out = si.to_memory()
     job = flow.start(sink=out, workers=2, **options)
     job.wait()
-    assert_same(out.table(), flow.collect(engine=engine), ordered=ordered, tolerance=1e-9)
+    assert_same(out.table(), oracle.collect(flow), ordered=ordered, tolerance=1e-9)
     assert job.metrics()["late_rows"] == 0
 
 
@@ -226,7 +227,7 @@ UNIONS: dict[str, Build] = {
 
 @pytest.mark.parametrize("name", UNIONS)
 def test_several_sources(name: str, tmp_path: Path) -> None:
-    check(UNIONS[name](pieces(TIMED)), engine="interp", checkpoint=tmp_path, every="1ms", max_rows_per_second=300)
+    check(UNIONS[name](pieces(TIMED)), checkpoint=tmp_path, every="1ms", max_rows_per_second=300)
 
 
 @pytest.mark.parametrize("build", [

@@ -219,3 +219,79 @@ def test_many_processes_at_once(tmp_path: Path) -> None:
             assert out.startswith(f"{total} "), out
     assert out.split()[1:] == ["{'disk'}", "False"]  # a warm start compiles nothing, and needs no compiler
     assert {path.suffix for path in tmp_path.iterdir()} == {".kernel"}
+
+
+def _kernel_files(folder: Path, count: int, size: int) -> list[Path]:
+    """Files in the order of their age, the oldest first."""
+    files = [folder / f"{k:064x}.kernel" for k in range(count)]
+    for k, file in enumerate(files):
+        file.write_bytes(bytes(size))
+        os.utime(file, (1_000_000 + k, 1_000_000 + k))
+    return files
+
+
+def test_the_folder_is_trimmed_by_age(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = _kernel_files(tmp_path, 10, 100_000)
+    run(tmp_path)
+    assert all(file.exists() for file in old)  # far below 256 MB
+    monkeypatch.setattr(cache, "MOST_BYTES", 800_000)
+    monkeypatch.setattr(cache, "TRIM_EVERY", 1)
+    written = set(_files(tmp_path)) - set(old)
+    for file in written:
+        file.unlink()
+    assert "compiled" in run(tmp_path)
+    left = [file for file in old if file.exists()]
+    assert left == old[-len(left):]
+    assert 2 <= len(left) <= 6
+    assert written <= set(_files(tmp_path))  # the newest stay
+    assert sum(file.stat().st_size for file in _files(tmp_path)) <= 800_000
+
+
+def test_a_kernel_that_is_used_is_young_again(run: Run, tmp_path: Path) -> None:
+    run(tmp_path)
+    for file in _files(tmp_path):
+        os.utime(file, (1_000_000, 1_000_000))
+    assert "disk" in run(tmp_path)
+    assert all(file.stat().st_mtime > 2_000_000 for file in _files(tmp_path))
+
+
+def test_trimming_removes_what_was_never_finished_and_nothing_else(tmp_path: Path) -> None:
+    _kernel_files(tmp_path, 3, 10)
+    for name in ("unfinished-old", "unfinished-new", "notes.txt"):
+        (tmp_path / name).write_bytes(b"x")
+    os.utime(tmp_path / "unfinished-old", (1_000_000, 1_000_000))
+    os.utime(tmp_path / "notes.txt", (1_000_000, 1_000_000))
+    cache.trim(str(tmp_path))
+    assert sorted(os.listdir(tmp_path))[-2:] == ["notes.txt", "unfinished-new"]
+    assert len(_files(tmp_path)) == 3
+
+
+def test_many_processes_trim_at_once(tmp_path: Path) -> None:
+    _kernel_files(tmp_path, 400, 1000)
+    program = ("import sys; from scalein.llvm_backend import cache; cache.MOST_BYTES = 100_000\n"
+               "for _ in range(20): cache.trim(sys.argv[1])")
+    children = [subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stderr=subprocess.PIPE, text=True)
+                for _ in range(3)]  # fmt: skip
+    assert [child.communicate()[1] for child in children] == [""] * 3
+    assert len(_files(tmp_path)) == 75
+
+
+def test_trimming_never_raises(tmp_path: Path) -> None:
+    cache.trim(str(tmp_path / "not there"))
+    (tmp_path / "file").write_bytes(b"")
+    cache.trim(str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize("name", ["ir/exprs.py", "ir/passes/fuse.py", "llvm_backend/functions/casts.py", "layout.py",
+                                  "llvm_backend/parquet/snappy.py", "kernels/specialise.py", "dtypes.py"])  # fmt: skip
+def test_the_version_covers_what_shapes_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    package = Path(cache.__file__).parent.parent
+    for path in package.rglob("*.py"):
+        copy = tmp_path / "scalein" / path.relative_to(package)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.touch()
+    monkeypatch.setattr(cache, "__file__", str(tmp_path / "scalein" / "llvm_backend" / "cache.py"))
+    before = cache._version_now()
+    assert cache._version_now() == before
+    (tmp_path / "scalein" / name).write_text("changed")
+    assert cache._version_now() != before

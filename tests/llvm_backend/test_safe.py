@@ -11,6 +11,7 @@ import pytest
 
 import scalein as si
 from scalein import col
+from tests import oracle
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +68,7 @@ def test_safe_kernels_give_the_same_result() -> None:
         flow.join(names, on="s", how="left").select("k", "n"),
     ):
         got = q.collect(workers=2)
-        want = q.collect(workers=2, engine="interp")
+        want = oracle.collect(q)
         order = [(name, "ascending") for name in want.column_names]
         a, b = got.sort_by(order).to_pandas(), want.sort_by(order).to_pandas()
         assert a.shape == b.shape

@@ -84,7 +84,7 @@ class AddingCombiner:
         return pa.RecordBatch.from_arrays([pa.array(totals)], names=["v"])
 
 
-@examples(80)
+@examples(24)
 @given(parts=st.lists(key_lists, min_size=1, max_size=4), piece_rows=st.sampled_from([2, 7, 1000]),
        groups=st.sampled_from([1, 4, 1 << 20]))
 def test_a_merge_has_every_key_once_with_all_its_values(parts: list[list[tuple[str | None, float | None]]],
@@ -112,7 +112,7 @@ def test_a_merge_has_every_key_once_with_all_its_values(parts: list[list[tuple[s
     assert existed == [key_of(row) in rest for row in blocks[0][0].to_pylist()]
 
 
-@examples(50)
+@examples(15)
 @given(parts=st.lists(key_lists, min_size=1, max_size=3))
 def test_rows_that_do_not_combine_all_remain(parts: list[list[tuple[str | None, float | None]]]) -> None:
     blocks = [[rows(part, value=k)] for k, part in enumerate(parts)]
@@ -121,7 +121,7 @@ def test_rows_that_do_not_combine_all_remain(parts: list[list[tuple[str | None, 
     assert sorted(map(repr, got)) == sorted(map(repr, want))
 
 
-@examples(50)
+@examples(15)
 @given(wanted=key_lists, there=key_lists)
 def test_a_lookup_finds_all_rows_of_a_key_and_no_others(wanted: list[tuple[str | None, float | None]],
                                                         there: list[tuple[str | None, float | None]]) -> None:
@@ -133,7 +133,7 @@ def test_a_lookup_finds_all_rows_of_a_key_and_no_others(wanted: list[tuple[str |
     assert sorted(map(repr, got)) == sorted(map(repr, want))
 
 
-@examples(50)
+@examples(15)
 @given(keys=key_lists)
 def test_key_numbers(keys: list[tuple[str | None, float | None]]) -> None:
     batch = rows(keys)

@@ -39,7 +39,7 @@ def no_disk() -> Iterator[None]:
 SCHEMA = pa.schema([("k", pa.int64()), ("s", pa.string()), ("f", pa.float64()), ("x", pa.int64()), ("y", pa.float64())])
 NAN = float("nan")
 
-seeds = pytest.mark.parametrize("seed", range(max(1, round(2 * EXAMPLES))))  # more of them by SCALEIN_EXAMPLES
+seeds = pytest.mark.parametrize("seed", range(max(1, round(EXAMPLES))))  # more of them by SCALEIN_EXAMPLES
 
 
 def tables(random: Random, row: Callable[[Random], dict[str, Any]], schema: pa.Schema) -> list[list[pa.Table]]:

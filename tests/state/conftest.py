@@ -1,5 +1,5 @@
-"""Tests of the store: their batches are small, so a few rows are enough for each worker; so are their key groups, which
-would all be loaded rather than looked into."""
+"""Fixtures of the store: test batches and key groups are small, so workers get a few rows each, and lookups are made
+cheap: otherwise all groups would be loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def few_rows_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def lookups_cost_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(piece_lookups, "READ_WORTH", 64)
+    monkeypatch.setattr(piece_lookups, "BYTES_PER_READ", 64)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
-"""A store as this version of the format writes it, for every later one to read: `python -m tests.state.golden`.
+"""Writes the golden store of the current format, which all later versions must read: `python -m tests.state.golden`.
 
-Run it only for a new version of the format, into a new folder: the old ones stay.
+Run it only for a new version of the format, into a new folder; keep the old ones.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ def write() -> None:
     store.merge(rows(0, 22), **FUNCTIONS)
     tiers = store._tiers
     tiers.use_functions(tuple(FUNCTIONS.values()))
-    for bundle in range(6):
-        tiers._evict(bundle, 0.0)
+    for shard in range(6):
+        tiers._evict(shard, 0.0)
     store.merge(rows(10, 16), **FUNCTIONS)
     store.delete(rows(5, 4).select(KEY.names))
     first = store.snapshot().wait()
     then = content(store)
     store.close()
     with LogStore.open_on(LocalFileSystem(folder), key=KEY, value=VALUE, budget=budget, keep=2) as again:
-        again.merge(rows(0, 3), **FUNCTIONS)  # partials over a piece that was not read
+        again.merge(rows(0, 3), **FUNCTIONS)  # partial records over a piece that is not loaded
         again.snapshot().wait()
     with LogStore.open(folder, readonly=True) as again:
         now = content(again)

@@ -1,8 +1,8 @@
 """A simulated disk: it loses power at any operation, fills up, fails, and has bytes flipped.
 
 What survives a cut: every byte that `sync` confirmed, every name that `sync_directory` confirmed. Of unsynced writes
-each page of 4 KiB is lost, kept, or torn between its sectors of 512 bytes, in any combination; a file that grew has its
-old size, its new one, or anything a kept page asks for. Of unsynced changes of the directory each is lost or kept.
+each page of 4 KiB is lost, written, or written in part (sectors of 512 bytes), in any combination; a file that grew has
+its old size, its new one, or any size that a written page needs. Each unsynced change of the directory is lost or done.
 A sync of a file says nothing about its name.
 """
 
@@ -25,17 +25,17 @@ SECTOR = 512
 
 
 class PowerCut(Exception):
-    """The machine went off; every later operation says so too."""
+    """The machine lost power; every later operation raises it too."""
 
 
 class _Node:
-    """A file: what is on the disk, what programs see, and the writes in between."""
+    """A file: its durable content, its current content, and the unsynced writes."""
 
     def __init__(self, content: bytes = b"") -> None:
         self.durable = content
         self.current = bytearray(content)
         self.unsynced: list[tuple[int, bytes]] = []
-        self.dropped: list[tuple[int, bytes]] = []  # by a sync that failed: never confirmed any more
+        self.dropped: list[tuple[int, bytes]] = []  # by a failed sync: no later sync confirms them
 
     def write(self, offset: int, data: bytes) -> None:
         _put(self.current, offset, data)
@@ -52,11 +52,11 @@ class _Node:
         content = bytearray(self.durable)
         for offset, data in self.dropped + self.unsynced:
             for start, end in _pages(offset, len(data)):
-                fate = random.choice(("lost", "kept", "kept", "torn"))
+                fate = random.choice(("lost", "written", "written", "partial"))
                 if fate == "lost":
                     continue
                 for at in range(start, end, SECTOR):
-                    if fate == "kept" or random.random() < 0.5:
+                    if fate == "written" or random.random() < 0.5:
                         stop = min(end, at + SECTOR)
                         _put(content, at, data[at - offset : stop - offset])
         if len(content) < len(self.current) and random.random() < 0.5:
@@ -71,13 +71,13 @@ def _put(content: bytearray, offset: int, data: bytes) -> None:
 
 
 def _pages(offset: int, size: int) -> list[tuple[int, int]]:
-    """Ranges of a write, cut at borders of pages."""
+    """The ranges of a write, split at page boundaries."""
     cuts = [offset, *range((offset // PAGE + 1) * PAGE, offset + size, PAGE), offset + size]
     return [(a, b) for a, b in pairwise(cuts) if a < b]
 
 
 class PowerCutDisk:
-    """`FileSystem` in memory. Operations are those that change something: create, write, sync, rename, remove, ..."""
+    """A `FileSystem` in memory. Operations are the calls that change it: create, write, sync, rename, remove, ..."""
 
     def __init__(self, content: dict[str, bytes] | None = None) -> None:
         self.operations = 0
@@ -90,14 +90,14 @@ class PowerCutDisk:
         self._cut_at: int | None = None
         self._is_off = False
         self._is_locked = False
-        self._room: int | None = None
+        self._free: int | None = None
         self._faults: dict[tuple[str, int], int] = {}
         self._calls: dict[str, int] = {}
 
-    # --- what tests arrange
+    # --- for tests
 
     def fail_at(self, operation: int) -> None:
-        """Lose power in the operation of that number, counted from 0 over the disk's life."""
+        """Lose power in this operation, counted from 0 since the disk was created."""
         self._cut_at = operation
 
     def cut(self) -> None:
@@ -105,7 +105,7 @@ class PowerCutDisk:
         self._is_off = True
 
     def after_cut(self, random: Random) -> PowerCutDisk:
-        """The disk as it is found after the next start; one of very many that are possible."""
+        """A disk with one of the many contents that are possible after the power cut."""
         with self._lock:
             names = dict(self._durable)
             for change in self._changes:
@@ -117,8 +117,8 @@ class PowerCutDisk:
             return PowerCutDisk({name: contents[id(node)] for name, node in names.items()})
 
     def full_after(self, size_bytes: int | None) -> None:
-        """ENOSPC once that many more bytes were written; None: room for ever."""
-        self._room = size_bytes
+        """Raise ENOSPC once this many more bytes are written; None: never."""
+        self._free = size_bytes
 
     def fail(self, kind: str, call: int, number: int = errno.EIO) -> None:
         """Let a call fail: `kind` is read, write, sync, create, rename, remove or sync_directory; 0 is the next."""
@@ -128,16 +128,16 @@ class PowerCutDisk:
         return bytes(self._current[name].current)
 
     def replace(self, name: str, content: bytes) -> None:
-        """Put other bytes under a name, durably."""
+        """Replace the content of a file, durably."""
         self._durable[name] = self._current[name] = _Node(content)
 
     def flip(self, name: str, offset: int, bits: int = 1) -> None:
-        """Change a byte on the disk."""
+        """Flip bits of a byte on the disk."""
         content = bytearray(self.content(name))
         content[offset] ^= bits
         self.replace(name, bytes(content))
 
-    # --- what the store calls
+    # --- FileSystem
 
     def path_of(self, name: str) -> str:
         return f"disk/{name}"
@@ -153,7 +153,7 @@ class PowerCutDisk:
     def create(self, name: str, size_bytes: int = 0) -> _Output:
         with self._lock:
             self._fault("create", name)
-            if self._room is not None and size_bytes > self._room:
+            if self._free is not None and size_bytes > self._free:
                 raise store_failed("cannot create a file of the store", self.path_of(name), _error(errno.ENOSPC))
             if name in self._current:
                 self._change(lambda names: names.pop(name, None), f"remove {name}")
@@ -204,14 +204,14 @@ class PowerCutDisk:
         self._is_locked = True
         return _Lock(self)
 
-    # --- inside
+    # --- internals
 
     def _check_power(self) -> None:
         if self._is_off:
             raise PowerCut(f"after {self.operations} operations")
 
     def _operation(self, what: str, undone: Callable[[], None] = lambda: None) -> None:
-        """Count an operation. In the one that is cut, `undone` leaves behind what may reach the disk all the same."""
+        """Count an operation. In the one that loses power, `undone` applies what may reach the disk all the same."""
         self._check_power()
         if self.operations == self._cut_at:
             self._is_off = True
@@ -246,16 +246,16 @@ class _Output:
         disk, content = self._files, bytes(flat_bytes(data))
         with disk._lock:
             disk._fault("write", self._name, offset)
-            room = len(content) if disk._room is None else min(len(content), disk._room)
-            part = content[:room]
+            written = len(content) if disk._free is None else min(len(content), disk._free)
+            part = content[:written]
             disk._operation(f"write {self._name} {offset} {len(part)}", lambda: self._node.write(offset, part))
             self._node.write(offset, part)
             disk.written_bytes += len(part)
-            if disk._room is not None:
-                disk._room -= room
-            if room < len(content):
+            if disk._free is not None:
+                disk._free -= written
+            if written < len(content):
                 what = "cannot write a file of the store"
-                raise store_failed(what, disk.path_of(self._name), _error(errno.ENOSPC), offset + room)
+                raise store_failed(what, disk.path_of(self._name), _error(errno.ENOSPC), offset + written)
 
     def sync(self) -> None:
         disk = self._files
@@ -270,7 +270,7 @@ class _Output:
             self._node.sync()
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Nothing to close."""
 
 
 class _Input:
@@ -303,7 +303,7 @@ class _Input:
         self._files._check_power()
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Nothing to close."""
 
 
 class _Lock:

@@ -1,4 +1,4 @@
-"""Checksums and records the slow, obvious way, for tests to compare with."""
+"""Reference implementations of checksums and records, in plain Python."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Row = tuple[int, tuple[bytes, ...]]  # a number and the strings of a record
 Texts = list["ctypes.Array[ctypes.c_char]"]
 
 
-def obvious_checksum(data: bytes, seed: int) -> int:
+def reference_checksum(data: bytes, seed: int) -> int:
     lanes = [(seed ^ lane * 0x9E3779B97F4A7C15) & M64 for lane in range(8)]
     for i in range(len(data) // 8):
         acc = (lanes[i % 8] ^ int.from_bytes(data[8 * i : 8 * i + 8], "little")) * 0xD6E8FEB86659FD93 & M64
@@ -29,7 +29,7 @@ def obvious_checksum(data: bytes, seed: int) -> int:
 
 
 def encoded(rows: list[Row], stride: int, cells: tuple[int, ...], keep: Texts) -> np.ndarray:
-    """Records as the store has them in memory: 8 bytes of a number, and cells that hold or point to strings."""
+    """Records as the store holds them in memory: a number of 8 bytes, and cells that hold strings or point to them."""
     records = np.zeros((len(rows), stride), np.uint8)
     for record, (number, texts) in zip(records, rows, strict=True):
         record[:8].view("<u8")[0] = number
@@ -59,7 +59,7 @@ def decoded(found: Records, cells: tuple[int, ...]) -> list[Row]:
 
 
 def write_run(fs: FileSystem, rows: list[Row], hashes: np.ndarray, stride: int, cells: tuple[int, ...],
-              step: int = 1000, id: int = 5) -> RunInfo:  # fmt: skip
+              step: int = 1000, id: int = 5) -> RunInfo:
     writer = RunWriter(fs, id, stride, '{"how": "sum"}', cells)
     for start in range(0, len(rows), step):
         keep: Texts = []

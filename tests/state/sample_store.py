@@ -18,7 +18,7 @@ BUDGET = Budget(800_000, 1 << 16, 1 << 12)
 
 
 class Built:
-    """A store with runs, images and two snapshots, and what each of these holds."""
+    """A store with runs, images and two snapshots, and the content of each snapshot."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -30,8 +30,8 @@ class Built:
         pair.op_snapshot(Random(1), 0)
         pair.wait()
         pair.close()
-        self.contents: list[Content] = [{}, *pair.frozen.values()]
-        self.ids = list(pair.frozen)
+        self.contents: list[Content] = [{}, *pair.captured.values()]
+        self.ids = list(pair.captured)
         self.names = sorted(name for name in os.listdir(path) if name != "LOCK")
 
 

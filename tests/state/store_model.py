@@ -1,4 +1,4 @@
-"""A store as a dict: what LogStore must hold, the slow and obvious way, and tables of random rows to feed both."""
+"""A model of LogStore, a dict, and tables of random rows for both."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from random import Random
 
 import pyarrow as pa
 
-from scalein.state.columns import KEPT
+from scalein.layout import KEPT
 
 Key = tuple[object, ...]
 Content = dict[Key, tuple[object, ...]]
@@ -23,14 +23,14 @@ class Overflow(Exception):
 
 
 def plain(value: object) -> object:
-    """A value that equals itself: one NaN, one zero."""
+    """A value that equals itself: NaN as text, -0.0 as 0.0."""
     if isinstance(value, float):
         return "NaN" if math.isnan(value) else value + 0.0
     return value
 
 
 def rank(value: object) -> tuple[int, object]:
-    """NaN is the greatest; text goes by its bytes."""
+    """The sort key of a value: NaN is the greatest; text is compared by its bytes."""
     if isinstance(value, str) and value != "NaN":
         return 0, value.encode()
     return (1, 0) if value == "NaN" else (0, value)
@@ -54,7 +54,7 @@ def _added(old: object, new: object) -> object:
 
 
 def combined(function: str, old: object, new: object, kind: pa.DataType, counts: bool) -> object:
-    """What a row makes of a value. `counts`: whether the row counts for `count`."""
+    """The new value after a row is merged. `counts`: whether `count` counts the row."""
     if function == KEPT:
         return old
     if function == "count":
@@ -87,7 +87,7 @@ class Model:
         return Model(self.key, self.value, self.content)
 
     def merge(self, table: pa.Table, functions: dict[str, str]) -> None:
-        """All rows, or none if one overflows."""
+        """Merge all rows, or none if one overflows."""
         after: Content = {}
         nothing = (None,) * len(self.value)
         chosen = [functions.get(name, KEPT) for name in self.value.names]
@@ -121,10 +121,10 @@ def rows_of(table: pa.Table) -> Sequence[tuple[object, ...]]:
 
 
 def content_of(table: pa.Table, key: pa.Schema) -> Content:
-    """What a scan gave; a key that comes twice is an error."""
+    """The result of a scan as a dict; fails on a duplicate key."""
     rows = rows_of(table)
     found = {row[: len(key)]: row[len(key) :] for row in rows}
-    assert len(found) == len(rows), "a key came twice"
+    assert len(found) == len(rows), "duplicate key"
     return found
 
 
@@ -133,12 +133,12 @@ def content_of(table: pa.Table, key: pa.Schema) -> Content:
 
 @dataclass(frozen=True)
 class Kind:
-    """A store's columns, how to make a value of each, and the merges that tests do with it."""
+    """The columns of a store, a generator of values for each, and the merge functions that tests use."""
 
     name: str
     key: pa.Schema
     value: pa.Schema
-    make_key: Callable[[int], Key]  # of the number of a key
+    make_key: Callable[[int], Key]  # from the number of a key
     make: dict[str, Maker]
     merges: list[dict[str, str]]
     keys: int = 3000
@@ -148,7 +148,7 @@ class Kind:
         return self._table(random, count, ())
 
     def table(self, random: Random, count: int, names: Sequence[str], odd: bool = True) -> pa.Table:
-        """Rows with some value columns: sliced and in several chunks now and then."""
+        """Rows with some value columns; some tables are sliced and have several chunks."""
         table = self._table(random, count, names)
         if odd and count > 3 and random.random() < 0.5:
             first = random.randrange(count // 2)

@@ -1,4 +1,4 @@
-"""A LogStore and its model side by side: operations made of a name, a seed and a size are done to both and compared."""
+"""A LogStore and its model: operations, given by name, seed and size, are applied to both and compared."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from scalein.options import Options
 from scalein.state import LogStore, Snapshot, format
 from scalein.state.budget import Budget
 from scalein.state.compaction import Compactor
-from scalein.state.evict import Spiller
-from scalein.state.memtable import HotTable
-from scalein.state.run_levels import Cold
-from scalein.state.snapshot import Copier
+from scalein.state.evict import Evictor
+from scalein.state.memtable import MemTable
+from scalein.state.run_levels import RunLevels
+from scalein.state.snapshot import SegmentCopier
 from scalein.state.tiers import Tiers
 from scalein.storage.filesystem import FileSystem
 from tests.state.store_model import KINDS, Content, Kind, Model, Overflow, content_of, rows_of
@@ -31,22 +31,22 @@ Op = tuple[str, int, int]  # name, seed, size
 
 @cache
 def kernels_of(kind: str, workers: int) -> StoreKernels:
-    """StoreKernels that many stores share, so that each need not be compiled again."""
+    """Kernels that many stores share, so that they are compiled once."""
     return StoreKernels(KINDS[kind].key, KINDS[kind].value, Options.make(workers=workers))
 
 
 class Pair:
-    """A store that must always hold what its model holds."""
+    """A store that must always equal its model."""
 
     def __init__(self, kind: Kind, files: Callable[[bool], FileSystem], budget: Budget, workers: int,
                  keep: int = 3) -> None:
         self.kind, self.files, self.budget, self.keep = kind, files, budget, keep
         self.options = Options.make(workers=workers)
         self.model = Model(kind.key, kind.value)
-        self.frozen: dict[int, Content] = {}  # what was true at each snapshot that was begun
+        self.captured: dict[int, Content] = {}  # the content at each snapshot that was started
         self.waiting: list[Snapshot] = []
         self.done: Counter[str] = Counter()
-        self.gate = threading.Event()  # closed: nothing is copied for a snapshot unless a kernel has to
+        self.gate = threading.Event()  # while clear, segments are copied by kernels only
         self.gate.set()
         self.store = self.opened()
 
@@ -54,7 +54,7 @@ class Pair:
         store = LogStore.open_on(self.files(readonly), key=self.kind.key, value=self.kind.value, budget=self.budget,
                                     snapshot=snapshot, readonly=readonly, keep=self.keep, options=self.options,
                                     kernels=kernels_of(self.kind.name, self.options.workers))
-        copier = store._saver.copier
+        copier = store._snapshots.copier
         copy = copier.copy
 
         def waits(*args: object) -> object:
@@ -77,7 +77,7 @@ class Pair:
         self._merge(random, self.kind.table(random, size, names), functions)
 
     def op_more(self, random: Random, size: int) -> None:
-        """Always the same functions, so that partials pile up."""
+        """Always the same functions, so that partial records accumulate."""
         functions = self.kind.merges[0]
         self._merge(random, self.kind.table(random, size, list(functions)), functions)
 
@@ -119,20 +119,20 @@ class Pair:
         assert len(self.store) == len(self.model.content)
 
     def op_snapshot(self, random: Random, size: int) -> None:
-        self.gate.set()  # a freeze waits for the copy before it
+        self.gate.set()  # a capture waits for the previous copy
         snapshot = self.store.snapshot()
-        self.frozen[snapshot.id] = dict(self.model.content)
+        self.captured[snapshot.id] = dict(self.model.content)
         self.waiting.append(snapshot)
         if random.random() < 0.5:
             snapshot.wait()
             assert snapshot.is_done
 
     def op_slow_snapshot(self, random: Random, size: int) -> None:
-        """One that is not copied before a later operation lets it."""
+        """A snapshot that is not copied before a later operation allows it."""
         self.wait()
         self.gate.clear()
         snapshot = self.store.snapshot()
-        self.frozen[snapshot.id] = dict(self.model.content)
+        self.captured[snapshot.id] = dict(self.model.content)
         self.waiting.append(snapshot)
 
     def op_wait(self, random: Random, size: int) -> None:
@@ -142,7 +142,7 @@ class Pair:
         self.store.compact()
 
     def op_verify(self, random: Random, size: int) -> None:
-        self.gate.set()  # it waits for what is being written
+        self.gate.set()  # close waits for the snapshot in progress
         self.store.verify()
 
     def op_reopen(self, random: Random, size: int) -> None:
@@ -151,23 +151,23 @@ class Pair:
         self.store = self.opened()
 
     def op_look_back(self, random: Random, size: int) -> None:
-        """Open the kept snapshots to read them."""
+        """Open the retained snapshots read-only."""
         self.wait()
         for id in format.ids(self.files(True).names(), "snapshot"):
-            if id in self.frozen:
+            if id in self.captured:
                 with self.opened(id, readonly=True) as old:
-                    self.check(old, self.frozen[id])
+                    self.check(old, self.captured[id])
 
     def op_go_back(self, random: Random, size: int) -> None:
-        """Go on from a kept snapshot."""
+        """Continue from a retained snapshot."""
         self.wait()
         self.store.close()
-        known = [id for id in format.ids(self.files(True).names(), "snapshot") if id in self.frozen]
+        known = [id for id in format.ids(self.files(True).names(), "snapshot") if id in self.captured]
         id = random.choice(known) if known else None
         self.store = self.opened(id)
         if id is not None:
-            self.model.content = dict(self.frozen[id])
-            self.frozen = {k: v for k, v in self.frozen.items() if k <= id}
+            self.model.content = dict(self.captured[id])
+            self.captured = {k: v for k, v in self.captured.items() if k <= id}
 
     # --- checks
 
@@ -176,7 +176,7 @@ class Pair:
         for snapshot in self.waiting:
             snapshot.wait(60)
         self.waiting.clear()
-        self.store._saver._writer.submit(lambda: None).result()  # old ones have been removed
+        self.store._snapshots._writer.submit(lambda: None).result()  # old ones have been removed
 
     def check(self, store: LogStore, wanted: Content) -> None:
         found = content_of(store.scan().read_all(), self.kind.key)
@@ -197,7 +197,7 @@ def assert_same(found: Content, wanted: Content) -> None:
 
 @contextmanager
 def probes() -> Iterator[Counter[str]]:
-    """Counts how often the paths that tests are about really ran."""
+    """Count how often the tested code paths ran."""
     seen: Counter[str] = Counter()
     with pytest.MonkeyPatch.context() as patch:
 
@@ -210,19 +210,19 @@ def probes() -> Iterator[Counter[str]]:
 
             patch.setattr(owner, method, counted)
 
-        count(Spiller, "_write_run", "evicted")
-        count(Compactor, "_merge", "compacted behind")
+        count(Evictor, "_write_run", "evicted")
+        count(Compactor, "_merge", "compacted in background")
         count(Tiers, "_load", "loaded")
-        count(Tiers, "_find_cold", "read cold")
-        count(Cold, "merged", "merged runs")
-        count(Copier, "copy_now", "undo full")
-        count(Copier, "_in_one", "undone")
-        count(HotTable, "_grow", "index grew")
-        add_chunk = HotTable._add_chunk
+        count(Tiers, "_merge_older", "read from disk")
+        count(RunLevels, "compact", "merged runs")
+        count(SegmentCopier, "copy_now", "undo full")
+        count(SegmentCopier, "_merge_logs", "undone")
+        count(MemTable, "_grow", "index grew")
+        add_chunk = MemTable._allocate_chunk
 
-        def added(self: HotTable, group: int, kind: int, need: int) -> None:
+        def added(self: MemTable, group: int, kind: int, need: int) -> None:
             seen[("record chunk", "text chunk")[kind]] += 1
             add_chunk(self, group, kind, need)
 
-        patch.setattr(HotTable, "_add_chunk", added)
+        patch.setattr(MemTable, "_allocate_chunk", added)
         yield seen

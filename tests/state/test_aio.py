@@ -1,4 +1,4 @@
-"""Many reads at once: the bytes of the files, whatever the system can do, and nothing that is still being written."""
+"""BlockReader: reads return the bytes of the files, whatever the system supports, and no read stays in flight."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def inputs(tmp_path: Path, contents: list[bytes]) -> list[Input]:
 
 
 def some(random: Random, inputs: list[Input], most: int) -> Request:
-    """Pages of all files, many of them neighbours; the ones of a file in order."""
+    """Random pages of all files, many of them adjacent; those of a file are in order."""
     rows = sorted((k, page) for k in range(3) for page in random.sample(range(PAGES), random.randint(0, most)))
     sizes = [1 if random.random() < 0.9 else min(3, PAGES - page) for _, page in rows]
     return Request(inputs, np.array([k for k, _ in rows], np.int64),
@@ -54,7 +54,7 @@ def wanted(part: Request, contents: list[bytes]) -> bytes:
 
 
 class FewAtOnce(aio._System):
-    """Takes three reads at a time; every fifth fails, and some are short."""
+    """Accepts three reads at a time; every fifth fails, and some are short."""
 
     def submit(self, context: int, controls: np.ndarray) -> int:
         return super().submit(context, controls[:3])
@@ -80,7 +80,7 @@ class NoContext(aio._System):
 
 
 class Full(aio._System):
-    """Has room for four reads."""
+    """Has space for four reads in flight."""
 
     at_once = 0
 
@@ -98,7 +98,7 @@ class Full(aio._System):
 
 
 @pytest.mark.parametrize("system", ["real", "few", "stubborn", "full", "no context", "none", "no direct"])
-def test_what_is_read_is_what_the_files_hold(system: str, inputs: list[Input], contents: list[bytes],
+def test_reads_return_the_bytes_of_the_files(system: str, inputs: list[Input], contents: list[bytes],
                                              monkeypatch: pytest.MonkeyPatch) -> None:
     calls = aio._CALLS[os.uname().machine]
     made = {"few": FewAtOnce, "stubborn": Stubborn, "no context": NoContext, "full": Full}.get(system)
@@ -111,7 +111,7 @@ def test_what_is_read_is_what_the_files_hold(system: str, inputs: list[Input], c
         inputs[1]._direct = -1  # type: ignore[attr-defined]
     random = Random(3)
     reader = BlockReader(40 * PAGE)
-    for most in (0, 1, 12, 100, 100, 5):  # also parts that are larger than a buffer
+    for most in (0, 1, 12, 100, 100, 5):  # also requests that are larger than a buffer
         parts = [some(random, inputs, most) for _ in range(random.randint(0, 9))]
         found = [(part, area.tobytes()) for part, area in reader.read(parts)]
         assert [part for part, _ in found] == parts
@@ -120,7 +120,7 @@ def test_what_is_read_is_what_the_files_hold(system: str, inputs: list[Input], c
     reader.close()
 
 
-def test_a_caller_that_fails_leaves_nothing_behind(inputs: list[Input], contents: list[bytes]) -> None:
+def test_an_abandoned_read_leaves_no_read_in_flight(inputs: list[Input], contents: list[bytes]) -> None:
     random = Random(4)
     reader = BlockReader(40 * PAGE)
     for after in (0, 1, 2, 5):
@@ -135,7 +135,7 @@ def test_a_caller_that_fails_leaves_nothing_behind(inputs: list[Input], contents
 
 
 class Interrupted(aio._System):
-    """Ctrl-C comes while reads are waited for, after some have ended."""
+    """Ctrl-C interrupts the wait for reads after some have ended."""
 
     is_first = True
     in_flight = 0
@@ -146,7 +146,7 @@ class Interrupted(aio._System):
         return done
 
     def events(self, context: int, least: int, events: np.ndarray) -> int:
-        assert least <= self.in_flight, "this would wait for ever"
+        assert least <= self.in_flight, "this would never return"
         count = super().events(context, 1 if self.is_first else least, events)
         self.in_flight -= max(count, 0)
         if self.is_first:
@@ -155,8 +155,8 @@ class Interrupted(aio._System):
         return count
 
 
-def test_an_interrupted_wait_is_not_waited_for_again(inputs: list[Input], contents: list[bytes],
-                                                     monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_reads_that_ended_before_an_interrupt_are_not_awaited_again(inputs: list[Input], contents: list[bytes],
+                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     found = aio._system()
     if found is None:
         pytest.skip("no asynchronous I/O here")
@@ -173,7 +173,7 @@ def test_an_interrupted_wait_is_not_waited_for_again(inputs: list[Input], conten
     buffer.close()
 
 
-def test_a_file_that_became_shorter_is_damaged(tmp_path: Path, inputs: list[Input]) -> None:
+def test_a_truncated_file_is_damaged(tmp_path: Path, inputs: list[Input]) -> None:
     os.truncate(tmp_path / "file1", 10 * PAGE + 100)
     part = Request(inputs, np.array([0, 1, 1, 2]), np.array([0, 9, 10, 20]) * PAGE, np.full(4, PAGE))
     with pytest.raises(Damaged, match="ends too early") as caught:
@@ -181,7 +181,7 @@ def test_a_file_that_became_shorter_is_damaged(tmp_path: Path, inputs: list[Inpu
     assert caught.value.facts["file"] == str(tmp_path / "file1")
 
 
-def test_a_read_that_fails_says_why(inputs: list[Input], tmp_path: Path) -> None:
+def test_a_failed_read_reports_the_reason(inputs: list[Input], tmp_path: Path) -> None:
     os.close(inputs[2]._fd)  # type: ignore[attr-defined]
     inputs[2]._fd = os.open(tmp_path, os.O_RDONLY)  # type: ignore[attr-defined]
     inputs[2]._direct = -1  # type: ignore[attr-defined]
@@ -189,10 +189,10 @@ def test_a_read_that_fails_says_why(inputs: list[Input], tmp_path: Path) -> None
         list(BlockReader(40 * PAGE).read([Request(inputs, np.array([2]), np.array([0]), np.array([PAGE]))]))
 
 
-def test_nothing_stays_in_the_page_cache(inputs: list[Input], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_bypass_the_page_cache(inputs: list[Input], monkeypatch: pytest.MonkeyPatch) -> None:
     if aio._system() is None or inputs[0].direct_fd < 0:
         pytest.skip("no asynchronous reads here")
-    monkeypatch.setattr(inputs[0], "read_into", None)  # would be the plain way
+    monkeypatch.setattr(inputs[0], "read_into", None)  # the fallback
     buffer = ReadBuffer(40 * PAGE)
     buffer.start(inputs, np.zeros(40, np.int64), np.arange(40) * PAGE * 2, np.full(40, PAGE))
     assert len(buffer.wait()) == 40 * PAGE

@@ -1,5 +1,4 @@
-"""The seam to the operating system: whole writes and reads, errors that name the file, locks, and memory that is given
-back."""
+"""LocalFileSystem: complete writes and reads, errors that name the file, locks, aligned memory."""
 
 from __future__ import annotations
 
@@ -54,9 +53,8 @@ def cached_pages(path: Path) -> int:
 @pytest.mark.parametrize("size", [0, 1, PAGE, 3 * PAGE + 17, MIB, 3 * MIB + 5])
 @pytest.mark.parametrize("shift", [0, 1])
 @pytest.mark.parametrize("direct", [True, False])
-def test_what_is_written_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, shift: int, direct: bool
-) -> None:
+def test_a_file_is_read_as_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, shift: int,
+                                          direct: bool) -> None:
     if not direct:
         monkeypatch.setattr(local_module, "DIRECT_BYTES", 1 << 62)
         monkeypatch.setattr(local_module, "UNSYNCED_BYTES", 5 * PAGE)
@@ -78,7 +76,7 @@ def test_what_is_written_is_read(
     found.close()
 
 
-def test_large_writes_leave_nothing_in_the_page_cache(tmp_path: Path) -> None:
+def test_large_writes_bypass_the_page_cache(tmp_path: Path) -> None:
     files = LocalFileSystem(tmp_path)
     data = some_bytes(4 * MIB)
     written(files, "direct", data)
@@ -92,12 +90,12 @@ def test_large_writes_leave_nothing_in_the_page_cache(tmp_path: Path) -> None:
     found.read_into(0, aligned_buffer(4 * MIB).data)
     assert cached_pages(tmp_path / "direct") == 1024
     found.drop_cache(0, MIB)
-    assert cached_pages(tmp_path / "direct") <= 1024 - 128  # a large folio at the border may stay
+    assert cached_pages(tmp_path / "direct") <= 1024 - 128  # a large folio at the end may remain
     found.drop_cache()
     assert cached_pages(tmp_path / "direct") == 0
 
 
-def test_a_file_system_without_direct_writes_takes_plain_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writes_are_buffered_where_direct_writes_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = LocalFileSystem(tmp_path)
     data = some_bytes(2 * MIB)
     output = files.create("a")
@@ -115,7 +113,7 @@ def test_a_file_system_without_direct_writes_takes_plain_ones(tmp_path: Path, mo
     assert files.open("a").read(0, len(data)).tobytes() == data.tobytes()
 
 
-def test_short_writes_and_reads_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_writes_and_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pwrite, preadv = os.pwrite, os.preadv
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, data[: max(1, len(data) // 3)], at))
     monkeypatch.setattr(os, "preadv", lambda fd, into, at: preadv(fd, [into[0][: max(1, len(into[0]) // 3)]], at))
@@ -129,7 +127,7 @@ def test_short_writes_and_reads_go_on(tmp_path: Path, monkeypatch: pytest.Monkey
     assert into.tobytes() == data[:MIB].tobytes()
 
 
-def test_a_file_stays_readable_after_it_was_removed_or_made_anew(tmp_path: Path) -> None:
+def test_an_open_file_stays_readable_after_it_is_removed_or_replaced(tmp_path: Path) -> None:
     files = LocalFileSystem(tmp_path)
     written(files, "a", some_bytes(MIB, 1))
     old = files.open("a")
@@ -140,7 +138,7 @@ def test_a_file_stays_readable_after_it_was_removed_or_made_anew(tmp_path: Path)
     assert old.read(0, MIB).tobytes() == into.tobytes() == some_bytes(MIB, 1).tobytes()
 
 
-def test_names_and_renames(tmp_path: Path) -> None:
+def test_a_rename_replaces_the_target(tmp_path: Path) -> None:
     files = LocalFileSystem(tmp_path / "deep" / "store")
     for name in ("b", "_c"):
         written(files, name, some_bytes(10))
@@ -150,7 +148,7 @@ def test_names_and_renames(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("size", "offset"), [(11, 0), (1, 10), (1 << 62, 5)])
-def test_a_file_that_ends_early_is_damaged(tmp_path: Path, size: int, offset: int) -> None:
+def test_reading_after_the_end_of_a_file_is_damage(tmp_path: Path, size: int, offset: int) -> None:
     files = LocalFileSystem(tmp_path)
     written(files, "run", some_bytes(10))
     with pytest.raises(Damaged, match="ends too early") as caught:
@@ -172,7 +170,7 @@ REFUSALS: dict[str, tuple[int, Callable[[FileSystem], object]]] = {
 
 
 @pytest.mark.parametrize("what", REFUSALS)
-def test_what_the_system_refuses_is_told(tmp_path: Path, what: str) -> None:
+def test_errors_of_the_system_name_the_file(tmp_path: Path, what: str) -> None:
     (tmp_path / "folder").mkdir()
     number, call = REFUSALS[what]
     with pytest.raises(StoreFailed, match=os.strerror(number)) as caught:
@@ -183,7 +181,8 @@ def test_what_the_system_refuses_is_told(tmp_path: Path, what: str) -> None:
 
 @pytest.mark.parametrize("call", ["pwrite", "fdatasync", "preadv", "posix_fallocate"])
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
-def test_a_failing_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None:
+def test_errors_of_the_disk_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str,
+                                          number: int) -> None:
     files = LocalFileSystem(tmp_path)
     written(files, "old", some_bytes(PAGE))
 
@@ -200,14 +199,14 @@ def test_a_failing_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert ("new" in files.names()) == (call in ("pwrite", "fdatasync"))
 
 
-def test_a_full_disk_is_told_before_anything_is_written(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(StoreFailed) as caught:
         LocalFileSystem(tmp_path).create("a", size_bytes=1 << 55)
     assert caught.value.facts["error"] in ("ENOSPC", "EFBIG")
     assert os.listdir(tmp_path) == []
 
 
-def test_a_store_opened_readonly_is_not_written(tmp_path: Path) -> None:
+def test_a_readonly_file_system_is_not_written(tmp_path: Path) -> None:
     written(LocalFileSystem(tmp_path), "a", some_bytes(10))
     files = LocalFileSystem(tmp_path, readonly=True)
     assert files.open("a").size == 10
@@ -219,7 +218,7 @@ def test_a_store_opened_readonly_is_not_written(tmp_path: Path) -> None:
     assert files.names() == ["a"]
 
 
-def test_a_directory_that_is_none_is_told(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_directory_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     for path, readonly in ((tmp_path / "file", False), (tmp_path / "file" / "x", False), (tmp_path / "none", True)):
         with pytest.raises(StoreFailed, match="directory") as caught:
@@ -227,16 +226,14 @@ def test_a_directory_that_is_none_is_told(tmp_path: Path) -> None:
         assert caught.value.facts["file"] == str(path)
 
 
-def test_elsewhere_the_store_says_in_one_sentence_that_it_does_not_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_platforms_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(StoreFailed, match="runs on Linux only"):
         LocalFileSystem(tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_directory_that_may_not_be_written_is_told(tmp_path: Path) -> None:
+def test_an_unwritable_directory_is_reported(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     try:
         with pytest.raises(StoreFailed, match="Permission denied"):
@@ -245,7 +242,7 @@ def test_a_directory_that_may_not_be_written_is_told(tmp_path: Path) -> None:
         tmp_path.chmod(0o700)
 
 
-def test_one_owner_at_a_time(tmp_path: Path) -> None:
+def test_the_directory_lock_is_exclusive(tmp_path: Path) -> None:
     held = LocalFileSystem(tmp_path).lock()
     with pytest.raises(ScaleinError, match="open in another process") as caught:
         LocalFileSystem(tmp_path).lock()
@@ -256,7 +253,7 @@ def test_one_owner_at_a_time(tmp_path: Path) -> None:
     LocalFileSystem(tmp_path).lock().release()
 
 
-def test_a_second_process_is_told_who_owns_the_store(tmp_path: Path) -> None:
+def test_the_lock_error_names_the_owning_process(tmp_path: Path) -> None:
     code = ("import sys; from scalein.storage.local import LocalFileSystem; "
             "lock = LocalFileSystem(sys.argv[1]).lock(); print(); input()")
     root = Path(__file__).parents[2]
@@ -268,10 +265,10 @@ def test_a_second_process_is_told_who_owns_the_store(tmp_path: Path) -> None:
             LocalFileSystem(tmp_path).lock()
         assert caught.value.facts["owner"] == f"process {other.pid}"
         other.kill()
-    LocalFileSystem(tmp_path).lock().release()  # a killed owner's lock is gone with it
+    LocalFileSystem(tmp_path).lock().release()  # the lock of a killed process is released
 
 
-def test_no_memory_is_no_failed_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_out_of_memory_is_not_a_file_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_: object, **__: object) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 

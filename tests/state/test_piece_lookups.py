@@ -1,4 +1,4 @@
-"""Point reads after a reopen: by the indexes of snapshots, without loading groups; and these indexes themselves."""
+"""Lookups in restored pieces by the indexes of snapshots, without loading groups; and the indexes themselves."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 
 from scalein.errors import StoreFailed
 from scalein.state import LogStore, format, piece_lookups
-from scalein.state import indexer as indexing
+from scalein.state import indexer as indexer_module
 from scalein.state.arena import Arena
 from scalein.state.budget import Budget
 from scalein.state.index_runs import IndexRun, IndexWriter
-from scalein.state.indexer import first_merged
+from scalein.state.indexer import first_to_merge
 from scalein.storage.local import LocalFileSystem
 from tests.state.store_model import KINDS
 from tests.state.store_pair import Pair
@@ -25,14 +25,14 @@ PLENTY = Budget(None, 1 << 16, 1 << 12)
 
 
 def never_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(piece_lookups, "READ_WORTH", 0)
+    monkeypatch.setattr(piece_lookups, "BYTES_PER_READ", 0)
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-@pytest.mark.parametrize("window", [1 << 14, 1 << 22])
-def test_keys_are_looked_up_in_pieces_of_several_ages(kind: str, window: int, tmp_path: Path,
-                                                      monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records, partials and deleted ones of several processes, whose groups stay on disk; windows of a few blocks."""
+@pytest.mark.parametrize("buffer_bytes", [1 << 14, 1 << 22])
+def test_lookups_in_several_pieces(kind: str, buffer_bytes: int, tmp_path: Path,
+                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    """Full, partial and deleted records of several sessions, whose groups are not loaded; small read buffers."""
     never_load(monkeypatch)
     pair = Pair(KINDS[kind], lambda readonly: LocalFileSystem(tmp_path, readonly), PLENTY, 1)
     for age in range(3):
@@ -41,14 +41,14 @@ def test_keys_are_looked_up_in_pieces_of_several_ages(kind: str, window: int, tm
             pair.do(("delete", 10 * age + step, 40))
             pair.store.snapshot().wait()
         pair.op_reopen(Random(0), 0)
-        assert pair.kind.overflows or len(pair.store._tiers.past.pieces) == 1 + age  # overflows load groups
-        pair.store._tiers._reader.buffer_bytes = window
+        assert pair.kind.overflows or len(pair.store._tiers.restored.pieces) == 1 + age  # overflows load groups
+        pair.store._tiers._reader.buffer_bytes = buffer_bytes
         loaded = pair.store.stats()["groups_not_loaded"]
         for seed in range(3):
             pair.do(("get", seed, 400))
         assert pair.store.stats()["groups_not_loaded"] == loaded
         pair.store.verify()
-    monkeypatch.setattr(piece_lookups, "READ_WORTH", 1 << 20)
+    monkeypatch.setattr(piece_lookups, "BYTES_PER_READ", 1 << 20)
     pair.do(("get", 5, 400))
     pair.do(("scan", 0, 0))
     assert pair.store.stats()["groups_not_loaded"] == 0
@@ -56,31 +56,30 @@ def test_keys_are_looked_up_in_pieces_of_several_ages(kind: str, window: int, tm
 
 
 @pytest.mark.parametrize("kind", ["int", "text"])
-def test_entries_of_chunks_that_others_have_now_lead_to_nothing_wrong(kind: str, tmp_path: Path,
-                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups leave memory and come back to other places, again and again, between snapshots: each has its own index."""
+def test_stale_index_entries_are_ignored(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups are evicted and loaded to other addresses repeatedly between snapshots, each with its own index."""
     never_load(monkeypatch)
-    monkeypatch.setattr(indexing, "LEAST_MERGED", 50)  # files are made anew now and then
+    monkeypatch.setattr(indexer_module, "MIN_MERGED", 50)  # all records are indexed anew at times
     pair = Pair(KINDS[kind], lambda readonly: LocalFileSystem(tmp_path, readonly), Budget(800_000, 1 << 16, 1 << 12), 1)
     for step in range(12):
         pair.do(("more", step, 500))
         pair.do(("delete", step, 100))
-        for bundle in range(step % 3, 16, 3):
-            pair.store._tiers._evict(bundle, 0.3)
+        for shard in range(step % 3, 16, 3):
+            pair.store._tiers._evict(shard, 0.3)
         pair.do(("snapshot", step, 0))
         if step % 4 == 3:
             pair.op_reopen(Random(0), 0)
             pair.do(("get", step, 600))
             pair.do(("get", 3, 600))
-            runs = pair.store._saver._indexer.runs
+            runs = pair.store._snapshots._indexer.runs
             assert len(runs) <= 3
     pair.do(("look_back", 0, 0))
     pair.do(("scan", 0, 0))
     pair.close()
 
 
-def test_what_is_asked_for_often_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call that asks for much loads at once; calls that ask for little load a group now and then."""
+def test_groups_that_are_requested_often_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that requests many keys loads their groups at once; calls that request few load a group at times."""
     keys = np.arange(50_000)
     with LogStore.open_on(LocalFileSystem(tmp_path), key={"k": pa.int64()}, value={"n": pa.int64()},
                              budget=PLENTY) as store:  # fmt: skip
@@ -92,8 +91,8 @@ def test_what_is_asked_for_often_is_loaded(tmp_path: Path, monkeypatch: pytest.M
     def get(store: LogStore, some: np.ndarray) -> None:
         assert store.get(pa.array(some))["n"].to_pylist() == some.tolist()
 
-    monkeypatch.setattr(piece_lookups, "READ_WORTH", 1000)  # 3 keys or so are worth a group
-    monkeypatch.setattr(piece_lookups, "LOADED_BYTES", 1)
+    monkeypatch.setattr(piece_lookups, "BYTES_PER_READ", 1000)  # about 3 keys make loading a group cheaper
+    monkeypatch.setattr(piece_lookups, "MAX_LOAD_BYTES", 1)
     with LogStore.open(tmp_path, readonly=True) as store:
         get(store, keys[:1])
         assert left(store) == 256
@@ -107,11 +106,11 @@ def test_what_is_asked_for_often_is_loaded(tmp_path: Path, monkeypatch: pytest.M
         before = left(store)
         get(store, keys[:100])
         get(store, keys[:100])
-        assert before - 3 <= left(store) < before  # one a call, however many are due
+        assert before - 3 <= left(store) < before  # one per call, however many are due
 
 
-def test_merges_after_a_reopen_load_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a restarted job does: rows of some keys, their values, a snapshot, and so on."""
+def test_merges_after_a_reopen_load_no_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calls of a restarted job: merge rows of some keys, read their values, take a snapshot, and so on."""
     never_load(monkeypatch)
     pair = Pair(KINDS["int"], lambda readonly: LocalFileSystem(tmp_path, readonly), PLENTY, 1)
     pair.do(("more", 0, 3000))
@@ -126,13 +125,13 @@ def test_merges_after_a_reopen_load_nothing(tmp_path: Path, monkeypatch: pytest.
     pair.close()
 
 
-def test_owners_look_up_in_the_files_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One store becomes two, each goes on with its key groups, and both become one again; nothing is loaded."""
+def test_new_owners_look_up_keys_in_files_of_the_old_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One store is split into two, each continues with its key groups, and both are combined; no group is loaded."""
     never_load(monkeypatch)
     keys = np.arange(3000)
     with LogStore.open(tmp_path / "old", key={"k": pa.int64()}, value={"n": pa.int64()}) as store:
         store.merge(pa.table({"k": keys, "n": keys}), n="sum")
-        groups = store._kernels.lookup(store._tiers.hot, pa.record_batch({"k": keys}))[1] >> np.uint64(56)
+        groups = store._kernels.lookup(store._tiers.memtable, pa.record_batch({"k": keys}))[1] >> np.uint64(56)
     wanted = keys.copy()
     for name, mine in (("low", range(128)), ("high", range(128, 256))):
         some = keys[np.isin(groups, mine)]
@@ -143,7 +142,7 @@ def test_owners_look_up_in_the_files_of_others(tmp_path: Path, monkeypatch: pyte
     with LogStore.open(tmp_path / "new", old=[tmp_path / "low", tmp_path / "high"]) as store:
         assert store.get(pa.array(keys))["n"].to_pylist() == wanted.tolist()
         assert store.stats()["groups_not_loaded"] == 256
-        assert len(store._tiers.past.pieces) == 4
+        assert len(store._tiers.restored.pieces) == 4
     with LogStore.open(tmp_path / "new", key_groups=range(64, 192), readonly=True) as store:
         some = keys[np.isin(groups, range(64, 192))]
         assert store.get(pa.array(some))["n"].to_pylist() == wanted[some].tolist()
@@ -157,7 +156,7 @@ def index_names(path: Path) -> list[str]:
     return sorted(file.name for file in path.iterdir() if file.suffix == ".idx")
 
 
-def test_only_new_records_are_indexed(tmp_path: Path) -> None:
+def test_a_snapshot_indexes_new_records_only(tmp_path: Path) -> None:
     store = LogStore.open_on(LocalFileSystem(tmp_path), key={"k": pa.int64()}, value={"n": pa.int64()}, budget=PLENTY)
     for start, end, entries in ((0, 1000, 1000), (500, 1500, 500), (0, 1500, 0)):
         known = set(index_names(tmp_path))
@@ -171,8 +170,8 @@ def test_only_new_records_are_indexed(tmp_path: Path) -> None:
     store.close()
 
 
-def test_files_are_merged_and_old_ones_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the background; a merge that fails is tried again, and nothing is lost meanwhile."""
+def test_index_files_are_merged_and_old_ones_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the background; a failed merge is tried again, and nothing is lost meanwhile."""
     never_load(monkeypatch)
     fails = [True]
     finish = IndexWriter.finish
@@ -180,28 +179,28 @@ def test_files_are_merged_and_old_ones_removed(tmp_path: Path, monkeypatch: pyte
     def failing(self: IndexWriter) -> None:
         is_merge = self.id in merged_ids
         if is_merge and fails[0]:
-            raise StoreFailed("no more room")
+            raise StoreFailed("the disk is full")
         finish(self)
 
     merged_ids: set[int] = set()
-    soon = indexing.Indexer.merge_soon
+    soon = indexer_module.Indexer.schedule_merge
 
-    def noted(self: indexing.Indexer, id: int) -> None:
+    def noted(self: indexer_module.Indexer, id: int) -> None:
         merged_ids.add(id)
         soon(self, id)
-        if self._merging is not None:
-            self._merging.merged.exception()  # waits
+        if self._merge is not None:
+            self._merge.merged.exception()  # waits
 
     monkeypatch.setattr(IndexWriter, "finish", failing)
-    monkeypatch.setattr(indexing.Indexer, "merge_soon", noted)
+    monkeypatch.setattr(indexer_module.Indexer, "schedule_merge", noted)
     store = LogStore.open_on(LocalFileSystem(tmp_path), key={"k": pa.int64()}, value={"n": pa.int64()}, budget=PLENTY,
                                 keep=1)  # fmt: skip
     for step in range(8):
         fails[0] = step < 4
         store.upsert(pa.table({"k": np.arange(100 * step, 100 * step + 100), "n": np.full(100, step)}))
         store.snapshot().wait()
-        store._saver._writer.submit(lambda: None).result()
-        assert len(store._saver._indexer.runs) == (step + 1 if step < 5 else 2)
+        store._snapshots._writer.submit(lambda: None).result()
+        assert len(store._snapshots._indexer.runs) == (step + 1 if step < 5 else 2)
         store.verify()
     assert len(index_names(tmp_path)) == 3  # of the newest snapshot, and one that was merged since
     store.close()
@@ -210,14 +209,14 @@ def test_files_are_merged_and_old_ones_removed(tmp_path: Path, monkeypatch: pyte
         assert store.stats()["groups_not_loaded"]
 
 
-def test_a_store_that_is_closed_waits_for_no_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, goes_on = threading.Event(), threading.Event()
+def test_close_does_not_wait_for_an_index_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, may_continue = threading.Event(), threading.Event()
     entries, groups = IndexRun.entries, list[int]()
 
     def held(self: IndexRun, first: int, last: int) -> np.ndarray:
         groups.append(first)
-        begun.set()
-        goes_on.wait(10)
+        started.set()
+        may_continue.wait(10)
         return entries(self, first, last)
 
     monkeypatch.setattr(IndexRun, "entries", held)
@@ -225,57 +224,57 @@ def test_a_store_that_is_closed_waits_for_no_merge(tmp_path: Path, monkeypatch: 
     for step in range(2):
         store.upsert(pa.table({"k": np.arange(100 * step, 100 * step + 100), "n": np.arange(100)}))
         store.snapshot().wait()
-    assert begun.wait(10)
-    indexer = store._saver._indexer
-    threading.Timer(0.2, lambda: (goes_on.set() if indexer._is_closing else None)).start()
+    assert started.wait(10)
+    indexer = store._snapshots._indexer
+    threading.Timer(0.2, lambda: (may_continue.set() if indexer._is_closing else None)).start()
     store.close()
     assert set(groups) == {0}
     assert len(index_names(tmp_path)) == 2
 
 
-def test_few_files_each_much_larger_than_all_newer_ones() -> None:
-    big = indexing.LEAST_MERGED
-    assert first_merged([]) == 0
-    assert first_merged([5]) == 1
-    assert first_merged([5, 3]) == 0
-    assert first_merged([100 * big, 5]) == 2
-    assert first_merged([100 * big, 10 * big, 5]) == 3
-    assert first_merged([100 * big, 5, 10 * big]) == 1
-    assert first_merged([100 * big, 30 * big, 25 * big]) == 0
+def test_the_choice_of_index_files_to_merge() -> None:
+    big = indexer_module.MIN_MERGED
+    assert first_to_merge([]) == 0
+    assert first_to_merge([5]) == 1
+    assert first_to_merge([5, 3]) == 0
+    assert first_to_merge([100 * big, 5]) == 2
+    assert first_to_merge([100 * big, 10 * big, 5]) == 3
+    assert first_to_merge([100 * big, 5, 10 * big]) == 1
+    assert first_to_merge([100 * big, 30 * big, 25 * big]) == 0
 
 
-def test_a_chunk_stays_while_an_index_is_made_of_it() -> None:
+def test_a_pinned_chunk_is_not_reused() -> None:
     arena = Arena(1 << 16, 1 << 24)
-    first = arena.take(4096)
+    first = arena.allocate(4096)
     arena.pinned = 1  # the first snapshot
-    arena.give_back(first, 4096)
-    second = arena.take(4096)
+    arena.free(first, 4096)
+    second = arena.allocate(4096)
     assert second != first
     arena.pinned = 2
-    arena.give_back(second, 4096)
+    arena.free(second, 4096)
     arena.unpinned = 1
-    assert arena.take(4096) == first
-    assert arena.take(4096) not in (first, second)
+    assert arena.allocate(4096) == first
+    assert arena.allocate(4096) not in (first, second)
     arena.unpinned = 2
-    assert arena.take(4096) == second
+    assert arena.allocate(4096) == second
 
 
-def test_a_snapshot_has_the_keys_of_its_freeze_though_their_memory_is_used_again(tmp_path: Path,
-                                                                              monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups leave memory and others come into their chunks after the freeze, before the index is made."""
+def test_a_snapshot_has_the_keys_of_its_capture_though_their_memory_is_freed(tmp_path: Path,
+                                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups are evicted and their chunks are reallocated after the capture, before the index is made."""
     never_load(monkeypatch)
     pair = Pair(KINDS["text"], lambda readonly: LocalFileSystem(tmp_path, readonly), PLENTY, 1)
     pair.do(("more", 1, 1500))
-    pair.do(("slow_snapshot", 0, 0))  # waits with its copies, and its index comes after them
-    for bundle in range(16):
-        pair.store._tiers._evict(bundle, 0.0)
-    pair.store._tiers.settle()
+    pair.do(("slow_snapshot", 0, 0))  # its copies wait, and its index is made after them
+    for shard in range(16):
+        pair.store._tiers._evict(shard, 0.0)
+    pair.store._tiers.finish_evictions()
     pair.do(("more", 2, 1500))
-    frozen = pair.waiting[-1].id
+    id = pair.waiting[-1].id
     pair.wait()
-    with pair.opened(frozen, readonly=True) as old:
-        keys = pa.table({name: [key[k] for key in pair.frozen[frozen]] for k, name in enumerate(pair.kind.key.names)},
+    with pair.opened(id, readonly=True) as old:
+        keys = pa.table({name: [key[k] for key in pair.captured[id]] for k, name in enumerate(pair.kind.key.names)},
                         pair.kind.key)  # fmt: skip
         found = old.get(keys).to_pylist()
-        assert [tuple(row.values()) for row in found] == list(pair.frozen[frozen].values())
+        assert [tuple(row.values()) for row in found] == list(pair.captured[id].values())
     pair.close()

@@ -1,4 +1,4 @@
-"""Point reads: keys that are in memory, in several runs, deleted, never there; damage is found where it is read."""
+"""Point reads: of keys in memory, in several runs, deleted, absent; damage is reported by the reads that meet it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from scalein.state import LogStore, compaction, format, tiers
 from scalein.state.arena import Arena
 from scalein.state.budget import Budget
 from scalein.state.checksum import block_checksum
-from scalein.state.memtable import HotTable
-from scalein.state.run_file import Run
-from scalein.state.run_levels import BUNDLES, Cold, pointers_to
+from scalein.state.memtable import MemTable
+from scalein.state.run_file import RunFile
+from scalein.state.run_levels import SHARDS, RunLevels, pointers_to
 from scalein.state.run_writer import RunWriter
 from scalein.storage import aio
 from scalein.storage.local import LocalFileSystem
@@ -31,13 +31,14 @@ from tests.state.store_pair import Pair
 
 BLOCK = format.BLOCK
 KEYS = 15_000
-TINY = Budget(100_000, 1 << 14, 1 << 12)  # less than the smallest index: everything leaves at once
+TINY = Budget(100_000, 1 << 14, 1 << 12)  # less than the smallest index: everything is evicted at once
 LITTLE = Budget(800_000, 1 << 14, 1 << 12)
 
 
 @pytest.mark.parametrize("kind", ["int", "text", "nullable", "float"])
 @pytest.mark.parametrize("is_async", [True, False])
-def test_gets_of_any_size(kind: str, is_async: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gets_equal_the_model_for_any_number_of_keys(kind: str, is_async: bool, tmp_path: Path,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
     if not is_async:
         monkeypatch.setattr(aio, "_system", lambda: None)
     pair = Pair(KINDS[kind], lambda readonly: LocalFileSystem(tmp_path, readonly), TINY, 1)
@@ -46,10 +47,10 @@ def test_gets_of_any_size(kind: str, is_async: bool, tmp_path: Path, monkeypatch
         pair.op_delete(Random(seed), 100)
         if seed == 4:
             pair.op_upsert(Random(seed), 300)
-    assert all(pair.store._tiers.cold.runs)
+    assert all(pair.store._tiers.levels.runs)
     for again in range(2):
         random = Random(again)
-        for size in (1, 2, 7, 300, 4000, 1):  # keys come twice, and some were never there
+        for size in (1, 2, 7, 300, 4000, 1):  # some keys are repeated, and some do not exist
             pair.op_get(random, size)
         one = pair.kind.key_table(random, 1)
         assert list(rows_of(pair.store.get(pa.concat_tables([one] * 300)))) == pair.model.get(one) * 300
@@ -65,7 +66,7 @@ def filled(path: Path, memory: Budget) -> LogStore:
 
 
 def damage(store: LogStore, keys: np.ndarray, more: int) -> Damaged | None:
-    """What is damaged for these keys, if they are not what they were filled with and so much more."""
+    """The damage that reading these keys reports; without damage, their values are checked."""
     try:
         found = store.get(pa.array(keys))
     except Damaged as error:
@@ -74,15 +75,15 @@ def damage(store: LogStore, keys: np.ndarray, more: int) -> Damaged | None:
     return None
 
 
-def test_damage_is_found_by_those_who_read_it(tmp_path: Path) -> None:
+def test_only_reads_of_a_damaged_block_fail(tmp_path: Path) -> None:
     store = filled(tmp_path, TINY)
-    store._tiers.settle()
+    store._tiers.finish_evictions()
     store.compact()
-    run = max((cold for runs in store._tiers.cold.runs for cold in runs), key=lambda cold: cold.record_count)
+    run = max((run for runs in store._tiers.levels.runs for run in runs), key=lambda run: run.record_count)
     path = tmp_path / format.run_name(run.id)
     content = bytearray(path.read_bytes())
     block = content[2 * BLOCK : 3 * BLOCK]
-    hostile = bytearray(block)  # a right checksum, but more records than there is room for
+    hostile = bytearray(block)  # a right checksum, but more records than fit
     hostile[:16] = (1 << 20).to_bytes(4, "little") + bytes(12)
     hostile[8:16] = block_checksum(memoryview(hostile), run.id ^ 2 * BLOCK).to_bytes(8, "little")
     flipped = bytearray(block)
@@ -102,8 +103,8 @@ def test_damage_is_found_by_those_who_read_it(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_damaged_group_of_a_snapshot_is_loaded_by_no_half(tmp_path: Path) -> None:
-    """Partials that were loaded twice would count twice."""
+def test_a_damaged_group_is_not_loaded_partially(tmp_path: Path) -> None:
+    """Partial records that were loaded twice would be counted twice."""
     plenty = Budget(None, 1 << 16, 1 << 12)
     filled(tmp_path, plenty).close()
     image = next(path for path in sorted(tmp_path.iterdir()) if path.suffix == ".seg" and path.stat().st_size > BLOCK)
@@ -124,12 +125,12 @@ def test_a_damaged_group_of_a_snapshot_is_loaded_by_no_half(tmp_path: Path) -> N
     store.close()
 
 
-def test_partials_of_other_functions_leave_however_often_they_were_hit(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    """Those that stay are chosen by the hits of some groups: when all must leave, the others count as well."""
-    monkeypatch.setattr(tiers, "HITS_LOOKED_AT", 1)
+def test_partials_of_other_functions_are_evicted_whatever_their_accesses(tmp_path: Path,
+                                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    """The retained records are chosen by a sample of groups; an eviction of all records must not depend on it."""
+    monkeypatch.setattr(tiers, "ACCESS_SAMPLE", 1)
     store = filled(tmp_path, LITTLE)
-    assert all(store._tiers.cold.runs)
+    assert all(store._tiers.levels.runs)
     often = np.arange(100, KEYS, KEYS // 20)
     for _ in range(20):
         store.merge(pa.table({"k": often, "n": np.ones(len(often), np.int64)}), n="sum")
@@ -138,74 +139,75 @@ def test_partials_of_other_functions_leave_however_often_they_were_hit(
     store.close()
 
 
-def test_groups_are_loaded_within_the_budget(tmp_path: Path) -> None:
-    """A store that had plenty of memory is opened with little: gets touch all groups again and again."""
+def test_loaded_groups_stay_within_the_budget(tmp_path: Path) -> None:
+    """A store that was written without a budget is opened with a small one: gets request all groups repeatedly."""
     plenty, keys, files = Budget(None, 1 << 16, 1 << 12), np.arange(40_000), LocalFileSystem(tmp_path)
     with LogStore.open_on(files, key={"k": pa.int64()}, value={"n": pa.int64()}, budget=plenty) as store:
         store.merge(pa.table({"k": keys, "n": keys}), n="sum")
     store = LogStore.open_on(LocalFileSystem(tmp_path), key=None, value=None, budget=LITTLE)
     for start in range(0, 10_000, 2_500):
         assert damage(store, keys[start : start + 2_500], 0) is None
-        assert store._tiers.hot.in_use < 1.5 * LITTLE.hot_bytes
+        assert store._tiers.memtable.in_use < 1.5 * LITTLE.memtable_bytes
     store.close()
 
 
-def test_a_compaction_that_ends_while_the_next_is_decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next one must not count the runs that the last one replaced: it would swallow as many newer ones."""
+def test_a_compaction_that_ends_while_the_next_one_is_scheduled(tmp_path: Path,
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one must not see the runs that the last one replaced: it would drop as many newer ones."""
     store = LogStore.open_on(LocalFileSystem(tmp_path), key={"k": pa.int64()}, value={"n": pa.int64()},
                                 budget=Budget(None, 1 << 16, 1 << 12))  # fmt: skip
-    ours, goes_on, merged = store._tiers, threading.Event(), Cold.merged
+    ours, may_continue, merged = store._tiers, threading.Event(), RunLevels.compact
 
     def held(*args: object, **kwargs: object) -> object:
-        made = merged(*args, **kwargs)  # type: ignore[arg-type]
-        goes_on.wait(10)
-        return made
+        run = merged(*args, **kwargs)  # type: ignore[arg-type]
+        may_continue.wait(10)
+        return run
 
     def ended() -> None:
-        goes_on.set()
-        while ours.compactor._under_way:
+        may_continue.set()
+        while ours.compactor._running:
             time.sleep(0.001)
-        goes_on.clear()
+        may_continue.clear()
 
     def all_of(sizes: list[int]) -> int:
         ended()
         return 0
 
-    def leave(key: int, first: Callable[[list[int]], int]) -> None:
-        monkeypatch.setattr(compaction, "to_merge", first)
+    def evict(key: int, first: Callable[[list[int]], int]) -> None:
+        monkeypatch.setattr(compaction, "first_to_compact", first)
         store.merge(pa.table({"k": [key], "n": [key]}), n="sum")
         ours._evict(0, 0.0)
-        ours.settle()
-        time.sleep(0.1)  # a compaction that was begun has read its runs by now
+        ours.finish_evictions()
+        time.sleep(0.1)  # a compaction that was started has read its runs by now
 
-    monkeypatch.setattr(Cold, "merged", held)
+    monkeypatch.setattr(RunLevels, "compact", held)
     keys = np.arange(2_000)
-    hashes = store._kernels.lookup(ours.hot, pa.record_batch({"k": keys}))[1]
+    hashes = store._kernels.lookup(ours.memtable, pa.record_batch({"k": keys}))[1]
     keys = keys[hashes >> np.uint64(60) == 0][:6]
     for key, first in zip(keys.tolist(), [len, len, len, lambda sizes: 1, all_of, len], strict=True):
-        leave(key, first)
+        evict(key, first)
     ended()
     assert damage(store, keys, 0) is None
     assert ours.compactor.error is None
     store.close()
 
 
-def test_another_thread_takes_the_last_desk(tmp_path: Path) -> None:
+def test_another_thread_takes_the_last_merge_buffers(tmp_path: Path) -> None:
     class Contended(list[object]):
         def __bool__(self) -> bool:
-            return True  # and somebody else takes it before us
+            return True  # and another thread takes it first
 
     store = filled(tmp_path, LITTLE)
     store._tiers.compactor.wait()
-    store._tiers.cold._desks = Contended()
+    store._tiers.levels._merge_buffers = Contended()
     assert len(store) == KEYS
     store.close()
 
 
-def test_seeking_records_by_hash() -> None:
+def test_seek_hashes_finds_all_records_of_a_hash() -> None:
     kernels = StoreKernels(pa.schema({"a": pa.int64(), "b": pa.float32()}), pa.schema({"n": pa.int64()}),
                            Options.make(workers=1))  # fmt: skip
-    table = HotTable(kernels, Arena(1 << 16, 1 << 26))
+    table = MemTable(kernels, Arena(1 << 16, 1 << 26))
     rows = {"a": pa.array([k if k % 7 else None for k in range(500)]), "b": pa.array(np.arange(500) % 3, pa.float32())}
     kernels.upsert(table, pa.record_batch({**rows, "n": np.arange(500)}), ("sum",), 1)
     pointers = np.concatenate([table.pointers(group) for group in range(256)])
@@ -220,44 +222,44 @@ def test_seeking_records_by_hash() -> None:
     for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
         first = np.full(len(asked), base + start * size, np.uint64)
         found, many = kernels.seek_hashes(first, np.full(len(asked), count), asked)
-        window = hashes[start : start + count]
-        assert many.tolist() == [int((window == h).sum()) for h in asked]
-        places = window.searchsorted(asked) + start
-        assert found.tolist() == (base + places * size).tolist()
+        part = hashes[start : start + count]
+        assert many.tolist() == [int((part == h).sum()) for h in asked]
+        positions = part.searchsorted(asked) + start
+        assert found.tolist() == (base + positions * size).tolist()
 
 
-def test_runs_that_are_read_again_and_again_become_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compaction, "to_merge", len)  # nothing else merges them
+def test_frequent_reads_trigger_compaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "first_to_compact", len)  # nothing else merges them
     store = filled(tmp_path, TINY)
     store.merge(pa.table({"k": np.arange(KEYS), "n": np.ones(KEYS, np.int64)}), n="sum")
-    store._tiers.settle()
-    assert any(len(runs) > 1 for runs in store._tiers.cold.runs)
+    store._tiers.finish_evictions()
+    assert any(len(runs) > 1 for runs in store._tiers.levels.runs)
     random = np.random.default_rng(0)
     for _ in range(200):
         keys = random.integers(0, KEYS, 500)
         assert store.get(pa.array(keys))["n"].to_pylist() == (keys + 1).tolist()
-        if all(len(runs) == 1 for runs in store._tiers.cold.runs):
+        if all(len(runs) == 1 for runs in store._tiers.levels.runs):
             break
     else:
-        pytest.fail("runs of a bundle stayed apart")
+        pytest.fail("runs of a shard stayed apart")
     store.close()
     with LogStore.open(tmp_path, readonly=True) as again:
         files = sorted(tmp_path.iterdir())
         for _ in range(50):
             again.get(pa.array(random.integers(0, KEYS, 500)))
-        assert sorted(tmp_path.iterdir()) == files  # who only reads writes nothing
+        assert sorted(tmp_path.iterdir()) == files  # a read-only store writes nothing
 
 
-def test_a_get_needs_no_disk_that_takes_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_get_works_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = filled(tmp_path, LITTLE)
-    store._tiers.settle()
+    store._tiers.finish_evictions()
     store._tiers.compactor.wait()
 
     def full(*_: object) -> None:
         raise StoreFailed("no space left")
 
     monkeypatch.setattr(RunWriter, "add", full)
-    monkeypatch.setattr(Cold, "whole_index_bytes", LITTLE.hot_bytes)  # so records would have to leave
+    monkeypatch.setattr(RunLevels, "full_index_bytes", LITTLE.memtable_bytes)  # so records would have to be evicted
     for keys in np.split(np.random.default_rng(0).permutation(KEYS), 5):
         assert damage(store, keys, 0) is None
     with pytest.raises(StoreFailed, match="no space left"):
@@ -267,50 +269,50 @@ def test_a_get_needs_no_disk_that_takes_more(tmp_path: Path, monkeypatch: pytest
     store.close()
 
 
-def test_no_room_of_an_evicted_store_is_kept(tmp_path: Path) -> None:
+def test_workspaces_are_freed_after_an_eviction(tmp_path: Path) -> None:
     store = filled(tmp_path, Budget(None, 1 << 16, 1 << 12))
-    for bundle in range(BUNDLES):
-        store._tiers._evict(bundle, 0.0)
-    store._tiers.settle()
-    assert store._tiers.spiller.rooms
-    store.merge(pa.table({"k": np.arange(KEYS), "n": np.arange(KEYS)}), n="max")  # partials of other functions leave
-    assert store._tiers.spiller.rooms == []
+    for shard in range(SHARDS):
+        store._tiers._evict(shard, 0.0)
+    store._tiers.finish_evictions()
+    assert store._tiers.evictor.workspaces
+    store.merge(pa.table({"k": np.arange(KEYS), "n": np.arange(KEYS)}), n="max")  # evicts partials of other functions
+    assert store._tiers.evictor.workspaces == []
     assert damage(store, np.arange(KEYS), 0) is None
     store.close()
 
 
-def test_a_get_does_not_wait_until_replaced_files_are_freed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_get_does_not_wait_for_replaced_files_to_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = filled(tmp_path, TINY)
     store.merge(pa.table({"k": np.arange(KEYS), "n": np.ones(KEYS, np.int64)}), n="sum")
-    store._tiers.settle()
+    store._tiers.finish_evictions()
     store._tiers.compactor.wait()
-    store._tiers.settle()
-    close, may_close, replaced = Run.close, threading.Event(), list[int]()
+    store._tiers.finish_evictions()
+    close, may_close, replaced = RunFile.close, threading.Event(), list[int]()
 
-    def slow(self: Run) -> None:
+    def slow(self: RunFile) -> None:
         replaced.append(self.id)
         assert may_close.wait(30)
         close(self)
 
-    monkeypatch.setattr(Run, "close", slow)
-    for bundle in range(BUNDLES):
-        store._tiers.compactor.soon(bundle, whole=True)
+    monkeypatch.setattr(RunFile, "close", slow)
+    for shard in range(SHARDS):
+        store._tiers.compactor.schedule(shard, all_runs=True)
     store._tiers.compactor.wait()
     assert store.get(pa.array([7]))["n"].to_pylist() == [8]
     assert not may_close.is_set()
     may_close.set()
     store.close()
-    assert len(replaced) > BUNDLES
+    assert len(replaced) > SHARDS
 
 
-def test_a_damaged_directory_among_many_is_found_by_a_get(tmp_path: Path) -> None:
-    """Those of many runs are read side by side."""
+def test_a_get_reports_a_damaged_directory_among_many(tmp_path: Path) -> None:
+    """The directories of many runs are read concurrently."""
     filled(tmp_path, LITTLE).close()
     damaged = sorted(tmp_path.glob("run-*"))[3]
     content = bytearray(damaged.read_bytes())
     content[-format.BLOCK] ^= 1
     damaged.write_bytes(content)
     with LogStore.open(tmp_path, readonly=True) as store:
-        assert sum(map(len, store._tiers.cold.runs)) > tiers.LEAVING_AT_ONCE
+        assert sum(map(len, store._tiers.levels.runs)) > tiers.MAX_EVICTIONS
         with pytest.raises(Damaged, match=damaged.name):
             store.get(pa.array(np.arange(KEYS)))

@@ -14,9 +14,9 @@ from scalein.errors import Damaged, StoreFailed
 from scalein.state import format, manifest
 from scalein.state.format import image_name, manifest_name, run_name
 from scalein.state.manifest import Manifest
-from scalein.state.run_file import Run
+from scalein.state.run_file import RunFile
 from scalein.state.run_writer import RunWriter
-from scalein.state.segment_images import Extent, Image, ImageWriter
+from scalein.state.segment_images import Extent, ImageFile, ImageWriter
 from tests.state.power_cut_disk import PAGE, PowerCut, PowerCutDisk
 
 SEEDS = st.integers(0, 1 << 32)
@@ -32,7 +32,7 @@ def facts(found: Manifest) -> tuple[int, object, list[int]]:
 
 @settings(deadline=None, max_examples=150)
 @given(cut_at=st.integers(0, 30), size=st.sampled_from([3, 2000]), seed=SEEDS)
-def test_a_cut_leaves_the_old_manifest_or_the_new_one(cut_at: int, size: int, seed: int) -> None:
+def test_a_power_cut_leaves_the_old_manifest_or_the_new_one(cut_at: int, size: int, seed: int) -> None:
     disk = PowerCutDisk()
     disk.fail_at(cut_at)
     acknowledged = tried = 0
@@ -61,7 +61,7 @@ def test_the_operations_of_publish(golden: object) -> None:
 
 @settings(deadline=None, max_examples=100)
 @given(cut_at=st.integers(0, 40), seed=SEEDS)
-def test_what_a_manifest_names_is_there(cut_at: int, seed: int) -> None:
+def test_the_files_that_a_manifest_names_exist(cut_at: int, seed: int) -> None:
     disk = PowerCutDisk()
     disk.fail_at(cut_at)
     try:
@@ -83,14 +83,14 @@ def test_what_a_manifest_names_is_there(cut_at: int, seed: int) -> None:
     after = disk.after_cut(Random(seed))
     found = next(manifest.newest(after), None)
     if isinstance(found, Manifest):
-        Run(after, found.id, 8).verify()
-        Image(after, found.id).verify(Extent(*found.tables["extent"].tolist()))
+        RunFile(after, found.id, 8).verify()
+        ImageFile(after, found.id).verify(Extent(*found.tables["extent"].tolist()))
     else:
         assert found is None
 
 
 @pytest.mark.parametrize("kind", ["create", "write", "sync", "sync_directory", "rename"])
-def test_a_manifest_that_cannot_be_written_leaves_the_old_one(kind: str) -> None:
+def test_a_failed_publish_leaves_the_old_manifest(kind: str) -> None:
     disk = PowerCutDisk()
     manifest.publish(disk, snapshot(1))
     disk.fail(kind, 0)
@@ -103,17 +103,17 @@ def test_a_manifest_that_cannot_be_written_leaves_the_old_one(kind: str) -> None
         facts(snapshot(2)), facts(snapshot(1))]  # fmt: skip
 
 
-@pytest.mark.parametrize("room", [0, 1, 4000])
-def test_a_full_disk_leaves_the_old_manifest(room: int) -> None:
+@pytest.mark.parametrize("free_bytes", [0, 1, 4000])
+def test_a_full_disk_leaves_the_old_manifest(free_bytes: int) -> None:
     disk = PowerCutDisk()
     manifest.publish(disk, snapshot(1))
-    disk.full_after(room)
+    disk.full_after(free_bytes)
     with pytest.raises(StoreFailed, match="No space left"):
         manifest.publish(disk, snapshot(2))
     assert disk.names() == [manifest_name(1)]
 
 
-def test_a_manifest_that_cannot_be_read_is_no_reason_to_fall_back() -> None:
+def test_a_read_error_does_not_fall_back_to_an_older_manifest() -> None:
     disk = PowerCutDisk()
     for id in (1, 2):
         manifest.publish(disk, snapshot(id))
@@ -134,7 +134,7 @@ def test_synced_bytes_survive_and_unsynced_ones_may_not() -> None:
     out.write(0, np.full(2 * PAGE, 2, np.uint8))
     found = {disk.after_cut(Random(seed)).content("a") for seed in range(400)}
     assert {content[:PAGE] for content in found} >= {bytes([1]) * PAGE, bytes([2]) * PAGE}
-    assert any(len(set(content[:PAGE])) == 2 for content in found)  # torn
+    assert any(len(set(content[:PAGE])) == 2 for content in found)  # written in part
     assert {len(content) for content in found} >= {PAGE, 2 * PAGE}
     assert all(set(content[:PAGE]) <= {1, 2} and set(content[PAGE:]) <= {0, 2} for content in found)
     out.sync()
@@ -155,7 +155,7 @@ def test_names_survive_once_the_directory_is_synced() -> None:
     assert disk.after_cut(Random(0)).content("new") == b"\1"
 
 
-def test_a_sync_that_failed_is_not_made_good_by_the_next() -> None:
+def test_a_failed_sync_is_not_repaired_by_the_next_one() -> None:
     disk = PowerCutDisk()
     out = disk.create("a")
     disk.sync_directory()
@@ -167,7 +167,7 @@ def test_a_sync_that_failed_is_not_made_good_by_the_next() -> None:
     assert any(disk.after_cut(Random(seed)).content("a") != b"\1" * PAGE for seed in range(50))
 
 
-def test_after_a_cut_nothing_works() -> None:
+def test_every_operation_fails_after_a_power_cut() -> None:
     disk = PowerCutDisk({"a": b"0"})
     source = disk.open("a")
     disk.fail_at(0)
@@ -179,7 +179,7 @@ def test_after_a_cut_nothing_works() -> None:
     assert {tuple(disk.after_cut(Random(seed)).names()) for seed in range(50)} == {("a",), ()}
 
 
-def test_faults_name_the_file_and_happen_once() -> None:
+def test_injected_faults_name_the_file_and_occur_once() -> None:
     disk = PowerCutDisk({"a": b"0123"})
     source = disk.open("a")
     disk.fail("read", 1)

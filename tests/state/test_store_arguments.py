@@ -1,4 +1,4 @@
-"""What users get wrong, and values at the edges: errors that say where, what was found and what would be right."""
+"""Wrong arguments, and values at the limits: errors name the line, what was found and what is expected."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> LogStore:
 
 
 @pytest.mark.parametrize(("call", "kind", "says"), CALLS)
-def test_a_wrong_call_says_what_is_wrong_and_where(store: LogStore, call: Callable[[LogStore], object],
-                                                   kind: type[ScaleinError], says: str) -> None:  # fmt: skip
+def test_errors_of_calls_name_the_problem_and_the_line(store: LogStore, call: Callable[[LogStore], object],
+                                                       kind: type[ScaleinError], says: str) -> None:
     with pytest.raises(kind) as caught:
         call(store)
     assert says in str(caught.value)
@@ -63,19 +63,19 @@ def test_a_wrong_call_says_what_is_wrong_and_where(store: LogStore, call: Callab
 
 @pytest.mark.parametrize(("given", "says"), [
     ({"key": KEY, "keep": 0}, "keep"), ({"key": KEY, "keep": True}, "keep"), ({"key": KEY, "workers": 0}, "workers"),
-    ({"key": KEY, "memory": "lots"}, "500MB"), ({"key": ["k"]}, "no schema"), ({"key": {}}, "at least one key"),
-    ({"key": {"k": pa.list_(pa.int64())}}, "not stored"), ({"key": KEY, "value": KEY}, "two columns"),
+    ({"key": KEY, "memory": "lots"}, "500MB"), ({"key": ["k"]}, "not a schema"), ({"key": {}}, "at least one key"),
+    ({"key": {"k": pa.list_(pa.int64())}}, "cannot be stored"), ({"key": KEY, "value": KEY}, "two columns"),
     ({"key": KEY, "value": {f"v{k}": pa.int64() for k in range(40)}}, "at most 32"),
     ({"key": {"k": pa.decimal256(50, 1)}}, "38 digits"),
 ])  # fmt: skip
-def test_a_store_that_cannot_be_made(tmp_path: Path, given: dict[str, object], says: str) -> None:
+def test_invalid_stores_are_refused(tmp_path: Path, given: dict[str, object], says: str) -> None:
     with pytest.raises(ScaleinError) as caught:
         LogStore.open(tmp_path / "s", **given)  # type: ignore[arg-type]
     assert says in str(caught.value)
     LogStore.open(tmp_path / "s", key=KEY, value=VALUE).close()
 
 
-def test_keys_and_values_in_other_types_that_hold_the_same(tmp_path: Path) -> None:
+def test_rows_of_compatible_types_are_cast(tmp_path: Path) -> None:
     with LogStore.open(tmp_path, key={"k": pa.string()}, value={"n": pa.int64()}) as store:
         store.upsert(pa.table({"k": pa.array(["a"], pa.large_string()), "n": pa.array([1], pa.int8())}))
         store.upsert(pa.table({"k": pa.array(["b"], pa.string_view()), "n": pa.array([2.0])}))
@@ -85,13 +85,13 @@ def test_keys_and_values_in_other_types_that_hold_the_same(tmp_path: Path) -> No
             store.get(pa.array([1]))
 
 
-def test_a_store_shows_where_it_is_and_what_it_holds(tmp_path: Path) -> None:
+def test_repr_shows_path_and_columns(tmp_path: Path) -> None:
     with LogStore.open(tmp_path / "s", key=KEY, value=VALUE) as store:
         assert repr(store) == f"<LogStore {tmp_path}/s/: k: int64 -> n: int64, t: string>"
     assert repr(store).endswith(", closed>")
 
 
-def test_a_closed_store_says_so(tmp_path: Path) -> None:
+def test_a_closed_store_refuses_calls(tmp_path: Path) -> None:
     store = LogStore.open(tmp_path, key=KEY, value=VALUE)
     reader = store.scan()
     store.close()
@@ -106,7 +106,7 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
         reader.read_all()
 
 
-def test_an_exception_in_the_block_takes_no_snapshot(tmp_path: Path) -> None:
+def test_leaving_the_with_block_by_an_exception_takes_no_snapshot(tmp_path: Path) -> None:
     def fails() -> None:
         with LogStore.open(tmp_path, key=KEY, value=VALUE) as store:
             store.merge(ROWS, n="sum")
@@ -118,7 +118,7 @@ def test_an_exception_in_the_block_takes_no_snapshot(tmp_path: Path) -> None:
         assert len(again) == 0
 
 
-def test_keys_alone(tmp_path: Path) -> None:
+def test_a_store_without_value_columns(tmp_path: Path) -> None:
     with LogStore.open(tmp_path, key={"a": pa.int64(), "b": pa.string()}, value={}) as store:
         store.upsert(pa.table({"a": [1, 1, 2], "b": ["x", "x", None]}))
         assert len(store) == 2
@@ -127,7 +127,7 @@ def test_keys_alone(tmp_path: Path) -> None:
         assert store.scan().read_all().to_pylist() == [{"a": 2, "b": None}]
 
 
-def test_columns_that_are_not_nullable(tmp_path: Path) -> None:
+def test_nulls_in_columns_that_are_not_nullable_are_refused(tmp_path: Path) -> None:
     key = pa.schema([pa.field("k", pa.int64(), False)])
     value = pa.schema([pa.field("n", pa.int64(), False), pa.field("m", pa.int64())])
     with LogStore.open(tmp_path, key=key, value=value) as store:
@@ -137,7 +137,7 @@ def test_columns_that_are_not_nullable(tmp_path: Path) -> None:
         assert store.scan().read_all().to_pylist() == [{"k": 5, "n": None, "m": 1}]
 
 
-def test_as_many_columns_as_there_may_be(tmp_path: Path) -> None:
+def test_the_maximum_number_of_columns(tmp_path: Path) -> None:
     key, value = {f"k{k}": pa.int64() for k in range(16)}, {f"v{k}": pa.int64() for k in range(32)}
     rows = pa.table({**{name: [1, None] for name in key}, **{name: [k, None] for k, name in enumerate(value)}},
                     schema=pa.schema({**key, **value}))  # fmt: skip
@@ -147,17 +147,17 @@ def test_as_many_columns_as_there_may_be(tmp_path: Path) -> None:
         assert store.get(rows.select(list(key))).to_pylist() == rows.select(list(value)).to_pylist()
 
 
-def test_long_texts_that_left_memory_come_back(tmp_path: Path) -> None:
+def test_evicted_long_texts_are_read_back(tmp_path: Path) -> None:
     size = 3 << 20
     with LogStore.open(tmp_path, key={"k": pa.string()}, value={"t": pa.string_view()}) as store:
         store.upsert(pa.table({"k": ["a", "b" * size], "t": pa.array(["x" * size, "y"], pa.string_view())}))
-        for bundle in range(16):
-            store._tiers._evict(bundle, 0.0)
+        for shard in range(16):
+            store._tiers._evict(shard, 0.0)
         assert store.get(pa.array(["a", "b" * size]))["t"].to_pylist() == ["x" * size, "y"]
         assert len(store) == 2
 
 
-def test_files_that_were_merged_are_closed(tmp_path: Path) -> None:
+def test_files_of_merged_runs_are_closed(tmp_path: Path) -> None:
     budget = Budget(600_000, 1 << 14, 4096)
     with LogStore.open_on(LocalFileSystem(tmp_path), key=KEY, value={"n": pa.int64()}, budget=budget) as store:
         before = len(os.listdir("/proc/self/fd"))

@@ -1,4 +1,4 @@
-"""Merges by several workers, snapshots one after the other, eviction and compaction, all at once."""
+"""Merges by several workers, snapshots, evictions and compactions, all concurrently."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ def test_every_snapshot_is_a_point_in_time(tmp_path: Path, budget: Budget) -> No
         random = np.random.default_rng(1)
         step, stop = 0, threading.Event()
         errors: list[BaseException] = []
-        frozen: list[tuple[int, Snapshot]] = []
-        lock = threading.Lock()  # a freeze must know the number of calls before it
+        taken: list[tuple[int, Snapshot]] = []
+        lock = threading.Lock()  # a capture must know the number of calls before it
 
-        def snapshots() -> None:
+        def take_snapshots() -> None:
             try:
                 while not stop.is_set():
                     with lock:
-                        frozen.append((step, store.snapshot()))
+                        taken.append((step, store.snapshot()))
                     time.sleep(0.002)
-                    if len(frozen) % 3 == 0:
-                        frozen[-1][1].wait(60)
+                    if len(taken) % 3 == 0:
+                        taken[-1][1].wait(60)
             except BaseException as error:
                 errors.append(error)
 
@@ -73,7 +73,7 @@ def test_every_snapshot_is_a_point_in_time(tmp_path: Path, budget: Budget) -> No
             except BaseException as error:
                 errors.append(error)
 
-        threads = [threading.Thread(target=snapshots), threading.Thread(target=reads)]
+        threads = [threading.Thread(target=take_snapshots), threading.Thread(target=reads)]
         checked = 0
         store.merge(rows(1, np.arange(KEYS)), n="sum", same="sum", x="sum", step="replace")
         step = 1
@@ -86,16 +86,16 @@ def test_every_snapshot_is_a_point_in_time(tmp_path: Path, budget: Budget) -> No
                 with lock:
                     store.merge(rows(step + 1, order), n="sum", same="sum", x="sum", step="replace")
                     step += 1
-                if step % 4 == 0 and frozen:
-                    wanted, snapshot = frozen[-1]
+                if step % 4 == 0 and taken:
+                    wanted, snapshot = taken[-1]
                     snapshot.wait(60)
                     held = set(os.listdir(tmp_path))
                     if f"snapshot-{snapshot.id:010d}.manifest" in held:
                         copy = copies / f"copy{snapshot.id}"
                         with lock:
-                            store._saver._writer.submit(lambda: None).result(60)
+                            store._snapshots._writer.submit(lambda: None).result(60)
                             copy.mkdir()
-                            with store._saver._removing:  # files must not be removed while they are linked
+                            with store._snapshots._removing:  # files must not be removed while they are linked
                                 for name in os.listdir(tmp_path):
                                     if name != "LOCK":
                                         os.link(tmp_path / name, copy / name)
@@ -113,6 +113,6 @@ def test_every_snapshot_is_a_point_in_time(tmp_path: Path, budget: Budget) -> No
         store.close()
         with LogStore.open(tmp_path, readonly=True) as again:
             check(again, step)
-    paths = {"undone"} if budget.total is None else {"undone", "evicted", "compacted behind"}
+    paths = {"undone"} if budget.total is None else {"undone", "evicted", "compacted in background"}
     assert paths <= seen.keys(), seen
     assert checked > 1, (checked, step, seen)

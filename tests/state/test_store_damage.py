@@ -1,4 +1,4 @@
-"""Files of a store with other bytes than were written, other stores, other directories: errors that name the file."""
+"""Damaged files, files of other stores, other directories: errors name the file."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def look(path: Path, how: str) -> Content | None:
 
 
 def is_found(built: Built, path: Path, how: str, name: str) -> bool:
-    """Whether the damage of a file is said; if not, what is found must be a snapshot's content."""
+    """Whether the damage of a file is reported; if not, the content must be that of a snapshot."""
     error: ScaleinError | None = None
     try:
         content = look(path, how)
@@ -55,8 +55,8 @@ def is_found(built: Built, path: Path, how: str, name: str) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["snapshot", "image", "index", "run"])
-def test_a_flipped_byte_is_found(built: Built, tmp_path: Path, kind: str) -> None:
-    """An error that names the file, or what an older snapshot holds; never anything else."""
+def test_a_flipped_byte_is_detected(built: Built, tmp_path: Path, kind: str) -> None:
+    """An error names the file, or the content is that of an older snapshot; never anything else."""
     random = Random(kind)
     path = copied(built, tmp_path / "s")
     found = 0
@@ -75,7 +75,7 @@ def test_a_flipped_byte_is_found(built: Built, tmp_path: Path, kind: str) -> Non
 
 @pytest.mark.parametrize("kind", ["snapshot", "image", "index", "run"])
 @pytest.mark.parametrize("what", ["empty", "cut", "gone", "another", "longer", "zeros"])
-def test_a_file_that_is_not_the_one(built: Built, tmp_path: Path, kind: str, what: str) -> None:
+def test_missing_truncated_and_exchanged_files_are_detected(built: Built, tmp_path: Path, kind: str, what: str) -> None:
     path = copied(built, tmp_path / "s")
     names = [name for name in built.names if name.startswith(kind)]
     file = path / names[-1]
@@ -109,14 +109,14 @@ def test_a_damaged_newest_snapshot_falls_back_with_a_warning(built: Built, tmp_p
         assert content_of(store.scan().read_all(), KIND.key) == built.contents[-2]
 
 
-def test_all_snapshots_damaged(built: Built, tmp_path: Path) -> None:
+def test_a_store_whose_snapshots_are_all_damaged_is_refused(built: Built, tmp_path: Path) -> None:
     path = copied(built, tmp_path / "s")
     for name in built.names:
         if name.startswith("snapshot"):
             (path / name).write_bytes(b"\x01" * 4096)
     with pytest.raises(Damaged, match=format.manifest_name(built.ids[-1])):
         opened(path)
-    with pytest.raises(Damaged):  # nothing is created over it
+    with pytest.raises(Damaged):  # no new store is created there
         LogStore.open(path, key=KIND.key, value=KIND.value)
 
 
@@ -126,7 +126,7 @@ def test_all_snapshots_damaged(built: Built, tmp_path: Path) -> None:
 Change = Callable[[Manifest], None]
 
 
-def test_a_format_from_the_future(built: Built, tmp_path: Path) -> None:
+def test_a_newer_format_is_refused(built: Built, tmp_path: Path) -> None:
     path = copied(built, tmp_path / "s")
     name = format.manifest_name(built.ids[-1])
     raw = np.frombuffer(bytearray((path / name).read_bytes()), np.uint8)
@@ -140,7 +140,7 @@ def test_a_format_from_the_future(built: Built, tmp_path: Path) -> None:
     assert (path / name).read_bytes() == raw.tobytes()
 
 
-def test_a_second_opener_is_refused_and_readers_are_not(built: Built, tmp_path: Path) -> None:
+def test_a_second_writer_is_refused_and_readers_are_not(built: Built, tmp_path: Path) -> None:
     path = copied(built, tmp_path / "s")
     with opened(path):
         with pytest.raises(StoreFailed, match=path.name):
@@ -156,7 +156,7 @@ def test_a_second_opener_is_refused_and_readers_are_not(built: Built, tmp_path: 
     opened(path).close()
 
 
-def test_readonly_changes_nothing(built: Built, tmp_path: Path) -> None:
+def test_a_readonly_store_changes_nothing(built: Built, tmp_path: Path) -> None:
     path = copied(built, tmp_path / "s")
     before = {name: (path / name).read_bytes() for name in sorted(os.listdir(path))}
     with opened(path, readonly=True, budget=Budget(250_000, 1 << 14, 1 << 12)) as store:
@@ -165,13 +165,13 @@ def test_readonly_changes_nothing(built: Built, tmp_path: Path) -> None:
             assert len(store) == len(built.contents[-1])
         for call in (lambda: store.delete(pa.table({"user": ["a"], "day": pa.array([1], pa.date32())})), store.snapshot,
                      store.compact):  # fmt: skip
-            with pytest.raises(ScaleinError, match="read only"):
+            with pytest.raises(ScaleinError, match="read-only"):
                 call()
     assert {name: (path / name).read_bytes() for name in sorted(os.listdir(path))} == before
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_read_only_directory(built: Built, tmp_path: Path) -> None:
+def test_a_store_in_a_readonly_directory(built: Built, tmp_path: Path) -> None:
     path = copied(built, tmp_path / "s")
     os.chmod(path, 0o500)
     try:
@@ -183,7 +183,7 @@ def test_a_read_only_directory(built: Built, tmp_path: Path) -> None:
         os.chmod(path, 0o700)
 
 
-def test_a_directory_that_is_no_store(tmp_path: Path) -> None:
+def test_a_directory_without_a_store(tmp_path: Path) -> None:
     for name in ("_notes.txt", "run-me.sh", "image-of-a-cat.png", "snapshot-plan.txt", "_run-1", "run-1.run", "README"):
         (tmp_path / name).write_text("mine")
     mine = sorted(os.listdir(tmp_path))
@@ -205,7 +205,7 @@ def test_a_directory_that_is_no_store(tmp_path: Path) -> None:
         LogStore.open(file, key={"k": pa.int64()}, value={"n": pa.int64()})
 
 
-def test_other_columns_than_the_store_has(built: Built) -> None:
+def test_opening_with_other_columns_is_refused(built: Built) -> None:
     with pytest.raises(BadArgument, match="user"):
         LogStore.open(built.path, key={"k": pa.int64()}, value=KIND.value)
     with pytest.raises(BadArgument, match="seen"):

@@ -1,4 +1,4 @@
-"""Stores that earlier versions wrote are read by this one; and keys keep their hashes."""
+"""Stores of older formats can be opened, and the hashes of keys do not change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scalein.kernels.store import StoreKernels
 from scalein.options import Options
 from scalein.state import LogStore
 from scalein.state.arena import Arena
-from scalein.state.memtable import HotTable
+from scalein.state.memtable import MemTable
 from tests.state.golden import FOLDER, FUNCTIONS, content, rows
 
 GOLDEN = sorted(FOLDER.parent.glob("golden_v*"))
@@ -31,7 +31,7 @@ def test_there_is_a_golden_store_of_every_version() -> None:
     assert [path.name for path in GOLDEN] == ["golden_v1", "golden_v2", "golden_v3"]
 
 
-def test_an_old_store_is_read(golden: tuple[Path, dict[str, object]]) -> None:
+def test_a_store_of_an_older_format_is_read(golden: tuple[Path, dict[str, object]]) -> None:
     path, about = golden
     with LogStore.open(path, readonly=True) as store:
         assert store.stats()["runs"] == 6
@@ -44,7 +44,7 @@ def test_an_old_store_is_read(golden: tuple[Path, dict[str, object]]) -> None:
         assert content(store) == about["then"]
 
 
-def test_an_old_store_goes_on(golden: tuple[Path, dict[str, object]]) -> None:
+def test_a_store_of_an_older_format_is_written(golden: tuple[Path, dict[str, object]]) -> None:
     path, _ = golden
     with LogStore.open(path) as store:
         store.delete(rows(0, 200).select(store._key.names))
@@ -55,13 +55,13 @@ def test_an_old_store_goes_on(golden: tuple[Path, dict[str, object]]) -> None:
         assert len(store) == 1
 
 
-def test_keys_keep_their_hashes() -> None:
-    """Files are sorted by them: another hash is another format."""
+def test_the_hashes_of_keys_do_not_change() -> None:
+    """Files are sorted by hash: another hash would be another format."""
     key = pa.schema([("a", pa.int64()), ("b", pa.string()), ("c", pa.float64())])
     kernels = StoreKernels(key, pa.schema([("n", pa.int64())]), Options.make(workers=1))
     texts = pa.array(["", "a text of more than sixteen bytes", None])
     table = pa.record_batch({"a": pa.array([0, -1, None]), "b": texts, "c": pa.array([-0.0, float("nan"), 2.5])})
-    _, hashes = kernels.lookup(HotTable(kernels, Arena(1 << 16, 1 << 24)), table)
+    _, hashes = kernels.lookup(MemTable(kernels, Arena(1 << 16, 1 << 24)), table)
     assert [f"{h:016x}" for h in hashes.tolist()] == HASHES
     assert hashes.dtype == np.uint64
 

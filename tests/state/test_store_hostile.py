@@ -1,4 +1,4 @@
-"""Files of a store whose checksums are right, and which say what no store wrote: errors, and never a crash."""
+"""Files with right checksums and contents that no store writes: errors, and never a crash."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Change = Callable[[Manifest], None]
 
 
 def _changed(meta: Callable[[dict[str, object]], object] | None = None,
-             tables: Callable[[dict[str, np.ndarray]], object] | None = None) -> Change:  # fmt: skip
+             tables: Callable[[dict[str, np.ndarray]], object] | None = None) -> Change:
     def change(found: Manifest) -> None:
         if meta is not None:
             meta(found.meta)  # type: ignore[arg-type]
@@ -116,13 +116,13 @@ HOSTILE: dict[str, Callable[[Manifest], None]] = {
     "signed table": _changed(tables=lambda tables: tables.__setitem__("0.group", -tables["0.group"].astype("<i8") - 1)),
     "float table": _changed(tables=lambda tables: tables.__setitem__("0.offset", tables["0.offset"] * 1.5)),
 }  # fmt: skip
-# Everything is tried in one process, which says what it is doing: where it ends, it crashed.
+# Everything is tried in one process, which prints what it tries: if it ends early, it crashed.
 PROGRAM = """
 import sys, warnings
 from pathlib import Path
 warnings.simplefilter("ignore")
 from scalein.state import lookups
-lookups.READ_WORTH = 0
+lookups.BYTES_PER_READ = 0
 from tests.state.test_store_hostile import attempt
 for line in sys.stdin:
     name, path = line.rstrip().split(chr(9))
@@ -131,7 +131,7 @@ for line in sys.stdin:
 
 
 def attempt(path: Path) -> str:
-    """What happens to a store with a hostile file: "" if it opens, else the kind of error and its first line."""
+    """The result of using a store with a hostile file: "" if it opens, else the class and first line of the error."""
     try:
         with LogStore.open_on(LocalFileSystem(path), key=None, value=None, budget=BUDGET) as store:
             with suppress(ScaleinError, UnicodeDecodeError):
@@ -190,7 +190,7 @@ def test_hostile_manifests_do_no_harm(built: Built, tmp_path: Path) -> None:
 
 
 def test_hostile_records_do_no_harm(built: Built, tmp_path: Path) -> None:
-    """Images and runs whose checksums are right and whose records are noise: heads, lengths, places of texts."""
+    """Images and runs with right checksums and random records: heads, lengths, offsets of texts."""
     random = np.random.default_rng(3)
     kernels = kernels_of("text", 1)
     places = {}
@@ -220,7 +220,7 @@ def test_hostile_records_do_no_harm(built: Built, tmp_path: Path) -> None:
 
 
 def test_hostile_indexes_do_no_harm(built: Built, tmp_path: Path) -> None:
-    """Indexes whose checksums are right: entries lead to no chunk, into records, into texts; a directory anywhere."""
+    """Indexes with right checksums: entries that point to no chunk, into records, into texts; a random directory."""
     random = np.random.default_rng(4)
     kernels = kernels_of("text", 1)
     places = {}

@@ -1,4 +1,4 @@
-"""Errors while records are on their way out of memory: none is lost in silence, and none comes twice."""
+"""Errors and interrupts while records move: no record is lost silently, and none is duplicated."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import pytest
 
 from scalein.errors import BadArgument, Damaged, ScaleinError, StoreFailed
 from scalein.state import LogStore, piece_lookups
-from scalein.state.arena import Arena, Buckets
+from scalein.state.arena import Arena, BucketAllocator
 from scalein.state.budget import Budget
-from scalein.state.evict import Spiller
-from scalein.state.run_file import Run
-from scalein.state.run_levels import Cold
+from scalein.state.evict import Evictor
+from scalein.state.run_file import RunFile
+from scalein.state.run_levels import RunLevels
 from scalein.storage.local import LocalFileSystem
 
-TINY = Budget(100_000, 1 << 14, 1 << 12)  # everything leaves at once
+TINY = Budget(100_000, 1 << 14, 1 << 12)  # everything is evicted at once
 TYPES = {"plain": pa.int64(), "text": pa.string()}
 
 
@@ -40,18 +40,18 @@ def failing(*_: object, **__: object) -> Any:
 
 
 def no_thread(store: LogStore, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(store._tiers.spiller.threads, "submit", failing)
+    patch.setattr(store._tiers.evictor.threads, "submit", failing)
 
 
 def no_leaving(store: LogStore, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Spiller, "_leave", failing)
+    patch.setattr(Evictor, "_register", failing)
 
 
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("fault", [no_thread, no_leaving])
-def test_a_store_that_lost_records_says_so(kind: str, fault: Callable[[LogStore, pytest.MonkeyPatch], None],
-                                           tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes and gives nothing any more, and the last snapshot stays as it is."""
+def test_a_store_that_lost_records_refuses_calls(kind: str, fault: Callable[[LogStore, pytest.MonkeyPatch], None],
+                                                 tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It refuses all calls, and the last snapshot is unchanged."""
     store = opened(tmp_path, kind)
     store.merge(rows(kind, 0, 3_000), n="sum")
     store.snapshot().wait()
@@ -59,7 +59,7 @@ def test_a_store_that_lost_records_says_so(kind: str, fault: Callable[[LogStore,
         fault(store, patch)
         with pytest.raises(RuntimeError, match="can't start"):
             store.merge(rows(kind, 3_000, 60_000), n="sum")
-    with pytest.raises(StoreFailed, match="half-way"):
+    with pytest.raises(StoreFailed, match="was interrupted"):
         store.get(rows(kind, 0, 1).select(["k"]))
     store.close()
     with opened(tmp_path, kind) as again:
@@ -67,13 +67,13 @@ def test_a_store_that_lost_records_says_so(kind: str, fault: Callable[[LogStore,
         assert set(again.get(rows(kind, 0, 3_000).select(["k"]))["n"].to_pylist()) == {1}
 
 
-def test_merge_and_get_does_not_fail_once_its_rows_are_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records that could not leave are back in memory: that is for the next merge to say. The rows of a call are one
-    step for the store here: of several, some would be in."""
+def test_merge_and_get_does_not_fail_after_its_rows_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The records of a failed eviction are back in memory, and the next merge reports the error. The rows of the call
+    are one slice here: of several slices, some would be merged."""
     with opened(tmp_path) as store:
         failures, merged = 0, 0
         with monkeypatch.context() as patch:
-            patch.setattr(Cold, "writer", full)
+            patch.setattr(RunLevels, "writer", full)
             for first in range(0, 30_000, 200):
                 try:
                     found = store.merge_and_get(rows("plain", first, 200), n="sum")
@@ -91,17 +91,18 @@ def full(*_: object) -> Any:
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_merge_and_get_of_a_reopened_store_does_not_fail_once_its_rows_are_in(kind: str, tmp_path: Path,
-                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups for which there is no room are looked into."""
+def test_merge_and_get_of_a_reopened_store_does_not_fail_after_its_rows_are_merged(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups that do not fit into memory are looked up on disk."""
     with opened(tmp_path, kind, Budget(None)) as store:
         store.merge(rows(kind, 0, 6_000), n="sum")
-    monkeypatch.setattr(piece_lookups, "READ_WORTH", 1 << 20)  # all that is asked for is worth loading
+    monkeypatch.setattr(piece_lookups, "BYTES_PER_READ", 1 << 20)  # loading is always cheaper
     with opened(tmp_path, kind, Budget(400_000, 1 << 14, 1 << 12)) as store:
         expected = np.ones(6_000, np.int64)
         done = 0
         with monkeypatch.context() as patch:
-            patch.setattr(Cold, "writer", full)
+            patch.setattr(RunLevels, "writer", full)
             for first in range(0, 6_000, 100):
                 with suppress(StoreFailed):
                     found = store.merge_and_get(rows(kind, first, 100), n="sum")
@@ -113,16 +114,17 @@ def test_merge_and_get_of_a_reopened_store_does_not_fail_once_its_rows_are_in(ki
         assert len(store) == 6_000
 
 
-def test_what_merge_and_get_did_not_say_the_next_call_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before it changes anything; and once. What only reads or saves is not in its way."""
+def test_an_error_that_merge_and_get_hides_is_raised_by_the_next_merge(tmp_path: Path,
+                                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it changes anything, and once. Reads and snapshots do not raise it."""
     store = opened(tmp_path)
     keys = rows("plain", 0, 100).select(["k"])
     writes = (lambda: store.merge(rows("plain", 0, 100), n="sum"), lambda: store.upsert(rows("plain", 0, 100)),
               lambda: store.delete(keys), store.close)  # fmt: skip
     for number, write in enumerate(writes):
-        before = store.get(keys)  # all have left memory now
+        before = store.get(keys)  # all records are evicted now
         with monkeypatch.context() as patch:
-            patch.setattr(Cold, "writer", full)
+            patch.setattr(RunLevels, "writer", full)
             store.merge_and_get(rows("plain", 1000 * (1 + number), 200), n="sum")
         store.snapshot().wait()
         if write != store.close:
@@ -134,8 +136,8 @@ def test_what_merge_and_get_did_not_say_the_next_call_says(tmp_path: Path, monke
         assert len(again) == 4 * 200
 
 
-def test_a_get_does_not_fail_for_what_could_not_leave_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a budget, records leave when other functions come: several may be on their way when the disk is full."""
+def test_a_get_does_not_fail_because_of_failed_evictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a budget, other merge functions evict records: several may be in flight when the disk is full."""
     with LogStore.open(tmp_path, key={"k": pa.int64()}, value={"n": pa.int64()}) as store:
         store.merge(rows("plain", 0, 5_000), n="sum")
     with LogStore.open(tmp_path) as store:
@@ -146,22 +148,22 @@ def test_a_get_does_not_fail_for_what_could_not_leave_before(tmp_path: Path, mon
             full()
 
         with monkeypatch.context() as patch:
-            patch.setattr(Cold, "writer", slowly_full)
+            patch.setattr(RunLevels, "writer", slowly_full)
             with pytest.raises(StoreFailed, match="the disk is full"):
                 store.merge(rows("plain", 0, 100), n="max")
-            assert len(store._tiers.spiller.leaving) > 1
+            assert len(store._tiers.evictor.evictions) > 1
             assert store.get(rows("plain", 0, 100).select(["k"])) == before
         assert len(store) == 5_000
 
 
-def test_a_get_that_fails_leaves_no_thread_that_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The filters of many runs are read side by side: one that cannot be read does not let the others go on behind."""
+def test_a_failed_get_waits_for_its_reading_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The filters of many runs are read concurrently: if one fails, the call still waits for the others."""
     with opened(tmp_path) as store:
         for first in range(0, 30_000, 3_000):
             store.merge(rows("plain", first, 3_000), n="sum")
     begun, ended = list[int](), list[int]()
 
-    def load(self: Run) -> None:
+    def load(self: RunFile) -> None:
         begun.append(self.id)
         if len(begun) == 1:
             raise Damaged("not what was written", file=self.name)
@@ -169,9 +171,9 @@ def test_a_get_that_fails_leaves_no_thread_that_reads(tmp_path: Path, monkeypatc
         ended.append(self.id)
 
     with opened(tmp_path) as store:
-        assert sum(map(len, store._tiers.cold.runs)) > 3
+        assert sum(map(len, store._tiers.levels.runs)) > 3
         with monkeypatch.context() as patch:
-            patch.setattr(Run, "load", load)
+            patch.setattr(RunFile, "load", load)
             with pytest.raises(Damaged):
                 store.get(rows("plain", 0, 3_000).select(["k"]))
         assert len(ended) == len(begun) - 1
@@ -182,19 +184,19 @@ def test_loading_a_run_reads_its_directory_and_filter(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         for first in range(0, 30_000, 3_000):
             store.merge(rows("plain", first, 3_000), n="sum")
-        store._tiers.settle()
-        found = [store._tiers.cold.reader(cold.id) for some in store._tiers.cold.runs for cold in some]
+        store._tiers.finish_evictions()
+        found = [store._tiers.levels.open_file(run.id) for runs in store._tiers.levels.runs for run in runs]
         assert found
         for run in found:
             assert not run.is_loaded
             _ = run._directory
-            assert not run.is_loaded  # that has no filter yet
+            assert not run.is_loaded  # the filter is not loaded yet
             run.load()
             assert run.is_loaded
             run.close()
 
 
-def test_a_function_that_is_none(tmp_path: Path) -> None:
+def test_an_invalid_merge_function_is_refused(tmp_path: Path) -> None:
     with opened(tmp_path) as store, pytest.raises(BadArgument, match="n"):
         store.merge(rows("plain", 0, 1), n=["sum"])  # type: ignore[arg-type]
 
@@ -203,11 +205,11 @@ def test_a_function_that_is_none(tmp_path: Path) -> None:
 
 
 def no_chunk(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Arena, "take", refusing)
+    patch.setattr(Arena, "allocate", refusing)
 
 
 def no_index(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Buckets, "take", refusing)
+    patch.setattr(BucketAllocator, "allocate", refusing)
 
 
 def refusing(*_: object) -> Any:
@@ -217,9 +219,9 @@ def refusing(*_: object) -> Any:
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize(("call", "fault"), [("merge", no_chunk), ("merge", no_index), ("delete", no_chunk),
                                              ("delete", no_index), ("load", no_chunk)])  # fmt: skip
-def test_half_a_change_is_never_saved(call: str, fault: Callable[[pytest.MonkeyPatch], None], kind: str, tmp_path: Path,
-                                      monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel that does not get what it needs has changed some keys: the store says so, and stays as it was saved."""
+def test_no_snapshot_is_taken_after_half_a_change(call: str, fault: Callable[[pytest.MonkeyPatch], None], kind: str,
+                                                  tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that does not get memory has changed some keys: the store refuses calls; the last snapshot remains."""
     with opened(tmp_path, kind, Budget(None)) as store:
         store.merge(rows(kind, 0, 3_000), n="sum")
     store = opened(tmp_path, kind, Budget(None))
@@ -230,7 +232,7 @@ def test_half_a_change_is_never_saved(call: str, fault: Callable[[pytest.MonkeyP
         fault(patch)
         with pytest.raises(ScaleinError, match="no more addresses"):
             calls[call]()
-    with pytest.raises(StoreFailed, match="half-way"):
+    with pytest.raises(StoreFailed, match="was interrupted"):
         store.merge(rows(kind, 0, 30_000), n="sum")
     store.close()
     with opened(tmp_path, kind) as again:
@@ -238,8 +240,8 @@ def test_half_a_change_is_never_saved(call: str, fault: Callable[[pytest.MonkeyP
         assert set(again.get(rows(kind, 0, 3_000).select(["k"]))["n"].to_pylist()) == {1}
 
 
-def test_a_group_that_has_no_room_for_its_index_is_loaded_later(tmp_path: Path,
-                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_whose_index_cannot_be_allocated_is_loaded_later(tmp_path: Path,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(tmp_path, budget=Budget(None)) as store:
         store.merge(rows("plain", 0, 30_000), n="sum")
     with opened(tmp_path, budget=Budget(None)) as store:
@@ -252,30 +254,30 @@ def test_a_group_that_has_no_room_for_its_index_is_loaded_later(tmp_path: Path,
         assert store.get(rows("plain", 29_999, 2).select(["k"]))["n"].to_pylist() == [2, 1]
 
 
-def test_what_leaves_memory_counts_while_it_is_on_its_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    goes_on, write = threading.Event(), Spiller._write_run
+def test_memory_of_evictions_in_flight_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_continue, write = threading.Event(), Evictor._write_run
 
-    def held(self: Spiller, *args: Any) -> Any:
-        goes_on.wait(10)
+    def held(self: Evictor, *args: Any) -> Any:
+        may_continue.wait(10)
         return write(self, *args)
 
-    monkeypatch.setattr(Spiller, "_write_run", held)
+    monkeypatch.setattr(Evictor, "_write_run", held)
     with opened(tmp_path, budget=Budget(None)) as store:
         store.merge(rows("plain", 0, 30_000), n="sum")
-        for bundle in range(3):
-            store._tiers._evict(bundle, 0.0)
-        leaving = store._tiers.spiller.leaving
-        assert len(leaving) == 3
-        rooms = sum(one.room.size_bytes for one in leaving if one.room is not None)
-        assert rooms > 3 * 30_000 // 16 * 16
+        for shard in range(3):
+            store._tiers._evict(shard, 0.0)
+        evictions = store._tiers.evictor.evictions
+        assert len(evictions) == 3
+        workspaces = sum(one.workspace.size_bytes for one in evictions if one.workspace is not None)
+        assert workspaces > 3 * 30_000 // 16 * 16
         tiers = store._tiers
-        assert tiers.memory_bytes == tiers.hot.memory_bytes + tiers._reader.memory_bytes + rooms
-        goes_on.set()
+        assert tiers.memory_bytes == tiers.memtable.memory_bytes + tiers._reader.memory_bytes + workspaces
+        may_continue.set()
 
 
-def test_writers_of_a_small_store_take_little(tmp_path: Path) -> None:
+def test_the_write_buffer_follows_the_budget(tmp_path: Path) -> None:
     for total, most in ((None, 1 << 19), (1 << 30, 1 << 19), (8 << 20, 1 << 17), (1 << 20, 1 << 16)):
         with opened(tmp_path, budget=Budget.of(total)) as store:
-            writer = store._tiers.cold.writer(1, ("sum",), 0, 0, has_filter=False)
-            assert most - 4096 < writer.records_at_once * store._kernels.record_bytes + 4096 <= most + 4096
+            writer = store._tiers.levels.writer(1, ("sum",), 0, 0, has_filter=False)
+            assert most - 4096 < writer.records_per_write * store._kernels.record_bytes + 4096 <= most + 4096
             writer.abandon()

@@ -1,4 +1,4 @@
-"""Several owners of one keyed state: a part of the key groups, and moving in from other stores."""
+"""Stores with some of the key groups, and stores that start from others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from scalein import ScaleinError
 from scalein.state import LogStore, format, recovery
 from scalein.state.budget import Budget
-from scalein.state.run_file import Run
+from scalein.state.run_file import RunFile
 from scalein.storage.local import LocalFileSystem
 
 KEY, VALUE = {"k": pa.string()}, {"n": pa.int64(), "t": pa.string()}
@@ -44,7 +44,7 @@ def content(store: LogStore) -> dict[str, tuple[int, str]]:
 
 
 @pytest.mark.parametrize("memory", [None, "2MB"])
-def test_two_new_owners_share_an_old_store(tmp_path: Path, memory: str | None) -> None:
+def test_a_store_is_split_between_two_new_ones(tmp_path: Path, memory: str | None) -> None:
     wanted = fill(tmp_path / "old", range(6), memory)
     shares = []
     for name, groups in (("low", LOW), ("high", HIGH)):
@@ -57,7 +57,7 @@ def test_two_new_owners_share_an_old_store(tmp_path: Path, memory: str | None) -
 
 
 @pytest.mark.parametrize("memory", [None, "2MB"])
-def test_one_new_owner_of_two_old_stores_goes_on_without_them(tmp_path: Path, memory: str | None) -> None:
+def test_two_stores_are_imported_into_one(tmp_path: Path, memory: str | None) -> None:
     wanted = fill(tmp_path / "old", range(4), memory)
     for name, groups in (("low", LOW), ("high", HIGH)):
         LogStore.open(tmp_path / name, old=[tmp_path / "old"], key_groups=groups, memory=memory).close()
@@ -66,7 +66,7 @@ def test_one_new_owner_of_two_old_stores_goes_on_without_them(tmp_path: Path, me
             for file in (tmp_path / folder).iterdir():
                 file.unlink()
         more = rows(2)
-        store.merge(more, n="sum", t="last")  # before anything old was read
+        store.merge(more, n="sum", t="last")  # before any old record is read
         for name, text in zip(more["k"].to_pylist(), more["t"].to_pylist(), strict=True):
             wanted[name] = wanted.get(name, (0, ""))[0] + 1, text
         store.snapshot().wait()
@@ -77,7 +77,7 @@ def test_one_new_owner_of_two_old_stores_goes_on_without_them(tmp_path: Path, me
         assert content(again) == wanted
 
 
-def test_a_store_may_give_key_groups_away(tmp_path: Path) -> None:
+def test_a_store_can_be_opened_with_fewer_key_groups(tmp_path: Path) -> None:
     wanted = fill(tmp_path / "s", range(3), "2MB")
     with LogStore.open(tmp_path / "s", key_groups=LOW) as store:
         mine = content(store)
@@ -97,7 +97,7 @@ def test_a_store_may_give_key_groups_away(tmp_path: Path) -> None:
         LogStore.open(tmp_path / "s", key_groups=HIGH)
 
 
-def test_what_cannot_be_moved_in(tmp_path: Path) -> None:
+def test_invalid_imports_are_refused(tmp_path: Path) -> None:
     fill(tmp_path / "a", range(1))
     fill(tmp_path / "b", range(1))
     with pytest.raises(ScaleinError, match="two of the old stores have the same key groups"):
@@ -111,7 +111,7 @@ def test_what_cannot_be_moved_in(tmp_path: Path) -> None:
             LogStore.open(tmp_path / "d", key=KEY, value=VALUE, key_groups=groups)  # type: ignore[arg-type]
 
 
-def test_owners_with_tiny_memory(tmp_path: Path) -> None:
+def test_an_import_with_little_memory(tmp_path: Path) -> None:
     wanted = fill(tmp_path / "old", range(3))
     budget, old = Budget(300_000, 1 << 14, 1 << 12), LocalFileSystem(tmp_path / "old", readonly=True)
     with LogStore.open_on(LocalFileSystem(tmp_path / "new"), key=None, value=None, budget=budget, old=[old]) as store:
@@ -119,8 +119,8 @@ def test_owners_with_tiny_memory(tmp_path: Path) -> None:
         assert len(store) == len(wanted)
 
 
-def test_stores_that_share_runs_become_one_again(tmp_path: Path) -> None:
-    """The cut lies inside a bundle, so that both have some of its runs; one of them compacts or adds to them."""
+def test_stores_that_share_runs_are_combined(tmp_path: Path) -> None:
+    """The groups are split within a shard, so that both stores have its runs; one of them compacts or adds to them."""
     wanted = fill(tmp_path / "old", range(4), "1MB")
     for name, groups in (("low", range(100)), ("high", range(100, 256))):
         LogStore.open(tmp_path / name, old=[tmp_path / "old"], key_groups=groups).close()
@@ -132,13 +132,13 @@ def test_stores_that_share_runs_become_one_again(tmp_path: Path) -> None:
             wanted[name] = wanted[name][0] + 1, text
     with LogStore.open(tmp_path / "new", old=[tmp_path / "high", tmp_path / "low"]) as store:
         assert content(store) == wanted
-    with LogStore.open(tmp_path / "new") as store:  # as its manifest says
+    with LogStore.open(tmp_path / "new") as store:  # by its manifest
         assert content(store) == wanted
         store.compact()
         assert content(store) == wanted
 
 
-def test_a_store_that_cannot_be_opened_leaves_nothing_open(tmp_path: Path) -> None:
+def test_a_failed_open_leaves_no_file_open(tmp_path: Path) -> None:
     fill(tmp_path / "old", range(2), "1MB")
     (broken,) = sorted((tmp_path / "old").glob("index-*"))[-1:]
     broken.write_bytes(b"\0" * broken.stat().st_size)
@@ -162,25 +162,25 @@ def open_file_names(path: Path) -> set[str]:
     return {name for name in found if name.startswith(f"{path}/")}
 
 
-def test_a_part_of_the_keys_has_only_its_own_runs_open(tmp_path: Path) -> None:
+def test_a_part_of_the_key_groups_opens_its_own_runs_only(tmp_path: Path) -> None:
     fill(tmp_path / "s", range(6), "2MB")
     for readonly in (True, False):
         with LogStore.open(tmp_path / "s", key_groups=range(16), readonly=readonly) as store:
-            mine = {format.run_name(run.id) for some in store._tiers.cold.runs for run in some}
+            mine = {format.run_name(run.id) for some in store._tiers.levels.runs for run in some}
             assert mine
             assert {os.path.basename(name) for name in open_file_names(tmp_path) if name.endswith(".run")} <= mine
         assert not open_file_names(tmp_path)
 
 
-def test_stores_that_cannot_be_opened_leave_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_import_leaves_no_file_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, groups, function in (("a", LOW, "sum"), ("b", HIGH, "max")):
         with LogStore.open(tmp_path / name, key=KEY, value=VALUE, memory="2MB", key_groups=groups) as store:
             for step in range(6):
                 table = rows(step)
                 keys = table.select(["k"]).combine_chunks().to_batches()[0]
-                owners = store._kernels.lookup(store._tiers.hot, keys)[1]
+                owners = store._kernels.lookup(store._tiers.memtable, keys)[1]
                 store.merge(table.filter(pa.array(np.isin(owners >> np.uint64(56), groups))), n=function, t="last")
-            assert any(store._tiers.cold.runs)
+            assert any(store._tiers.levels.runs)
     with pytest.raises(ScaleinError, match="different functions"):
         LogStore.open(tmp_path / "new", old=[tmp_path / "a", tmp_path / "b"])
     assert not open_file_names(tmp_path)
@@ -188,18 +188,18 @@ def test_stores_that_cannot_be_opened_leave_nothing_open(tmp_path: Path, monkeyp
         LogStore.open(tmp_path / "a", key_groups=HIGH)
     assert not open_file_names(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(recovery, "names_in", lambda _: {}["nothing"])
-        with pytest.raises(ScaleinError, match="does not say"):
+        patch.setattr(recovery, "manifest_files", lambda _: {}["nothing"])
+        with pytest.raises(ScaleinError, match="incomplete or invalid"):
             LogStore.open(tmp_path / "a")
     assert not open_file_names(tmp_path)
     with monkeypatch.context() as patch:
-        read_header = Run._read_header
+        read_header = RunFile._read_header
 
-        def without_functions(self: Run, stride: int) -> None:
+        def without_functions(self: RunFile, stride: int) -> None:
             read_header(self, stride)
             self.spec = "{"
 
-        patch.setattr(Run, "_read_header", without_functions)
-        with pytest.raises(ScaleinError, match="does not say"):
+        patch.setattr(RunFile, "_read_header", without_functions)
+        with pytest.raises(ScaleinError, match="incomplete or invalid"):
             LogStore.open(tmp_path / "a", readonly=True)
     assert not open_file_names(tmp_path)

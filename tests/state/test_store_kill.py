@@ -1,4 +1,4 @@
-"""A process that is killed at any moment: what it acknowledged is there."""
+"""A process that is killed at any moment: acknowledged snapshots survive."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from scalein.storage.local import LocalFileSystem
 
 ROUNDS = int(os.environ.get("SCALEIN_STORE_KILLS", "12"))
 KEYS = 150
-# Each step adds 1 to every key; a text says the step. What is printed was acknowledged.
-# A server that has everything compiled forks a process for each round: it says its number, and "dead" when it is.
+# Each step adds 1 to every key; a text names the step. Printed steps were acknowledged.
+# A server with compiled kernels forks a process for each round: it prints its number, and "dead" when it has ended.
 PROGRAM = """
 import os, sys, tempfile
 import numpy as np, pyarrow as pa
@@ -56,7 +56,7 @@ for line in sys.stdin:
 """.replace("KEYS", str(KEYS))
 
 
-def test_kill(tmp_path: Path) -> None:
+def test_acknowledged_snapshots_survive_a_kill(tmp_path: Path) -> None:
     random = Random(5)
     acknowledged = 0
     with subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path / "s")], stdin=subprocess.PIPE,
@@ -69,7 +69,7 @@ def test_kill(tmp_path: Path) -> None:
 
 
 def kill_once(server: subprocess.Popen[str], random: Random, path: Path, before: int, number: int) -> int:
-    """Start a process, kill it, and look; the step that the store is at."""
+    """Start a process, kill it, and open the store; returns its step."""
     assert server.stdin is not None
     assert server.stdout is not None
     server.stdin.write("go\n")

@@ -1,4 +1,4 @@
-"""LogStore against a dict, by random operations, with memory so small that every path runs."""
+"""LogStore compared with its model by random operations, with so little memory that every code path runs."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def run(ops: list[Op], kind: str, budget: str, workers: int) -> Counter[str]:
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_a_store_is_a_dict(kind: str) -> None:
+def test_a_store_equals_its_model(kind: str) -> None:
     seen: Counter[str] = Counter()
 
-    # Without shrinking, which takes minutes here: the first operations that fail are printed, and are few.
+    # Without shrinking, which takes minutes here: the first failing operations are printed, and are few.
     @settings(deadline=None, max_examples=EXAMPLES, database=None, phases=[Phase.explicit, Phase.generate],
               derandomize="SCALEIN_STORE_EXAMPLES" not in os.environ, suppress_health_check=list(HealthCheck))
     @given(ops=OPS, budget=st.sampled_from(["small", "tiny", "large", "little"]), workers=st.sampled_from([1, 2]))
@@ -69,13 +69,13 @@ def test_a_store_is_a_dict(kind: str) -> None:
         seen.update(run(ops, kind, budget, workers))
 
     attempt()
-    wanted = {"evicted", "loaded", "read cold", "merged runs", "compacted behind", "record chunk", "undone"}
+    wanted = {"evicted", "loaded", "read from disk", "merged runs", "compacted in background", "record chunk", "undone"}
     wanted |= {"overflow"} if KINDS[kind].overflows else {"undo full"}
     wanted |= {"text chunk"} if kind in ("text", "nullable", "binary") else set()
     assert not wanted - seen.keys(), f"never ran: {wanted - seen.keys()}; {seen}"
 
 
-def test_groups_whose_index_grows(tmp_path: Path) -> None:
+def test_growing_group_indexes(tmp_path: Path) -> None:
     """Many keys in few calls, so that a group's index doubles several times and its chunks are many."""
     with probes() as seen, LogStore.open_on(LocalFileSystem(tmp_path), key={"k": pa.int64()}, value={"n": pa.int64()},
                                                budget=BUDGETS["large"]) as store:  # fmt: skip
@@ -89,7 +89,7 @@ def test_groups_whose_index_grows(tmp_path: Path) -> None:
         assert again.get(pa.array(keys))["n"].to_pylist() == (2 * keys).tolist()
 
 
-def test_what_a_row_leaves_behind_is_exact(tmp_path: Path) -> None:
+def test_special_values_are_stored_exactly(tmp_path: Path) -> None:
     """The sign of zero, NaN and nulls survive `replace`, eviction and a restart."""
     values = [0.0, -0.0, math.nan, math.inf, None, 5e-324]
     table = pa.table({"k": list(range(len(values))), "x": pa.array(values, pa.float64())})
@@ -97,8 +97,8 @@ def test_what_a_row_leaves_behind_is_exact(tmp_path: Path) -> None:
         with LogStore.open_on(LocalFileSystem(tmp_path), key={"k": pa.int64()}, value={"x": pa.float64()},
                                  budget=BUDGETS["tiny"]) as store:  # fmt: skip
             store.upsert(table)
-            for bundle in range(16):
-                store._tiers._evict(bundle, 0.0)
+            for shard in range(16):
+                store._tiers._evict(shard, 0.0)
             found = store.get(pa.array(range(len(values))))["x"].to_pylist()
             assert repr(found) == repr(values)
             assert len(store) == len(values)

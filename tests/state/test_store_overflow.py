@@ -1,4 +1,4 @@
-"""Sums that their columns cannot hold: an error that names the column, and a store as it was."""
+"""Sums that overflow their columns: an error names the column, and the store is unchanged."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def value_of(store: LogStore, key: int) -> object:
 
 
 def evict(store: LogStore) -> None:
-    """Let everything leave memory."""
-    for bundle in range(16):
-        store._tiers._evict(bundle, 0.0)
+    """Evict all records."""
+    for shard in range(16):
+        store._tiers._evict(shard, 0.0)
 
 
 def refuses(store: LogStore, table: pa.Table) -> None:
@@ -72,7 +72,7 @@ def test_a_sum_fits_exactly_or_is_refused(tmp_path: Path, kind: pa.DataType, mos
         again.merge(rows([2], [one], kind), n="sum", other="sum")
 
 
-def test_partials_do_not_overflow_where_the_whole_does_not(tmp_path: Path) -> None:
+def test_partial_sums_do_not_overflow_if_the_full_sum_fits(tmp_path: Path) -> None:
     """-100 on disk and +100, +100 in memory are 100, though 200 would not fit."""
     with opened(tmp_path, pa.int8()) as store:
         store.merge(rows([1, 2], [-100, 5], pa.int8()), n="sum", other="sum")
@@ -89,18 +89,18 @@ def test_partials_do_not_overflow_where_the_whole_does_not(tmp_path: Path) -> No
         assert len(store) == 2
 
 
-def test_a_call_of_several_slices_is_refused_as_a_whole(tmp_path: Path) -> None:
-    """The row that overflows comes in the last of the pieces that a call is cut into."""
+def test_an_overflow_in_one_slice_refuses_all_rows_of_a_call(tmp_path: Path) -> None:
+    """The row that overflows is in the last slice of the call."""
     with opened(tmp_path, pa.int32()) as store:
         keys = list(range(600))
         store.merge(rows(keys, [2**31 - 10] * 600, pa.int32()), n="sum", other="sum")
         refuses(store, rows([*keys, 599], [5] * 601, pa.int32()))
-        assert store._budget.rows(store._kernels.record_bytes) < 600
+        assert store._budget.batch_rows(store._kernels.record_bytes) < 600
         store.merge(rows(keys, [9] * 600, pa.int32()), n="sum", other="sum")
         assert value_of(store, 599) == 2**31 - 1
 
 
-def test_an_overflow_before_the_kernel_wants_room_is_not_forgotten(tmp_path: Path) -> None:
+def test_an_overflow_is_reported_although_the_kernel_returns_for_memory(tmp_path: Path) -> None:
     with opened(tmp_path, pa.int8(), Budget(None)) as store:
         refuses(store, rows([1, 1, *range(2, 500)], [100, 100, *[1] * 498], pa.int8()))
         refuses(store, rows([*range(2, 500), 1, 1], [*[1] * 498, 100, 100], pa.int8()))

@@ -1,4 +1,4 @@
-"""Snapshots that somebody else names stay."""
+"""`hold`: snapshots that a checkpoint names are retained."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 from scalein.state import LogStore
 
 
-def test_a_held_snapshot_outlives_newer_ones(tmp_path: Path) -> None:
+def test_a_held_snapshot_is_retained(tmp_path: Path) -> None:
     with LogStore.open(tmp_path, key={"k": pa.int64()}, value={"n": pa.int64()}, keep=1) as store:
         store.merge(pa.table({"k": [1], "n": [1]}), n="sum")
         first = store.snapshot().wait().id

@@ -1,4 +1,4 @@
-"""Snapshots of a store whose calls go on meanwhile: undo logs that fill up, several under way, texts, failures."""
+"""Snapshots during other calls: full undo logs, several snapshots in progress, texts, failures."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from scalein.errors import ScaleinError, StoreFailed
 from scalein.layout import RECORD_AT, RECORD_END, ROOM
 from scalein.state import LogStore
 from scalein.state.budget import Budget
-from scalein.state.evict import Spiller
-from scalein.state.snapshot import Copy, Frozen
+from scalein.state.evict import Evictor
+from scalein.state.snapshot import Capture, SegmentCopies
 from scalein.storage.local import LocalFileSystem
 from tests.state.power_cut_disk import PowerCutDisk
 from tests.state.store_model import KINDS
@@ -50,16 +50,16 @@ def test_a_full_undo_log_makes_the_kernel_copy(tmp_path: Path, kind: str, worker
 
 
 @pytest.mark.parametrize("at_once", [1, 1000])
-def test_a_freeze_does_not_disturb_the_copy_before(tmp_path: Path, at_once: int) -> None:
-    """All segments were copied by kernels: the next freeze has the marks, while nothing of the first was mended yet."""
+def test_a_capture_does_not_disturb_the_copy_of_the_previous_one(tmp_path: Path, at_once: int) -> None:
+    """All segments were copied by kernels: the next capture sets marks before the first undo logs are applied."""
     pair = pair_of("int", tmp_path, 2)
-    pair.store._saver.copier.at_once = at_once
+    pair.store._snapshots.copier.max_copies = at_once
     pair.op_more(Random(1), 1500)
     pair.op_slow_snapshot(Random(1), 0)
-    copier = pair.store._saver.copier
+    copier = pair.store._snapshots.copier
     for seed in range(3):
         pair.op_more(Random(seed), 1500)
-    for segment in list(copier._current.left):
+    for segment in list(copier._current.uncopied):
         copier.copy_now(segment)
     pair.op_snapshot(Random(3), 0)
     for seed in range(3):
@@ -69,7 +69,7 @@ def test_a_freeze_does_not_disturb_the_copy_before(tmp_path: Path, at_once: int)
 
 
 def test_texts_written_since_the_last_snapshot_are_in_the_next(tmp_path: Path) -> None:
-    """A new text may lie in a segment none of whose records changed."""
+    """A new text may be in a segment without changed records."""
     value = {"t": pa.string()}
     store = LogStore.open_on(LocalFileSystem(tmp_path), key={"k": pa.int64()}, value=value, budget=SMALL)
 
@@ -90,7 +90,7 @@ def test_texts_written_since_the_last_snapshot_are_in_the_next(tmp_path: Path) -
 @pytest.mark.parametrize("kind", ["create", "write", "sync", "rename", "sync_directory"])
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
 @pytest.mark.parametrize("call", [0, 1])
-def test_a_failed_snapshot_is_said_and_the_next_holds_everything(kind: str, number: int, call: int) -> None:
+def test_a_failed_snapshot_is_reported_and_the_next_one_is_complete(kind: str, number: int, call: int) -> None:
     disk = PowerCutDisk()
     pair = Pair(KINDS["int"], lambda readonly: disk, SMALL, 1)
     pair.op_more(Random(1), 300)
@@ -109,13 +109,13 @@ def test_a_failed_snapshot_is_said_and_the_next_holds_everything(kind: str, numb
     pair.op_snapshot(Random(3), 0)
     pair.wait()
     pair.op_scan(Random(0), 0)
-    pair.store._shut()
+    pair.store._release()
     pair.store = pair.opened()
     pair.op_scan(Random(0), 0)
     pair.close()
 
 
-def test_close_says_that_the_snapshot_under_way_failed() -> None:
+def test_close_reports_the_failed_snapshot() -> None:
     disk = PowerCutDisk()
     pair = Pair(KINDS["int"], lambda readonly: disk, SMALL, 1)
     pair.op_more(Random(1), 300)
@@ -128,13 +128,13 @@ def test_close_says_that_the_snapshot_under_way_failed() -> None:
     with pytest.raises(StoreFailed):
         pair.store.close()
     disk._faults.clear()
-    pair.store = pair.opened()  # the lock was given back
+    pair.store = pair.opened()  # the lock was released
     pair.model.content = {}
     pair.op_scan(Random(0), 0)
     pair.close()
 
 
-def test_a_failing_snapshot_does_not_disturb_the_one_behind() -> None:
+def test_a_failed_snapshot_does_not_disturb_the_next_one() -> None:
     disk = PowerCutDisk()
     pair = Pair(KINDS["int"], lambda readonly: disk, SMALL, 2)
     pair.op_more(Random(1), 1500)
@@ -157,7 +157,7 @@ def test_a_failing_snapshot_does_not_disturb_the_one_behind() -> None:
                 results.append(False)
         assert results[0] is False
         if results[1]:
-            pair.frozen = {second.id: content}
+            pair.captured = {second.id: content}
             pair.op_look_back(Random(0), 0)
         disk._faults.clear()
     pair.op_reopen(Random(0), 0)
@@ -165,63 +165,63 @@ def test_a_failing_snapshot_does_not_disturb_the_one_behind() -> None:
     pair.close()
 
 
-def test_a_chunk_that_begins_where_a_full_one_ends_is_whole() -> None:
-    """Which chunk of a group is open must not be told by where its next record goes."""
+def test_the_size_of_a_chunk_that_begins_where_a_full_one_ends() -> None:
+    """The open chunk of a group must not be found by the position of its next record."""
     headers = np.zeros((256, 16), np.int64)
     base = 1 << 20
-    headers[3, RECORD_AT], headers[3, RECORD_END] = base + 8192, base + 8192  # the open one is just full
+    headers[3, RECORD_AT], headers[3, RECORD_END] = base + 8192, base + 8192  # the open chunk is just full
     chunks = np.array([[3, 0, 8192, 4096, 1], [3, 0, 4096, 4096, 2], [3, 1, 12288, 4096, 3], [-1, 0, 0, 0, 0]])
-    frozen = Frozen(1, 1, 2, {}, headers, chunks, Copy({}), frozenset(), 0)
-    tables = frozen.chunk_tables(base)
+    capture = Capture(1, 1, 2, {}, headers, chunks, SegmentCopies({}), frozenset(), 0)
+    tables = capture.chunk_tables(base)
     assert tables["offset"].tolist() == [8192, 4096, 12288]
     assert tables["used"].tolist() == [4096, 4096, 4096]
 
 
-def test_records_that_cannot_leave_come_back_under_newer_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bundle is evicted again while its first records are still on their way, and those then fail."""
-    write = Spiller._write_run
+def test_records_of_a_failed_eviction_come_back_under_newer_ones(tmp_path: Path,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard is evicted again while its first eviction is in flight, which then fails."""
+    write = Evictor._write_run
     calls = []
 
-    def first_fails(self: Spiller, *args: Any) -> Any:
+    def first_fails(self: Evictor, *args: Any) -> Any:
         calls.append(args)
         if len(calls) == 1:
             time.sleep(0.2)
-            raise StoreFailed("no room on the disk")
+            raise StoreFailed("no space on the disk")
         return write(self, *args)
 
-    monkeypatch.setattr(Spiller, "_write_run", first_fails)
+    monkeypatch.setattr(Evictor, "_write_run", first_fails)
     keys = np.arange(500)
     with LogStore.open(tmp_path, key={"k": pa.int64()}, value={"n": pa.int64()}) as store:
         store.upsert(pa.table({"k": keys, "n": np.full(500, 1)}))
         store._tiers._evict(0, 0.0)
         store.upsert(pa.table({"k": keys, "n": np.full(500, 2)}))
-        with pytest.raises(StoreFailed, match="no room"):
+        with pytest.raises(StoreFailed, match="no space"):
             store._tiers._evict(0, 0.0)
         store._tiers._evict(0, 0.0)
-        store._tiers.settle()
+        store._tiers.finish_evictions()
         assert len(calls) == 2
         assert store.get(pa.array(keys))["n"].to_pylist() == [2] * 500
         assert len(store) == 500
 
 
-def test_records_that_an_interrupted_call_made_are_in_the_next_image(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    """A kernel that leaves for room has made records that it did not mark; there may be none to come back to."""
+def test_records_of_an_interrupted_call_are_in_the_next_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that returns for memory has inserted records in unmarked segments; it may not be called again."""
     store = LogStore.open_on(LocalFileSystem(tmp_path), key={"k": pa.int64()}, value={"n": pa.int64()}, budget=SMALL)
-    hot, numbers = store._tiers.hot, np.arange(20_000, dtype=np.int64)
-    hashes = store._kernels.lookup(hot, pa.record_batch({"k": numbers}))[1]
+    memtable, numbers = store._tiers.memtable, np.arange(20_000, dtype=np.int64)
+    hashes = store._kernels.lookup(memtable, pa.record_batch({"k": numbers}))[1]
     keys = numbers[hashes >> np.uint64(56) == hashes[-1] >> np.uint64(56)]
-    first = hot.headers[0, ROOM] - 1  # one more has room in the index of a group
+    first = memtable.headers[0, ROOM] - 1  # one more fits into the index of a group
     store.upsert(pa.table({"k": keys[:first], "n": keys[:first]}))
     store.snapshot().wait()
 
     def interrupted(*args: object) -> None:
-        raise ScaleinError("no room")
+        raise ScaleinError("no space")
 
     more = pa.table({"k": keys[first : first + 4], "n": keys[first : first + 4]})
     with monkeypatch.context() as patch:
-        patch.setattr(hot, "serve", interrupted)
-        with pytest.raises(ScaleinError, match="no room"):
+        patch.setattr(memtable, "serve", interrupted)
+        with pytest.raises(ScaleinError, match="no space"):
             store.upsert(more)
     store.close()
     with LogStore.open_on(LocalFileSystem(tmp_path), key=None, value=None, budget=SMALL) as store:
@@ -230,8 +230,8 @@ def test_records_that_an_interrupted_call_made_are_in_the_next_image(
         assert store.get(pa.array(keys[:first]))["n"].to_pylist() == keys[:first].tolist()
 
 
-def test_a_call_that_was_interrupted_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing cleans up behind Ctrl-C: what the call left in memory is not known, so the last snapshot stays."""
+def test_no_snapshot_is_taken_after_an_interrupted_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing cleans up after Ctrl-C: the content of memory is unknown, so the last snapshot remains the newest."""
     store = LogStore.open(tmp_path, key={"k": pa.int64()}, value={"n": pa.int64()})
     store.upsert(pa.table({"k": [1], "n": [1]}))
     store.snapshot().wait()
@@ -240,10 +240,10 @@ def test_a_call_that_was_interrupted_is_not_saved(tmp_path: Path, monkeypatch: p
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(store._kernels, "keep", interrupted)
+        patch.setattr(store._kernels, "upsert", interrupted)
         with pytest.raises(KeyboardInterrupt):
             store.upsert(pa.table({"k": [1, 2], "n": [5, 5]}))
-    with pytest.raises(ScaleinError, match="interrupted half-way"):
+    with pytest.raises(ScaleinError, match="was interrupted"):
         store.get(pa.array([1]))
     store.close()
     with LogStore.open(tmp_path) as store:

@@ -1,4 +1,4 @@
-"""Calls that several workers share: every row is merged once, by the worker of its key group, in order."""
+"""Calls with several workers: every row is merged once, by the worker of its key group, in order."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from scalein.storage.local import LocalFileSystem
 from tests.state.store_model import KINDS
 from tests.state.store_pair import Pair, probes
 
-TINY = Budget(1 << 30, 1 << 14, 1 << 12)  # segments and logs are tiny, nothing has to leave
+TINY = Budget(1 << 30, 1 << 14, 1 << 12)  # tiny segments and logs, no eviction
 STEPS = ["more", "merge", "upsert", "delete", "more", "slow_snapshot", "merge", "more", "get", "snapshot", "delete"]
 
 
 def shuffled(random: Random, pair: Pair, calls: int) -> None:
     for _ in range(calls):
-        # From nothing over a part of a block to several blocks, and calls that only one worker is woken for.
+        # From no row to several blocks, and calls that start one worker only.
         size = random.choice([0, 1, 7, 300, 1023, 1024, 1025, 2600])
         pair.do((random.choice(STEPS), random.randrange(1 << 30), size))
 
 
 @pytest.mark.parametrize(("kind", "workers"), [(kind, 2 + k % 4) for k, kind in enumerate(KINDS)])
-def test_calls_of_all_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, workers: int) -> None:
+def test_calls_of_all_sizes_equal_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str,
+                                            workers: int) -> None:
     monkeypatch.setattr(store_kernels, "WORKER_ROWS", 150)
     pair = Pair(KINDS[kind], lambda readonly: LocalFileSystem(tmp_path, readonly), TINY, workers)
     random = Random(f"{kind} {workers}")
@@ -41,8 +42,8 @@ def test_calls_of_all_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kin
     pair.close()
 
 
-def test_logs_of_calls_with_and_without_other_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record's changes lie in the logs of several workers, by the call: which worker had it differs."""
+def test_undo_logs_of_several_workers_are_merged_by_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The changes of a record are in the logs of several workers: its worker differs between calls."""
     monkeypatch.setattr(store_kernels, "WORKER_ROWS", 150)
     with probes() as seen:
         pair = Pair(KINDS["int"], lambda readonly: LocalFileSystem(tmp_path, readonly), TINY, 3)
@@ -57,7 +58,7 @@ def test_logs_of_calls_with_and_without_other_workers(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("keys", [1, 2, 3])
-def test_workers_without_rows(tmp_path: Path, keys: int) -> None:
+def test_workers_without_rows_are_harmless(tmp_path: Path, keys: int) -> None:
     """All rows of a block belong to one worker, and none to the others."""
     value = {"n": pa.int64(), "last": pa.int64()}
     with LogStore.open(tmp_path, key={"k": pa.string()}, value=value, workers=4) as store:
@@ -69,14 +70,14 @@ def test_workers_without_rows(tmp_path: Path, keys: int) -> None:
                          for k, name in enumerate(names.tolist())}
 
 
-def test_a_segment_is_copied_beside_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel whose log is full waits for no other segment's copy; and for its own, if that has begun."""
+def test_segments_are_copied_concurrently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel with a full log does not wait for the copies of other segments; it waits for its own one."""
     pair = Pair(KINDS["int"], lambda readonly: LocalFileSystem(tmp_path, readonly), TINY, 2)
     pair.op_more(Random(1), 2600)
     pair.op_slow_snapshot(Random(1), 0)
-    copier = pair.store._saver.copier
-    first, second = sorted(copier._current.left)[:2]
-    begun, go_on, copy = threading.Event(), threading.Event(), copier._hot.kernels.copy
+    copier = pair.store._snapshots.copier
+    first, second = sorted(copier._current.uncopied)[:2]
+    begun, go_on, copy = threading.Event(), threading.Event(), copier._memtable.kernels.copy
 
     def slow(target: int, source: int, size: int) -> None:
         if source == copier._arena.base + (first << copier._arena.shift):
@@ -85,7 +86,7 @@ def test_a_segment_is_copied_beside_another(tmp_path: Path, monkeypatch: pytest.
         copy(target, source, size)
 
     with monkeypatch.context() as patch:
-        patch.setattr(copier._hot.kernels, "copy", slow)
+        patch.setattr(copier._memtable.kernels, "copy", slow)
         threads = [threading.Thread(target=copier.copy_now, args=(first,)) for _ in range(2)]
         for thread in threads:
             thread.start()
@@ -103,21 +104,21 @@ def test_a_segment_is_copied_beside_another(tmp_path: Path, monkeypatch: pytest.
     pair.close()
 
 
-def test_a_copy_that_fails_is_left_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_copy_is_retried_by_another_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair(KINDS["int"], lambda readonly: LocalFileSystem(tmp_path, readonly), TINY, 1)
     pair.op_more(Random(1), 2600)
     pair.op_slow_snapshot(Random(1), 0)
-    copier = pair.store._saver.copier
-    segment = min(copier._current.left)
+    copier = pair.store._snapshots.copier
+    segment = min(copier._current.uncopied)
 
     def fails(target: int, source: int, size: int) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(copier._hot.kernels, "copy", fails)
+        patch.setattr(copier._memtable.kernels, "copy", fails)
         with pytest.raises(KeyboardInterrupt):
             copier.copy_now(segment)
-    assert segment in copier._current.left
+    assert segment in copier._current.uncopied
     pair.op_more(Random(2), 2600)
     pair.op_look_back(Random(1), 0)
     pair.close()

@@ -12,7 +12,7 @@ from typing import Any
 from scalein.dtypes import F64, I64, MAX_PRECISION, SIGNED, TIMES, UNSIGNED, DType, Kind
 from scalein.ir import decimals
 from scalein.ir.exprs import Call, Expr, Lit, type_of
-from scalein.ir.functions.registry import REGISTRY, Args, Function, NoValue, always, declare, typed
+from scalein.ir.functions.registry import REGISTRY, Args, Fold, Function, always, declare, typed
 from scalein.ir.literals import fit
 from scalein.ir.unify import NOT_A_NUMBER, Refused, cast_to, finer, own_type_of, settle, unify
 
@@ -40,9 +40,18 @@ def _arithmetic(call: Call, args: Args) -> Expr:
     if any(own is not None and own.kind in TIMES for own in map(own_type_of, args)):
         return _time_arithmetic(call, args)
     if decimals.is_decimal_arithmetic(args):
-        return decimals.arithmetic(call, args)
+        return _decimal_arithmetic(call, args)
     both = _numbers(call, args)
     return typed(call, both, type_of(both[0]))
+
+
+def _decimal_arithmetic(call: Call, args: Args) -> Expr:
+    match call.fn:
+        case "add" | "sub":
+            return decimals.total(call, args, _refusal(call.fn))
+        case "mul":
+            return decimals.product(call, args)
+    raise Refused(f"{_refusal(call.fn)} decimals", decimals.INEXACT)
 
 
 def _time_arithmetic(call: Call, args: Args) -> Expr:
@@ -176,30 +185,18 @@ def _has_no_negative(call: Call) -> bool:
 # --- constants ---------------------------------------------------------------------------------------------------
 
 
-def _exact(compute: Callable[..., Any]) -> Callable[..., Any]:
+def _always(compute: Callable[..., Any]) -> Fold:
+    return lambda call: compute
+
+
+def _exact(compute: Callable[..., Any]) -> Fold:
     """A fold of everything but floats."""
-
-    def fold(call: Call, *values: Any) -> Any:
-        if type_of(call.args[0]).is_float:
-            raise NoValue
-        return compute(*values)
-
-    return fold
+    return lambda call: None if type_of(call.args[0]).is_float else compute
 
 
-def _any_number(compute: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda call, *values: compute(*values)
-
-
-def _float(compute: Callable[..., Any]) -> Callable[..., Any]:
+def _float(compute: Callable[..., Any]) -> Fold:
     """A fold of floats alone."""
-
-    def fold(call: Call, *values: Any) -> Any:
-        if not type_of(call.args[0]).is_float:
-            raise NoValue
-        return compute(*values)
-
-    return fold
+    return lambda call: compute if type_of(call.args[0]).is_float else None
 
 
 def _quotient(a: float, b: float) -> float:
@@ -220,11 +217,11 @@ def _root(value: float) -> float:
 
 
 declare(
-    Function("add", _arithmetic, 2, fallible=_overflows, fold=_any_number(operator.add), show="{0} + {1}",
+    Function("add", _arithmetic, 2, fallible=_overflows, fold=_always(operator.add), show="{0} + {1}",
              duckdb="({0} + {1})"),
-    Function("sub", _arithmetic, 2, fallible=_overflows, fold=_any_number(operator.sub), show="{0} - {1}",
+    Function("sub", _arithmetic, 2, fallible=_overflows, fold=_always(operator.sub), show="{0} - {1}",
              duckdb="({0} - {1})"),
-    Function("mul", _arithmetic, 2, fallible=_overflows, fold=_any_number(operator.mul), show="{0} * {1}",
+    Function("mul", _arithmetic, 2, fallible=_overflows, fold=_always(operator.mul), show="{0} * {1}",
              duckdb="({0} * {1})"),
     Function("div", _divide, 2, fold=_float(_quotient), show="{0} / {1}", duckdb="({0} / {1})"),
     Function("try_divide", _divide, 2, gives_null=always, show="{0}.try_divide({1})", sql=("TRY_DIVIDE",),
@@ -233,8 +230,8 @@ declare(
     Function("mod", _arithmetic, 2, fallible=_divides_badly, fold=_exact(operator.mod), show="{0} % {1}",
              sql=("MOD",)),
     Function("pow", _power, 2, show="{0} ** {1}", sql=("POWER", "POW"), duckdb="pow({0}, {1})"),
-    Function("neg", _negate, fallible=_has_no_negative, fold=_any_number(operator.neg), show="-{0}", duckdb="(-{0})"),
-    Function("abs", _absolute, fallible=_has_no_negative, fold=_any_number(abs), show="{0}.abs()", sql=("ABS",),
+    Function("neg", _negate, fallible=_has_no_negative, fold=_always(operator.neg), show="-{0}", duckdb="(-{0})"),
+    Function("abs", _absolute, fallible=_has_no_negative, fold=_always(abs), show="{0}.abs()", sql=("ABS",),
              duckdb="abs({0})"),
     Function("floor", _float_function, fold=_float(_whole(math.floor)), show="{0}.floor()", sql=("FLOOR",),
              duckdb="floor({0})"),

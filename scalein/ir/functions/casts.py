@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -141,8 +142,9 @@ def _reads_or_writes_text(call: Call) -> bool:
 # --- constants ---------------------------------------------------------------------------------------------------
 
 
-def _fold(call: Call, value: Any) -> Any:
-    return _converted(value, type_of(call.args[0]), type_of(call))
+def _fold(call: Call) -> Callable[[Any], Any]:
+    source, target = type_of(call.args[0]), type_of(call)
+    return lambda value: _converted(value, source, target)
 
 
 def _converted(value: Any, source: DType, target: DType) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 from scalein.dtypes import BOOL
 from scalein.ir.exprs import Call, Expr, Lit, type_of
-from scalein.ir.functions.registry import Args, Function, Nulls, declare, typed
+from scalein.ir.functions.registry import Args, Fold, Function, Nulls, declare, typed
 from scalein.ir.unify import Refused, settle, unify
 
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
@@ -20,8 +20,8 @@ def _compare(call: Call, args: Args) -> Expr:
     return typed(call, unify(args, "cannot compare"), BOOL)
 
 
-def _fold(compare: Callable[[Any, Any], bool]) -> Callable[..., bool]:
-    return lambda call, a, b: compare(_ordered(a), _ordered(b))
+def _fold(compare: Callable[[Any, Any], bool]) -> Fold:
+    return lambda call: lambda a, b: compare(_ordered(a), _ordered(b))
 
 
 def _ordered(value: Any) -> Any:
@@ -53,6 +53,13 @@ def _is_in(call: Call, args: Args) -> Expr:
     return replace(typed(call, [arg], BOOL), params=(physical, has_null))
 
 
+def _fold_is_in(call: Call) -> Callable[[Any], bool] | None:
+    values, has_null = call.params
+    assert isinstance(values, tuple)
+    known = set(map(_ordered, values))
+    return None if has_null else lambda value: _ordered(value) in known
+
+
 def _between(call: Call, args: Args) -> Expr:
     """low <= value <= high, spelled out; as with `and`, one side alone can make it false."""
     value, low, high = args
@@ -72,8 +79,8 @@ declare(
                duckdb=f"({{0}} {sql} {{1}})", spark=f"__{name}__") for name, (python, sql) in _SIGNS.items()),
     Function("between", _between, 3, Nulls.OWN, nullable=_either, spelled_out=True,
              show="{0}.between({1}, {2})"),
-    Function("is_nan", _is_nan, fold=lambda call, value: math.isnan(value), canonical=True, show="{0}.is_nan()",
+    Function("is_nan", _is_nan, fold=lambda call: math.isnan, canonical=True, show="{0}.is_nan()",
              sql=("IS_NAN", "ISNAN"), duckdb="isnan({0})"),
-    Function("is_in", _is_in, gives_null=lambda call: bool(call.params[1]), canonical=True,
+    Function("is_in", _is_in, fold=_fold_is_in, gives_null=lambda call: bool(call.params[1]), canonical=True,
              show="{0}.is_in([{values}])"),
 )

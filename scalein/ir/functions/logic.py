@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
 
 from scalein.dtypes import BOOL, Kind
 from scalein.ir.exprs import Call, Expr, Lit, type_of
@@ -88,14 +87,12 @@ def _tries_host(call: Call) -> bool:
     return isinstance(call.args[0], Call) and is_host(call.args[0])
 
 
-def _negated(call: Call, value: Any) -> bool:
-    return operator.not_(value)
-
-
 declare(
-    Function("and", _logic, 2, Nulls.OWN, nullable=_any, show="{0} & {1}", duckdb="({0} AND {1})", spark="__and__"),
-    Function("or", _logic, 2, Nulls.OWN, nullable=_any, show="{0} | {1}", duckdb="({0} OR {1})", spark="__or__"),
-    Function("not", _logic, fold=_negated, show="~{0}", duckdb="(NOT {0})", spark="__invert__"),
+    Function("and", _logic, 2, Nulls.OWN, nullable=_any, fold=lambda call: operator.and_,
+             show="{0} & {1}", duckdb="({0} AND {1})", spark="__and__"),
+    Function("or", _logic, 2, Nulls.OWN, nullable=_any, fold=lambda call: operator.or_,
+             show="{0} | {1}", duckdb="({0} OR {1})", spark="__or__"),
+    Function("not", _logic, fold=lambda call: operator.not_, show="~{0}", duckdb="(NOT {0})", spark="__invert__"),
     Function("is_null", _null_test, nulls=Nulls.NEVER, host=_of_nested, arrow="is_null", canonical=True,
              show="{0}.is_null()", duckdb="({0} IS NULL)", spark="isNull"),
     Function("is_not_null", _null_test, nulls=Nulls.NEVER, host=_of_nested, arrow="is_not_null", canonical=True,

@@ -20,10 +20,11 @@ from enum import Enum, auto
 from typing import Any
 
 from scalein.dtypes import DType, Kind
-from scalein.ir.exprs import Call, Expr, Lit, type_of, walk
+from scalein.ir.exprs import Call, Col, Expr, Lit, type_of, walk
 
 Args = tuple[Expr, ...]
 Rule = Callable[[Call, Args], Expr]
+Fold = Callable[[Call], Callable[..., Any] | None]
 
 ANY = -1  # as many arguments as a udf has parameters
 
@@ -50,6 +51,7 @@ class Function:
 
     `show` is its text in Python: `{0}` and `{1}` are arguments, `{args}` are all, `{params}` are the constants in
     parentheses, `{values}` those of a list, `{span}` a length of time, `{type}` the type, `{name}` the name of a udf.
+    `fold` gives the function of its arguments' values in Python, if that is bit-equal to the kernel of a typed call.
     `duckdb` is SQL over `{0}`, `{1}` and `{params[0]}`, and empty where the meaning differs or depends on types.
     """
 
@@ -63,7 +65,7 @@ class Function:
     host: Callable[[Call], bool] = never  # pyarrow computes it, by the function `arrow` of scalein.arrow_functions
     arrow: str = ""
     canonical: bool = False  # gives the same for -0.0 and 0.0, and for every NaN, as grouping does
-    fold: Callable[..., Any] | None = None  # (call, *values) of constants, only where Python is bit-equal to the kernel
+    fold: Fold | None = None
     spelled_out: bool = False  # its rule gives other calls, so no typed plan has it
     show: str = ""
     sql: tuple[str, ...] = ()
@@ -115,11 +117,19 @@ def fallible(call: Call) -> bool:
 
 def can_fail(expr: Expr) -> bool:
     """Whether anything in a typed expression can fail in a live row; what is only tried gives null instead."""
-    match expr:
-        case Call("try", (Call(args=args),)):
-            return any(map(can_fail, args))
-        case Call(args=args):
-            return fallible(expr) or any(map(can_fail, args))
+    waiting: list[Expr] = [expr]
+    seen: set[int] = set()
+    while waiting:
+        node = waiting.pop()
+        if not isinstance(node, Call) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        if node.fn == "try" and isinstance(node.args[0], Call):
+            waiting += node.args[0].args
+        elif fallible(node):
+            return True
+        else:
+            waiting += node.args
     return False
 
 
@@ -157,27 +167,65 @@ def evaluate(call: Call) -> Lit | None:
         return None
     if None in values:
         return Lit(None, call.dtype)
-    if function.fold is None:
-        return None
-    if type_of(call.args[0]).kind is Kind.F32:
-        values = [_to_f32(value) for value in values]
+    compute = _in_python(call)
     try:
-        return Lit(_within_type(function.fold(call, *values), type_of(call)), call.dtype)
+        return None if compute is None else Lit(compute(*values), call.dtype)
     except (ArithmeticError, ValueError):
         return None
 
 
-def _within_type(value: Any, dtype: DType) -> Any:
-    """The value as its type holds it: checked if integer-like, rounded if a float of 32 bits."""
-    match dtype.kind:
+def python_function(expr: Expr) -> Callable[[Any], Any] | None:
+    """An expression over one column as a function of that column's values, null left out; None if a call in it has no
+    `fold`. Where a value has no result here, it raises `ArithmeticError` or `ValueError`.
+    """
+    match expr:
+        case Col():
+            return lambda value: value
+        case Lit(constant):
+            return lambda value: constant
+    compute = _in_python(expr)
+    args = [arg for arg in map(python_function, expr.args) if arg is not None]
+    if compute is None or len(args) < len(expr.args):
+        return None
+    if len(args) == 1:
+        (arg,) = args
+        return lambda value: compute(arg(value))
+    return lambda value: compute(*[arg(value) for arg in args])
+
+
+def _in_python(call: Call) -> Callable[..., Any] | None:
+    """The call as a function of its arguments' values, with a result as its type holds it."""
+    fold = REGISTRY[call.fn].fold
+    compute = None if fold is None else fold(call)
+    if compute is None:
+        return None
+    if type_of(call.args[0]).kind is Kind.F32:
+        compute = _of_f32(compute)
+    match type_of(call).kind:
         case Kind.BOOL | Kind.STR | Kind.BIN | Kind.F64:
-            return value
+            return compute
         case Kind.F32:
-            return _to_f32(value)
-    low, high = dtype.int_range()
-    if not low <= value <= high:
-        raise NoValue
-    return value
+            return _to_f32_of(compute)
+        case _:
+            return _checked(compute, *type_of(call).int_range())
+
+
+def _of_f32(compute: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *values: compute(*map(_to_f32, values))
+
+
+def _to_f32_of(compute: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *values: _to_f32(compute(*values))
+
+
+def _checked(compute: Callable[..., Any], low: int, high: int) -> Callable[..., Any]:
+    def checked(*values: Any) -> Any:
+        found = compute(*values)
+        if not low <= found <= high:
+            raise NoValue
+        return found
+
+    return checked
 
 
 def _to_f32(value: float) -> float:

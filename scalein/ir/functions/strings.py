@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from scalein.dtypes import BOOL, I64
 from scalein.ir.exprs import Call, Expr, type_of
 from scalein.ir.functions.registry import Args, Function, always, declare, typed
@@ -32,15 +34,29 @@ def text_to_int(call: Call, args: Args) -> Expr:
     return typed(call, [_text(call, args)], I64)
 
 
+def _fold_slice(call: Call) -> Callable[[str], str]:
+    offset, length = call.params
+    assert isinstance(offset, int)
+    assert length is None or isinstance(length, int)
+
+    def cut(text: str) -> str:
+        start = offset if offset >= 0 else len(text) + offset
+        stop = len(text) if length is None else start + length
+        return text[max(start, 0) : max(stop, 0)]
+
+    return cut
+
+
 declare(
-    Function("str_len", text_to_int, show="{0}.str.len()", sql=("CHAR_LENGTH", "LENGTH"), duckdb="length({0})"),
-    Function("str_slice", text_to_text, show="{0}.str.slice({params})", sql=("SUBSTRING",)),
-    Function("starts_with", text_to_bool, show="{0}.str.starts_with({params})", sql=("STARTS_WITH",),
-             duckdb="starts_with({0}, {params[0]})"),
-    Function("ends_with", text_to_bool, show="{0}.str.ends_with({params})", sql=("ENDS_WITH",),
-             duckdb="suffix({0}, {params[0]})"),
-    Function("contains", text_to_bool, show="{0}.str.contains({params})", sql=("CONTAINS",),
-             duckdb="contains({0}, {params[0]})"),
+    Function("str_len", text_to_int, fold=lambda call: len, show="{0}.str.len()",
+             sql=("CHAR_LENGTH", "LENGTH"), duckdb="length({0})"),
+    Function("str_slice", text_to_text, fold=_fold_slice, show="{0}.str.slice({params})", sql=("SUBSTRING",)),
+    Function("starts_with", text_to_bool, fold=lambda call: lambda text: text.startswith(call.params[0]),
+             show="{0}.str.starts_with({params})", sql=("STARTS_WITH",), duckdb="starts_with({0}, {params[0]})"),
+    Function("ends_with", text_to_bool, fold=lambda call: lambda text: text.endswith(call.params[0]),
+             show="{0}.str.ends_with({params})", sql=("ENDS_WITH",), duckdb="suffix({0}, {params[0]})"),
+    Function("contains", text_to_bool, fold=lambda call: lambda text: call.params[0] in text,
+             show="{0}.str.contains({params})", sql=("CONTAINS",), duckdb="contains({0}, {params[0]})"),
     Function("lower", text_to_text, host=always, arrow="lower", show="{0}.str.lower()", sql=("LOWER",),
              duckdb="lower({0})"),
     Function("upper", text_to_text, host=always, arrow="upper", show="{0}.str.upper()", sql=("UPPER",),

@@ -6,41 +6,44 @@ remove an error (of an argument that is not needed any more), never adds one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from scalein.dtypes import BOOL
 from scalein.ir.exprs import Call, Expr, Lit, type_of
 from scalein.ir.functions.registry import REGISTRY, Nulls, evaluate, fallible
-from scalein.ir.ops import Aggregate, Filter, Op, Project
-from scalein.ir.rewrite import map_exprs, rewrite, rewrite_expr
+from scalein.ir.ops import Filter, Op
+from scalein.ir.rewrite import Known, map_exprs, rewrite, rewrite_expr
 
 _NOT = {"is_null": "is_not_null", "is_not_null": "is_null"}
 
 
 def fold(root: Op) -> Op:
     """Filter(x, (a % (2 + 3) == 0) & True) -> Filter(x, divisible(a, 5)), so that kernels compute less."""
-    return rewrite(root, _fold_op)
+    known: Known[Expr] = {}
+
+    def fold_all(expr: Expr) -> Expr:
+        return fold_expr(expr, known)
+
+    def keeping_nullable(expr: Expr) -> Expr:
+        return with_nullable(fold_expr(expr, known), expr.nullable) or expr
+
+    def rule(op: Op) -> Op | None:
+        folded = map_exprs(op, keeping_nullable if op.keeps_nullable else fold_all)
+        match folded:
+            case Filter(below, Lit(True)):
+                return below
+            case _:
+                return None if folded is op else folded
+
+    return rewrite(root, rule)
 
 
-def fold_expr(expr: Expr) -> Expr:
-    """The expression with its constant parts computed; its type stays, null may become impossible."""
-    return rewrite_expr(expr, _fold_call)
+def fold_expr(expr: Expr, known: Known[Expr] | None = None) -> Expr:
+    """The expression with its constant parts computed; its type stays, null may become impossible.
 
-
-def _fold_op(op: Op) -> Op | None:
-    # Output columns of these two have their nullability from the expression.
-    fn: Callable[[Expr], Expr] = _fold_keeping_nullable if isinstance(op, Project | Aggregate) else fold_expr
-    folded = map_exprs(op, fn)
-    match folded:
-        case Filter(below, Lit(True)):
-            return below
-        case _:
-            return None if folded is op else folded
-
-
-def _fold_keeping_nullable(expr: Expr) -> Expr:
-    return with_nullable(fold_expr(expr), expr.nullable) or expr
+    Parts that are `known` from calls before are not looked at again.
+    """
+    return rewrite_expr(expr, _fold_call, known)
 
 
 def with_nullable(expr: Expr, nullable: bool) -> Expr | None:

@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from scalein.connectors.base import BoundSource
 from scalein.dtypes import Schema
 from scalein.ir import ops
 from scalein.ir.aggregates import AGGREGATES
-from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, Named, NamedAgg
+from scalein.ir.exprs import Agg, Call, Col, Expr, NamedAgg
 from scalein.ir.functions.registry import fallible, nullable
-from scalein.ir.rewrite import map_exprs, map_inputs, rewrite_expr
+from scalein.ir.rewrite import map_exprs, rebuild, rewrite_expr, transform
 
 _OURS = ("on_error",)  # what a `try` holds that the user did not write
 
@@ -27,55 +26,38 @@ def tried(root: ops.Op) -> ops.Op:
     """The plan with null where an expression would fail. A sum that leaves its 64 bits is no row's fault, and a
     function of `map_batches` no expression: they raise as ever.
     """
-    done: dict[int, ops.Op] = {}
-
-    def visit(op: ops.Op) -> ops.Op:
-        if id(op) not in done:
-            done[id(op)] = _with_exprs(map_inputs(op, visit))
-        return done[id(op)]
-
-    return visit(root)
+    return transform(root, _loosened)
 
 
-def _with_exprs(op: ops.Op) -> ops.Op:
-    match op:
-        case ops.Source(data=BoundSource() as data):
-            return replace(op, data=data.lenient("null"))
-        case ops.Join():
-            left, right = op.left.schema, op.right.schema
-            return replace(op, left_keys=tuple(_tried(key, left) for key in op.left_keys),
-                           right_keys=tuple(_tried(key, right) for key in op.right_keys))
-        case ops.Aggregate():
-            fields = op.input.schema
-            keys = tuple(Named(key.name, _tried(key.expr, fields)) for key in op.keys)
-            window = None if op.window is None else replace(op.window, time=_tried(op.window.time, fields))
-            return replace(op, keys=keys, window=window,
-                           aggs=tuple(NamedAgg(each.name, _tried_agg(each.agg, fields)) for each in op.aggs))
-        case ops.Filter() | ops.Project() | ops.Sort():
-            fields = op.input.schema
-            return map_exprs(op, lambda expr: _tried(expr, fields))
-        case _:
-            return op
+def _loosened(op: ops.Op) -> ops.Op:
+    if isinstance(op, ops.Source):
+        return op.null_on_error()
+    new = op.with_exprs([_tried(expr, op.inputs[number].schema) for expr, number in op.exprs()])
+    if not isinstance(op, ops.Aggregate) or not isinstance(new, ops.Aggregate):
+        return new
+    return replace(new, aggs=tuple(NamedAgg(old.name, _loosened_agg(old.agg, now.agg))
+                                   for old, now in zip(op.aggs, new.aggs, strict=True)))  # fmt: skip
 
 
-def _tried_agg(agg: Agg, fields: Schema) -> Agg:
-    args = tuple(_tried(arg, fields) for arg in agg.args)
-    is_looser = _is_looser(agg, args) and not AGGREGATES[agg.fn].never_null
-    return replace(agg, args=args, nullable=agg.nullable or is_looser)
+def _loosened_agg(old: Agg, new: Agg) -> Agg:
+    is_looser = _is_looser(old, new.args) and not AGGREGATES[old.fn].never_null
+    return replace(new, nullable=old.nullable or is_looser)
 
 
 def _tried(expr: Expr, fields: Schema) -> Expr:
-    match expr:
-        case Col(name):
-            return replace(expr, nullable=fields[name].nullable)
-        case Lit():
-            return expr
-        case Call("try", (Call() as inner,)):
-            inner = replace(inner, args=tuple(_tried(arg, fields) for arg in inner.args))
-            return replace(expr, args=(inner,))
-    args = tuple(_tried(arg, fields) for arg in expr.args)
-    call = replace(expr, args=args, nullable=_nullable(expr, args))
-    return Call("try", (call,), _OURS, call.dtype, True, at=call.at) if fallible(call) else call
+    def attempt(node: Expr, args: tuple[Expr, ...]) -> Expr:
+        if isinstance(node, Col):
+            return replace(node, nullable=fields[node.name].nullable)
+        if not isinstance(node, Call):
+            return node
+        if node.fn == "try":  # what it tries has become a `try` of ours, around the same call
+            (inner,) = args
+            is_ours = isinstance(inner, Call) and inner.fn == "try" and inner.params == _OURS
+            return replace(node, args=inner.args if isinstance(inner, Call) and is_ours else args)
+        call = replace(node, args=args, nullable=_nullable(node, args))
+        return Call("try", (call,), _OURS, call.dtype, True, at=call.at) if fallible(call) else call
+
+    return rebuild(expr, attempt)
 
 
 def _nullable(call: Call, args: Sequence[Expr]) -> bool:

@@ -19,12 +19,10 @@ MAX_RING_SLICES = 16  # more slices a window go through keys: a record would not
 
 def place_state(keys: tuple[Named, ...], window: ops.Window | None, aggs: tuple[NamedAgg, ...]) -> Table:
     """count, sum(x), mean(x) -> [rows, valid(x), sum(x)] and three outputs."""
-    accs: list[Acc] = [Acc(AccKind.ROWS)]
+    accs: dict[Acc, int] = {Acc(AccKind.ROWS): 0}  # with their numbers
 
     def number(acc: Acc) -> int:
-        if acc not in accs:
-            accs.append(acc)
-        return accs.index(acc)
+        return accs.setdefault(acc, len(accs))
 
     def output(name: str, agg: Agg) -> Output:
         found = AGGREGATES[agg.fn].accumulators(agg, grouped=bool(keys or window))

@@ -20,14 +20,22 @@ def _lower(op: Op) -> Op | None:
     match op:
         case Limit(Sort() as sort, count):
             return replace(sort, count=count if sort.count is None else min(count, sort.count))
-        case Limit(Project() as project, count) if _is_ordered(project):
-            return replace(project, input=replace(op, input=project.input))
+        case Limit(Project()):
+            return _below_projections(op)
         case _:
             return None
 
 
-def _is_ordered(op: Op) -> bool:
-    """Whether only projections stand between here and a sort."""
-    while isinstance(op, Project):
-        op = op.input
-    return isinstance(op, Sort)
+def _below_projections(limit: Limit) -> Op | None:
+    """The limit below the projections under it, if they stand over a sort."""
+    passed: list[Op] = []
+    below = limit.input
+    while isinstance(below, Project):
+        passed.append(below)
+        below = below.input
+    if not isinstance(below, Sort):
+        return None
+    lowered: Op = replace(limit, input=below)
+    for project in reversed(passed):
+        lowered = project.with_inputs((lowered,))
+    return lowered

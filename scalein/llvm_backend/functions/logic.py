@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 from llvmlite import ir
 
-from scalein.ir.exprs import Call
+from scalein.ir.exprs import Call, Expr
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import I1, const
-from scalein.llvm_backend.functions.registry import CallSite, lower_call, lowers
+from scalein.llvm_backend.functions.registry import CallSite, lower_call, lowers, lowers_lazily
 from scalein.llvm_backend.values import Str, Value
 
+Lazily = Generator[tuple[Expr, ir.Value | None], Value, Value]
 
-@lowers("and", lazy=True)
-def _and(c: CallSite) -> Value:
+
+@lowers_lazily("and")
+def _and(c: CallSite) -> Lazily:
     """Kleene's and; where the left side is false, the right side cannot fail."""
-    return _decided(c, deciding=False)
+    return (yield from _decided(c, deciding=False))
 
 
-@lowers("or", lazy=True)
-def _or(c: CallSite) -> Value:
-    return _decided(c, deciding=True)
+@lowers_lazily("or")
+def _or(c: CallSite) -> Lazily:
+    return (yield from _decided(c, deciding=True))
 
 
-def _decided(c: CallSite, deciding: bool) -> Value:
+def _decided(c: CallSite, deciding: bool) -> Lazily:
     f, b = c.f, c.f.b
-    left = c.argument(0, c.live)
+    left = yield c.call.args[0], c.live
 
     def decides(value: Value) -> ir.Value:
         hit = value.data if deciding else b.not_(value.data)
@@ -33,7 +37,7 @@ def _decided(c: CallSite, deciding: bool) -> Value:
         return both
 
     open_ = b.not_(decides(left))
-    right = c.argument(1, f.all_of(c.live, open_))
+    right = yield c.call.args[1], f.all_of(c.live, open_)
     data = b.or_(left.data, right.data) if deciding else b.and_(left.data, right.data)
     if left.valid is None and right.valid is None:
         return Value(data)
@@ -62,14 +66,14 @@ def _is_not_null(c: CallSite) -> Value:
     return Value(const(1, I1) if valid is None else valid)
 
 
-@lowers("if_else", lazy=True)
-def _if_else(c: CallSite) -> Value:
+@lowers_lazily("if_else")
+def _if_else(c: CallSite) -> Lazily:
     f = c.f
-    condition = c.argument(0, c.live)
+    condition = yield c.call.args[0], c.live
     taken = f.all_of(condition.data, condition.valid)
     assert taken is not None
-    then = c.argument(1, f.all_of(c.live, taken))
-    otherwise = c.argument(2, f.all_of(c.live, f.b.not_(taken)))
+    then = yield c.call.args[1], f.all_of(c.live, taken)
+    otherwise = yield c.call.args[2], f.all_of(c.live, f.b.not_(taken))
     return choose(c.code, taken, then, otherwise)
 
 
@@ -86,23 +90,24 @@ def choose(code: Code, condition: ir.Value, a: Value, b: Value) -> Value:
     return Value(build.select(condition, a.data, b.data), valid)
 
 
-@lowers("fill_null", lazy=True)
-def _fill_null(c: CallSite) -> Value:
-    first = c.argument(0, c.live)
+@lowers_lazily("fill_null")
+def _fill_null(c: CallSite) -> Lazily:
+    first = yield c.call.args[0], c.live
     if first.valid is None:
         return first
     missing = c.f.b.not_(first.valid)
-    second = c.argument(1, c.f.all_of(c.live, missing))
+    second = yield c.call.args[1], c.f.all_of(c.live, missing)
     return choose(c.code, first.valid, Value(first.data), second)
 
 
-@lowers("try", lazy=True)
-def _try(c: CallSite) -> Value:
+@lowers_lazily("try")
+def _try(c: CallSite) -> Lazily:
     """The value of a call, null where that call fails; its arguments fail as ever."""
     (tried,) = c.call.args
     assert isinstance(tried, Call)
-    assert c.lower is not None
     failed: list[ir.Value] = []
-    args = [c.lower(arg, c.live) for arg in tried.args]
+    args: list[Value] = []
+    for arg in tried.args:
+        args.append((yield arg, c.live))
     value = lower_call(CallSite(c.code, tried, args, c.live, failed=failed))
     return Value(value.data, c.f.all_of(value.valid, *map(c.f.b.not_, failed)))

@@ -10,7 +10,7 @@ failing row only sets a bit (`CallSite.fail`), under the validity of the argumen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -36,7 +36,6 @@ class CallSite:
     call: Call
     values: Sequence[Value]  # of the arguments; none if the lowering is lazy
     live: ir.Value | None  # the rows in which the call's value is asked for
-    lower: Callable[[Expr, ir.Value | None], Value] | None = None  # an argument of a lazy one, where `live` is narrower
     failed: list[ir.Value] | None = None  # takes the conditions under which a call that is only tried fails
     f: Fn = field(init=False)
     valid: ir.Value | None = field(init=False)  # no argument is null
@@ -81,27 +80,34 @@ class CallSite:
         assert counted is not None
         self.code.fail(f"{what} in `{show_expr(self.call)}`", counted)
 
-    def argument(self, number: int, live: ir.Value | None) -> Value:
-        """An argument of a lazy lowering, computed where `live` holds; elsewhere it cannot fail."""
-        assert self.lower is not None
-        return self.lower(self.call.args[number], live)
-
 
 Lowering = Callable[[CallSite], Data | Value]
+# Asks for arguments, each with where it is computed (elsewhere it cannot fail), is sent their values, returns its own.
+# An expression may be deep, so lowerings do not call one another.
+LazyLowering = Callable[[CallSite], Generator[tuple[Expr, ir.Value | None], Value, Value]]
 
 LOWERINGS: dict[str, Lowering] = {}
-LAZY: set[str] = set()  # those that get unevaluated arguments
+LAZY: dict[str, LazyLowering] = {}  # those that get unevaluated arguments
 
 
-def lowers(*names: str, lazy: bool = False) -> Callable[[Lowering], Lowering]:
-    """Registers the lowering of functions; a lazy one decides itself which arguments count, and where."""
+def lowers(*names: str) -> Callable[[Lowering], Lowering]:
+    """Registers the lowering of functions."""
 
     def register(lowering: Lowering) -> Lowering:
         for name in names:
-            assert name not in LOWERINGS, f"{name} is lowered twice"
+            assert name not in LOWERINGS | LAZY, f"{name} is lowered twice"
             LOWERINGS[name] = lowering
-            if lazy:
-                LAZY.add(name)
+        return lowering
+
+    return register
+
+
+def lowers_lazily(name: str) -> Callable[[LazyLowering], LazyLowering]:
+    """Registers a lowering that decides itself which arguments count, and where."""
+
+    def register(lowering: LazyLowering) -> LazyLowering:
+        assert name not in LOWERINGS | LAZY, f"{name} is lowered twice"
+        LAZY[name] = lowering
         return lowering
 
     return register

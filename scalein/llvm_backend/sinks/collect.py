@@ -7,6 +7,8 @@ that leaves with OUTPUT_FULL has done nothing of its block.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from llvmlite import ir
 
 from scalein.ir.exprs import Named, type_of
@@ -16,6 +18,7 @@ from scalein.llvm_backend.block import Block, rows
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.exprs import lower_expr
 from scalein.llvm_backend.fn import I1, I8, I32, I64, PTR, const
+from scalein.llvm_backend.parts import is_many, shape_of
 from scalein.llvm_backend.values import Env, Str, to_memory
 
 
@@ -25,28 +28,56 @@ def lower_collect(code: Code, sink: Collect, block: Block, env: Env) -> None:
     end = b.add(count, block.count)
     f.leave_if(b.icmp_signed(">", end, f.slot("out.capacity")), OUTPUT_FULL)
     texts = [k for k, item in enumerate(sink.items) if type_of(item.expr).is_loose]
-    sizes = [_measure(code, block, env, sink.items[k]) for k in texts]
+    is_wide = is_many(sink.items)
+    sizes = [_measure(code, block, env, sink.items[k], is_wide) for k in texts]
     for k, size in zip(texts, sizes, strict=True):
         after = b.add(f.get_slot(f"out{k}.used"), size)
         f.leave_if(b.icmp_signed(">", after, f.slot(f"out{k}.room")), OUTPUT_FULL)
     for k, item in enumerate(sink.items):
         is_bytes = type_of(item.expr).is_bytes
-        write = _write_strings if k in texts else _write_bytes if is_bytes else _write_fixed
-        write(code, k, item, block, env, count)
+        write = _write_strings if type_of(item.expr).is_loose else _write_bytes if is_bytes else _write_fixed
+        if is_wide:
+            _write_apart(code, k, item, block, env, count, write)
+        else:
+            write(code, k, item, block, env, count)
     code.check_errors(ERROR)
     f.set_slot("out.count", end)
 
 
-def _measure(code: Code, block: Block, env: Env, item: Named) -> ir.Value:
+Write = Callable[[Code, int, Named, Block, Env, ir.Value], None]
+
+
+def _write_apart(code: Code, k: int, item: Named, block: Block, env: Env, count: ir.Value, write: Write) -> None:
+    """The same in a part of its own; columns of one shape share it."""
+    shape = shape_of([item.expr], env)
+    key = None if shape is None else (write, shape[0])
+    before = len(code.never_null)
+    code.part(lambda: write(code, k, item, block, env, count), key, () if shape is None else (*shape[1], f"out{k}"))
+    if key is not None:
+        if len(code.never_null) == before:
+            code.never_null.append(code.sure[key])
+        code.sure[key] = code.never_null[-1]
+
+
+def _measure(code: Code, block: Block, env: Env, item: Named, is_wide: bool) -> ir.Value:
     """Bytes that a string column of this block takes."""
-    f, b = code.f, code.f.b
+    f = code.f
     total = f.var(I64, const(0))
-    with rows(code, block) as row:
-        value = lower_expr(code, item.expr, env, row)
-        size = value.string.size
-        if value.valid is not None:
-            size = b.select(value.valid, size, const(0))
-        total.set(b.add(total.get(), size))
+
+    def measure() -> None:
+        found = f.var(I64, const(0))
+        with rows(code, block) as row:
+            value = lower_expr(code, item.expr, env, row)
+            size = value.string.size
+            if value.valid is not None:
+                size = f.b.select(value.valid, size, const(0))
+            found.set(f.b.add(found.get(), size))
+        total.set(found.get())
+
+    if is_wide:
+        code.part(measure)
+    else:
+        measure()
     return total.get()
 
 

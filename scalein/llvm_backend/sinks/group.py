@@ -11,15 +11,16 @@ all its rows fall in one slice; then no row pays for the division.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from llvmlite import ir
 
 from scalein.ir.exprs import Col, Expr, type_of
 from scalein.ir.printer import show_expr
 from scalein.ir.stages import Group, GroupMode
-from scalein.ir.tables import Slicing, Table
+from scalein.ir.tables import Acc, Slicing, Table
 from scalein.layout import BLOCK_ROWS, ERROR, OUT_OF_DOMAIN, RING_ADVANCE
 from scalein.llvm_backend import accumulators, reduce
 from scalein.llvm_backend.block import PADDED, Block, keep, rows
@@ -29,6 +30,7 @@ from scalein.llvm_backend.fn import I32, I64, I128, PTR, const
 from scalein.llvm_backend.functions.arithmetic import floor_divide
 from scalein.llvm_backend.hash_index import Index, place_in
 from scalein.llvm_backend.keys import key_block, row_key
+from scalein.llvm_backend.parts import acc_shape, is_apart, is_many
 from scalein.llvm_backend.side_state import Sides, base_of, find_sides, owner_of
 from scalein.llvm_backend.values import Env, Row, Value, canonical
 
@@ -212,13 +214,16 @@ def _lower_hash(sink: Group, given: Rows) -> None:
         base = base_of(f, GroupMode.HASH)
         sides = find_sides(code, table, given.block, given.env,
                            lambda row: owner_of(f, base, f.load(records, row.k, PTR)))
-        with rows(code, given.block) as row:
+
+        def find(row: Row) -> Found:
             record = f.load(records, row.k, PTR)
             ring = None
             if slices is not None and table.slicing is Slicing.RING:
-                slot = b.and_(f.load(slices.numbers, row.k, I64), const(table.ring - 1))
-                ring = b.mul(slot, const(table.layout.ring_step))
-            _count_in(given, sides, row, record, ring, lambda: owner_of(f, base, record))
+                slot = f.b.and_(f.load(slices.numbers, row.k, I64), const(table.ring - 1))
+                ring = f.b.mul(slot, const(table.layout.ring_step))
+            return Found(record, ring, lambda: owner_of(f, base, record))
+
+        _count_in(given, sides, find)
 
 
 def _check_ring(code: Code, slices: Slices) -> None:
@@ -232,14 +237,35 @@ def _check_ring(code: Code, slices: Slices) -> None:
         f.leave(RING_ADVANCE)
 
 
-def _count_in(given: Rows, sides: Sides, row: Row, record: ir.Value, ring: ir.Value | None,
-              owner: Callable[[], ir.Value]) -> None:
-    place = place_in(given.code.f, sides.table, record, ring)
-    for number, acc in enumerate(sides.table.accs):
-        if acc.has_side:
-            sides.count_in(number, acc, place, row, owner, lambda: given.ordinal(row))
-        else:
-            accumulators.update(given.code, number, acc, place, row, given.env, lambda: given.ordinal(row))
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A row's record, the offset of its slice in the record's ring, and what its side state knows it by."""
+
+    record: ir.Value
+    ring: ir.Value | None
+    owner: Callable[[], ir.Value]
+
+
+def _count_in(given: Rows, sides: Sides, find: Callable[[Row], Found]) -> None:
+    """Update the records of all rows: in one loop, or where accumulators are many in one for each of them."""
+    code, accs = given.code, list(enumerate(sides.table.accs))
+    apart = [(number, acc) for number, acc in accs if is_apart(acc)] if is_many(accs) else []
+
+    def update(accs: Sequence[tuple[int, Acc]]) -> None:
+        with rows(code, given.block) as row:
+            found = find(row)
+            place = place_in(code.f, sides.table, found.record, found.ring)
+            for number, acc in accs:
+                if acc.has_side:
+                    sides.count_in(number, acc, place, row, found.owner, lambda: given.ordinal(row))
+                else:
+                    accumulators.update(code, number, acc, place, row, given.env, lambda: given.ordinal(row))
+
+    if len(apart) < len(accs):
+        update([(number, acc) for number, acc in accs if not apart or not is_apart(acc)])
+    for number, acc in apart:
+        shape = acc_shape(number, acc, given.env)
+        code.part(partial(update, [(number, acc)]), *(("update", shape[0]), shape[1]) if shape else ())
 
 
 # --- DIRECT
@@ -274,14 +300,17 @@ def _lower_direct(sink: Group, given: Rows) -> None:
         arena = base_of(f, GroupMode.DIRECT)
 
         def owner(row: Row) -> ir.Value:
-            position = b.zext(f.load(positions, row.k, I32), I64)
+            position = f.b.zext(f.load(positions, row.k, I32), I64)
             code.check_within("a record of the direct table", position, lambda: f.slot("direct.size"))
-            return b.mul(position, const(table.layout.size))
+            return f.b.mul(position, const(table.layout.size))
 
         sides = find_sides(code, table, given.block, given.env, owner)
-        with rows(code, given.block) as row:
+
+        def find(row: Row) -> Found:
             place = owner(row)
-            _count_in(given, sides, row, f.byte_at(arena, place), None, lambda: place)
+            return Found(f.byte_at(arena, place), None, lambda: place)
+
+        _count_in(given, sides, find)
 
 
 def _key_code(given: Rows, number: int, key: Expr, row: Row) -> tuple[ir.Value, ir.Value]:

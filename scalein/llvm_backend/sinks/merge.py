@@ -6,9 +6,12 @@ With `slide`, each record of a slice goes into one of the windows that the slice
 
 from __future__ import annotations
 
+from functools import partial
+
 from llvmlite import ir
 
 from scalein.dtypes import DType
+from scalein.ir.exprs import type_of
 from scalein.ir.stages import GroupMode, Merge
 from scalein.ir.tables import Slicing, Table
 from scalein.layout import BLOCK_ROWS
@@ -20,6 +23,7 @@ from scalein.llvm_backend.fn import I64, PTR, const
 from scalein.llvm_backend.functions.arithmetic import floor_divide
 from scalein.llvm_backend.hash_index import Index, place_in
 from scalein.llvm_backend.keys import KeyBlock, array_type, first_bytes, halves, hash_string, hash_words, key_array, mix
+from scalein.llvm_backend.parts import is_apart, is_many
 from scalein.llvm_backend.readers import stored_string
 from scalein.llvm_backend.side_state import base_of, owner_of
 from scalein.llvm_backend.values import Row
@@ -58,8 +62,13 @@ def _record(code: Code, table: Table, source: ir.Value, start: ir.Value, row: Ro
 
 def _merge_into(code: Code, table: Table, target: ir.Value, record: ir.Value) -> None:
     into, other = place_in(code.f, table, target), place_in(code.f, table, record)
+    is_wide = is_many(table.accs)
     for number, acc in enumerate(table.accs):
-        accumulators.merge(code, number, acc, into, other)
+        if is_wide and is_apart(acc):
+            key = "merge", acc.kind, acc.dtype, acc.by is None or type_of(acc.by), repr(acc.params)
+            code.part(partial(accumulators.merge, code, number, acc, into, other), key, (f"acc{number}",))
+        else:
+            accumulators.merge(code, number, acc, into, other)
 
 
 def _ensure_heap(code: Code, table: Table, block: Block, source: ir.Value, start: ir.Value) -> None:

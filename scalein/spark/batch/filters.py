@@ -25,7 +25,7 @@ from scalein.ir import ops
 from scalein.ir.exprs import Call, Col, Expr, Lit, type_of
 from scalein.ir.functions.compare import COMPARISONS
 from scalein.ir.functions.registry import REGISTRY, Nulls, evaluate
-from scalein.ir.rewrite import map_inputs
+from scalein.ir.rewrite import stream_path, transform_streams
 from scalein.jobs.fragments import Fragment
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def push_to_spark(fragment: Fragment, struct: Any) -> tuple[Fragment, Column | N
     plain = {field.name for field in struct.fields if field.dataType.simpleString() in _PLAIN}
     pushed: list[Column] = []
 
-    def visit(op: ops.Op) -> ops.Op:
+    def without(op: ops.Op) -> ops.Op:
         if isinstance(op, ops.Filter) and op.input is fragment.input:
             left: Expr | None = None
             for each in _conjuncts(op.predicate):
@@ -50,11 +50,9 @@ def push_to_spark(fragment: Fragment, struct: Any) -> tuple[Fragment, Column | N
                 else:
                     left = each if left is None else Call("and", (left, each), (), BOOL, left.nullable or each.nullable)
             return op.input if left is None else replace(op, predicate=left)
-        if isinstance(op, ops.Join):
-            return replace(op, left=visit(op.left))
-        return map_inputs(op, visit)
+        return op
 
-    op = visit(fragment.op)
+    op = transform_streams(fragment.op, without)
     if not pushed:
         return fragment, None
     conjunction = pushed[0]
@@ -62,17 +60,8 @@ def push_to_spark(fragment: Fragment, struct: Any) -> tuple[Fragment, Column | N
         conjunction = conjunction & condition
     state = fragment.state
     if state is not None:
-        state = next(each for each in _path(op, fragment.input) if type(each) is type(state))
+        state = next(each for each in stream_path(op, fragment.input) if type(each) is type(state))
     return Fragment(op, fragment.input, state, fragment.then), conjunction
-
-
-def _path(op: ops.Op, source: ops.Op) -> list[ops.Op]:
-    path = [op]
-    while path[-1] is not source:
-        last = path[-1]
-        assert not isinstance(last, ops.Source | ops.Union)
-        path.append(last.left if isinstance(last, ops.Join) else last.input)
-    return path
 
 
 def _conjuncts(expr: Expr) -> list[Expr]:

@@ -26,8 +26,8 @@ from scalein.errors import BadArgument, ComputeError, LateData, SourceLoc
 from scalein.exec.bounded import Program
 from scalein.exec.event_time import extent, far_ahead
 from scalein.ir import ops
-from scalein.ir.exprs import Col, Named, columns
-from scalein.ir.rewrite import exprs_of, rewrite, walk_ops
+from scalein.ir.exprs import Col, Named
+from scalein.ir.rewrite import rewrite, walk_ops
 from scalein.jobs.changelog import OP, changelog_rows
 from scalein.jobs.changelog import check as check_changes
 from scalein.jobs.compatibility import signature
@@ -168,7 +168,7 @@ class StreamPlan:
         """The columns that the aggregation reads."""
         state = self.fragment.state
         assert isinstance(state, ops.Aggregate)
-        used = {name for expr, _ in exprs_of(state) for name in columns(expr)}
+        used = state.state_reads()
         names = self.fragment.before.schema.names
         return [name for name in names if name in used] or names[:1]
 

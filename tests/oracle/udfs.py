@@ -1,6 +1,6 @@
 """What a udf means for one row: its typed body run by Python, with ints checked to be of 64 bits.
 
-The tests hold this, and compiled code, against the function that the user wrote, run by CPython.
+`tests/test_udf.py` compares this, and compiled code, with the function that the user wrote, run by CPython.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 from scalein.dtypes import BOOL, F64, I64, STR, DType
 from scalein.errors import InternalError
 from scalein.ir.exprs import Lit
-from scalein.ir.functions.registry import NoValue
 from scalein.ir.udf import (
     AnyUdf,
     Apply,
@@ -39,17 +38,15 @@ _PYTHON = {F64: float, I64: int, BOOL: bool, STR: str}
 _INT_LOW, _INT_HIGH = I64.int_range()
 
 
-def call(udf: AnyUdf) -> Callable[..., Any]:
-    """The udf as a function of one row's values; raises `NoValue` where the row has none."""
-    run = _call_python if isinstance(udf, PythonUdf) else _run
-    strict = [number for number, param in enumerate(udf.params) if not param.nullable]
+class Failed(ArithmeticError):
+    """The function has no value for this row; the text says why, and where in the user's file."""
 
-    def called(*row: Any) -> Any:
-        if any(row[number] is None for number in strict):
-            return None
-        return run(udf, row)  # type: ignore[arg-type]
 
-    return called
+def call(udf: AnyUdf, row: Sequence[Any]) -> Any:
+    """The udf's value for the values of one row: null where a parameter that is not Optional gets a null."""
+    if any(value is None for value, param in zip(row, udf.params, strict=True) if not param.nullable):
+        return None
+    return _call_python(udf, row) if isinstance(udf, PythonUdf) else _run(udf, row)
 
 
 # --- functions that stay Python
@@ -59,14 +56,14 @@ def _call_python(udf: PythonUdf, row: Sequence[Any]) -> Any:
     try:
         found = udf.call(*row)
     except Exception as error:
-        raise NoValue(f"{type(error).__name__} ({error})") from error
+        raise Failed(f"{type(error).__name__} ({error})") from error
     if found is None and udf.nullable:
         return None
     wanted = _PYTHON[udf.dtype]
     if wanted is float and type(found) is int:
         return float(found)
     if not isinstance(found, wanted) or (wanted is int and isinstance(found, bool)):
-        raise NoValue(f"a result of type {type(found).__name__} instead of {wanted.__name__}")
+        raise Failed(f"a result of type {type(found).__name__} instead of {wanted.__name__}")
     return _checked(found) if isinstance(found, int) and wanted is int else found
 
 
@@ -147,15 +144,15 @@ def _eval(udf: Udf, part: Part, frame: Frame) -> Any:
                 return _apply(fn, part.dtype, values)
             except ZeroDivisionError:
                 raise _failed(udf, "division by zero", part.line) from None
-            except NoValue as error:
+            except Failed as error:
                 raise _failed(udf, str(error), part.line) from None
             except (ValueError, OverflowError):
                 what = "impossible cast" if part.dtype == I64 else "math domain or range error"
                 raise _failed(udf, what, part.line) from None
 
 
-def _failed(udf: Udf, what: str, line: int) -> NoValue:
-    return NoValue(f"{what} at {udf.place(line)}")
+def _failed(udf: Udf, what: str, line: int) -> Failed:
+    return Failed(f"{what} at {udf.place(line)}")
 
 
 def _apply(fn: str, dtype: DType, values: list[Any]) -> Any:
@@ -179,29 +176,29 @@ def _apply(fn: str, dtype: DType, values: list[Any]) -> Any:
 
 def _checked(value: int) -> int:
     if not _INT_LOW <= value <= _INT_HIGH:
-        raise NoValue("integer overflow")
+        raise Failed("integer overflow")
     return value
 
 
 def _int_power(base: int, exponent: int) -> int:
     if exponent < 0:
-        raise NoValue("a negative exponent of an int")
+        raise Failed("a negative exponent of an int")
     if abs(base) > 1 and exponent > 63:
-        raise NoValue("integer overflow")
+        raise Failed("integer overflow")
     return _checked(base**exponent)
 
 
 def _shift_left(value: int, by: int) -> int:
     if by < 0:
-        raise NoValue("a negative shift")
+        raise Failed("a negative shift")
     if by > 63 and value != 0:
-        raise NoValue("integer overflow")
+        raise Failed("integer overflow")
     return value << min(by, 63)
 
 
 def _shift_right(value: int, by: int) -> int:
     if by < 0:
-        raise NoValue("a negative shift")
+        raise Failed("a negative shift")
     return value >> min(by, 63)
 
 

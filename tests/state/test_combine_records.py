@@ -1,4 +1,4 @@
-"""Folding sorted records: keys of the same hash stay apart, whatever lies between them."""
+"""combine_records: records of equal keys are combined, and keys of equal hashes are not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from scalein.kernels.store import StoreKernels
 from scalein.options import Options
 from scalein.state.arena import Arena
-from scalein.state.memtable import HotTable
+from scalein.state.memtable import MemTable
 from scalein.state.run_levels import pointers_to
 
 KEY, VALUE = pa.schema([("a", pa.int32()), ("b", pa.int64())]), pa.schema([("n", pa.int64()), ("hi", pa.float64())])
@@ -17,13 +17,13 @@ FUNCTIONS = ("sum", "max")
 
 
 @pytest.mark.parametrize("hashes_of_all", [1, 3, 1 << 40])
-def test_records_of_several_ages(hashes_of_all: int) -> None:
+def test_records_of_several_runs_are_combined_by_key(hashes_of_all: int) -> None:
     rng = np.random.default_rng(hashes_of_all)
     kernels = StoreKernels(KEY, VALUE, Options.make(workers=1))
     wanted: dict[tuple[int | None, int], tuple[int, float]] = {}
-    pointers, kept = [], []
+    pointers, tables = [], []
     for age in range(5):
-        table = HotTable(kernels, Arena(1 << 16, 1 << 26))
+        table = MemTable(kernels, Arena(1 << 16, 1 << 26))
         if age:
             for group in range(256):
                 table.set_flags(group, 2)  # PARTIAL
@@ -35,7 +35,7 @@ def test_records_of_several_ages(hashes_of_all: int) -> None:
             n, hi = wanted.get((key_a, key_b), (0, -1.0))
             wanted[key_a, key_b] = n + value, max(hi, value / 2)
         pointers.append(np.concatenate([table.pointers(group) for group in range(256)]))
-        kept.append(table)
+        tables.append(table)
     every = np.concatenate(pointers)
     hashes = kernels.hash_keys(every) % np.uint64(hashes_of_all)
     order = np.argsort(hashes, kind="stable")

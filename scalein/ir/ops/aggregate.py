@@ -1,0 +1,134 @@
+"""Groups of rows, and windows of time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Self
+
+from scalein.dtypes import BOOL, Field, Schema
+from scalein.errors import NOWHERE, SourceLoc
+from scalein.ir.aggregates import AGGREGATES
+from scalein.ir.exprs import Agg, Call, Expr, Named, NamedAgg, columns, type_of
+from scalein.ir.functions.registry import can_fail, has_host
+from scalein.ir.ops.base import Op, Unary
+from scalein.ir.ops.predicates import is_same_within_group, over
+from scalein.ir.physical import Node, Pipeline, WindowAggregate, identity
+from scalein.ir.printer import show_agg, show_named, show_window
+from scalein.ir.stages import FilterStep
+
+if TYPE_CHECKING:
+    from scalein.ir.passes.physicalize import Planner
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Half-open windows [k*every, k*every + size), aligned to the epoch, in units of the time column.
+
+    Tumbling is `every == size`. `size` is a multiple of nothing in particular: the slices that windows
+    share are gcd(size, every) long.
+    """
+
+    time: Expr
+    size: int
+    every: int
+
+    @property
+    def is_tumbling(self) -> bool:
+        return self.size == self.every
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Aggregate(Unary):
+    """Groups by `keys` (and window): keys, window_start and window_end if windowed, then `aggs`."""
+
+    input: Op
+    keys: tuple[Named, ...]
+    window: Window | None
+    aggs: tuple[NamedAgg, ...]
+    at: SourceLoc = field(default=NOWHERE, compare=False)
+
+    has_state = True
+    keeps_nullable = True
+
+    def _columns(self) -> Schema:
+        fields = [Field(k.name, type_of(k.expr), k.expr.nullable) for k in self.keys]
+        if self.window is not None:
+            dtype = type_of(self.window.time)
+            fields += [Field("window_start", dtype, False), Field("window_end", dtype, False)]
+        fields += [Field(a.name, type_of(a.agg), a.agg.nullable) for a in self.aggs]
+        return Schema(tuple(fields))
+
+    def exprs(self) -> tuple[tuple[Expr, int], ...]:
+        held = [key.expr for key in self.keys]
+        held += [self.window.time] if self.window is not None else []
+        held += [arg for named in self.aggs for arg in named.agg.args]
+        return tuple((expr, 0) for expr in held)
+
+    def _with_exprs(self, new: Iterator[Expr]) -> Self:
+        keys = tuple(Named(key.name, next(new)) for key in self.keys)
+        window = replace(self.window, time=next(new)) if self.window is not None else None
+        aggs = tuple(NamedAgg(named.name, _with_args(named.agg, new)) for named in self.aggs)
+        return replace(self, keys=keys, window=window, aggs=aggs)
+
+    def _detail(self) -> str:
+        by = [show_named(key) for key in self.keys] + ([show_window(self.window)] if self.window is not None else [])
+        aggs = ", ".join(f"{named.name} = {show_agg(named.agg)}" for named in self.aggs)
+        return (f"by {', '.join(by)}" if by else "all") + (f": {aggs}" if aggs else "")
+
+    def wrong(self) -> Iterator[str]:
+        if self.window is not None and (self.window.size <= 0 or self.window.every <= 0):
+            yield f"a window of {self.window.size} every {self.window.every}"
+        for agg in (named.agg for named in self.aggs):
+            if agg.dtype is None:
+                yield f"aggregate {agg.fn} has no type"
+            if agg.fn not in AGGREGATES:
+                yield f"no aggregate {agg.fn!r}"
+            elif len(agg.args) != AGGREGATES[agg.fn].arity:
+                yield f"aggregate {agg.fn} with {len(agg.args)} arguments"
+
+    def reads(self, needed: set[str]) -> tuple[set[str], ...]:
+        return (set(),)
+
+    def narrow(self, needed: set[str]) -> Aggregate:
+        aggs = tuple(named for named in self.aggs if named.name in needed)
+        return self if len(aggs) == len(self.aggs) else replace(self, aggs=aggs)
+
+    def cheapest(self) -> set[str]:
+        if self.keys or self.window is not None:
+            return set()
+        return {min(self.aggs, key=lambda named: len(named.agg.args)).name}
+
+    def state_reads(self) -> set[str]:
+        return {name for expr, _ in self.exprs() for name in columns(expr)}
+
+    def push(self, predicate: Expr) -> list[tuple[int, Expr]] | None:
+        """A predicate on keys keeps or drops whole groups. Without keys there is one row even for no input.
+
+        A window drops rows without time, which one that can fail must not meet.
+        """
+        keys = {key.name: key.expr for key in self.keys}
+        if not keys or not columns(predicate) <= keys.keys() or not is_same_within_group(predicate):
+            return None
+        below = None if self.window is not None and can_fail(predicate) else over(keys, predicate)
+        return None if below is None else [(0, below)]
+
+    def physical(self, p: Planner) -> Node:
+        exprs = [k.expr for k in self.keys] + [arg for a in self.aggs for arg in a.agg.args]
+        before, window = p.node(self.input), None
+        if self.window is not None:
+            before, (time,) = p.hosts(before, [self.window.time])
+            window = replace(self.window, time=time)
+            if time.nullable and any(has_host(e) and can_fail(e) for e in exprs):
+                # A row without a time is in no window: what pyarrow computes of it must not fail.
+                known = Call("is_not_null", (time,), dtype=BOOL, nullable=False)
+                before = Pipeline(before, (FilterStep(known),), identity(before.schema), name="filter")
+        before, exprs = p.hosts(before, exprs)
+        rest = iter(exprs)
+        keys = tuple(Named(k.name, next(rest)) for k in self.keys)
+        aggs = tuple(NamedAgg(a.name, _with_args(a.agg, rest)) for a in self.aggs)
+        return WindowAggregate(before, (), p.table(keys, window, aggs), tuple(k.expr for k in keys))
+
+
+def _with_args(agg: Agg, new: Iterator[Expr]) -> Agg:
+    return replace(agg, args=tuple(next(new) for _ in agg.args))

@@ -1,0 +1,224 @@
+"""Op: what every logical operator answers for itself, so that passes, printer and verifier hold no list of ops.
+
+An op is immutable. Every expression inside is resolved: the API resolves it against the input's schema before it
+builds the op, so an op that exists is well typed. Plans may be thousands of ops deep, and inputs may be shared: nothing
+here recurses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from scalein.dtypes import Schema
+from scalein.ir.digest import digest_of
+from scalein.ir.exprs import Expr, deep_parts
+from scalein.ir.rewrite import walk_ops
+
+if TYPE_CHECKING:
+    from scalein.errors import SourceLoc
+    from scalein.ir.passes.physicalize import Planner
+    from scalein.ir.physical import Node
+
+
+class Op:
+    """A logical operator over its inputs; subclasses are frozen dataclasses.
+
+    Equal ops have equal digests: data and places in the user's code do not count.
+    """
+
+    _schema: Schema | None = None
+    _digest: bytes | None = None
+    _depth: int = 0
+
+    is_row_by_row: ClassVar[bool] = False  # each row gives its rows at once, whatever came before
+    is_one_to_one: ClassVar[bool] = False  # each row gives exactly one
+    has_state: ClassVar[bool] = False  # what comes of a row depends on others
+    names_columns: ClassVar[bool] = True  # it decides which columns come out; else they are the input's
+    keeps_nullable: ClassVar[bool] = False  # its columns have their nullability from its expressions
+
+    if TYPE_CHECKING:
+
+        @property
+        def at(self) -> SourceLoc: ...
+
+        @property
+        def inputs(self) -> tuple[Op, ...]:
+            """The ops that feed this one, left to right."""
+
+    @property
+    def schema(self) -> Schema:
+        """The columns that come out."""
+        if self._schema is None:
+            for op in _unmade(self, "_schema"):
+                op.__dict__["_schema"] = op._columns()
+        assert self._schema is not None
+        return self._schema
+
+    @property
+    def digest(self) -> bytes:
+        """Equal for equal plans, whatever data they are over and wherever they were written."""
+        if self._digest is None:
+            for op in _unmade(self, "_digest"):
+                op.__dict__["_digest"] = digest_of(type(op).__name__, [value for _, value in op._own_fields()]
+                                                   + [below._digest for below in op.inputs])
+        assert self._digest is not None
+        return self._digest
+
+    @property
+    def depth(self) -> int:
+        """The number of ops on the longest way down to a source."""
+        if not self._depth:
+            for op in _unmade(self, "_depth"):
+                op.__dict__["_depth"] = 1 + max((below._depth for below in op.inputs), default=0)
+        return self._depth
+
+    @property
+    def streams(self) -> tuple[Op, ...]:
+        """The inputs whose rows a job passes on; the others, which come after them, are static tables."""
+        return self.inputs
+
+    def _columns(self) -> Schema:
+        """The schema; those of the inputs are made."""
+        raise NotImplementedError
+
+    def _own_fields(self) -> Iterator[tuple[str, object]]:
+        """What makes this op the op it is, beside its inputs."""
+        for each in fields(self):  # type: ignore[arg-type]
+            if each.compare and each.name not in ("input", "inputs", "left", "right"):
+                yield each.name, getattr(self, each.name)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Op) and self.digest == other.digest)
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        about = [type(below).__name__ for below in self.inputs] + [f"{k}={v!r}" for k, v in self._own_fields()]
+        return f"{type(self).__name__}({', '.join(about)})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Ops that lie deep come first, so that pickle finds them known when it comes to those that they feed."""
+        first = tuple(deep_parts(list(walk_ops(self)), lambda op: op.inputs))
+        return _unpickled, (first, type(self), *(getattr(self, each.name) for each in fields(self)))  # type: ignore[arg-type]
+
+    # --- rebuilding
+
+    def with_inputs(self, inputs: tuple[Op, ...]) -> Op:
+        """The op over other inputs with the columns that it reads; the same object if they are the same."""
+        raise NotImplementedError
+
+    def exprs(self) -> tuple[tuple[Expr, int], ...]:
+        """Every expression, each with the number of the input whose columns it reads."""
+        return ()
+
+    def with_exprs(self, exprs: Sequence[Expr]) -> Self:
+        """The op with other expressions, in the order of `exprs()`; the same object if they are the same."""
+        if all(new is old for new, (old, _) in zip(exprs, self.exprs(), strict=True)):
+            return self
+        return self._with_exprs(iter(exprs))
+
+    def _with_exprs(self, new: Iterator[Expr]) -> Self:
+        return self
+
+    # --- text
+
+    def describe(self) -> tuple[str, str]:
+        """Its name and what it does, without its inputs: `("Filter", "price > 1.0")`."""
+        return type(self).__name__, self._detail()
+
+    def _detail(self) -> str:
+        return ""
+
+    # --- promises
+
+    def wrong(self) -> Iterator[str]:
+        """What is wrong with the op over sound inputs, beside its expressions: nothing, unless a pass is."""
+        return iter(())
+
+    # --- columns that are needed (prune)
+
+    def reads(self, needed: set[str]) -> tuple[set[str], ...]:
+        """The columns wanted of each input to give those that are needed, beside what expressions read."""
+        return (needed,)
+
+    def narrow(self, needed: set[str]) -> Op:
+        """The op without what is not needed of it; its inputs stay."""
+        return self
+
+    def cheapest(self) -> set[str]:
+        """One column to carry the number of rows, where nothing but that is needed; none if the input has it."""
+        return set()
+
+    def hands_on(self, column: str) -> bool:
+        """Whether a column of the rows that come out is that of the first input."""
+        return False
+
+    def state_reads(self) -> set[str]:
+        """The input's columns that its state is made of."""
+        return {field.name for below in self.inputs for field in below.schema}
+
+    # --- filters (push_down)
+
+    def push(self, predicate: Expr) -> list[tuple[int, Expr]] | None:
+        """Where a conjunct above the op may go: numbers of inputs, each with the predicate there; None: it stays.
+
+        What makes a move legal is the set of rows that a predicate is computed for: one that can fail must not
+        meet a row that it did not meet before.
+        """
+        return None
+
+    # --- the physical plan
+
+    def physical(self, p: Planner) -> Node:
+        """The node that computes this op; those of its inputs are `p.node(input)`."""
+        raise NotImplementedError
+
+
+def _unpickled(first: tuple[Op, ...], kind: type[Op], *fields: object) -> Op:
+    return kind(*fields)
+
+
+def _unmade(root: Op, name: str) -> Iterator[Op]:
+    """The ops at and below `root` that have no such value yet, inputs first; the caller makes it for each."""
+    waiting = [root]
+    while waiting:
+        op = waiting[-1]
+        below = [each for each in op.inputs if not getattr(each, name)]
+        if below:
+            waiting += reversed(below)
+            continue
+        waiting.pop()
+        if not getattr(op, name):
+            yield op
+
+
+class Unary(Op):
+    """An op over one input."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def input(self) -> Op: ...
+
+    @property
+    def inputs(self) -> tuple[Op, ...]:
+        return (self.input,)
+
+    def with_inputs(self, inputs: tuple[Op, ...]) -> Self:
+        (below,) = inputs
+        return self if below is self.input else replace(self, input=below)  # type: ignore[type-var]
+
+
+class SameColumns(Unary):
+    """An op that gives its input's columns."""
+
+    names_columns = False
+
+    def _columns(self) -> Schema:
+        return self.input.schema
+
+    def hands_on(self, column: str) -> bool:
+        return True

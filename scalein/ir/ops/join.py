@@ -1,0 +1,156 @@
+"""Ops over several inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Self
+
+from scalein.dtypes import Field, Schema
+from scalein.errors import NOWHERE, SourceLoc
+from scalein.ir import physical
+from scalein.ir.checks import expect, wrong_keys
+from scalein.ir.exprs import Col, Expr, columns
+from scalein.ir.functions.registry import can_fail
+from scalein.ir.ops.base import Op
+from scalein.ir.ops.predicates import width
+from scalein.ir.ops.rows import Project
+from scalein.ir.physical import JoinBuild, Node, Pipeline, identity
+from scalein.ir.printer import show_equation
+from scalein.ir.rewrite import substitute
+from scalein.ir.stages import Probe
+
+if TYPE_CHECKING:
+    from scalein.ir.passes.physicalize import Planner
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Union(Op):
+    """The rows of the first input, then of the next; all have the first one's names and types."""
+
+    inputs: tuple[Op, ...]
+    at: SourceLoc = field(default=NOWHERE, compare=False)
+
+    def _columns(self) -> Schema:
+        schemas = [below.schema for below in self.inputs]
+        return Schema(tuple(Field(f.name, f.dtype, any(schema.fields[k].nullable for schema in schemas))
+                            for k, f in enumerate(schemas[0].fields)))
+
+    def with_inputs(self, inputs: tuple[Op, ...]) -> Self:
+        is_same = len(inputs) == len(self.inputs) and all(a is b for a, b in zip(inputs, self.inputs, strict=True))
+        return self if is_same else replace(self, inputs=inputs)
+
+    def wrong(self) -> Iterator[str]:
+        first = self.inputs[0].schema
+        for other in (below.schema for below in self.inputs[1:]):
+            if other.names != first.names:
+                yield f"its inputs have columns {first.names} and {other.names}"
+                return
+            for mine, found in zip(first, other, strict=True):
+                yield from expect(partial("column {!r} of an input".format, found.name), found.dtype, mine.dtype)
+
+    def reads(self, needed: set[str]) -> tuple[set[str], ...]:
+        return (needed,) * len(self.inputs)
+
+    def narrow(self, needed: set[str]) -> Union:
+        """All inputs are alike, so one that gives more than is needed gets a projection."""
+        return self.with_inputs(tuple(_exactly(below, needed) for below in self.inputs))
+
+    def cheapest(self) -> set[str]:
+        return {min(self.schema.fields, key=width).name}
+
+    def push(self, predicate: Expr) -> list[tuple[int, Expr]] | None:
+        return [(number, predicate) for number in range(len(self.inputs))]
+
+    def physical(self, p: Planner) -> Node:
+        return physical.Union(tuple(map(p.node, self.inputs)), self.schema)
+
+
+def _exactly(op: Op, needed: set[str]) -> Op:
+    fields = tuple(field for field in op.schema if field.name in needed)
+    return op if len(fields) == len(op.schema) else Project(op, identity(Schema(fields)), at=op.at)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Join(Op):
+    """Rows of `left` with the matching rows of a static table (`right`, read whole first).
+
+    `how` is inner, left, semi or anti. Keys are expressions of equal types on both sides; `keep` maps
+    output name -> column of the right side (never its keys). Null keys match nothing.
+    """
+
+    left: Op
+    right: Op
+    left_keys: tuple[Expr, ...]
+    right_keys: tuple[Expr, ...]
+    how: str
+    keep: tuple[tuple[str, str], ...] = ()
+    at: SourceLoc = field(default=NOWHERE, compare=False)
+
+    is_row_by_row = True
+
+    @property
+    def inputs(self) -> tuple[Op, ...]:
+        return (self.left, self.right)
+
+    @property
+    def streams(self) -> tuple[Op, ...]:
+        return (self.left,)
+
+    def _columns(self) -> Schema:
+        fields = list(self.left.schema.fields)
+        for name, column in self.keep:
+            f = self.right.schema[column]
+            fields.append(Field(name, f.dtype, f.nullable or self.how == "left"))
+        return Schema(tuple(fields))
+
+    def with_inputs(self, inputs: tuple[Op, ...]) -> Self:
+        left, right = inputs
+        return self if left is self.left and right is self.right else replace(self, left=left, right=right)
+
+    def exprs(self) -> tuple[tuple[Expr, int], ...]:
+        return (*((key, 0) for key in self.left_keys), *((key, 1) for key in self.right_keys))
+
+    def _with_exprs(self, new: Iterator[Expr]) -> Self:
+        left = tuple(next(new) for _ in self.left_keys)
+        return replace(self, left_keys=left, right_keys=tuple(next(new) for _ in self.right_keys))
+
+    def _detail(self) -> str:
+        keys = ", ".join(show_equation(*pair) for pair in zip(self.left_keys, self.right_keys, strict=False))
+        kept = ", ".join(name if name == column else f"{name} = {column}" for name, column in self.keep)
+        return f"{self.how} on {keys}" + (f" keep {kept}" if kept else "")
+
+    def wrong(self) -> Iterator[str]:
+        yield from wrong_keys(self.how, self.left_keys, self.right_keys, bool(self.keep))
+        known = set(self.right.schema.names)
+        yield from (f"no column {column!r} on the right" for _, column in self.keep if column not in known)
+
+    def reads(self, needed: set[str]) -> tuple[set[str], ...]:
+        return needed & set(self.left.schema.names), {column for name, column in self.keep if name in needed}
+
+    def narrow(self, needed: set[str]) -> Join:
+        keep = tuple(pair for pair in self.keep if pair[0] in needed)
+        return self if len(keep) == len(self.keep) else replace(self, keep=keep)
+
+    def hands_on(self, column: str) -> bool:
+        return self.left.schema.get(column) is not None
+
+    def push(self, predicate: Expr) -> list[tuple[int, Expr]] | None:
+        """A left join keeps every row of the left side; the others drop rows that a predicate must not fail for."""
+        wanted = columns(predicate)
+        if wanted <= set(self.left.schema.names):
+            return [(0, predicate)] if self.how == "left" or not can_fail(predicate) else None
+        fields, kept = self.right.schema, dict(self.keep)
+        if self.how != "inner" or not wanted <= kept.keys() or can_fail(predicate):
+            return None
+        there = {name: fields[kept[name]] for name in wanted}
+        return [(1, substitute(predicate, {name: Col(f.name, f.dtype, f.nullable) for name, f in there.items()}))]
+
+    def physical(self, p: Planner) -> Node:
+        left, left_keys = p.hosts(p.node(self.left), self.left_keys)
+        right, right_keys = p.columns(p.node(self.right), self.right_keys)
+        number = p.join_number()
+        table = JoinBuild(right, tuple(right_keys), tuple(dict.fromkeys(column for _, column in self.keep)))
+        probe = Probe(number, tuple(left_keys), self.how, self.keep)
+        return Pipeline(left, (probe,), identity(self.schema), joins=((number, table),), name="join")

@@ -1,0 +1,89 @@
+"""An example of every operator, function and aggregate, over one table: what is complete is derived from these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+import scalein as si
+from scalein import col, when
+from scalein.api.column import Column
+from scalein.api.flow import Flow
+from scalein.ir import ops
+from scalein.ir.exprs import Call, walk
+from scalein.ir.functions.registry import REGISTRY
+from scalein.ir.passes.fold import fold
+from scalein.ir.rewrite import walk_ops
+
+FUNCTIONS = [name for name, function in REGISTRY.items() if not function.spelled_out]
+
+TABLE = pa.table({
+    "x": [5, -3, None, 8], "y": [2, 3, 4, 1], "f": [0.5, 4.0, None, 2.25], "s": ["abc", None, "Bé", "a longer text"],
+    "b": [True, False, None, True], "t": pa.array([0, 10**15, None, -(10**14)], pa.timestamp("us")),
+    "tags": [["a"], None, [], ["b", "c"]], "at": [{"u": 1}, None, {"u": None}, {"u": 4}],
+    "z": pa.array([0, 10**12, None, 5], pa.timestamp("ms", "Europe/Berlin")),
+})  # fmt: skip
+FLOW = si.from_arrow(TABLE)
+OTHER = pa.table({"y": [1, 2, 2], "w": ["one", "two", "zwei"]})
+
+OPS: dict[type, Flow] = {
+    ops.Source: FLOW,
+    ops.Filter: FLOW.filter(col("x") > 0),
+    ops.Project: FLOW.select("s", v=col("x") + 1),
+    ops.Limit: FLOW.limit(2),
+    ops.Explode: FLOW.explode("tags"),
+    ops.Distinct: FLOW.union(FLOW).distinct("b", "x"),
+    ops.Sort: FLOW.sort("f", col("x") % 3, descending=[True, False]),
+    ops.Union: FLOW.union(FLOW),
+    ops.MapBatches: FLOW.map_batches(lambda batch: batch.slice(1), TABLE.schema),
+    ops.Join: FLOW.join(OTHER, on="y"),
+    ops.Aggregate: FLOW.group_by("b").agg(n=si.count()),
+    ops.Watermark: FLOW.with_watermark("t", "5s"),
+}
+
+x, y, f, s, b, t, tags, at = (col(name) for name in (*"xyfsbt", "tags", "at"))
+
+
+@si.udf
+def odd_or_more(x: int, y: int) -> float:
+    while y > 3 and x % 2 == 0:
+        y -= 1
+    return x / y
+
+
+EXAMPLES: dict[str, Column] = {
+    "udf": odd_or_more(x, y),
+    "add": x + y, "sub": x - y, "mul": x * y, "div": f / 3, "floordiv": x // y, "mod": x % y, "divisible": y % 2 == 0,
+    "pow": f.pow(2.0), "neg": -x, "abs": abs(x), "floor": f.floor(), "ceil": f.ceil(), "round": f.round(1),
+    "sqrt": f.sqrt(), "exp": f.exp(), "log": f.log(), "eq": x == y, "ne": x != y, "lt": x < y, "le": x <= y,
+    "gt": x > y, "ge": x >= y, "and": b & (x > 0), "or": b | (x > 0), "not": ~b, "is_null": x.is_null(),
+    "is_not_null": x.is_not_null(), "is_nan": f.is_nan(), "fill_null": x.fill_null(y), "is_in": x.is_in([5, 7]),
+    "hash": s.hash(), "try": x.try_mul(2**62), "try_divide": f.try_divide(x + 3),
+    "if_else": when(b).then(x).otherwise(y), "cast": x.cast(pa.float64()), "str_len": s.str.len(),
+    "str_slice": s.str.slice(1, 2), "starts_with": s.str.starts_with("a"), "ends_with": s.str.ends_with("c"),
+    "contains": s.str.contains("b"), "lower": s.str.lower(), "upper": s.str.upper(),
+    "str_strip": s.str.strip("a"), "str_lstrip": s.str.lstrip("b"), "str_rstrip": s.str.rstrip("t"),
+    "str_split_part": s.str.split_part(" ", 2), "str_extract": s.str.extract("(.)e"),
+    "str_matches": s.str.matches("b?c"), "str_replace": s.str.replace("a", "bb"),
+    "list_len": tags.list.len(), "list_get": tags.list.get(-1), "struct_field": at.struct.field("u"),
+    "dt_truncate": t.dt.truncate("1h"), "dt_epoch": t.dt.epoch("s"),
+    **{f"dt_{part}": getattr(t.dt, part)() for part in (
+        "year", "quarter", "month", "day", "weekday", "ordinal_day", "hour", "minute", "second", "millisecond",
+        "microsecond", "nanosecond")},
+}  # fmt: skip
+
+AGGS: dict[str, Column] = {
+    "count": si.count(), "count_valid": x.count(),
+    **{fn: getattr(x, fn)() for fn in ("sum", "mean", "min", "max", "var", "std", "first", "last")},
+    **{fn: getattr(x, fn)("f") for fn in ("arg_min", "arg_max")},
+    "n_unique": s.n_unique(), "quantile": f.quantile(0.7), "collect": s.collect(), "top_k": s.top_k(2, by="x"),
+    "approx_n_unique": s.approx_n_unique(), "approx_quantile": f.approx_quantile(0.7),
+}  # fmt: skip
+
+
+def calls(flow: Flow) -> Iterator[Call]:
+    """The calls in the columns of a flow, as they are after folding."""
+    for op in walk_ops(fold(flow.op)):
+        for item in op.items if isinstance(op, ops.Project) else ():
+            yield from (node for node in walk(item.expr) if isinstance(node, Call))
