@@ -38,13 +38,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", NAMES)
 def test_run_gives_the_rows_of_collect(name: str, spark: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # On the driver only: tasks would cut files otherwise, and still read their splits.
-    monkeypatch.setattr(parquet, "_PART_ROWS", 300)
+    monkeypatch.setattr(parquet, "_SPLIT_ROWS", 300)
     q = {**FLOWS, **ORDERED}[name](si.read_parquet(folder))
     same(sis.run(q, spark), q.collect(), ordered=name in ORDERED)
 
 
 def test_splits_are_balanced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "_PART_ROWS", 300)
+    monkeypatch.setattr(parquet, "_SPLIT_ROWS", 300)
     source = si.read_parquet(folder).op.data.source  # type: ignore[union-attr]
     splits, sizes = scan.file_splits(source)
     assert len(splits) == 8
