@@ -26,7 +26,7 @@ from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Call, Col, Expr, Named, walk
 from scalein.ir.ops import Explode
 from scalein.ir.passes.pass_through import Origin, is_copy_free, split_items, taken_items
-from scalein.ir.physical import Host, Limit, Node, Pipeline, Scan, Sort, Union, WindowAggregate
+from scalein.ir.physical import Host, Limit, Node, Pipeline, Scan, Sort, Union, WindowAggregate, inputs
 from scalein.ir.printer import show_expr, show_window
 from scalein.ir.stages import (
     Collect,
@@ -60,45 +60,50 @@ _FORMS = {"str32": "", "str64": "", "view": "", "fixed": "", "bits": "", "field"
 
 def dump_program(root: Node) -> str:
     """The program, result first; what stands below a line feeds it."""
-    return "\n".join(_lines(root, ""))
+    found: list[str] = []
+    waiting: list[str | tuple[Node, str]] = [(root, "")]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, str):
+            found.append(part)
+            continue
+        node, pad = part
+        found += [f"{pad}{line}" for line in _lines(node)]
+        waiting += reversed(list(_inputs(node, f"{pad}  ")))
+    return "\n".join(found)
 
 
-def _lines(node: Node, pad: str) -> Iterator[str]:
-    below = f"{pad}  "
+def _lines(node: Node) -> Iterator[str]:
+    """A node without what feeds it."""
     match node:
         case Scan():
-            yield f"{pad}scan {node.source.name}  -> {node.schema!r}"
+            yield f"scan {node.source.name}  -> {node.schema!r}"
         case Pipeline():
             kernel = "" if is_copy_free(node) else "kernel "
             columns = "" if node.schema == node.input.schema else f"  -> {node.schema!r}"
-            yield f"{pad}{kernel}{node.name}{columns}"
-            yield from (f"{pad}| {line}" for line in (*_collected(node), *_steps(node.steps)))
-            yield from _inputs(node, below)
+            yield f"{kernel}{node.name}{columns}"
+            yield from (f"| {line}" for line in (*_collected(node), *_steps(node.steps)))
         case WindowAggregate():
-            yield f"{pad}kernel group {_by(node.table)}  -> {node.schema!r}"
-            yield from (f"{pad}| {line}" for line in (*_state(node.table), *_steps(node.steps)))
-            yield from _inputs(node, below)
+            yield f"kernel group {_by(node.table)}  -> {node.schema!r}"
+            yield from (f"| {line}" for line in (*_state(node.table), *_steps(node.steps)))
         case Host():
-            yield f"{pad}{_host(node)}  -> {node.schema!r}"
-            yield from _lines(node.input, below)
+            yield f"{_host(node)}  -> {node.schema!r}"
         case Limit():
-            yield f"{pad}limit {node.count}"
-            yield from _lines(node.input, below)
+            yield f"limit {node.count}"
         case Sort():
-            yield f"{pad}{_ordered(node)}"
-            yield from _lines(node.input, below)
+            yield _ordered(node)
         case Union():
-            yield f"{pad}union  -> {node.schema!r}"
-            for each in node.inputs:
-                yield from _lines(each, below)
+            yield f"union  -> {node.schema!r}"
 
 
-def _inputs(node: Pipeline | WindowAggregate, pad: str) -> Iterator[str]:
-    for number, table in node.joins:
+def _inputs(node: Node, pad: str) -> Iterator[str | tuple[Node, str]]:
+    """What feeds a node: lines, and nodes with what stands before their lines."""
+    for number, table in node.joins if isinstance(node, Pipeline | WindowAggregate) else ():
         keys = ", ".join(map(show_expr, table.keys))
         yield f"{pad}join{number} by {keys}: {', '.join(table.columns) or 'keys only'}"
-        yield from _lines(table.input, f"{pad}  ")
-    yield from _lines(node.input, pad)
+        yield table.input, f"{pad}  "
+    below = inputs(node)
+    yield from ((each, pad) for each in (below if isinstance(node, Union) else below[-1:]))
 
 
 def _collected(pipe: Pipeline) -> Iterator[str]:

@@ -140,7 +140,7 @@ def is_host(call: Call) -> bool:
 
 def has_host(expr: Expr) -> bool:
     """Whether anything in a typed expression is computed by pyarrow."""
-    return any(isinstance(node, Call) and is_host(node) for node in walk(expr))
+    return isinstance(expr, Call) and any(isinstance(node, Call) and is_host(node) for node in walk(expr))
 
 
 # --- calls of constants ------------------------------------------------------------------------------------------

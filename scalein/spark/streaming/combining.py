@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scalein.arrow_functions import taken
-from scalein.exec.combine import Numbered
+from scalein.exec.bounded import CombineByNumber
 from scalein.ir.partials import TwoPhase
 from scalein.ir.tables import AccKind, Output
 from scalein.options import Options
@@ -23,7 +23,7 @@ class Combiner:
 
     def __init__(self, two_phase: TwoPhase, options: Options) -> None:
         self._two_phase, self._options = two_phase, options
-        self._by_number = Numbered(two_phase)
+        self._by_number = CombineByNumber(two_phase)
         self.names = two_phase.values.names
 
     def combine_pairs(self, left: pa.RecordBatch, right: pa.RecordBatch) -> list[pa.Array]:
@@ -34,19 +34,19 @@ class Combiner:
         if not found or any(column is None for column in found):
             numbers = np.tile(np.arange(left.num_rows), 2)
             both = pa.concat_batches([left.select(self.names), right.select(self.names)])
-            return list(self._by_number.combined(both, numbers, self._options).columns)
+            return list(self._by_number.combine(both, numbers, self._options).columns)
         return found
 
     def combine_numbered(self, rows: pa.RecordBatch, numbers: np.ndarray) -> pa.RecordBatch:
         """The combined values of all rows of each number; numbers are 0, 1, 2, ... without gaps."""
         if not self._two_phase.is_by_column:
-            return self._by_number.combined(rows, numbers, self._options)
+            return self._by_number.combine(rows, numbers, self._options)
         order = None if (np.diff(numbers) >= 0).all() else np.argsort(numbers, kind="stable")
         starts = np.flatnonzero(np.diff(numbers if order is None else numbers[order], prepend=-1))
         functions = self._two_phase.functions
         found = [_reduce_column(rows.column(name), order, starts, functions[name]) for name in self.names]
         if any(column is None for column in found):
-            return self._by_number.combined(rows, numbers, self._options)
+            return self._by_number.combine(rows, numbers, self._options)
         return pa.RecordBatch.from_arrays(found, names=self.names)
 
     # --- results
