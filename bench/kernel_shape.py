@@ -27,7 +27,7 @@ import llvmlite
 import scalein as si
 from bench import data, workloads
 from scalein.ir.stages import Stage
-from scalein.kernels.profile import listening
+from scalein.kernels.kernel_metrics import profiling
 from scalein.llvm_backend.jit import assembly
 from scalein.llvm_backend.stage import lower_stage
 from scalein.llvm_backend.target import target_for
@@ -66,9 +66,9 @@ RUNS: Mapping[str, Callable[[], object]] = {
 
 def kernels(workload: str) -> dict[str, Stage]:
     """The kernels of a workload that see many rows, numbered as it meets them: a renamed one is the same kernel."""
-    with listening() as profile:
+    with profiling() as profile:
         RUNS[workload]()
-    hot = [usage.stage for usage in profile.usages.values() if usage.rows >= HOT_ROWS]
+    hot = [metrics.stage for metrics in profile.kernels.values() if metrics.rows >= HOT_ROWS]
     return {f"{workload} {number}": stage for number, stage in enumerate(hot, 1)}
 
 

@@ -17,7 +17,7 @@ class RandomSchedule(Schedule):
     def __repr__(self) -> str:
         return f"RandomSchedule({self.seed})"
 
-    def deal(self, workers: int) -> int:
+    def assign(self, workers: int) -> int:
         return self._random.randrange(workers)
 
     def round_rows(self, proposed: int) -> int:

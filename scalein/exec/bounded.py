@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
+import numpy as np
 import pyarrow as pa
 
+from scalein.arrow_functions import taken
 from scalein.compiler import Input, plan_of
 from scalein.connectors.base import BoundSource
 from scalein.connectors.formats.statistics import Condition
 from scalein.connectors.in_memory import Batches
+from scalein.dtypes import I64, Field, Schema
 from scalein.errors import ComputeError, InternalError
 from scalein.exec import array_limits
 from scalein.exec.error_location import placed
@@ -26,9 +29,11 @@ from scalein.exec.scan_predicates import tests_of
 from scalein.exec.sort import run_ordered
 from scalein.ir import ops
 from scalein.ir.exprs import Col
+from scalein.ir.partials import TwoPhase
 from scalein.ir.physical import Host, JoinBuild, Limit, Node, Pipeline, Scan, Sort, Union, WindowAggregate, walk_nodes
 from scalein.ir.printer import show_expr
 from scalein.ir.stages import FilterStep
+from scalein.ir.tables import Key, Slicing
 from scalein.kernels.bind import conformed
 from scalein.options import Options
 
@@ -383,3 +388,31 @@ def _take(rows: Iterator[pa.RecordBatch], count: int) -> Iterator[pa.RecordBatch
         left -= batch.num_rows
         if left <= 0:
             return
+
+
+# Combining partial groups by group number instead of keys: for groups whose position is known already, next to those of
+# a store or a file. The output is in the order of the numbers.
+_NUMBER = "#number"
+
+
+class CombineByNumber:
+    """The `combine` phase of an aggregation, by group numbers instead of keys."""
+
+    def __init__(self, two: TwoPhase) -> None:
+        self._two = two
+
+    def combine(self, rows: pa.RecordBatch, numbers: np.ndarray, options: Options) -> pa.RecordBatch:
+        """The combined values of each number, in the order of the numbers, which are 0, 1, ... without gaps."""
+        names = self._two.values.names
+        given = rows.select(names).add_column(0, pa.field(_NUMBER, pa.int64(), False), pa.array(numbers, pa.int64()))
+        found = pa.concat_batches(list(self._program.run([given], options)))
+        order = pa.array(np.argsort(np.asarray(found.column(_NUMBER)), kind="stable"))
+        return pa.RecordBatch.from_arrays([taken(found.column(name), order) for name in names], names=names)
+
+    @cached_property
+    def _program(self) -> Program:
+        values = self._two.values
+        source = ops.Source("partials", Schema((Field(_NUMBER, I64, False), *values)).arrow, (_NUMBER, *values.names))
+        table = replace(self._two.combine.table, keys=(Key(_NUMBER, I64, False),), window=None, slicing=Slicing.NONE,
+                        slice_size=0)
+        return Program(WindowAggregate(Scan(source), (), table, (Col(_NUMBER, I64, False),)))

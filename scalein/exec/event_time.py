@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scalein.dtypes import DType, Kind
-from scalein.kernels.workers import side_by_side
+from scalein.kernels.workers import run_parallel
 from scalein.storage.checked_json import Json, as_int, as_map
 
 BELIEVED_BATCHES = 3  # far ahead, one behind the other, after which they are right and the past was long ago
@@ -59,7 +59,7 @@ def extents(columns: list[pa.Array], workers: int) -> list[tuple[int, int] | Non
         for k in range(worker, len(columns), workers):
             found[k] = extent(columns[k])
 
-    side_by_side([partial(look, worker) for worker in range(workers)])
+    run_parallel([partial(look, worker) for worker in range(workers)])
     return found
 
 

@@ -30,8 +30,8 @@ from scalein.ir.printer import dump
 from scalein.ir.rewrite import rewrite
 from scalein.ir.stage_printer import dump_program, dump_stage
 from scalein.ir.stages import Collect, FromTable, Partition, Spread, Stage
+from scalein.kernels.kernel_metrics import KernelMetrics, profiling
 from scalein.kernels.machine import copy_bandwidth
-from scalein.kernels.profile import Usage, listening
 from scalein.llvm_backend.jit import assembly
 from scalein.llvm_backend.stage import lower_stage
 from scalein.llvm_backend.target import target_for
@@ -80,16 +80,16 @@ def _every_pass(op: ops.Op, level: str) -> str:
 def _kernels(op: ops.Op, options: Options, level: str) -> str:
     """LLVM or machine code of every kernel that a run over a sample uses."""
     sampled = _sampled(op)
-    with listening() as profile, suppress(ComputeError):
+    with profiling() as profile, suppress(ComputeError):
         # A sample may hold a row that fails; the kernels met so far are what was asked for.
         for _ in batches(sampled, replace(options, workers=1)):
             pass
     target = target_for(options.cpu)
     parts = []
-    for usage in profile.usages.values():
-        lowered = lower_stage(usage.stage, target, options.safe)
+    for metrics in profile.kernels.values():
+        lowered = lower_stage(metrics.stage, target, options.safe)
         text = lowered.text if level == "llvm" else assembly(lowered.text, target)
-        parts.append(f"{_commented(dump_stage(usage.stage))}\n{text}")
+        parts.append(f"{_commented(dump_stage(metrics.stage))}\n{text}")
     return "\n".join(parts) or "; nothing to compile: every column is handed on as it is"
 
 
@@ -153,34 +153,34 @@ def _analysed(op: ops.Op, options: Options) -> str:
     node = compile_flow(op)
     bandwidth = copy_bandwidth(size_bytes=_COPY_BYTES)
     skipped = row_groups_skipped(op)
-    with listening() as profile:
+    with profiling() as profile:
         started = time.perf_counter()
         rows = sum(batch.num_rows for batch in batches(op, options))
         took = time.perf_counter() - started
-    usages = list(profile.usages.values())
-    busy, loading = sum(u.seconds for u in usages), sum(u.load_seconds for u in usages)
+    kernels = list(profile.kernels.values())
+    busy, loading = sum(u.seconds for u in kernels), sum(u.load_seconds for u in kernels)
     lines = [dump_program(node), "", f"{_count(rows, 'row')} in {_ms(took)} with {_count(options.workers, 'worker')}"]
-    if usages:
-        lines[-1] += f": {_ms(busy)} in {_count(len(usages), 'kernel')} (all workers), {_ms(loading)} to load them"
+    if kernels:
+        lines[-1] += f": {_ms(busy)} in {_count(len(kernels), 'kernel')} (all workers), {_ms(loading)} to load them"
     else:
         lines[-1] += ", without a kernel: every column is handed on as it is"
     if more := row_groups_skipped(op) - skipped:
         lines.append(f"{_count(more, 'row group')} of Parquet skipped: no row that the filter keeps")
-    for usage in usages:
-        lines += ["", dump_stage(usage.stage), *(f"  {line}" for line in _facts(usage, node, busy, bandwidth))]
+    for metrics in kernels:
+        lines += ["", dump_stage(metrics.stage), *(f"  {line}" for line in _facts(metrics, node, busy, bandwidth))]
     return "\n".join(lines)
 
 
-def _facts(usage: Usage, node: Node, busy: float, bandwidth: float) -> Iterator[str]:
+def _facts(metrics: KernelMetrics, node: Node, busy: float, bandwidth: float) -> Iterator[str]:
     """What a kernel did, one line each."""
-    written = f", {usage.rows_out:,} written" if isinstance(usage.stage.sink, Collect) else ""
-    yield f"rows    {usage.rows:,} in {_count(usage.calls, 'call')}{written}"
-    share = f" ({usage.seconds / busy:.0%} of all kernels)" if busy else ""
-    rate = f", {usage.rows / usage.seconds / 1e6:,.0f} million rows/s a worker" if usage.seconds else ""
-    yield f"time    {_ms(usage.seconds)}{share}{rate}; {_loaded(usage)}"
-    yield f"copies  {_copies(usage.stage, node)}"
-    read, wrote = usage.bytes_read, usage.bytes_written
-    used = (read + wrote) / max(usage.seconds, 1e-9) / bandwidth
+    written = f", {metrics.rows_out:,} written" if isinstance(metrics.stage.sink, Collect) else ""
+    yield f"rows    {metrics.rows:,} in {_count(metrics.calls, 'call')}{written}"
+    share = f" ({metrics.seconds / busy:.0%} of all kernels)" if busy else ""
+    rate = f", {metrics.rows / metrics.seconds / 1e6:,.0f} million rows/s a worker" if metrics.seconds else ""
+    yield f"time    {_ms(metrics.seconds)}{share}{rate}; {_loaded(metrics)}"
+    yield f"copies  {_copies(metrics.stage, node)}"
+    read, wrote = metrics.bytes_read, metrics.bytes_written
+    used = (read + wrote) / max(metrics.seconds, 1e-9) / bandwidth
     writes = f", {_bytes(wrote)} written" if wrote else ""
     yield f"memory  {_bytes(read)} read{writes}: {used:.0%} of one core's copy bandwidth"
 
@@ -204,11 +204,11 @@ def _copies(stage: Stage, node: Node) -> str:
             return "none, rows go into the groups' records"
 
 
-def _loaded(usage: Usage) -> str:
-    if usage.load_seconds < usage.compiled.seconds:
+def _loaded(metrics: KernelMetrics) -> str:
+    if metrics.load_seconds < metrics.compiled.seconds:
         return "in memory from an earlier run"
-    how = {"compiled": "compiled", "disk": "read from the cache folder"}[usage.compiled.origin]
-    return f"{how} in {_ms(usage.load_seconds)}"
+    how = {"compiled": "compiled", "disk": "read from the cache folder"}[metrics.compiled.origin]
+    return f"{how} in {_ms(metrics.load_seconds)}"
 
 
 def _ms(seconds: float) -> str:

@@ -19,7 +19,7 @@ from scalein.exec.tables import DirectTable, HashTable, OneRecord, State
 from scalein.ir.stages import FromRecords, GroupMode, Rank, Spread, Stage
 from scalein.ir.tables import AccKind, Table
 from scalein.kernels.call import call, kernel
-from scalein.kernels.workers import side_by_side
+from scalein.kernels.workers import run_parallel
 from scalein.layout import DONE, INLINE_BYTES, FrameData, size_of
 from scalein.llvm_backend.cache import Compiled
 from scalein.memory import address, allocate
@@ -150,7 +150,7 @@ def _ranked(table: Table, state: State, number: int, log: Log, options: Options,
     for first, last in itertools.pairwise(shares):
         longest = int(counts[first:last].max(initial=0))
         jobs.append(partial(_run, rank, state, log, state.first, first, last, pairs, allocate(16 * longest + 16)))
-    side_by_side(jobs)
+    run_parallel(jobs)
     return pairs
 
 

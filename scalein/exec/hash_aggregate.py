@@ -41,7 +41,7 @@ from scalein.ir.tables import Table
 from scalein.kernels.call import call
 from scalein.kernels.prepare import Prepared, specialised_table, table_exprs
 from scalein.kernels.specialise import Specialiser
-from scalein.kernels.workers import each_worker
+from scalein.kernels.workers import run_workers
 from scalein.layout import DONE, OUT_OF_DOMAIN, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
@@ -156,7 +156,7 @@ class GroupRun:
             if radix.has_many_groups(workers[0], tried, self.options.memory is not None):
                 yield from radix.run_radix(self, chain(tried, work))
                 return
-        each_worker(workers, work, schedule().deal)
+        run_workers(workers, work, schedule().assign)
         first = workers[0]
         for other in workers[1:]:
             first.states += other.states
@@ -189,7 +189,7 @@ class Worker:
         self._compiled: Compiled | None = None
         self._frame: FrameData | None = None
 
-    def do(self, unit: Unit) -> None:
+    def process(self, unit: Unit) -> None:
         """Count the rows of a unit in."""
         with self._run.lock:  # facts and kernels are shared by the workers
             if self._prepared.learn(unit.batch) or self._prepared.compiled is None:
@@ -226,7 +226,7 @@ class Worker:
         if status == OUT_OF_DOMAIN:
             rest = Unit(unit.batch.slice(frame["row"]), unit.first_row + frame["row"])
             self._leave_domain(rest)
-            self.do(rest)
+            self.process(rest)
             return True
         grown(state, status, frame)
         return False

@@ -30,7 +30,7 @@ from scalein.kernels.call import call
 from scalein.kernels.output import CHUNK_ROWS, collected
 from scalein.kernels.prepare import Prepared
 from scalein.kernels.specialise import Specialiser
-from scalein.kernels.workers import begin
+from scalein.kernels.workers import start_worker
 from scalein.layout import DEDUP, DONE, OUTPUT_FULL, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
@@ -75,11 +75,11 @@ def run_ready(work: Work, batches: Iterator[pa.RecordBatch], options: Options) -
 
 
 def _run_side_by_side(work: Work, units: Iterator[pa.RecordBatch], options: Options) -> Iterator[pa.RecordBatch]:
-    stop, numbers, counted = threading.Event(), count(), kernel_metrics.current()
+    stop, numbers, metrics = threading.Event(), count(), kernel_metrics.current_metrics()
 
     def ready_to_work() -> None:
-        begin(stop, options.workers)
-        kernel_metrics.enlist(counted, next(numbers))
+        start_worker(stop, options.workers)
+        kernel_metrics.attach_worker(metrics, next(numbers))
 
     with ThreadPoolExecutor(options.workers, "scalein", ready_to_work) as pool, _stopping(pool, stop):
         under_way: deque[Future[list[pa.RecordBatch]]] = deque()

@@ -30,7 +30,7 @@ from scalein.ir.stages import Group, GroupMode
 from scalein.ir.tables import Table
 from scalein.kernels.prepare import specialised_table
 from scalein.kernels.specialise import Specialiser
-from scalein.kernels.workers import each_worker
+from scalein.kernels.workers import run_workers
 from scalein.options import Options
 
 DIRECT_ROWS = 1 << 17  # for which a direct table pays: it is made anew each time, a hash table only cleared
@@ -86,7 +86,7 @@ class Standing:
         if self._parted is not None:
             self._parted.add(work, workers)
         else:
-            each_worker(self._workers[:workers], work, schedule().deal)
+            run_workers(self._workers[:workers], work, schedule().assign)
 
     def _counted(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

@@ -30,7 +30,7 @@ from scalein.kernels.call import call, kernel
 from scalein.kernels.output import Collector
 from scalein.kernels.prepare import Prepared, table_args, table_exprs
 from scalein.kernels.specialise import Specialiser
-from scalein.kernels.workers import each_worker, side_by_side
+from scalein.kernels.workers import run_parallel, run_workers
 from scalein.layout import CHUNKS_FULL, DONE, GROUPS, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.memory import address, allocate
@@ -64,7 +64,7 @@ def try_some(worker: Worker, work: Iterator[Unit]) -> tuple[list[Unit], Iterator
     for unit in work:
         piece = unit.batch.slice(0, TRIAL_ROWS - rows)
         tried.append(Unit(piece, unit.first_row))
-        worker.do(tried[-1])
+        worker.process(tried[-1])
         rows += piece.num_rows
         if rows >= TRIAL_ROWS:
             rest = Unit(unit.batch.slice(piece.num_rows), unit.first_row + piece.num_rows)
@@ -90,7 +90,7 @@ def run_radix(run: GroupRun, work: Iterator[Unit]) -> Iterator[pa.RecordBatch]:
 
 def _run_plan(run: GroupRun, plan: _Plan, work: Iterator[Unit]) -> Iterator[pa.RecordBatch]:
     partitioners = [_Partitioner(plan) for _ in range(run.options.workers)]
-    each_worker(partitioners, work, schedule().deal)
+    run_workers(partitioners, work, schedule().assign)
     yield from _groups(run, plan, partitioners, run.options.workers)
 
 
@@ -114,7 +114,7 @@ class Parted:
     def add(self, work: Iterator[Unit], workers: int) -> None:
         while len(self._partitioners) < workers:
             self._partitioners.append(_Partitioner(self._plan))
-        each_worker(self._partitioners[:workers], work, schedule().deal)
+        run_workers(self._partitioners[:workers], work, schedule().assign)
 
     def groups(self, workers: int) -> Iterator[pa.RecordBatch]:
         """All groups, key group by key group."""
@@ -134,7 +134,7 @@ def _groups(run: GroupRun, plan: _Plan, partitioners: list[_Partitioner], worker
     # Under a limit, results are handed on as they come; else all at once, which costs fewer starts of threads.
     step = len(light) if run.options.memory is None else ROUND_GROUPS
     for start in range(0, len(light), max(1, step)):
-        each_worker(finishers, iter(light[start : start + step]), schedule().deal)
+        run_workers(finishers, iter(light[start : start + step]), schedule().assign)
         yield from _emitted(run, finishers, is_last=False)
     yield from _emitted(run, finishers, is_last=True)
 
@@ -148,7 +148,7 @@ def _emitted(run: GroupRun, finishers: list[_Finisher], is_last: bool) -> Iterat
 def _finish_together(run: GroupRun, finishers: list[_Finisher], group: int, pieces: list[tuple[int, int]]) -> None:
     """Aggregate a key group in parts, merge the parts, emit it."""
     jobs = [partial(f.aggregate, group, pieces[k :: len(finishers)]) for k, f in enumerate(finishers)]
-    side_by_side(jobs)
+    run_parallel(jobs)
     merging = run.merging(GroupMode.HASH)
     for other in finishers[1:]:
         merging.into(finishers[0].table, other.table)
@@ -243,7 +243,7 @@ class _Partitioner:
         self._spilled: list[list[int]] = [[] for _ in range(GROUPS)]  # offsets of full chunks that went to disk
         self._read: dict[int, np.ndarray] = {}  # those that came back, by key group
 
-    def do(self, unit: Unit) -> None:
+    def process(self, unit: Unit) -> None:
         plan = self._plan
         with plan.run.lock:
             if plan.prepared.learn(unit.batch) or plan.prepared.compiled is None:
@@ -359,7 +359,7 @@ class _Finisher:
         self._full: list[list[pa.Array]] = []
         self._group = 0  # the one key group that the table holds
 
-    def do(self, group: int) -> None:
+    def process(self, group: int) -> None:
         self.aggregate(group, [piece for p in self._partitioners for piece in p.pieces(group)])
         for partitioner in self._partitioners:
             partitioner.forget(group)

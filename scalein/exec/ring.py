@@ -28,7 +28,7 @@ from scalein.kernels.call import call
 from scalein.kernels.output import Collector
 from scalein.kernels.prepare import Prepared, specialised_table, table_exprs
 from scalein.kernels.specialise import Specialiser
-from scalein.kernels.workers import side_by_side
+from scalein.kernels.workers import run_parallel
 from scalein.layout import DONE, RING_ADVANCE, FrameData
 from scalein.llvm_backend.cache import Compiled
 
@@ -67,7 +67,7 @@ def run_ring(run: GroupRun, source: pa.Table) -> Iterator[pa.RecordBatch] | None
     prepared.facts = dict(run.prepared.facts)
     compiled = prepared.compile()
     rings = [_Ring(run, prepared, compiled, found[0], worker) for worker in range(workers)]
-    side_by_side([partial(ring.run, source) for ring in rings])
+    run_parallel([partial(ring.run, source) for ring in rings])
     if any(ring.gave_up for ring in rings):
         return None
     chunks = [arrays for ring in rings for arrays in ring.chunks]

@@ -37,7 +37,7 @@ from scalein.kernels.call import call
 from scalein.kernels.output import CHUNK_ROWS, Collector
 from scalein.kernels.prepare import Prepared, specialised_table, table_exprs
 from scalein.kernels.specialise import Specialiser
-from scalein.kernels.workers import side_by_side
+from scalein.kernels.workers import run_parallel
 from scalein.layout import DONE, RING_ADVANCE, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
@@ -147,7 +147,7 @@ class StandingRing:
     def _share(self, jobs: list[Callable[[], None]], rows: int) -> None:
         """Run what is to be done for each table, on as many workers as there are now."""
         workers = max(1, min(self._now, rows // THREAD_ROWS, len(jobs)))  # a thread costs as much as many rows
-        side_by_side([partial(_each, jobs[worker::workers]) for worker in range(workers)])
+        run_parallel([partial(_each, jobs[worker::workers]) for worker in range(workers)])
 
     @property
     def is_divided(self) -> bool:

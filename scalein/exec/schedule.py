@@ -12,13 +12,13 @@ from contextlib import contextmanager
 
 from scalein.connectors import clock as clocks
 
-Deal = Callable[[int], int]  # (number of workers) -> the worker that gets the next morsel
+Assign = Callable[[int], int]  # (number of workers) -> the worker that gets the next morsel
 
 
 class Schedule:
     """The schedule of production."""
 
-    deal: Deal | None = None  # None: whichever worker is free
+    assign: Assign | None = None  # None: whichever worker is free
 
     def round_rows(self, proposed: int) -> int:
         """Rows of a round of a job, at most."""

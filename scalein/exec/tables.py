@@ -17,7 +17,7 @@ from scalein.exec.side_state import Sides
 from scalein.ir.stages import FromRecords, GroupMode, Merge, MergeBag, Sink, Stage
 from scalein.ir.tables import Key, Slicing, Table
 from scalein.kernels.call import call, kernel
-from scalein.kernels.hash_index import Grow, grow_kernel
+from scalein.kernels.store import Grow, grow_kernel
 from scalein.layout import (
     ARENA_FULL,
     BLOCK_ROWS,

@@ -38,7 +38,7 @@ from scalein.jobs.metrics import Metrics
 from scalein.jobs.monitor import figures, log_lines, serve, show_bar
 from scalein.jobs.source_readers import Reader, SourceBatch, SourceReaders
 from scalein.jobs.spec import JobSpec
-from scalein.kernels.workers import leaving_on_sigterm, staying
+from scalein.kernels.workers import exit_on_sigterm, resident_threads
 from scalein.memory import keep_at_most
 from scalein.options import Options
 from scalein.storage.checked_json import Json, as_map
@@ -49,7 +49,7 @@ FIRST_ROWS, FEW_ROWS = 1 << 21, 1 << 18  # the first time, and at least
 MORE_ROWS = 1 << 20  # that are added at a time to a round which goes well
 STEP_S = 0.03  # that it should take: requests and checkpoints wait for the end of it
 _PLAIN = re.compile(r"\w[\w .-]*")  # names of savepoints
-_WORKER = re.compile(r"scalein-(\d+|udf|crew)")  # names of threads that may be any job's
+_WORKER = re.compile(r"scalein-(\d+|udf|pool)")  # names of threads that may be any job's
 MORE_S = 0.5  # the longest look for rows that a finished job does not read
 QUIET_S = 0.05  # the longest wait for rows before requests are looked at
 
@@ -129,7 +129,7 @@ class Job:
 
     def _main(self) -> None:
         try:
-            with keep_at_most(self._plan.memory.spare), staying():
+            with keep_at_most(self._plan.memory.spare), resident_threads():
                 self._loop()
         except BaseException as error:
             self._error = error
@@ -337,7 +337,7 @@ class Job:
         `progress=True` shows a bar meanwhile, in a terminal or a notebook (it needs `scalein[jobs]`).
         """
         self._check_outside()
-        with leaving_on_sigterm():
+        with exit_on_sigterm():
             try:
                 if progress:
                     show_bar(self, timeout)

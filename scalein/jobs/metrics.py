@@ -11,7 +11,7 @@ from typing import ClassVar, Protocol, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from scalein.kernels.kernel_metrics import Tally, counting
+from scalein.kernels.kernel_metrics import WorkerMetrics, recording
 from scalein.storage.checked_json import Json, as_int
 
 _BUCKETS = np.geomspace(1e-5, 100.0, 141)  # seconds; 20 a decade
@@ -52,7 +52,7 @@ class Stage:
     rows_in: int = 0
     rows_out: int = 0
     busy_s: float = 0.0
-    tally: Tally = field(default_factory=Tally)
+    worker_metrics: WorkerMetrics = field(default_factory=WorkerMetrics)
 
     def taking(self, morsels: Iterable[Arrived]) -> Iterator[Arrived]:
         for morsel in morsels:
@@ -63,7 +63,7 @@ class Stage:
     def working(self) -> Iterator[None]:
         begun = time.perf_counter()
         try:
-            with counting(self.tally):
+            with recording(self.worker_metrics):
                 yield
         finally:
             self.busy_s += time.perf_counter() - begun
@@ -81,8 +81,8 @@ class Stage:
             yield batch
 
     def to_json(self) -> dict[str, object]:
-        workers = [{"rows": work.rows, "bytes": int(work.bytes), "useful_s": round(work.useful_s, 3),
-                    "wait_s": round(work.wait_s, 3)} for work in list(self.tally.works)]
+        workers = [{"rows": each.rows, "bytes": int(each.bytes), "useful_s": round(each.useful_s, 3),
+                    "wait_s": round(each.wait_s, 3)} for each in list(self.worker_metrics.counters)]
         return {"stage": self.name, "rows_in": self.rows_in, "rows_out": self.rows_out,
                 "busy_s": round(self.busy_s, 3), "workers": workers}
 

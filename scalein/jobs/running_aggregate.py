@@ -15,8 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.errors import ComputeError
-from scalein.exec.bounded import Program, StandingProgram
-from scalein.exec.combine import Numbered
+from scalein.exec.bounded import CombineByNumber, Program, StandingProgram
 from scalein.exec.error_location import placed
 from scalein.exec.event_time import extent
 from scalein.ir import ops
@@ -57,7 +56,7 @@ class RunningAggregate(Partial):
         value = pa.schema([field.with_nullable(True) for field in self._two.values.arrow])
         self._keys, self._columns = key.names, [*keys.names, *value.names]
         self._stored_columns = [*key.names, *value.names]
-        self._numbered = Numbered(self._two)
+        self._combine_by_number = CombineByNumber(self._two)
         self._open: Callable[[], LogStore] = lambda: open_store(context, key, value, state)
         if state is not None or context.has_checkpoints:
             _ = self._store
@@ -153,7 +152,7 @@ class RunningAggregate(Partial):
         new = pa.RecordBatch.from_arrays([partials.column(name) for name in names], names=names)
         both = pa.concat_batches([filtered(before.select(names), pa.array(existed)), new])
         numbers = np.concatenate([np.flatnonzero(existed), np.arange(new.num_rows)])
-        values = self._numbered.combined(both, numbers, self._contexts.options)
+        values = self._combine_by_number.combine(both, numbers, self._contexts.options)
         self._store.upsert(pa.RecordBatch.from_arrays(
             [*(partials.column(name) for name in self._keys), *values.columns], names=self._stored_columns))
         return None if self.changes is None else self._stored(partials)

@@ -12,8 +12,8 @@ import pyarrow.ipc
 from scalein.errors import ComputeError, InternalError
 from scalein.ir.stages import Stage
 from scalein.kernels import kernel_metrics
-from scalein.kernels.profile import Profile, current
-from scalein.kernels.workers import leave_if_stopped
+from scalein.kernels.kernel_metrics import Profile, current_profile
+from scalein.kernels.workers import raise_if_cancelled
 from scalein.layout import COLUMN, ERROR, OUT_OF_BOUNDS, PAUSED, FrameData
 from scalein.llvm_backend.cache import Compiled, load_kernel
 from scalein.llvm_backend.jit import Kernel
@@ -21,28 +21,28 @@ from scalein.options import Options
 
 
 def kernel(stage: Stage, options: Options) -> Compiled:
-    """The stage's kernel; whoever listens is told."""
+    """The compiled kernel of a stage; recorded in the current profile, if any."""
     started = time.perf_counter()
     compiled = load_kernel(stage, options)
-    profile = current()
+    profile = current_profile()
     if profile is not None:
-        profile.met(stage, compiled, time.perf_counter() - started)
+        profile.add_kernel(stage, compiled, time.perf_counter() - started)
     return compiled
 
 
 def call(compiled: Compiled, frame: FrameData) -> int:
-    """Run the kernel until it is done or wants something; raises for a row that failed."""
-    profile, work = current(), kernel_metrics.mine()
-    first, started = frame["row"] if work is not None else 0, time.perf_counter()
+    """Run the kernel until it is done or needs something of the caller; raises for a row that failed."""
+    profile, counters = current_profile(), kernel_metrics.current_counters()
+    first, started = frame["row"] if counters is not None else 0, time.perf_counter()
     status = PAUSED
     while status == PAUSED:
-        leave_if_stopped()
+        raise_if_cancelled()
         status = enter(compiled.kernel, frame) if profile is None else _measured(compiled, frame, profile)
-    if work is not None:
-        work.useful_s += time.perf_counter() - started
+    if counters is not None:
+        counters.useful_s += time.perf_counter() - started
         if compiled.row_bytes:
             rows = frame["row"] - first
-            work.rows, work.bytes = work.rows + rows, work.bytes + rows * compiled.row_bytes
+            counters.rows, counters.bytes = counters.rows + rows, counters.bytes + rows * compiled.row_bytes
     if status == OUT_OF_BOUNDS:
         raise _unsafe(compiled, frame)
     if status == ERROR:
@@ -56,12 +56,12 @@ def _measured(compiled: Compiled, frame: FrameData, profile: Profile) -> int:
     status = enter(compiled.kernel, frame)
     took = time.perf_counter() - started
     rows, frame.rows = frame.rows or frame["row"] - first, 0
-    profile.called(compiled, rows, took, frame.get("out.count", 0) - written)
+    profile.add_call(compiled, rows, took, frame.get("out.count", 0) - written)
     return status
 
 
 def _unsafe(compiled: Compiled, frame: FrameData) -> InternalError:
-    """Safe mode caught an access outside of its memory; the batch is written down, so that it can be replayed."""
+    """Safe mode caught an access outside of its memory; the batch is written to a file, so that it can be replayed."""
     arrays = {name.removeprefix(COLUMN): column for name, column in frame.keep.items() if isinstance(column, pa.Array)}
     batch = pa.table({name: column for name, column in arrays.items() if len(column) == frame["end"]})
     descriptor, path = tempfile.mkstemp(prefix="scalein-replay-", suffix=".arrow")
@@ -81,16 +81,16 @@ def failure(compiled: Compiled, bits: int) -> ComputeError:
     return ComputeError(compiled.errors[number])
 
 
-# Kernels with loops of the user's (`@si.udf`), run so that they can be told to end.
+# Kernels with loops of the user (`@si.udf`), run so that they can be cancelled.
 #
 # Such a kernel may run for as long as the user's loop does. It runs in a thread of its own while the caller waits, so
-# that Ctrl-C and a run that ended elsewhere reach the caller, which sets the frame's `stop`: every loop looks at it.
+# that Ctrl-C and cancellation reach the caller, which sets the frame's `stop`: every loop checks it.
 
-_LOOK_S = 0.05
+_POLL_S = 0.05
 
 
 def enter(kernel: Kernel, frame: FrameData) -> int:
-    """Call the kernel; gives its status."""
+    """Call the kernel; returns its status."""
     if "stop" not in frame:
         return kernel.call(frame.address)
     status: list[int] = []
@@ -98,8 +98,8 @@ def enter(kernel: Kernel, frame: FrameData) -> int:
     thread.start()
     try:
         while thread.is_alive():
-            thread.join(_LOOK_S)
-            leave_if_stopped()
+            thread.join(_POLL_S)
+            raise_if_cancelled()
     except BaseException:
         frame["stop"] = 1
         thread.join()  # it reads and writes the caller's memory

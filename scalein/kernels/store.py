@@ -1,12 +1,14 @@
-"""The kernel library of the state store: the loops of one stored table. `scalein.state` imports it inside functions,
-as it loads LLVM.
+"""The kernel library of the state store: the loops of one stored table, and the split of a hash index.
+
+`scalein.state` imports it inside functions, as it loads LLVM.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -28,28 +30,31 @@ from scalein.ir.store_kernels import (
 )
 from scalein.ir.tables import StoredTable
 from scalein.kernels.call import call, kernel
-from scalein.kernels.hash_index import Grow, grow_kernel
 from scalein.kernels.output import collected
 from scalein.kernels.prepare import Prepared
 from scalein.kernels.specialise import Specialiser
-from scalein.kernels.workers import Crew
+from scalein.kernels.workers import ThreadPool
 from scalein.layout import DONE, KEPT, PAGE_BYTES, FrameData, SortedRecords
-from scalein.llvm_backend.cache import Compiled
+from scalein.llvm_backend.cache import Compiled, load_lowered
+from scalein.llvm_backend.jit import Kernel
+from scalein.llvm_backend.target import Target as CpuTarget
 from scalein.memory import address
 from scalein.options import Options
 
-WORKER_ROWS = 4096  # at least, of each worker of a call
+if TYPE_CHECKING:
+    from scalein.llvm_backend.stage import Lowered
 
+WORKER_ROWS = 4096  # minimum for each worker of a call
 
-Functions = tuple[str, ...]  # what rows do to each value; "" leaves it as it is
-Allocate = Callable[[int], np.ndarray]  # gives memory for so many words of 64 bits
+Functions = tuple[str, ...]  # the merge function of each value; "" leaves it unchanged
+Allocate = Callable[[int], np.ndarray]  # allocates a number of 64-bit words
 
 
 def new_buffer(count: int) -> np.ndarray:
     return np.empty(count, np.uint64)
 
 
-class Target(Protocol):
+class TargetTable(Protocol):
     """A table that kernels work on."""
 
     def attach(self, frame: FrameData, worker: int) -> None:
@@ -59,11 +64,11 @@ class Target(Protocol):
         """The kernel has returned."""
 
     def serve(self, status: int, frame: FrameData, worker: int) -> None:
-        """Give the kernel what it left for."""
+        """Provide what the kernel returned for: a larger index, another arena chunk."""
 
 
 class StoreKernels:
-    """The loops of one stored table. Any thread may call; a table is changed by one caller at a time."""
+    """The loops of one stored table. Thread-safe; a table is changed by one caller at a time."""
 
     def __init__(self, key: pa.Schema, value: pa.Schema, options: Options) -> None:
         self._options = options
@@ -76,13 +81,13 @@ class StoreKernels:
         self._compiled: dict[Stage, Compiled] = {}
         self._grow: Grow | None = None
         self._lock = threading.Lock()
-        self._crew = Crew()
+        self._threads = ThreadPool()
 
     # --- rows
 
-    def upsert(self, target: Target, batch: pa.RecordBatch, functions: Functions, workers: int) -> None:
+    def upsert(self, target: TargetTable, batch: pa.RecordBatch, functions: Functions, workers: int) -> None:
         """Merge rows into the records of their keys."""
-        workers = _needed(workers, batch)
+        workers = _worker_count(workers, batch)
         items = tuple(_column(value) if function != KEPT and value.name in batch.schema.names else None
                       for value, function in zip(self._table.values, functions, strict=True))
 
@@ -92,16 +97,16 @@ class StoreKernels:
 
         self._run_rows(("upsert", functions, items, workers > 1), sink, items, target, batch, workers)
 
-    def delete(self, target: Target, batch: pa.RecordBatch, workers: int) -> None:
+    def delete(self, target: TargetTable, batch: pa.RecordBatch, workers: int) -> None:
         """Mark the records of keys as deleted."""
-        workers = _needed(workers, batch)
+        workers = _worker_count(workers, batch)
 
         def sink(special: Specialiser) -> Upsert:
             return Upsert(self._table, self._special_keys(special), delete=True, owned=workers > 1)
 
         self._run_rows(("delete", workers > 1), sink, (), target, batch, workers)
 
-    def lookup(self, target: Target, batch: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray]:
+    def lookup(self, target: TargetTable, batch: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray]:
         """Pointers to the records of keys (0: none) and the keys' hashes."""
         records, hashes = np.zeros(batch.num_rows, np.uint64), np.zeros(batch.num_rows, np.uint64)
         out = {"found.records": records, "found.hashes": hashes}
@@ -116,7 +121,7 @@ class StoreKernels:
         return tuple(special.expr(key) for key in self._keys)
 
     def _run_rows(self, name: tuple[object, ...], sink: Callable[[Specialiser], Sink], items: Sequence[Expr | None],
-                  target: Target, batch: pa.RecordBatch, workers: int,
+                  target: TargetTable, batch: pa.RecordBatch, workers: int,
                   out: dict[str, np.ndarray] | None = None) -> None:
         if not batch.num_rows:
             return
@@ -137,11 +142,11 @@ class StoreKernels:
                 frame["owner.worker"], frame["owner.workers"] = worker, workers
                 for slot, array in (out or {}).items():
                     frame.point(slot, array)
-        self._crew.run(lambda worker: _run(compiled, frames[worker], target, worker), workers)
+        self._threads.run(lambda worker: _run(compiled, frames[worker], target, worker), workers)
 
     # --- records
 
-    def merge_records(self, target: Target, pointers: np.ndarray, functions: Functions, older: bool) -> None:
+    def merge_records(self, target: TargetTable, pointers: np.ndarray, functions: Functions, older: bool) -> None:
         """Merge records into a table, as newer than its own or as older."""
         if len(pointers):
             sink = MergeRecords(self._table, functions, older)
@@ -163,10 +168,10 @@ class StoreKernels:
         call(compiled, frame)
         return records[: frame["out.count"]], found[: frame["out.count"]]
 
-    def retain(self, target: Target, extents: np.ndarray, least_accesses: int, drop: int) -> int:
-        """Copy the records of groups with at least so many accesses to new chunks, with half of their accesses, and
-        insert them into the index of the groups, which is empty. Returns the number of the others, without those with a
-        flag of `drop`. `extents`: addresses and numbers of contiguous records. Without text.
+    def retain(self, target: TargetTable, extents: np.ndarray, least_accesses: int, drop: int) -> int:
+        """Copy the records of some key groups that have at least `least_accesses` to new chunks, halve their access
+        counts, and insert them into the groups' empty index. Returns the number of the others, without those with a
+        flag of `drop`. `extents`: addresses and lengths of runs of contiguous records. Tables without text only.
         """
         compiled, frame = self._ready(Stage("retain", FromRecords(), (), Retain(self._table)))
         frame.point("extents", extents)
@@ -174,30 +179,30 @@ class StoreKernels:
         _run(compiled, frame, target, 0)
         return frame["leaving"]
 
-    def evict(self, base: int, size: int, words: np.ndarray, least_accesses: int, drop: int,
+    def evict(self, base: int, size: int, entries: np.ndarray, least_accesses: int, drop: int,
               into: SortedRecords) -> SortedRecords:
-        """The others, sorted by hash, in `into`, which has space for all of them. `words` were in the index of the
-        groups, whose arena has `size` bytes at `base`.
+        """The other records, sorted by hash, in `into`, which has space for all of them. `entries` were in the index of
+        the key groups, whose arena has `size` bytes at `base`.
         """
         compiled, frame = self._ready(Stage("evict", FromRecords(), (), Evict(self._table)))
-        for slot, array in (("words", words), ("out.hashes", into.hashes), ("out.pointers", into.pointers)):
+        for slot, array in (("words", entries), ("out.hashes", into.hashes), ("out.pointers", into.pointers)):
             frame.point(slot, array)
-        frame["end"], frame["least"], frame["drop"] = len(words), least_accesses, drop
+        frame["end"], frame["least"], frame["drop"] = len(entries), least_accesses, drop
         frame["table.arena"], frame["table.arena_size"] = base, size
         call(compiled, frame)
         count = frame["out.count"]
         return SortedRecords(into.hashes[:count], into.pointers[:count])
 
     def merge_sorted(self, lists: Sequence[SortedRecords], allocate: Allocate = new_buffer) -> SortedRecords:
-        """SortedRecords lists, at least one and the oldest first, in one; of equal hashes the older ones first."""
+        """Merges lists, at least one, the oldest first; of equal hashes the older records come first."""
         count = sum(len(one.hashes) for one in lists)
         spare: list[SortedRecords] = []
-        while len(lists) > 1:  # neighbours by neighbours: ages stay in order
+        while len(lists) > 1:  # adjacent pairs, so that ages stay in order
             out = spare.pop(0) if len(spare) == 2 else SortedRecords(allocate(count), allocate(count))
             spare.append(out)
-            told = np.zeros((-(-len(lists) // 2), 8), np.uint64)
+            pairs = np.zeros((-(-len(lists) // 2), 8), np.uint64)
             merged, at = [], 0
-            for row, k in zip(told, range(0, len(lists), 2), strict=True):
+            for row, k in zip(pairs, range(0, len(lists), 2), strict=True):
                 size = sum(len(one.hashes) for one in lists[k : k + 2])
                 into = SortedRecords(out.hashes[at : at + size], out.pointers[at : at + size])
                 second = lists[k + 1] if k + 1 < len(lists) else into
@@ -206,30 +211,30 @@ class StoreKernels:
                 row[6], row[7] = len(lists[k].hashes), size - len(lists[k].hashes)
                 merged.append(into)
                 at += size
-            self._bulk("merge", len(told), lists=address(told))
+            self._bulk("merge", len(pairs), lists=address(pairs))
             lists = merged
         return lists[0]
 
     def read_blocks(self, area: np.ndarray, pieces: np.ndarray, per_block: int, block_bytes: int, least: int,
                     greatest: int, allocate: Allocate = new_buffer) -> list[SortedRecords | None]:
-        """The records, without text, with hashes of a range, in blocks of several runs that lie one behind the other.
+        """The records with hashes in a range, of consecutive blocks of several runs; tables without text only.
 
-        `pieces`: how many blocks, the id of their run, where in it they are from. None if one is not as it was written.
+        `pieces`: number of blocks, id of their run, offset in the run. None for a piece with a wrong checksum.
         """
         blocks = pieces[:, 0].astype(np.int64)
         before, records = blocks.cumsum() - blocks, int(blocks.sum()) * per_block
         compiled, frame = self._ready(Stage("read_blocks", FromRecords(), (), ReadBlocks(self._table)))
         hashes, pointers = allocate(records), allocate(records)
-        told = np.zeros((len(pieces), 8), np.uint64)
-        told[:, 0], told[:, 1:4] = address(area) + before * block_bytes, pieces
-        told[:, 4], told[:, 5] = (address(array) + 8 * before * per_block for array in (hashes, pointers))
-        frame.point("pieces", told)
-        frame["end"], frame["per"], frame["block"] = len(told), per_block, block_bytes
+        requests = np.zeros((len(pieces), 8), np.uint64)
+        requests[:, 0], requests[:, 1:4] = address(area) + before * block_bytes, pieces
+        requests[:, 4], requests[:, 5] = (address(array) + 8 * before * per_block for array in (hashes, pointers))
+        frame.point("pieces", requests)
+        frame["end"], frame["per"], frame["block"] = len(requests), per_block, block_bytes
         frame["least"], frame["greatest"] = least, greatest
         call(compiled, frame)
-        firsts, counts = (before * per_block).tolist(), told[:, 6].tolist()
+        firsts, counts = (before * per_block).tolist(), requests[:, 6].tolist()
         return [SortedRecords(hashes[first : first + count], pointers[first : first + count]) if is_right else None
-                for first, count, is_right in zip(firsts, counts, told[:, 7].tolist(), strict=True)]
+                for first, count, is_right in zip(firsts, counts, requests[:, 7].tolist(), strict=True)]
 
     def hash_keys(self, pointers: np.ndarray) -> np.ndarray:
         """The hashes of records' keys."""
@@ -242,7 +247,8 @@ class StoreKernels:
         return found
 
     def seek_hashes(self, firsts: np.ndarray, counts: np.ndarray, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of `counts` records each, one behind the other by their hashes: the first of a hash, and how many have it."""
+        """In arrays of `counts` consecutive records sorted by hash: the first record of a hash, and how many have it.
+        """
         records, many = np.empty(len(hashes), np.uint64), np.empty(len(hashes), np.int64)
         compiled, frame = self._ready(Stage("seek_hashes", FromRecords(), (), SeekHashes(self._table)))
         for slot, array in (("pointers", firsts), ("counts", counts), ("hashes", hashes), ("found.records", records),
@@ -263,7 +269,7 @@ class StoreKernels:
         return [pa.RecordBatch.from_arrays(arrays, names=list(names)) for arrays in parts if len(arrays[0])]
 
     def gather(self, pointers: np.ndarray, allocate: Allocate = new_buffer) -> np.ndarray:
-        """The records one behind the other: (count, record bytes)."""
+        """The records as one contiguous array: (count, record bytes)."""
         records = allocate(len(pointers) * self.record_bytes // 8).view(np.uint8).reshape(-1, self.record_bytes)
         self._bulk("gather", len(pointers), target=address(records), size=self.record_bytes,
                    pointers=address(pointers))
@@ -272,7 +278,7 @@ class StoreKernels:
     # --- bytes
 
     def copy(self, target: int, source: int, size: int) -> None:
-        """Copy pages that others may change meanwhile."""
+        """Copy pages that other threads may change concurrently."""
         self._bulk("copy", size // PAGE_BYTES, target=target, source=source)
 
     def restore(self, image: int, first: int, log: int, count: int) -> None:
@@ -281,7 +287,7 @@ class StoreKernels:
 
     def pack(self, area: np.ndarray, records: np.ndarray, per_block: int, block_bytes: int, id: int,
              offset: int) -> None:
-        """The blocks of a run, without text, that will lie from `offset` of the file on."""
+        """The blocks of a run that will be written at `offset` of the file; tables without text only."""
         self._bulk("pack", len(area) // block_bytes, target=address(area), source=address(records),
                    size=self.record_bytes, per=per_block, block=block_bytes, count=len(records), id=id, offset=offset)
 
@@ -297,17 +303,17 @@ class StoreKernels:
         return found
 
     def clear(self, moves: np.ndarray) -> None:
-        """Copy bytes and set them to zero where they were; a row each: target, source, size."""
+        """Copy bytes and zero the source; a row each: target, source, size."""
         self._bulk("clear", len(moves), lists=address(moves))
 
     def split(self, old: int, old_buckets: int, new: int, shift: int, mask: int) -> None:
-        """Move the words of an index table into one of twice the size."""
+        """Move the entries of an index into one of twice the size."""
         if self._grow is None:
             self._grow = grow_kernel(self._options)
         self._grow.split(np.array([[old, old_buckets, new, shift, mask]]))
 
     def _bulk(self, what: str, rows: int, **slots: int) -> None:
-        """The caller keeps alive what the slots lead to."""
+        """The caller owns the memory that the slots point to, and keeps it alive."""
         compiled, frame = self._ready(Stage(what, FromRecords(), (), BulkOp(what)))
         frame["end"] = rows
         for name, value in slots.items():
@@ -321,12 +327,12 @@ class StoreKernels:
         return compiled, compiled.kernel.frame.new()
 
 
-def _needed(workers: int, batch: pa.RecordBatch) -> int:
-    """Workers that a call pays for: waking one takes as long as merging some thousand rows."""
+def _worker_count(workers: int, batch: pa.RecordBatch) -> int:
+    """Workers that a batch is worth: waking one takes as long as merging a few thousand rows."""
     return max(1, min(workers, int(batch.num_rows) // WORKER_ROWS))
 
 
-def _run(compiled: Compiled, frame: FrameData, target: Target, worker: int) -> None:
+def _run(compiled: Compiled, frame: FrameData, target: TargetTable, worker: int) -> None:
     while True:
         target.attach(frame, worker)
         try:
@@ -345,3 +351,30 @@ def _fields(schema: pa.Schema) -> tuple[Field, ...]:
 def _column(field: Field) -> Col:
     return Col(field.name, field.dtype, field.nullable)
 
+
+# The kernel that doubles the index of a hash table, of the store and of `exec`: `llvm_backend/hash_index.py`.
+
+@dataclass(frozen=True, slots=True)
+class Grow:
+    """The compiled loop; the same for all tables."""
+
+    kernel: Kernel
+
+    def split(self, moves: np.ndarray) -> None:
+        """Move all entries of some indexes into zeroed buckets. A row each: old buckets, their number, new buckets,
+        shift, mask.
+        """
+        moves = np.ascontiguousarray(moves, np.int64)
+        frame: FrameData = self.kernel.frame.new()
+        frame["moves"], frame["count"] = address(moves), len(moves)
+        self.kernel.call(frame.address)
+
+
+def grow_kernel(options: Options) -> Grow:
+    return Grow(load_lowered("grow", _lower_split, options).kernel)
+
+
+def _lower_split(target: CpuTarget) -> Lowered:
+    from scalein.llvm_backend.hash_index import lower_doubling  # LLVM's builder: only a compiling process needs it
+
+    return lower_doubling()

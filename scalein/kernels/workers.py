@@ -1,7 +1,6 @@
-"""Threads that take units until there are none. Kernels release the GIL, so they run side by side.
-
-Threads live here and in `pipe.py`. The units' iterator is the user's source: it is advanced under a
-lock, by whichever worker comes next. The first error stops everyone and is raised in the caller.
+"""Worker threads that pull tasks, mostly morsels, until none are left. Kernels release the GIL, so they run in
+parallel. Threads are started here and in `exec/pipeline.py`. The iterator of the tasks may be the user's source: it is
+advanced under a lock, by the next free worker. The first error cancels all workers and is raised in the caller.
 """
 
 from __future__ import annotations
@@ -21,58 +20,59 @@ from typing import Protocol, TypeVar
 from scalein.kernels import kernel_metrics
 from scalein.options import STARTUP_CPUS
 
-Work = TypeVar("Work", contravariant=True)
+Task = TypeVar("Task", contravariant=True)
 _thread = threading.local()
 
 
-class Does(Protocol[Work]):
-    def do(self, unit: Work, /) -> None: ...
+class Worker(Protocol[Task]):
+    def process(self, task: Task, /) -> None: ...
 
 
-def each_worker(workers: Sequence[Does[Work]], work: Iterator[Work], deal: Callable[[int], int] | None = None) -> None:
-    """Run all units, each on one of the workers: the first that is free, or the one that `deal` gives it to."""
+def run_workers(workers: Sequence[Worker[Task]], tasks: Iterator[Task],
+                assign: Callable[[int], int] | None = None) -> None:
+    """Process all tasks, each on one of the workers: the next that is free, or the one that `assign` chooses."""
     if len(workers) == 1:
-        for unit in work:
-            workers[0].do(unit)
+        for task in tasks:
+            workers[0].process(task)
         return
     lock, stop = threading.Lock(), threading.Event()
-    dealt: list[deque[Work]] = [deque() for _ in workers]  # units that `deal` gave to workers which are busy
+    assigned: list[deque[Task]] = [deque() for _ in workers]  # tasks of workers that are still busy
 
-    def loop(number: int, worker: Does[Work]) -> None:
+    def loop(number: int, worker: Worker[Task]) -> None:
         while not stop.is_set():
             with lock:
-                while deal is not None and not dealt[number] and (unit := next(work, None)) is not None:
-                    dealt[deal(len(workers))].append(unit)
-                unit = next(work, None) if deal is None else dealt[number].popleft() if dealt[number] else None
-            if unit is None:
+                while assign is not None and not assigned[number] and (task := next(tasks, None)) is not None:
+                    assigned[assign(len(workers))].append(task)
+                task = next(tasks, None) if assign is None else assigned[number].popleft() if assigned[number] else None
+            if task is None:
                 return
-            worker.do(unit)
+            worker.process(task)
 
-    side_by_side([partial(loop, number, worker) for number, worker in enumerate(workers)], stop)
+    run_parallel([partial(loop, number, worker) for number, worker in enumerate(workers)], stop)
 
 
-def begin(stop: threading.Event, workers: int) -> None:
-    """What a worker's thread does first: heed `stop`, and leave a core that all would have to share.
+def start_worker(stop: threading.Event, workers: int) -> None:
+    """Set up the thread of a worker: `stop` cancels it, and it may run on all cores of the process.
 
-    A thread inherits the affinity of whoever starts it. A caller that was pinned to one core, as native
-    libraries do to the threads they are called on, would have all workers share that core.
+    A thread inherits the CPU affinity of the thread that starts it. With a caller that is pinned to one core, as native
+    libraries pin the threads of their callbacks, all workers would share that core.
     """
-    heed(stop)
+    cancel_on(stop)
     if STARTUP_CPUS and len(os.sched_getaffinity(0)) < min(workers, len(STARTUP_CPUS)):
         with suppress(OSError):  # the CPUs may be gone by now
             os.sched_setaffinity(0, STARTUP_CPUS)
 
 
-def side_by_side(jobs: Sequence[Callable[[], None]], stop: threading.Event | None = None) -> None:
-    """Run functions in threads of their own, or on workers that stay; an error, or Ctrl-C, sets `stop` and is raised
-    here.
+def run_parallel(functions: Sequence[Callable[[], None]], stop: threading.Event | None = None) -> None:
+    """Run functions in parallel, each in a new thread or on the resident threads; an error, or Ctrl-C, sets `stop` and
+    is raised here.
     """
-    if len(jobs) == 1:
-        jobs[0]()
+    if len(functions) == 1:
+        functions[0]()
         return
-    crew: Crew | None = getattr(_thread, "crew", None)
-    if crew is not None:
-        crew.share(jobs, stop)
+    pool: ThreadPool | None = getattr(_thread, "pool", None)
+    if pool is not None:
+        pool.run_all(functions, stop)
         return
     stop = stop or threading.Event()
     errors: list[BaseException] = []
@@ -80,20 +80,20 @@ def side_by_side(jobs: Sequence[Callable[[], None]], stop: threading.Event | Non
     ended: list[Callable[[], None]] = []
     all_ended = threading.Event()
 
-    def guarded(job: Callable[[], None]) -> None:
-        begin(stop, len(jobs))
+    def guarded(function: Callable[[], None]) -> None:
+        start_worker(stop, len(functions))
         try:
-            job()
+            function()
         except BaseException as error:
             errors.append(error)
             stop.set()
         finally:
-            ended.append(job)
-            if len(ended) == len(jobs):
+            ended.append(function)
+            if len(ended) == len(functions):
                 all_ended.set()
 
-    threads = [threading.Thread(target=guarded, args=(job,), name=f"scalein-{k}", daemon=True)
-               for k, job in enumerate(jobs)]
+    threads = [threading.Thread(target=guarded, args=(function,), name=f"scalein-{k}", daemon=True)
+               for k, function in enumerate(functions)]
     try:
         for thread in threads:
             thread.start()
@@ -104,7 +104,7 @@ def side_by_side(jobs: Sequence[Callable[[], None]], stop: threading.Event | Non
                 thread.join()
         raise
     try:
-        all_ended.wait()  # not `join`: interrupted once, it takes the thread for ended
+        all_ended.wait()  # not `join`: after an interrupt, it takes the thread for ended
     except BaseException:
         stop.set()
         all_ended.wait()
@@ -113,134 +113,134 @@ def side_by_side(jobs: Sequence[Callable[[], None]], stop: threading.Event | Non
         raise errors[0]
 
 
-class Crew:
-    """Workers that stay for the next call, for jobs of a millisecond: the caller is the first, others have threads.
+class ThreadPool:
+    """Threads that are reused by the next call, for functions that take a millisecond. The caller is worker 0.
 
-    Callers may come at once: each has threads of its own then. They end when the crew is gone.
+    Concurrent callers get distinct threads. The threads end when the pool is collected.
     """
 
     def __init__(self) -> None:
-        self._idle: list[_Tasks] = []  # of threads that have nothing to do
-        weakref.finalize(self, _dismiss, self._idle)
+        self._idle: list[_Tasks] = []  # queues of the idle threads
+        weakref.finalize(self, _end_threads, self._idle)
 
-    def run(self, job: Callable[[int], None], workers: int) -> None:
-        """Call `job` with the numbers of so many workers, side by side."""
+    def run(self, function: Callable[[int], None], workers: int) -> None:
+        """Call `function` with the number of each of `workers` workers, in parallel."""
         if workers == 1:
-            job(0)
+            function(0)
             return
-        self.share([partial(job, worker) for worker in range(workers)])
+        self.run_all([partial(function, worker) for worker in range(workers)])
 
-    def share(self, jobs: Sequence[Callable[[], None]], stop: threading.Event | None = None) -> None:
-        """Run functions side by side; the first error is raised when all have ended.
+    def run_all(self, functions: Sequence[Callable[[], None]], stop: threading.Event | None = None) -> None:
+        """Run functions in parallel; the first error is raised when all have ended.
 
-        An error, or Ctrl-C, sets `stop`, which the others heed.
+        An error, or Ctrl-C, sets `stop`, which cancels the others.
         """
-        first, *others = jobs
+        first, *others = functions
         stop, errors, idle = stop or threading.Event(), list[BaseException](), self._idle
-        counted = kernel_metrics.current()
-        ends = [0.0] * len(jobs)
-        begun, ended = 0, list[_Tasks]()
+        metrics = kernel_metrics.current_metrics()
+        ends = [0.0] * len(functions)
+        started, ended = 0, list[_Tasks]()
         one_ended = SimpleQueue[None]()
 
-        def guarded(job: Callable[[], None], worker: int, own: _Tasks) -> None:
+        def guarded(function: Callable[[], None], worker: int, own: _Tasks) -> None:
             try:
-                begin(stop, len(jobs))
-                with kernel_metrics.counting(counted, worker):
-                    job()
+                start_worker(stop, len(functions))
+                with kernel_metrics.recording(metrics, worker):
+                    function()
                 ends[worker] = time.perf_counter()
             except BaseException as error:
                 errors.append(error)
                 stop.set()
             finally:
-                idle.append(own)  # before the caller knows: its next call finds this thread
+                idle.append(own)  # before the caller is notified, so that its next call finds this thread
                 ended.append(own)
                 one_ended.put(None)
 
         try:
-            for job in others:
-                tasks = _free(idle)
-                tasks.put(partial(guarded, job, begun + 1, tasks))
-                begun += 1
+            for function in others:
+                tasks = _idle_thread(idle)
+                tasks.put(partial(guarded, function, started + 1, tasks))
+                started += 1
             first()
             ends[0] = time.perf_counter()
-            while len(ended) < begun:
+            while len(ended) < started:
                 one_ended.get()
         except BaseException:
             stop.set()
-            while len(ended) < begun:  # counted by `ended`: Ctrl-C may come behind a `get`
+            while len(ended) < started:  # counted by `ended`: Ctrl-C may come right after a `get`
                 one_ended.get()
             raise
         if errors:
             raise errors[0]
-        if counted is not None:
+        if metrics is not None:
             for worker, end in enumerate(ends):
-                counted.of(worker).wait_s += max(ends) - end
+                metrics.of(worker).wait_s += max(ends) - end
 
 
-_Tasks = SimpleQueue[Callable[[], None] | None]  # of a thread of a crew; None ends it
+_Tasks = SimpleQueue[Callable[[], None] | None]  # of one thread of a pool; None ends it
 
 
-def _free(idle: list[_Tasks]) -> _Tasks:
-    """A thread that has nothing to do, else a new one."""
-    with suppress(IndexError):  # not looked at before: another caller may take the last
+def _idle_thread(idle: list[_Tasks]) -> _Tasks:
+    """The queue of an idle thread, else of a new one."""
+    with suppress(IndexError):  # without a check before it: another caller may take the last
         return idle.pop()
     tasks: _Tasks = SimpleQueue()
-    threading.Thread(target=_work, args=(tasks,), name="scalein-crew", daemon=True).start()
+    threading.Thread(target=_run_tasks, args=(tasks,), name="scalein-pool", daemon=True).start()
     return tasks
 
 
-def _work(tasks: _Tasks) -> None:
+def _run_tasks(tasks: _Tasks) -> None:
     while (task := tasks.get()) is not None:
         task()
-        del task  # what it holds is the caller's
+        del task  # it holds references of the caller
 
 
-def _dismiss(idle: list[_Tasks]) -> None:
+def _end_threads(idle: list[_Tasks]) -> None:
     for tasks in idle:
         tasks.put(None)
 
 
 @contextmanager
-def staying() -> Iterator[None]:
-    """Within, the workers of this thread stay between one call and the next."""
-    _thread.crew = Crew()
+def resident_threads() -> Iterator[None]:
+    """Within, `run_parallel` in this thread reuses its threads from call to call."""
+    _thread.pool = ThreadPool()
     try:
         yield
     finally:
-        del _thread.crew
+        del _thread.pool
 
 
-# Stopping: a thread whose run has ended elsewhere (error, Ctrl-C, abandoned iterator) leaves at its next pause.
+# Cancellation: a thread whose run has ended elsewhere (error, Ctrl-C, abandoned iterator) ends at its next check.
 
-_stop_thread = threading.local()
-
-
-class Stopped(BaseException):
-    """Ends a thread's work; nobody sees it, since the run has an error of its own or no reader any more."""
+_cancellation = threading.local()
 
 
-def heed(stop: threading.Event) -> None:
-    """From now on this thread ends when `stop` is set."""
-    _stop_thread.stop = stop
+class Cancelled(BaseException):
+    """Unwinds the thread of a cancelled run. Never reported: the run has failed already, or is not read any more."""
 
 
-def leave_if_stopped() -> None:
-    stop: threading.Event | None = getattr(_stop_thread, "stop", None)
+def cancel_on(stop: threading.Event) -> None:
+    """Cancel this thread's work when `stop` is set."""
+    _cancellation.stop = stop
+
+
+def raise_if_cancelled() -> None:
+    stop: threading.Event | None = getattr(_cancellation, "stop", None)
     if stop is not None and stop.is_set():
-        raise Stopped
+        raise Cancelled
 
 
 @contextmanager
-def leaving_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the process as `sys.exit` would, so that what waits can clean up; only the main thread may."""
+def exit_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the process as `sys.exit` does, so that `finally` blocks run; only in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def leave(number: int, _: object) -> None:
+    def exit_(number: int, _: object) -> None:
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, leave)
+    before = signal.signal(signal.SIGTERM, exit_)
     try:
         yield
     finally:

@@ -95,7 +95,7 @@ class MaterializedColumn:
 
 def bind(code: Code, expr: Expr, env: Env, keep: bool) -> Binding:
     """A column of a `ProjectStep`."""
-    if isinstance(expr, Col) and not keep:
+    if isinstance(expr, Col) and not keep and expr.name in env:  # what no later step reads, the kernel does not either
         return env[expr.name]
     below = _needs(env, [expr])
     if keep:

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from scalein.kernels import workers as workers_module
-from scalein.kernels.workers import Crew, leave_if_stopped, side_by_side, staying
+from scalein.kernels.workers import ThreadPool, raise_if_cancelled, resident_threads, run_parallel
 from scalein.options import STARTUP_CPUS
 
 
@@ -18,7 +18,7 @@ def test_workers_of_a_pinned_caller_are_not_pinned() -> None:
 
     def caller() -> None:
         os.sched_setaffinity(0, {min(STARTUP_CPUS)})  # this thread only
-        side_by_side([lambda: seen.append(os.sched_getaffinity(0)) for _ in range(2)])
+        run_parallel([lambda: seen.append(os.sched_getaffinity(0)) for _ in range(2)])
 
     thread = threading.Thread(target=caller)
     thread.start()
@@ -26,55 +26,55 @@ def test_workers_of_a_pinned_caller_are_not_pinned() -> None:
     assert seen == [set(STARTUP_CPUS)] * 2
 
 
-def test_a_crew_has_the_caller_and_others() -> None:
-    crew, seen = Crew(), dict[int, int]()
+def test_the_caller_is_worker_0_of_a_pool() -> None:
+    pool, seen = ThreadPool(), dict[int, int]()
 
     def job(worker: int) -> None:
         seen[worker] = threading.get_ident()
 
     for workers in (3, 1, 2, 3):
         seen.clear()
-        crew.run(job, workers)
+        pool.run(job, workers)
         assert sorted(seen) == list(range(workers))
         assert seen[0] == threading.get_ident()
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
-def test_an_error_stops_the_crew(failing: int) -> None:
-    crew, ended = Crew(), list[int]()
+def test_an_error_cancels_the_other_workers(failing: int) -> None:
+    pool, ended = ThreadPool(), list[int]()
 
     def job(worker: int) -> None:
         try:
             if worker == failing:
                 raise ZeroDivisionError
-            while worker:  # the caller's own thread heeds whoever called it
-                leave_if_stopped()
+            while worker:  # the caller itself is not cancelled here
+                raise_if_cancelled()
         finally:
             ended.append(worker)
 
     with pytest.raises(ZeroDivisionError):
-        crew.run(job, 3)
+        pool.run(job, 3)
     assert sorted(ended) == [0, 1, 2]
-    crew.run(ended.append, 3)  # the next call knows nothing of it
+    pool.run(ended.append, 3)  # the next call is not affected
     assert len(ended) == 6
 
 
-def test_a_worker_that_cannot_begin_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rows would be missing."""
 
     def fails(stop: threading.Event, workers: int) -> None:
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr(workers_module, "begin", fails)
+    monkeypatch.setattr(workers_module, "start_worker", fails)
     with pytest.raises(OSError, match="not implemented"):
-        Crew().run(lambda worker: None, 2)
+        ThreadPool().run(lambda worker: None, 2)
 
 
-def test_workers_that_stay_are_used_again_and_end_with_their_thread() -> None:
+def test_resident_threads_are_reused_and_end_with_their_owner() -> None:
     calls: list[set[threading.Thread]] = []
 
     def caller() -> None:
-        with staying():
+        with resident_threads():
             for _ in range(3):
                 here, met = set[threading.Thread](), threading.Barrier(3)
 
@@ -82,7 +82,7 @@ def test_workers_that_stay_are_used_again_and_end_with_their_thread() -> None:
                     here.add(threading.current_thread())
                     met.wait()
 
-                side_by_side([job] * 3)
+                run_parallel([job] * 3)
                 calls.append(here)
 
     thread = threading.Thread(target=caller)

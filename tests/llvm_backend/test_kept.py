@@ -13,7 +13,7 @@ import scalein as si
 from scalein import col
 from scalein.api.flow import Flow
 from scalein.ir.stages import FromBatches
-from scalein.kernels.profile import listening
+from scalein.kernels.kernel_metrics import profiling
 from scalein.llvm_backend.stage import lower_stage
 from scalein.llvm_backend.target import target_for
 
@@ -58,9 +58,9 @@ ONE_CALL: dict[str, Callable[[], Flow]] = {
 
 def calls(flow: Flow, safe: bool = False) -> int:
     """How many places of the kernel that reads the input call a udf."""
-    with listening() as profile:
+    with profiling() as profile:
         flow.collect(workers=1)
-    stages = [u.stage for u in profile.usages.values() if isinstance(u.stage.reader, FromBatches)]
+    stages = [u.stage for u in profile.kernels.values() if isinstance(u.stage.reader, FromBatches)]
     texts = [lower_stage(stage, target_for("native"), safe).text for stage in stages if stage.name != "build"]
     return max(len(re.findall(r'= call [^\n]*@"udf\.', text)) for text in texts)
 
@@ -83,7 +83,7 @@ def test_behind_a_join_that_multiplies_each_loop_computes() -> None:
 
 
 def test_one_loop_needs_no_scratch() -> None:
-    with listening() as profile:
+    with profiling() as profile:
         X.select("x").collect(workers=1)
-    (usage,) = profile.usages.values()
-    assert "kept" not in lower_stage(usage.stage, target_for("native")).text
+    (metrics,) = profile.kernels.values()
+    assert "kept" not in lower_stage(metrics.stage, target_for("native")).text

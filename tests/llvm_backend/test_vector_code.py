@@ -12,7 +12,7 @@ import pytest
 import scalein as si
 from scalein import col, when
 from scalein.ir.stages import Collect, FromBatches, Group, Partition
-from scalein.kernels.profile import listening
+from scalein.kernels.kernel_metrics import profiling
 from scalein.llvm_backend.jit import assembly
 from scalein.llvm_backend.stage import lower_stage
 from scalein.llvm_backend.target import target_for
@@ -60,10 +60,10 @@ FLOWS: dict[str, tuple[si.Flow, list[str]]] = {
 @cache
 def _asm(name: str, cpu: str) -> str:
     """The kernel that reads the input, for a CPU that this machine need not have."""
-    with listening() as profile:
+    with profiling() as profile:
         FLOWS[name][0].collect(workers=1)
     stages = [
-        u.stage for u in profile.usages.values() if isinstance(u.stage.reader, FromBatches) and u.stage.name != "build"
+        u.stage for u in profile.kernels.values() if isinstance(u.stage.reader, FromBatches) and u.stage.name != "build"
     ]
     assert len(stages) == 1
     assert isinstance(stages[0].sink, Collect | Group | Partition)

@@ -15,8 +15,7 @@ from scalein import col
 from scalein.api.flow import Flow
 from scalein.compiler import compile_flow
 from scalein.errors import ComputeError
-from scalein.exec.bounded import Program
-from scalein.exec.combine import Numbered
+from scalein.exec.bounded import CombineByNumber, Program
 from scalein.ir.partials import TwoPhase, two_phase
 from scalein.jobs.partials import group_of
 from scalein.options import Options
@@ -68,10 +67,10 @@ def test_numpy_and_compiled_code_combine_alike(name: str) -> None:
     two, given = partials(FLOWS[name], random, 60)
     combining = Combining(two, OPTIONS)
     numbers = np.array([*range(7), *(random.randrange(7) for _ in range(53))])
-    got, want = combining.numbered(given, numbers), Numbered(two).combined(given, numbers, OPTIONS)
+    got, want = combining.numbered(given, numbers), CombineByNumber(two).combine(given, numbers, OPTIONS)
     assert_same(pa.Table.from_batches([got]), pa.Table.from_batches([want]).cast(got.schema), ordered=True)
     pairs = combining.pairs(given.slice(0, 30), given.slice(30))
-    want = Numbered(two).combined(given, np.tile(np.arange(30), 2), OPTIONS)
+    want = CombineByNumber(two).combine(given, np.tile(np.arange(30), 2), OPTIONS)
     got = pa.RecordBatch.from_arrays(pairs, names=combining.names)
     assert_same(pa.Table.from_batches([got]), pa.Table.from_batches([want]).cast(got.schema), ordered=True)
 

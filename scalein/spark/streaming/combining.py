@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scalein.arrow_functions import taken
-from scalein.exec.combine import Numbered
+from scalein.exec.bounded import CombineByNumber
 from scalein.ir.partials import TwoPhase
 from scalein.ir.tables import AccKind, Output
 from scalein.options import Options
@@ -23,7 +23,7 @@ class Combining:
 
     def __init__(self, two: TwoPhase, options: Options) -> None:
         self._two, self._options = two, options
-        self._by_number = Numbered(two)
+        self._by_number = CombineByNumber(two)
         self.names = two.values.names
 
     def pairs(self, left: pa.RecordBatch, right: pa.RecordBatch) -> list[pa.Array]:
@@ -33,18 +33,18 @@ class Combining:
         if not found or any(column is None for column in found):
             numbers = np.tile(np.arange(left.num_rows), 2)
             both = pa.concat_batches([left.select(self.names), right.select(self.names)])
-            return list(self._by_number.combined(both, numbers, self._options).columns)
+            return list(self._by_number.combine(both, numbers, self._options).columns)
         return found
 
     def numbered(self, rows: pa.RecordBatch, numbers: np.ndarray) -> pa.RecordBatch:
         """The values of all rows of a number, in the order of the numbers, which begin at 0 and leave none out."""
         if not self._two.is_by_column:
-            return self._by_number.combined(rows, numbers, self._options)
+            return self._by_number.combine(rows, numbers, self._options)
         order = None if (np.diff(numbers) >= 0).all() else np.argsort(numbers, kind="stable")
         starts = np.flatnonzero(np.diff(numbers if order is None else numbers[order], prepend=-1))
         found = [_reduced(rows.column(name), order, starts, self._two.functions[name]) for name in self.names]
         if any(column is None for column in found):
-            return self._by_number.combined(rows, numbers, self._options)
+            return self._by_number.combine(rows, numbers, self._options)
         return pa.RecordBatch.from_arrays(found, names=self.names)
 
     # --- results
