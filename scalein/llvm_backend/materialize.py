@@ -165,7 +165,7 @@ def _shared(stage: Stage) -> set[tuple[int, str]]:
                     readers = after.get(item.name, set())
                     if len(readers) > 1 and at < many:
                         found.add((at, item.name))
-                    read(columns(item.expr), readers)
+                    read([item.expr.name] if isinstance(item.expr, Col) else columns(item.expr), readers)
     return found
 
 
@@ -176,11 +176,13 @@ def _costly(stage: Stage, shared: set[tuple[int, str]], costly: int) -> Iterator
         if isinstance(step, ProjectStep):
             before, calls = calls, {}
             for item in step.items:
+                if isinstance(item.expr, Col):
+                    calls[item.name] = before.get(item.expr.name, 0)
+                    continue
                 nodes = list(walk(item.expr))
                 own = sum(isinstance(node, Call) for node in nodes)
                 cost = own + sum(before.get(name, 0) for name in {n.name for n in nodes if isinstance(n, Col)})
-                is_costly = cost >= costly and own > 0
-                if (at, item.name) in shared and (is_costly or has_udf(item.expr)):
+                if (at, item.name) in shared and (cost >= costly or has_udf(item.expr)):
                     yield at, item.name
                     cost = 0
                 calls[item.name] = cost
