@@ -209,7 +209,7 @@ class Worker:
         frame["time.least"], frame["time.greatest"] = 2**63 - 1, -(2**63)
         while not self._step(compiled, frame, unit):
             pass
-        if self._state is not None:
+        if self._state is not None and self._state.sides is not None:
             shorten(self._run.table, self._state, replace(self._run.options, workers=1))
 
     def _step(self, compiled: Compiled, frame: FrameData, unit: Unit) -> bool:

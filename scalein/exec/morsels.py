@@ -15,6 +15,7 @@ UNIT_ROWS = 1 << 20
 SMALL_ROWS = 1 << 13  # of a batch whose call costs as much as its rows
 JOINED_ROWS = 1 << 16
 ALONE_ROWS = 1 << 22
+LAST_ROWS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +59,21 @@ def units(batches: Iterator[pa.RecordBatch], workers: int, row: int = 0) -> Iter
     """The batches cut into units; order and row numbers do not depend on the number of workers. Rows are numbered from
     `row` on.
     """
-    size = schedule().morsel_rows(ALONE_ROWS if workers == 1 else UNIT_ROWS)
+    given = schedule()
     for batch in batches:
-        for start in range(0, batch.num_rows, size):
-            piece = batch.slice(start, size) if batch.num_rows > size else batch
-            yield Unit(piece, row + start)
+        start = 0
+        while start < batch.num_rows:
+            size = given.morsel_rows(_unit_rows(batch.num_rows, batch.num_rows - start, workers))
+            yield Unit(batch.slice(start, size) if batch.num_rows > size else batch, row + start)
+            start += size
         row += batch.num_rows
+
+
+def _unit_rows(rows: int, left: int, workers: int) -> int:
+    """How many of the rows that are left of a batch are the next unit."""
+    if workers == 1:
+        return ALONE_ROWS
+    if rows <= ALONE_ROWS:
+        return UNIT_ROWS
+    # The less is left, the less each takes: few units in all, and workers end at nearly the same time.
+    return min(ALONE_ROWS, max(LAST_ROWS, left // (2 * workers)))

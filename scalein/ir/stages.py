@@ -202,7 +202,7 @@ class MergeBag:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Write a pair (key, payload) for each entry of a log, one group after the other.
+    """Write a pair (key, payload) for each entry of a log, group by group.
 
     It is (value in an order-preserving form, rows) where values are ranked, (number of the row, number of the entry)
     where they are listed, and what orders them instead of the row where only the best are.

@@ -5,7 +5,7 @@ step needs them, and each is computed once a loop however often it is named (a c
 `llvm_backend/materialize.py`).
 
 A `distinct` is a step like others, but its rows must not be run twice, as groups do that try a few rows first
-or read their input again: so a group starts anew after it. So does a second distinct, which keeps it
+or read their input again: so a group starts a new stage after it. So does a second distinct, which keeps it
 to one table a kernel.
 """
 
@@ -50,7 +50,7 @@ def _absorb(node: Pipeline | WindowAggregate) -> Node:
 
 
 def _let(pipe: Pipeline) -> tuple[ProjectStep, ...]:
-    """The pipe's columns as a step; none if every column keeps its name."""
+    """The pipeline's columns as a step; none if every column keeps its name."""
     if all(isinstance(i.expr, Col) and i.expr.name == i.name for i in pipe.items):
         return ()
     return (ProjectStep(pipe.items),)

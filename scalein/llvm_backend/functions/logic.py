@@ -14,7 +14,8 @@ from scalein.llvm_backend.values import Str, Value
 
 Lazily = Generator[tuple[Expr, ir.Value | None], Value, Value]
 
-# Terms of a chain that LLVM sees as one: its time grows with their square, 27 s for 2,000; it does not look across a `freeze`.
+# Terms of a chain that LLVM sees as one. Its time grows with their square, 27 s for 2,000; it does not look across a
+# `freeze`.
 _LONG = 32
 
 

@@ -109,7 +109,7 @@ def _write_bytes(code: Code, k: int, item: Named, block: Block, env: Env, count:
 
 
 def _write_strings(code: Code, k: int, item: Named, block: Block, env: Env, count: ir.Value) -> None:
-    """Bytes one after the other, and the offset after each."""
+    """Bytes of all rows, consecutively, and the end offset of each."""
     f, b = code.f, code.f.b
     used = f.var(I64, f.get_slot(f"out{k}.used"))
     with rows(code, block) as row:
