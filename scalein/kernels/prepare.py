@@ -22,7 +22,7 @@ from scalein.ir.store_kernels import Lookup, Upsert
 from scalein.ir.tables import Acc, AccKind, Key, Output, Table
 from scalein.kernels.bind import addressable, bind, bind_codes, code_bits, form_of, has_nulls
 from scalein.kernels.call import kernel
-from scalein.kernels.output import collected
+from scalein.kernels.output import collect_chunks
 from scalein.kernels.specialise import Specialiser, code_name, needed
 from scalein.layout import COLUMN, FrameData, size_of
 from scalein.llvm_backend.cache import Compiled
@@ -34,11 +34,11 @@ WIDE = 48
 FEW_ROWS = 1 << 18
 MOST_VARIANTS = 16  # of a kernel, for other facts of the input
 
-FEW_WORDS = 4096  # of a dictionary: Python computes an expression for them before LLVM has compiled it (20 ms)
+FEW_VALUES = 4096  # of a dictionary: Python computes an expression for them before LLVM has compiled it (20 ms)
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class InputFacts:
     """What is known of an input column: its form, and whether it may hold nulls."""
 
     form: str
@@ -106,7 +106,7 @@ class Prepared:
     exprs: tuple[Expr, ...]
     joins: Mapping[int, ProbedTable]
     options: Options
-    facts: dict[str, Facts] = field(default_factory=dict)
+    facts: dict[str, InputFacts] = field(default_factory=dict)
     interners: dict[str, Interner] = field(default_factory=dict)
     compiled: Compiled | None = None
     stage: Stage | None = None
@@ -115,34 +115,34 @@ class Prepared:
     names: tuple[str, ...] = ()
     key_exprs: tuple[Expr, ...] = ()
     few_rows: bool = False
-    knows_all: bool = False  # facts of the whole input, so that no batch will bring news
+    has_all_facts: bool = False  # facts of the whole input, so that no batch will bring news
     variants: dict[Hashable, tuple[Stage, dict[Expr, Read], Compiled]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         read = needed(self.steps, self.exprs)
         self.names = tuple(f.name for f in self.schema if f.name in read)
 
-    def learn(self, batch: pa.RecordBatch) -> bool:
+    def observe(self, batch: pa.RecordBatch) -> bool:
         """Take a batch's facts in; true if a new kernel is needed."""
         changed = self.compiled is None
-        for name in () if self.knows_all else self.names:
+        for name in () if self.has_all_facts else self.names:
             array = batch.column(name)
             old = self.facts.get(name)
             nulls = (old is not None and old.nulls) or has_nulls(array)
             if old is None or old.nulls != nulls:
-                self.facts[name] = Facts(form_of(array.type), nulls, code_bits(array.type))
+                self.facts[name] = InputFacts(form_of(array.type), nulls, code_bits(array.type))
                 changed = True
         return changed
 
-    def assume(self, table: pa.Table | None) -> None:
+    def observe_table(self, table: pa.Table | None) -> None:
         """Take the facts of a whole table in, so that no batch of it brings news."""
         if table is not None:
-            self.few_rows, self.knows_all = table.num_rows < FEW_ROWS, True
+            self.few_rows, self.has_all_facts = table.num_rows < FEW_ROWS, True
             for name in self.names:
                 column = table[name]
                 nulls = bool(column.null_count) or (
                     pa.types.is_dictionary(column.type) and any(map(has_nulls, column.chunks)))
-                self.facts[name] = Facts(form_of(column.type), nulls, code_bits(column.type))
+                self.facts[name] = InputFacts(form_of(column.type), nulls, code_bits(column.type))
 
     def specialise(self) -> Stage:
         """The stage for what is known so far."""
@@ -170,7 +170,7 @@ class Prepared:
 
     def _variant(self, step: Step) -> Step:
         if isinstance(step, DedupStep):
-            return replace(step, table=with_keys(step.table, step.keys, nullable=not self.knows_all))
+            return replace(step, table=with_keys(step.table, step.keys, nullable=not self.has_all_facts))
         if not isinstance(step, Probe):
             return step
         built = self.joins[step.table]
@@ -184,16 +184,16 @@ class Prepared:
         return self.compiled
 
     @property
-    def known_facts(self) -> Hashable:
+    def facts_key(self) -> Hashable:
         """What kernels depend on, as far as the data decides it."""
-        return self.few_rows, self.knows_all, *self.facts.items()
+        return self.few_rows, self.has_all_facts, *self.facts.items()
 
     def compile_known(self, mode: Hashable = None) -> Compiled:
         """The kernel for the facts of the whole input: one that was made for the same facts and `mode`, or a new one.
 
         `mode` is what the sink depends on besides.
         """
-        key = (mode, self.known_facts)
+        key = (mode, self.facts_key)
         known = self.variants.get(key)
         if known is None:
             compiled = self.compile()
@@ -205,10 +205,10 @@ class Prepared:
         self.stage, self.lookups, self.compiled = known
         return self.compiled
 
-    def renew(self, table: pa.Table | None) -> None:
+    def reset(self, table: pa.Table | None) -> None:
         """Take the facts of the data of another run."""
         self.compiled = None
-        self.assume(table)
+        self.observe_table(table)
 
     def release(self) -> None:
         """Let go of the data of a run that has ended."""
@@ -267,10 +267,10 @@ def _is_same(old: pa.Array, new: pa.Array) -> bool:
     """Whether two dictionaries are the same memory; the old one is held, so its address is not another's now."""
     if len(old) != len(new) or old.offset != new.offset:
         return False
-    return [_place(b) for b in old.buffers()] == [_place(b) for b in new.buffers()]
+    return [_address(b) for b in old.buffers()] == [_address(b) for b in new.buffers()]
 
 
-def _place(buffer: pa.Buffer | None) -> int:
+def _address(buffer: pa.Buffer | None) -> int:
     return 0 if buffer is None else int(buffer.address)
 
 
@@ -280,11 +280,11 @@ def _table(expr: Expr, read: Read, dictionary: pa.Array, options: Options) -> np
     Few words are folded as constants are: a kernel of the expression's own would take longer to compile, for each
     constant in it anew. Many are a column like any other to that kernel.
     """
-    function = python_function(expr) if len(dictionary) <= FEW_WORDS else None
+    function = python_function(expr) if len(dictionary) <= FEW_VALUES else None
     dtype = type_of(expr)
     if function is not None and (dtype.is_number or dtype.kind is Kind.BOOL):
         try:
-            found = [function(word) for word in dictionary.to_pylist()]
+            found = [function(value) for value in dictionary.to_pylist()]
         except (ArithmeticError, ValueError):
             pass
         else:
@@ -296,7 +296,7 @@ def _table(expr: Expr, read: Read, dictionary: pa.Array, options: Options) -> np
     bind(frame, dictionary, column)
     frame["row"], frame["end"] = 0, len(dictionary)
     return np.concatenate([_bytes(part, size_of(dtype))
-                           for (part,) in collected(compiled, frame, items, len(dictionary))])
+                           for (part,) in collect_chunks(compiled, frame, items, len(dictionary))])
 
 
 def _bytes(array: pa.Array, width: int) -> np.ndarray:

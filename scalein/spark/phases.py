@@ -29,9 +29,9 @@ from scalein.compiler import compile_flow
 from scalein.connectors.formats.statistics import Condition
 from scalein.dtypes import Schema
 from scalein.errors import BadArgument, ComputeError
-from scalein.exec.bounded import Program, StandingProgram
-from scalein.exec.error_location import placed
-from scalein.exec.scan_predicates import tests_of
+from scalein.exec.bounded import PreAggregationProgram, Program
+from scalein.exec.error_location import located
+from scalein.exec.scan_predicates import conditions_of
 from scalein.ir import ops
 from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Col, Expr, Named, type_of
@@ -83,7 +83,7 @@ class Phases:
         assert not isinstance(segment.state, ops.Limit | ops.Distinct)
         self.segment = replace(segment, then=None)
         self.state = segment.state
-        self._idle: list[StandingProgram] = []  # with the tables of joins, and no groups
+        self._idle: list[PreAggregationProgram] = []  # with the tables of joins, and no groups
         match self.state:
             case None:
                 self.kind = "rowwise"
@@ -176,7 +176,7 @@ class Phases:
         """What holds for every row of the input that `map` keeps."""
         return tuple(test for node in walk_nodes(self._map.node) if isinstance(node, Pipeline | WindowAggregate)
                      and isinstance(node.input, Scan) and node.input.source.data is None and node.steps
-                     and isinstance(node.steps[0], FilterStep) for test in tests_of(node.steps[0].predicate))
+                     and isinstance(node.steps[0], FilterStep) for test in conditions_of(node.steps[0].predicate))
 
     # --- the halves
 
@@ -235,24 +235,24 @@ class Phases:
         try:
             yield from program.run(batches, options)
         except ComputeError as error:
-            raise placed(error, self.segment.op, program.node) from None
+            raise located(error, self.segment.op, program.node) from None
 
     def _partials(self, batches: Batches, options: Options, rows_too: bool) -> Rows:
         """Partial groups; a group comes again when there were too many in between."""
         names = self.crossing.names
-        standing = self._idle.pop() if self._idle else StandingProgram(self._two.partial)
+        standing = self._idle.pop() if self._idle else PreAggregationProgram(self._two.partial)
         rest, counted = _Counted(batches), 0
         is_worth = True
         while is_worth and rest.has_more:
             try:
                 standing.add(rest.some(ADDED_ROWS), options)
             except ComputeError as error:
-                raise placed(error, self.segment.op, standing.node) from None
+                raise located(error, self.segment.op, standing.node) from None
             if standing.count > MOST_GROUPS:
                 is_worth = not rows_too or rest.rows - counted >= WORTH * standing.count
                 counted = rest.rows
-                yield from (batch.select(names) for batch in standing.take())
-        yield from (batch.select(names) for batch in standing.take())
+                yield from (batch.select(names) for batch in standing.drain())
+        yield from (batch.select(names) for batch in standing.drain())
         self._idle.append(standing)  # only now: after an error, or a task that was given up, nothing is known of it
         if rest.has_more:
             yield from self._run(self._map_rows, rest.some(), options)

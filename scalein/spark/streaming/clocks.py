@@ -2,7 +2,7 @@
 
 The watermark is the greatest time so far less the delay; it moves between batches and never back. Times that lie far
 ahead of the rest move nothing, as in jobs (`jobs/watermarks.py`): one broken clock must not close everybody's windows.
-If most rows of `BELIEVED_BATCHES` batches in a row are far ahead, time has made a jump, and is believed.
+If most rows of `JUMP_BATCHES` batches in a row are far ahead, time has made a jump, and is believed.
 
 A task says of each batch that it works on what it saw (`seen`); whoever has the words of all tasks comes to the same
 time (`moved`). Times are integers in units of the time column.
@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from scalein.exec.event_time import BELIEVED_BATCHES, as_integers
+from scalein.exec.event_time import JUMP_BATCHES, as_integers
 from scalein.storage.checked_json import Json, as_int, as_map
 
 
@@ -90,7 +90,7 @@ def _seen_by_all(clock: Clock, what: Iterable[Seen], far: int | None) -> Clock:
     far_rows = sum(each.far for each in some)
     far_batches = clock.far_batches + 1 if far_rows * 2 > sum(each.rows for each in some) else 0
     near = [each.near for each in some if each.near is not None]
-    if far_batches >= BELIEVED_BATCHES:
+    if far_batches >= JUMP_BATCHES:
         return Clock(max(each.believed for each in some if each.far * 2 > each.rows), 0, clock.far_rows + far_rows)
     return Clock(max([clock.greatest, *near]), far_batches, clock.far_rows + far_rows)
 
