@@ -90,7 +90,7 @@ def _kernels(op: ops.Op, options: Options, level: str) -> str:
         lowered = lower_stage(metrics.stage, target, options.safe)
         text = lowered.text if level == "llvm" else assembly(lowered.text, target)
         parts.append(f"{_commented(dump_stage(metrics.stage))}\n{text}")
-    return "\n".join(parts) or "; nothing to compile: every column is handed on as it is"
+    return "\n".join(parts) or "; nothing to compile: every column is passed through"
 
 
 def _commented(text: str) -> str:
@@ -163,7 +163,7 @@ def _analysed(op: ops.Op, options: Options) -> str:
     if kernels:
         lines[-1] += f": {_ms(busy)} in {_count(len(kernels), 'kernel')} (all workers), {_ms(loading)} to load them"
     else:
-        lines[-1] += ", without a kernel: every column is handed on as it is"
+        lines[-1] += ", without a kernel: every column is passed through"
     if more := row_groups_skipped(op) - skipped:
         lines.append(f"{_count(more, 'row group')} of Parquet skipped: no row that the filter keeps")
     for metrics in kernels:
@@ -192,9 +192,9 @@ def _copies(stage: Stage, node: Node) -> str:
             return f"{_count(len(items), 'column')} written, from the groups' records"
         case Collect(items):
             names = [item.name for item in items]
-            handed_on = next((len(passed) for pipe in walk_nodes(node) if isinstance(pipe, Pipeline)
+            passed_through = next((len(passed) for pipe in walk_nodes(node) if isinstance(pipe, Pipeline)
                               for passed, written in [split_items(pipe)] if [w.name for w in written] == names), 0)
-            rest = f", {handed_on} handed on untouched" if handed_on else ""
+            rest = f", {passed_through} passed through" if passed_through else ""
             return f"{_count(len(items), 'column')} written{rest}"
         case Partition(stride=stride):
             return f"{stride} bytes a row, into partitions"

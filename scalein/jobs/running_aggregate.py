@@ -170,7 +170,7 @@ class RunningAggregate(Partial):
 
     @property
     def due(self) -> int | None:  # type: ignore[override]
-        """Of windows that slide, a row may come after some that it is in have closed: see `closing.py`."""
+        """Of windows that slide, a row may come after some that it is in have closed: see `window_close.py`."""
         if self._window is None or not self._slides:
             return None
         return -FOREVER if self._first_open == -FOREVER else self._first_open + self._window.size + self._contexts.delay

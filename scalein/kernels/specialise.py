@@ -1,8 +1,8 @@
-"""Specialise a stage to the data seen: which columns hold nulls, how strings are stored.
+"""Specialise a stage to the input facts: which columns have nulls, how strings are stored.
 
-Columns without nulls lose their null code. An expression over one dictionary column is computed once
-for each dictionary value and looked up by code; a dictionary key is grouped by its id in the run's
-own dictionary. Names that begin with `#` are ours and stay visible through every `ProjectStep`.
+No null handling is compiled for columns without nulls. An expression over one dictionary column is computed once for
+each dictionary value and looked up by code; a dictionary key is grouped by its id in the run's own dictionary. Names
+that begin with `#` are internal and pass every `ProjectStep`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Specialiser:
         return can_fail(expr) or bool(columns(expr) & self.failing)
 
     def step(self, step: Step, keep_nulls: Callable[[Probe], dict[str, bool]]) -> Step:
-        """A step in terms of specialised expressions; afterwards names mean what they mean behind it."""
+        """A step over specialised expressions; afterwards, names are those of the step's output."""
         match step:
             case FilterStep(predicate):
                 return FilterStep(self.expr(predicate))
@@ -73,7 +73,7 @@ class Specialiser:
         return replace(probe, keys=(Col(name, I32, read.nulls),), by_code=True)
 
     def _lookup(self, expr: Expr, name: str, dtype: DType, via: str, nulls: bool) -> Read:
-        """The table of an expression over a dictionary column, made when it is first asked for."""
+        """The lookup table of an expression over a dictionary column, declared at its first use."""
         if expr not in self.lookups:
             self.lookups[expr] = Read(name, dtype, "lut", nulls, via=via, code_bits=self.code_bits[via])
         return self.lookups[expr]
@@ -125,15 +125,14 @@ def code_name(join: int, column: str) -> str:
 
 
 def _is_strict(expr: Expr) -> bool:
-    """Whether an expression over one column is null exactly where the column is: a table over values says nothing of
-    null itself.
+    """Whether an expression over one column is null exactly where the column is: a lookup table has no entry for null.
     """
     match expr:
         case Col():
             return True
         case Lit():
             return expr.value is not None
-        case Call("and" | "or", args):  # each side must follow the column, or a constant could decide
+        case Call("and" | "or", args):  # each side must depend on the column, else a constant could decide
             return all(columns(arg) and _is_strict(arg) for arg in args)
         case Call(_, args):
             return is_strict(expr) and all(map(_is_strict, args))

@@ -1,7 +1,7 @@
 """Clocks: how far event time has come, told by tasks that each see a part of a batch.
 
 The watermark is the greatest time so far less the delay; it moves between batches and never back. Times that lie far
-ahead of the rest move nothing, as in jobs (`jobs/watermarks.py`): one broken clock must not close everybody's windows.
+ahead of the rest move nothing, as in jobs (`exec/event_time.py`): one broken clock must not close everybody's windows.
 If most rows of `JUMP_BATCHES` batches in a row are far ahead, time has made a jump, and is believed.
 
 A task says of each batch that it works on what it saw (`seen`); whoever has the words of all tasks comes to the same
