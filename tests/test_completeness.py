@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pyarrow as pa
 import pytest
 
 from scalein import arrow_functions, col
+from scalein.api.column import Column
 from scalein.api.flow import Flow
+from scalein.api.methods import DtMethods, ListMethods, StrMethods, StructMethods
 from scalein.compiler import compile_flow
 from scalein.ir import ops
 from scalein.ir.aggregates import AGGREGATES
@@ -67,6 +71,16 @@ def test_a_name_is_declared_and_lowered_once() -> None:
 
 def test_lazy_lowerings_say_themselves_what_null_does() -> None:
     assert {name for name in LAZY if REGISTRY[name].nulls is Nulls.STRICT} == set()
+
+
+def test_every_method_has_a_line_of_documentation_and_a_runnable_example() -> None:
+    found = [
+        (f"{cls.__name__}.{name}", inspect.getdoc(method) or "")
+        for cls in (Column, StrMethods, DtMethods, ListMethods, StructMethods)
+        for name, method in inspect.getmembers(cls, inspect.isfunction)
+        if not name.startswith("_")
+    ]
+    assert [name for name, text in found if ">>> " not in text or not text.splitlines()[0].strip()] == []
 
 
 def test_host_functions_run_between_kernels() -> None:

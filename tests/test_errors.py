@@ -174,7 +174,6 @@ CASES: dict[str, list[tuple[str, Callable[[], object]]]] = {
         ("flow.drop(5)", lambda: flow.drop(5)),  # type: ignore[arg-type]
         ('flow.map_batches("upper", schema)', lambda: flow.map_batches("upper", EVENTS.schema)),  # type: ignore[arg-type]
         ("flow.map_batches(f, 5)", lambda: flow.map_batches(lambda batch: batch, 5)),
-        ("an expression nested too deeply", lambda: flow.select(x=sum((col("price") for _ in range(2000)), lit(0)))),
     ],
     "aggregates and groups": [
         ('flow.filter(col("price").sum() > 1)', lambda: flow.filter(col("price").sum() > 1)),

@@ -316,7 +316,7 @@ def test_lambdas_and_lost_sources() -> None:
         si.udf(lambda x: x)
     space: dict[str, Any] = {}
     exec("def f(x: float) -> float:\n    return x", space)
-    with pytest.raises(CannotCompile, match="source text is not there"):
+    with pytest.raises(CannotCompile, match="source text is not available"):
         si.udf(space["f"])
     assert run(si.udf(compile=False)(space["f"]), [1.5]) == [1.5]
 

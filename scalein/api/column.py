@@ -13,7 +13,7 @@ from scalein.api import hints
 from scalein.api.hints import Hinted
 from scalein.api.methods import Aggregates, DtMethods, ListMethods, StrMethods, StructMethods
 from scalein.errors import BadArgument, SourceLoc, here
-from scalein.ir.exprs import Agg, Call, Col, Expr, Lit
+from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, args_of
 from scalein.ir.literals import as_dtype, fit, literal, own_type
 from scalein.ir.printer import show_agg, show_expr
 
@@ -205,19 +205,47 @@ class Column(Aggregates, Hinted):
         return Column(Call("cast", (self._expr(at),), dtype=as_dtype(dtype, at), at=at))
 
     def is_null(self) -> Column:
-        """True where the value is missing; never null itself."""
+        """True where the value is missing; never null itself.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> flow = si.from_arrow(pa.table({"x": [1, None]}))
+        >>> flow.select(y=col("x").is_null()).collect()["y"].to_pylist()
+        [False, True]
+        """
         return self._call("is_null")
 
     def is_not_null(self) -> Column:
-        """True where there is a value; never null itself."""
+        """True where there is a value; never null itself.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> flow = si.from_arrow(pa.table({"x": [1, None]}))
+        >>> flow.select(y=col("x").is_not_null()).collect()["y"].to_pylist()
+        [True, False]
+        """
         return self._call("is_not_null")
 
     def is_nan(self) -> Column:
-        """True where a float is NaN; null stays null."""
+        """True where a float is NaN; null stays null.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> flow = si.from_arrow(pa.table({"x": [1.0, float("nan"), None]}))
+        >>> flow.select(y=col("x").is_nan()).collect()["y"].to_pylist()
+        [False, True, None]
+        """
         return self._call("is_nan")
 
     def fill_null(self, value: object) -> Column:
-        """The value, or `value` (a constant or column) where it is missing."""
+        """The value, or `value` (a constant or column) where it is missing.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> flow = si.from_arrow(pa.table({"x": [1, None]}))
+        >>> flow.select(y=col("x").fill_null(0)).collect()["y"].to_pylist()
+        [1, 0]
+        """
         return self._call("fill_null", value)
 
     def is_in(self, values: Iterable[object]) -> Column:
@@ -235,47 +263,111 @@ class Column(Aggregates, Hinted):
         return self._call("is_in", params=(plain, len(plain) < len(listed)))
 
     def between(self, low: object, high: object) -> Column:
-        """True where low <= value <= high, both ends included."""
+        """True where low <= value <= high, both ends included.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> flow = si.from_arrow(pa.table({"x": [1, 2, 5, None]}))
+        >>> flow.select(y=col("x").between(2, 5)).collect()["y"].to_pylist()
+        [False, True, True, None]
+        """
         return self._call("between", low, high)
 
     def abs(self) -> Column:
-        """The value without its sign."""
+        """The value without its sign.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> flow = si.from_arrow(pa.table({"x": [1, -2, None]}))
+        >>> flow.select(y=col("x").abs()).collect()["y"].to_pylist()
+        [1, 2, None]
+        """
         return self._call("abs")
 
     def round(self, digits: int = 0) -> Column:
-        """The value with so many digits behind the point, halves away from zero; integers stay as they are."""
+        """The value with so many digits behind the point, halves away from zero; integers stay as they are.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> flow = si.from_arrow(pa.table({"x": [1.25, -2.5, None]}))
+        >>> flow.select(y=col("x").round(1)).collect()["y"].to_pylist()
+        [1.3, -2.5, None]
+        """
         if isinstance(digits, bool) or not isinstance(digits, int) or not -15 <= digits <= 15:
             raise BadArgument("round takes a number of digits from -15 to 15", at=here(), found=repr(digits))
         return self._call("round", params=(digits,))
 
     def floor(self) -> Column:
-        """The greatest whole number that is not above the value, as a float."""
+        """The greatest whole number that is not above the value, as a float.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> flow = si.from_arrow(pa.table({"x": [1.5, -1.5, None]}))
+        >>> flow.select(y=col("x").floor()).collect()["y"].to_pylist()
+        [1.0, -2.0, None]
+        """
         return self._call("floor")
 
     def ceil(self) -> Column:
-        """The least whole number that is not below the value, as a float."""
+        """The least whole number that is not below the value, as a float.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> flow = si.from_arrow(pa.table({"x": [1.5, -1.5, None]}))
+        >>> flow.select(y=col("x").ceil()).collect()["y"].to_pylist()
+        [2.0, -1.0, None]
+        """
         return self._call("ceil")
 
     def sqrt(self) -> Column:
-        """The square root; NaN of a negative number."""
+        """The square root; NaN of a negative number.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> flow = si.from_arrow(pa.table({"x": [9.0, -1.0, None]}))
+        >>> flow.select(y=col("x").sqrt()).collect()["y"].to_pylist()
+        [3.0, nan, None]
+        """
         return self._call("sqrt")
 
     def exp(self) -> Column:
-        """e to the power of the value."""
+        """e to the power of the value.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> flow = si.from_arrow(pa.table({"x": [0.0, None]}))
+        >>> flow.select(y=col("x").exp()).collect()["y"].to_pylist()
+        [1.0, None]
+        """
         return self._call("exp")
 
     def log(self) -> Column:
-        """The natural logarithm; -inf of zero, NaN of a negative number."""
+        """The natural logarithm; -inf of zero, NaN of a negative number.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> flow = si.from_arrow(pa.table({"x": [1.0, 0.0, None]}))
+        >>> flow.select(y=col("x").log()).collect()["y"].to_pylist()
+        [0.0, -inf, None]
+        """
         return self._call("log")
 
     def pow(self, exponent: object) -> Column:
-        """The value to the power of `exponent`, as a float; the same as `**`."""
+        """The value to the power of `exponent`, as a float; the same as `**`.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> flow = si.from_arrow(pa.table({"x": [3.0, None]}))
+        >>> flow.select(y=col("x").pow(2)).collect()["y"].to_pylist()
+        [9.0, None]
+        """
         return self._call("pow", exponent)
 
     def hash(self) -> Column:
-        """64 bits that are the same for equal values, today and for ever: Spark's `xxhash64`. Null has a hash too.
+        """64 bits that are the same for equal values, today and for ever. Null has a hash too.
 
-        For the bytes that are hashed see `scalein.ir.functions.hashing`.
+        It is Spark's `xxhash64`, except for decimals of more than 18 digits. For the bytes that are hashed see
+        `scalein.ir.functions.hashing`.
 
         >>> import pyarrow as pa, scalein as si
         >>> from scalein import col
@@ -317,11 +409,25 @@ class Column(Aggregates, Hinted):
         return self._tried("cast", dtype=dtype)
 
     def try_add(self, other: object) -> Column:
-        """`+`, but null where it overflows."""
+        """`+`, but null where it overflows.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> flow = si.from_arrow(pa.table({"x": [1, 2**63 - 1]}))
+        >>> flow.select(y=col("x").try_add(1)).collect()["y"].to_pylist()
+        [2, None]
+        """
         return self._tried("add", other)
 
     def try_sub(self, other: object) -> Column:
-        """`-`, but null where it overflows."""
+        """`-`, but null where it overflows.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> flow = si.from_arrow(pa.table({"x": [1, -(2**63)]}))
+        >>> flow.select(y=col("x").try_sub(1)).collect()["y"].to_pylist()
+        [0, None]
+        """
         return self._tried("sub", other)
 
     def try_mul(self, other: object) -> Column:
@@ -334,11 +440,25 @@ class Column(Aggregates, Hinted):
         return self._tried("mul", other)
 
     def try_floordiv(self, other: object) -> Column:
-        """`//`, but null where an integer is divided by zero, or the quotient overflows."""
+        """`//`, but null where an integer is divided by zero, or the quotient overflows.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col, lit
+        >>> flow = si.from_arrow(pa.table({"x": [7, 0]}))
+        >>> flow.select(y=lit(20).try_floordiv(col("x"))).collect()["y"].to_pylist()
+        [2, None]
+        """
         return self._tried("floordiv", other)
 
     def try_mod(self, other: object) -> Column:
-        """`%`, but null where an integer is divided by zero."""
+        """`%`, but null where an integer is divided by zero.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col, lit
+        >>> flow = si.from_arrow(pa.table({"x": [7, 0]}))
+        >>> flow.select(y=lit(20).try_mod(col("x"))).collect()["y"].to_pylist()
+        [6, None]
+        """
         return self._tried("mod", other)
 
     def try_divide(self, other: object) -> Column:
@@ -355,15 +475,13 @@ class Column(Aggregates, Hinted):
 
 def _first_column(expr: Expr) -> str | None:
     """The name of the leftmost column; a choice is named after what it chooses."""
-    match expr:
-        case Col(name):
-            return name
-        case Call("if_else", (_, *values)):
-            return next(filter(None, map(_first_column, values)), None)
-        case Call(_, args):
-            return next(filter(None, map(_first_column, args)), None)
-        case _:
-            return None
+    waiting = [expr]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Col):
+            return node.name
+        waiting += reversed(args_of(node)[1 if isinstance(node, Call) and node.fn == "if_else" else 0 :])
+    return None
 
 
 def as_expr(value: object, at: SourceLoc) -> Expr:
@@ -440,11 +558,18 @@ class When:
 class Then(Column):
     """A choice that is null where no condition is true, unless `otherwise` follows."""
 
-    __slots__ = ("_branches",)
+    __slots__ = ("_at", "_branches", "_whole")
 
     def __init__(self, branches: tuple[Expr, ...]) -> None:
-        self._branches = branches
-        super().__init__(_nested(branches, Lit(None), here()))
+        self._branches, self._at, self._alias = branches, here(), None
+        self._whole: Expr | None = None
+
+    @property
+    def _node(self) -> Expr:  # type: ignore[override]
+        """Nested when it is asked for: of a long choice, each step would nest all those before it."""
+        if self._whole is None:
+            self._whole = _nested(self._branches, Lit(None), self._at)
+        return self._whole
 
     def when(self, condition: object) -> When:
         """Another condition, looked at where those before are not true."""

@@ -408,9 +408,9 @@ class Flow(Hinted):
     def __reduce__(self) -> tuple[object, ...]:
         if find_spec("pyspark") is None:
             return type(self), (self.op,)
-        from scalein.spark.serialize import rebuilt, ship
+        from scalein.spark.serialize import rebuild_flow, serialize_plan
 
-        return rebuilt, (type(self), *ship(self.op))
+        return rebuild_flow, (type(self), *serialize_plan(self.op))
 
 
 def _condition(given: object, scope: Scope) -> Expr:

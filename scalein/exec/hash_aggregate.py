@@ -219,7 +219,7 @@ class AggregateWorker:
         frame["time.least"], frame["time.greatest"] = 2**63 - 1, -(2**63)
         while not self._step(compiled, frame, morsel):
             pass
-        if self._state is not None:
+        if self._state is not None and self._state.side_state is not None:
             compact_logs(self._operator.table, self._state, replace(self._operator.options, workers=1))
 
     def _step(self, compiled: Compiled, frame: FrameData, morsel: Morsel) -> bool:

@@ -14,6 +14,7 @@ MORSEL_ROWS = 1 << 20
 SMALL_ROWS = 1 << 13  # of a batch for which the call of a kernel costs as much as its rows
 COALESCED_ROWS = 1 << 16
 SERIAL_ROWS = 1 << 22  # of a morsel of a single worker
+LAST_ROWS = 1 << 18  # of the last morsels of a large batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +60,21 @@ def cut_morsels(batches: Iterator[pa.RecordBatch], workers: int, row: int = 0) -
     """The batches cut into morsels; order and row numbers do not depend on the number of workers. Rows are numbered
     from `row` on.
     """
-    size = schedule().morsel_rows(SERIAL_ROWS if workers == 1 else MORSEL_ROWS)
+    given = schedule()
     for batch in batches:
-        for start in range(0, batch.num_rows, size):
-            piece = batch.slice(start, size) if batch.num_rows > size else batch
-            yield Morsel(piece, row + start)
+        start = 0
+        while start < batch.num_rows:
+            size = given.morsel_rows(_morsel_rows(batch.num_rows, batch.num_rows - start, workers))
+            yield Morsel(batch.slice(start, size) if batch.num_rows > size else batch, row + start)
+            start += size
         row += batch.num_rows
+
+
+def _morsel_rows(rows: int, left: int, workers: int) -> int:
+    """The size of the next morsel of a batch, of which `left` rows are left."""
+    if workers == 1:
+        return SERIAL_ROWS
+    if rows <= SERIAL_ROWS:
+        return MORSEL_ROWS
+    # Morsels get smaller towards the end: few in all, and workers finish at nearly the same time.
+    return min(SERIAL_ROWS, max(LAST_ROWS, left // (2 * workers)))

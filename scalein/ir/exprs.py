@@ -1,14 +1,14 @@
-"""Scalar expressions: a column, a literal, or a call of a function from `functions.py`.
+"""Scalar expressions: a column, a literal, or a call of a function from `functions/`.
 
 Two forms share these classes. What the user wrote has no types (`dtype is None`); `resolve` turns
 it into typed nodes with every implicit cast spelled out. From then on a type is looked up, never
 inferred. Three node classes are enough because what a function means, whether it can fail, and
-how it is typed stands once, in `functions.py`.
+how it is typed stands once, in `functions/`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, TypeVar
 
@@ -16,6 +16,7 @@ from scalein.dtypes import DType
 from scalein.errors import NOWHERE, SourceLoc
 from scalein.ir.digest import digest_of
 
+_MOST_SHOWN = 10_000  # nodes of an expression whose repr is written out; one that shares parts can have any number
 _STRIDE = 50  # levels that pickle descends at once; its limit is that of Python's stack
 
 
@@ -56,7 +57,7 @@ class Lit:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Call:
-    """A function of `functions.FUNCTIONS` over arguments; `params` are Python constants (names, units, sets).
+    """A function of `functions.registry.REGISTRY` over arguments; `params` are Python constants (names, units, sets).
 
     Expressions may be deep, and share parts: nothing here recurses. Equal means an equal digest.
     """
@@ -70,6 +71,7 @@ class Call:
     depth: int = field(init=False, compare=False)  # calls on the longest way down
     size: int = field(init=False, compare=False)  # nodes when written out: a shared part counts for each use
     _digest: bytes = field(init=False, compare=False)  # when it has been asked for
+    _deep: tuple[Call, ...] = field(init=False, compare=False)  # when it has been pickled
 
     def __post_init__(self) -> None:
         depth, size = 0, 1
@@ -87,7 +89,7 @@ class Call:
             return self._digest
         except AttributeError:
             pass
-        for call in _calls_without_digest(self):
+        for call in _calls_without(self, "_digest"):
             about = digest_of("Call", (call.fn, call.args, call.params, call.dtype, call.nullable))
             object.__setattr__(call, "_digest", about)
         return self._digest
@@ -102,19 +104,29 @@ class Call:
         return hash(self.digest)
 
     def __repr__(self) -> str:
-        texts: dict[int, str] = {}
-        for node in post_order(self):
-            if isinstance(node, Call):
-                args = ", ".join(texts[id(arg)] for arg in node.args) + ("," if len(node.args) == 1 else "")
-                texts[id(node)] = (f"Call(fn={node.fn!r}, args=({args}), params={node.params!r}, dtype={node.dtype!r}, "
-                                   f"nullable={node.nullable!r})")
-            else:
-                texts[id(node)] = repr(node)
-        return texts[id(self)]
+        if self.size > _MOST_SHOWN:
+            return f"Call(fn={self.fn!r}, digest={self.digest.hex()!r})"
+        found: list[str] = []
+        waiting: list[Expr | str] = [self]
+        while waiting:
+            part = waiting.pop()
+            if not isinstance(part, Call):
+                found.append(part if isinstance(part, str) else repr(part))
+                continue
+            found.append(f"Call(fn={part.fn!r}, args=(")
+            waiting.append(f"), params={part.params!r}, dtype={part.dtype!r}, nullable={part.nullable!r})")
+            for number, arg in reversed(list(enumerate(part.args))):
+                waiting += ["," if len(part.args) == 1 else "", arg, ", " if number else ""]
+        return "".join(found)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Parts that lie deep come first, so that pickle finds them known when it comes to what holds them."""
-        first = tuple(deep_parts(post_order(self), lambda node: node.args if isinstance(node, Call) else ()))
+        first: tuple[Expr, ...] = ()
+        if self.depth > 2 * _STRIDE:
+            for call in () if hasattr(self, "_deep") else _calls_without(self, "_deep"):
+                below = ((arg, arg._deep) for arg in call.args if isinstance(arg, Call))
+                object.__setattr__(call, "_deep", deep_parts(call, below))
+            first = self._deep
         return _unpickled, (first, self.fn, self.args, self.params, self.dtype, self.nullable, self.at)
 
 
@@ -132,17 +144,22 @@ class Deep(Protocol):
 DeepPart = TypeVar("DeepPart", bound=Deep)
 
 
-def deep_parts(parts: list[DeepPart], below: Callable[[DeepPart], Iterable[DeepPart]]) -> Iterator[DeepPart]:
-    """Of the parts of a deep tree, inputs first, some that leave less than `2 * _STRIDE` between them on any way."""
-    if parts[-1].depth <= 2 * _STRIDE:
-        return
-    wanted = {id(each) for part in parts for each in below(part)
-              if each.depth > _STRIDE and each.depth // _STRIDE < part.depth // _STRIDE}
-    yield from (part for part in parts if id(part) in wanted)
+def deep_parts(part: DeepPart, below: Iterable[tuple[DeepPart, tuple[DeepPart, ...]]]) -> tuple[DeepPart, ...]:
+    """Parts of a deep tree, inputs first, that leave less than `2 * _STRIDE` levels between them on any way down.
+
+    `below` are the parts that stand right below it, each with its own deep parts. The tuple is that of a part below
+    where nothing is added, so that pickle writes it once.
+    """
+    found: tuple[DeepPart, ...] = ()
+    for each, deep in below:
+        if each.depth > _STRIDE and each.depth // _STRIDE < part.depth // _STRIDE:
+            deep = (*deep, each)
+        found = tuple(dict.fromkeys((*found, *deep))) if found and deep and found is not deep else found or deep
+    return found
 
 
-def _calls_without_digest(root: Call) -> list[Call]:
-    """The calls at and below `root` whose digest was never asked for, arguments before what holds them."""
+def _calls_without(root: Call, name: str) -> list[Call]:
+    """The calls at and below `root` that have no such value yet, arguments before what holds them."""
     found: list[Call] = []
     seen: set[int] = set()
     waiting: list[tuple[Call, bool]] = [(root, False)]
@@ -153,7 +170,7 @@ def _calls_without_digest(root: Call) -> list[Call]:
         elif id(call) not in seen:
             seen.add(id(call))
             waiting.append((call, True))
-            waiting += [(arg, False) for arg in call.args if isinstance(arg, Call) and not hasattr(arg, "_digest")]
+            waiting += [(arg, False) for arg in call.args if isinstance(arg, Call) and not hasattr(arg, name)]
     return found
 
 
@@ -162,7 +179,7 @@ Expr = Col | Lit | Call
 
 @dataclass(frozen=True, slots=True)
 class Agg:
-    """An aggregate of `functions.AGGREGATES` over arguments, typed like expressions; `params` are Python constants."""
+    """An aggregate of `aggregates.AGGREGATES` over arguments, typed like expressions; `params` are Python constants."""
 
     fn: str
     args: tuple[Expr, ...]
@@ -200,8 +217,12 @@ def walk(expr: Expr) -> Iterator[Expr]:
         yield node
 
 
-def post_order(expr: Expr) -> list[Expr]:
-    """The expression and everything below it, each once, arguments before what holds them."""
+def args_of(expr: Expr) -> tuple[Expr, ...]:
+    return expr.args if isinstance(expr, Call) else ()
+
+
+def post_order(expr: Expr, parts: Callable[[Expr], Sequence[Expr]] = args_of) -> list[Expr]:
+    """The expression and everything below it, each once, arguments (or other `parts`) before what holds them."""
     found: list[Expr] = []
     seen: set[int] = set()
     waiting: list[tuple[Expr, bool]] = [(expr, False)]
@@ -211,12 +232,23 @@ def post_order(expr: Expr) -> list[Expr]:
             found.append(node)
         elif id(node) not in seen:
             seen.add(id(node))
-            if isinstance(node, Call) and node.args:
+            below = parts(node)
+            if below:
                 waiting.append((node, True))
-                waiting += [(arg, False) for arg in reversed(node.args)]
+                waiting += [(arg, False) for arg in reversed(below)]
             else:
                 found.append(node)
     return found
+
+
+def branches(call: Call) -> tuple[Expr, ...]:
+    """Conditions and values of a chain in turn, then the last value: an if_else in the last place goes on with it."""
+    found: list[Expr] = []
+    last: Expr = call
+    while isinstance(last, Call) and last.fn == "if_else":
+        condition, value, last = last.args
+        found += [condition, value]
+    return (*found, last)
 
 
 def columns(expr: Expr) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from scalein.dtypes import Field, Schema
@@ -26,7 +27,7 @@ class Scan:
         return self.source.schema
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pipeline:
     """Batches through a stage that ends in Collect."""
 
@@ -36,13 +37,14 @@ class Pipeline:
     joins: tuple[tuple[int, JoinBuild], ...] = ()
     name: str = field(default="pipe", compare=False)
 
-    @property
+    @cached_property
     def schema(self) -> Schema:
         return Schema(tuple(Field(i.name, type_of(i.expr), i.expr.nullable) for i in self.items))
 
     @property
     def dedup(self) -> DedupStep | None:
-        """The step that keeps first rows only, if there is one: such a pipe has state, and an order to keep."""
+        """The step that keeps first rows only, if there is one: such a pipeline has state, and must preserve the order.
+        """
         return next((step for step in self.steps if isinstance(step, DedupStep)), None)
 
 
@@ -71,11 +73,11 @@ class JoinBuild:
     columns: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Host:
     """A step in Python or pyarrow between kernels: map_batches, explode, or expressions LLVM cannot do well.
 
-    `origins` gives, for columns of ours in `items` and around, what the user wrote.
+    `origins` gives, for internal columns of `items` and steps, what the user wrote.
     """
 
     input: Node
@@ -87,7 +89,7 @@ class Host:
         """What the user wrote for a column of this step."""
         return next((named.expr for named in self.origins if named.name == item.name), item.expr)
 
-    @property
+    @cached_property
     def schema(self) -> Schema:
         if self.op is not None:
             return self.op.schema
@@ -103,7 +105,7 @@ class Limit:
 
     @property
     def schema(self) -> Schema:
-        return self.input.schema
+        return _passed(self).schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ class Sort:
 
     @property
     def schema(self) -> Schema:
-        return self.input.schema
+        return _passed(self).schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,21 +133,40 @@ class Union:
 Node = Scan | Pipeline | WindowAggregate | Host | Limit | Sort | Union
 
 
+def _passed(node: Node) -> Node:
+    """The node whose columns come through nodes that change none."""
+    while isinstance(node, Limit | Sort):
+        node = node.input
+    return node
+
+
 def identity(schema: Schema) -> tuple[Named, ...]:
     """Every column as it is."""
     return tuple(Named(f.name, Col(f.name, f.dtype, f.nullable)) for f in schema)
 
 
-def walk_nodes(root: Node) -> Iterator[Node]:
-    """Every node of a program, the tables of its joins included, inputs before what they feed."""
-    match root:
+def inputs(node: Node) -> tuple[Node, ...]:
+    """The nodes that feed this one: tables that it probes, then its rows."""
+    match node:
+        case Scan():
+            return ()
         case Pipeline() | WindowAggregate():
-            for _, table in root.joins:
-                yield from walk_nodes(table.input)
-            yield from walk_nodes(root.input)
-        case Host() | Limit() | Sort():
-            yield from walk_nodes(root.input)
+            return (*(table.input for _, table in node.joins), node.input)
         case Union():
-            for below in root.inputs:
-                yield from walk_nodes(below)
-    yield root
+            return node.inputs
+        case _:
+            return (node.input,)
+
+
+def walk_nodes(root: Node) -> Iterator[Node]:
+    """Every node of a program once, the tables of its joins included, inputs before what they feed."""
+    seen: set[int] = set()
+    waiting: list[tuple[Node, bool]] = [(root, False)]
+    while waiting:
+        node, is_over = waiting.pop()
+        if is_over:
+            yield node
+        elif id(node) not in seen:
+            seen.add(id(node))
+            waiting.append((node, True))
+            waiting += [(below, False) for below in reversed(inputs(node))]

@@ -14,13 +14,15 @@ Plans are a tree, result first, with the columns that come out of each op that c
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
+from functools import cache
 from typing import TYPE_CHECKING
 
 from scalein.dtypes import DATE, UNITS_PER_SECOND, DType, Kind
 from scalein.ir.aggregates import AGGREGATES
-from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, Named
+from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, Named, args_of, branches, post_order
 from scalein.ir.functions.registry import REGISTRY
 from scalein.ir.rewrite import walk_ops
 from scalein.ir.udf import PythonUdf, Udf
@@ -37,18 +39,21 @@ _SIGNS = {
 }  # fmt: skip
 
 
+_MOST_NODES = 200_000  # of a part that is written out; shared parts can make a text of any length
+
+
 def show_expr(expr: Expr) -> str:
     """Text of an expression, as close to the Python of the user as its typed form allows.
 
     >>> show_expr(Call("gt", (Call("add", (Col("x"), Lit(1))), Lit(2))))
     'x + 1 > 2'
     """
-    return _show(expr)[0]
+    return _Text(expr).whole
 
 
 def show_operand(expr: Expr) -> str:
     """Text of an expression that means the same inside of any other: `(x + 1)`, `x.abs()`."""
-    return _within(expr, _METHOD)
+    return _Text(expr).within(expr, _METHOD)
 
 
 def show_agg(agg: Agg) -> str:
@@ -57,109 +62,134 @@ def show_agg(agg: Agg) -> str:
     if not agg.args:
         return f"{method}()"
     inside = [*map(repr, agg.params), *map(show_expr, agg.args[1:])]
-    return f"{_receiver(agg.args[0])}.{method}({', '.join(inside)})"
+    return f"{_Text(agg.args[0]).receiver(agg.args[0])}.{method}({', '.join(inside)})"
 
 
-def _show(expr: Expr) -> tuple[str, int]:
-    """Text, and how tightly its outermost operator binds."""
+def _parts(expr: Expr) -> tuple[Expr, ...]:
+    """What stands in the text of an expression."""
     match expr:
-        case Col(name):
-            is_plain = name.isidentifier() or name.startswith("#")  # `#`: a name of ours, in fused plans
-            return (name if is_plain else f"col({name!r})"), _METHOD
-        case Lit(value, dtype):
-            text = show_value(value, dtype)
-            return text, _PREFIX if text.startswith("-") else _METHOD
         case Call("if_else"):
-            return _show_when(expr), _METHOD
-        case Call("try", (Call() as tried,)):
-            return _show_try(tried), _METHOD
+            return branches(expr)
+        case Call("try", (Call() as tried,)) if tried.args and tried.fn != "udf":
+            return tried.args
         case _:
-            return _fill(expr, REGISTRY[expr.fn].show)
+            return args_of(expr)
 
 
-def _fill(call: Call, template: str) -> tuple[str, int]:
-    """A call by the template that its function declares, and how tightly that binds."""
-    tokens = template.split()
-    levels = [_SIGNS.get(token) for token in tokens]
-    signs = [level for level in levels if level is not None]
-    if signs:
-        around = zip(tokens, [None, *levels], [*levels[1:], None], strict=False)
-        return " ".join(_operand(call, *each) for each in around), min(signs)
-    if template[0] in "-~":
-        return f"{template[0]}{_within(call.args[0], _PREFIX)}", _PREFIX
-    return re.sub(r"\{(\w+)\}", lambda found: _placeholder(call, found[1]), template), _METHOD
-
-
-def _operand(call: Call, token: str, before: int | None, after: int | None) -> str:
-    """A token of a template beside operators that bind so tightly, in brackets if it must have them.
+@cache
+def _parsed(template: str) -> tuple[list[tuple[str, str, int | None]], int]:
+    """A template as text and names of placeholders, each operand with how tightly what it stands beside binds.
 
     Equals on the right need brackets, and on the left too for comparisons and powers: Python reads `a < b < c` as a
     range and `a ** b ** c` from the right.
     """
-    if not token.startswith("{"):
-        return token
-    name = token.strip("{}")
-    if not name.isdigit():
-        return _placeholder(call, name)
-    left = 0 if before is None else before + 1
-    right = 0 if after is None else after + 1 if after in (_COMPARISON, _POWER) else after
-    return _within(call.args[int(name)], max(left, right))
+    if template[0] in "-~":
+        return [(template[0], "", None), ("", "0", _PREFIX)], _PREFIX
+    found: list[tuple[str, str, int | None]] = []
+    tokens = template.split()
+    levels = [_SIGNS.get(token) for token in tokens]
+    signs = [level for level in levels if level is not None]
+    if not signs:  # a method: text and placeholders in turn
+        for number, part in enumerate(re.split(r"\{(\w+)\}", template)):
+            found.append(("", part, None) if number % 2 else (part, "", None))
+        return found, _METHOD
+    for token, before, after in zip(tokens, [None, *levels], [*levels[1:], None], strict=False):
+        left = 0 if before is None else before + 1
+        right = 0 if after is None else after + 1 if after in (_COMPARISON, _POWER) else after
+        if found:
+            found.append((" ", "", None))
+        name = token.strip("{}") if token.startswith("{") else ""
+        found.append(("" if name else token, name, max(left, right) if name.isdigit() else None))
+    return found, min(signs)
 
 
-def _placeholder(call: Call, name: str) -> str:
-    """What stands for `{name}` in the template of a method; see `Function.show`."""
-    match name, call.params:
-        case "0", _:
-            return _receiver(call.args[0])
-        case "args", _:
-            return ", ".join(map(show_expr, call.args))
-        case "type", _:
-            return repr(call.dtype)
-        case "name", (Udf() | PythonUdf() as udf,):
-            return udf.name
-        case "values", (tuple() as values, bool() as has_null):
-            of = call.args[0].dtype
-            return ", ".join([show_value(value, of) for value in values] + (["None"] if has_null else []))
-        case "span", (int() as every,):
-            return repr(show_span(every, call.args[0].dtype))
-        case ("params" | "span"), params:
-            given = params[:-1] if params[-1:] == (None,) else params  # str.slice(offset) without a length
-            return ", ".join(map(repr, given))
-        case _:
-            return show_expr(call.args[int(name)])
+class _Text:
+    """The text of an expression, written from the leaves up; that of a part goes when all that hold it have used it."""
 
+    def __init__(self, expr: Expr) -> None:
+        self._of: dict[int, tuple[str, int]] = {}  # text, and how tightly its outermost operator binds
+        order = post_order(expr, _parts)
+        users = Counter(id(part) for node in order for part in _parts(node))
+        for node in order:
+            self._of[id(node)] = self._written(node) if node.size < _MOST_NODES or node is expr else ("...", _METHOD)
+            for part in _parts(node):
+                users[id(part)] -= 1
+                if not users[id(part)]:
+                    del self._of[id(part)]
+        self.whole = self._of[id(expr)][0]
 
-def _show_try(tried: Call) -> str:
-    """`x.try_cast(i32)`, `x.try_add(y)` and `try(f(x))`."""
-    if not tried.args or tried.fn == "udf":
-        return f"try({show_expr(tried)})"
-    template = REGISTRY[tried.fn].show
-    if not template.endswith(")"):  # an operator
-        template = "{0}." + f"{tried.fn}({', '.join(f'{{{k}}}' for k in range(1, len(tried.args)))})"
-    object_, _, method = template.partition("(")[0].rpartition(".")
-    return _fill(tried, f"{object_}.try_{method}({template.partition('(')[2]}")[0]
+    def within(self, expr: Expr, level: int) -> str:
+        """The text of a part beside an operator that binds so tightly."""
+        text, binds = self._of[id(expr)]
+        return text if binds >= level else f"({text})"
 
+    def receiver(self, expr: Expr) -> str:
+        """What stands before the dot of a method; a bare constant takes none."""
+        return f"lit({self._plain(expr)})" if isinstance(expr, Lit) else self.within(expr, _METHOD)
 
-def _within(expr: Expr, level: int) -> str:
-    text, binds = _show(expr)
-    return text if binds >= level else f"({text})"
+    def _plain(self, expr: Expr) -> str:
+        return self._of[id(expr)][0]
 
+    def _written(self, expr: Expr) -> tuple[str, int]:
+        match expr:
+            case Col(name):
+                is_plain = name.isidentifier() or name.startswith("#")  # `#`: an internal name, in fused plans
+                return (name if is_plain else f"col({name!r})"), _METHOD
+            case Lit(value, dtype):
+                text = show_value(value, dtype)
+                return text, _PREFIX if text.startswith("-") else _METHOD
+            case Call("if_else"):
+                return self._when(expr), _METHOD
+            case Call("try", (Call() as tried,)):
+                return self._try(tried), _METHOD
+            case _:
+                return self._fill(expr, REGISTRY[expr.fn].show)
 
-def _receiver(expr: Expr) -> str:
-    """What stands before the dot of a method; a bare constant takes none."""
-    return f"lit({show_expr(expr)})" if isinstance(expr, Lit) else _within(expr, _METHOD)
+    def _fill(self, call: Call, template: str) -> tuple[str, int]:
+        """A call by the template that its function declares, and how tightly that binds."""
+        pieces, binds = _parsed(template)
+        return "".join(
+            text if not name else self._placeholder(call, name) if level is None
+            else self.within(call.args[int(name)], level) for text, name, level in pieces), binds  # fmt: skip
 
+    def _placeholder(self, call: Call, name: str) -> str:
+        """What stands for `{name}` in the template of a method; see `Function.show`."""
+        match name, call.params:
+            case "0", _:
+                return self.receiver(call.args[0])
+            case "args", _:
+                return ", ".join(map(self._plain, call.args))
+            case "type", _:
+                return repr(call.dtype)
+            case "name", (Udf() | PythonUdf() as udf,):
+                return udf.name
+            case "values", (tuple() as values, bool() as has_null):
+                of = call.args[0].dtype
+                return ", ".join([show_value(value, of) for value in values] + (["None"] if has_null else []))
+            case "span", (int() as every,):
+                return repr(show_span(every, call.args[0].dtype))
+            case ("params" | "span"), params:
+                given = params[:-1] if params[-1:] == (None,) else params  # str.slice(offset) without a length
+                return ", ".join(map(repr, given))
+            case _:
+                return self._plain(call.args[int(name)])
 
-def _show_when(call: Call) -> str:
-    """`when(a).then(x).when(b).then(y).otherwise(z)`: an if_else in the last place goes on with the chain."""
-    text = ""
-    last: Expr = call
-    while isinstance(last, Call) and last.fn == "if_else":
-        condition, then, last = last.args
-        text += f"{'.' if text else ''}when({show_expr(condition)}).then({show_expr(then)})"
-    if isinstance(last, Lit) and last.value is None:
-        return text
-    return f"{text}.otherwise({show_expr(last)})"
+    def _try(self, tried: Call) -> str:
+        """`x.try_cast(i32)`, `x.try_add(y)` and `try(f(x))`."""
+        if not tried.args or tried.fn == "udf":
+            return f"try({self._plain(tried)})"
+        template = REGISTRY[tried.fn].show
+        if not template.endswith(")"):  # an operator
+            template = "{0}." + f"{tried.fn}({', '.join(f'{{{k}}}' for k in range(1, len(tried.args)))})"
+        object_, _, method = template.partition("(")[0].rpartition(".")
+        return self._fill(tried, f"{object_}.try_{method}({template.partition('(')[2]}")[0]
+
+    def _when(self, call: Call) -> str:
+        """`when(a).then(x).when(b).then(y).otherwise(z)`."""
+        *pairs, last = branches(call)
+        text = ".".join(f"when({self._plain(condition)}).then({self._plain(value)})"
+                        for condition, value in zip(pairs[::2], pairs[1::2], strict=True))
+        return text if isinstance(last, Lit) and last.value is None else f"{text}.otherwise({self._plain(last)})"
 
 
 def show_value(value: object, dtype: DType | None) -> str:
@@ -198,7 +228,8 @@ def _calendar(name: str, value: int, show: Callable[[], str]) -> str:
 
 
 def _show_instant(value: int, dtype: DType) -> str:
-    """`2024-05-01 10:00:00.250`: UTC, with a fraction only where there is one; a zone is named behind it."""
+    """`2024-05-01 10:00:00.250`: UTC, with a fraction only where there is one; followed by the zone, if there is one.
+    """
     per_second = UNITS_PER_SECOND[dtype.unit]
     seconds, fraction = divmod(value, per_second)
     whole = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
@@ -246,7 +277,7 @@ def show_named(item: Named) -> str:
 
 def show_equation(left: Expr, right: Expr) -> str:
     """Text of a pair of keys that must be equal: `user == id`."""
-    return f"{_within(left, _OR)} == {_within(right, _OR)}"
+    return f"{_Text(left).within(left, _OR)} == {_Text(right).within(right, _OR)}"
 
 
 def dump(root: Op) -> str:

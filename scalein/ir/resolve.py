@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from scalein.dtypes import Schema
-from scalein.errors import BadArgument, SourceLoc, UnknownColumn, WrongType, guess
+from scalein.errors import SourceLoc, UnknownColumn, WrongType, guess
 from scalein.ir import aggregates
-from scalein.ir.exprs import Agg, Call, Col, Expr, Lit
+from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, args_of, branches, post_order
 from scalein.ir.functions.nested import is_struct
 from scalein.ir.functions.registry import REGISTRY
 from scalein.ir.printer import show_agg, show_expr
@@ -36,12 +36,8 @@ class Scope:
 
 def resolve(expr: Expr, scope: Scope) -> Expr:
     """The expression with types and explicit casts; raises `UnknownColumn` or `WrongType`."""
-    try:
-        with _explained(expr, scope):
-            return settle(_resolve(expr, scope))
-    except RecursionError:
-        raise BadArgument(f"an expression of {scope.step} is nested too deeply", at=scope.at,
-                          hint="split it over several with_columns; is_in takes long lists") from None
+    with _explained(expr, scope):
+        return settle(_resolve(expr, scope))
 
 
 def resolve_agg(agg: Agg, scope: Scope, *, grouped: bool) -> Agg:
@@ -87,34 +83,26 @@ def shown(schema: Schema) -> str:
 
 
 def _resolve(expr: Expr, scope: Scope) -> Expr:
-    """As `resolve`, but a constant that the user wrote plainly keeps waiting for its type."""
+    """As `resolve`, but a plain constant stays untyped."""
+    done: dict[int, Expr] = {}
+    for node in post_order(expr, _given):
+        if isinstance(node, Call):
+            with _explained(node, scope):
+                done[id(node)] = REGISTRY[node.fn].rule(node, tuple(done[id(part)] for part in _given(node)))
+        else:
+            done[id(node)] = column(node.name, scope) if isinstance(node, Col) else node
+    return done[id(expr)]
+
+
+def _given(expr: Expr) -> tuple[Expr, ...]:
+    """The arguments of the rule that types an expression."""
     match expr:
-        case Col(name):
-            return column(name, scope)
-        case Lit():
-            return expr
-        case Call("if_else"):
-            return _resolve_when(expr, scope)
+        case Call("if_else"):  # all branches of a chain at once, so that every value meets every other
+            return branches(expr)
         case Call("try", (Call() as tried,)):
-            args = tuple(_resolve(arg, scope) for arg in tried.args)
-            with _explained(expr, scope):
-                return REGISTRY[expr.fn].rule(expr, args)
-        case Call():
-            args = tuple(_resolve(arg, scope) for arg in expr.args)
-            with _explained(expr, scope):
-                return REGISTRY[expr.fn].rule(expr, args)
-
-
-def _resolve_when(call: Call, scope: Scope) -> Expr:
-    """All branches of a chain at once, so that every value meets every other."""
-    args: list[Expr] = []
-    last: Expr = call
-    while isinstance(last, Call) and last.fn == "if_else":
-        condition, value, last = last.args
-        args += [_resolve(condition, scope), _resolve(value, scope)]
-    args.append(_resolve(last, scope))
-    with _explained(call, scope):
-        return REGISTRY[call.fn].rule(call, tuple(args))
+            return tried.args
+        case _:
+            return args_of(expr)
 
 
 @contextmanager

@@ -7,11 +7,11 @@ share is visited once and stays shared. Whatever does not change is handed back 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from scalein.ir.exprs import Call, Col, Expr, post_order
+from scalein.ir.exprs import Call, Col, Expr, args_of, post_order
 
 if TYPE_CHECKING:
     from scalein.ir.ops import Op
@@ -104,7 +104,7 @@ def rewrite_expr(expr: Expr, rule: Callable[[Expr], Expr | None], known: Known[E
 
     `known` is shared by calls with one rule: parts that one of them has finished are not visited again.
     """
-    return _rewrite(expr, _args, with_args, rule, {} if known is None else known)
+    return _rewrite(expr, args_of, with_args, rule, {} if known is None else known)
 
 
 def _rewrite(root: Tree, parts_of: Callable[[Tree], Sequence[Tree]],
@@ -132,13 +132,9 @@ def _rewrite(root: Tree, parts_of: Callable[[Tree], Sequence[Tree]],
     return done[id(root)][1]
 
 
-def _args(expr: Expr) -> Sequence[Expr]:
-    return expr.args if isinstance(expr, Call) else ()
-
-
 def map_args(expr: Expr, fn: Callable[[Expr], Expr]) -> Expr:
     """The expression with `fn` applied to each argument; the same object if none of them changed."""
-    return with_args(expr, [fn(arg) for arg in _args(expr)])
+    return with_args(expr, [fn(arg) for arg in args_of(expr)])
 
 
 def with_args(expr: Expr, args: Sequence[Expr]) -> Expr:
@@ -152,8 +148,42 @@ def rebuild(expr: Expr, fn: Callable[[Expr, tuple[Expr, ...]], Expr]) -> Expr:
     """What `fn` makes of an expression and of what it has made of its arguments, from the leaves up, once each."""
     done: dict[int, Expr] = {}
     for node in post_order(expr):
-        done[id(node)] = fn(node, tuple(done[id(arg)] for arg in node.args) if isinstance(node, Call) else ())
+        done[id(node)] = fn(node, tuple(done[id(arg)] for arg in args_of(node)))
     return done[id(expr)]
+
+
+def operands(expr: Expr, fn: str) -> list[Expr]:
+    """`a & b & c` -> a, b, c, of a function that is nested in either argument."""
+    found: list[Expr] = []
+    waiting = [expr]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Call) and part.fn == fn:
+            waiting += reversed(part.args)
+        else:
+            found.append(part)
+    return found
+
+
+Stacked = Generator["Stacked[Tree]", Tree, Tree]
+
+
+def run_stacked(first: Stacked[Tree]) -> Tree:
+    """What a generator returns that yields others like it, and is sent what each of these returns.
+
+    It reads like a recursive function, and runs on a stack of its own.
+    """
+    waiting = [first]
+    given: Tree | None = None
+    while True:
+        try:
+            waiting.append(waiting[-1].send(given))  # type: ignore[arg-type]
+            given = None
+        except StopIteration as ended:
+            waiting.pop()
+            if not waiting:
+                return ended.value  # type: ignore[no-any-return]
+            given = ended.value
 
 
 def substitute(expr: Expr, by_name: Mapping[str, Expr]) -> Expr:
@@ -161,7 +191,10 @@ def substitute(expr: Expr, by_name: Mapping[str, Expr]) -> Expr:
 
     One pass: columns inside of a replacement are not replaced again.
     """
-    if isinstance(expr, Col):
-        return by_name.get(expr.name, expr)
-    return rebuild(expr, lambda node, args: by_name.get(node.name, node) if isinstance(node, Col)
-                   else with_args(node, args))
+    def replaced(node: Expr, args: tuple[Expr, ...]) -> Expr:
+        if not isinstance(node, Col):
+            return with_args(node, args)
+        found = by_name.get(node.name, node)
+        return node if found == node else found
+
+    return rebuild(expr, replaced)

@@ -26,7 +26,7 @@ from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Call, Col, Expr, Named, walk
 from scalein.ir.ops import Explode
 from scalein.ir.passes.pass_through import Origin, is_copy_free, split_items, taken_items
-from scalein.ir.physical import Host, Limit, Node, Pipeline, Scan, Sort, Union, WindowAggregate
+from scalein.ir.physical import Host, Limit, Node, Pipeline, Scan, Sort, Union, WindowAggregate, inputs
 from scalein.ir.printer import show_expr, show_window
 from scalein.ir.stages import (
     Collect,
@@ -60,45 +60,50 @@ _FORMS = {"str32": "", "str64": "", "view": "", "fixed": "", "bits": "", "field"
 
 def dump_program(root: Node) -> str:
     """The program, result first; what stands below a line feeds it."""
-    return "\n".join(_lines(root, ""))
+    found: list[str] = []
+    waiting: list[str | tuple[Node, str]] = [(root, "")]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, str):
+            found.append(part)
+            continue
+        node, pad = part
+        found += [f"{pad}{line}" for line in _lines(node)]
+        waiting += reversed(list(_inputs(node, f"{pad}  ")))
+    return "\n".join(found)
 
 
-def _lines(node: Node, pad: str) -> Iterator[str]:
-    below = f"{pad}  "
+def _lines(node: Node) -> Iterator[str]:
+    """A node without what feeds it."""
     match node:
         case Scan():
-            yield f"{pad}scan {node.source.name}  -> {node.schema!r}"
+            yield f"scan {node.source.name}  -> {node.schema!r}"
         case Pipeline():
             kernel = "" if is_copy_free(node) else "kernel "
             columns = "" if node.schema == node.input.schema else f"  -> {node.schema!r}"
-            yield f"{pad}{kernel}{node.name}{columns}"
-            yield from (f"{pad}| {line}" for line in (*_collected(node), *_steps(node.steps)))
-            yield from _inputs(node, below)
+            yield f"{kernel}{node.name}{columns}"
+            yield from (f"| {line}" for line in (*_collected(node), *_steps(node.steps)))
         case WindowAggregate():
-            yield f"{pad}kernel group {_by(node.table)}  -> {node.schema!r}"
-            yield from (f"{pad}| {line}" for line in (*_state(node.table), *_steps(node.steps)))
-            yield from _inputs(node, below)
+            yield f"kernel group {_by(node.table)}  -> {node.schema!r}"
+            yield from (f"| {line}" for line in (*_state(node.table), *_steps(node.steps)))
         case Host():
-            yield f"{pad}{_host(node)}  -> {node.schema!r}"
-            yield from _lines(node.input, below)
+            yield f"{_host(node)}  -> {node.schema!r}"
         case Limit():
-            yield f"{pad}limit {node.count}"
-            yield from _lines(node.input, below)
+            yield f"limit {node.count}"
         case Sort():
-            yield f"{pad}{_ordered(node)}"
-            yield from _lines(node.input, below)
+            yield _ordered(node)
         case Union():
-            yield f"{pad}union  -> {node.schema!r}"
-            for each in node.inputs:
-                yield from _lines(each, below)
+            yield f"union  -> {node.schema!r}"
 
 
-def _inputs(node: Pipeline | WindowAggregate, pad: str) -> Iterator[str]:
-    for number, table in node.joins:
+def _inputs(node: Node, pad: str) -> Iterator[str | tuple[Node, str]]:
+    """What feeds a node: lines, and nodes with what stands before their lines."""
+    for number, table in node.joins if isinstance(node, Pipeline | WindowAggregate) else ():
         keys = ", ".join(map(show_expr, table.keys))
         yield f"{pad}join{number} by {keys}: {', '.join(table.columns) or 'keys only'}"
-        yield from _lines(table.input, f"{pad}  ")
-    yield from _lines(node.input, pad)
+        yield table.input, f"{pad}  "
+    below = inputs(node)
+    yield from ((each, pad) for each in (below if isinstance(node, Union) else below[-1:]))
 
 
 def _collected(pipe: Pipeline) -> Iterator[str]:
@@ -126,7 +131,7 @@ def _host(node: Host) -> str:
         return f"map_batches {getattr(node.op.fn, '__name__', type(node.op.fn).__name__)}, in Python"
     made = [item for item in node.items if not isinstance(item.expr, Col)]
     by_whom = {"pyarrow": [item for item in made if not _is_python(item)], "Python": list(filter(_is_python, made))}
-    return ", ".join(f"{who} computes {_items(tuple(items))}" for who, items in by_whom.items() if items)
+    return ", ".join(f"{step} computes {_items(tuple(items))}" for step, items in by_whom.items() if items)
 
 
 def _is_python(item: Named) -> bool:
@@ -166,7 +171,7 @@ def show_step(step: Step) -> str:
 
 
 def _variant(probe: Probe) -> str:
-    """How a probe finds its row; empty as long as nobody has seen the table."""
+    """How a probe finds its row; empty before the table is built."""
     if probe.by_code:
         return ", by dictionary code"
     return ", by position" if probe.direct else ", by hash" if probe.build is not None else ""
@@ -185,7 +190,7 @@ def _item(item: Named) -> str:
 
 
 def _as_what(name: str) -> dict[str, str]:
-    """What a column of ours is to the user's column of this name."""
+    """What an internal column means for the user's column of this name."""
     return {f"#id.{name}": "as an id", f"#start.{name}": "where its values start",
             f"#count.{name}": "how many they are"}
 
@@ -202,7 +207,7 @@ def _by(table: Table) -> str:
 
 
 def _state(table: Table) -> Iterator[str]:
-    """What comes out of a group, and the record it is kept in."""
+    """The outputs of a group, and the layout of its record."""
     layout = table.layout
     ring = f", {table.ring} slices of {layout.ring_step}" if table.ring else ""
     yield _line("emit", ", ".join(f"{o.name} = {_output(o, table)}" for o in table.outputs) or "its keys")
@@ -218,7 +223,7 @@ def _output(output: Output, table: Table) -> str:
     first = table.accs[output.accs[0]]
     params = first.params[:1]  # what follows the user's own is for kernels
     args = ", ".join(filter(None, [_args(first), *map(repr, params)]))
-    declared = AGGREGATES.get(output.fn)  # there is none of what partial groups hold
+    declared = AGGREGATES.get(output.fn)  # None for the columns of partial groups
     return f"{declared.method or output.fn if declared else output.fn}({args})"
 
 

@@ -69,16 +69,28 @@ def _text_of(root: Plan, show: Callable[[Plan], str]) -> str:
 
 def _wrong_in_op(op: Op) -> Iterator[str]:
     """What is wrong with an op over sound inputs."""
+    known = [below.schema.by_name for below in op.inputs]
     for expr, number in op.exprs():
-        yield from _wrong_inside(expr, op.inputs[number].schema.by_name)
+        if not _is_column(expr, known[number]):
+            yield from _wrong_inside(expr, known[number])
     yield from op.wrong()
     if op.names_columns:
         yield from wrong_names(op.schema.names)
 
 
 def _wrong_inside(expr: Expr, fields: Fields) -> Iterator[str]:
+    if _is_column(expr, fields):
+        return
     for node in walk(expr):
         yield from _wrong_in_expr(node, fields)
+
+
+def _is_column(expr: Expr, fields: Fields) -> bool:
+    """Whether an expression is a column as its input has it: nothing is wrong with most of those in wide plans."""
+    if not isinstance(expr, Col):
+        return False
+    field = fields.get(expr.name)
+    return field is not None and field.dtype == expr.dtype and (expr.nullable or not field.nullable)
 
 
 def _wrong_in_expr(node: Expr, fields: Fields) -> Iterator[str]:
@@ -107,11 +119,14 @@ def _wrong_in_expr(node: Expr, fields: Fields) -> Iterator[str]:
                 yield from _wrong_in_call(node)
 
 
+_HELD_BY = {Kind.BOOL: bool, Kind.STR: str, Kind.BIN: bytes}
+
+
 def _held_by(dtype: DType) -> type:
     """The Python type of the physical values of a literal."""
     if dtype.is_float:
         return float
-    return {Kind.BOOL: bool, Kind.STR: str, Kind.BIN: bytes}.get(dtype.kind, int)
+    return _HELD_BY.get(dtype.kind, int)
 
 
 def _wrong_in_call(call: Call) -> Iterator[str]:
@@ -166,7 +181,7 @@ def _wrong_in_part(part: Schema, whole: Schema) -> Iterator[str]:
 
 
 def _wrong_in_kernel(node: Pipeline | WindowAggregate) -> Generator[str, None, Fields]:
-    """What is wrong with a kernel's steps; gives the names that are visible behind the last."""
+    """What is wrong with a kernel's steps; returns the names that are visible after the last."""
     tables = dict(node.joins)
     probes = [step.table for step in node.steps if isinstance(step, Probe)]
     if len(tables) != len(node.joins) or len(set(probes)) != len(probes) or set(probes) != set(tables):
@@ -192,6 +207,8 @@ def _wrong_in_kernel(node: Pipeline | WindowAggregate) -> Generator[str, None, F
 
 
 def _wrong_in_kernel_expr(expr: Expr, fields: Fields) -> Iterator[str]:
+    if _is_column(expr, fields):
+        return
     yield from _wrong_inside(expr, fields)
     if has_host(expr):
         yield f"{show_expr(expr)} is pyarrow's to compute, and stands in a kernel"
@@ -224,7 +241,7 @@ def _wrong_keys_of(table: Table, keys: tuple[Expr, ...], fields: Fields) -> Iter
         yield from _wrong_in_kernel_expr(expr, fields)
         yield from expect(partial("key {!r}".format, key.name), expr.dtype, key.dtype)
         if expr.nullable and not key.nullable:
-            yield f"key {key.name!r} can be null and is kept as if it could not"
+            yield f"key {key.name!r} can be null, but its layout has no null flag"
 
 
 def _wrong_in_table(node: WindowAggregate, fields: Fields) -> Iterator[str]:

@@ -83,6 +83,7 @@ class Pipeline:
                     raise BadArgument("aggregates as large as their input have no result over an endless source",
                                       at=at, step="group_by", hint="group by a window of time as well")
             self._inputs = [self._input(feed, about) for feed, about in zip(self._feeds, known, strict=True)]
+            cutting.check_order(self._fragments, [(each.path, len(each.readers)) for each in self._inputs])
         except BaseException:
             self.close()
             raise

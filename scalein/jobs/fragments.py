@@ -19,6 +19,7 @@ from scalein.connectors.in_memory import Batches
 from scalein.dtypes import Schema
 from scalein.errors import BadArgument, SourceLoc
 from scalein.ir import ops
+from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.physical import Node
 from scalein.ir.rewrite import rewrite, stacked, stream_path, walk_ops
 
@@ -210,6 +211,26 @@ def check_bounded(feeds: list[Feed], is_bounded: bool, emit: str, at: SourceLoc)
                 feed.watermark is not None for feed in feeds if fragment in fragments([feed])):
             raise BadArgument("windows over an endless source never close without a watermark", at=at,
                               step="group_by", hint="with_watermark(column, delay) behind the source")
+
+
+def check_order(fragments: list[Fragment], inputs: list[tuple[list[int], int]]) -> None:
+    """Refuse aggregates that depend on the order of rows where rows come from several inputs or partitions.
+
+    `inputs` has the numbers of the fragments that an input's rows pass, and how many partitions it has. After a sort
+    there is an order again.
+    """
+    for number, fragment in enumerate(fragments):
+        if not isinstance(fragment.state, ops.Aggregate):
+            continue
+        arriving = sum(partitions for path, partitions in inputs if number in path and not any(
+            isinstance(fragments[before].state, ops.Sort | ops.Aggregate) for before in path[: path.index(number)]))
+        for named in fragment.state.aggs if arriving > 1 else ():
+            instead = AGGREGATES[named.agg.fn].without_order
+            if instead:
+                raise BadArgument(f"{named.agg.fn} depends on the order of rows, and a job has none across the inputs "
+                                  "of a union or the partitions of a source",
+                                  at=named.agg.at if named.agg.at.line else fragment.state.at, found=named.name,
+                                  hint=f"use {instead}")
 
 
 def fragments(feeds: list[Feed]) -> list[Fragment]:

@@ -155,10 +155,11 @@ class WindowedAggregate(WindowCloser, Partial):
             self._add(batch.select(self._columns))
         if self._log.rows > max(FEW_ROWS, GROWN * self._together) or len(self._log.segments) > MOST_BATCHES:
             waiting = list(self._log.segments)
-            self._log.replace([])
-            for part in self._parts(waiting, Part(-FOREVER, FOREVER), self._slice):
-                for batch in self._combine.run(self._given(waiting, part, self._slice)):
-                    self._add(batch.select(self._columns))
+            with self._log.pinned(waiting):
+                self._log.replace([])
+                for part in self._parts(waiting, Part(-FOREVER, FOREVER), self._slice):
+                    for batch in self._combine.run(self._given(waiting, part, self._slice)):
+                        self._add(batch.select(self._columns))
             self._together = self._log.rows
 
 

@@ -7,12 +7,13 @@ that begin with `#` are internal and pass every `ProjectStep`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from scalein.dtypes import I32, DType
-from scalein.ir.exprs import Call, Col, Expr, Lit, Named, columns, type_of
-from scalein.ir.functions.registry import can_fail, is_strict, nullable
+from scalein.ir.exprs import Call, Col, Expr, Lit, Named, columns, post_order, type_of
+from scalein.ir.functions.registry import can_fail, fallible, is_strict, nullable
+from scalein.ir.rewrite import rewrite_expr
 from scalein.ir.stages import DedupStep, FilterStep, Probe, ProjectStep, Read, Step
 
 
@@ -79,32 +80,36 @@ class Specialiser:
         return self.lookups[expr]
 
     def expr(self, expr: Expr) -> Expr:
-        if isinstance(expr, Lit):
-            return expr
-        if isinstance(expr, Col):
-            return replace(expr, nullable=expr.nullable and self.nullable.get(expr.name, True))
-        found = self._looked_up(expr)
-        if found is not None:
-            return found
-        args = tuple(self._tried(arg) if expr.fn == "try" else self.expr(arg) for arg in expr.args)
-        return replace(expr, args=args, nullable=expr.nullable and nullable(expr, args))
+        """The expression over specialised columns; the largest parts of it that a table can give are looked up."""
+        tables = _Tables(expr, self.coded)
+        made: dict[tuple[int, bool], Expr] = {}  # by identity, and whether it must stay a call
+        waiting: list[tuple[Expr, bool, bool]] = [(expr, False, False)]  # and whether its arguments are done
+        while waiting:
+            node, must_stay, is_over = waiting.pop()
+            place = id(node), must_stay
+            if isinstance(node, Call) and is_over:
+                args = tuple(made[id(arg), node.fn == "try"] for arg in node.args)
+                made[place] = replace(node, args=args, nullable=node.nullable and nullable(node, args))
+            elif place not in made:
+                found = self._leaf(node, None if must_stay else tables.column_of(node))
+                if found is not None:
+                    made[place] = found
+                elif isinstance(node, Call):
+                    waiting.append((node, must_stay, True))
+                    # What is only tried must stay a call: only its arguments may be looked up.
+                    waiting += [(arg, node.fn == "try", False) for arg in reversed(node.args)]
+        return made[id(expr), False]
 
-    def _tried(self, expr: Expr) -> Expr:
-        """A call under `try`, which must stay a call: only its arguments may be looked up."""
-        assert isinstance(expr, Call)
-        args = tuple(map(self.expr, expr.args))
-        return replace(expr, args=args, nullable=expr.nullable and nullable(expr, args))
-
-    def _looked_up(self, expr: Call) -> Expr | None:
-        names = columns(expr)
-        if len(names) != 1 or type_of(expr).is_bytes or can_fail(expr) or not _is_strict(expr):
+    def _leaf(self, node: Expr, coded: str | None) -> Expr | None:
+        """What takes the place of a column, a constant, or an expression over the dictionary column `coded`."""
+        if isinstance(node, Lit):
+            return node
+        if isinstance(node, Col):
+            return replace(node, nullable=node.nullable and self.nullable.get(node.name, True))
+        if coded is None:
             return None
-        name = next(iter(names))
-        if name not in self.coded:
-            return None
-        nulls = self.nullable.get(name, True)
-        key = _renamed(expr, name, self.coded[name])
-        read = self._lookup(key, f"#lookup{len(self.lookups)}", type_of(expr), self.coded[name], nulls)
+        via, nulls = self.coded[coded], self.nullable.get(coded, True)
+        read = self._lookup(_renamed(node, coded, via), f"#lookup{len(self.lookups)}", type_of(node), via, nulls)
         return Col(read.name, read.dtype, read.nulls)
 
     def key(self, expr: Expr) -> Expr:
@@ -124,29 +129,44 @@ def code_name(join: int, column: str) -> str:
     return f"#code.{join}.{column}"
 
 
-def _is_strict(expr: Expr) -> bool:
-    """Whether an expression over one column is null exactly where the column is: a lookup table has no entry for null.
+class _Tables:
+    """Which subexpressions can be looked up by the code of a dictionary column: those that read that column alone,
+    cannot fail, and are null exactly where it is, as a lookup table has no entry for null.
     """
-    match expr:
-        case Col():
-            return True
-        case Lit():
-            return expr.value is not None
-        case Call("and" | "or", args):  # each side must depend on the column, else a constant could decide
-            return all(columns(arg) and _is_strict(arg) for arg in args)
-        case Call(_, args):
-            return is_strict(expr) and all(map(_is_strict, args))
-    return False
+
+    def __init__(self, expr: Expr, coded: Container[str]) -> None:
+        # By identity: the column that it reads, "" if there is none, None if it cannot be looked up.
+        self._only: dict[int, str | None] = {}
+        if any(name in coded for name in columns(expr)):
+            for node in post_order(expr):
+                self._only[id(node)] = self._column(node, coded)
+
+    def column_of(self, node: Expr) -> str | None:
+        """The dictionary column by whose codes a call can be looked up."""
+        if not isinstance(node, Call) or type_of(node).is_bytes:
+            return None
+        return self._only.get(id(node)) or None
+
+    def _column(self, node: Expr, coded: Container[str]) -> str | None:
+        match node:
+            case Col(name):
+                return name if name in coded else None
+            case Lit(value):
+                return None if value is None else ""
+            case Call(fn, args):
+                names = {self._only[id(arg)] for arg in args}
+                # Each side of `and` must depend on the column, else a constant could decide.
+                is_strict_here = "" not in names if fn in ("and", "or") else is_strict(node)
+                if None in names or not is_strict_here or fallible(node):
+                    return None
+                names.discard("")
+                return next(iter(names), "") if len(names) < 2 else None
 
 
 def _renamed(expr: Expr, old: str, new: str) -> Expr:
-    match expr:
-        case Col():
-            return replace(expr, name=new)
-        case Call():
-            return replace(expr, args=tuple(_renamed(arg, old, new) for arg in expr.args))
-        case _:
-            return expr
+    if old == new:
+        return expr
+    return rewrite_expr(expr, lambda e: replace(e, name=new) if isinstance(e, Col) and e.name == old else None)
 
 
 def needed(steps: Sequence[Step], exprs: Iterable[Expr]) -> set[str]:

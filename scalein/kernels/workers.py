@@ -64,8 +64,8 @@ def start_worker(stop: threading.Event, workers: int) -> None:
 
 
 def run_parallel(functions: Sequence[Callable[[], None]], stop: threading.Event | None = None) -> None:
-    """Run functions in parallel, each in a new thread or on the resident threads; an error, or Ctrl-C, sets `stop` and
-    is raised here.
+    """Run functions in parallel, in this thread and in new ones or the resident ones; an error, or Ctrl-C, sets `stop`
+    and is raised here.
     """
     if len(functions) == 1:
         functions[0]()
@@ -74,43 +74,11 @@ def run_parallel(functions: Sequence[Callable[[], None]], stop: threading.Event 
     if pool is not None:
         pool.run_all(functions, stop)
         return
-    stop = stop or threading.Event()
-    errors: list[BaseException] = []
-
-    ended: list[Callable[[], None]] = []
-    all_ended = threading.Event()
-
-    def guarded(function: Callable[[], None]) -> None:
-        start_worker(stop, len(functions))
-        try:
-            function()
-        except BaseException as error:
-            errors.append(error)
-            stop.set()
-        finally:
-            ended.append(function)
-            if len(ended) == len(functions):
-                all_ended.set()
-
-    threads = [threading.Thread(target=guarded, args=(function,), name=f"scalein-{k}", daemon=True)
-               for k, function in enumerate(functions)]
+    pool = ThreadPool()
     try:
-        for thread in threads:
-            thread.start()
-    except RuntimeError:  # a limit of the process
-        stop.set()
-        for thread in threads:
-            if thread.ident is not None:  # started
-                thread.join()
-        raise
-    try:
-        all_ended.wait()  # not `join`: after an interrupt, it takes the thread for ended
-    except BaseException:
-        stop.set()
-        all_ended.wait()
-        raise
-    if errors:
-        raise errors[0]
+        pool.run_all(functions, stop)
+    finally:
+        pool.close()
 
 
 class ThreadPool:
@@ -122,6 +90,11 @@ class ThreadPool:
     def __init__(self) -> None:
         self._idle: list[_Tasks] = []  # queues of the idle threads
         weakref.finalize(self, _end_threads, self._idle)
+
+    def close(self) -> None:
+        """End the idle threads now: the traceback of an error may keep the pool from being collected."""
+        _end_threads(self._idle)
+        self._idle.clear()
 
     def run(self, function: Callable[[int], None], workers: int) -> None:
         """Call `function` with the number of each of `workers` workers, in parallel."""

@@ -272,7 +272,7 @@ class Fn:
         return self.b.load(self.at(base, index, typ), typ=typ, align=align)
 
     def load_input(self, ptr: ir.Value, typ: ir.Type, align: int | None = None) -> ir.Value:
-        """A load from a buffer that nobody writes while the kernel runs."""
+        """A load from a buffer that is not written while the kernel runs."""
         loaded = self.b.load(ptr, typ=typ, align=align)
         loaded.set_metadata("alias.scope", self._input_scope)
         return loaded

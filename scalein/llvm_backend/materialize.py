@@ -95,7 +95,7 @@ class MaterializedColumn:
 
 def bind(code: Code, expr: Expr, env: Env, keep: bool) -> Binding:
     """A column of a `ProjectStep`."""
-    if isinstance(expr, Col) and not keep:
+    if isinstance(expr, Col) and not keep and expr.name in env:  # what no later step reads, the kernel does not either
         return env[expr.name]
     below = _needs(env, [expr])
     if keep:
@@ -112,7 +112,7 @@ def materialize_needed(block: Block, env: Env, exprs: Iterable[Expr]) -> None:
 
 
 def _needs(env: Env, exprs: Iterable[Expr]) -> tuple[MaterializedColumn, ...]:
-    """The materialized columns behind expressions, each behind those that it reads itself."""
+    """The materialized columns that expressions need, each after those it reads itself."""
     names = sorted(set().union(*map(columns, exprs)) & env.keys())  # an accumulator's may be used up already
     return tuple(dict.fromkeys(column for name in names for column in env[name].needs))
 
@@ -165,22 +165,24 @@ def _shared(stage: Stage) -> set[tuple[int, str]]:
                     readers = after.get(item.name, set())
                     if len(readers) > 1 and at < many:
                         found.add((at, item.name))
-                    read(columns(item.expr), readers)
+                    read([item.expr.name] if isinstance(item.expr, Col) else columns(item.expr), readers)
     return found
 
 
 def _costly(stage: Stage, shared: set[tuple[int, str]], costly: int) -> Iterator[tuple[int, str]]:
-    """Of shared columns those with a udf, and those that take so many calls from what is materialized before."""
+    """Of shared columns those with a udf, and those that take many calls from the materialized columns before."""
     calls: dict[str, int] = {}  # by column
     for at, step in enumerate(stage.steps):
         if isinstance(step, ProjectStep):
             before, calls = calls, {}
             for item in step.items:
+                if isinstance(item.expr, Col):
+                    calls[item.name] = before.get(item.expr.name, 0)
+                    continue
                 nodes = list(walk(item.expr))
                 own = sum(isinstance(node, Call) for node in nodes)
                 cost = own + sum(before.get(name, 0) for name in {n.name for n in nodes if isinstance(n, Col)})
-                is_costly = cost >= costly and own > 0
-                if (at, item.name) in shared and (is_costly or has_udf(item.expr)):
+                if (at, item.name) in shared and (cost >= costly or has_udf(item.expr)):
                     yield at, item.name
                     cost = 0
                 calls[item.name] = cost

@@ -197,48 +197,44 @@ class _Lowering:
     end: ir.Value
     step: int
     materialized: frozenset[tuple[int, str]]  # columns: position of the `ProjectStep` among the steps, name
-    bounds: tuple[ir.Value, ir.Value] | None  # of the times of all rows, if somebody watches them
+    bounds: tuple[ir.Value, ir.Value] | None  # of the times of all rows, if they are watched
 
 
 def _steps(low: _Lowering, steps: tuple[Step, ...], block: Block, env: Env) -> None:
     """The rest of the stage for a block; a join that multiplies rows runs it once a round."""
-    if not steps:
-        materialize_needed(block, env, sink_exprs(low.stage.sink))
-        _sink(low, block, env)
-        return
-    step, rest, code = steps[0], steps[1:], low.code
-
-    def go_on(block: Block, env: Env) -> None:
-        _steps(low, rest, block, env)
-
-    match step:
-        case FilterStep(predicate):
-            materialize_needed(block, env, [predicate])
-            block = keep(code, block, partial(_is_true, code, predicate, env))
-            code.check_errors(ERROR)
-            if steps == low.stage.steps and not is_wide(low.stage):
-                _fetch_ahead(low, block, columns(predicate))
-            go_on(block, env)
-        case ProjectStep(items):
-            # Bound lazily: a column is computed in the loop that needs it, under the rows live there.
-            ours = {name: binding for name, binding in env.items() if name[:1] in ("#", "?")}
-            at = len(low.stage.steps) - len(steps)
-            go_on(block, {**ours, **{i.name: bind(code, i.expr, env, (at, i.name) in low.materialized) for i in items}})
-        case Probe():
-            materialize_needed(block, env, step.keys)
-            if multiplies(step):  # behind it, a row's columns would be computed for each of its matches
-                materialize_needed(block, env, [Col(name) for name in env])
-            lower_probe(code, step, block, env, go_on)
-        case DedupStep():
-            materialize_needed(block, env, step.keys)
-            lower_dedup(code, step, block, env, go_on)
+    code = low.code
+    for number, step in enumerate(steps):
+        at = len(low.stage.steps) - len(steps) + number
+        match step:
+            case FilterStep(predicate):
+                materialize_needed(block, env, [predicate])
+                block = keep(code, block, partial(_is_true, code, predicate, env))
+                code.check_errors(ERROR)
+                if at == 0 and not is_wide(low.stage):
+                    _fetch_ahead(low, block, columns(predicate))
+            case ProjectStep(items):
+                # Bound lazily: a column is computed in the loop that needs it, under the rows live there.
+                ours = {name: binding for name, binding in env.items() if name[:1] in ("#", "?")}
+                env = {**ours, **{i.name: bind(code, i.expr, env, (at, i.name) in low.materialized) for i in items}}
+            case Probe() | DedupStep():
+                materialize_needed(block, env, step.keys)
+                if multiplies(step):  # after it, a row's columns would be computed for each of its matches
+                    materialize_needed(block, env, [Col(name) for name in env])
+                then = partial(_steps, low, steps[number + 1 :])
+                if isinstance(step, Probe):
+                    lower_probe(code, step, block, env, then)
+                else:
+                    lower_dedup(code, step, block, env, then)
+                return
+    materialize_needed(block, env, sink_exprs(low.stage.sink))
+    _sink(low, block, env)
 
 
 FETCH_SHARE = 8  # of a block's rows; with fewer live ones most lines would be fetched for nothing
 
 
 def _fetch_ahead(low: _Lowering, block: Block, seen: set[str]) -> None:
-    """Prefetch the next block of the columns that are read row by row behind a filter.
+    """Prefetch the next block of the columns that are read row by row after a filter.
 
     The hardware follows a column that is read straight through; one that is picked from it does not follow.
     """
@@ -329,7 +325,7 @@ def _has_times(stage: Stage, sink: Group) -> bool:
 
 
 def _watch(code: Code, stage: Stage, env: Env, count: ir.Value) -> tuple[ir.Value, ir.Value] | None:
-    """The least and the greatest time of a block as it was read, which also go to slots; None if nobody asks for them,
+    """The least and the greatest time of a block as it was read, which also go to slots; None if they are not watched,
     or they are not there to be read.
     """
     f, sink = code.f, stage.sink

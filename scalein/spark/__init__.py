@@ -1,11 +1,11 @@
 """The same flows inside Spark: on DataFrames, on files that executors read themselves, and on streams.
 
     df.mapInArrow(q.map_in_arrow, scalein.spark.schema(q))    row by row, or by partition
-    scalein.spark.apply(q, df)                                the whole flow: compiled halves around Spark's shuffle
+    scalein.spark.apply(q, df)                                the whole flow: compiled before and after a shuffle
     scalein.spark.run(flow, spark)                            a flow bound to files, which executors read
-    scalein.spark.start(q, stream_df, sink=..., ...)          a stream, with a state of our own; .scale(16) live
+    scalein.spark.start(q, stream_df, sink=..., ...)          a stream, with state of scalein's own; .scale(16) live
     scalein.spark.read_state(checkpoint)                      that state as a table
-    scalein.spark.doctor(spark)                               are the executors fit?
+    scalein.spark.doctor(spark)                               can the executors run flows?
 """
 
 from __future__ import annotations

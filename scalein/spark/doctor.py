@@ -1,8 +1,8 @@
-"""Are the executors fit? What the driver has, what each executor's host has, and whether a small flow compiles there.
+"""Can the executors run flows? Facts of the driver and of each executor's host, and whether a small flow compiles.
 
-What runs on the executors crosses by value and needs nothing but Python, so that it can tell that scalein is missing.
-A job whose tasks wait a moment is spread over all free slots; executors that are busy with other work may not answer,
-and that is said. `judged` decides, as a function of plain facts.
+The function that runs on executors is pickled by value and needs only Python, so that it can report that scalein is
+missing. A job whose tasks wait a moment spreads over all free slots; executors that are busy with other work may not
+answer, and the report says so. `diagnose` is a pure function of the facts.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from scalein.connectors.sinks.simple import format_table
-from scalein.spark.errors import explained
-from scalein.spark.session import quieten_pandas
+from scalein.spark.errors import explain_error
+from scalein.spark.session import silence_pandas_warning
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PACKAGES = ("pyspark", "scalein", "pyarrow", "llvmlite", "numpy", "pandas")
-PAUSE_S = 0.3  # a task keeps its slot this long, so that the others go elsewhere
-MOST_TASKS = 1000
-BROKEN = "broken"  # there, but it cannot be imported
+PAUSE_S = 0.3  # a task occupies its slot this long, so that other tasks go to other executors
+MAX_TASKS = 1000
+BROKEN = "broken"  # installed, but cannot be imported
 
 
 @dataclass(frozen=True, slots=True)
-class Fitness:
-    """What one Python has to offer: the driver's, or that of the executors of one host."""
+class PythonReport:
+    """Facts of one Python: the driver's, or that of the executors of one host."""
 
     where: str
     python: str
     packages: dict[str, str]  # "" where it is missing
     cpu: str
     cache: str
-    works: bool  # a small flow was compiled and gave the right rows
+    works: bool  # a small flow compiles and gives the right rows
     verdict: str
     executors: int = 0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Checkup:
-    """What `doctor` found: `ok`, the `problems` with their remedies, `notes`, and the facts of each place."""
+class Report:
+    """What `doctor` found: `ok`, the `problems` with their remedies, `notes`, and the facts of each host."""
 
     spark: str
-    driver: Fitness
-    executors: tuple[Fitness, ...]
+    driver: PythonReport
+    executors: tuple[PythonReport, ...]
     problems: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -93,37 +93,37 @@ class Checkup:
         yield from (("problem", problem) for problem in self.problems)
 
 
-def doctor(spark: SparkSession, timeout: float = 60.0) -> Checkup:
+def doctor(spark: SparkSession, timeout: float = 60.0) -> Report:
     """Whether the executors of a session can run flows, and what to do if they cannot.
 
-    `timeout` is how many seconds executors have to answer.
+    `timeout` is in seconds: executors must answer within it.
     """
-    quieten_pandas()
+    silence_pandas_warning()
     driver = _read(next(_probe()([])))
     answers: list[str] = []
     problems: list[str] = []
-    known = 1
+    executor_count = 1
     try:
-        slots, known, ask = _asker(spark)
-        answers = _within(timeout, spark, lambda: ask(min(2 * slots, MOST_TASKS)))
+        slots, executor_count, run_probes = _prober(spark)
+        answers = _run_with_timeout(timeout, spark, lambda: run_probes(min(2 * slots, MAX_TASKS)))
     except TimeoutError:
         problems.append(f"no executor has answered within {timeout:g} s: are there workers, and do they have the cores "
                         "and the memory that the session asks for?")
     except Exception as error:
-        ours = explained(error)
-        problems.append(_sentence(ours.what, ours.hint) if ours else
+        translated = explain_error(error)
+        problems.append(_sentence(translated.what, translated.hint) if translated else
                         f"a small job fails: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
-    executors = gathered(answers)
-    more, notes = judged(driver, executors)
-    asked = sum(place.executors for place in executors)
-    if executors and asked < known:
-        notes.append(f"{asked} of {known} executors answered; the others were busy")
-    about = f"Spark {spark.version}" + ("" if _is_remote(spark) else f", {spark.sparkContext.master}")
-    return Checkup(about, driver, executors, (*problems, *more), tuple(notes))
+    executors = group_by_host(answers)
+    more, notes = diagnose(driver, executors)
+    answered = sum(place.executors for place in executors)
+    if executors and answered < executor_count:
+        notes.append(f"{answered} of {executor_count} executors answered; the others were busy")
+    title = f"Spark {spark.version}" + ("" if _is_remote(spark) else f", {spark.sparkContext.master}")
+    return Report(title, driver, executors, (*problems, *more), tuple(notes))
 
 
-def judged(driver: Fitness, executors: Sequence[Fitness]) -> tuple[list[str], list[str]]:
-    """What keeps flows from running on these executors, each with its remedy; and what one should know."""
+def diagnose(driver: PythonReport, executors: Sequence[PythonReport]) -> tuple[list[str], list[str]]:
+    """The problems that keep flows from running on these executors, each with its remedy; and notes."""
     problems, notes = [], []
     for place in (driver, *executors):
         missing = [name for name in PACKAGES if not place.packages.get(name)]
@@ -135,35 +135,35 @@ def judged(driver: Fitness, executors: Sequence[Fitness]) -> tuple[list[str], li
         if not missing and not place.works:
             problems.append(f"the compiler {place.verdict} on {place.where}")
     for place in executors:
-        ours, theirs = driver.packages.get("scalein"), place.packages.get("scalein")
-        if theirs and theirs not in (BROKEN, ours):
-            problems.append(f"{place.where} has scalein {theirs}, the driver {ours}: plans of one version are for that "
-                            "version; install the same, or call scalein.spark.ship(spark) once")
-        unlike = [f"{name} {place.packages[name]} (driver: {driver.packages[name]})" for name in PACKAGES
-                  if name != "scalein" and place.packages.get(name) not in (None, "", driver.packages.get(name))]
-        if unlike:
-            notes.append(f"{place.where} has {', '.join(unlike)}")
+        wanted, found = driver.packages.get("scalein"), place.packages.get("scalein")
+        if found and found not in (BROKEN, wanted):
+            problems.append(f"{place.where} has scalein {found}, the driver {wanted}: both need the same version; "
+                            "install the same, or call scalein.spark.ship(spark) once")
+        differing = [f"{name} {place.packages[name]} (driver: {driver.packages[name]})" for name in PACKAGES
+                     if name != "scalein" and place.packages.get(name) not in (None, "", driver.packages.get(name))]
+        if differing:
+            notes.append(f"{place.where} has {', '.join(differing)}")
     cpus = {place.cpu for place in executors if place.cpu}
     if len(cpus) > 1:
         notes.append(f"{len(cpus)} kinds of CPUs: each compiles for its own")
     return problems, notes
 
 
-def gathered(answers: Iterable[str]) -> tuple[Fitness, ...]:
-    """One entry a host, or several if the Pythons of a host differ; each with the number of its executors."""
+def group_by_host(answers: Iterable[str]) -> tuple[PythonReport, ...]:
+    """One report for each host, or several if the Pythons of a host differ; each counts its executors."""
     places: dict[str, tuple[dict[str, Any], set[int]]] = {}
     for answer in answers:
         facts = json.loads(answer)
         process = facts.pop("process")
-        alike = json.dumps({key: facts[key] for key in ("where", "python", "packages", "works")}, sort_keys=True)
-        places.setdefault(alike, (facts, set()))[1].add(process)
-    return tuple(Fitness(**facts, executors=len(processes)) for _, (facts, processes) in sorted(places.items()))
+        signature = json.dumps({key: facts[key] for key in ("where", "python", "packages", "works")}, sort_keys=True)
+        places.setdefault(signature, (facts, set()))[1].add(process)
+    return tuple(PythonReport(**facts, executors=len(processes)) for _, (facts, processes) in sorted(places.items()))
 
 
-def _read(answer: str) -> Fitness:
+def _read(answer: str) -> PythonReport:
     facts = json.loads(answer)
     del facts["process"]
-    return Fitness(**{**facts, "where": "driver"})
+    return PythonReport(**{**facts, "where": "driver"})
 
 
 def _sentence(what: str, hint: str | None) -> str:
@@ -171,7 +171,7 @@ def _sentence(what: str, hint: str | None) -> str:
 
 
 def _probe() -> Callable[[Iterable[object]], Iterator[str]]:
-    """What runs on executors. A function of a function is pickled with its code, and not by the name of its module."""
+    """The function that runs on executors. A nested function is pickled with its code, not by its module's name."""
 
     def probe(rows: Iterable[object]) -> Iterator[str]:
         import importlib
@@ -207,13 +207,14 @@ def _probe() -> Callable[[Iterable[object]], Iterator[str]]:
     return probe
 
 
-def _asker(spark: SparkSession) -> tuple[int, int, Callable[[int], list[str]]]:
-    """Slots of the session, executors that it has, and how to run that many probes there."""
+def _prober(spark: SparkSession) -> tuple[int, int, Callable[[int], list[str]]]:
+    """The session's slots, the number of its executors, and a function that runs so many probes on them."""
     probe = _probe()
     if not _is_remote(spark):
         context = spark.sparkContext
-        known = int(context._jsc.sc().getExecutorMemoryStatus().size()) - (not str(context.master).startswith("local"))
-        return context.defaultParallelism, known, lambda tasks: context.parallelize(
+        managers = int(context._jsc.sc().getExecutorMemoryStatus().size())  # the driver has one, too
+        executor_count = managers - (not str(context.master).startswith("local"))
+        return context.defaultParallelism, executor_count, lambda tasks: context.parallelize(
             range(tasks), tasks).mapPartitions(probe).collect()
 
     def as_batches(batches: Iterable[Any]) -> Iterator[Any]:  # a client of Spark Connect has no RDDs
@@ -227,8 +228,8 @@ def _asker(spark: SparkSession) -> tuple[int, int, Callable[[int], list[str]]]:
         as_batches, "answer string").collect()]
 
 
-def _within(seconds: float, spark: SparkSession, work: Callable[[], list[str]]) -> list[str]:
-    """What `work` gives; its job is cancelled after that many seconds, and TimeoutError is raised."""
+def _run_with_timeout(seconds: float, spark: SparkSession, work: Callable[[], list[str]]) -> list[str]:
+    """The result of `work`; after so many seconds its job is cancelled and TimeoutError raised."""
     is_late = threading.Event()
     tag = "scalein-doctor"
 

@@ -1,12 +1,13 @@
-"""What Spark says, in our words: one sentence and a remedy where Spark has a stack trace of the JVM.
+"""Errors of Spark, translated: one sentence and a remedy where Spark has a stack trace of the JVM.
 
-An error inside of a Python worker reaches the driver as text: Python's traceback, wrapped in the JVM's. Our own errors
-are found in it by their names and given back as what they were, with all their facts; of an executor that is not fit
-(another Python, a package that is not there) the remedy is said. Whatever is not known here passes unchanged.
+An error inside a Python worker reaches the driver as text: Python's traceback, wrapped in the JVM's. A ScaleinError is
+found in it by its class name and raised again as what it was, with all its facts; where an executor cannot run flows
+(another Python, a missing package), the error names the remedy. Errors that are not known here pass unchanged.
 
-`in_our_words()` goes around each action that scalein runs itself: `start`, `doctor`, what `run` and `apply` look at. A
-DataFrame that `apply` or `run` gave is lazy: its action is the user's, and so are the error and its class, a
-PythonException of pyspark; our sentence stands at the end of its Python traceback, and `explained(error)` gives it.
+`translate_errors()` wraps each action that scalein itself runs: `start`, `doctor`, the reads of `run` and `apply`. A
+DataFrame that `apply` or `run` returned is lazy: its action is the user's, and so are the error and its class, a
+PythonException of pyspark; scalein's sentence stands at the end of its Python traceback, and `explain_error(error)`
+extracts it.
 """
 
 from __future__ import annotations
@@ -20,48 +21,48 @@ from scalein.errors import ScaleinError, _rebuild
 
 
 class SparkFailed(ScaleinError):
-    """Spark, its Java, or the Python of an executor is not fit to run a flow."""
+    """Spark, its Java, or the Python of an executor cannot run a flow."""
 
 
 @contextmanager
-def in_our_words() -> Iterator[None]:
-    """Raise as a ScaleinError what Spark raises inside, if we know what it means; Spark's own is its `__context__`."""
+def translate_errors() -> Iterator[None]:
+    """Raise known errors of Spark as a ScaleinError, whose `__context__` is Spark's own error."""
     try:
         yield
     except ScaleinError:
         raise
     except Exception as error:
-        ours = explained(error)
+        ours = explain_error(error)
         if ours is None:
             raise
         raise ours from None
 
 
-def explained(error: BaseException) -> ScaleinError | None:
-    """The ScaleinError that tells what an error of Spark's means; None if there is nothing to add to it."""
+def explain_error(error: BaseException) -> ScaleinError | None:
+    """The ScaleinError for an error of Spark's; None if it is not known."""
     if isinstance(error, ScaleinError):
         return error
     text = str(error)
-    return _raised_in_a_worker(text) or _unfit(text)
+    return _raised_in_worker(text) or _unusable_executor(text)
 
 
-# --- errors of ours, raised in a Python worker
+# --- ScaleinErrors raised in a Python worker
 
-_OURS = re.compile(r"^(?:\w+Exception: )?scalein(?:\.\w+)*\.(\w+): (.*)$", re.MULTILINE)
+_SCALEIN_ERROR = re.compile(r"^(?:\w+Exception: )?scalein(?:\.\w+)*\.(\w+): (.*)$", re.MULTILINE)
 _FACT = re.compile(r"  (\w+) +(\S.*)")
-_BEHIND = ("\tat ", "Driver stacktrace", "JVM stacktrace", "Caused by:", "The above exception", "During handling")
+_STACK_TRACE = ("\tat ", "Driver stacktrace", "JVM stacktrace", "Caused by:", "The above exception", "During handling")
 
 
-def _raised_in_a_worker(text: str) -> ScaleinError | None:
-    """The last error of ours in the text: a chain of Python errors ends with the one that left the worker."""
-    every = list(_OURS.finditer(text))
-    if not every:
+def _raised_in_worker(text: str) -> ScaleinError | None:
+    """The last ScaleinError in the text: a chain of Python errors ends with the one that left the worker."""
+    matches = list(_SCALEIN_ERROR.finditer(text))
+    if not matches:
         return None
-    found = every[-1]
-    kind: type[ScaleinError] = getattr(scalein.errors, found[1], SparkFailed)
+    found = matches[-1]
+    cls: type[ScaleinError] = getattr(scalein.errors, found[1], SparkFailed)
     lines, facts, name = [found[2]], dict[str, str](), ""
     for line in text[found.end() + 1 :].splitlines():
-        if not line.strip() or line.startswith(_BEHIND):
+        if not line.strip() or line.startswith(_STACK_TRACE):
             break
         lines.append(line)
         fact = _FACT.fullmatch(line)
@@ -70,17 +71,17 @@ def _raised_in_a_worker(text: str) -> ScaleinError | None:
             facts[name] = fact[2]
         elif name:
             facts[name] += "\n" + line
-    return _rebuild(kind, "\n".join(lines), found[2], facts.get("hint"), facts)
+    return _rebuild(cls, "\n".join(lines), found[2], facts.get("hint"), facts)
 
 
-# --- executors that are not fit
+# --- executors that cannot run flows
 
-_PLACE = re.compile(r"\(TID \d+\) \((\S+) executor (\S+)\)")
+_EXECUTOR = re.compile(r"\(TID \d+\) \((\S+) executor (\S+)\)")
 _THIS_PYTHON = ("set PYSPARK_PYTHON, before the session starts, to an interpreter that every executor has, of the "
                 "driver's version")
-_UNFIT: tuple[tuple[str, str, str], ...] = (  # pattern, sentence, remedy; \1 is the pattern's first group
+_UNUSABLE: tuple[tuple[str, str, str], ...] = (  # pattern, sentence, remedy; \1 is the pattern's first group
     (r"different version: (\S+) than that in driver: (\d+\.\d+)",
-     r"the executors run Python \1, the driver \2, and Spark wants one version", _THIS_PYTHON),
+     r"the executors run Python \1, the driver \2, and Spark needs one version", _THIS_PYTHON),
     (r'Cannot run program "([^"]+)"', r"an executor has no Python at \1", _THIS_PYTHON),
     (r"No module named '(scalein)[.\w]*'", r"the Python of an executor has no package \1",
      "install scalein there, or call scalein.spark.ship(spark) once: it sends this one to every executor"),
@@ -92,20 +93,20 @@ _UNFIT: tuple[tuple[str, str, str], ...] = (  # pattern, sentence, remedy; \1 is
      r"the Python of an executor or of the driver has no package \1",
      r'install it there: pip install "scalein[spark]"'),
     (r"(?i)\b(pandas|pyarrow) >= (\S+) must be installed; however, your version is (\S+)\.",
-     r"Spark wants \1 \2 or newer, and there is \3", r'install it: pip install --upgrade "scalein[spark]"'),
+     r"Spark needs \1 \2 or newer, and there is \3", r'install it: pip install --upgrade "scalein[spark]"'),
     (r"Python worker (?:exited unexpectedly|failed to connect back)()",
-     "a Python worker of Spark ended without a word: killed for its memory, or it crashed",
+     "a Python worker of Spark ended without a message: killed for its memory, or it crashed",
      "give executors more memory (spark.executor.memoryOverhead); SCALEIN_SAFE=1 there finds a wrong kernel"),
     (r"(?:stopped SparkContext|SparkContext (?:was|has been) (?:shut down|stopped)|Answer from Java side is empty)()",
      "the Spark session has ended", "start another one: scalein.spark.session()"),
 )  # fmt: skip
 
 
-def _unfit(text: str) -> SparkFailed | None:
-    for pattern, sentence, remedy in _UNFIT:
+def _unusable_executor(text: str) -> SparkFailed | None:
+    for pattern, sentence, remedy in _UNUSABLE:
         found = re.search(pattern, text)
         if found is not None:
-            place = _PLACE.search(text)
+            place = _EXECUTOR.search(text)
             on = f"{place[1]}, executor {place[2]}" if place is not None and place[2] != "driver" else None
             return SparkFailed(found.expand(sentence), on=on, hint=found.expand(remedy))
     return None

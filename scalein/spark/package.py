@@ -1,7 +1,7 @@
-"""Send this scalein to the executors of a session: for clusters whose Pythons have its dependencies, but not itself.
+"""Send this scalein to the executors of a session: for clusters whose Pythons have its dependencies, but not scalein.
 
-The package is Python only, so a zip of its files is all of it; Spark puts it in front of what an executor has
-installed. llvmlite, numpy, pyarrow and pandas are machine code and must be there already.
+The package is Python only, so a zip of its files is complete; Spark puts it in front of an executor's installed
+packages. llvmlite, numpy, pyarrow and pandas contain machine code and must be installed on the executors.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import scalein
-from scalein.spark.errors import in_our_words
+from scalein.spark.errors import translate_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 def ship(spark: SparkSession) -> str:
-    """Send this scalein to every executor, those that come later too, and give the zip's name.
+    """Send this scalein to every executor, also to those that start later; gives the zip's name.
 
-    Call it before the first flow: a Python worker that has imported another scalein keeps that one until it ends.
+    Call it before the first flow: a Python worker that has imported another scalein uses that one until it ends.
     """
-    path = packed(Path(tempfile.mkdtemp(prefix="scalein-")))
-    with in_our_words():
+    path = build_zip(Path(tempfile.mkdtemp(prefix="scalein-")))
+    with translate_errors():
         spark.addArtifacts(str(path), pyfile=True)
     return path.name
 
 
-def packed(folder: Path) -> Path:
-    """A zip of the package in `folder`; the same files give the same name.
+def build_zip(folder: Path) -> Path:
+    """Write a zip of the package to `folder`; the same files give the same name.
 
-    It has bytecode beside the source: Python never keeps what it compiled from a zip, so each worker process would
-    compile all of it again, for half a second. Executors run the driver's version of Python, or Spark refuses them.
+    It has bytecode beside the source: Python does not cache what it compiles from a zip, so each worker process would
+    compile all modules again, in half a second. Executors run the driver's version of Python, or Spark refuses them.
     """
     root = Path(scalein.__file__).parent
     files = {f"scalein/{path.relative_to(root)}": path.read_bytes() for path in sorted(root.rglob("*.py"))}

@@ -1,20 +1,19 @@
-"""Phases: how a part of a flow is cut for Spark, which runs the first half beside its data and the second behind a
-shuffle.
+"""MapReduce: a fragment of a flow as a map side, which Spark runs where the data is, and a reduce side after a shuffle.
 
-A part is a segment (`jobs/segments.py`): row by row ops around at most one that needs other rows.
+A fragment (`jobs/fragments.py`) is a chain of row-wise ops around at most one that needs other rows.
 
     rowwise    map                      no other rows are needed
-    partials   map  ->  combine, final  rows become partial groups (`ir/two_phase.py`) where they are; those cross
-    rows       map  ->  final           aggregates without columns of their own (distinct values, quantiles): what they
-                                        read crosses, row by row
-    top        map  ->  combine, final  the first rows of an order: those of each task cross, to one place
+    partials   map  ->  combine, final  rows become partial groups (`ir/partials.py`) before the shuffle
+    rows       map  ->  final           aggregates without partial columns (distinct values, quantiles): the columns
+                                        that they read are shuffled, row by row
+    top        map  ->  combine, final  the first rows of an order: those of each task are shuffled to one target
 
-Where partial groups would be nearly as many as rows, making them only costs: `map` may then go over to `rows` for the
-rest of a task (what the aggregation reads, `crossing_rows`), and `final` takes both.
+Where there are nearly as many partial groups as rows, making them only costs time: `map` may then send rows instead for
+the rest of a task (the columns that the aggregation reads, `row_shuffle_schema`), and `final` accepts both.
 
-`Phases` are pickled as ops and compiled where they are used, once a process if they are kept there (`shipping.py`).
-What `map` gives has the columns of `crossing`; rows that are equal in the columns `keys` must meet in one call of
-`final`, and without keys all rows must.
+A `MapReduce` is pickled as ops and compiled where it is used, once a process if it is cached there (`serialize.py`).
+The result of `map` has the columns of `shuffle_schema`; rows that are equal in the columns `keys` must meet in one call
+of `final`, and without keys all rows must. One thread at a time uses a `MapReduce`.
 """
 
 from __future__ import annotations
@@ -44,17 +43,17 @@ from scalein.jobs.operators import reads
 from scalein.jobs.partials import group_of, replaced, scan_of
 from scalein.options import Options
 
-MOST_GROUPS = 1 << 20  # held by a task before they are handed on
-WORTH = 2.0  # rows a group, from which on partial groups are worth making
-KEPT_BYTES = 256 << 20  # of rows that wait to become groups at once
-ADDED_ROWS = 1 << 18  # between two looks at the number of groups
+MAX_GROUPS = 1 << 20  # held by a task before they are sent
+MIN_ROWS_PER_GROUP = 2.0  # from which on partial groups are worth making
+BUFFERED_BYTES = 256 << 20  # of shuffled rows that become groups at once
+CHECK_ROWS = 1 << 18  # between two checks of the number of groups
 
 Batches = Iterable[pa.RecordBatch]
 Rows = Iterator[pa.RecordBatch]
 
 
 def refuse_order(op: ops.Op) -> None:
-    """Refuse what depends on the order of rows: Spark has none."""
+    """Refuse ops that depend on the order of rows: Spark has none."""
     why = "depends on the order of rows, and Spark has none"
     match op:
         case ops.Aggregate():
@@ -66,24 +65,24 @@ def refuse_order(op: ops.Op) -> None:
         case ops.Limit():
             raise BadArgument(f"limit {why}", at=op.at, hint="sort before it, or use top_k(k, by)")
         case ops.Distinct() if set(op.keys) != set(op.schema.names):
-            raise BadArgument(f"distinct of some columns keeps first rows, which {why}", at=op.at,
+            raise BadArgument(f"distinct of some columns gives first rows, which {why}", at=op.at,
                               hint="group_by these columns, and take arg_min(by) or arg_max(by) of the others")
 
 
-class Phases:
-    """One segment in two halves; `kind` is rowwise, partials, rows or top."""
+class MapReduce:
+    """The map and the reduce side of a fragment; `kind` is rowwise, partials, rows or top."""
 
-    def __init__(self, segment: Fragment) -> None:
-        state = segment.state
+    def __init__(self, fragment: Fragment) -> None:
+        state = fragment.state
         if state is not None:
             refuse_order(state)
-        if isinstance(state, ops.Distinct):  # of all columns: groups without an aggregate
-            whole = ops.Aggregate(state.input, identity(state.schema), None, (), at=state.at)
-            segment = Fragment(over(segment.op, state, whole), segment.input, whole, None)
-        assert not isinstance(segment.state, ops.Limit | ops.Distinct)
-        self.segment = replace(segment, then=None)
-        self.state = segment.state
-        self._idle: list[PreAggregationProgram] = []  # with the tables of joins, and no groups
+        if isinstance(state, ops.Distinct):  # of all columns: a group_by without aggregates
+            complete = ops.Aggregate(state.input, identity(state.schema), None, (), at=state.at)
+            fragment = Fragment(over(fragment.op, state, complete), fragment.input, complete, None)
+        assert not isinstance(fragment.state, ops.Limit | ops.Distinct)
+        self.fragment = replace(fragment, then=None)
+        self.state = fragment.state
+        self._idle_programs: list[PreAggregationProgram] = []  # they hold the tables of joins, and no groups
         match self.state:
             case None:
                 self.kind = "rowwise"
@@ -93,58 +92,59 @@ class Phases:
                 self.kind = "partials" if fits(group_of(self._root).table) else "rows"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Phases, (self.segment,)
+        return MapReduce, (self.fragment,)
 
     @property
-    def second(self) -> Phases:
-        """The same, for `final` alone: tables of joins before the shuffle need not travel behind it."""
+    def reduce_only(self) -> MapReduce:
+        """The same for `final` alone: reduce tasks do not need the tables of joins before the shuffle."""
         state = self.state
         assert isinstance(state, ops.Aggregate | ops.Sort)
-        new = replace(state, input=_without_tables(state.input))
-        return Phases(Fragment(over(self.segment.op, state, new), self.segment.input, new, None))
+        reduced = replace(state, input=_without_tables(state.input))
+        return MapReduce(Fragment(over(self.fragment.op, state, reduced), self.fragment.input, reduced, None))
 
-    # --- what crosses
+    # --- the shuffle
 
     @cached_property
-    def crossing(self) -> pa.Schema:
-        """The columns that `map` gives, and `combine` and `final` take."""
+    def shuffle_schema(self) -> pa.Schema:
+        """The columns that `map` gives, and that `combine` and `final` take."""
         match self.kind:
             case "partials":
-                names = [*self._two.keys.names, *self._two.values.names]
-                return pa.schema([self._two.partial.schema.arrow.field(name) for name in names])
+                names = [*self._two_phase.keys.names, *self._two_phase.values.names]
+                return pa.schema([self._two_phase.partial.schema.arrow.field(name) for name in names])
             case "rows":
-                return self._rows_op.schema.arrow
+                return self._shuffled_rows.schema.arrow
             case "top":
                 assert self.state is not None
                 return self.state.schema.arrow
             case _:
-                return self.segment.op.schema.arrow
+                return self.fragment.op.schema.arrow
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
-        """The columns of `crossing` by which rows meet; none if all must, or none need to."""
+        """The columns of `shuffle_schema` by which rows meet; none if all rows must meet, or none need to."""
         if not isinstance(self.state, ops.Aggregate):
             return ()
         return self.row_keys if self.kind == "rows" else tuple(key.name for key in self.state.keys)
 
     @cached_property
-    def crossing_rows(self) -> pa.Schema | None:
-        """The columns of rows that cross in the place of partial groups; None if these always are groups."""
+    def row_shuffle_schema(self) -> pa.Schema | None:
+        """The columns of rows that are shuffled instead of partial groups; None if that is not possible."""
         if self.kind != "partials" or not self.keys:
             return None
-        again = two_phase(group_of(compile_flow(self.over_rows)))
-        is_same = again.partial.schema == self._two.partial.schema and again.functions == self._two.functions
-        return self._rows_op.schema.arrow if is_same else None
+        over_rows = two_phase(group_of(compile_flow(self.over_shuffled_rows)))
+        two = self._two_phase
+        is_same = over_rows.partial.schema == two.partial.schema and over_rows.functions == two.functions
+        return self._shuffled_rows.schema.arrow if is_same else None
 
     @property
     def row_keys(self) -> tuple[str, ...]:
-        """The columns of `crossing_rows` that `keys` are."""
+        """The columns of `row_shuffle_schema` that are the keys."""
         assert isinstance(self.state, ops.Aggregate)
-        return tuple(self._crossing_names[key.expr] for key in self.state.keys)
+        return tuple(self.shuffle_names[key.expr] for key in self.state.keys)
 
     @cached_property
     def source_keys(self) -> tuple[str, ...] | None:
-        """The columns of the input that `keys` are; None if they are computed, or there are none."""
+        """The columns of the input that are the keys; None if keys are computed, or there are none."""
         if not self.keys:
             return None
         node = group_of(self._root)
@@ -154,8 +154,8 @@ class Phases:
 
     @property
     def is_by_column(self) -> bool:
-        """Whether the columns of partial groups, if these are what crosses, combine each on its own."""
-        return self.kind != "partials" or self._two.is_by_column
+        """Whether the columns of partial groups, if these are shuffled, combine independently of each other."""
+        return self.kind != "partials" or self._two_phase.is_by_column
 
     @property
     def window(self) -> ops.Window | None:
@@ -163,7 +163,7 @@ class Phases:
 
     @cached_property
     def slice_size(self) -> int:
-        """How long the slices of time are that partial groups belong to; 0 if there is no window."""
+        """The length of the time slices of partial groups, in units of the time column; 0 without a window."""
         return group_of(self._root).table.slice_size if self.window is not None else 0
 
     @cached_property
@@ -172,106 +172,106 @@ class Phases:
         return list(dict.fromkeys(reads(self._map.node)))
 
     @cached_property
-    def tests(self) -> tuple[Condition, ...]:
-        """What holds for every row of the input that `map` keeps."""
+    def scan_conditions(self) -> tuple[Condition, ...]:
+        """Conditions that hold for every input row that passes the filters of `map`: a source may skip others."""
         return tuple(test for node in walk_nodes(self._map.node) if isinstance(node, Pipeline | WindowAggregate)
                      and isinstance(node.input, Scan) and node.input.source.data is None and node.steps
                      and isinstance(node.steps[0], FilterStep) for test in conditions_of(node.steps[0].predicate))
 
-    # --- the halves
+    # --- the two sides
 
-    def map(self, batches: Batches, options: Options, *, rows_too: bool = False) -> Rows:
-        """What crosses, for rows of the input (its columns `reads`, or more). Holds a bounded number of groups.
+    def map(self, batches: Batches, options: Options, *, may_send_rows: bool = False) -> Rows:
+        """The rows to shuffle, for rows of the input (its columns `reads`, or more). Holds a bounded number of groups.
 
-        With `rows_too`, batches of `crossing_rows` may follow those of `crossing`.
+        With `may_send_rows`, batches of `row_shuffle_schema` may follow those of `shuffle_schema`.
         """
         if self.kind != "partials":
             return self._run(self._map, batches, options)
-        return self._partials(batches, options, rows_too and self.crossing_rows is not None)
+        return self._partials(batches, options, may_send_rows and self.row_shuffle_schema is not None)
 
     def combine(self, batches: Batches, options: Options) -> Rows:
-        """The same in fewer rows: of partial groups, one for each key and slice; rows stay as they are."""
+        """The same in fewer rows: one partial group for each key and slice; rows are passed through."""
         if self._combine is None:
             return iter(batches)
-        names = self.crossing.names
+        names = self.shuffle_schema.names
         return (batch if batch.schema.names == names else batch.select(names)
                 for batch in self._run(self._combine, batches, options))
 
     def final(self, batches: Batches, options: Options) -> Rows:
-        """The results of all that has crossed for some keys; without keys also of nothing."""
-        if self.crossing_rows is not None:
+        """The results of all shuffled rows of some keys; without keys also for no rows."""
+        if self.row_shuffle_schema is not None:
             batches = self._as_partials(batches, options)
         return self._run(self._final, batches, options)
 
     def _as_partials(self, batches: Batches, options: Options) -> Rows:
-        """Partial groups, also of rows that crossed as such: many at once, for which there is a faster way."""
-        waiting: list[pa.RecordBatch] = []
-        names, size = self.crossing.names, 0
+        """Partial groups; shuffled rows become partial groups in large portions, which is faster."""
+        buffered: list[pa.RecordBatch] = []
+        names, size = self.shuffle_schema.names, 0
         for batch in batches:
             if batch.schema.names == names:
                 yield batch
                 continue
-            waiting.append(batch)
+            buffered.append(batch)
             size += batch.nbytes
-            if size > KEPT_BYTES:
-                yield from self._run(self._partials_of_rows, iter(waiting), options)
-                waiting, size = [], 0
-        if waiting:
-            yield from self._run(self._partials_of_rows, iter(waiting), options)
+            if size > BUFFERED_BYTES:
+                yield from self._run(self._partials_from_rows, iter(buffered), options)
+                buffered, size = [], 0
+        if buffered:
+            yield from self._run(self._partials_from_rows, iter(buffered), options)
 
-    def whole(self, batches: Batches, options: Options) -> Rows:
-        """The results for all rows of some keys, in one half."""
-        return self._run(self._whole, batches, options)
+    def complete(self, batches: Batches, options: Options) -> Rows:
+        """The results for all rows of some keys, without a shuffle."""
+        return self._run(self._complete, batches, options)
 
-    def groups(self, batches: Batches, options: Options) -> Rows:
-        """The groups (or windows) of what has crossed, before the ops that stand behind the aggregation."""
-        return self._run(self._groups, batches, options)
+    def aggregated(self, batches: Batches, options: Options) -> Rows:
+        """The groups (or windows) of shuffled rows, before the ops downstream of the aggregation."""
+        return self._run(self._aggregated, batches, options)
 
-    def behind(self, batches: Batches, options: Options) -> Rows:
-        """What the ops behind the aggregation make of groups."""
-        return self._run(self._behind, batches, options)
+    def downstream(self, batches: Batches, options: Options) -> Rows:
+        """The results of the ops downstream of the aggregation, for groups."""
+        return self._run(self._downstream, batches, options)
 
     def _run(self, program: Program, batches: Batches, options: Options) -> Rows:
         try:
             yield from program.run(batches, options)
         except ComputeError as error:
-            raise located(error, self.segment.op, program.node) from None
+            raise located(error, self.fragment.op, program.node) from None
 
-    def _partials(self, batches: Batches, options: Options, rows_too: bool) -> Rows:
-        """Partial groups; a group comes again when there were too many in between."""
-        names = self.crossing.names
-        standing = self._idle.pop() if self._idle else PreAggregationProgram(self._two.partial)
-        rest, counted = _Counted(batches), 0
-        is_worth = True
-        while is_worth and rest.has_more:
+    def _partials(self, batches: Batches, options: Options, may_send_rows: bool) -> Rows:
+        """Partial groups; a key may come several times, since groups are sent whenever there are MAX_GROUPS."""
+        names = self.shuffle_schema.names
+        program = self._idle_programs.pop() if self._idle_programs else PreAggregationProgram(self._two_phase.partial)
+        rest, rows_before = _CountedBatches(batches), 0
+        pays_off = True
+        while pays_off and rest.has_more:
             try:
-                standing.add(rest.some(ADDED_ROWS), options)
+                program.add(rest.take(CHECK_ROWS), options)
             except ComputeError as error:
-                raise located(error, self.segment.op, standing.node) from None
-            if standing.count > MOST_GROUPS:
-                is_worth = not rows_too or rest.rows - counted >= WORTH * standing.count
-                counted = rest.rows
-                yield from (batch.select(names) for batch in standing.drain())
-        yield from (batch.select(names) for batch in standing.drain())
-        self._idle.append(standing)  # only now: after an error, or a task that was given up, nothing is known of it
+                raise located(error, self.fragment.op, program.node) from None
+            if program.count > MAX_GROUPS:
+                pays_off = not may_send_rows or rest.rows - rows_before >= MIN_ROWS_PER_GROUP * program.count
+                rows_before = rest.rows
+                yield from (batch.select(names) for batch in program.drain())
+        yield from (batch.select(names) for batch in program.drain())
+        self._idle_programs.append(program)  # only now: after an error or an abandoned task its groups are undefined
         if rest.has_more:
-            yield from self._run(self._map_rows, rest.some(), options)
+            yield from self._run(self._map_rows, rest.take(), options)
 
     # --- programs
 
     @cached_property
     def _root(self) -> Node:
-        return compile_flow(self.segment.op)
+        return compile_flow(self.fragment.op)
 
     @cached_property
-    def _two(self) -> TwoPhase:
+    def _two_phase(self) -> TwoPhase:
         return two_phase(group_of(self._root))
 
     @cached_property
     def _map(self) -> Program:
         match self.kind:
             case "partials":
-                return Program(self._two.partial)
+                return Program(self._two_phase.partial)
             case "rows":
                 return self._map_rows
             case "top":
@@ -281,57 +281,57 @@ class Phases:
                 return Program(self._root)
 
     @cached_property
-    def _whole(self) -> Program:
+    def _complete(self) -> Program:
         return Program(self._root)
 
     @cached_property
     def _map_rows(self) -> Program:
-        return Program(compile_flow(self._rows_op))
+        return Program(compile_flow(self._shuffled_rows))
 
     @cached_property
-    def _partials_of_rows(self) -> Program:
-        return Program(two_phase(group_of(compile_flow(self.over_rows))).partial)
+    def _partials_from_rows(self) -> Program:
+        return Program(two_phase(group_of(compile_flow(self.over_shuffled_rows))).partial)
 
     @cached_property
     def _combine(self) -> Program | None:
         match self.kind:
             case "partials":
-                return Program(self._two.combine)
+                return Program(self._two_phase.combine)
             case "top":
-                return Program(compile_flow(self._state_again))
+                return Program(compile_flow(self.state_over_shuffled))
             case _:
                 return None
 
     @cached_property
     def _final(self) -> Program:
         if self.kind == "partials":
-            return Program(replaced(self._root, group_of(self._root), self._two.final))
+            return Program(replaced(self._root, group_of(self._root), self._two_phase.final))
         assert self.state is not None
-        return Program(compile_flow(over(self.segment.op, self.state, self._state_again)))
+        return Program(compile_flow(over(self.fragment.op, self.state, self.state_over_shuffled)))
 
     @cached_property
-    def _groups(self) -> Program:
-        return Program(self._two.final if self.kind == "partials" else compile_flow(self._state_again))
+    def _aggregated(self) -> Program:
+        return Program(self._two_phase.final if self.kind == "partials" else compile_flow(self.state_over_shuffled))
 
     @cached_property
-    def _behind(self) -> Program:
+    def _downstream(self) -> Program:
         node = group_of(self._root)
         return Program(replaced(self._root, node, scan_of(node)))
 
     @cached_property
-    def _state_again(self) -> ops.Op:
-        """The op with state over rows that have crossed."""
+    def state_over_shuffled(self) -> ops.Op:
+        """The op with state over shuffled rows."""
         if isinstance(self.state, ops.Aggregate):
-            return self.over_rows
+            return self.over_shuffled_rows
         assert self.state is not None
-        return replace(self.state, input=placeholder(Schema.from_arrow(self.crossing)))
+        return replace(self.state, input=placeholder(Schema.from_arrow(self.shuffle_schema)))
 
     @cached_property
-    def over_rows(self) -> ops.Aggregate:
-        """The aggregation over what it reads."""
+    def over_shuffled_rows(self) -> ops.Aggregate:
+        """The aggregation over the columns that it reads."""
         assert isinstance(self.state, ops.Aggregate)
-        names = self._crossing_names
-        source = placeholder(self._rows_op.schema)
+        names = self.shuffle_names
+        source = placeholder(self._shuffled_rows.schema)
 
         def column(expr: Expr) -> Col:
             return Col(names[expr], type_of(expr), expr.nullable)
@@ -339,25 +339,25 @@ class Phases:
         return self.state.with_inputs((source,)).with_exprs([column(expr) for expr, _ in self.state.exprs()])
 
     @cached_property
-    def _crossing_names(self) -> dict[Expr, str]:
-        """What an aggregation reads, each with the name under which it crosses: a column keeps its own."""
+    def shuffle_names(self) -> dict[Expr, str]:
+        """The expressions that an aggregation reads, each with its name in the shuffle: a column has its own name."""
         assert isinstance(self.state, ops.Aggregate)
         exprs = dict.fromkeys(expr for expr, _ in self.state.exprs())
         return {expr: expr.name if isinstance(expr, Col) else f"#value{k}" for k, expr in enumerate(exprs)}
 
     @cached_property
-    def _rows_op(self) -> ops.Op:
-        """What an aggregation reads, row by row."""
+    def _shuffled_rows(self) -> ops.Op:
+        """The expressions that an aggregation reads, row by row."""
         assert self.state is not None
-        return ops.Project(self.state.input, tuple(Named(name, expr) for expr, name in self._crossing_names.items()))
+        return ops.Project(self.state.input, tuple(Named(name, expr) for expr, name in self.shuffle_names.items()))
 
 
 def _without_tables(op: ops.Op) -> ops.Op:
     return transform_streams(op, lambda each: each, lambda table: placeholder(table.schema))
 
 
-class _Counted:
-    """Batches in portions, and how many rows there were so far."""
+class _CountedBatches:
+    """Batches in portions, and the number of rows so far."""
 
     def __init__(self, batches: Batches) -> None:
         self._rest = iter(batches)
@@ -368,7 +368,7 @@ class _Counted:
     def has_more(self) -> bool:
         return self._next is not None
 
-    def some(self, rows: int = 1 << 62) -> Rows:
+    def take(self, rows: int = 1 << 62) -> Rows:
         """Batches of about so many rows."""
         end = self.rows + rows
         while self._next is not None and self.rows < end:

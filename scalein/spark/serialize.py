@@ -1,12 +1,14 @@
-"""Shipping: how plans reach the Python processes of executors.
+"""Serialization: how plans reach the Python processes of executors.
 
-What crosses is a plan, never machine code: executors compile for the CPU they have, and share a cache on their disk.
-A value is packed into bytes with a digest. A process unpacks a digest once and keeps what comes out, so that programs
-are compiled once a process and static tables are hashed once, whatever the number of tasks. cloudpickle packs the
-user's functions (`map_batches`, UDFs) as Spark packs its own; packages of the user's go by name.
+A plan is sent, never machine code: executors compile for their own CPU, and share a code cache on their disk. A value
+is serialized to bytes with a digest. A process deserializes a digest once and caches the value, so that programs are
+compiled once a process and static tables are hashed once, whatever the number of tasks. cloudpickle serializes the
+user's functions (`map_batches`, UDFs) as Spark serializes its own; modules of installed packages go by name.
 
-Tasks of many actions carry a value as `Carried`: Spark sends a broadcast variable to a machine once. In the tasks
-themselves it would travel with each action, and above 1 MB leave a file on the driver's disk each time.
+Tasks of many actions hold a value as a `BroadcastPlan`: Spark sends a broadcast variable to a machine once. Inside the
+tasks it would be sent with each action, and above 1 MB leave a file on the driver's disk each time.
+
+The cache is per process and guarded by a lock: worker processes run one task at a time, but the driver has threads.
 """
 
 from __future__ import annotations
@@ -31,109 +33,109 @@ if TYPE_CHECKING:
 
     from scalein.api.flow import Flow
 
-MOST_KEPT = 32  # plans of a process; each holds its static tables
+MAX_CACHED = 32  # plans of a process; each holds its static tables
 
-_kept: OrderedDict[str, object] = OrderedDict()
+_cache: OrderedDict[str, object] = OrderedDict()
 _lock = threading.Lock()
 
-Packed = tuple[str, bytes]
+Serialized = tuple[str, bytes]
 
 
-def pack(value: object) -> Packed:
-    """A value as bytes, and their digest."""
+def serialize(value: object) -> Serialized:
+    """The digest of a value's bytes, and the bytes."""
     from pyspark import cloudpickle
 
     data: bytes = cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)  # type: ignore[no-untyped-call]
     return hashlib.blake2b(data, digest_size=16).hexdigest(), data
 
 
-def unpack(digest: str, data: bytes) -> object:
-    """The value: the same object for each call with one digest, as long as it is among the last ones used."""
-    found = _known(digest)
+def deserialize(digest: str, data: bytes) -> object:
+    """The value: the same object for each call with one digest, as long as it is among the most recently used."""
+    found = _cached(digest)
     if found is not None:
         return found
     value = pickle.loads(data)
     with _lock:
-        value = _kept.setdefault(digest, value)
-        while len(_kept) > MOST_KEPT:
-            _kept.popitem(last=False)
+        value = _cache.setdefault(digest, value)
+        while len(_cache) > MAX_CACHED:
+            _cache.popitem(last=False)
     return value
 
 
-def _known(digest: str) -> object | None:
+def _cached(digest: str) -> object | None:
     with _lock:
-        if digest in _kept:
-            _kept.move_to_end(digest)
-        return _kept.get(digest)
+        if digest in _cache:
+            _cache.move_to_end(digest)
+        return _cache.get(digest)
 
 
 @dataclass(frozen=True)
-class Carried:
-    """A packed value as tasks carry it: itself, or in a broadcast variable until `close`."""
+class BroadcastPlan:
+    """A serialized value as tasks hold it: its bytes, or a broadcast variable until `destroy`."""
 
     digest: str
-    held: Any  # bytes, or a Broadcast whose value is the value
+    payload: Any  # bytes, or a Broadcast of the value
 
     @staticmethod
-    def by(context: SparkContext, packed: Packed) -> Carried:
-        return Carried(packed[0], context.broadcast(_Unpacked(packed)))
+    def broadcast(context: SparkContext, serialized: Serialized) -> BroadcastPlan:
+        return BroadcastPlan(serialized[0], context.broadcast(_BroadcastValue(serialized)))
 
     def value(self) -> object:
-        found = _known(self.digest)
+        found = _cached(self.digest)
         if found is None:
-            found = unpack(self.digest, self.held) if isinstance(self.held, bytes) else self.held.value
+            found = deserialize(self.digest, self.payload) if isinstance(self.payload, bytes) else self.payload.value
         return found
 
-    def close(self) -> None:
-        if not isinstance(self.held, bytes):
-            with suppress(Exception):  # the session may have ended, and taken it along
-                self.held.destroy()
+    def destroy(self) -> None:
+        if not isinstance(self.payload, bytes):
+            with suppress(Exception):  # the session may have ended, and the broadcast with it
+                self.payload.destroy()
 
 
-class _Unpacked:
-    """Pickled as bytes, and unpickled as what they are: so no process holds both."""
+class _BroadcastValue:
+    """Pickled as serialized bytes and unpickled as the value, so that no process holds both."""
 
-    def __init__(self, packed: Packed) -> None:
-        self._packed = packed
+    def __init__(self, serialized: Serialized) -> None:
+        self._serialized = serialized
 
     def __reduce__(self) -> tuple[object, ...]:
-        return unpack, self._packed
+        return deserialize, self._serialized
 
 
-def ship(op: ops.Op) -> Packed:
-    """A plan, packed; what it joins with is read first."""
-    return pack(settled(optimised(op), op.at))
+def serialize_plan(op: ops.Op) -> Serialized:
+    """A plan, serialized; the static sides of its joins are read first."""
+    return serialize(read_static_tables(optimise(op), op.at))
 
 
-def rebuilt(kind: type[Flow], digest: str, data: bytes) -> Flow:
-    """The flow of a plan that was shipped."""
-    op = unpack(digest, data)
+def rebuild_flow(kind: type[Flow], digest: str, data: bytes) -> Flow:
+    """The flow of a serialized plan."""
+    op = deserialize(digest, data)
     return kind(op)  # type: ignore[arg-type]
 
 
-def optimised(op: ops.Op) -> ops.Op:
-    """The plan after the compiler's passes over ops: what is not needed is gone from its sources."""
+def optimise(op: ops.Op) -> ops.Op:
+    """The plan after the compiler's passes over ops: its sources have only the columns that are needed."""
     for step in OP_PASSES:
         op = step(op)
     return op
 
 
-def settled(op: ops.Op, at: SourceLoc) -> ops.Op:
-    """The plan with the static side of every join as a table of the columns that are needed, read here and now."""
-    done: dict[int, ops.Op] = {}
+def read_static_tables(op: ops.Op, at: SourceLoc) -> ops.Op:
+    """The plan with the static side of every join replaced by a table of the needed columns, read now."""
+    tables: dict[int, ops.Op] = {}
 
     def static(right: ops.Op) -> ops.Op:
-        if id(right) not in done:
-            done[id(right)] = _read(right, at)
-        return done[id(right)]
+        if id(right) not in tables:
+            tables[id(right)] = _read_static(right, at)
+        return tables[id(right)]
 
-    return transform_streams(op, lambda below: below, static)
+    return transform_streams(op, lambda each: each, static)
 
 
-def _read(op: ops.Op, at: SourceLoc) -> ops.Op:
+def _read_static(op: ops.Op, at: SourceLoc) -> ops.Op:
     from scalein.exec.bounded import collect
 
-    if any(isinstance(below, ops.Source) and below.data is None for below in walk_ops(op)):
+    if any(isinstance(each, ops.Source) and each.data is None for each in walk_ops(op)):
         raise BadArgument("a join's static side has no data: it begins with si.flow(schema)", at=at,
                           hint="bind it: from_arrow(df.toArrow()), or read it from files")
     if isinstance(op, ops.Source) and isinstance(op.data, Batches) and op.data.table is not None:

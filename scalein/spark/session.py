@@ -1,10 +1,12 @@
-"""A Spark session for people without one: this machine, this interpreter, quiet.
+"""A Spark session for users without one: on this machine, with this interpreter, quiet.
 
-Spark's workers run `python3` of the PATH unless they are told otherwise, which is rarely the one with the packages;
-the JVM greets with half a screen of warnings, keeps two hundred shuffle partitions for two cores, and a missing Java is
-told as "gateway process exited". Here: PYSPARK_PYTHON is this interpreter, Java is looked at before it is started, what
-the JVM writes while it starts is kept back and shown only if it fails, and a failing task is told once, by the error
-that Python gets, and not by the log as well (`spark.sparkContext.setLogLevel("WARN")` brings the log back).
+By default Spark's workers run `python3` of the PATH, which is rarely the interpreter with the packages; the JVM prints
+half a screen of warnings, uses two hundred shuffle partitions for two cores, and reports a missing Java as "gateway
+process exited". Here PYSPARK_PYTHON is this interpreter, Java is checked before it is started, the JVM's stderr is held
+back while it starts and shown only if it fails, and a failing task is reported once, by the error that Python raises,
+and not by the log as well (`spark.sparkContext.setLogLevel("WARN")` brings the log back).
+
+A daemon thread (`scalein-spark-stderr`) reads the JVM's stderr for as long as the JVM lives.
 """
 
 from __future__ import annotations
@@ -21,31 +23,31 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from scalein.options import granted_cores
-from scalein.spark.errors import SparkFailed, in_our_words
+from scalein.spark.errors import SparkFailed, translate_errors
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
-LEAST_JAVA = 17  # of Spark 4
-MOST_MEMORY_MB, LEAST_MEMORY_MB = 4096, 1024
+MIN_JAVA = 17  # of Spark 4
+MAX_MEMORY_MB, MIN_MEMORY_MB = 4096, 1024
 _GET_JAVA = ("install one (Debian, Ubuntu: apt install openjdk-17-jre-headless; conda: conda install openjdk=17), or "
              "set JAVA_HOME")
 
 
 def session(cores: int | None = None, config: Mapping[str, object] | None = None) -> SparkSession:
-    """The Spark session that is active, or a new one on this machine, on `cores` cores (default: all that we may use).
+    """The active Spark session, or a new one on this machine, on `cores` cores (default: all that it may use).
 
-    `config` adds Spark settings, or replaces ours. Of a session that is there already only SQL settings can change.
+    `config` adds Spark settings, or replaces the defaults. Of an active session only SQL settings can change.
     """
-    settings = {key: _text(value) for key, value in (config or {}).items()}
-    quieten_pandas()
+    settings = {key: _setting_text(value) for key, value in (config or {}).items()}
+    silence_pandas_warning()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
-    is_elsewhere = "SPARK_REMOTE" in os.environ or "spark.remote" in settings
-    if not is_elsewhere and SparkContext._active_spark_context is None:
+    is_remote = "SPARK_REMOTE" in os.environ or "spark.remote" in settings
+    if not is_remote and SparkContext._active_spark_context is None:
         java_version()
         conf = SparkConf(loadDefaults=False)
         conf.setAll([*{**_defaults(cores or granted_cores(), settings.get("spark.master")), **settings}.items()])
@@ -53,35 +55,35 @@ def session(cores: int | None = None, config: Mapping[str, object] | None = None
     builder = SparkSession.builder
     for key, value in settings.items():
         builder = builder.config(key, value)
-    with in_our_words():
+    with translate_errors():
         return builder.getOrCreate()
 
 
 def java_version() -> int:
-    """Java's version, of the one that Spark would start; an error that says what to do if Spark cannot use it."""
+    """The version of the Java that Spark would start; raises SparkFailed with a remedy if Spark cannot use it."""
     home = os.environ.get("JAVA_HOME")
     path = shutil.which(os.path.join(home, "bin", "java")) if home else shutil.which("java")
     if path is None:
-        looked = f"JAVA_HOME is {home}, and has no bin/java" if home else "no java on the PATH, JAVA_HOME is not set"
-        raise SparkFailed(f"Spark needs Java {LEAST_JAVA} or newer, and there is none", found=looked, hint=_GET_JAVA)
+        found = f"JAVA_HOME is {home}, and has no bin/java" if home else "no java on the PATH, JAVA_HOME is not set"
+        raise SparkFailed(f"Spark needs Java {MIN_JAVA} or newer, and there is none", found=found, hint=_GET_JAVA)
     try:
-        said = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=60).stderr
+        output = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=60).stderr
     except (OSError, subprocess.SubprocessError) as error:
-        said = str(error)
-    number = re.search(r'version "(?:1\.)?(\d+)', said)
-    if number is None or int(number[1]) < LEAST_JAVA:
-        raise SparkFailed(f"Spark needs Java {LEAST_JAVA} or newer", found=f"{path}: {said.strip().splitlines()[:1]}",
+        output = str(error)
+    number = re.search(r'version "(?:1\.)?(\d+)', output)
+    if number is None or int(number[1]) < MIN_JAVA:
+        raise SparkFailed(f"Spark needs Java {MIN_JAVA} or newer", found=f"{path}: {output.strip().splitlines()[:1]}",
                           hint=_GET_JAVA)
     return int(number[1])
 
 
-def quieten_pandas() -> None:
-    """Every mapInArrow warns that pandas 3 is new to Spark; neither mapInArrow nor we give it any pandas."""
+def silence_pandas_warning() -> None:
+    """Every mapInArrow warns that Spark does not support pandas 3 yet; mapInArrow does not use pandas."""
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
 
 
 def _defaults(cores: int, master: str | None) -> dict[str, str]:
-    """Settings of a local session; of another master only what is true anywhere."""
+    """Settings of a local session; for another master only those that hold anywhere."""
     common = {
         "spark.app.name": "scalein",
         "spark.ui.showConsoleProgress": "false",
@@ -98,87 +100,87 @@ def _defaults(cores: int, master: str | None) -> dict[str, str]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": f"{_driver_memory_mb()}m",  # executors of a local session live in the driver
         "spark.ui.enabled": "false",
-        # TCP keeps small messages back for 40 ms and more (delayed acknowledgements), some in every task of Python's.
+        # TCP delays small messages by 40 ms and more (delayed acknowledgements), some in every Python task.
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.sql.shuffle.partitions": str(2 * cores),
     }
 
 
-def _text(setting: object) -> str:
+def _setting_text(setting: object) -> str:
     return str(setting).lower() if isinstance(setting, bool) else str(setting)
 
 
 def _driver_memory_mb() -> int:
-    """A quarter of the machine's memory, within limits: the kernels' is Python's, not the JVM's."""
+    """A quarter of the machine's memory, within limits: kernels use memory of Python, not of the JVM."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
-    return min(MOST_MEMORY_MB, max(LEAST_MEMORY_MB, total // 4))
+    return min(MAX_MEMORY_MB, max(MIN_MEMORY_MB, total // 4))
 
 
 def _start(conf: SparkConf) -> None:
-    """A SparkContext, with a JVM if there is none yet."""
+    """Start a SparkContext, and a JVM if there is none yet."""
     from pyspark import SparkContext
     from pyspark.java_gateway import launch_gateway
 
-    said = _Said()
+    stderr = _JvmStderr()
     try:
-        with in_our_words():
+        with translate_errors():
             gateway = SparkContext._gateway
             if gateway is None:
-                gateway = launch_gateway(conf, {"stderr": said.write_to})  # type: ignore[no-untyped-call]
-            said.close_ours()
+                gateway = launch_gateway(conf, {"stderr": stderr.write_to})  # type: ignore[no-untyped-call]
+            stderr.close_write_end()
             SparkContext(conf=conf, gateway=gateway)
     except SparkFailed:
         raise
     except Exception as error:
-        raise SparkFailed("Spark did not start", found=said.reason() or str(error).splitlines()[0],
-                          hint=_START_HINTS.get(said.hint())) from error
+        raise SparkFailed("Spark did not start", found=stderr.reason() or str(error).splitlines()[0],
+                          hint=_START_HINTS.get(stderr.hint())) from error
     finally:
-        said.close_ours()
-        said.pass_on()
+        stderr.close_write_end()
+        stderr.pass_on()
 
 
 _START_HINTS = {
-    "jdk.incubator.vector": "this Java lacks a module that Spark 4 wants; " + _GET_JAVA,
+    "jdk.incubator.vector": "this Java lacks a module that Spark 4 needs; " + _GET_JAVA,
     "UnsupportedClassVersionError": "this Java is too old; " + _GET_JAVA,
     "": None,
 }
 
 
-class _Said:
-    """What the JVM writes to stderr: kept while it starts, passed on afterwards."""
+class _JvmStderr:
+    """The JVM's stderr: buffered while it starts, passed on afterwards."""
 
     def __init__(self) -> None:
         read_from, self.write_to = os.pipe()
         self._lines: deque[str] = deque(maxlen=200)
-        self._is_passing = False
-        self._is_ours = True
+        self._passes_on = False
+        self._is_write_end_open = True
         self._thread = threading.Thread(target=self._read, args=(read_from,), name="scalein-spark-stderr", daemon=True)
         self._thread.start()
 
-    def close_ours(self) -> None:
-        """Close our end for writing: the JVM has its own by now."""
-        if self._is_ours:
-            self._is_ours = False
+    def close_write_end(self) -> None:
+        """Close this process's write end: the JVM has inherited its own."""
+        if self._is_write_end_open:
+            self._is_write_end_open = False
             os.close(self.write_to)
 
     def pass_on(self) -> None:
-        self._is_passing = True
+        self._passes_on = True
 
     def reason(self) -> str:
-        """The line that tells most of why there is no JVM: the first that speaks of an error."""
-        self._thread.join(timeout=1)  # it ends when the JVM has
+        """The most telling line on why the JVM did not start: the first that mentions an error."""
+        self._thread.join(timeout=1)  # it ends with the JVM
         lines = [line.strip() for line in self._lines if line.strip()]
         return next((line for line in lines if re.search(r"error|exception|not set|cannot|could not", line, re.I)),
                     lines[-1] if lines else "")
 
     def hint(self) -> str:
         text = "".join(self._lines)
-        return next(sign for sign in _START_HINTS if sign in text)
+        return next(marker for marker in _START_HINTS if marker in text)
 
     def _read(self, read_from: int) -> None:
         with open(read_from, encoding="utf-8", errors="replace") as file:
             for line in file:
-                if self._is_passing:
+                if self._passes_on:
                     print(line, end="", file=sys.stderr, flush=True)
                 else:
                     self._lines.append(line)

@@ -1,6 +1,6 @@
-"""Types on both sides of the border: Arrow's, as flows have them, and Spark's.
+"""Type conversion between flows and Spark.
 
-Spark has fewer types than Arrow. A column that leaves for Spark is widened where it must be:
+Spark has fewer types than Arrow. A column that is sent to Spark is widened where it must be:
 
     uint8, uint16, uint32, uint64        short, int, long, decimal(20, 0)
     timestamp, of any unit               TIMESTAMP_NTZ; with a zone TIMESTAMP; in microseconds, and a time that would
@@ -9,10 +9,10 @@ Spark has fewer types than Arrow. A column that leaves for Spark is widened wher
     dictionary, large and view           string, binary
     decimal of a negative scale          decimal of the scale 0
 
-A DataFrame's column enters a flow if it is of the type that the flow's own would leave as. A time without a zone is
-UTC: both of Spark's timestamps are taken for it. Whatever is of the same type in memory is not copied.
+A DataFrame's column is read by a flow if its type is the one that the flow's own column would be sent as. A time
+without a zone is UTC, for both of Spark's timestamp types. A column whose type is the same in memory is not copied.
 
-Nothing here imports pyspark before a type of it is needed: a Spark schema is known by the names of its types.
+Nothing here imports pyspark before one of its types is needed: Spark types are recognised by their class names.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from scalein.api.flow import Flow
 
-LEAVING_ROWS = 1 << 16  # of a batch for Spark, which holds it whole
+MAX_BATCH_ROWS = 1 << 16  # of a batch for Spark, which holds it in memory as a whole
 
 
 def schema(q: Flow) -> StructType:
@@ -44,18 +44,18 @@ def schema(q: Flow) -> StructType:
 
 
 def spark_schema(arrow: pa.Schema, at: SourceLoc) -> StructType:
-    """The Spark schema whose columns are as `leaving_schema` gives them."""
+    """The Spark schema of columns in the types of `spark_arrow_schema`."""
     from pyspark.sql.types import StructField, StructType
 
     return StructType([StructField(field.name, _spark_type(field.type), field.nullable)
-                       for field in leaving_schema(arrow, at)])
+                       for field in spark_arrow_schema(arrow, at)])
 
 
-def leaving_schema(arrow: pa.Schema, at: SourceLoc) -> pa.Schema:
-    """The Arrow types that Spark takes for columns of these types."""
+def spark_arrow_schema(arrow: pa.Schema, at: SourceLoc) -> pa.Schema:
+    """The Arrow types in which Spark accepts columns of these types."""
     fields = []
     for field in arrow:
-        wanted = leaving_type(field.type)
+        wanted = spark_arrow_type(field.type)
         if wanted is None:
             raise WrongType(f"Spark has no type for column {field.name!r}", at=at, found=field.type,
                             hint="cast it, or leave it out with drop")
@@ -63,23 +63,23 @@ def leaving_schema(arrow: pa.Schema, at: SourceLoc) -> pa.Schema:
     return pa.schema(fields)
 
 
-_LEAVING = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(), pa.uint64(): pa.decimal128(20, 0),
+_WIDENED = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(), pa.uint64(): pa.decimal128(20, 0),
             pa.float16(): pa.float32(), pa.date64(): pa.date32()}  # fmt: skip
 _SAME = (pa.null(), pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.date32())
 _TEXTS = (pa.string(), pa.large_string(), pa.string_view())
 _BINARIES = (pa.binary(), pa.large_binary(), pa.binary_view())
-_MOST_DIGITS = 38
+_MAX_DIGITS = 38
 
 
-def leaving_type(arrow: pa.DataType) -> pa.DataType | None:
-    """The Arrow type in which Spark takes values of a type; None if it has no such type."""
+def spark_arrow_type(arrow: pa.DataType) -> pa.DataType | None:
+    """The Arrow type in which Spark accepts values of a type; None if Spark has no such type."""
     is_ = pa.types
     if arrow in _SAME:
         return arrow
-    if arrow in _LEAVING:
-        return _LEAVING[arrow]
+    if arrow in _WIDENED:
+        return _WIDENED[arrow]
     if is_.is_dictionary(arrow) or is_.is_run_end_encoded(arrow):
-        return leaving_type(arrow.value_type)
+        return spark_arrow_type(arrow.value_type)
     if arrow in _TEXTS:
         return pa.string()
     if arrow in _BINARIES or is_.is_fixed_size_binary(arrow):
@@ -92,23 +92,23 @@ def leaving_type(arrow: pa.DataType) -> pa.DataType | None:
         return pa.time64("ns") if _has_time() else None
     if is_.is_decimal(arrow):
         digits = max(arrow.precision - min(arrow.scale, 0), arrow.scale)
-        return pa.decimal128(digits, max(arrow.scale, 0)) if digits <= _MOST_DIGITS else None
-    return _leaving_nested(arrow)
+        return pa.decimal128(digits, max(arrow.scale, 0)) if digits <= _MAX_DIGITS else None
+    return _spark_arrow_nested(arrow)
 
 
-def _leaving_nested(arrow: pa.DataType) -> pa.DataType | None:
+def _spark_arrow_nested(arrow: pa.DataType) -> pa.DataType | None:
     is_ = pa.types
     if is_.is_map(arrow):
-        key, value = leaving_type(arrow.key_type), leaving_type(arrow.item_type)
+        key, value = spark_arrow_type(arrow.key_type), spark_arrow_type(arrow.item_type)
         return None if key is None or value is None else pa.map_(key, arrow.item_field.with_type(value))
     if is_.is_struct(arrow):
-        inner = [(field, leaving_type(field.type)) for field in arrow]
-        if not inner or any(wanted is None for _, wanted in inner):
+        fields = [(field, spark_arrow_type(field.type)) for field in arrow]
+        if not fields or any(wanted is None for _, wanted in fields):
             return None
-        return pa.struct([pa.field(field.name, wanted, field.nullable) for field, wanted in inner])
+        return pa.struct([pa.field(field.name, wanted, field.nullable) for field, wanted in fields])
     if any(is_list(arrow) for is_list in (is_.is_list, is_.is_large_list, is_.is_fixed_size_list, is_.is_list_view,
                                           is_.is_large_list_view)):
-        element = leaving_type(arrow.value_type)
+        element = spark_arrow_type(arrow.value_type)
         return None if element is None else pa.list_(pa.field("element", element, arrow.value_field.nullable))
     return None
 
@@ -122,7 +122,7 @@ def _has_time() -> bool:
 
 
 def _spark_type(arrow: pa.DataType) -> DataType:
-    """The Spark type of a type that `leaving_type` gave."""
+    """The Spark type of a type that `spark_arrow_type` gave."""
     from pyspark.sql import types as t
 
     if pa.types.is_decimal(arrow):
@@ -137,74 +137,75 @@ def _spark_type(arrow: pa.DataType) -> DataType:
         return t.StructType([t.StructField(f.name, _spark_type(f.type), f.nullable) for f in arrow])
     if pa.types.is_time(arrow):
         return t.TimeType(6)
-    name = next(name for name, known in _ARROW.items() if known == arrow)
+    name = next(name for name, known in _ARROW_TYPES.items() if known == arrow)
     found: DataType = getattr(t, name)()
     return found
 
 
 # --- from Spark
 
-_ARROW = {"BooleanType": pa.bool_(), "ByteType": pa.int8(), "ShortType": pa.int16(), "IntegerType": pa.int32(),
-          "LongType": pa.int64(), "FloatType": pa.float32(), "DoubleType": pa.float64(), "StringType": pa.string(),
-          "BinaryType": pa.binary(), "DateType": pa.date32(), "TimestampType": pa.timestamp("us", "UTC"),
-          "TimestampNTZType": pa.timestamp("us"), "DayTimeIntervalType": pa.duration("us"), "NullType": pa.null(),
-          "VarcharType": pa.string(), "CharType": pa.string(), "TimeType": pa.time64("ns")}  # fmt: skip
+_ARROW_TYPES = {"BooleanType": pa.bool_(), "ByteType": pa.int8(), "ShortType": pa.int16(), "IntegerType": pa.int32(),
+                "LongType": pa.int64(), "FloatType": pa.float32(), "DoubleType": pa.float64(),
+                "StringType": pa.string(),
+                "BinaryType": pa.binary(), "DateType": pa.date32(), "TimestampType": pa.timestamp("us", "UTC"),
+                "TimestampNTZType": pa.timestamp("us"), "DayTimeIntervalType": pa.duration("us"), "NullType": pa.null(),
+                "VarcharType": pa.string(), "CharType": pa.string(), "TimeType": pa.time64("ns")}  # fmt: skip
 
 
 def arrow_schema(struct: Any, at: SourceLoc) -> pa.Schema:
-    """The Arrow types in which Spark hands out columns of a StructType; TIMESTAMP is in UTC."""
+    """The Arrow types in which Spark sends columns of a StructType; TIMESTAMP is in UTC."""
     fields = []
     for field in struct.fields:
-        found = _entering_type(field.dataType)
+        found = _arrow_type(field.dataType)
         if found is None:
-            raise WrongType(f"column {field.name!r} has a type of Spark's that scalein does not read", at=at,
+            raise WrongType(f"column {field.name!r} has a Spark type that scalein does not read", at=at,
                             found=field.dataType.simpleString(), hint="leave it out with select, or cast it")
         fields.append(pa.field(field.name, found, field.nullable))
     return pa.schema(fields)
 
 
-def _entering_type(spark: Any) -> pa.DataType | None:
+def _arrow_type(spark: Any) -> pa.DataType | None:
     match type(spark).__name__:
         case "DecimalType":
             return pa.decimal128(spark.precision, spark.scale)
         case "ArrayType":
-            inner = _entering_type(spark.elementType)
-            return None if inner is None else pa.list_(pa.field("element", inner, spark.containsNull))
+            element = _arrow_type(spark.elementType)
+            return None if element is None else pa.list_(pa.field("element", element, spark.containsNull))
         case "MapType":
-            key, value = _entering_type(spark.keyType), _entering_type(spark.valueType)
+            key, value = _arrow_type(spark.keyType), _arrow_type(spark.valueType)
             if key is None or value is None:
                 return None
             return pa.map_(key, pa.field("value", value, spark.valueContainsNull))
         case "StructType":
-            inner_types = [_entering_type(field.dataType) for field in spark.fields]
+            inner_types = [_arrow_type(field.dataType) for field in spark.fields]
             if any(each is None for each in inner_types):
                 return None
             return pa.struct([pa.field(field.name, each, field.nullable)
                               for field, each in zip(spark.fields, inner_types, strict=True)])
         case name:
-            return _ARROW.get(name)
+            return _ARROW_TYPES.get(name)
 
 
-def checked_schema(wanted: pa.Schema, struct: Any, at: SourceLoc) -> pa.Schema:
-    """The Arrow types in which a DataFrame's columns are to enter a flow; refused if they cannot.
+def check_input_schema(wanted: pa.Schema, struct: Any, at: SourceLoc) -> pa.Schema:
+    """The Arrow types in which a flow reads a DataFrame's columns; columns that it cannot read are refused.
 
-    They are the flow's own, but for text and binary, which stay as they come.
+    They are the flow's own types, except that text and binary keep the layout in which Spark sends them.
     """
-    found = {field.name: (_entering_type(field.dataType), field.dataType.simpleString()) for field in struct.fields}
+    found = {field.name: (_arrow_type(field.dataType), field.dataType.simpleString()) for field in struct.fields}
     names = [field.name for field in struct.fields]
     for name in wanted.names:
         if names.count(name) > 1:
             raise BadData(f"the DataFrame has {names.count(name)} columns {name!r}", at=at, has=", ".join(names),
                           hint="rename or drop all but one")
-    return _checked(wanted, found, at)
+    return _check_columns(wanted, found, at)
 
 
-def checked_columns(wanted: pa.Schema, sent: pa.Schema) -> pa.Schema:
-    """The same for a batch that Spark has sent."""
-    return _checked(wanted, {field.name: (field.type, str(field.type)) for field in sent}, NOWHERE)
+def check_batch_schema(wanted: pa.Schema, sent: pa.Schema) -> pa.Schema:
+    """The same as `check_input_schema`, for the schema of a batch that Spark has sent."""
+    return _check_columns(wanted, {field.name: (field.type, str(field.type)) for field in sent}, NOWHERE)
 
 
-def _checked(wanted: pa.Schema, found: dict[str, tuple[pa.DataType | None, str]], at: SourceLoc) -> pa.Schema:
+def _check_columns(wanted: pa.Schema, found: dict[str, tuple[pa.DataType | None, str]], at: SourceLoc) -> pa.Schema:
     fields = []
     for field in wanted:
         if field.name not in found:
@@ -212,7 +213,7 @@ def _checked(wanted: pa.Schema, found: dict[str, tuple[pa.DataType | None, str]]
                           has=", ".join(f"{name}: {shown}" for name, (_, shown) in found.items()),
                           hint=guess(field.name, found))
         sent, shown = found[field.name]
-        if sent is None or not _enters(sent, field.type):
+        if sent is None or not _is_convertible(sent, field.type):
             raise WrongType(f"column {field.name!r} of the DataFrame is {shown}, but the flow's schema says "
                             f"{field.type}", at=at, hint="cast the column, or make the flow with si.flow(df.schema)")
         is_same = from_arrow_type_or_none(sent) == from_arrow_type_or_none(field.type)
@@ -220,41 +221,41 @@ def _checked(wanted: pa.Schema, found: dict[str, tuple[pa.DataType | None, str]]
     return pa.schema(fields)
 
 
-def _enters(sent: pa.DataType, wanted: pa.DataType) -> bool:
+def _is_convertible(sent: pa.DataType, wanted: pa.DataType) -> bool:
     if pa.types.is_timestamp(wanted):
         return bool(pa.types.is_timestamp(sent))
-    left, come = leaving_type(wanted), leaving_type(sent)  # large text of Spark's is text
-    return left is not None and come is not None and _without_nulls(left) == _without_nulls(come)
+    wanted_as, sent_as = spark_arrow_type(wanted), spark_arrow_type(sent)  # large_string of Spark is string
+    return wanted_as is not None and sent_as is not None and _all_nullable(wanted_as) == _all_nullable(sent_as)
 
 
-def _without_nulls(arrow: pa.DataType) -> pa.DataType:
-    """The type, with elements that may be null: whether they are is no other type."""
+def _all_nullable(arrow: pa.DataType) -> pa.DataType:
+    """The type with nullable elements: nullability does not make another type."""
     if pa.types.is_map(arrow):
-        return pa.map_(_without_nulls(arrow.key_type), pa.field("value", _without_nulls(arrow.item_type)))
+        return pa.map_(_all_nullable(arrow.key_type), pa.field("value", _all_nullable(arrow.item_type)))
     if pa.types.is_list(arrow):
-        return pa.list_(pa.field("element", _without_nulls(arrow.value_type)))
+        return pa.list_(pa.field("element", _all_nullable(arrow.value_type)))
     if pa.types.is_struct(arrow):
-        return pa.struct([pa.field(field.name, _without_nulls(field.type)) for field in arrow])
+        return pa.struct([pa.field(field.name, _all_nullable(field.type)) for field in arrow])
     return arrow
 
 
 # --- batches
 
 
-def entering(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A batch of Spark's, whose columns are in the schema's order, in the types of a flow."""
-    columns = [_entered(column, field) for column, field in zip(batch.columns, schema, strict=True)]
+def from_spark(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """A batch of Spark's, with columns in the order of `schema`, in the types of `schema`."""
+    columns = [_column_from_spark(column, field) for column, field in zip(batch.columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _entered(column: pa.Array, field: pa.Field) -> pa.Array:
+def _column_from_spark(column: pa.Array, field: pa.Field) -> pa.Array:
     if not field.nullable and column.null_count:
         raise BadData(f"column {field.name!r} of the DataFrame has nulls, but the flow's schema says that it has none",
                       hint="make the flow with si.flow(df.schema), or fill the nulls")
     if column.type == field.type:
         return column
     if pa.types.is_timestamp(field.type) and column.type.unit == field.type.unit:
-        return column.view(field.type)  # the same moment, whatever it is called
+        return column.view(field.type)  # the same instant with another zone name
     try:
         if pa.types.is_timestamp(field.type):
             column = column.view(pa.timestamp(column.type.unit, field.type.tz))
@@ -264,17 +265,17 @@ def _entered(column: pa.Array, field: pa.Field) -> pa.Array:
                       found=error) from None
 
 
-def leaving(batch: pa.RecordBatch, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """A flow's batch in the types of `leaving_schema`, in pieces that are not too large for the JVM."""
+def to_spark(batch: pa.RecordBatch, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """A flow's batch in the types of `spark_arrow_schema`, in slices of at most `MAX_BATCH_ROWS`."""
     if batch.schema.types != schema.types:
-        columns = [column if column.type == field.type else _left(column, field)
+        columns = [column if column.type == field.type else _column_to_spark(column, field)
                    for column, field in zip(batch.columns, schema, strict=True)]
         batch = pa.RecordBatch.from_arrays(columns, schema=schema)
-    for start in range(0, batch.num_rows, LEAVING_ROWS):
-        yield batch.slice(start, LEAVING_ROWS) if batch.num_rows > LEAVING_ROWS else batch
+    for start in range(0, batch.num_rows, MAX_BATCH_ROWS):
+        yield batch.slice(start, MAX_BATCH_ROWS) if batch.num_rows > MAX_BATCH_ROWS else batch
 
 
-def _left(column: pa.Array, field: pa.Field) -> pa.Array:
+def _column_to_spark(column: pa.Array, field: pa.Field) -> pa.Array:
     if pa.types.is_timestamp(field.type) and column.type.unit == field.type.unit:
         return column.view(field.type)
     try:

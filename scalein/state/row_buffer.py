@@ -14,8 +14,8 @@ import os
 import re
 import threading
 import zlib
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,6 +51,7 @@ class RowBuffer:
     memory_bytes: int = 0
     _last_file: int = 0
     _checksums: dict[str, int] = field(default_factory=dict)  # of files, as they were written
+    _pinned: list[list[BufferSegment]] = field(default_factory=list)  # being read, also after they were replaced
     _writing: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -84,6 +85,17 @@ class RowBuffer:
             if segment is not None:
                 pending.append(segment)
         self.replace(coalesced)
+
+    @contextmanager
+    def pinned(self, segments: list[BufferSegment]) -> Iterator[None]:
+        """Within, the files of these segments stay, whatever replaces them and whichever checkpoint is retained."""
+        with self._writing:
+            self._pinned.append(segments)
+        try:
+            yield
+        finally:
+            with self._writing:
+                self._pinned.remove(segments)
 
     def batch(self, segment: BufferSegment) -> pa.RecordBatch:
         found = segment.batch  # read once: another thread may drop it from memory
@@ -157,7 +169,7 @@ class RowBuffer:
     def remove_unreferenced(self, named: set[str]) -> None:
         """Remove files that neither a checkpoint names nor this buffer needs; one that cannot be removed is left."""
         with self._writing:
-            needed = named | {segment.file for segment in self.segments}
+            needed = named | {segment.file for held in (self.segments, *self._pinned) for segment in held}
             for path in self.folder.glob("rows-*.arrow"):
                 if path.name not in needed:
                     with suppress(OSError):

@@ -1,5 +1,5 @@
-"""Testing flows: streams written as small tables, whose pace the test decides, a clock that it moves, points at which
-a job dies or waits, and tables compared by meaning.
+"""Testing flows: streams written as small tables and controlled by the test, a virtual clock, failpoints at which a job
+crashes or pauses, and comparison of tables.
 
 >>> import scalein as si
 >>> from scalein import testing

@@ -1,4 +1,8 @@
-"""Time that a test moves, and points at which a job dies or waits."""
+"""Control of jobs in tests: a virtual clock, and failpoints at which a job crashes or pauses.
+
+The test's thread moves the clock and releases pauses; the job's threads wait for them. Clock and failpoints are global
+to the process: one test at a time uses them.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,10 @@ from scalein.testing.streams import LONG_S
 
 
 class Clock(clocks.Clock):
-    """Time that stands still until the test moves it, for jobs and `si.generate` that are started inside of its `with`.
+    """A clock that only the test advances, for jobs and `si.generate` that are started inside its `with`.
 
-    It decides when a checkpoint is due (`every`), when a silent partition holds nothing back any more, and how many
-    rows `max_rows_per_second` lets pass. Latencies are measured by the machine's clock as ever.
+    It decides when a checkpoint is due (`every`), when an idle partition no longer holds back the watermark, and how
+    many rows `max_rows_per_second` lets pass. Latencies are still measured by the machine's clock.
 
     >>> import scalein as si
     >>> from scalein.testing import stream, until
@@ -34,20 +38,20 @@ class Clock(clocks.Clock):
     """
 
     def __init__(self) -> None:
-        self._now, self._moved = 0.0, threading.Condition()
+        self._now, self._advanced = 0.0, threading.Condition()
 
     def now(self) -> float:
         return self._now
 
     def sleep(self, seconds: float) -> None:
-        with self._moved:
-            self._moved.wait(min(seconds, 0.01))
+        with self._advanced:
+            self._advanced.wait(min(seconds, 0.01))
 
     def advance(self, duration: Duration) -> None:
-        """Let time pass, as in "10s"; it does not wait for what that brings about: see `until`."""
-        with self._moved:
+        """Advance time, as in "10s"; it does not wait for the effects: see `until`."""
+        with self._advanced:
             self._now += seconds(duration, "advance", here())
-            self._moved.notify_all()
+            self._advanced.notify_all()
 
     def __enter__(self) -> Self:
         clocks.use(self)
@@ -57,15 +61,15 @@ class Clock(clocks.Clock):
         clocks.leave(self)
 
 
-# --- deaths and pauses
+# --- crashes and pauses
 
 
 @contextmanager
 def crash_at(point: str, number: int = 1) -> Iterator[None]:
-    """Let a job die when it comes to a point for the `number`th time: what is on disk stays as it is then.
+    """Crash a job when it reaches a failpoint for the `number`th time: files stay as they are at that moment.
 
-    `POINTS` names the points. The job's `wait` raises `Crashed`; or `start` does, at "open". Started again, behind the
-    `with`, the job must go on as if nothing had been: so sinks of one's own can be tried.
+    `POINTS` names the failpoints. The job's `wait` raises `Crashed`; or `start` does, at "open". Started again after
+    the `with`, the job must resume as if nothing had happened: so user-defined sinks can be tested.
 
     >>> import tempfile, scalein as si
     >>> from scalein.testing import stream
@@ -85,37 +89,37 @@ def crash_at(point: str, number: int = 1) -> Iterator[None]:
     """
     count = [0]
 
-    def watch(reached: str) -> None:
+    def handle(reached: str) -> None:
         if reached == point:
             count[0] += 1
-        if count[0] >= number:  # what else the job has under way dies as well, at its next point
+        if count[0] >= number:  # other threads of the job crash at their next failpoint
             raise Crashed(f'the job died at "{point}": {POINTS[point]}')
 
-    with _watching(point, watch):
+    with _handling(point, handle):
         yield
 
 
 class Pause:
-    """A job that is held at a point: `reached()` waits until it is there, `go_on()` lets it go on, for good."""
+    """A job that is paused at a failpoint: `reached()` waits until it is there, `go_on()` resumes it for good."""
 
     def __init__(self) -> None:
-        self._reached, self._over = threading.Event(), threading.Event()
+        self._reached, self._resumed = threading.Event(), threading.Event()
 
     def reached(self, most_s: float = LONG_S) -> None:
-        assert self._reached.wait(most_s), f"the job has not come there within {most_s} s"
+        assert self._reached.wait(most_s), f"the job has not reached the failpoint within {most_s} s"
 
     def go_on(self) -> None:
-        self._over.set()
+        self._resumed.set()
 
-    def _hold(self) -> None:
+    def _wait(self) -> None:
         self._reached.set()
-        self._over.wait()
+        self._resumed.wait()
 
 
 @contextmanager
 def pause_at(point: str, number: int = 1) -> Iterator[Pause]:
-    """Hold a job when it comes to a point of `POINTS` for the `number`th time; at the latest, the end of the `with`
-    lets it go on. A job that is held serves no requests: ask it for nothing meanwhile.
+    """Pause a job when it reaches a failpoint of `POINTS` for the `number`th time; the end of the `with` resumes it at
+    the latest. A paused job serves no requests: do not scale or snapshot it meanwhile.
 
     >>> import scalein as si
     >>> from scalein.testing import stream
@@ -131,12 +135,12 @@ def pause_at(point: str, number: int = 1) -> Iterator[Pause]:
     """
     pause, count = Pause(), [0]
 
-    def watch(reached: str) -> None:
+    def handle(reached: str) -> None:
         count[0] += reached == point
         if reached == point and count[0] == number:
-            pause._hold()
+            pause._wait()
 
-    with _watching(point, watch):
+    with _handling(point, handle):
         try:
             yield pause
         finally:
@@ -144,11 +148,11 @@ def pause_at(point: str, number: int = 1) -> Iterator[Pause]:
 
 
 @contextmanager
-def _watching(point: str, watch: Callable[[str], None]) -> Iterator[None]:
+def _handling(point: str, handle: Callable[[str], None]) -> Iterator[None]:
     if point not in POINTS:
-        raise BadArgument("a job has no such point", at=here(), found=repr(point), has=", ".join(POINTS))
-    failpoints.handlers.append(watch)
+        raise BadArgument("a job has no such failpoint", at=here(), found=repr(point), has=", ".join(POINTS))
+    failpoints.handlers.append(handle)
     try:
         yield
     finally:
-        failpoints.handlers.remove(watch)
+        failpoints.handlers.remove(handle)

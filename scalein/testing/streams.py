@@ -1,4 +1,7 @@
-"""Streams written as small tables, which give their batches when the test says so."""
+"""Streams written as small tables, which give their batches when the test allows it.
+
+The test's thread adds and allows batches; the job's reader threads wait for them.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ def table(text: str, types: Mapping[str, pa.DataType] | None = None) -> pa.Table
 
 
 def stream(text: str, types: Mapping[str, pa.DataType] | None = None) -> Stream:
-    """A source of one partition that gives these batches, each as one delivery."""
+    """A source of one partition that gives these batches, each as one source batch."""
     return Stream({"all": batches(text, types)})
 
 
@@ -76,10 +79,10 @@ def _typed(values: list[str | None], wanted: pa.DataType | None) -> pa.Array:
 
 
 class Stream:
-    """A source of batches by partition, which gives them when the test says so. Offsets count rows.
+    """A source of batches by partition, which gives them when the test allows it. Offsets count rows.
 
-    `allowed` is how many batches of each partition may be read now, all if it is left away; `allow` and `push` let
-    more through. With `ends=False` the source is endless, until `end()`.
+    `allowed` is how many batches of each partition may be read at first (default: all); `allow` and `push` allow more.
+    With `ends=False` the source is unbounded, until `end()`.
 
     >>> import scalein as si
     >>> source = Stream({"a": batches("x \\n 1 \\n -- \\n 2")}, allowed={"a": 1})
@@ -104,20 +107,20 @@ class Stream:
         return list(self.batches)
 
     def push(self, partition: str, batch: pa.RecordBatch) -> None:
-        """One more batch of a partition; all before it may be read as well."""
+        """Add a batch to a partition; it and all before it may be read."""
         with self._changed:
             self.batches[partition].append(batch)
             self._allowed[partition] = len(self.batches[partition])
             self._changed.notify_all()
 
     def allow(self, partition: str, count: int) -> None:
-        """Let the first so many batches of a partition be read."""
+        """Allow the first `count` batches of a partition to be read."""
         with self._changed:
             self._allowed[partition] = max(count, self._allowed[partition])
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Let everything be read; nothing follows."""
+        """Allow all batches to be read; no batch follows."""
         with self._changed:
             self.bounded = True
             self._allowed = {name: len(some) for name, some in self.batches.items()}
@@ -145,12 +148,12 @@ class Stream:
 
 
 def until(condition: Callable[[], bool], job: Job | None = None, most_s: float = LONG_S) -> None:
-    """Wait for something that a job brings about; raises what ended the job, or `AssertionError` if it never comes."""
+    """Wait for a condition that a job brings about; raises the job's error, or `AssertionError` after a timeout."""
     end = time.monotonic() + most_s
     while not condition():
         if job is not None and not job.is_active:
             job.wait()
-            assert condition(), "the job has ended before"
+            assert condition(), "the job ended before the condition held"
             return
-        assert time.monotonic() < end, f"it has not come within {most_s} s"
+        assert time.monotonic() < end, f"the condition did not hold within {most_s} s"
         time.sleep(0.0005)

@@ -9,19 +9,19 @@
 
     flow.with_columns(g=grade(col("price"), col("qty")))
 
-It means what Python means, with these differences. An int has 64 bits, and what does not fit is an error. Whatever
-Python would raise (division by zero, the logarithm of a negative number) is an error of the row that names file and
-line. A local has one type: where ints and floats are assigned to it, it is a float all along. `int / int` divides the
-floats, and `int ** int` with a negative exponent is an error unless the exponent is a constant. A null given to a
-parameter that is not Optional makes the result null, without a call.
+It has Python's semantics, with these differences. An int has 64 bits, and overflow is an error. Where Python would
+raise (division by zero, the logarithm of a negative number), the row fails with an error that names file and line. A
+local has one type: if both ints and floats are assigned to it, it is always a float. `int / int` divides as floats, and
+`int ** int` with a negative exponent is an error unless the exponent is a constant. A null argument for a parameter
+that is not Optional makes the result null, without a call.
 
-A loop in a udf runs inside of a kernel; Ctrl-C ends it too.
+A loop in a udf runs inside a kernel; Ctrl-C interrupts it too.
 
-    source.py   the function's text, its annotations, the names it refers to
-    known.py    which locals are set, and which are not None, at a place
-    parts.py    common types and conversions
-    exprs.py    expressions, calls.py the builtins among them
-    body.py     statements and the types of locals
+    python_source.py   the function's text, its annotations, the names it refers to
+    known.py           flow analysis: which locals are set, and which are not None, at a point of the function
+    conversions.py     common types and conversions
+    exprs.py           expressions, calls.py the builtins among them
+    body.py            statements and the types of locals
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _TYPES: dict[object, DType] = {float: F64, int: I64, bool: BOOL, str: STR}
 
 
 class UdfFunction:
-    """What `@si.udf` makes of a function: call it with columns for a Column, with plain values for a value.
+    """The result of `@si.udf`: called with columns it gives a Column, called with plain values a value.
 
-    `python` is the function as it was written.
+    `python` is the original function.
     """
 
     def __init__(self, python: Callable[..., Any], ir: AnyUdf) -> None:
@@ -86,7 +86,7 @@ def udf(fn: Callable[..., Any] | None = None, /, *,
         compile: bool = True) -> UdfFunction | Callable[[Callable[..., Any]], UdfFunction]:  # fmt: skip
     """A typed Python function as a function of columns, compiled when it is first used in a flow.
 
-    Parameters and result are annotated with float, int, bool or str, or one of them with None. What cannot be
+    Parameters and result are annotated with float, int, bool or str, or one of them with None. Code that cannot be
     compiled is refused here, with file, line and reason; `compile=False` runs the function as plain Python, row by row.
 
     >>> import pyarrow as pa, scalein as si
@@ -104,20 +104,20 @@ def udf(fn: Callable[..., Any] | None = None, /, *,
     111
     """
     if fn is None:
-        return functools.partial(_made, compile=compile)
-    return _made(fn, compile=compile)
+        return functools.partial(_make_udf, compile=compile)
+    return _make_udf(fn, compile=compile)
 
 
-def _made(fn: Callable[..., Any], *, compile: bool) -> UdfFunction:
+def _make_udf(fn: Callable[..., Any], *, compile: bool) -> UdfFunction:
     if isinstance(fn, UdfFunction):
         fn = fn.python
     if not callable(fn):
         raise BadArgument("udf takes a function", at=here(), found=repr(fn))
-    return UdfFunction(fn, compile_function(read_source(fn)) if compile else _plain(fn))
+    return UdfFunction(fn, compile_function(read_source(fn)) if compile else _python_udf(fn))
 
 
-def _plain(fn: Callable[..., Any]) -> PythonUdf:
-    """A function that stays Python; only its types must be known."""
+def _python_udf(fn: Callable[..., Any]) -> PythonUdf:
+    """A function that is not compiled; only its types must be known."""
     name = getattr(fn, "__name__", type(fn).__name__)
     code = getattr(fn, "__code__", None)
     at = SourceLoc(code.co_filename, code.co_firstlineno) if code is not None else here()
@@ -126,17 +126,18 @@ def _plain(fn: Callable[..., Any]) -> PythonUdf:
     except (NameError, TypeError, ValueError) as error:
         raise CannotCompile(f"the types of the udf {name!r} cannot be read", at=at, found=error) from None
 
-    def typed(what: str) -> tuple[DType, bool]:
-        hint = hints.get(what)
+    def annotated_type(parameter_name: str) -> tuple[DType, bool]:
+        hint = hints.get(parameter_name)
         options = typing.get_args(hint) if isinstance(hint, types.UnionType) or typing.get_origin(hint) else (hint,)
         plain = [option for option in options if option is not types.NoneType]
         if len(plain) != 1 or plain[0] not in _TYPES:
-            label = "result" if what == "return" else f"parameter {what!r}"
-            raise CannotCompile(f"the {label} of the udf {name!r} needs a type", at=at, found=hint,
+            role = "result" if parameter_name == "return" else f"parameter {parameter_name!r}"
+            raise CannotCompile(f"the {role} of the udf {name!r} needs a type", at=at, found=hint,
                                 hint="types are float, int, bool, str, and one of them with None: `float | None`")
         return _TYPES[plain[0]], len(options) > 1
 
     for parameter in parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise CannotCompile(f"the udf {name!r} takes any number of arguments", at=at)
-    return PythonUdf(name, tuple(Variable(each, *typed(each)) for each in parameters), *typed("return"), call=fn)
+    params = tuple(Variable(each, *annotated_type(each)) for each in parameters)
+    return PythonUdf(name, params, *annotated_type("return"), call=fn)

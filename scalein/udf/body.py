@@ -1,8 +1,8 @@
-"""From a function's statements to a typed body, or a refusal with the reason.
+"""Compiles a function's statements to a typed body, or refuses them with the reason.
 
-The types of locals are a fixed point: a pass over the body widens them (int to float, never None to may-be-None) as
-it meets assignments, and passes go on until one changes nothing. A local is read only where every way to that place
-has set it. Statements that cannot be reached are dropped.
+The types of locals are a fixed point: a pass over the body widens them at assignments (int to float, not None to
+nullable), and passes are repeated until one changes nothing. A local may be read only where every path has set it.
+Unreachable statements are dropped.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ from scalein.udf.known import Known, assigned, join
 from scalein.udf.python_source import Source
 
 _REFUSED: dict[type[ast.stmt], str] = {
-    ast.FunctionDef: "a function inside of it", ast.ClassDef: "a class inside of it", ast.With: "with", ast.Try: "try",
+    ast.FunctionDef: "a function inside it", ast.ClassDef: "a class inside it", ast.With: "with", ast.Try: "try",
     ast.Raise: "raise", ast.Assert: "assert", ast.Import: "import", ast.ImportFrom: "import", ast.Global: "global",
     ast.Nonlocal: "nonlocal", ast.Delete: "del", ast.Match: "match",
 }  # fmt: skip
 
-_MOST_DEEP = 120  # parts inside of each other: Python's own recursion limit is what a udf's repr would meet
+_MAX_DEPTH = 120  # nested parts: deeper ones would exceed Python's recursion limit, for example in a udf's repr
 _TOO_DEEP = "it is nested too deeply"
 
 Block = tuple[Statement, ...]
 
 
 def compile_function(source: Source) -> Udf:
-    """The function with its types settled; raises `CannotCompile`."""
+    """The typed function; raises `CannotCompile`."""
     params = source.params()
     dtype, nullable = source.result()
     body = _Body(source, params, dtype, nullable)
     try:
-        statements = body.settle()
+        statements = body.infer()
     except RecursionError:
         raise source.refuse(source.tree, _TOO_DEEP) from None
     variables = (*body.locals(), *body.exprs.hidden.values())
     file = os.path.basename(source.file)
     udf = Udf(source.fn.__name__, file, params, variables, dtype, nullable, statements)
-    if any(depth > _MOST_DEEP for _, depth in walk(udf)):
+    if any(depth > _MAX_DEPTH for _, depth in walk(udf)):
         raise source.refuse(source.tree, _TOO_DEEP)
     return udf
 
@@ -68,10 +68,10 @@ class _Body:
         self._declare()
         self.exprs = Exprs(source, set(self.declared) | assigned(source.tree.body))
         self.exprs.types = dict(self.declared)
-        self.ends: list[list[Known]] = []  # for each open loop, what is known at its breaks
+        self.break_facts: list[list[Known]] = []  # for each enclosing loop, the facts at its breaks
 
     def _declare(self) -> None:
-        """Annotated locals have their type from the start, wherever the annotation stands."""
+        """Annotated locals have their type in the whole function, wherever the annotation is."""
         for node in (inner for each in self.source.tree.body for inner in ast.walk(each)):
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 name = node.target.id
@@ -80,10 +80,10 @@ class _Body:
                     raise self.source.refuse(node, f"{name!r} has two types", "use another name for the other")
 
     def locals(self) -> list[Variable]:
-        given = {param.name for param in self.params}
-        return [variable for name, variable in self.exprs.types.items() if name not in given]
+        assignment = {param.name for param in self.params}
+        return [variable for name, variable in self.exprs.types.items() if name not in assignment]
 
-    def settle(self) -> Block:
+    def infer(self) -> Block:
         while True:
             before = dict(self.exprs.types)
             self.exprs.hidden.clear()
@@ -94,11 +94,11 @@ class _Body:
             return statements
         if not self.nullable:
             raise self.source.refuse(self.source.tree.body[-1], "it can end without a return",
-                                     "return a value on every way, or write `| None` into its type")
+                                     "return a value on every path, or write `| None` into its type")
         return (*statements, Return(Lit(None, self.dtype)))
 
     def block(self, nodes: list[ast.stmt], known: Known | None) -> tuple[Block, Known | None]:
-        """The statements up to the one that ends the way, and what is known behind them."""
+        """The statements up to one that ends the path, and the facts after them; None if the path has ended."""
         found: list[Statement] = []
         for node in nodes:
             if known is None:
@@ -116,8 +116,8 @@ class _Body:
             case ast.AnnAssign(ast.Name(name), _, value):
                 return ((), known) if value is None else self.assign(node, name, self.exprs.read(value, known), known)
             case ast.AugAssign(ast.Name(name) as target, op, value):
-                held = ast.copy_location(ast.Name(name, ast.Load()), target)
-                whole = ast.copy_location(ast.BinOp(held, op, value), node)
+                current = ast.copy_location(ast.Name(name, ast.Load()), target)
+                whole = ast.copy_location(ast.BinOp(current, op, value), node)
                 return self.assign(node, name, self.exprs.read(whole, known), known)
             case ast.If():
                 return self._if(node, known)
@@ -128,7 +128,7 @@ class _Body:
             case ast.Return():
                 return (Return(self._returned(node, known)),), None
             case ast.Break():
-                self.ends[-1].append(known)
+                self.break_facts[-1].append(known)
                 return (Break(),), None
             case ast.Continue():
                 return (Continue(),), None
@@ -147,23 +147,23 @@ class _Body:
                 return self.assign(node, name, self.exprs.read(value, known), known)
             case [ast.Tuple(names)], ast.Tuple(values) if len(names) == len(values):
                 parts = [self.exprs.read(each, known) for each in values]
-                held: list[Part] = []
+                new_values: list[Part] = []
                 for part in parts:  # all values are computed before the first name changes
                     if part.dtype is None:
-                        held.append(part)
+                        new_values.append(part)
                         continue
-                    local = self.exprs.fresh(part.dtype, part.nullable)
+                    local = self.exprs.new_local(part.dtype, part.nullable)
                     found = (*found, Assign(local.name, part))
-                    held.append(local)
+                    new_values.append(local)
             case _ if not any(isinstance(target, ast.Tuple) for target in targets):
                 part = self.exprs.read(value, known)
                 if part.dtype is not None:
-                    local = self.exprs.fresh(part.dtype, part.nullable)
+                    local = self.exprs.new_local(part.dtype, part.nullable)
                     found, part = (Assign(local.name, part),), local
-                names, held = targets, [part] * len(targets)
+                names, new_values = targets, [part] * len(targets)
             case _:
                 raise self.source.refuse(node, "this way of unpacking is not supported", "write `a, b = x, y`")
-        for name_node, part in zip(names, held, strict=True):
+        for name_node, part in zip(names, new_values, strict=True):
             if not isinstance(name_node, ast.Name):
                 raise self.source.refuse(name_node, "only names can be assigned to")
             statements, known = self.assign(node, name_node.id, part, known)
@@ -210,31 +210,31 @@ class _Body:
             return self.block(node.body if condition.value else node.orelse, known)
         then, after_then = self.block(node.body, known.given(node.test, True))
         otherwise, after_else = self.block(node.orelse, known.given(node.test, False))
-        if after_then is None:  # nothing comes behind it: a chain of returns is no nest
+        if after_then is None:  # nothing follows it: a chain of returns is not nested
             return (If(condition, then, ()), *otherwise), after_else
         return (If(condition, then, otherwise),), join((after_then, after_else))
 
     def _while(self, node: ast.While, known: Known) -> tuple[Block, Known | None]:
         self._no_else(node)
-        head = known.forgetting(assigned(node.body))
+        head = known.without(assigned(node.body))
         condition = self.exprs.condition(node.test, head)
         if condition == Lit(False, BOOL):
             return (), known
-        body, ends = self._loop_body(node.body, head.given(node.test, True))
-        through = None if isinstance(condition, Lit) else head.given(node.test, False)
-        return (While(condition, body),), join((through, *ends))
+        body, break_facts = self._loop_body(node.body, head.given(node.test, True))
+        exit_facts = None if isinstance(condition, Lit) else head.given(node.test, False)
+        return (While(condition, body),), join((exit_facts, *break_facts))
 
     def _for(self, node: ast.For, known: Known) -> tuple[Block, Known | None]:
         self._no_else(node)
         if not isinstance(node.target, ast.Name):
             raise self.source.refuse(node.target, "a loop counts with one name")
         start, stop, step = self._range(node.iter, known)
-        head = known.forgetting(assigned([node.target, *node.body]))
-        counter = self.exprs.fresh(I64)  # the user may assign to the loop's own name
-        given, inside = self.assign(node, node.target.id, counter, head)
-        body, ends = self._loop_body(node.body, inside)
-        loop = ForRange(counter.name, start, stop, step, (*given, *body), node.lineno)
-        return (loop,), join((head, *ends))
+        head = known.without(assigned([node.target, *node.body]))
+        counter = self.exprs.new_local(I64)  # the user may assign to the loop's own name
+        assignment, inside = self.assign(node, node.target.id, counter, head)
+        body, break_facts = self._loop_body(node.body, inside)
+        loop = ForRange(counter.name, start, stop, step, (*assignment, *body), node.lineno)
+        return (loop,), join((head, *break_facts))
 
     def _range(self, node: ast.expr, known: Known) -> tuple[Part, Part, Part]:
         match node:
@@ -252,9 +252,9 @@ class _Body:
         return bounds[0], bounds[1], bounds[2] if len(bounds) == 3 else Lit(1, I64)
 
     def _loop_body(self, nodes: list[ast.stmt], known: Known) -> tuple[Block, list[Known]]:
-        self.ends.append([])
+        self.break_facts.append([])
         body, _ = self.block(nodes, known)
-        return body, self.ends.pop()
+        return body, self.break_facts.pop()
 
     def _no_else(self, node: ast.While | ast.For) -> None:
         if node.orelse:

@@ -1,4 +1,4 @@
-"""The functions of `math` and the builtins that a udf may call, by the objects that names stand for."""
+"""The functions of `math` and the builtins that a udf may call, by the objects that names refer to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Handler = Callable[["Exprs", ast.Call, Known], Part | None]
 
-# Of one float. A NaN that comes from a number, or an infinity from a finite one, is an error, as in Python.
+# Of one float. A NaN of a number, or an infinity of a finite number, is an error, as in Python.
 FLOAT_1 = ("sqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan",
            "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "fabs", "cbrt", "erf", "erfc")  # fmt: skip
 FLOAT_2 = ("pow", "atan2", "fmod", "copysign", "hypot")
@@ -27,13 +27,13 @@ TESTS = ("isnan", "isinf", "isfinite")
 
 
 def call(exprs: Exprs, node: ast.Call, called: object, known: Known) -> Part | None:
-    """The call of a builtin; None if it is not one that is compiled, or not with these arguments."""
+    """The call of a builtin; None if it cannot be compiled, or not with these arguments."""
     handler = _HANDLERS.get(id(called))
     return None if handler is None else handler(exprs, node, known)
 
 
-def bound(called: object, args: Sequence[ast.expr], keywords: Sequence[ast.keyword]) -> list[object]:
-    """What each parameter of a udf gets: a syntax tree, or the default's value. Raises TypeError as a call would."""
+def bind_arguments(called: object, args: Sequence[ast.expr], keywords: Sequence[ast.keyword]) -> list[object]:
+    """The argument of each parameter: a syntax tree, or the default's value. Raises TypeError as a call would."""
     named = {keyword.arg: keyword.value for keyword in keywords}
     if None in named or any(isinstance(arg, ast.Starred) for arg in args):
         raise TypeError("starred arguments are not supported")
@@ -59,8 +59,8 @@ def _test(fn: str) -> Handler:
     return handler
 
 
-def _whole(fn: str) -> Handler:
-    """int, round, floor, ceil, trunc of a number, as an int; fails where int64 does not hold it."""
+def _to_int(fn: str) -> Handler:
+    """int, round, floor, ceil, trunc of a number, as an int; fails where it does not fit into int64."""
 
     def handler(exprs: Exprs, node: ast.Call, known: Known) -> Part | None:
         if len(node.args) != 1:
@@ -95,8 +95,8 @@ def _absolute(exprs: Exprs, node: ast.Call, known: Known) -> Part | None:
     return Apply("abs" if part.dtype == I64 else "fabs", (part,), I64 if part.dtype == I64 else F64, line=node.lineno)
 
 
-def _least(fn: str) -> Handler:
-    """min and max of two or more values: the first of the equals, whatever NaN does to the comparison."""
+def _min_max(fn: str) -> Handler:
+    """min and max of two or more values: the first of equal ones, with Python's comparison of NaN."""
 
     def handler(exprs: Exprs, node: ast.Call, known: Known) -> Part | None:
         if len(node.args) < 2:
@@ -146,9 +146,10 @@ _HANDLERS: dict[int, Handler] = {
         *((getattr(math, fn), _floats(fn, 1)) for fn in FLOAT_1),
         *((getattr(math, fn), _floats(fn, 2)) for fn in FLOAT_2),
         *((getattr(math, fn), _test(fn)) for fn in TESTS),
-        *((getattr(math, fn), _whole(fn)) for fn in ("floor", "ceil", "trunc")),
+        *((getattr(math, fn), _to_int(fn)) for fn in ("floor", "ceil", "trunc")),
         (math.log, _log), (math.degrees, _scaled(180.0 / math.pi)), (math.radians, _scaled(math.pi / 180.0)),
-        (int, _whole("trunc")), (round, _whole("round")), (abs, _absolute), (min, _least("min")), (max, _least("max")),
+        (int, _to_int("trunc")), (round, _to_int("round")), (abs, _absolute),
+        (min, _min_max("min")), (max, _min_max("max")),
         (len, _length), (float, _float), (bool, _bool), (pow, _power),
     )
 }  # fmt: skip

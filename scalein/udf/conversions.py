@@ -1,4 +1,4 @@
-"""Typed parts of expressions: common types, conversions, constants. Python's numbers: bool < int < float."""
+"""Common types, conversions and constants of typed parts. Python's numbers: bool < int < float."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from scalein.dtypes import BOOL, F64, I64, STR, DType
 from scalein.ir.exprs import Lit
 from scalein.ir.udf import Apply, Part
 
-NUMBERS = (BOOL, I64, F64)  # each holds the values of those before it
+NUMBERS = (BOOL, I64, F64)  # each can represent those before it
 NAMES = {BOOL: "bool", I64: "int", F64: "float", STR: "str", None: "None"}
 _INT_RANGE = I64.int_range()
 
 
 def common(dtypes: Iterable[DType | None]) -> DType | None:
-    """The type that holds values of all these (None is null's); None if there is none.
+    """The type that can represent values of all these (None is the type of null); None if there is none.
 
     >>> common([I64, None, F64]), common([STR, I64])
     (f64, None)
@@ -26,7 +26,7 @@ def common(dtypes: Iterable[DType | None]) -> DType | None:
 
 
 def convert(part: Part, dtype: DType) -> Part:
-    """The part as a wider number, or null with a type; None stays None."""
+    """The part as a wider number, or a null with a type; null stays null."""
     if part.dtype == dtype:
         return part
     if isinstance(part, Lit):
@@ -43,7 +43,7 @@ def constant(value: object, dtype: DType) -> Lit:
 
 
 def plain_constant(value: object) -> Lit | None:
-    """A constant as Python has it; None for what is no constant here."""
+    """A Python constant in its own type; None for values that a udf cannot have."""
     if value is None:
         return Lit(None)
     if type(value) is int and not _INT_RANGE[0] <= value <= _INT_RANGE[1]:
@@ -55,7 +55,7 @@ def plain_constant(value: object) -> Lit | None:
 
 
 def _is_utf8(text: str) -> bool:
-    """Whether Arrow can hold the text: half of a surrogate pair cannot be."""
+    """Whether Arrow can represent the text: not with half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -64,7 +64,7 @@ def _is_utf8(text: str) -> bool:
 
 
 def truth(part: Part) -> Part:
-    """Whether Python takes the part for true."""
+    """Whether the part is true in Python."""
     if isinstance(part, Lit):
         return Lit(bool(part.value), BOOL)
     return part if part.dtype == BOOL and not part.nullable else Apply("truth", (part,), BOOL)

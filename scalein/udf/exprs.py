@@ -1,4 +1,4 @@
-"""From expressions of Python's syntax tree to typed parts, or a refusal with the reason."""
+"""Compiles expressions of Python's syntax tree to typed parts, or refuses them with the reason."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _REFUSED: dict[type[ast.expr], str] = {
     ast.List: "a list", ast.Tuple: "a tuple", ast.Set: "a set", ast.Dict: "a dict", ast.ListComp: "a comprehension",
     ast.SetComp: "a comprehension", ast.DictComp: "a comprehension", ast.GeneratorExp: "a generator",
     ast.Lambda: "a lambda", ast.JoinedStr: "an f-string", ast.Subscript: "an index or slice", ast.Await: "await",
-    ast.NamedExpr: "an assignment inside of an expression", ast.Yield: "yield", ast.YieldFrom: "yield",
+    ast.NamedExpr: "an assignment inside an expression", ast.Yield: "yield", ast.YieldFrom: "yield",
     ast.Starred: "a starred argument",
 }  # fmt: skip
 _MANY = 32  # values that `x in (...)` is compared with one after the other
@@ -42,10 +42,10 @@ class Exprs:
         self.types: dict[str, Variable] = {}
         self.hidden: dict[str, Variable] = {}
 
-    # --- what others ask for
+    # --- expressions by kind of value
 
     def read(self, node: ast.expr, known: Known) -> Part:
-        """The expression; it may be None."""
+        """The expression, which may be None."""
         match node:
             case ast.Constant(value):
                 return self._constant(node, value)
@@ -62,7 +62,7 @@ class Exprs:
             case ast.Compare():
                 return self._compare(node, known)
             case ast.BoolOp():
-                return self._connect(node, known)
+                return self._bool_op(node, known)
             case ast.IfExp():
                 return self._choose(node, known)
             case ast.Call():
@@ -97,7 +97,7 @@ class Exprs:
         return convert(self.number(node, known), F64)
 
     def condition(self, node: ast.expr, known: Known) -> Part:
-        """Whether Python takes the expression for true."""
+        """Whether the expression is true in Python."""
         match node:
             case ast.UnaryOp(ast.Not(), inner):
                 return _not(self.condition(inner, known))
@@ -106,22 +106,22 @@ class Exprs:
                 for part in parts:
                     found.append(self.condition(part, known))
                     known = known.given(part, fn == "and")
-                return _connected(fn, found, BOOL)
+                return _join_conditions(fn, found, BOOL)
             case _:
                 return truth(self.read(node, known))
 
-    def fresh(self, dtype: DType, nullable: bool = False) -> Local:
-        """A local that the user cannot name."""
+    def new_local(self, dtype: DType, nullable: bool = False) -> Local:
+        """A new local whose name no user code can have."""
         name = f"#{len(self.hidden)}"
         self.hidden[name] = Variable(name, dtype, nullable)
         return Local(name, dtype, nullable)
 
     def unify(self, node: ast.AST, parts: Sequence[Part]) -> list[Part]:
-        """The parts in one type; null takes it."""
+        """The parts in one type; null takes that type."""
         dtype = common(part.dtype for part in parts)
         if dtype is None and any(part.dtype is not None for part in parts):
             kinds = " and ".join(dict.fromkeys(NAMES[part.dtype] for part in parts if part.dtype is not None))
-            raise self.source.refuse(node, f"{kinds} do not go together")
+            raise self.source.refuse(node, f"{kinds} have no common type")
         return list(parts) if dtype is None else [convert(part, dtype) for part in parts]
 
     # --- names and constants
@@ -145,7 +145,7 @@ class Exprs:
         if type(value) is int:
             return self._constant(node, value)
         if found is None or value is None:
-            raise self.source.refuse(node, f"{ast.unparse(node)} is no constant, but of type {type(value).__name__}",
+            raise self.source.refuse(node, f"{ast.unparse(node)} is not a constant, but of type {type(value).__name__}",
                                      "a udf may use int, float, bool and str constants, math and other udfs")
         return found
 
@@ -165,11 +165,11 @@ class Exprs:
         if type(op) in _BITS and left.dtype == right.dtype == BOOL and not isinstance(op, ast.LShift | ast.RShift):
             return Apply(_BITS[type(op)], (left, right), BOOL)
         if STR in (left.dtype, right.dtype):
-            raise self.source.refuse(node, "text can be compared, not computed with")
+            raise self.source.refuse(node, "text can be compared, but not computed with")
         both = [self.as_number(node, left), self.as_number(node, right)]
         if type(op) in _BITS:
             if F64 in (both[0].dtype, both[1].dtype):
-                raise self.source.refuse(node, "bits are those of an int, not of a float")
+                raise self.source.refuse(node, "bit operations need ints, not floats")
             return Apply(_BITS[type(op)], tuple(both), I64, line=line)
         if isinstance(op, ast.Div):
             return Apply("div", tuple(convert(each, F64) for each in both), F64, line=line)
@@ -188,22 +188,22 @@ class Exprs:
         return Apply("pow", tuple(convert(each, dtype) for each in both), dtype, line=line)
 
     def _compare(self, node: ast.Compare, known: Known) -> Part:
-        """`a < b < c`: each middle once, and what follows a false only where it counts."""
+        """`a < b < c`: each middle operand is computed once."""
         if len(node.ops) == 1:
             return self._compare_pair(node, node.left, node.ops[0], node.comparators[0], known)
         operands = [node.left, *node.comparators]
         if any(isinstance(op, ast.Is | ast.IsNot | ast.In | ast.NotIn) for op in node.ops):
             raise self.source.refuse(node, "is and in cannot be chained")
         parts = [self.value(operand, known) for operand in operands]
-        bound: list[tuple[Local, Part]] = []
+        bindings: list[tuple[Local, Part]] = []
         for number in range(1, len(parts) - 1):
             if not isinstance(parts[number], Lit | Local):
-                local = self.fresh(_type(parts[number]))
-                bound.append((local, parts[number]))
+                local = self.new_local(_type(parts[number]))
+                bindings.append((local, parts[number]))
                 parts[number] = local
         tests = [self._test(node, op, a, b) for op, a, b in zip(node.ops, parts, parts[1:], strict=False)]
-        result = _connected("and", tests, BOOL)
-        for local, part in reversed(bound):
+        result = _join_conditions("and", tests, BOOL)
+        for local, part in reversed(bindings):
             result = Let(local.name, part, result, BOOL)
         return result
 
@@ -240,9 +240,9 @@ class Exprs:
         if isinstance(right, ast.Tuple | ast.List | ast.Set):
             if len(right.elts) > _MANY:
                 raise self.source.refuse(node, f"more than {_MANY} values are not looked through")
-            local = self.fresh(_type(part))
+            local = self.new_local(_type(part))
             tests = [self._test(node, ast.Eq(), local, self.value(each, known)) for each in right.elts]
-            return Let(local.name, part, _connected("or", tests, BOOL) if tests else Lit(False, BOOL), BOOL)
+            return Let(local.name, part, _join_conditions("or", tests, BOOL) if tests else Lit(False, BOOL), BOOL)
         text = self.value(right, known)
         if text.dtype != STR or not (isinstance(part, Lit) and part.dtype == STR):
             raise self.source.refuse(node, "in looks for a constant text in a text, or for a value in a tuple")
@@ -250,8 +250,8 @@ class Exprs:
 
     # --- choices
 
-    def _connect(self, node: ast.BoolOp, known: Known) -> Part:
-        """`a or b` as a value: the operand that decides."""
+    def _bool_op(self, node: ast.BoolOp, known: Known) -> Part:
+        """`a or b` as a value: the deciding operand."""
         fn, parts = _connective(node.op), []
         for operand in node.values:
             parts.append(self.read(operand, known))
@@ -259,7 +259,7 @@ class Exprs:
         parts = self.unify(node, parts)
         if parts[0].dtype is None:
             return Lit(None)
-        return _connected(fn, parts, _type(parts[0]))
+        return _join_conditions(fn, parts, _type(parts[0]))
 
     def _choose(self, node: ast.IfExp, known: Known) -> Part:
         condition = self.condition(node.test, known)
@@ -297,7 +297,7 @@ class Exprs:
         raise self.source.refuse(node, reason)
 
     def _is_value(self, node: ast.expr) -> bool:
-        """Whether an attribute's base is a value and no module."""
+        """Whether an attribute's base is a value, not a module."""
         while isinstance(node, ast.Attribute):
             node = node.value
         return not isinstance(node, ast.Name) or node.id in self.names or isinstance(self.source.outside(node), str)
@@ -314,7 +314,7 @@ class Exprs:
 
     def _invoke(self, node: ast.Call, called: object, udf: Udf, known: Known) -> Part:
         try:
-            given = calls.bound(called, node.args, node.keywords)
+            given = calls.bind_arguments(called, node.args, node.keywords)
         except TypeError as error:
             self._refuse_call(node, f"{udf.name}: {error}")
         args = []
@@ -348,8 +348,8 @@ def _connective(op: ast.boolop) -> str:
     return "and" if isinstance(op, ast.And) else "or"
 
 
-def _connected(fn: str, parts: Sequence[Part], dtype: DType) -> Part:
-    """The parts joined from the last: `a and (b and c)`; an operand that decides already ends the chain."""
+def _join_conditions(fn: str, parts: Sequence[Part], dtype: DType) -> Part:
+    """The parts joined from the last: `a and (b and c)`; a constant that decides ends the chain."""
     result = parts[-1]
     for part in reversed(parts[:-1]):
         if isinstance(part, Lit):

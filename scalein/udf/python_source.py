@@ -1,4 +1,4 @@
-"""A Python function as the compiler meets it: its syntax tree, its annotations, and the names it refers to."""
+"""The source of a Python function: its syntax tree, its annotations, and the names it refers to."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from scalein.ir.udf import Variable
 _TYPES = {"float": F64, "int": I64, "bool": BOOL, "str": STR}
 PLAIN_PYTHON = "@si.udf(compile=False) runs it as plain Python, row by row"
 _KNOWN_TYPES = "types are float, int, bool, str, and one of them with None: `float | None`"
-_MOST_SHOWN = 60
+_MAX_SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A function's text; knows how to refuse a part of it, with file, line and reason."""
+    """A function's source; `refuse` makes the error for a part of it, with file, line and reason."""
 
     fn: FunctionType
     tree: ast.FunctionDef
     file: str
 
     def refuse(self, node: ast.AST, reason: str, hint: str | None = PLAIN_PYTHON) -> CannotCompile:
-        """The error for a part that cannot be compiled; whoever asks raises it."""
+        """The error for a part that cannot be compiled; the caller raises it."""
         line = getattr(node, "lineno", self.tree.lineno)
         found = "" if isinstance(node, ast.FunctionDef) else _short(node)
         return CannotCompile(f"the udf {self.fn.__name__!r} cannot be compiled: {reason}",
@@ -48,13 +48,13 @@ class Source:
         return Variable(arg.arg, *self.annotation(arg.annotation))
 
     def result(self) -> tuple[DType, bool]:
-        """The type of what it returns, and whether that may be None."""
+        """The type of the result, and whether it may be None."""
         if self.tree.returns is None:
             raise self.refuse(self.tree, "it does not say what it returns", "write the type: `-> float:`")
         return self.annotation(self.tree.returns)
 
     def annotation(self, node: ast.expr) -> tuple[DType, bool]:
-        """The type that an annotation means, and whether it allows None."""
+        """The type of an annotation, and whether it allows None."""
         match node:
             case ast.Name(name) if name in _TYPES:
                 return _TYPES[name], False
@@ -67,10 +67,10 @@ class Source:
                 return self.annotation(inner)[0], True
             case ast.Subscript(ast.Name("Optional") | ast.Attribute(attr="Optional"), inner):
                 return self.annotation(inner)[0], True
-        raise self.refuse(node, "it has a type that udfs do not know", _KNOWN_TYPES)
+        raise self.refuse(node, "it has a type that udfs do not support", _KNOWN_TYPES)
 
     def outside(self, node: ast.expr) -> object:
-        """What a name or `module.name` means that is not local: looked up now, once."""
+        """The value of a non-local name or `module.name`, looked up once, now."""
         match node:
             case ast.Name(name):
                 return self._lookup(node, name)
@@ -100,29 +100,29 @@ class Source:
 
 def _short(node: ast.AST) -> str:
     text = ast.unparse(node).splitlines()[0]
-    return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 3] + "..."
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
 
 
 def read_source(fn: Callable[..., object]) -> Source:
     """The source of a function that was written with `def`."""
     name = getattr(fn, "__name__", repr(fn))
     if not isinstance(fn, FunctionType) or name == "<lambda>":
-        raise CannotCompile(f"udf takes a function written with def, not {name}", at=_place(fn))
+        raise CannotCompile(f"udf takes a function written with def, not {name}", at=_location(fn))
     try:
         lines, first = inspect.getsourcelines(fn)
     except (OSError, TypeError):
-        raise CannotCompile(f"the udf {name!r} cannot be compiled: its source text is not there", at=_place(fn),
+        raise CannotCompile(f"the udf {name!r} cannot be compiled: its source text is not available", at=_location(fn),
                             hint="write it in a file or a notebook cell; " + PLAIN_PYTHON) from None
-    # Whatever its indentation: the body of an `if`, whose line counts as the one before.
+    # An indented function is parsed as the body of an `if`, which adds a line before it.
     tree = ast.parse("if True:\n" + "".join(lines)) if lines[0][:1].isspace() else ast.parse("\n" + "".join(lines))
     ast.increment_lineno(tree, first - 2)
     found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name]
     if not found or inspect.isgeneratorfunction(fn):
-        raise CannotCompile(f"the udf {name!r} cannot be compiled: it is no plain function", at=_place(fn),
+        raise CannotCompile(f"the udf {name!r} cannot be compiled: it is not a plain function", at=_location(fn),
                             hint=PLAIN_PYTHON)
     return Source(fn, found[0], fn.__code__.co_filename)
 
 
-def _place(fn: object) -> SourceLoc | None:
+def _location(fn: object) -> SourceLoc | None:
     code = getattr(fn, "__code__", None)
     return SourceLoc(code.co_filename, code.co_firstlineno) if code is not None else None

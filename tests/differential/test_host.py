@@ -168,3 +168,10 @@ def test_an_error_names_what_the_user_wrote(made: Column, named: str) -> None:
             collect(flow)
         assert caught.value.what.endswith(f" in `{named}`")
         assert caught.value.facts["at"].startswith("test_host.py:")
+
+
+def test_a_column_that_only_a_later_kernel_reads_is_handed_on() -> None:
+    """The kernel before pyarrow's step projects `x` too, but computes nothing from it."""
+    flow = si.from_arrow(table()).with_columns(same=OK)
+    made = flow.group_by().agg(texts=(col("same") & OK).cast(pa.string()).collect(), first=OK.arg_min(X % 2))
+    assert made.collect(workers=1).equals(oracle.collect(made))

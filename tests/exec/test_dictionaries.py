@@ -10,6 +10,7 @@ import pytest
 
 import scalein as si
 from scalein import col
+from scalein.kernels import prepare
 from tests.scale import every_way
 
 INT32, TEXT = pa.int32(), pa.string()
@@ -121,3 +122,39 @@ def test_a_dictionary_without_words() -> None:
     assert flow.group_by("d").agg(n=si.count()).collect().to_pylist() == [{"d": None, "n": 2}]
     assert flow.filter(col("d") == "x").collect().num_rows == 0
     assert flow.select(n=col("d").str.len()).collect()["n"].to_pylist() == [None, None]
+
+
+_D = col("d")
+_CONDITIONS = {
+    "equal": _D == "click", "order": _D > "straße", "start": _D.str.starts_with("word 1"), "end": _D.str.ends_with("y"),
+    "contains": _D.str.contains("ß"), "slice": _D.str.slice(-3, 2) == "ar", "length": _D.str.len() / 4 > 3.5,
+    "in": _D.is_in(["view", "word 7 of a dictionary"]),
+    "in many": _D.is_in([f"word {n} of a dictionary" for n in range(40)]),
+    "in or null": _D.is_in(["view", None]), "both": (_D > "s") & ~_D.str.contains("2"),
+    "either": (_D == "view") | (_D == ""), "cast": _D.str.len().cast(pa.float32()) * 2 > 15,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("few_words", [0, 1 << 20], ids=["by a kernel", "in Python"])
+@pytest.mark.parametrize("name", _CONDITIONS)
+def test_a_table_of_values_has_what_text_would_give(name: str, few_words: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An expression over a dictionary column is computed once a word: as constants are, or by a kernel."""
+    monkeypatch.setattr(prepare, "FEW_WORDS", few_words)
+    table = pa.Table.from_batches(_batches(null_words=True))
+    plain = table.set_column(0, "d", table["d"].cast(pa.string()))
+    condition = _CONDITIONS[name]
+    flows = [si.from_arrow(each).select("x", is_it=condition) for each in (table, plain)]
+    assert flows[0].collect().equals(flows[1].collect())
+    assert si.from_arrow(table).filter(condition).collect()["x"].equals(
+        si.from_arrow(plain).filter(condition).collect()["x"])
+
+
+def test_a_table_over_many_words_is_not_made_word_by_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(expr: object) -> None:
+        raise AssertionError("Python computes each word")
+
+    monkeypatch.setattr(prepare, "python_function", refuse)
+    words = pa.array([f"word {n}" for n in range(prepare.FEW_WORDS + 1)])
+    codes = pa.array(np.arange(len(words), dtype=np.int32)[::-1])
+    flow = si.from_arrow(pa.table({"d": pa.DictionaryArray.from_arrays(codes, words)}))
+    assert flow.filter(_D.str.ends_with("99")).group_by().agg(n=si.count()).collect().to_pydict() == {"n": [40]}

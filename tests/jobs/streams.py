@@ -12,10 +12,12 @@ import pytest
 
 import scalein as si
 from scalein.api.flow import Flow
+from scalein.exec.schedule import Schedule, using
 from scalein.jobs import close_batches, source_readers, window_aggregate
 from scalein.jobs import job as job_module
 from scalein.jobs.job import Job
 from scalein.testing import Stream, until
+from tests.schedules import RandomSchedule
 
 
 def cut(table: pa.Table, sizes: Sequence[int]) -> list[pa.RecordBatch]:
@@ -47,6 +49,7 @@ class Course:
     stops: list[int] = field(default_factory=list)  # after so many batches it is stopped and started again
     scales: list[int] = field(default_factory=list)
     is_tight: bool = False  # what happens to millions of rows happens to a few
+    seed: int | None = None  # of a random schedule
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -59,7 +62,8 @@ def ran(build: Callable[[Flow], Flow], table: pa.Table, course: Course, folder: 
             patch.setattr(window_aggregate, "FEW_ROWS", 5)
             patch.setattr(window_aggregate, "GROWN", 2)
             patch.setattr(close_batches, "LEAST_BYTES", 300)
-        return _ran(build, table, course, folder)
+        with using(Schedule() if course.seed is None else RandomSchedule(course.seed)):
+            return _ran(build, table, course, folder)
 
 
 def _ran(build: Callable[[Flow], Flow], table: pa.Table, course: Course, folder: Path) -> tuple[pa.Table, Job]:

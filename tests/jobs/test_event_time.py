@@ -1,11 +1,10 @@
-"""Event time against a plain model of its rules: which rows are late, which windows come out, and when."""
+"""Event time: which rows are late, which windows come out, and when; against the oracle, and in examples."""
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -17,11 +16,17 @@ import scalein as si
 from scalein import col
 from scalein.api.flow import Flow
 from scalein.exec import event_time
+from scalein.exec.schedule import using
+from scalein.ir.ops import Aggregate
 from scalein.jobs import job as job_module
 from scalein.jobs.job import Job
 from scalein.testing import Clock, Stream, until
 from tests.engines import examples
 from tests.jobs.streams import rows_in
+from tests.oracle import streams
+from tests.oracle.streams import Batch, End, Event
+from tests.same import assert_same
+from tests.schedules import RandomSchedule
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*rows came too late:RuntimeWarning")
 
@@ -30,42 +35,6 @@ SCHEMA = pa.schema({"t": pa.int64(), "v": pa.int64()})
 
 def batch(*rows: tuple[int | None, int]) -> pa.RecordBatch:
     return pa.record_batch([[t for t, _ in rows], [v for _, v in rows]], schema=SCHEMA)
-
-
-@dataclass
-class Model:
-    """DESIGN's rules, row by row."""
-
-    size: int
-    every: int
-    delay: int
-    greatest: dict[str, int | None]
-    watermark: int | None = None
-    sums: Counter[int] = field(default_factory=Counter)  # by start of the window
-    late: list[tuple[int, int]] = field(default_factory=list)
-    timeless: int = 0
-
-    def deliver(self, partition: str, rows: list[tuple[int | None, int]]) -> None:
-        for t, v in rows:
-            if t is None:
-                self.timeless += 1
-                continue
-            starts = list(range(t // self.every * self.every, t - self.size, -self.every))
-            open_ = [s for s in starts if self.watermark is None or s + self.size > self.watermark]
-            if open_:
-                self.sums.update(dict.fromkeys(open_, v))
-            elif starts:
-                self.late.append((t, v))
-        times = [t for t, _ in rows if t is not None]
-        before = self.greatest[partition]
-        self.greatest[partition] = max([*times, *([] if before is None else [before])], default=None)
-        marks = [None if g is None else g - self.delay for g in self.greatest.values()]
-        if None not in marks:
-            found = min(mark for mark in marks if mark is not None)
-            self.watermark = found if self.watermark is None else max(self.watermark, found)
-
-    def closed(self) -> set[int]:
-        return {s for s in self.sums if self.watermark is not None and s + self.size <= self.watermark}
 
 
 def window(size: int, every: int) -> si.Window:
@@ -80,44 +49,52 @@ def pushed(job: Job, stream: Stream, partition: str, rows: list[tuple[int | None
     job.scale(2)  # answered at a border: what came before is through
 
 
-times = st.one_of(st.none(), st.integers(-20, 150), st.integers(0, 60))
+edges = st.integers(-1, 6).map(lambda number: 5 * number)  # of windows
+times = st.one_of(edges, st.integers(-20, 150), edges, st.none())
 deliveries = st.lists(st.tuples(st.sampled_from("ab"), st.lists(st.tuples(times, st.integers(1, 9)), min_size=1,
                                                                 max_size=4)), max_size=10)  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["sum", "list"])
-@examples(3)
+Build = Callable[[Flow, Any, int], Flow]
+BUILDS: dict[str, Build] = {
+    "sum": lambda s, each, delay: s.with_watermark("t", delay).group_by(each).agg(s=col("v").sum(), n=si.count()),
+    "list": lambda s, each, delay: s.with_watermark("t", delay).group_by(each).agg(top=col("v").top_k(99, by="v")),
+    "keys": lambda s, each, delay: s.with_watermark("t", delay).group_by(each, k=col("v") % 3).agg(
+        u=col("v").n_unique()),
+    "filtered": lambda s, each, delay: s.filter(col("v") > 2).with_columns(t=col("t") * 2).with_watermark(
+        "t", delay).group_by(each).agg(hi=col("v").max()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BUILDS)
+@examples(12)
 @given(size=st.sampled_from([(10, 10), (10, 5), (12, 5)]), delay=st.sampled_from([0, 7]), given=deliveries,
-       partitions=st.sampled_from(["a", "ab"]))  # fmt: skip
-def test_late_rows_are_those_of_the_model(kind: str, size: tuple[int, int], delay: int, partitions: str,
-                                          given: list[tuple[str, list[tuple[int | None, int]]]]) -> None:
-    model = Model(*size, delay, dict.fromkeys(partitions))
+       partitions=st.sampled_from(["a", "ab"]), workers=st.integers(1, 3), seed=st.integers(0, 1 << 32))  # fmt: skip
+def test_late_rows_watermarks_and_windows_are_those_of_the_oracle(
+        kind: str, size: tuple[int, int], delay: int, partitions: str, workers: int, seed: int,
+        given: list[tuple[str, list[tuple[int | None, int]]]]) -> None:  # fmt: skip
+    """Step by step, however rounds and morsels are cut."""
     stream = Stream({name: [batch()] for name in partitions}, ends=False)
-    total = col("v").sum() if kind == "sum" else col("v").collect()
-    flow = si.from_source(stream).with_watermark("t", delay).group_by(window(*size)).agg(s=total)
+    events: list[Event] = [Batch(batch(), name) for name in partitions]
+    events += [Batch(batch(*rows), name if name in partitions else "a") for name, rows in given]
+    plan = BUILDS[kind](si.flow(SCHEMA), window(*size), delay).op
+    trace = streams.run(plan, [*events, *map(End, partitions)])
     out, late = si.to_memory(), si.to_memory()
-    job = flow.start(sink=out, late=late, workers=1)
-
-    def results() -> dict[int, int]:
-        found = out.table().to_pydict()
-        assert len(set(found["window_start"])) == len(found["window_start"]), "a window came out twice"
-        sums = [s if kind == "sum" else sum(s) for s in found["s"]]
-        return dict(zip(found["window_start"], sums, strict=True))
-
-    try:
-        for name, rows in given:
-            partition = name if name in partitions else "a"
-            pushed(job, stream, partition, rows)
-            model.deliver(partition, rows)
-            assert results() == {s: model.sums[s] for s in model.closed()}
-            assert job.metrics()["watermark"] == model.watermark
-    finally:
-        job.stop(drain=True)
-    assert results() == dict(model.sums)
-    lost = late.table().to_pydict()
-    assert Counter(zip(lost["t"], lost["v"], strict=True)) == Counter(model.late)
-    assert job.metrics()["late_rows"] == len(model.late)
-    assert job.metrics()["timeless_rows"] == model.timeless
+    with using(RandomSchedule(seed)):
+        flow = BUILDS[kind](si.from_source(stream), window(*size), delay)
+        job = flow.start(sink=out, late=late, workers=workers)
+        try:
+            for step, (name, rows) in enumerate(given, len(partitions)):
+                pushed(job, stream, name if name in partitions else "a", rows)
+                assert_same(out.table(), trace.table(step + 1))
+                assert job.metrics()["watermark"] == trace.watermarks[step]
+        finally:
+            job.stop(drain=True)
+    assert_same(out.table(), trace.table())
+    assert isinstance(plan, Aggregate)
+    assert_same(late.table(), trace.late_table(plan.input))
+    assert job.metrics()["late_rows"] == len(trace.late)
+    assert job.metrics()["timeless_rows"] == trace.timeless
 
 
 def ran(flow: Flow, **options: Any) -> tuple[dict[str, list[Any]], Job]:

@@ -157,7 +157,7 @@ def test_a_job_stands_between_two_batches() -> None:
         pause.go_on()
         job.wait()
     assert rows.table().num_rows == 40
-    with pytest.raises(si.ScaleinError, match=r"no such point(.|\n)*batch, prepare"), pause_at("lunch"):
+    with pytest.raises(si.ScaleinError, match=r"no such failpoint(.|\n)*batch, prepare"), pause_at("lunch"):
         pass
 
 

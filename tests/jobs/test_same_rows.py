@@ -1,4 +1,4 @@
-"""A job gives the rows of `collect`, however its input is cut, stopped, scaled and spilled."""
+"""A job gives the rows that the oracle gives, however its input is cut, stopped, scaled and spilled."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from scalein.api.flow import Flow
 from scalein.testing import Stream, until
 from tests import oracle
 from tests.engines import examples
-from tests.jobs.streams import Course, ran
+from tests.jobs.streams import Course, cut, ran
+from tests.oracle import streams
+from tests.oracle.streams import Batch, End
 from tests.same import assert_same
 
 Build = Callable[[Flow], Flow]
@@ -144,19 +146,22 @@ def courses(draw: st.DrawFn) -> Course:
         stops=draw(st.lists(st.integers(0, 8), max_size=2)),
         scales=draw(st.lists(st.integers(1, 4), max_size=2)),
         is_tight=draw(st.booleans()),
+        seed=draw(st.none() | st.integers(0, 1 << 32)),
     )
 
 
 @pytest.mark.parametrize("name", FLOWS)
 @examples(2)
 @given(table=tables(), course=courses())
-def test_a_job_gives_the_rows_of_collect(name: str, table: pa.Table, course: Course) -> None:
+def test_a_job_gives_the_rows_of_the_oracle(name: str, table: pa.Table, course: Course) -> None:
     build, ordered = FLOWS[name]
-    want = build(si.from_arrow(table)).collect(workers=1)
+    trace = streams.run(build(si.flow(table.schema)), [*map(Batch, cut(table, course.sizes)), End()])
     note(str(course))
     with tempfile.TemporaryDirectory() as folder:
         got, job = ran(build, table, course, Path(folder))
-    assert_same(got, want, ordered=ordered, tolerance=1e-9)
+    assert_same(got, trace.table(), ordered=ordered, tolerance=1e-9)
+    assert_same(trace.table(), oracle.collect(build(si.from_arrow(table))), ordered=ordered, tolerance=1e-9)
+    assert trace.late == []
     assert job.metrics()["rows_in"] == table.num_rows or "limit" in name  # which may end it before
     assert job.metrics()["late_rows"] == 0
 

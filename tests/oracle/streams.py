@@ -213,6 +213,8 @@ class _Stream:
                 return [None if None in marks else min(marks) for marks in zip(*parts, strict=True)]  # type: ignore[type-var]
             case ops.Join():
                 return list(self.watermarks(op.left))
+            case ops.Sort() | ops.Aggregate(window=None):
+                return [None] * len(self.events)  # all rows come at the end: no time passes before
             case ops.Aggregate(window=window) if window is not None:
                 # No window that is still open, or opens later, begins before the least open start.
                 return [None if mark is None else mark if mark == MAX else

@@ -1,6 +1,6 @@
 """A standalone Spark cluster on the loopback, started from pyspark's own files: a master, and workers of one core each.
 
-A worker is a process group with its executor: killed with -9 they vanish together, as a machine does. Each has an
+A worker is a process group with its executor: killed with -9 they end together, as a machine does. Each has an
 address of its own, 127.0.0.2 and so on: Spark starts a second attempt of a task on another host only.
 """
 
@@ -24,7 +24,7 @@ ANYWHERE = ("--port", "0", "--webui-port", "0")
 
 
 def until(what: str, happened: Callable[[], object], seconds: float = PATIENCE_S) -> None:
-    """Wait for something to be true; an AssertionError names what was waited for."""
+    """Wait for a condition; the AssertionError of a timeout names it."""
     end = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < end, f"waited {seconds:g} s for {what}"
@@ -32,7 +32,7 @@ def until(what: str, happened: Callable[[], object], seconds: float = PATIENCE_S
 
 
 class Cluster:
-    """A context manager; `url` is the master's, `workers` are the processes that live."""
+    """A context manager; `url` is the master's, `workers` are the running processes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -63,7 +63,7 @@ class Cluster:
                                         str(self._folder / name), self.url))
 
     def kill_worker(self) -> None:
-        """The oldest one, with its executor and that one's Pythons."""
+        """Kill the oldest one, with its executor and the executor's Pythons."""
         kill(self.workers.pop(0))
 
     def _start(self, name: str, host: str, *command: str) -> subprocess.Popen[bytes]:
@@ -80,7 +80,7 @@ class Cluster:
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """A process and whatever it started, at once."""
+    """Kill a process and its children."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -1,7 +1,7 @@
-"""What the drivers of `test_cluster.py` run, each as a process of its own: `python -m tests.spark.cluster_driver ...`.
+"""The drivers of `test_cluster.py`, each a process of its own: `python -m tests.spark.cluster_driver ...`.
 
-Trouble comes from inside of the flows: a step that leaves a mark when a task is at work, takes a moment, fails the
-first time, or stands still the first time until Spark has started a second attempt beside it.
+Faults are injected by a step of the flows: it creates a marker file when a task runs it, takes a moment, fails the
+first time, or waits the first time until Spark has started a speculative attempt.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from scalein.api.flow import Flow
 from tests.spark.cluster import SHORT_LIVED
 
 ROWS, FILES = 48_000, 12
-SLOW_S = 60.0  # that a task waits for its double
+SLOW_S = 60.0  # for which a task waits for its speculative attempt
 Step = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 
 def make_events() -> pa.Table:
-    """Eight minutes of events, in order but for a second; 500 users, the first of them in a third of all rows."""
+    """Eight minutes of events, up to a second out of order; 500 users, the first of them in a third of all rows."""
     rng = np.random.default_rng(6)
     times = np.arange(ROWS) * 10_000 + rng.integers(-500_000, 500_000, ROWS)
     users = np.where(rng.random(ROWS) < 0.3, 0, rng.integers(0, 500, ROWS))
@@ -38,7 +38,7 @@ def make_events() -> pa.Table:
 
 
 def write_events(folder: Path) -> None:
-    """As files that a stream takes one after the other."""
+    """As files that a stream reads one after the other."""
     folder.mkdir()
     table = make_events()
     for number in range(FILES):
@@ -47,12 +47,12 @@ def write_events(folder: Path) -> None:
         os.utime(path, (1_700_000_000 + number,) * 2)
 
 
-def trouble(marks: Path, name: str, *, pause_s: float = 0.0, fail: bool = False, slow_s: float = 0.0) -> Step:
-    """A step that changes nothing: it marks that it is at work, and makes trouble where it is the first to come.
+def inject_faults(markers: Path, name: str, *, pause_s: float = 0.0, fail: bool = False, slow_s: float = 0.0) -> Step:
+    """A step that passes batches through: it marks that it runs, and injects each fault once.
 
-    One that stands still goes on when another attempt of its task is at work, and then both come to their ends.
+    A step that waits continues when another attempt of its task runs; then both attempts end.
     """
-    place = str(marks)
+    folder_name = str(markers)
 
     def step(batch: pa.RecordBatch) -> pa.RecordBatch:
         import os
@@ -66,20 +66,20 @@ def trouble(marks: Path, name: str, *, pause_s: float = 0.0, fail: bool = False,
 
         def is_first(what: str) -> bool:
             try:
-                os.close(os.open(f"{place}/{name}-{what}", os.O_CREAT | os.O_EXCL))
+                os.close(os.open(f"{folder_name}/{name}-{what}", os.O_CREAT | os.O_EXCL))
             except FileExistsError:
                 return False
             return True
 
-        os.close(os.open(f"{place}/{name}-at-work-{time.time_ns()}", os.O_CREAT))
+        os.close(os.open(f"{folder_name}/{name}-at-work-{time.time_ns()}", os.O_CREAT))
         if fail and is_first("failed"):
             raise RuntimeError("a task that fails once")
         if slow_s and is_first("slow"):
             is_first(f"slow-{task}")
             end = time.monotonic() + slow_s
-            while not os.path.exists(f"{place}/{name}-doubled") and time.monotonic() < end:
+            while not os.path.exists(f"{folder_name}/{name}-doubled") and time.monotonic() < end:
                 time.sleep(0.05)
-        elif slow_s and os.path.exists(f"{place}/{name}-slow-{task}"):
+        elif slow_s and os.path.exists(f"{folder_name}/{name}-slow-{task}"):
             is_first("doubled")
         time.sleep(pause_s)
         return batch
@@ -107,7 +107,7 @@ def connect(url: str) -> Any:
 
 
 def check(got: pa.Table, want: pa.Table, what: str) -> None:
-    """The same rows, or the process ends with an error that says how they differ."""
+    """Assert that both have the same rows."""
     got = got.select(want.column_names).cast(want.schema)
     by = [(name, "ascending") for name in want.column_names]
     assert got.sort_by(by).equals(want.sort_by(by)), (
@@ -115,25 +115,25 @@ def check(got: pa.Table, want: pa.Table, what: str) -> None:
     print(what, "is right", flush=True)
 
 
-def batch(url: str, folder: Path, marks: Path) -> None:
-    """apply with a task that fails and one that is doubled; run, slowly enough to lose a worker meanwhile."""
+def batch(url: str, folder: Path, markers: Path) -> None:
+    """apply with a failing and a speculated task; run, slowly enough to lose a worker meanwhile."""
     import scalein.spark as sis
 
     spark, table = connect(url), make_events()
-    bad = trouble(marks, "apply", fail=True, slow_s=SLOW_S)
-    asked = by_user(si.flow(table.schema).map_batches(bad, table.schema))
+    faulty = inject_faults(markers, "apply", fail=True, slow_s=SLOW_S)
+    flow = by_user(si.flow(table.schema).map_batches(faulty, table.schema))
     df = spark.createDataFrame(table).repartition(6)
-    check(sis.apply(asked, df).toArrow(), by_user(si.from_arrow(table)).collect(), "apply")
-    slow = trouble(marks, "run", pause_s=0.4)
-    asked = by_user(si.read_parquet(folder / "in").map_batches(slow, table.schema))
-    check(sis.run(asked, spark).toArrow(), by_user(si.from_arrow(table)).collect(), "run")
+    check(sis.apply(flow, df).toArrow(), by_user(si.from_arrow(table)).collect(), "apply")
+    slow = inject_faults(markers, "run", pause_s=0.4)
+    flow = by_user(si.read_parquet(folder / "in").map_batches(slow, table.schema))
+    check(sis.run(flow, spark).toArrow(), by_user(si.from_arrow(table)).collect(), "run")
     found = sis.doctor(spark)
     assert found.ok, found
-    assert sum(place.executors for place in found.executors) >= 1
-    stream(url, folder, marks)
+    assert sum(host.executors for host in found.executors) >= 1
+    stream(url, folder, markers)
 
 
-def shipped(url: str, folder: Path, marks: Path) -> None:
+def shipped(url: str, folder: Path, markers: Path) -> None:
     """The stream on executors whose Python has no scalein until it is sent to them."""
     import scalein.spark as sis
 
@@ -141,28 +141,28 @@ def shipped(url: str, folder: Path, marks: Path) -> None:
     (problem,) = sis.doctor(spark).problems
     assert problem.endswith("has no scalein: install it there, or call scalein.spark.ship(spark) once"), problem
     sis.ship(spark)
-    stream(url, folder, marks, "shipped")
+    stream(url, folder, markers, "shipped")
 
 
-def stream(url: str, folder: Path, marks: Path, name: str = "stream") -> None:
-    """All files, as a stream of windows; started again it goes on where it was."""
+def stream(url: str, folder: Path, markers: Path, name: str = "stream") -> None:
+    """All files, as a stream of windows; started again it resumes."""
     import scalein.spark as sis
 
     spark, table = connect(url), make_events()
-    slow = trouble(marks, name, fail=True, slow_s=SLOW_S, pause_s=0.1)
+    slow = inject_faults(markers, name, fail=True, slow_s=SLOW_S, pause_s=0.1)
     flow = by_window(si.flow(table.schema).with_watermark("time", "5s").map_batches(slow, table.schema))
     arriving = (spark.readStream.schema(spark.read.parquet(str(folder / "in")).schema)
-                .option("maxFilesPerTrigger", 2).parquet(str(folder / "in")))  # two tasks: a single one has no double
+                .option("maxFilesPerTrigger", 2).parquet(str(folder / "in")))  # a single task is not speculated
     job = sis.start(flow, arriving, sink=si.to_parquet(folder / "out"), checkpoint=folder / "checkpoint", partitions=3,
                     trigger={"availableNow": True})
     job.wait()
-    open_still = sis.read_state(folder / "checkpoint")
+    still_open = sis.read_state(folder / "checkpoint")
     closed = ds.dataset(folder / "out").to_table()
-    assert 0 < open_still.num_rows < closed.num_rows
+    assert 0 < still_open.num_rows < closed.num_rows
     want = by_window(si.from_arrow(table)).collect()
-    check(pa.concat_tables([closed, open_still.select(closed.column_names)]), want, "start")
+    check(pa.concat_tables([closed, still_open.select(closed.column_names)]), want, "start")
 
 
 if __name__ == "__main__":
-    mode, url, place = sys.argv[1:4]
-    {"batch": batch, "stream": stream, "shipped": shipped}[mode](url, Path(place), Path(place) / "marks")
+    mode, url, folder_name = sys.argv[1:4]
+    {"batch": batch, "stream": stream, "shipped": shipped}[mode](url, Path(folder_name), Path(folder_name) / "marks")

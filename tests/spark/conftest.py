@@ -1,4 +1,4 @@
-"""One Spark session a test process: it takes some seconds to start, and everything here can share it."""
+"""One Spark session for each test process: it takes some seconds to start, and all tests can share it."""
 
 from __future__ import annotations
 

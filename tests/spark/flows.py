@@ -1,4 +1,4 @@
-"""Flows that must give the same rows wherever they run, over one table with everything that is hard in it."""
+"""Flows that must give the same rows wherever they run, over one table of difficult values."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ FLOWS: dict[str, Callable[[Flow], Flow]] = {
     "watermark": lambda f: f.with_watermark("t", "1s").filter(col("i") > 0).group_by("k", si.tumbling("t", "5m")).agg(
         n=si.count()),
     "integers": lambda f: f.group_by(si.sliding("n", 300, every=100)).agg(n_=si.count(), s=col("i").sum()),
-    # one behind the other
+    # chained
     "chained": lambda f: f.group_by("k", "s").agg(n=si.count()).group_by("s").agg(
         m=col("n").max(), c=si.count()).group_by().agg(t=col("m").sum(), u=col("c").n_unique()),
     "distinct_count": lambda f: f.select("k", "s").distinct().group_by("s").agg(n=si.count()),
@@ -131,7 +131,7 @@ ORDERED: dict[str, Callable[[Flow], Flow]] = {
     "top_groups": lambda f: f.group_by("k").agg(n=si.count()).top_k(4, ["n", "k"]),
 }
 
-# The same in Spark SQL, over a view `rows` (and `ads`). Times are cast to what flows give.
+# The same in Spark SQL, over a view `rows` (and `ads`).
 SQL: dict[str, str] = {
     "filter": "select n, x * 2 y, s from rows where x > 1 and s <> 'a'",
     "filter_bool": "select n from rows where (b or s is null) and not (k = 2)",

@@ -1,4 +1,4 @@
-"""Interpreters that lack something, for executors that are not fit."""
+"""Interpreters that lack packages, for executors that cannot run flows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import scalein
 
 
 def python_that(folder: Path, starts: str) -> str:
-    """An interpreter that runs some Python before anything else."""
+    """An interpreter that runs some code first."""
     (folder / "sitecustomize.py").write_text(starts, encoding="utf-8")
     path = folder / "python"
     command = f'PYTHONPATH="{folder}:$PYTHONPATH" exec "{sys.executable}" "$@"'
@@ -32,7 +32,7 @@ sys.meta_path.insert(0, Hidden())
 
 
 def without(*packages: str) -> str:
-    """For `python_that`: as if these were not installed."""
+    """Code for `python_that` that hides packages."""
     return _WITHOUT.format(packages=packages)
 
 
@@ -44,5 +44,5 @@ sys.meta_path[:] = [finder for finder in sys.meta_path if "__editable__" not in 
 
 
 def python_without_this_tree(folder: Path) -> str:
-    """An interpreter to which scalein can be sent, but that has none."""
+    """An interpreter without scalein, to which it can be sent."""
     return python_that(folder, _HIDING.format(root=os.path.dirname(os.path.dirname(scalein.__file__))))

@@ -1,4 +1,4 @@
-"""Streams without Spark: the same tasks and the same driver, with lists of batches where Spark has partitions."""
+"""Streams without Spark: the same tasks and the same coordinator, with lists of batches in place of partitions."""
 
 from __future__ import annotations
 
@@ -14,111 +14,120 @@ from scalein.api.flow import Flow
 from scalein.errors import NOWHERE
 from scalein.ir.passes.null_on_error import tried
 from scalein.options import Options
-from scalein.spark.serialize import Carried, pack, settled
-from scalein.spark.streaming.commits import Commits, Plan
-from scalein.spark.streaming.inputs import Files, row_groups
-from scalein.spark.streaming.sinks import outlet
-from scalein.spark.streaming.tasks import Batch, Heard, MapTask, ReduceTask, RowTask, WholeTask, heard
-from scalein.spark.streaming.work import Work
+from scalein.spark.serialize import BroadcastPlan, read_static_tables, serialize
+from scalein.spark.streaming.commits import Coordinator, StreamSpec
+from scalein.spark.streaming.inputs import RowGroups, plan_row_groups
+from scalein.spark.streaming.sinks import make_committer
+from scalein.spark.streaming.tasks import (
+    BatchResult,
+    MapTask,
+    MicroBatch,
+    ReadAllTask,
+    ReduceTask,
+    RowwiseTask,
+    collect_results,
+)
+from scalein.spark.streaming.work import StreamPlan
 from scalein.storage.object_store import Location, parse_location
 
 OPTIONS = Options.make(workers=1)
-Act = Callable[[Batch], Heard]
+RunTasks = Callable[[MicroBatch], BatchResult]
 
 
-def begun(flow: Flow, checkpoint: Path | Location, sink: object, *, partitions: int = 3, emit: str = "final",
-          late: object = "drop", on_error: object = "raise",
-          migration: str = "lazy") -> Commits:
-    """A stream as `start` makes it."""
+def start_stream(flow: Flow, checkpoint: Path | Location, sink: object, *, partitions: int = 3, emit: str = "final",
+                 late: object = "drop", on_error: object = "raise",
+                 migration: str = "lazy") -> Coordinator:
+    """The coordinator of a stream as `start` makes it."""
     location = checkpoint if isinstance(checkpoint, Location) else parse_location(checkpoint, NOWHERE)
-    word = late if isinstance(late, str) else "sink"
-    wrong = on_error if isinstance(on_error, str) else "sink"
-    op = settled(flow.op, NOWHERE)
-    work = Work(tried(op) if wrong == "null" else op, emit, word, wrong, NOWHERE)
-    outlets = {"out": outlet(sink, work.schema, "out", location, NOWHERE)}
-    if word == "sink":
-        outlets["late"] = outlet(late, work.late_schema, "late", location, NOWHERE)
-    source = work.segment.input.arrow
-    reads = pa.schema([source.field(name) for name in work.reads])
-    if wrong == "sink":
-        outlets["failed"] = outlet(on_error, reads, "failed", location, NOWHERE)
-    return Commits(Plan(work, reads, outlets, location, partitions, {}, migration, NOWHERE), Carried(*pack(work)))
+    late_policy = late if isinstance(late, str) else "sink"
+    error_policy = on_error if isinstance(on_error, str) else "sink"
+    op = read_static_tables(flow.op, NOWHERE)
+    plan = StreamPlan(tried(op) if error_policy == "null" else op, emit, late_policy, error_policy, NOWHERE)
+    committers = {"out": make_committer(sink, plan.schema, "out", location, NOWHERE)}
+    if late_policy == "sink":
+        committers["late"] = make_committer(late, plan.late_schema, "late", location, NOWHERE)
+    source = plan.fragment.input.arrow
+    reads = pa.schema([source.field(name) for name in plan.reads])
+    if error_policy == "sink":
+        committers["failed"] = make_committer(on_error, reads, "failed", location, NOWHERE)
+    spec = StreamSpec(plan, reads, committers, location, partitions, {}, migration, NOWHERE)
+    return Coordinator(spec, BroadcastPlan(*serialize(plan)))
 
 
-def acting(parts: Iterable[pa.Table], attempts: int = 1, folder: Path | None = None) -> Act:
-    """The tasks of a batch, whose rows come in some partitions; of several attempts of each, the last one counts.
+def tasks_over(parts: Iterable[pa.Table], attempts: int = 1, folder: Path | None = None) -> RunTasks:
+    """A function that runs the tasks of a batch, a table a partition; of several attempts of each, the last one counts.
 
     With a folder, tasks with state read the rows themselves from files there.
     """
     tables = list(parts)
 
-    def act(batch: Batch) -> Heard:
-        if folder is not None and batch.unpacked().mode != "rowwise":
-            task_of_files = WholeTask(batch, _filed(tables, folder, batch.entering))
-            return heard([row for target in range(batch.partitions) for row in [
+    def run_tasks(batch: MicroBatch) -> BatchResult:
+        if folder is not None and batch.plan().mode != "rowwise":
+            task_of_files = ReadAllTask(batch, _write_files(tables, folder, batch.input_schema))
+            return collect_results([row for target in range(batch.partitions) for row in [
                 list(task_of_files([target])) for _ in range(attempts)][-1]])
-        task = RowTask(batch) if batch.unpacked().mode == "rowwise" else MapTask(batch)
-        given: defaultdict[int, list[pa.RecordBatch]] = defaultdict(list)
-        said: list[tuple[int, int, bytes]] = []
+        task = RowwiseTask(batch) if batch.plan().mode == "rowwise" else MapTask(batch)
+        blocks_of_target: defaultdict[int, list[pa.RecordBatch]] = defaultdict(list)
+        output: list[tuple[int, int, bytes]] = []
         for number, table in enumerate(tables):
             for attempt in range(attempts):
-                cells = list(task.run(table.select(batch.entering.names).to_batches(), OPTIONS, number))
+                blocks = list(task.run(table.select(batch.input_schema.names).to_batches(), OPTIONS, number))
                 if attempt == attempts - 1:
-                    for cell in cells:
-                        given[cell.column("target")[0].as_py()].append(cell)
-        if isinstance(task, RowTask):
-            return heard(_rows(cell for cells in given.values() for cell in cells))
-        for cells in given.values():
+                    for block in blocks:
+                        blocks_of_target[block.column("target")[0].as_py()].append(block)
+        if isinstance(task, RowwiseTask):
+            return collect_results(_rows(block for blocks in blocks_of_target.values() for block in blocks))
+        for blocks in blocks_of_target.values():
             for attempt in range(attempts):
-                found = list(ReduceTask(batch).run(iter(cells), OPTIONS))
+                reduced = list(ReduceTask(batch).run(iter(blocks), OPTIONS))
                 if attempt == attempts - 1:
-                    said += _rows(found)
-        return heard(said)
+                    output += _rows(reduced)
+        return collect_results(output)
 
-    return act
-
-
-def _rows(cells: Iterable[pa.RecordBatch]) -> list[tuple[int, int, bytes]]:
-    return [(row["target"], row["kind"], row["blob"]) for cell in cells for row in cell.to_pylist()]
+    return run_tasks
 
 
-def _filed(tables: Sequence[pa.Table], folder: Path, schema: pa.Schema) -> Files:
+def _rows(blocks: Iterable[pa.RecordBatch]) -> list[tuple[int, int, bytes]]:
+    return [(row["target"], row["kind"], row["block"]) for block in blocks for row in block.to_pylist()]
+
+
+def _write_files(tables: Sequence[pa.Table], folder: Path, schema: pa.Schema) -> RowGroups:
     folder.mkdir(exist_ok=True)
     paths = [str(folder / f"{number}.parquet") for number in range(len(tables))]
     for table, path in zip(tables, paths, strict=True):
         pq.write_table(table, path, row_group_size=7)
-    found = row_groups(paths, schema)
-    assert found is not None
-    return found
+    row_groups = plan_row_groups(paths, schema)
+    assert row_groups is not None
+    return row_groups
 
 
-def run(commits: Commits, batches: Sequence[Sequence[pa.Table]], first: int = 0, attempts: int = 1,
+def run(coordinator: Coordinator, batches: Sequence[Sequence[pa.Table]], first: int = 0, attempts: int = 1,
         folder: Path | None = None) -> None:
-    """Some batches, each in some partitions."""
+    """Run some batches, each in some partitions."""
     for number, parts in enumerate(batches, first):
-        commits.do(number, "query", acting(parts, attempts, folder), None)
+        coordinator.run_batch(number, "query", tasks_over(parts, attempts, folder), None)
 
 
 def rows_of(flow: Flow, batches: Sequence[Sequence[pa.Table]], checkpoint: Path, **how: object) -> pa.Table:
-    """What a stream over some batches gives."""
+    """The results of a stream over some batches."""
     sink = si.to_memory()
-    commits = begun(flow, checkpoint, sink, **how)  # type: ignore[arg-type]
+    coordinator = start_stream(flow, checkpoint, sink, **how)  # type: ignore[arg-type]
     try:
-        run(commits, batches)
+        run(coordinator, batches)
     finally:
-        commits.close()
+        coordinator.close()
     return sink.table()
 
 
-def folded(changes: pa.Table, keys: Sequence[str]) -> list[dict[str, object]]:
-    """What is there when all changes have been applied in order, by key; an op that cannot be is an error."""
-    held: dict[object, dict[str, object]] = {}
+def fold_changes(changes: pa.Table, keys: Sequence[str]) -> list[dict[str, object]]:
+    """The rows after all changes are applied in order, by key; an impossible op is an error."""
+    rows_by_key: dict[object, dict[str, object]] = {}
     for row in changes.to_pylist():
         op = row.pop("op")
         key = tuple("nan" if isinstance(row[name], float) and row[name] != row[name] else row[name] for name in keys)
-        assert (key in held) == (op != "insert"), (op, row)
+        assert (key in rows_by_key) == (op != "insert"), (op, row)
         if op == "delete":
-            held.pop(key)
+            rows_by_key.pop(key)
         else:
-            held[key] = row
-    return list(held.values())
+            rows_by_key[key] = row
+    return list(rows_by_key.values())

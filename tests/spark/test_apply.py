@@ -14,20 +14,20 @@ import scalein as si
 import scalein.spark as sis
 from scalein import col, lit
 from scalein.errors import NOWHERE, BadArgument, BadData, WrongType
-from scalein.spark.types import leaving_schema
+from scalein.spark.types import spark_arrow_schema
 from tests.same import assert_same
 from tests.spark.flows import ADS, FLOWS, ORDERED, ROWS, SQL, rows
 
 
 def as_spark(table: pa.Table) -> pa.Table:
-    """What a result is in Spark's types."""
-    return table.cast(leaving_schema(table.schema, NOWHERE))
+    """A result in Spark's types."""
+    return table.cast(spark_arrow_schema(table.schema, NOWHERE))
 
 
 def from_spark(df: Any) -> pa.Table:
-    """A DataFrame's rows; Arrow's flags of what may be null are no types."""
+    """A DataFrame's rows; nullability is ignored."""
     table = df.toArrow()
-    plain = leaving_schema(table.schema, NOWHERE)
+    plain = spark_arrow_schema(table.schema, NOWHERE)
     return table.cast(pa.schema([field.with_nullable(True) for field in plain]))
 
 
@@ -63,13 +63,13 @@ ALL = os.environ.get("SCALEIN_SPARK_FLOWS") == "all"
 
 
 @pytest.mark.parametrize("name", FLOWS if ALL else SOME)
-def test_apply_gives_what_collect_gives(name: str, df: Any, table: pa.Table) -> None:
+def test_apply_gives_the_rows_of_collect(name: str, df: Any, table: pa.Table) -> None:
     q = FLOWS[name](si.flow(table.schema))
     same(sis.apply(q, df), q.collect(table))
 
 
 @pytest.mark.parametrize("name", ORDERED if ALL else SOME_ORDERED)
-def test_apply_keeps_an_order(name: str, df: Any, table: pa.Table) -> None:
+def test_apply_keeps_the_order_of_a_sort(name: str, df: Any, table: pa.Table) -> None:
     q = ORDERED[name](si.flow(table.schema))
     same(sis.apply(q, df), q.collect(table), ordered=True)
 
@@ -101,7 +101,7 @@ def test_a_flow_of_sparks_schema(df: Any, table: pa.Table) -> None:
 
 
 def test_another_time_zone_of_the_session(spark: Any, df: Any, table: pa.Table) -> None:
-    """A moment is a moment, whatever the session calls it."""
+    """The session's time zone does not change instants."""
     q = si.flow(table.schema).group_by("k").agg(z=col("z").max(), h=col("z").dt.hour().max())
     spark.conf.set("spark.sql.session.timeZone", "America/St_Johns")
     try:
@@ -112,14 +112,14 @@ def test_another_time_zone_of_the_session(spark: Any, df: Any, table: pa.Table) 
     assert_same(got.cast(want.schema), want)
 
 
-def test_a_timestamp_of_sparks_is_a_naive_time_in_utc(spark: Any) -> None:
+def test_a_spark_timestamp_is_a_naive_time_in_utc(spark: Any) -> None:
     times = pa.table({"t": pa.array([0, 61_000_000, None], pa.timestamp("us", "UTC")), "v": [1, 2, 3]})
     q = si.flow({"t": pa.timestamp("ms"), "v": pa.int64()}).group_by(si.tumbling("t", "1m")).agg(s=col("v").sum())
     got = sis.apply(q, spark.createDataFrame(times)).toArrow()
     assert sorted(got["window_start"].cast(pa.int64()).to_pylist()) == [0, 60_000_000]
 
 
-def test_types_that_spark_has_not(spark: Any) -> None:
+def test_types_that_spark_does_not_have(spark: Any) -> None:
     q = si.flow({"k": pa.int64()}).select(
         a=col("k").cast(pa.uint8()), b=col("k").cast(pa.uint64()), c=col("k").cast(pa.timestamp("s")),
         d=col("k").cast(pa.large_string()), e=col("k").cast(pa.uint32()))
@@ -142,8 +142,8 @@ def test_odd_names(spark: Any) -> None:
     same(sis.run(bound, spark), bound.collect())
 
 
-def test_dictionaries_do_not_hide_a_zero(spark: Any, tmp_path: Path) -> None:
-    """Those of Parquet files take -0.0 and 0.0 for two numbers, of which the first is less."""
+def test_parquet_dictionaries_do_not_hide_a_zero(spark: Any, tmp_path: Path) -> None:
+    """Dictionaries of Parquet files distinguish -0.0 from 0.0."""
     for name, zero in (("minus", -0.0), ("plus", 0.0)):
         data = pa.table({"x": [zero] * 50 + [1.0] * 5})
         pq.write_table(data, tmp_path / name)
@@ -155,7 +155,7 @@ def test_dictionaries_do_not_hide_a_zero(spark: Any, tmp_path: Path) -> None:
 
 
 def test_statistics_do_not_hide_nan(spark: Any, tmp_path: Path) -> None:
-    """Spark knows the greatest number of a file and of a cached batch, and does not count NaN among them."""
+    """Spark's statistics of a file and of a cached batch ignore NaN."""
     data = pa.table({"x": [1.0, float("nan"), 3.0, None], "y": [1, 2, 3, 4]})
     pq.write_table(data, tmp_path / "some.parquet")
     stored, cached = spark.read.parquet(str(tmp_path / "some.parquet")), spark.createDataFrame(data).cache()
@@ -173,24 +173,24 @@ def test_many_groups(spark: Any) -> None:
     same(sis.apply(q, spark.createDataFrame(data).repartition(3)), q.collect(data))
 
 
-# --- what is refused
+# --- refused flows
 
 
-@pytest.mark.parametrize(("make", "words"), [
+@pytest.mark.parametrize(("make", "message"), [
     (lambda f: f.limit(3), "limit depends on the order"),
     (lambda f: f.distinct("k"), "distinct of some columns"),
     (lambda f: f.group_by("k").agg(col("s").first()), "first depends on the order"),
     (lambda f: f.group_by("k").agg(col("s").last()), "last depends on the order"),
     (lambda f: f.group_by("k").agg(col("s").collect()), "collect depends on the order"),
 ])  # fmt: skip
-def test_what_needs_an_order_is_refused(make: Any, words: str, df: Any, table: pa.Table) -> None:
-    with pytest.raises(BadArgument, match=words) as raised:
+def test_what_needs_an_order_is_refused(make: Any, message: str, df: Any, table: pa.Table) -> None:
+    with pytest.raises(BadArgument, match=message) as raised:
         sis.apply(make(si.flow(table.schema)), df)
     assert raised.value.hint
     assert "test_apply.py" in str(raised.value)
 
 
-def test_a_column_that_is_not_there_is_refused(df: Any) -> None:
+def test_a_missing_column_is_refused(df: Any) -> None:
     with pytest.raises(BadData, match="no column 'kk'") as raised:
         sis.apply(si.flow({"kk": pa.int64()}), df)
     assert "did you mean 'k'" in str(raised.value)
@@ -201,13 +201,13 @@ def test_a_column_of_another_type_is_refused(df: Any) -> None:
         sis.apply(si.flow({"k": pa.int32()}), df)
 
 
-def test_a_promise_that_is_broken(df: Any) -> None:
+def test_nulls_in_a_column_declared_without_nulls(df: Any) -> None:
     q = si.flow(pa.schema([pa.field("k", pa.int64(), nullable=False)])).group_by().agg(s=col("k").sum())
     with pytest.raises(Exception, match="has nulls, but the flow's schema says"):
         sis.apply(q, df).collect()
 
 
-def test_what_is_no_dataframe_is_refused(table: pa.Table, df: Any) -> None:
+def test_wrong_arguments_are_refused(table: pa.Table, df: Any) -> None:
     with pytest.raises(BadArgument, match=r"takes a Spark DataFrame(.|\n)*found  pyarrow.Table"):
         sis.apply(si.flow(table.schema), table)  # type: ignore[arg-type]
     with pytest.raises(BadArgument, match="in this order"):
@@ -227,14 +227,14 @@ def test_a_stream_is_refused_where_rows_must_meet(spark: Any) -> None:
         sis.apply(q.group_by().agg(si.count()), stream)
 
 
-def test_an_error_of_a_row_comes_with_its_words(spark: Any) -> None:
+def test_an_error_in_a_row_keeps_its_message(spark: Any) -> None:
     q = si.flow({"k": pa.int64()}).select(y=col("k") // (col("k") - 1))
     with pytest.raises(Exception, match="ComputeError: division by zero") as raised:
         sis.apply(q, spark.createDataFrame(pa.table({"k": [1, 2]}))).collect()
     assert "test_apply.py" in str(raised.value)
 
 
-def test_a_users_exception_comes_with_its_message(spark: Any) -> None:
+def test_a_users_exception_keeps_its_message(spark: Any) -> None:
     def fails(batch: pa.RecordBatch) -> pa.RecordBatch:
         raise ValueError("no such luck")
 
@@ -243,7 +243,7 @@ def test_a_users_exception_comes_with_its_message(spark: Any) -> None:
         sis.apply(q, spark.createDataFrame(pa.table({"k": [1, 2]}))).collect()
 
 
-def test_simple_filters_and_columns_are_left_to_spark(df: Any, table: pa.Table) -> None:
+def test_simple_filters_and_projections_are_pushed_to_spark(df: Any, table: pa.Table) -> None:
     q = si.flow(table.schema).filter(col("k") == 2, col("x") * 2 > 1).group_by("s").agg(n=si.count())
     plan = sis.apply(q, df)._jdf.queryExecution().optimizedPlan().toString()
     assert "(k#" in plan.split("MapInArrow")[-1]

@@ -1,4 +1,4 @@
-"""A real cluster that loses workers, drivers and tasks in the middle of things: no row is lost or counted twice.
+"""A real cluster that loses workers, drivers and tasks: no row is lost or counted twice.
 
 SCALEIN_CLUSTER_KILLS=20 kills that many workers and drivers more, at random moments of a stream.
 """
@@ -45,17 +45,17 @@ def driver(mode: str, url: str, folder: Path, python: str = sys.executable) -> s
                                 env={**os.environ, "PYSPARK_PYTHON": python})
 
 
-def said(folder: Path) -> str:
+def driver_log(folder: Path) -> str:
     return (folder / "driver.log").read_text()
 
 
 def test_workers_drivers_and_tasks_die(tmp_path: Path) -> None:
-    """A task fails, one is doubled, a worker dies in a batch and one in a stream, the driver dies and comes again,
-    with executors that get scalein from it."""
+    """A task fails, one is speculated, a worker dies in a batch and one in a stream, the driver dies and is restarted,
+    with executors to which it sends scalein."""
     folder = with_events(tmp_path)
 
-    def marked(pattern: str) -> int:
-        assert first.poll() is None, said(folder)
+    def count_marks(pattern: str) -> int:
+        assert first.poll() is None, driver_log(folder)
         return len(list((folder / "marks").glob(pattern)))
 
     with Cluster(folder) as cluster:
@@ -63,26 +63,26 @@ def test_workers_drivers_and_tasks_die(tmp_path: Path) -> None:
             cluster.add_worker()
         first = driver("batch", cluster.url, folder)
         try:
-            until("a slow task of run", lambda: marked("run-at-work-*"))
+            until("a slow task of run", lambda: count_marks("run-at-work-*"))
             cluster.kill_worker()
             cluster.add_worker()
-            until("a batch of the stream", lambda: marked("stream-at-work-*") > 3)
+            until("a batch of the stream", lambda: count_marks("stream-at-work-*") > 3)
             cluster.kill_worker()
             cluster.add_worker()
-            seen = marked("stream-at-work-*")
-            until("another batch", lambda: marked("stream-at-work-*") > seen + 1)
+            before = count_marks("stream-at-work-*")
+            until("another batch", lambda: count_marks("stream-at-work-*") > before + 1)
         finally:
             kill(first)
-        assert "apply is right" in said(folder)
-        assert "run is right" in said(folder)
-        assert "start is right" not in said(folder)
+        assert "apply is right" in driver_log(folder)
+        assert "run is right" in driver_log(folder)
+        assert "start is right" not in driver_log(folder)
         (folder / "hiding").mkdir()
         second = driver("shipped", cluster.url, folder, python_without_this_tree(folder / "hiding"))
         try:
-            assert second.wait(timeout=PATIENCE_S) == 0, said(folder)
+            assert second.wait(timeout=PATIENCE_S) == 0, driver_log(folder)
         finally:
             kill(second)
-    assert "start is right" in said(folder)
+    assert "start is right" in driver_log(folder)
     assert {f"{name}-{what}" for name in ("apply", "shipped") for what in ("failed", "slow", "doubled")} <= {
         path.name for path in (folder / "marks").iterdir()}
 
@@ -97,7 +97,7 @@ def test_many_deaths(tmp_path: Path) -> None:
         while kills < KILLS:
             rounds += 1
             folder = with_events(tmp_path / str(rounds))
-            while True:  # the same stream, until a driver comes to its end
+            while True:  # the same stream, until a driver finishes
                 running = driver("stream", cluster.url, folder)
                 try:
                     while running.poll() is None:
@@ -110,8 +110,8 @@ def test_many_deaths(tmp_path: Path) -> None:
                         cluster.kill_worker()
                         cluster.add_worker()
                     else:
-                        assert running.returncode == 0, said(folder)
+                        assert running.returncode == 0, driver_log(folder)
                         break
                 finally:
                     kill(running)
-            assert "start is right" in said(folder)
+            assert "start is right" in driver_log(folder)

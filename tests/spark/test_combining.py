@@ -1,4 +1,4 @@
-"""Values combined side by side, and finished row by row: the same as compiled code does by key."""
+"""Combining and finishing of partial groups by numpy gives the same as compiled code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scalein.exec.bounded import CombineByNumber, Program
 from scalein.ir.partials import TwoPhase, two_phase
 from scalein.jobs.partials import group_of
 from scalein.options import Options
-from scalein.spark.streaming.combining import Combining
+from scalein.spark.streaming.combining import Combiner
 from tests.same import assert_same
 
 OPTIONS = Options.make(workers=1)
@@ -49,13 +49,13 @@ def rows(random: Random, count: int) -> pa.Table:
 
 
 def partials(flow: Flow, random: Random, count: int) -> tuple[TwoPhase, pa.RecordBatch]:
-    """Partial groups of a row each, and so many."""
+    """So many partial groups, each of one row."""
     two = two_phase(group_of(compile_flow(flow.op)))
     names = [*two.keys.names, *two.values.names]
-    return two, pa.concat_batches(each_alone(two, names, rows(random, count)))
+    return two, pa.concat_batches(one_group_per_row(two, names, rows(random, count)))
 
 
-def each_alone(two: TwoPhase, names: list[str], table: pa.Table) -> list[pa.RecordBatch]:
+def one_group_per_row(two: TwoPhase, names: list[str], table: pa.Table) -> list[pa.RecordBatch]:
     program = Program(two.partial)
     return [batch.select(names) for row in range(table.num_rows)
             for batch in program.run(table.slice(row, 1).to_batches(), OPTIONS)]
@@ -65,13 +65,13 @@ def each_alone(two: TwoPhase, names: list[str], table: pa.Table) -> list[pa.Reco
 def test_numpy_and_compiled_code_combine_alike(name: str) -> None:
     random = Random(name)
     two, given = partials(FLOWS[name], random, 60)
-    combining = Combining(two, OPTIONS)
+    combiner = Combiner(two, OPTIONS)
     numbers = np.array([*range(7), *(random.randrange(7) for _ in range(53))])
-    got, want = combining.numbered(given, numbers), CombineByNumber(two).combine(given, numbers, OPTIONS)
+    got, want = combiner.combine_numbered(given, numbers), CombineByNumber(two).combine(given, numbers, OPTIONS)
     assert_same(pa.Table.from_batches([got]), pa.Table.from_batches([want]).cast(got.schema), ordered=True)
-    pairs = combining.pairs(given.slice(0, 30), given.slice(30))
+    pairs = combiner.combine_pairs(given.slice(0, 30), given.slice(30))
     want = CombineByNumber(two).combine(given, np.tile(np.arange(30), 2), OPTIONS)
-    got = pa.RecordBatch.from_arrays(pairs, names=combining.names)
+    got = pa.RecordBatch.from_arrays(pairs, names=combiner.names)
     assert_same(pa.Table.from_batches([got]), pa.Table.from_batches([want]).cast(got.schema), ordered=True)
 
 
@@ -80,26 +80,26 @@ def test_numpy_and_compiled_code_finish_alike(name: str) -> None:
     two, given = partials(FLOWS[name], Random(name), 80)
     combined = Program(two.combine).run([given], OPTIONS)
     whole = pa.concat_batches([batch.select(given.schema.names) for batch in combined])
-    got = Combining(two, OPTIONS).finished(whole)
+    got = Combiner(two, OPTIONS).finish(whole)
     assert got is not None
     want = pa.Table.from_batches(list(Program(two.final).run([given], OPTIONS)))
     assert_same(pa.Table.from_batches([got]), want, tolerance=1e-12)
 
 
-def test_what_numpy_does_not_do_is_left_to_compiled_code() -> None:
+def test_other_types_are_left_to_compiled_code() -> None:
     two, given = partials(FLOWS["others"], Random(1), 10)
-    assert Combining(two, OPTIONS).finished(given) is None
+    assert Combiner(two, OPTIONS).finish(given) is None
 
 
-def test_a_sum_that_overflows_is_left_to_who_can_say_so() -> None:
+def test_an_overflowing_sum_is_left_to_compiled_code() -> None:
     flow = si.flow(SCHEMA).group_by("k").agg(i=col("i").sum())
     two = two_phase(group_of(compile_flow(flow.op)))
     table = pa.table({"k": [1, 1, 2], "i": [(1 << 63) - 1, 1, -(1 << 63)]})
-    given = pa.concat_batches(each_alone(two, [*two.keys.names, *two.values.names], table))
-    combining = Combining(two, OPTIONS)
-    assert combining.finished(given) is not None
-    summed = combining.numbered(given, np.array([0, 0, 1]))
+    given = pa.concat_batches(one_group_per_row(two, [*two.keys.names, *two.values.names], table))
+    combiner = Combiner(two, OPTIONS)
+    assert combiner.finish(given) is not None
+    summed = combiner.combine_numbered(given, np.array([0, 0, 1]))
     whole = pa.RecordBatch.from_arrays([pa.array([1, 2]), *summed.columns], schema=given.schema)
-    assert combining.finished(whole) is None
+    assert combiner.finish(whole) is None
     with pytest.raises(ComputeError):
         list(Program(two.final).run([whole], OPTIONS))

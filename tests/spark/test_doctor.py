@@ -1,4 +1,4 @@
-"""`scalein.spark.doctor`: says what is there, and names what keeps flows from running, with a remedy."""
+"""`scalein.spark.doctor`: reports facts, and problems with their remedies."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import scalein
-from scalein.spark.doctor import PACKAGES, Checkup, Fitness, doctor, gathered, judged
+from scalein.spark.doctor import PACKAGES, PythonReport, Report, diagnose, doctor, group_by_host
 from tests.spark.pythons import python_that, without
 
-HERE = Fitness("driver", "3.11.2", dict.fromkeys(PACKAGES, "1.0"), "a CPU", "a folder", True, "works")
+HERE = PythonReport("driver", "3.11.2", dict.fromkeys(PACKAGES, "1.0"), "a CPU", "a folder", True, "works")
 THERE = replace(HERE, where="host-1", executors=2)
 
 
@@ -32,26 +32,26 @@ def test_a_local_session_is_fit(spark: Any) -> None:
     assert "<table>" in found._repr_html_()
 
 
-@pytest.mark.parametrize(("packages", "said"), [
+@pytest.mark.parametrize(("packages", "message"), [
     (("scalein",), "has no scalein: install it there, or call scalein.spark.ship(spark) once"),
     (("llvmlite", "pandas"), 'has no llvmlite and no pandas: pip install "scalein[spark]" there'),
 ])
-def test_a_missing_package_is_named(spark: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-                                    packages: tuple[str, ...], said: str) -> None:
+def test_a_missing_package_is_reported(spark: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+                                       packages: tuple[str, ...], message: str) -> None:
     monkeypatch.setattr(spark.sparkContext, "pythonExec", python_that(tmp_path, without(*packages)))
     found = doctor(spark)
     assert not found.ok
-    assert any(problem.endswith(said) for problem in found.problems), found
+    assert any(problem.endswith(message) for problem in found.problems), found
     assert "not fit for scalein, 1 problem\n" in repr(found)
 
 
-def test_another_python_is_named(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_python_is_reported(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark.sparkContext, "pythonVer", "3.2")
     (problem,) = doctor(spark).problems
-    assert problem.startswith(f"the executors run Python 3.{sys.version_info[1]}, the driver 3.2, and Spark wants one")
+    assert problem.startswith(f"the executors run Python 3.{sys.version_info[1]}, the driver 3.2, and Spark needs one")
 
 
-def test_no_python_is_named(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_python_is_reported(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark.sparkContext, "pythonExec", "/no/such/python")
     (problem,) = doctor(spark).problems
     assert problem.startswith("an executor has no Python at /no/such/python: set PYSPARK_PYTHON")
@@ -64,25 +64,25 @@ def test_executors_that_do_not_answer(spark: Any, monkeypatch: pytest.MonkeyPatc
     assert problem.startswith("no executor has answered within 0.5 s")
 
 
-def test_versions_that_differ_are_judged() -> None:
-    assert judged(HERE, [THERE]) == ([], [])
+def test_different_versions_are_reported() -> None:
+    assert diagnose(HERE, [THERE]) == ([], [])
     older = replace(THERE, packages={**THERE.packages, "scalein": "0.9", "pyarrow": "0.8"})
-    problems, notes = judged(HERE, [THERE, older])
-    assert problems == ["host-1 has scalein 0.9, the driver 1.0: plans of one version are for that version; install "
+    problems, notes = diagnose(HERE, [THERE, older])
+    assert problems == ["host-1 has scalein 0.9, the driver 1.0: both need the same version; install "
                         "the same, or call scalein.spark.ship(spark) once"]
     assert notes == ["host-1 has pyarrow 0.8 (driver: 1.0)"]
-    assert judged(HERE, [THERE, replace(THERE, cpu="other")])[1] == ["2 kinds of CPUs: each compiles for its own"]
-    assert judged(HERE, [replace(THERE, works=False, verdict="fails: X")])[0] == ["the compiler fails: X on host-1"]
+    assert diagnose(HERE, [THERE, replace(THERE, cpu="other")])[1] == ["2 kinds of CPUs: each compiles for its own"]
+    assert diagnose(HERE, [replace(THERE, works=False, verdict="fails: X")])[0] == ["the compiler fails: X on host-1"]
 
 
-def test_executors_of_a_host_are_one_line() -> None:
+def test_executors_of_a_host_are_grouped() -> None:
     answer = ('{"where": "%s", "process": %d, "packages": {}, "python": "3", "cpu": "", "cache": "", "works": true, '
               '"verdict": "took 1 ms"}')
-    found = gathered([answer % ("b", 1), answer % ("a", 1), answer % ("a", 2), answer % ("a", 1)])
+    found = group_by_host([answer % ("b", 1), answer % ("a", 1), answer % ("a", 2), answer % ("a", 1)])
     assert [(place.where, place.executors) for place in found] == [("a", 2), ("b", 1)]
 
 
 def test_html_is_escaped() -> None:
-    shown = Checkup("Spark", HERE, (replace(THERE, where="<b>"),), ("<i>",), ())._repr_html_()
+    shown = Report("Spark", HERE, (replace(THERE, where="<b>"),), ("<i>",), ())._repr_html_()
     assert "&lt;b&gt;" in shown
     assert "<i>" not in shown

@@ -36,33 +36,33 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_run_gives_what_collect_gives(name: str, spark: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Here only: tasks would cut otherwise, and read what they are told.
-    monkeypatch.setattr(parquet, "_PART_ROWS", 300)
+def test_run_gives_the_rows_of_collect(name: str, spark: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # On the driver only: tasks would cut files otherwise, and still read their splits.
+    monkeypatch.setattr(parquet, "_SPLIT_ROWS", 300)
     q = {**FLOWS, **ORDERED}[name](si.read_parquet(folder))
     same(sis.run(q, spark), q.collect(), ordered=name in ORDERED)
 
 
 def test_splits_are_balanced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "_PART_ROWS", 300)
+    monkeypatch.setattr(parquet, "_SPLIT_ROWS", 300)
     source = si.read_parquet(folder).op.data.source  # type: ignore[union-attr]
-    splits, sizes = scan.splits_of(source)
+    splits, sizes = scan.file_splits(source)
     assert len(splits) == 8
-    shares = scan.dealt(splits, sizes, 3)
-    assert sorted(split for share in shares for split in share) == sorted(splits)
-    by = dict(zip(splits, sizes, strict=True))
-    weights = [sum(by[split] for split in share) for share in shares]
+    tasks = scan.assign_splits(splits, sizes, 3)
+    assert sorted(split for task in tasks for split in task) == sorted(splits)
+    size_of = dict(zip(splits, sizes, strict=True))
+    weights = [sum(size_of[split] for split in task) for task in tasks]
     assert max(weights) - min(weights) <= max(sizes)
 
 
-def test_sizes_are_those_of_what_is_read(tmp_path: Path) -> None:
-    """Of the columns that a flow needs, whatever their names are."""
+def test_sizes_are_those_of_columns_read(tmp_path: Path) -> None:
+    """Sizes count the columns that a flow needs, whatever their names are."""
     rng = np.random.default_rng(1)
     table = pa.table({"a.b": np.arange(10_000) % 2, "c": rng.random(10_000), "s": [{"x": k} for k in range(10_000)]})
     pq.write_table(table, tmp_path / "a.parquet")
-    shares = [scan._share_read(str(tmp_path / "a.parquet"), names) for names in (["a.b"], ["c"], ["s"])]
-    assert 0 < shares[0] < shares[2] < shares[1]
-    assert sum(shares) == pytest.approx(1)
+    fractions = [scan._read_fraction(str(tmp_path / "a.parquet"), names) for names in (["a.b"], ["c"], ["s"])]
+    assert 0 < fractions[0] < fractions[2] < fractions[1]
+    assert sum(fractions) == pytest.approx(1)
 
 
 def test_other_formats_and_sources(spark: Any, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_other_formats_and_sources(spark: Any, tmp_path: Path) -> None:
         same(sis.run(q, spark), q.collect())
 
 
-def test_only_partials_cross(spark: Any, folder: Path) -> None:
+def test_only_partial_groups_are_shuffled(spark: Any, folder: Path) -> None:
     """Rows are read in the Python workers: Spark itself scans no file."""
     q = si.read_parquet(folder).group_by("k").agg(n=si.count())
     plan = sis.run(q, spark)._jdf.queryExecution().toString()
@@ -103,7 +103,7 @@ def test_only_partials_cross(spark: Any, folder: Path) -> None:
 
 
 def test_many_groups_are_not_shuffled(spark: Any, tmp_path: Path) -> None:
-    """Each task reads all files for the rows of its own keys; of few groups it sends partial ones."""
+    """Each task reads all files for the rows of its own keys; few groups are shuffled as partial groups."""
     rng = np.random.default_rng(5)
     count = 30_000
     table = pa.table({"i": pa.array(rng.permutation(count), mask=rng.random(count) < 0.001),
@@ -120,7 +120,7 @@ def test_many_groups_are_not_shuffled(spark: Any, tmp_path: Path) -> None:
         assert ("Exchange" in df._jdf.queryExecution().toString()) == is_shuffled, keys
 
 
-def test_what_is_refused(spark: Any, folder: Path) -> None:
+def test_refused_flows(spark: Any, folder: Path) -> None:
     with pytest.raises(BadArgument, match="has no data yet"):
         sis.run(si.flow({"x": pa.int64()}), spark)
     with pytest.raises(BadArgument, match="never ends"):
@@ -131,7 +131,7 @@ def test_what_is_refused(spark: Any, folder: Path) -> None:
         sis.run(si.read_parquet(folder).limit(3), spark)
 
 
-def test_a_file_that_is_gone_is_named(spark: Any, tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(spark: Any, tmp_path: Path) -> None:
     pq.write_table(rows(10), tmp_path / "a.parquet")
     df = sis.run(si.read_parquet(tmp_path).select("n"), spark)
     (tmp_path / "a.parquet").unlink()

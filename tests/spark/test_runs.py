@@ -1,4 +1,4 @@
-"""Runs of a stream's state: files, ranges of key groups, looking up and merging, with hashes that collide."""
+"""Runs of a stream's state: files, ranges of key groups, lookups and merges, with colliding hashes."""
 
 from __future__ import annotations
 
@@ -19,186 +19,187 @@ from hypothesis import strategies as st
 from pyarrow import fs
 
 from scalein.errors import NOWHERE, Damaged
-from scalein.spark.shuffle import target_of_groups
+from scalein.spark.shuffle import target_of_key_groups
 from scalein.spark.streaming import merging, runs
-from scalein.spark.streaming.merging import looked_up, merged, numbered_keys
+from scalein.spark.streaming.merging import key_numbers, look_up, merge_blocks
 from scalein.spark.streaming.runs import (
     HASH,
     Run,
-    hottest,
-    in_order,
-    joined_runs,
-    pieces_of,
-    ranges,
-    to_merge,
-    with_slices,
+    choose_to_merge,
+    hash_with_slices,
+    hottest_range,
+    join_ranges,
+    key_group_ranges,
+    read_run,
+    sort_by_hash,
     write_run,
 )
 from scalein.storage.object_store import STATE, Location, parse_location
 from tests.engines import examples
 
 NAN = float("nan")
-keys_of = st.lists(st.tuples(st.sampled_from([None, "a", "bb", "ccc"]), st.sampled_from([None, 0.0, -0.0, 1.5, NAN])),
-                   max_size=30)  # fmt: skip
+key_lists = st.lists(st.tuples(st.sampled_from([None, "a", "bb", "ccc"]), st.sampled_from([None, 0.0, -0.0, 1.5, NAN])),
+                     max_size=30)  # fmt: skip
 
 
-def location(folder: Path) -> Location:
+def make_location(folder: Path) -> Location:
     found = parse_location(folder, NOWHERE)
     found.create_folders(STATE)
     return found
 
 
 def rows(keys: list[tuple[str | None, float | None]], value: int = 1, groups: int = 4) -> pa.RecordBatch:
-    """A row a key, sorted, with hashes of which there are few: several keys share one."""
-    hashes = np.array([_coarse(key, groups) for key in keys], np.uint64)
+    """One row for each key, sorted, with few different hashes: several keys share one."""
+    hashes = np.array([_coarse_hash(key, groups) for key in keys], np.uint64)
     names = ["s", "f", "v"]
     batch = pa.RecordBatch.from_arrays([pa.array([key[0] for key in keys], pa.string()),
                                         pa.array([key[1] for key in keys], pa.float64()),
                                         pa.array([value] * len(keys), pa.int64())], names=names)  # fmt: skip
-    return in_order(batch, hashes)
+    return sort_by_hash(batch, hashes)
 
 
-def _coarse(key: tuple[str | None, float | None], groups: int) -> int:
+def _coarse_hash(key: tuple[str | None, float | None], groups: int) -> int:
     text, number = key
     same = 7 if number is None else 5 if number != number else int(number * 2)
     return ((7 if text is None else len(text)) * 100 + same) * 7919 % groups * (1 << 64) // groups
 
 
-def plain(row: dict[str, object]) -> tuple[object, ...]:
-    """A key as it is compared: one NaN, one zero."""
+def key_of(row: dict[str, object]) -> tuple[object, ...]:
+    """A key as it is compared: all NaNs are equal, and both zeros."""
     value = row["f"]
     assert value is None or isinstance(value, float)
     return row["s"], None if value is None else "nan" if value != value else value + 0.0
 
 
-class Added:
-    """What compiled code and numpy do elsewhere: values of one key added."""
+class AddingCombiner:
+    """A Combiner that adds the values of a key."""
 
     names: ClassVar = ["v"]
 
-    def pairs(self, left: pa.RecordBatch, right: pa.RecordBatch) -> list[pa.Array]:
+    def combine_pairs(self, left: pa.RecordBatch, right: pa.RecordBatch) -> list[pa.Array]:
         return [pc.add(left.column("v"), right.column("v"))]
 
-    def numbered(self, batch: pa.RecordBatch, numbers: np.ndarray) -> pa.RecordBatch:
+    def combine_numbered(self, batch: pa.RecordBatch, numbers: np.ndarray) -> pa.RecordBatch:
         totals = np.bincount(numbers, weights=np.asarray(batch.column("v"))).astype(np.int64)
         return pa.RecordBatch.from_arrays([pa.array(totals)], names=["v"])
 
 
 @examples(24)
-@given(parts=st.lists(keys_of, min_size=1, max_size=4), piece_rows=st.sampled_from([2, 7, 1000]),
+@given(parts=st.lists(key_lists, min_size=1, max_size=4), piece_rows=st.sampled_from([2, 7, 1000]),
        groups=st.sampled_from([1, 4, 1 << 20]))
 def test_a_merge_has_every_key_once_with_all_its_values(parts: list[list[tuple[str | None, float | None]]],
                                                         piece_rows: int, groups: int) -> None:
     # Each part has a key once: unlike values of equal keys come from different parts.
-    unique = [list({plain({"s": s, "f": f}): (s, f) for s, f in part}.values()) for part in parts]
-    pieces = [[rows(part, value=10**k, groups=groups)] for k, part in enumerate(unique)]
+    unique = [list({key_of({"s": s, "f": f}): (s, f) for s, f in part}.values()) for part in parts]
+    blocks = [[rows(part, value=10**k, groups=groups)] for k, part in enumerate(unique)]
     want: defaultdict[object, int] = defaultdict(int)
     for k, part in enumerate(unique):
         for s, f in part:
-            want[plain({"s": s, "f": f})] += 10**k
+            want[key_of({"s": s, "f": f})] += 10**k
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(merging, "PIECE_ROWS", piece_rows)
-        found = list(merged(pieces, ["s", "f"], Added()))
-    got = [row for each in found for row in each.piece.to_pylist()]
-    assert {plain(row): row["v"] for row in got} == want
+        patch.setattr(merging, "BLOCK_ROWS", piece_rows)
+        found = list(merge_blocks(blocks, ["s", "f"], AddingCombiner()))
+    got = [row for each in found for row in each.block.to_pylist()]
+    assert {key_of(row): row["v"] for row in got} == want
     assert len(got) == len(want)
     hashes = [row[HASH] for row in got]
     assert hashes == sorted(hashes)
-    # `at` leads from each row of the first part to its key's, and `others` says whether another part had it.
-    at = [each.piece.slice(int(k), 1).to_pylist()[0] for each in found for k in each.at]
-    assert [plain(row) for row in at] == [plain(row) for row in pieces[0][0].to_pylist()]
-    others = [bool(there) for each in found for there in each.others]
-    rest = {plain({"s": s, "f": f}) for part in unique[1:] for s, f in part}
-    assert others == [plain(row) in rest for row in pieces[0][0].to_pylist()]
+    # `at` is the position of each row of the first part, and `existed` says whether another part had its key.
+    at = [each.block.slice(int(k), 1).to_pylist()[0] for each in found for k in each.at]
+    assert [key_of(row) for row in at] == [key_of(row) for row in blocks[0][0].to_pylist()]
+    existed = [bool(there) for each in found for there in each.existed]
+    rest = {key_of({"s": s, "f": f}) for part in unique[1:] for s, f in part}
+    assert existed == [key_of(row) in rest for row in blocks[0][0].to_pylist()]
 
 
 @examples(15)
-@given(parts=st.lists(keys_of, min_size=1, max_size=3))
-def test_rows_that_do_not_combine_all_stay(parts: list[list[tuple[str | None, float | None]]]) -> None:
-    pieces = [[rows(part, value=k)] for k, part in enumerate(parts)]
-    got = [(plain(row), row["v"]) for each in merged(pieces, ["s", "f"], None) for row in each.piece.to_pylist()]
-    want = [(plain({"s": s, "f": f}), k) for k, part in enumerate(parts) for s, f in part]
+@given(parts=st.lists(key_lists, min_size=1, max_size=3))
+def test_rows_that_do_not_combine_all_remain(parts: list[list[tuple[str | None, float | None]]]) -> None:
+    blocks = [[rows(part, value=k)] for k, part in enumerate(parts)]
+    got = [(key_of(row), row["v"]) for each in merge_blocks(blocks, ["s", "f"], None) for row in each.block.to_pylist()]
+    want = [(key_of({"s": s, "f": f}), k) for k, part in enumerate(parts) for s, f in part]
     assert sorted(map(repr, got)) == sorted(map(repr, want))
 
 
 @examples(15)
-@given(wanted=keys_of, there=keys_of)
-def test_looking_up_finds_all_rows_of_a_key_and_no_others(wanted: list[tuple[str | None, float | None]],
-                                                          there: list[tuple[str | None, float | None]]) -> None:
-    looked_for, piece = rows(wanted), rows(there)
-    asked = [plain(row) for row in looked_for.to_pylist()]
-    got = [(int(number), plain(row)) for found in looked_up(looked_for, [piece.slice(0, 3), piece.slice(3)], ["s", "f"])
+@given(wanted=key_lists, there=key_lists)
+def test_a_lookup_finds_all_rows_of_a_key_and_no_others(wanted: list[tuple[str | None, float | None]],
+                                                        there: list[tuple[str | None, float | None]]) -> None:
+    wanted_rows, block = rows(wanted), rows(there)
+    asked = [key_of(row) for row in wanted_rows.to_pylist()]
+    got = [(int(number), key_of(row)) for found in look_up(wanted_rows, [block.slice(0, 3), block.slice(3)], ["s", "f"])
            for number, row in zip(found.numbers, found.rows.to_pylist(), strict=True)]
-    want = [(number, key) for number, key in enumerate(asked) for row in piece.to_pylist() if plain(row) == key]
+    want = [(number, key) for number, key in enumerate(asked) for row in block.to_pylist() if key_of(row) == key]
     assert sorted(map(repr, got)) == sorted(map(repr, want))
 
 
 @examples(15)
-@given(keys=keys_of)
-def test_numbers_are_those_of_keys(keys: list[tuple[str | None, float | None]]) -> None:
+@given(keys=key_lists)
+def test_key_numbers(keys: list[tuple[str | None, float | None]]) -> None:
     batch = rows(keys)
-    numbers = numbered_keys(batch, ["s", "f"])
+    numbers = key_numbers(batch, ["s", "f"])
     found = {}
     for row, number in zip(batch.to_pylist(), numbers, strict=True):
-        assert found.setdefault(plain(row), number) == number
+        assert found.setdefault(key_of(row), number) == number
     assert sorted(found.values()) == list(range(len(found)))
 
 
-def test_ranges_are_those_that_rows_are_routed_by() -> None:
+def test_ranges_are_those_of_the_shuffle() -> None:
     for count in (1, 2, 3, 5, 7, 100, 255, 256):
-        targets = target_of_groups(count)
+        targets = target_of_key_groups(count)
         assert [(int(np.flatnonzero(targets == k)[0]), int(np.flatnonzero(targets == k)[-1]) + 1)
-                for k in range(count)] == ranges(count)
+                for k in range(count)] == key_group_ranges(count)
 
 
-def test_the_hottest_range_moves_first() -> None:
+def test_the_hottest_range_migrates_first() -> None:
     run, rows = Run("a", 64, 128, 100, 10, 1), np.zeros(256, np.int64)
     rows[3], rows[100:104] = 1000, 5
-    moved, rest = hottest(run, 8, rows)
-    assert moved.last - moved.first == 8
-    assert moved.first <= 100
-    assert moved.last >= 104
-    assert joined_runs([moved, *rest]) == [run]
-    assert hottest(run, 64, rows) == hottest(run, 100, rows) == (run, [])
+    migrated, rest = hottest_range(run, 8, rows)
+    assert migrated.last - migrated.first == 8
+    assert migrated.first <= 100
+    assert migrated.last >= 104
+    assert join_ranges([migrated, *rest]) == [run]
+    assert hottest_range(run, 64, rows) == hottest_range(run, 100, rows) == (run, [])
 
 
-def test_slices_of_a_key_stay_in_its_group() -> None:
+def test_slices_of_a_key_have_its_key_group() -> None:
     hashes = np.random.default_rng(1).integers(0, 1 << 63, 1000).astype(np.uint64) * np.uint64(2)
-    mixed = with_slices(hashes, np.arange(1000) * 10_000 - 5_000_000)
+    mixed = hash_with_slices(hashes, np.arange(1000) * 10_000 - 5_000_000)
     assert (mixed >> np.uint64(56) == hashes >> np.uint64(56)).all()
-    assert len(np.unique(with_slices(np.full(1000, hashes[0]), np.arange(1000)))) == 1000
+    assert len(np.unique(hash_with_slices(np.full(1000, hashes[0]), np.arange(1000)))) == 1000
 
 
 def test_a_run_gives_the_rows_of_a_range(tmp_path: Path) -> None:
     hashes = np.sort(np.random.default_rng(2).integers(0, 1 << 64, 5000, np.uint64))
     batch = pa.RecordBatch.from_arrays([pa.array(hashes), pa.array(np.arange(5000))], names=[HASH, "v"])
-    run = write_run(location(tmp_path), [batch.slice(0, 1700), batch.slice(1700, 0), batch.slice(1700)], (0, 256), "v")
+    blocks = [batch.slice(0, 1700), batch.slice(1700, 0), batch.slice(1700)]
+    run = write_run(make_location(tmp_path), blocks, (0, 256), "v")
     assert run is not None
     assert (run.rows, run.oldest, run.newest) == (5000, 0, 4999)
-    assert Run.of(run.to_json()) == run
+    assert Run.from_json(run.to_json()) == run
     got = []
-    for first, last in ranges(7):
+    for first, last in key_group_ranges(7):
         part = run.within(first, last)
         assert part is not None
-        pieces = pieces_of(location(tmp_path), part)
-        assert all(first <= int(h) >> 56 < last for piece in pieces for h in np.asarray(piece.column(HASH)))
-        got += [v for piece in pieces for v in piece.column("v").to_pylist()]
+        blocks = read_run(make_location(tmp_path), part)
+        assert all(first <= int(h) >> 56 < last for block in blocks for h in np.asarray(block.column(HASH)))
+        got += [v for block in blocks for v in block.column("v").to_pylist()]
     assert got == list(range(5000))
     parts = [run.within(0, 100), run.within(100, 256)]
-    assert joined_runs(part for part in reversed(parts) if part is not None) == [run]
-    assert run.within(0, 100) == Run(run.file, 0, 100, 5000, run.size_bytes, run.sum, 0, 4999, run.pieces)
-    assert write_run(location(tmp_path), [batch.slice(0, 0)], (0, 256), None) is None
+    assert join_ranges(part for part in reversed(parts) if part is not None) == [run]
+    assert run.within(0, 100) == Run(run.file, 0, 100, 5000, run.size_bytes, run.sum, 0, 4999, run.blocks)
+    assert write_run(make_location(tmp_path), [batch.slice(0, 0)], (0, 256), None) is None
 
 
-def test_only_pieces_that_are_needed_are_read(tmp_path: Path) -> None:
-    """Here another one is damaged, which nobody sees before it is asked for."""
-    runs._open.clear()
+def test_only_blocks_that_are_needed_are_read(tmp_path: Path) -> None:
+    """A damaged block is not noticed until it is read."""
+    runs._open_files.clear()
     hashes = np.arange(256, dtype=np.uint64) << np.uint64(56)
     batch = pa.RecordBatch.from_arrays([pa.array(hashes), pa.array(np.arange(256))], names=[HASH, "v"])
-    here = location(tmp_path)
+    here = make_location(tmp_path)
     run = write_run(here, [batch.slice(first, 64) for first in range(0, 256, 64)], (0, 256), None)
     assert run is not None
-    path, (start, end, *_) = tmp_path / run.file, run.pieces[2]
+    path, (start, end, *_) = tmp_path / run.file, run.blocks[2]
     data = bytearray(path.read_bytes())
     data[(start + end) // 2] ^= 1
     path.write_bytes(data)
@@ -206,33 +207,33 @@ def test_only_pieces_that_are_needed_are_read(tmp_path: Path) -> None:
         part = run.within(first, last)
         assert part is not None
         if last <= 128 or first >= 192:
-            assert [v for piece in pieces_of(here, part) for v in piece["v"].to_pylist()] == list(range(first, last))
+            assert [v for block in read_run(here, part) for v in block["v"].to_pylist()] == list(range(first, last))
         else:
             with pytest.raises(Damaged, match="not what was written"):
-                pieces_of(here, part)
+                read_run(here, part)
 
 
-def test_a_run_without_pieces_is_checked_as_a_whole(tmp_path: Path) -> None:
+def test_a_run_without_block_checksums_is_verified_as_a_whole(tmp_path: Path) -> None:
     """As the first version wrote them."""
-    here = location(tmp_path)
+    here = make_location(tmp_path)
     run = write_run(here, [rows([("a", 1.0), ("bb", None)])], (0, 256), None)
     assert run is not None
     data = (tmp_path / run.file).read_bytes()
-    old = Run.of([*replace(run, sum=zlib.crc32(data)).to_json()[:8]])
+    old = Run.from_json([*replace(run, sum=zlib.crc32(data)).to_json()[:8]])
     for text in (data, bytes([data[0] ^ 1]) + data[1:]):
-        runs._open.clear()
+        runs._open_files.clear()
         (tmp_path / run.file).write_bytes(text)
         if text == data:
-            assert sum(piece.num_rows for piece in pieces_of(here, old)) == 2
+            assert sum(block.num_rows for block in read_run(here, old)) == 2
         else:
             with pytest.raises(Damaged, match="not what was written"):
-                pieces_of(here, old)
+                read_run(here, old)
 
 
 @pytest.mark.parametrize("damage", ["flipped", "short", "gone"])
-def test_a_damaged_run_is_named(tmp_path: Path, damage: str) -> None:
-    runs._open.clear()
-    here = location(tmp_path)
+def test_a_damaged_run_is_reported(tmp_path: Path, damage: str) -> None:
+    runs._open_files.clear()
+    here = make_location(tmp_path)
     run = write_run(here, [rows([("a", 1.0), (None, None)])], (0, 256), None)
     assert run is not None
     path = tmp_path / run.file
@@ -243,56 +244,56 @@ def test_a_damaged_run_is_named(tmp_path: Path, damage: str) -> None:
         data[len(data) // 2] ^= 4
         path.write_bytes(data[: len(data) // 2] if damage == "short" else data)
     with pytest.raises(Damaged, match=str(run.file)):
-        pieces_of(here, run)
+        read_run(here, run)
 
 
 def test_runs_of_other_filesystems_are_read_through_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setattr("tempfile.tempdir", None)
     (tmp_path / "tmp").mkdir()
-    far = Location(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "far", "far://away")
-    far.create_folders(STATE)
-    run = write_run(far, [rows([("a", 1.0), ("bb", None)])], (0, 256), None)
+    remote = Location(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "far", "far://away")
+    remote.create_folders(STATE)
+    run = write_run(remote, [rows([("a", 1.0), ("bb", None)])], (0, 256), None)
     assert run is not None
-    runs._open.clear()
-    first = [piece.to_pylist() for piece in pieces_of(far, run)]
-    runs._open.clear()
-    (tmp_path / "far" / run.file).unlink()  # the copy is all that is needed
-    assert [piece.to_pylist() for piece in pieces_of(far, run)] == first
+    runs._open_files.clear()
+    first = [block.to_pylist() for block in read_run(remote, run)]
+    runs._open_files.clear()
+    (tmp_path / "far" / run.file).unlink()  # the copy is sufficient
+    assert [block.to_pylist() for block in read_run(remote, run)] == first
     copies = list((tmp_path / "tmp").rglob("*.arrow"))
     assert len(copies) == 1
-    runs._open.clear()
+    runs._open_files.clear()
     (tmp_path / "far" / run.file).write_bytes(copies[0].read_bytes())
-    copies[0].write_bytes(bytes(run.size_bytes))  # as after a power failure: it is made again
-    assert [piece.to_pylist() for piece in pieces_of(far, run)] == first
+    copies[0].write_bytes(bytes(run.size_bytes))  # as after a power failure: it is copied again
+    assert [block.to_pylist() for block in read_run(remote, run)] == first
     os.utime(copies[0], (0, 0))
-    write_run(far, [rows([("a", 1.0)])], (0, 256), None)
-    other = write_run(far, [rows([("a", 1.0)])], (0, 256), None)
+    write_run(remote, [rows([("a", 1.0)])], (0, 256), None)
+    other = write_run(remote, [rows([("a", 1.0)])], (0, 256), None)
     assert other is not None
-    pieces_of(far, other)  # makes a copy, and removes what nobody has used for long
+    read_run(remote, other)  # makes a copy, and removes copies that were not used for long
     assert not copies[0].exists()
-    runs._open.clear()
+    runs._open_files.clear()
 
 
-def test_copies_take_half_of_a_disk_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_take_at_most_half_of_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    far = Location(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "far", "far://away")
-    far.create_folders(STATE)
-    written = [run for _ in range(4) if (run := write_run(far, [rows([("a", 1.0)])], (0, 256), None)) is not None]
+    remote = Location(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "far", "far://away")
+    remote.create_folders(STATE)
+    written = [run for _ in range(4) if (run := write_run(remote, [rows([("a", 1.0)])], (0, 256), None)) is not None]
     size = written[0].size_bytes
-    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=size))  # beside what copies take
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=size))  # besides the space of copies
     for number, run in enumerate(written):
-        far.map_file(run.file)
-        os.utime(far._path_of_copy(run.file), (10**9 * 2 + number,) * 2)
-        assert os.path.exists(far._path_of_copy(run.file))
+        remote.map_file(run.file)
+        os.utime(remote._path_of_copy(run.file), (10**9 * 2 + number,) * 2)
+        assert os.path.exists(remote._path_of_copy(run.file))
     assert len(list(tmp_path.glob("scalein-runs-*/*"))) == 1
 
 
-def test_few_runs_stay_however_many_batches_come() -> None:
+def test_few_runs_remain_after_many_batches() -> None:
     sizes: list[int] = []
     written = 0
     for _ in range(3000):
-        chosen = to_merge(sizes, 10)
+        chosen = choose_to_merge(sizes, 10)
         new = 10 + sum(sizes[k] for k in chosen)
         written += new
         sizes = [size for k, size in enumerate(sizes) if k not in chosen] + [new]

@@ -16,8 +16,8 @@ import scalein as si
 import scalein.spark as sis
 from scalein import col
 from scalein.errors import BadData, ComputeError, ScaleinError, SourceLoc
-from scalein.spark.errors import SparkFailed, explained, in_our_words
-from scalein.spark.package import packed
+from scalein.spark.errors import SparkFailed, explain_error, translate_errors
+from scalein.spark.package import build_zip
 from scalein.spark.session import _defaults, java_version, session
 from tests.spark.pythons import python_that, without
 
@@ -34,7 +34,7 @@ def test_workers_run_this_python(spark: Any) -> None:
     assert [os.path.realpath(path) for path in found] == [os.path.realpath(sys.executable)]
 
 
-def test_settings_of_another_master_stay_its_own() -> None:
+def test_defaults_of_a_remote_master() -> None:
     assert "spark.driver.host" in _defaults(2, None)
     assert "spark.driver.host" not in _defaults(2, "spark://127.0.0.1:7077")
 
@@ -42,10 +42,10 @@ def test_settings_of_another_master_stay_its_own() -> None:
 # --- Java
 
 
-def fake_java(folder: Path, said: str, code: int = 0) -> Path:
+def fake_java(folder: Path, message: str, code: int = 0) -> Path:
     (folder / "bin").mkdir()
     java = folder / "bin" / "java"
-    java.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{said}\nEND\nexit {code}\n", encoding="utf-8")
+    java.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{message}\nEND\nexit {code}\n", encoding="utf-8")
     java.chmod(0o755)
     return folder
 
@@ -61,18 +61,18 @@ def test_no_java_is_one_sentence_and_a_remedy(monkeypatch: pytest.MonkeyPatch, t
         java_version()
 
 
-@pytest.mark.parametrize(("said", "number"), [
+@pytest.mark.parametrize(("message", "number"), [
     ('openjdk version "17.0.15" 2025-04-15', 17), ('java version "21" 2023-09-19', 21),
     ('java version "1.8.0_402"', None), ('openjdk version "11.0.2"', None), ("no such thing", None)])
-def test_the_version_of_java_is_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str,
-                                          number: int | None) -> None:
-    monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path, said)))
+def test_the_version_of_java_is_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, message: str,
+                                        number: int | None) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path, message)))
     if number is not None:
         assert java_version() == number
     else:
         with pytest.raises(SparkFailed, match="needs Java 17 or newer") as caught:
             java_version()
-        assert said in str(caught.value)
+        assert message in str(caught.value)
 
 
 _BROKEN = """
@@ -81,7 +81,7 @@ session()
 """
 
 
-def test_a_java_that_does_not_start_is_told_in_its_words(tmp_path: Path) -> None:
+def test_the_error_of_a_java_that_does_not_start_is_shown(tmp_path: Path) -> None:
     script = fake_java(tmp_path, 'openjdk version "17.0.1"\nError: Module jdk.incubator.vector not found', 1)
     done = subprocess.run([sys.executable, "-c", _BROKEN], capture_output=True, text=True, timeout=120,
                           env={**os.environ, "JAVA_HOME": str(script)})
@@ -91,7 +91,7 @@ def test_a_java_that_does_not_start_is_told_in_its_words(tmp_path: Path) -> None
     assert "this Java lacks a module" in last[2]
 
 
-# --- errors that come as text
+# --- translated errors
 
 _TRACE = """Job aborted due to stage failure: Task 0 in stage 1.0 failed 4 times, most recent failure: Lost task 0.3 \
 in stage 1.0 (TID 7) (10.0.0.3 executor 1): org.apache.spark.api.python.PythonException: Traceback (most recent call \
@@ -117,9 +117,9 @@ def in_spark(last: str) -> RuntimeError:
     ScaleinError("plain"),
     SparkFailed("ours"),
 ])
-def test_an_error_of_ours_comes_back_as_what_it_was(error: ScaleinError) -> None:
+def test_a_scalein_error_is_rebuilt_from_its_text(error: ScaleinError) -> None:
     name = f"{type(error).__module__}.{type(error).__qualname__}"
-    found = explained(in_spark(f"ValueError: x\n\nDuring handling of the above exception, ...\n\n{name}: {error}"))
+    found = explain_error(in_spark(f"ValueError: x\n\nDuring handling of the above exception, ...\n\n{name}: {error}"))
     assert type(found) is type(error)
     assert (str(found), found.what, found.hint, found.facts) == (str(error), error.what, error.hint, error.facts)
 
@@ -127,7 +127,7 @@ def test_an_error_of_ours_comes_back_as_what_it_was(error: ScaleinError) -> None
 @pytest.mark.parametrize(("text", "what", "hint"), [
     ("pyspark.errors.exceptions.base.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different "
      "version: 3.9 than that in driver: 3.11, PySpark cannot run with different minor versions.",
-     "the executors run Python 3.9, the driver 3.11, and Spark wants one version", "PYSPARK_PYTHON"),
+     "the executors run Python 3.9, the driver 3.11, and Spark needs one version", "PYSPARK_PYTHON"),
     ("ModuleNotFoundError: No module named 'scalein'", "the Python of an executor has no package scalein",
      "scalein.spark.ship(spark)"),
     ("ImportError: cannot import name 'X' from 'scalein.spark.phases' (/a/scalein/spark/phases.py)",
@@ -137,16 +137,16 @@ def test_an_error_of_ours_comes_back_as_what_it_was(error: ScaleinError) -> None
     ("[PACKAGE_NOT_INSTALLED] Pandas >= 2.2.0 must be installed; however, it was not found.",
      "the Python of an executor or of the driver has no package Pandas", 'pip install "scalein[spark]"'),
     ("[UNSUPPORTED_PACKAGE_VERSION] PyArrow >= 18.0.0 must be installed; however, your version is 4.0.1.",
-     "Spark wants PyArrow 18.0.0 or newer, and there is 4.0.1", "--upgrade"),
+     "Spark needs PyArrow 18.0.0 or newer, and there is 4.0.1", "--upgrade"),
     ('java.io.IOException: Cannot run program "/opt/py/bin/python": error=2, No such file or directory',
      "an executor has no Python at /opt/py/bin/python", "PYSPARK_PYTHON"),
     ("org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)",
-     "a Python worker of Spark ended without a word: killed for its memory, or it crashed", "memory"),
+     "a Python worker of Spark ended without a message: killed for its memory, or it crashed", "memory"),
     ("java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.",
      "the Spark session has ended", "session()"),
 ])  # fmt: skip
-def test_an_unfit_executor_is_one_sentence_and_a_remedy(text: str, what: str, hint: str) -> None:
-    with pytest.raises(SparkFailed) as caught, in_our_words():
+def test_an_unusable_executor_is_one_sentence_and_a_remedy(text: str, what: str, hint: str) -> None:
+    with pytest.raises(SparkFailed) as caught, translate_errors():
         raise in_spark(text)
     assert caught.value.what == what
     assert hint in str(caught.value.hint)
@@ -156,31 +156,31 @@ def test_an_unfit_executor_is_one_sentence_and_a_remedy(text: str, what: str, hi
     assert caught.value.__suppress_context__
 
 
-def test_what_is_not_known_passes_unchanged() -> None:
-    with pytest.raises(RuntimeError, match="disk full"), in_our_words():
+def test_other_errors_pass_unchanged() -> None:
+    with pytest.raises(RuntimeError, match="disk full"), translate_errors():
         raise in_spark("OSError: disk full")
 
 
-def test_what_a_worker_raises_is_found_in_what_spark_says(spark: Any, monkeypatch: pytest.MonkeyPatch,
-                                                          tmp_path: Path) -> None:
+def test_errors_of_workers_are_found_in_sparks_message(spark: Any, monkeypatch: pytest.MonkeyPatch,
+                                                       tmp_path: Path) -> None:
     flow = si.flow({"id": pa.int64()}).select(big=col("id") * 2**62)
     df = spark.range(5).mapInArrow(flow.map_in_arrow, sis.schema(flow))
-    with pytest.raises(ComputeError, match="overflow") as caught, in_our_words():
+    with pytest.raises(ComputeError, match="overflow") as caught, translate_errors():
         df.collect()
     assert caught.value.facts["at"].startswith("test_session.py:")
     monkeypatch.setattr(spark.sparkContext, "pythonExec", python_that(tmp_path, without("llvmlite")))
     df = spark.range(5).mapInArrow(flow.map_in_arrow, sis.schema(flow))
-    with pytest.raises(SparkFailed, match="the Python of an executor has no package llvmlite"), in_our_words():
+    with pytest.raises(SparkFailed, match="the Python of an executor has no package llvmlite"), translate_errors():
         df.collect()
 
 
-# --- shipping
+# --- ship
 
 
 def test_a_zip_has_the_whole_package_and_works(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    zipped = packed(tmp_path)
-    assert zipped.name == packed(tmp_path / "a").name
+    zipped = build_zip(tmp_path)
+    assert zipped.name == build_zip(tmp_path / "a").name
     assert {"scalein/spark/errors.py", "scalein/spark/errors.pyc"} <= {*zipfile.ZipFile(zipped).namelist()}
     code = ("import sys; sys.path.insert(0, sys.argv[1]); import scalein; "
             "from scalein.api.self_check import try_compiler; print(scalein.__file__, *try_compiler())")

@@ -1,4 +1,4 @@
-"""Rows of streams, without Spark: the same as `collect` for groups, and as a job for windows, however batches come."""
+"""Results of streams, without Spark: those of `collect` for groups and of a job for windows, for any batches."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from scalein.spark.streaming.runs import MIGRATIONS
 from scalein.testing import Stream, until
 from tests.engines import EXAMPLES
 from tests.same import assert_same
-from tests.spark.simulated import acting, begun, folded, rows_of, run
+from tests.spark.simulated import fold_changes, rows_of, run, start_stream, tasks_over
 
 
 @pytest.fixture(autouse=True, scope="module")
 def no_disk() -> Iterator[None]:
-    """These tests are about rows: nothing need survive them."""
+    """These tests check rows, not durability."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.fsync", lambda handle: None)
         yield
@@ -59,14 +59,14 @@ def all_rows(batches: list[list[pa.Table]]) -> pa.Table:
 
 
 @contextmanager
-def tightened(is_tight: bool) -> Iterator[None]:
-    """What happens to millions of rows happens to a few: many runs, short pieces, and hashes that collide."""
+def small_limits(has_small_limits: bool) -> Iterator[None]:
+    """Limits so small that few rows meet what millions do: many runs, short blocks, colliding hashes."""
     with pytest.MonkeyPatch.context() as patch:
-        if is_tight:
-            patch.setattr(merging, "PIECE_ROWS", 3)
-            patch.setattr(runs, "RATIO", 1)
-            hashes = reducing.hashes
-            patch.setattr(reducing, "hashes", lambda *given: hashes(*given) & np.uint64(0xFF << 56))
+        if has_small_limits:
+            patch.setattr(merging, "BLOCK_ROWS", 3)
+            patch.setattr(runs, "MERGE_RATIO", 1)
+            key_hashes = reducing.key_hashes
+            patch.setattr(reducing, "key_hashes", lambda *args: key_hashes(*args) & np.uint64(0xFF << 56))
         yield
 
 
@@ -85,7 +85,7 @@ GROUPS: dict[str, tuple[list[str], Callable[[Flow], Flow]]] = {
     "columns together": (["k"], lambda q: q.group_by("k").agg(
         v=col("x").var(), d=col("y").std(), a=(col("x") * 2).arg_max("x"), b=col("s").arg_min("s"), n=si.count())),
     "together, having": ([], lambda q: q.group_by().agg(v=col("x").var()).filter(col("v") > 9)),
-    "keeping rows": (["k"], lambda q: q.group_by("k").agg(
+    "buffered rows": (["k"], lambda q: q.group_by("k").agg(
         u=col("x").n_unique(), q=col("x").quantile(0.5), d=col("y").std())),
     "rows, having": (["s"], lambda q: q.group_by("s").agg(u=col("x").n_unique()).filter(col("u") > 1)),
     "rows, no key": ([], lambda q: q.group_by().agg(u=col("s").n_unique())),
@@ -94,56 +94,57 @@ GROUPS: dict[str, tuple[list[str], Callable[[Flow], Flow]]] = {
 
 @pytest.mark.parametrize("name", GROUPS)
 @seeds
-def test_changes_of_groups_add_up_to_what_collect_gives(name: str, seed: int, tmp_path: Path) -> None:
+def test_changes_of_groups_add_up_to_the_result_of_collect(name: str, seed: int, tmp_path: Path) -> None:
     random, (keys, build) = Random(f"{name} {seed}"), GROUPS[name]
     given, flow, restart = tables(random, a_row, SCHEMA), build(si.flow(SCHEMA)), random.random() < 0.5
     changes: list[pa.Table] = []
     sink = si.to_memory()
-    commits = begun(flow, tmp_path, sink, emit="changes", migration=random.choice(MIGRATIONS))
+    coordinator = start_stream(flow, tmp_path, sink, emit="changes", migration=random.choice(MIGRATIONS))
     try:
         for number, parts in enumerate(given):
             if restart:
-                commits.close()
+                coordinator.close()
                 changes.append(sink.table())
                 sink = si.to_memory()
-                commits = begun(flow, tmp_path, sink, emit="changes", migration=random.choice(MIGRATIONS))
-            commits.partitions = random.choice([1, 2, 3, 7])
-            with tightened(seed % 2 == 0):
-                commits.do(number, "query", acting(parts, folder=random.choice([None, tmp_path / "in"])), None)
-            assert commits.progress is not None
-            assert commits.progress["rows_in"] == sum(part.num_rows for part in parts)
+                coordinator = start_stream(flow, tmp_path, sink, emit="changes", migration=random.choice(MIGRATIONS))
+            coordinator.partitions = random.choice([1, 2, 3, 7])
+            with small_limits(seed % 2 == 0):
+                run_tasks = tasks_over(parts, folder=random.choice([None, tmp_path / "in"]))
+                coordinator.run_batch(number, "query", run_tasks, None)
+            assert coordinator.progress is not None
+            assert coordinator.progress["rows_in"] == sum(part.num_rows for part in parts)
     finally:
-        commits.close()
+        coordinator.close()
     changes.append(sink.table())
-    told = pa.concat_tables(changes)
+    changes_out = pa.concat_tables(changes)
     want = flow.collect(all_rows(given))
     if not keys and not all_rows(given).num_rows:
         want = want.slice(0, 0)  # a stream has no result before the first row
-    assert_same(pa.Table.from_pylist(folded(told, keys), want.schema), want, tolerance=1e-9)
-    if name in ("one key", "text", "composite", "no key", "columns together", "keeping rows",
+    assert_same(pa.Table.from_pylist(fold_changes(changes_out, keys), want.schema), want, tolerance=1e-9)
+    if name in ("one key", "text", "composite", "no key", "columns together", "buffered rows",
                 "rows, no key"):
         assert_same(read_state(tmp_path), want, tolerance=1e-9)
 
 
 @pytest.mark.parametrize("migration", MIGRATIONS)
-def test_state_moves_as_it_should(migration: str, tmp_path: Path) -> None:
-    """Whether it does changes no row; what is in common with other tasks is gone at once, piece by piece, or later."""
+def test_state_migrates(migration: str, tmp_path: Path) -> None:
+    """Results do not depend on it; files shared with other tasks are rewritten at once, in steps, or by merges."""
     few = pa.table({"k": [1, 2, 3], "x": [1] * 3}).cast(pa.schema([SCHEMA.field("k"), SCHEMA.field("x")]))
     many = pa.table({"k": range(3000), "x": [2] * 3000}).cast(few.schema)
     flow = si.flow(few.schema).group_by("k").agg(n=si.count(), t=col("x").sum())
-    commits = begun(flow, tmp_path, si.to_memory(), emit="changes", partitions=1, migration=migration)
-    run(commits, [[many]])
-    commits.partitions = 4
-    left = list[int]()  # behind each batch, the key groups for which tasks read the file of all
+    coordinator = start_stream(flow, tmp_path, si.to_memory(), emit="changes", partitions=1, migration=migration)
+    run(coordinator, [[many]])
+    coordinator.partitions = 4
+    left = list[int]()  # after each batch, the key groups for which tasks read the shared file
     for number in range(1, 12):
-        run(commits, [[few]], first=number)
-        left.append(sum(part.last - part.first for part in commits._runs if part.rows == 3000))
-    commits.close()
+        run(coordinator, [[few]], first=number)
+        left.append(sum(part.last - part.first for part in coordinator._runs if part.rows == 3000))
+    coordinator.close()
     given = pa.concat_tables([many, *[few] * 11])
     assert_same(read_state(tmp_path), flow.collect(given))
     match migration:
         case "lazy":
-            assert left[-1] > 200  # what small merges did not take along
+            assert left[-1] > 200  # small merges did not rewrite it
         case "eager":
             assert left == [0] * 11
         case "hybrid":
@@ -157,7 +158,7 @@ def test_state_moves_as_it_should(migration: str, tmp_path: Path) -> None:
 def test_distinct_gives_each_row_once(emit: str, seed: int, tmp_path: Path) -> None:
     flow = si.flow(SCHEMA).select("s", "f").distinct().with_columns(n=col("s").str.len())
     given = tables(Random(seed), a_row, SCHEMA)
-    with tightened(seed % 2 == 0):
+    with small_limits(seed % 2 == 0):
         got = rows_of(flow, given, tmp_path, emit=emit)
     if emit == "changes":
         assert set(got.column("op").to_pylist()) <= {"insert"}
@@ -173,7 +174,7 @@ def test_flows_without_state(emit: str, tmp_path: Path) -> None:
     given = tables(Random(5), a_row, SCHEMA)
     got = rows_of(flow, given, tmp_path, emit=emit)
     assert_same(got.drop_columns("op") if emit == "changes" else got, flow.collect(all_rows(given)))
-    with pytest.raises(BadArgument, match="keeps no state"):
+    with pytest.raises(BadArgument, match="has no state"):
         read_state(tmp_path)
 
 
@@ -198,22 +199,22 @@ def an_event(random: Random) -> dict[str, Any]:
 WINDOWS: dict[str, Callable[[Flow], Flow]] = {
     "tumbling": lambda q: q.group_by("k", si.tumbling("t", "10s")).agg(n=si.count(), t=col("x").sum()),
     "sliding": lambda q: q.group_by("k", si.sliding("t", "10s", every="4s")).agg(n=si.count(), most=col("x").max()),
-    "behind": lambda q: q.group_by(si.tumbling("t", "7s")).agg(n=si.count()).filter(col("n") > 1).select(
+    "downstream ops": lambda q: q.group_by(si.tumbling("t", "7s")).agg(n=si.count()).filter(col("n") > 1).select(
         "window_start", twice=col("n") * 2),
     "together": lambda q: q.group_by("k", si.tumbling("t", "10s")).agg(v=col("x").var(), m=(-col("x")).arg_max("x")),
     "sliding together": lambda q: q.group_by("k", si.sliding("t", "10s", every="4s")).agg(
         v=col("x").std(), m=col("x").arg_min("x")),
-    "keeping rows": lambda q: q.group_by("k", si.sliding("t", "10s", every="5s")).agg(u=col("x").n_unique()),
+    "buffered rows": lambda q: q.group_by("k", si.sliding("t", "10s", every="5s")).agg(u=col("x").n_unique()),
     "computed": lambda q: q.with_columns(u=col("t") + timedelta(seconds=1)).group_by(
         "k", si.tumbling("u", "10s")).agg(n=si.count()),
 }  # fmt: skip
 
 
-NO_CHANGES = ("sliding", "sliding together", "keeping rows")
+NO_CHANGES = ("sliding", "sliding together", "buffered rows")
 
 
 def as_a_job(flow: Flow, batches: list[list[pa.Table]], **how: Any) -> tuple[pa.Table, pa.Table]:
-    """What a job gives for the same rows, each batch delivered whole, and its late rows; it is stopped, not flushed."""
+    """The results and the late rows of a job over the same batches; it is stopped, so open windows stay open."""
     whole = [pa.concat_tables(parts).combine_chunks().to_batches() for parts in batches]
     given = [some[0] for some in whole if some and some[0].num_rows]
     out, late = si.to_memory(), si.to_memory()
@@ -241,27 +242,29 @@ def test_windows_are_those_of_a_job(name: str, emit: str, seed: int, tmp_path: P
     given = tables(random, an_event, EVENTS)
     flow = WINDOWS[name](si.flow(EVENTS).with_watermark("t", "3s"))
     out, late = si.to_memory(), si.to_memory()
-    commits = begun(flow, tmp_path, out, emit=emit, late=late, migration=random.choice(MIGRATIONS))
+    coordinator = start_stream(flow, tmp_path, out, emit=emit, late=late, migration=random.choice(MIGRATIONS))
     try:
         for number, parts in enumerate(given):
-            commits.partitions = random.choice([1, 2, 5])
-            with tightened(seed % 2 == 0):
-                commits.do(number, "query", acting(parts, folder=random.choice([None, tmp_path / "in"])), None)
+            coordinator.partitions = random.choice([1, 2, 5])
+            with small_limits(seed % 2 == 0):
+                run_tasks = tasks_over(parts, folder=random.choice([None, tmp_path / "in"]))
+                coordinator.run_batch(number, "query", run_tasks, None)
     finally:
-        commits.close()
+        coordinator.close()
     want, want_late = as_a_job(flow, given, emit=emit)
     if emit == "final":
         assert_same(out.table(), want)
-    else:  # a batch may hold several of a job's changes of one key
+    else:  # a job may have several changes of a key in one batch
         keys = [key for key in ("k", "window_start") if key in out.table().column_names]
-        got, expected = (pa.Table.from_pylist(folded(some, keys), flow.schema) for some in (out.table(), want))
+        got, expected = (pa.Table.from_pylist(fold_changes(some, keys), flow.schema) for some in (out.table(), want))
         assert_same(got, expected)
     assert_same(late.table(), want_late.select(late.table().column_names))
 
 
 def test_changes_of_sliding_windows_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadArgument, match="sliding windows is not there on Spark"):
-        begun(WINDOWS["sliding"](si.flow(EVENTS).with_watermark("t", "3s")), tmp_path, si.to_memory(), emit="changes")
+    flow = WINDOWS["sliding"](si.flow(EVENTS).with_watermark("t", "3s"))
+    with pytest.raises(BadArgument, match="does not support sliding windows on Spark"):
+        start_stream(flow, tmp_path, si.to_memory(), emit="changes")
 
 
 def events(*seconds: float | None, k: str = "a") -> pa.Table:
@@ -272,20 +275,20 @@ def events(*seconds: float | None, k: str = "a") -> pa.Table:
 def test_late_rows_are_counted_dropped_or_refused(tmp_path: Path) -> None:
     flow = WINDOWS["tumbling"](si.flow(EVENTS).with_watermark("t", "0s"))
     sink = si.to_memory()
-    commits = begun(flow, tmp_path / "drop", sink)
+    coordinator = start_stream(flow, tmp_path / "drop", sink)
     with pytest.warns(RuntimeWarning, match="2 rows came too late"):
-        run(commits, [[events(1, 25)], [events(2, None, 26), events(3)]])
-    assert commits.progress is not None
-    assert {name: commits.progress[name] for name in ("late_rows", "timeless_rows", "rows_in")} == {
+        run(coordinator, [[events(1, 25)], [events(2, None, 26), events(3)]])
+    assert coordinator.progress is not None
+    assert {name: coordinator.progress[name] for name in ("late_rows", "timeless_rows", "rows_in")} == {
         "late_rows": 2, "timeless_rows": 1, "rows_in": 4}
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # said once
-        run(commits, [[events(2)]], first=2)
-    commits.close()
-    commits = begun(flow, tmp_path / "error", sink, late="error")
+        warnings.simplefilter("error")  # warned once
+        run(coordinator, [[events(2)]], first=2)
+    coordinator.close()
+    coordinator = start_stream(flow, tmp_path / "error", sink, late="error")
     with pytest.raises(LateData, match="1 rows came too late"):
-        run(commits, [[events(1, 25)], [events(2)]])
-    commits.close()
+        run(coordinator, [[events(1, 25)], [events(2)]])
+    coordinator.close()
 
 
 FALLIBLE: dict[str, tuple[str, Callable[[Flow], Flow]]] = {
@@ -300,7 +303,7 @@ FALLIBLE: dict[str, tuple[str, Callable[[Flow], Flow]]] = {
 
 @pytest.mark.parametrize("is_in_files", [False, True])
 @pytest.mark.parametrize("name", FALLIBLE)
-def test_rows_that_fail_end_the_stream_are_null_or_go_elsewhere(name: str, is_in_files: bool, tmp_path: Path) -> None:
+def test_rows_that_fail_end_the_stream_are_null_or_go_to_a_sink(name: str, is_in_files: bool, tmp_path: Path) -> None:
     emit, build = FALLIBLE[name]
     flow = build(si.flow(EVENTS))
     batches = [[events(1, 2, 3), events(4, 5, k="b")], [events(6, 25), events(30, k="b")]]  # x begins with 0
@@ -309,63 +312,64 @@ def test_rows_that_fail_end_the_stream_are_null_or_go_elsewhere(name: str, is_in
               for part in parts] for parts in batches]  # fmt: skip
     with pytest.raises(ComputeError, match="division by zero"):
         rows_of(flow, batches, tmp_path / "raise", emit=emit)
-    # A stream that a row has ended goes on in the other ways.
+    # A stream that a row has ended can resume with another on_error.
     assert_same(rows_of(flow, batches, tmp_path / "raise", emit=emit, on_error="null"),
                 rows_of(flow, nulls, tmp_path / "nulls", emit=emit))
     failed = si.to_memory()
     sink = si.to_memory()
-    commits = begun(flow, tmp_path / "sink", sink, emit=emit, on_error=failed)
-    run(commits, batches, attempts=2, folder=tmp_path / "in" if is_in_files else None)
-    commits.close()
-    assert commits.progress is not None
-    assert (commits.progress["rows_in"], commits.progress["failed_rows"]) == (3, 2)
+    coordinator = start_stream(flow, tmp_path / "sink", sink, emit=emit, on_error=failed)
+    run(coordinator, batches, attempts=2, folder=tmp_path / "in" if is_in_files else None)
+    coordinator.close()
+    assert coordinator.progress is not None
+    assert (coordinator.progress["rows_in"], coordinator.progress["failed_rows"]) == (3, 2)
     assert_same(sink.table(), rows_of(flow, good, tmp_path / "good", emit=emit))
     assert failed.table()["x"].to_pylist() == [0] * 4
 
 
-def test_state_that_is_closed_goes_away(tmp_path: Path) -> None:
+def test_state_of_closed_windows_is_removed(tmp_path: Path) -> None:
     flow = WINDOWS["tumbling"](si.flow(EVENTS).with_watermark("t", "0s"))
     for emit in ("final", "changes"):
-        commits = begun(flow, tmp_path / emit, si.to_memory(), emit=emit, partitions=1)
+        coordinator = start_stream(flow, tmp_path / emit, si.to_memory(), emit=emit, partitions=1)
         for number in range(40):
-            commits.do(number, "query", acting([events(*range(number * 10, number * 10 + 10))]), None)
-            assert commits.progress is not None
-            assert commits.progress["state_files"] <= 3
-        commits.close()
+            coordinator.run_batch(number, "query", tasks_over([events(*range(number * 10, number * 10 + 10))]), None)
+            assert coordinator.progress is not None
+            assert coordinator.progress["state_files"] <= 3
+        coordinator.close()
         assert read_state(tmp_path / emit).num_rows <= 2
         assert len(list((tmp_path / emit / "state").iterdir())) <= 6  # of the last two manifests
 
 
 def test_the_state_has_no_part_of_a_closed_window(tmp_path: Path) -> None:
     flow = WINDOWS["sliding"](si.flow(EVENTS).with_watermark("t", "0s"))  # 10 s, every 4 s
-    commits = begun(flow, tmp_path, si.to_memory())
-    run(commits, [[events(1, 6, 13)]])
-    commits.close()
+    coordinator = start_stream(flow, tmp_path, si.to_memory())
+    run(coordinator, [[events(1, 6, 13)]])
+    coordinator.close()
     found = read_state(tmp_path).column("window_end").to_pylist()
     assert sorted((end - START).total_seconds() for end in found) == [14, 18, 22]
 
 
-def test_the_state_of_windows_that_keep_rows(tmp_path: Path) -> None:
+def test_the_state_of_windows_with_buffered_rows(tmp_path: Path) -> None:
     flow = (si.flow(EVENTS).with_watermark("t", "0s").group_by("k", si.sliding("t", "10s", every="4s"))
             .agg(u=col("x").n_unique(), best=col("x").top_k(2, by=-col("x")), last=col("x").arg_max("t")))  # fmt: skip
-    commits = begun(flow, tmp_path, si.to_memory())
-    run(commits, [[events(1, 6, 13)], [events(13, k="b")]])
-    commits.close()
+    coordinator = start_stream(flow, tmp_path, si.to_memory())
+    run(coordinator, [[events(1, 6, 13)], [events(13, k="b")]])
+    coordinator.close()
     given = pa.concat_tables([events(1, 6, 13), events(13, k="b")])
     want = flow.collect(given)
     assert_same(read_state(tmp_path), want.filter(pc.field("window_end") > START + timedelta(seconds=13)))
 
 
 @pytest.mark.parametrize(("before", "after", "want"), [("10s", "0s", [10, 20]), ("0s", "10s", [10])])
-def test_another_delay_closes_no_window_twice_and_leaves_none_out(before: str, after: str, want: list[int],
-                                                                  tmp_path: Path) -> None:
-    """A window is closed up to the watermark that there was, whatever the delay is now."""
+def test_another_delay_closes_each_window_once(before: str, after: str, want: list[int],
+                                               tmp_path: Path) -> None:
+    """Windows before the stored watermark stay closed, whatever the delay is now."""
     for delay, first, batches in ((before, 0, [[events(1, 12, 25 if before > after else 12)]]),
                                   (after, 1, [[events(5, 26)], [events(100)]])):  # fmt: skip
         sink, late = si.to_memory(), si.to_memory()
-        commits = begun(WINDOWS["tumbling"](si.flow(EVENTS).with_watermark("t", delay)), tmp_path, sink, late=late)
-        run(commits, batches, first=first)
-        commits.close()
+        flow = WINDOWS["tumbling"](si.flow(EVENTS).with_watermark("t", delay))
+        coordinator = start_stream(flow, tmp_path, sink, late=late)
+        run(coordinator, batches, first=first)
+        coordinator.close()
         starts = [(start - START).total_seconds() for start in sink.table().column("window_start").to_pylist()]
         if first == 0:
             assert starts == [0]
@@ -373,23 +377,23 @@ def test_another_delay_closes_no_window_twice_and_leaves_none_out(before: str, a
     assert late.table().num_rows == 1
 
 
-def test_a_clock_far_ahead_closes_nothing(tmp_path: Path) -> None:
+def test_outlier_timestamps_close_nothing(tmp_path: Path) -> None:
     flow = WINDOWS["tumbling"](si.flow(EVENTS).with_watermark("t", "0s"))
     sink = si.to_memory()
-    commits = begun(flow, tmp_path, sink)
-    run(commits, [[events(1, 2, 3)], [events(4, 5, 400_000.0)], [events(6)]])
-    assert commits.progress is not None
-    assert (commits.progress["far_rows"], commits.progress["late_rows"], sink.table().num_rows) == (1, 0, 0)
-    # Three batches of mostly such times are a jump, which is believed.
-    run(commits, [[events(500_000.0 + k, 500_001.0 + k)] for k in range(4)], first=3)
+    coordinator = start_stream(flow, tmp_path, sink)
+    run(coordinator, [[events(1, 2, 3)], [events(4, 5, 400_000.0)], [events(6)]])
+    assert coordinator.progress is not None
+    assert (coordinator.progress["far_rows"], coordinator.progress["late_rows"], sink.table().num_rows) == (1, 0, 0)
+    # Three batches of mostly such times are a jump of time.
+    run(coordinator, [[events(500_000.0 + k, 500_001.0 + k)] for k in range(4)], first=3)
     assert sorted(sink.table().column("n").to_pylist())[-1] == 6
-    commits.close()
+    coordinator.close()
 
 
 @pytest.mark.parametrize(("build", "emit", "message"), [
     (lambda q: q.group_by("k").agg(n=si.count()), "final", "no final result"),
     (lambda q: q.group_by("k", si.tumbling("t", "1s")).agg(n=si.count()), "final", "never close without a watermark"),
-    (lambda q: q.group_by("k").agg(n=si.count()).group_by("n").agg(m=si.count()), "changes", "has a chain"),
+    (lambda q: q.group_by("k").agg(n=si.count()).group_by("n").agg(m=si.count()), "changes", "has several"),
     (lambda q: q.limit(3), "final", "limit depends on the order"),
     (lambda q: q.sort("x"), "final", "cannot be sorted"),
     (lambda q: q.union(q), "final", "has a union"),
@@ -401,4 +405,4 @@ def test_a_clock_far_ahead_closes_nothing(tmp_path: Path) -> None:
 def test_flows_that_no_stream_can_run_are_refused(build: Callable[[Flow], Flow], emit: str, message: str,
                                                   tmp_path: Path) -> None:
     with pytest.raises(ScaleinError, match=message):
-        begun(build(si.flow(EVENTS)), tmp_path, si.to_memory(), emit=emit)
+        start_stream(build(si.flow(EVENTS)), tmp_path, si.to_memory(), emit=emit)

@@ -1,4 +1,4 @@
-"""Streams on Spark itself: what only Spark can show. Rows and faults are tested without it, much faster."""
+"""Streams on Spark itself. Results and faults are tested without it, much faster."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from scalein.spark.streaming import query as job_module
 from scalein.spark.streaming.manifest import Manifests
 from scalein.storage.object_store import parse_location
 from tests.same import assert_same
-from tests.spark.simulated import folded
+from tests.spark.simulated import fold_changes
 
 NOW = {"availableNow": True}
 LIVES = int(os.environ.get("SCALEIN_STREAM_LIVES", "0"))  # test_cluster.py kills drivers each day
@@ -42,7 +42,7 @@ def rows(number: int, count: int = 400) -> pa.Table:
 
 
 def write(folder: Path, numbers: range) -> pa.Table:
-    """A file a batch; all rows so far."""
+    """Write one file for each batch; gives all rows so far."""
     folder.mkdir(exist_ok=True)
     for number in numbers:
         path = folder / f"p{number:03}.parquet"
@@ -61,7 +61,7 @@ WINDOWS = (si.flow(rows(0).schema).with_watermark("t", "2s").group_by("k", si.tu
            .agg(n=si.count(), m=col("x").mean(), most=col("a.b").max()))  # fmt: skip
 
 
-def test_changes_scale_stop_and_go_on(spark: Any, tmp_path: Path) -> None:
+def test_changes_scale_and_stop(spark: Any, tmp_path: Path) -> None:
     write(tmp_path / "in", range(3))
     where: dict[str, Any] = {"sink": si.to_parquet(tmp_path / "out"), "checkpoint": tmp_path / "checkpoint",
                              "emit": "changes"}
@@ -81,39 +81,39 @@ def test_changes_scale_stop_and_go_on(spark: Any, tmp_path: Path) -> None:
     assert (job.status, job.exception) == ("stopped", None)
     job.wait()
     assert_same(sis.read_state(tmp_path / "checkpoint"), GROUPS.collect(everything))
-    changed = ds.dataset(tmp_path / "out").to_table().sort_by("n")  # the count of a key tells the order of its changes
-    assert_same(pa.Table.from_pylist(folded(changed, ["k"]), GROUPS.schema), GROUPS.collect(everything))
+    changed = ds.dataset(tmp_path / "out").to_table().sort_by("n")  # the count of a key gives the order of its changes
+    assert_same(pa.Table.from_pylist(fold_changes(changed, ["k"]), GROUPS.schema), GROUPS.collect(everything))
 
 
-@pytest.mark.parametrize("way", ["whole", "shares", "spark"])
-def test_who_reads_the_files_makes_no_difference(way: str, spark: Any, tmp_path: Path,
-                                                 monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tasks read plain files themselves, all of them or a share; what Spark has to filter, or to fill up, it reads."""
+@pytest.mark.parametrize("reader", ["all tasks", "split", "spark"])
+def test_results_do_not_depend_on_who_reads_the_files(reader: str, spark: Any, tmp_path: Path,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks read plain files themselves, all of them or a split; Spark reads what it has to filter or to fill up."""
     everything = write(tmp_path / "in", range(2))
     found: list[bool] = []
 
-    def noted(*given: Any) -> Any:
-        scan = inputs.scanned(*given)
+    def recorded(*args: Any) -> Any:
+        scan = inputs.scan_of_batch(*args)
         found.append(scan is not None)
         return scan
 
-    monkeypatch.setattr(job_module, "scanned", noted)
-    monkeypatch.setattr(job_module, "WHOLE_BYTES", 1 << 20 if way == "whole" else 0)
+    monkeypatch.setattr(job_module, "scan_of_batch", recorded)
+    monkeypatch.setattr(job_module, "READ_ALL_BYTES", 1 << 20 if reader == "all tasks" else 0)
     rows_in = stream(spark, tmp_path / "in")
-    job = sis.start(GROUPS, rows_in.filter("x > -7") if way == "spark" else rows_in, partitions=3, trigger=NOW,
+    job = sis.start(GROUPS, rows_in.filter("x > -7") if reader == "spark" else rows_in, partitions=3, trigger=NOW,
                     sink=si.to_parquet(tmp_path / "out"), checkpoint=tmp_path / "checkpoint", emit="changes")
     job.wait()
-    wanted = everything.filter(pc.field("x") > -7) if way == "spark" else everything
+    wanted = everything.filter(pc.field("x") > -7) if reader == "spark" else everything
     assert_same(sis.read_state(tmp_path / "checkpoint"), GROUPS.collect(wanted))
-    assert found == [way != "spark"] * 2
+    assert found == [reader != "spark"] * 2
     assert [each.numInputRows for each in job.query.recentProgress if each.numInputRows] == [400, 400]
 
 
 def test_files_that_spark_must_read(tmp_path: Path) -> None:
-    """Those that are not as the flow has them: without a column, of another type, or with dates of the old calendar."""
+    """Files without a column, with another type, or with dates in the old calendar."""
     table = rows(0)
     path = str(tmp_path / "a.parquet")
-    for given, wanted, is_ours in (
+    for given, wanted, is_readable in (
         (table, table.schema, True),
         (table.drop_columns("x"), table.schema, False),
         (table.drop_columns("x"), pa.schema([table.schema.field("k")]), True),
@@ -123,9 +123,9 @@ def test_files_that_spark_must_read(tmp_path: Path) -> None:
         (table.replace_schema_metadata({"org.apache.spark.version": "2.4.0"}), table.select(["x"]).schema, True),
     ):
         pq.write_table(given, path)
-        assert (inputs.row_groups([path], wanted) is not None) == is_ours
+        assert (inputs.plan_row_groups([path], wanted) is not None) == is_readable
     (tmp_path / "a.parquet").write_bytes(b"no Parquet")
-    assert inputs.row_groups([path], table.schema) is None
+    assert inputs.plan_row_groups([path], table.schema) is None
 
 
 def test_windows_and_a_function_of_a_dataframe(spark: Any, tmp_path: Path) -> None:
@@ -147,8 +147,8 @@ def test_windows_and_a_function_of_a_dataframe(spark: Any, tmp_path: Path) -> No
     assert left.num_rows == want.num_rows - len(expected)
 
 
-def test_a_static_table_is_sent_once_and_given_back(spark: Any, tmp_path: Path) -> None:
-    """A large value in the tasks of a batch would be a new file on the driver's disk for each of them."""
+def test_a_static_table_is_broadcast_once_and_released(spark: Any, tmp_path: Path) -> None:
+    """Inside tasks, a large value would be a new file on the driver's disk for each batch."""
     write(tmp_path / "in", range(2))
     names = pa.table({"x": range(-9, 10), "name": ["a long name " * 10_000] * 19})
     flow = si.flow(rows(0).schema).join(names, on="x").group_by("k").agg(n=si.count(), s=col("name").str.len().sum())
@@ -157,14 +157,14 @@ def test_a_static_table_is_sent_once_and_given_back(spark: Any, tmp_path: Path) 
     def files() -> int:
         return len(os.listdir(spark.sparkContext._temp_dir))
 
-    before = inputs()
-    sis.start(flow, stream(spark, tmp_path / "in"), sink=lambda df, batch: held.append(inputs()), partitions=2,
+    before = files()
+    sis.start(flow, stream(spark, tmp_path / "in"), sink=lambda df, batch: held.append(files()), partitions=2,
               checkpoint=tmp_path / "checkpoint", trigger=NOW, emit="changes").wait()
     assert held == [before + 1] * 2
-    assert inputs() == before
+    assert files() == before
 
 
-def test_what_goes_wrong_is_told_in_our_words(spark: Any, tmp_path: Path) -> None:
+def test_errors_are_translated(spark: Any, tmp_path: Path) -> None:
     write(tmp_path / "in", range(1))
     given = stream(spark, tmp_path / "in")
     where: dict[str, Any] = {"checkpoint": tmp_path / "checkpoint", "trigger": NOW, "emit": "changes"}
@@ -182,7 +182,7 @@ def test_what_goes_wrong_is_told_in_our_words(spark: Any, tmp_path: Path) -> Non
     job = sis.start(GROUPS, given, sink=refuse, **{**where, "checkpoint": tmp_path / "second"})
     with pytest.raises(WriteFailed, match="not batch 0"):
         job.wait()
-    calls: list[int] = []  # its manifest is there: played again, it is only called again
+    calls: list[int] = []  # its manifest is published: repeated, only the function is called again
     job = sis.start(GROUPS, given, sink=lambda df, batch: calls.append(df.count()),
                     **{**where, "checkpoint": tmp_path / "second"})
     job.wait()
@@ -198,10 +198,10 @@ def test_what_goes_wrong_is_told_in_our_words(spark: Any, tmp_path: Path) -> Non
         (BadArgument, "partitions must be", {"partitions": 0}),
         (BadArgument, "no such way to emit", {"emit": "all"}),
         (BadArgument, "no such migration", {"migration": "now"}),
-        (BadArgument, "late does not know this word", {"late": "keep"}),
+        (BadArgument, "late has no such policy", {"late": "keep"}),
         (BadArgument, "late takes a sink of its own", {"late": 3}),
         (BadArgument, "has no windows", {"late": si.to_memory()}),
-        (BadArgument, "on_error does not know this word", {"on_error": "drop"}),
+        (BadArgument, "on_error has no such policy", {"on_error": "drop"}),
         (BadArgument, "on_error takes a sink of its own", {"on_error": 3}),
         (BadArgument, "checkpoint takes a directory", {"checkpoint": None}),
         (BadData, "has no column 'y'", {"q": si.flow({"y": pa.int64()}).select("y")}),
@@ -240,8 +240,8 @@ print("done", flush=True)
 
 
 @pytest.mark.skipif(not LIVES, reason="SCALEIN_STREAM_LIVES says how many drivers are killed")
-def test_a_driver_that_is_killed_goes_on(tmp_path: Path) -> None:
-    """Real processes, killed with -9 at any time; each life begins with another number of partitions."""
+def test_a_killed_driver_is_resumed(tmp_path: Path) -> None:
+    """Real processes, killed with -9 at any time; each restarts with another number of partitions."""
     everything = write(tmp_path / "in", range(12))
     random = Random(time.time_ns())
     root = Path(__file__).parent.parent.parent
@@ -262,9 +262,9 @@ def test_a_driver_that_is_killed_goes_on(tmp_path: Path) -> None:
             process.wait()
     assert_same(sis.read_state(tmp_path / "checkpoint"), GROUPS.collect(everything))
     changed = ds.dataset(tmp_path / "out").to_table().sort_by("n")
-    assert_same(pa.Table.from_pylist(folded(changed, ["k"]), GROUPS.schema), GROUPS.collect(everything))
+    assert_same(pa.Table.from_pylist(fold_changes(changed, ["k"]), GROUPS.schema), GROUPS.collect(everything))
 
 
 def _manifests(folder: Path) -> int:
     manifests = Manifests(parse_location(folder / "checkpoint", NOWHERE))
-    return max((key.batch for key in manifests.known()), default=-1)
+    return max((key.batch for key in manifests.all_keys()), default=-1)

@@ -1,4 +1,4 @@
-"""Types across the border, without a session."""
+"""Type conversion to and from Spark, without a session."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import scalein.spark as sis
 from scalein.errors import NOWHERE, BadData, ComputeError, WrongType
 from scalein.spark.types import (
     arrow_schema,
-    checked_schema,
-    entering,
-    leaving,
-    leaving_schema,
-    leaving_type,
+    check_input_schema,
+    from_spark,
+    spark_arrow_schema,
+    spark_arrow_type,
     spark_schema,
+    to_spark,
 )
 
 PAIRS = [
@@ -57,27 +57,27 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("arrow", "spark", "values"), PAIRS, ids=[str(pair[0]) for pair in PAIRS])
-def test_a_column_leaves_and_enters(arrow: pa.DataType, spark: t.DataType, values: list[object]) -> None:
+def test_a_column_is_sent_and_read_back(arrow: pa.DataType, spark: t.DataType, values: list[object]) -> None:
     schema = pa.schema([pa.field("c", arrow)])
     struct = spark_schema(schema, NOWHERE)
     assert struct == t.StructType([t.StructField("c", spark)])
     batch = pa.record_batch([pa.array(values, arrow)], schema=schema)
-    (left,) = leaving(batch, leaving_schema(schema, NOWHERE))
-    assert arrow_schema(struct, NOWHERE).types == left.schema.types  # exactly what Spark would send
-    back = entering(left, checked_schema(schema, struct, NOWHERE))
+    (sent,) = to_spark(batch, spark_arrow_schema(schema, NOWHERE))
+    assert arrow_schema(struct, NOWHERE).types == sent.schema.types  # exactly the types that Spark would send
+    back = from_spark(sent, check_input_schema(schema, struct, NOWHERE))
     assert back.column(0).cast(arrow).equals(batch.column(0))
 
 
 def test_two_columns_of_one_name_are_refused() -> None:
     struct = t.StructType([t.StructField(name, t.LongType()) for name in ("x", "y", "x")])
-    assert checked_schema(pa.schema({"y": pa.int64()}), struct, NOWHERE).names == ["y"]
+    assert check_input_schema(pa.schema({"y": pa.int64()}), struct, NOWHERE).names == ["y"]
     with pytest.raises(BadData, match="2 columns 'x'"):
-        checked_schema(pa.schema({"x": pa.int64()}), struct, NOWHERE)
+        check_input_schema(pa.schema({"x": pa.int64()}), struct, NOWHERE)
 
 
 def test_nothing_is_copied_where_types_match() -> None:
     sent = pa.record_batch({"x": pa.array([1, 2]), "t": pa.array([1, 2], pa.timestamp("us", "America/St_Johns"))})
-    got = entering(sent, pa.schema({"x": pa.int64(), "t": pa.timestamp("us")}))
+    got = from_spark(sent, pa.schema({"x": pa.int64(), "t": pa.timestamp("us")}))
     assert [c.buffers()[1].address for c in got.columns] == [c.buffers()[1].address for c in sent.columns]
     assert got.column("t").cast(pa.int64()).to_pylist() == [1, 2]
 
@@ -86,16 +86,16 @@ def test_nanoseconds_are_not_lost_silently() -> None:
     schema = pa.schema({"when": pa.timestamp("ns")})
     batch = pa.record_batch([pa.array([1], pa.timestamp("ns"))], schema=schema)
     with pytest.raises(ComputeError, match="column 'when' does not fit"):
-        list(leaving(batch, leaving_schema(schema, NOWHERE)))
+        list(to_spark(batch, spark_arrow_schema(schema, NOWHERE)))
 
 
-def test_a_value_that_does_not_fit_is_named() -> None:
+def test_a_value_that_does_not_fit_is_reported() -> None:
     with pytest.raises(BadData, match="column 'small' of the DataFrame does not fit"):
-        entering(pa.record_batch({"small": pa.array([300], pa.int16())}), pa.schema({"small": pa.uint8()}))
+        from_spark(pa.record_batch({"small": pa.array([300], pa.int16())}), pa.schema({"small": pa.uint8()}))
 
 
-def test_what_spark_has_no_type_for() -> None:
-    assert leaving_type(pa.decimal128(38, -3)) is None
+def test_types_that_spark_does_not_have() -> None:
+    assert spark_arrow_type(pa.decimal128(38, -3)) is None
     with pytest.raises(WrongType, match="Spark has no type for column 'd'"):
         sis.schema(si.flow({"d": pa.decimal128(38, -3)}))
 
@@ -106,11 +106,11 @@ def test_a_flow_takes_sparks_schema() -> None:
     assert si.flow(struct).schema == pa.schema([
         pa.field("k", pa.int64(), False), pa.field("t", pa.timestamp("us", "UTC")), pa.field("n", pa.timestamp("us")),
         pa.field("d", pa.decimal128(12, 3))])
-    with pytest.raises(WrongType, match="column 'i' has a type of Spark's"):
+    with pytest.raises(WrongType, match="column 'i' has a Spark type that"):
         si.flow(t.StructType([t.StructField("i", t.CalendarIntervalType())]))
 
 
-def test_large_batches_leave_in_pieces() -> None:
+def test_large_batches_are_sent_in_slices() -> None:
     batch = pa.record_batch({"x": list(range(200_000))})
-    parts = list(leaving(batch, batch.schema))
+    parts = list(to_spark(batch, batch.schema))
     assert [part.num_rows for part in parts] == [65536, 65536, 65536, 3392]

@@ -121,8 +121,8 @@ PROGRAM = """
 import sys, warnings
 from pathlib import Path
 warnings.simplefilter("ignore")
-from scalein.state import lookups
-lookups.BYTES_PER_READ = 0
+from scalein.state import piece_lookups
+piece_lookups.BYTES_PER_READ = 0
 from tests.state.test_store_hostile import attempt
 for line in sys.stdin:
     name, path = line.rstrip().split(chr(9))

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from scalein.dtypes import Schema
 from scalein.ir.digest import digest_of
 from scalein.ir.exprs import Expr, deep_parts
-from scalein.ir.rewrite import walk_ops
 
 if TYPE_CHECKING:
     from scalein.errors import SourceLoc
@@ -30,7 +29,8 @@ class Op:
 
     _schema: Schema | None = None
     _digest: bytes | None = None
-    _depth: int = 0
+    _depth: int | None = None
+    _deep: tuple[Op, ...] | None = None
 
     is_row_by_row: ClassVar[bool] = False  # each row gives its rows at once, whatever came before
     is_one_to_one: ClassVar[bool] = False  # each row gives exactly one
@@ -69,9 +69,10 @@ class Op:
     @property
     def depth(self) -> int:
         """The number of ops on the longest way down to a source."""
-        if not self._depth:
+        if self._depth is None:
             for op in _unmade(self, "_depth"):
-                op.__dict__["_depth"] = 1 + max((below._depth for below in op.inputs), default=0)
+                op.__dict__["_depth"] = 1 + max((below._depth or 0 for below in op.inputs), default=0)
+        assert self._depth is not None
         return self._depth
 
     @property
@@ -101,8 +102,10 @@ class Op:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Ops that lie deep come first, so that pickle finds them known when it comes to those that they feed."""
-        first = tuple(deep_parts(list(walk_ops(self)), lambda op: op.inputs))
-        return _unpickled, (first, type(self), *(getattr(self, each.name) for each in fields(self)))  # type: ignore[arg-type]
+        if self._deep is None:
+            for op in _unmade(self, "_deep"):
+                op.__dict__["_deep"] = deep_parts(op, [(below, below._deep or ()) for below in op.inputs])
+        return _unpickled, (self._deep, type(self), *(getattr(self, each.name) for each in fields(self)))  # type: ignore[arg-type]
 
     # --- rebuilding
 
@@ -186,12 +189,12 @@ def _unmade(root: Op, name: str) -> Iterator[Op]:
     waiting = [root]
     while waiting:
         op = waiting[-1]
-        below = [each for each in op.inputs if not getattr(each, name)]
+        below = [each for each in op.inputs if getattr(each, name) is None]
         if below:
             waiting += reversed(below)
             continue
         waiting.pop()
-        if not getattr(op, name):
+        if getattr(op, name) is None:
             yield op
 
 

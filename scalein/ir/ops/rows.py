@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
@@ -68,6 +69,10 @@ class Project(Unary):
     def _columns(self) -> Schema:
         return Schema(tuple(Field(i.name, type_of(i.expr), i.expr.nullable) for i in self.items))
 
+    @cached_property
+    def _by_name(self) -> dict[str, Expr]:
+        return {item.name: item.expr for item in self.items}
+
     def exprs(self) -> tuple[tuple[Expr, int], ...]:
         return tuple((item.expr, 0) for item in self.items)
 
@@ -92,7 +97,7 @@ class Project(Unary):
                    for item in self.items)
 
     def push(self, predicate: Expr) -> list[tuple[int, Expr]] | None:
-        below = over({item.name: item.expr for item in self.items}, predicate)
+        below = over(self._by_name, predicate)
         return None if below is None else [(0, below)]
 
     def physical(self, p: Planner) -> Node:

@@ -43,7 +43,7 @@ def fold_expr(expr: Expr, known: Known[Expr] | None = None) -> Expr:
 
     Parts that are `known` from calls before are not looked at again.
     """
-    return rewrite_expr(expr, _fold_call, known)
+    return rewrite_expr(expr, _fold_call, known) if isinstance(expr, Call) else expr
 
 
 def with_nullable(expr: Expr, nullable: bool) -> Expr | None:

@@ -2,10 +2,10 @@
 
 The columns that the first pipe gave become a `ProjectStep`: they are bound, not computed, until a later
 step needs them, and each is computed once a loop however often it is named (a costly one once a block:
-`llvm_backend/kept.py`).
+`llvm_backend/materialize.py`).
 
 A `distinct` is a step like others, but its rows must not be run twice, as groups do that try a few rows first
-or read their input again: so a group starts anew behind it. So does a second distinct, which keeps it
+or read their input again: so a group starts a new stage after it. So does a second distinct, which keeps it
 to one table a kernel.
 """
 
@@ -13,27 +13,30 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scalein.ir.exprs import Col, Named
-from scalein.ir.physical import Host, JoinBuild, Limit, Node, Pipeline, Scan, Sort, Union, WindowAggregate
+from scalein.ir.exprs import Col
+from scalein.ir.physical import Node, Pipeline, Scan, Union, WindowAggregate, walk_nodes
 from scalein.ir.stages import ProjectStep, Step
 
 
 def fuse(root: Node) -> Node:
     """Pipeline(Pipeline(x, a), b) -> Pipeline(x, a, project, b), bottom up."""
-    match root:
+    done: dict[int, Node] = {}
+    for node in walk_nodes(root):
+        done[id(node)] = _fused(node, done)
+    return done[id(root)]
+
+
+def _fused(node: Node, done: dict[int, Node]) -> Node:
+    match node:
         case Scan():
-            return root
+            return node
         case Union():
-            return replace(root, inputs=tuple(fuse(i) for i in root.inputs))
+            return replace(node, inputs=tuple(done[id(below)] for below in node.inputs))
         case Pipeline() | WindowAggregate():
-            node = replace(root, input=fuse(root.input), joins=tuple((n, _fuse_table(t)) for n, t in root.joins))
-            return _absorb(node)
-        case Host() | Limit() | Sort():
-            return replace(root, input=fuse(root.input))
-
-
-def _fuse_table(table: JoinBuild) -> JoinBuild:
-    return replace(table, input=fuse(table.input))
+            joins = tuple((number, replace(table, input=done[id(table.input)])) for number, table in node.joins)
+            return _absorb(replace(node, input=done[id(node.input)], joins=joins))
+        case _:
+            return replace(node, input=done[id(node.input)])
 
 
 def _absorb(node: Pipeline | WindowAggregate) -> Node:
@@ -47,7 +50,7 @@ def _absorb(node: Pipeline | WindowAggregate) -> Node:
 
 
 def _let(pipe: Pipeline) -> tuple[ProjectStep, ...]:
-    """The pipe's columns as a step; none if every column keeps its name."""
+    """The pipeline's columns as a step; none if every column keeps its name."""
     if all(isinstance(i.expr, Col) and i.expr.name == i.name for i in pipe.items):
         return ()
-    return (ProjectStep(tuple(Named(i.name, i.expr) for i in pipe.items)),)
+    return (ProjectStep(pipe.items),)

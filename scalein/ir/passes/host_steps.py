@@ -14,13 +14,14 @@ pyarrow computes whole columns, and no row may fail that does not ask for the va
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 
 from scalein.dtypes import BOOL
 from scalein.ir.exprs import Call, Col, Expr, Lit, Named, columns, type_of
 from scalein.ir.functions.registry import can_fail, fallible, has_host, is_host
 from scalein.ir.physical import Host, Node, Pipeline, identity
+from scalein.ir.rewrite import Stacked, operands, run_stacked
 
 Guards = tuple[tuple[Expr, bool], ...]  # a row asks where each condition is true, or (False) where each is not
 
@@ -33,7 +34,7 @@ class HostSteps:
         self._steps: list[list[Named]] = []  # of a kernel and of pyarrow in turn
         self._step_of: dict[str, int] = {}
         self._made: dict[Expr, Col] = {}
-        self._asked: dict[tuple[Call, Guards], Col] = {}
+        self._asked: dict[Call, list[tuple[Guards, Col]]] = {}
         self._origins: list[Named] = []
 
     def over(self, node: Node) -> Node:
@@ -47,40 +48,50 @@ class HostSteps:
         return node
 
     def left(self, expr: Expr, guards: Guards = ()) -> Expr:
-        """The expression as a kernel computes it behind these steps, where rows ask for it only under `guards`."""
+        """The expression as a kernel computes it after these steps, evaluated only in rows where `guards` hold."""
+        return run_stacked(self._left(expr, guards))
+
+    def _left(self, expr: Expr, guards: Guards) -> Stacked[Expr]:
         match expr:
             case Col() | Lit():
                 return expr
             case Call() if is_host(expr):
-                return self._hosted(expr, guards)
+                return (yield self._hosted(expr, guards))
             case Call("and" | "or" as fn, (first, second)):
-                first = self.left(first, guards)
+                first = yield self._left(first, guards)
                 # One for each operand: then `a & b` asks for b, and `a & b & c` for c, under guards that begin alike.
-                settled = tuple((_not(e) if fn == "and" else e, False) for e in _operands(first, fn))
-                args: tuple[Expr, ...] = (first, self.left(second, (*guards, *settled)))
+                settled = tuple((_not(e) if fn == "and" else e, False) for e in operands(first, fn)) if (
+                    has_host(second)) else ()
+                args: tuple[Expr, ...] = (first, (yield self._left(second, (*guards, *settled))))
             case Call("if_else", (condition, then, otherwise)):
-                condition = self.left(condition, guards)
-                args = (condition, self.left(then, (*guards, (condition, True))),
-                        self.left(otherwise, (*guards, (condition, False))))
+                condition = yield self._left(condition, guards)
+                then = yield self._left(then, (*guards, (condition, True)))
+                args = (condition, then, (yield self._left(otherwise, (*guards, (condition, False)))))
             case Call("fill_null", (first, second)):
-                first = self.left(first, guards)
+                first = yield self._left(first, guards)
                 missing = Call("is_null", (first,), dtype=BOOL, nullable=False)
-                args = (first, self.left(second, (*guards, (missing, True))))
+                args = (first, (yield self._left(second, (*guards, (missing, True)))))
             case _:
-                args = tuple(self.left(arg, guards) for arg in expr.args)
+                args = yield from self._all_left(expr.args, guards)
         return replace(expr, args=args)
 
-    def _hosted(self, expr: Call, guards: Guards) -> Col:
+    def _all_left(self, exprs: tuple[Expr, ...], guards: Guards) -> Generator[Stacked[Expr], Expr, tuple[Expr, ...]]:
+        found = []
+        for expr in exprs:
+            found.append((yield self._left(expr, guards)))
+        return tuple(found)
+
+    def _hosted(self, expr: Call, guards: Guards) -> Stacked[Expr]:
         """The column of a call that pyarrow computes."""
         call = _computed(expr)
-        args = tuple(self.left(arg, guards) for arg in call.args)
+        args = yield from self._all_left(call.args, guards)
         if not fallible(expr) and not any(map(can_fail, args)):
             guards = ()
         plain = _with_args(expr, args)
-        for count in range(len(guards) + 1):  # who asks in more rows has it computed for these as well
-            found = self._asked.get((plain, guards[:count]))
-            if found is not None:
-                return found
+        known = self._asked.setdefault(plain, [])
+        for others, column in known:  # what is asked for in more rows is computed for these as well
+            if guards[: len(others)] == others:
+                return column
         given = tuple(self._argument(*pair, guards) for pair in zip(args, call.args, strict=True))
         made = _with_args(expr, given)
         if guards:
@@ -88,7 +99,8 @@ class HostSteps:
         if guards and call.fn == "udf":  # to which null may be a value like others
             asked = self._column(_where_asked(Lit(True, BOOL), guards), Lit(True, BOOL))
             made = Call("if_else", (asked, made, Lit(None, made.dtype)), dtype=made.dtype)
-        self._asked[plain, guards] = found = self._column(made, expr)
+        found = self._column(made, expr)
+        known.append((guards, found))
         return found
 
     def _argument(self, arg: Expr, origin: Expr, guards: Guards) -> Expr:
@@ -97,7 +109,7 @@ class HostSteps:
         return self._column(arg, origin) if isinstance(arg, Call) else arg
 
     def _column(self, expr: Expr, origin: Expr) -> Col:
-        """A new column, in the first step behind all that it reads; `origin` is what the user knows it by."""
+        """A new column, in the first step after all that it reads; `origin` is the user's expression."""
         if expr not in self._made:
             step = 1 + max((self._step_of.get(name, -1) for name in columns(expr)), default=-1)
             step += step % 2 != has_host(expr)
@@ -131,13 +143,6 @@ def _where_asked(value: Expr, guards: Guards) -> Expr:
         branches = (value, null) if is_true else (null, value)
         value = Call("if_else", (condition, *branches), dtype=value.dtype)
     return value
-
-
-def _operands(expr: Expr, fn: str) -> list[Expr]:
-    """`a & b & c` -> a, b, c."""
-    if isinstance(expr, Call) and expr.fn == fn:
-        return [operand for arg in expr.args for operand in _operands(arg, fn)]
-    return [expr]
 
 
 def _not(expr: Expr) -> Call:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from scalein.dtypes import I32, I64
-from scalein.ir.exprs import Col, Expr, Named, type_of
+from scalein.ir.exprs import Col, Named, type_of
 from scalein.ir.physical import Pipeline, WindowAggregate
 from scalein.ir.stages import Probe, ProjectStep, Step
 
@@ -30,18 +30,16 @@ def split_items(pipe: Pipeline) -> tuple[dict[int, str], tuple[Named, ...]]:
     """Columns handed on as they are (position -> input column), and those a kernel must write."""
     passed: dict[int, str] = {}
     if all(isinstance(step, ProjectStep) for step in pipe.steps):  # every row stays, in its place
-        origins = {i: _origin(pipe, item) for i, item in enumerate(pipe.items)}
-        passed = {i: origin.column for i, origin in origins.items() if origin is not None}
+        passed = {i: origin.column for i, origin in _origins(pipe, dict(enumerate(pipe.items))).items()}
     taken = taken_items(pipe)
     return passed, tuple(item for i, item in enumerate(pipe.items) if i not in passed and i not in taken)
 
 
 def taken_items(pipe: Pipeline) -> dict[int, Origin]:
-    """Nested columns behind steps that change which rows there are: position -> where they come from."""
+    """Nested columns after steps that change which rows there are: position -> origin."""
     if all(isinstance(step, ProjectStep) for step in pipe.steps):
         return {}
-    origins = {i: _origin(pipe, item) for i, item in enumerate(pipe.items) if type_of(item.expr).is_nested}
-    return {i: origin for i, origin in origins.items() if origin is not None}
+    return _origins(pipe, {i: item for i, item in enumerate(pipe.items) if type_of(item.expr).is_nested})
 
 
 def row_numbers(pipe: Pipeline) -> dict[int | None, Named]:
@@ -56,7 +54,7 @@ def row_numbers(pipe: Pipeline) -> dict[int | None, Named]:
 
 
 def kernel_steps(node: Pipeline | WindowAggregate) -> tuple[Step, ...]:
-    """The steps as a kernel can do them: a probe keeps no nested column, but its place in the table, if it is asked."""
+    """The steps as a kernel runs them: a probe yields no nested column, but its row in the table, if that is needed."""
     return tuple(_without_nested(node, step) if isinstance(step, Probe) else step for step in node.steps)
 
 
@@ -73,17 +71,20 @@ def is_copy_free(pipe: Pipeline) -> bool:
     return not split_items(pipe)[1] and all(isinstance(step, ProjectStep) for step in pipe.steps)
 
 
-def _origin(pipe: Pipeline, item: Named) -> Origin | None:
-    """The column that an item is, through renaming steps."""
-    expr: Expr | None = item.expr
+def _origins(pipe: Pipeline, items: dict[int, Named]) -> dict[int, Origin]:
+    """The columns that some items are, by position, through renaming steps; those that are computed are left out."""
+    found: dict[int, Origin] = {}
+    names = {i: item.expr.name for i, item in items.items() if isinstance(item.expr, Col)}
     for step in reversed(pipe.steps):
-        if not isinstance(expr, Col):
-            return None
+        if not names:
+            break
         match step:
-            case ProjectStep(items):
-                expr = next((i.expr for i in items if i.name == expr.name), None)
+            case ProjectStep(projected):
+                made = {item.name: item.expr for item in projected}
+                names = {i: expr.name for i, name in names.items() if isinstance(expr := made.get(name), Col)}
             case Probe(keep=keep):
-                kept = dict(keep).get(expr.name)
-                if kept is not None:
-                    return Origin(step.table, kept)
-    return Origin(None, expr.name) if isinstance(expr, Col) else None
+                kept = dict(keep)
+                found |= {i: Origin(step.table, kept[name]) for i, name in names.items() if name in kept}
+                names = {i: name for i, name in names.items() if name not in kept}
+    found |= {i: Origin(None, name) for i, name in names.items()}
+    return {i: found[i] for i in items if i in found}

@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from scalein.errors import SourceLoc
-from scalein.ir.exprs import Call, Expr, Lit
+from scalein.ir.exprs import Expr, Lit
 from scalein.ir.functions.registry import can_fail
 from scalein.ir.ops import Filter, Op
 from scalein.ir.passes.fold import fold_expr
-from scalein.ir.rewrite import Known
+from scalein.ir.rewrite import Known, operands
 
 
 class _Pending(NamedTuple):
@@ -115,12 +115,4 @@ def _is_true(predicate: Expr) -> bool:
 
 def conjuncts(predicate: Expr) -> list[Expr]:
     """`a & b & c` -> a, b, c: what a row must pass, in the order in which one guards the next."""
-    found: list[Expr] = []
-    waiting = [predicate]
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, Call) and part.fn == "and":
-            waiting += reversed(part.args)
-        else:
-            found.append(part)
-    return found
+    return operands(predicate, "and")

@@ -1,17 +1,17 @@
-"""Filters that are left to Spark: rows that it drops need not be converted to Arrow and sent to Python.
+"""Filters that are pushed to Spark: rows that it drops need not be converted to Arrow and sent to Python.
 
-That costs far more than a comparison, so whatever Spark computes just as we do goes to it: comparisons of a column with
-a constant of numbers, text and booleans, null tests, and what `and`, `or` and `not` make of them. None of these can
-fail, so they may be looked at before the others. NaN is the greatest and equals itself, text is compared by its bytes,
-and null is neither true nor false, there as here.
+That conversion costs far more than a comparison, so every condition that Spark computes exactly as scalein does goes to
+it: comparisons of a column with a constant of numbers, text and booleans, null tests, and their combinations by `and`,
+`or` and `not`. None of these can fail, so they may be evaluated before the others. In both engines NaN is the greatest
+number and equals itself, text is compared by its bytes, and null is neither true nor false.
 
-But statistics know nothing of NaN: Spark leaves out row groups of Parquet files, and batches of a cached DataFrame, if
-their greatest number is too small, whatever else is in them. So where NaN would pass, it is asked for by name, which no
-statistics can answer; and `not`, which Spark turns into such a comparison, stays here.
+But statistics do not cover NaN: Spark skips row groups of Parquet files, and batches of a cached DataFrame, if their
+greatest number is too small, even if they contain NaN. So where NaN satisfies a comparison, `isnan` is added, which no
+statistics can answer; and `not`, which Spark rewrites to such a comparison, is not pushed.
 
-And dictionaries and bloom filters of files know two zeros, where -0.0 comes before 0.0 and is another: a row group of
-which one is asked for is left out if it has the other. So a comparison that zero itself passes stays here, unless NaN
-passes it too: then the file is not asked.
+And dictionaries and bloom filters of files distinguish two zeros: a row group is skipped if it has -0.0 where 0.0 is
+asked for. So a comparison that zero itself satisfies is not pushed, unless NaN satisfies it too: then the file's
+statistics are not used.
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ _PLAIN = ("boolean", "tinyint", "smallint", "int", "bigint", "float", "double", 
 _KINDS = (*NUMBERS, Kind.BOOL, Kind.STR)
 
 
-def pulled(segment: Fragment, struct: Any) -> tuple[Fragment, Column | None]:
-    """The segment without the conditions on its input that Spark can test, and these, together."""
+def push_to_spark(fragment: Fragment, struct: Any) -> tuple[Fragment, Column | None]:
+    """The fragment without the conditions on its input that Spark can evaluate, and their conjunction."""
     plain = {field.name for field in struct.fields if field.dataType.simpleString() in _PLAIN}
-    taken: list[Column] = []
+    pushed: list[Column] = []
 
     def without(op: ops.Op) -> ops.Op:
-        if isinstance(op, ops.Filter) and op.input is segment.input:
+        if isinstance(op, ops.Filter) and op.input is fragment.input:
             left: Expr | None = None
             for each in _conjuncts(op.predicate):
                 condition = _condition(each, plain)
                 if condition is not None:
-                    taken.append(condition)
+                    pushed.append(condition)
                 else:
                     left = each if left is None else Call("and", (left, each), (), BOOL, left.nullable or each.nullable)
             return op.input if left is None else replace(op, predicate=left)
         return op
 
-    op = transform_streams(segment.op, without)
-    if not taken:
-        return segment, None
-    whole = taken[0]
-    for condition in taken[1:]:
-        whole = whole & condition
-    state = segment.state
+    op = transform_streams(fragment.op, without)
+    if not pushed:
+        return fragment, None
+    conjunction = pushed[0]
+    for condition in pushed[1:]:
+        conjunction = conjunction & condition
+    state = fragment.state
     if state is not None:
-        state = next(each for each in stream_path(op, segment.input) if type(each) is type(state))
-    return Fragment(op, segment.input, state, segment.then), whole
+        state = next(each for each in stream_path(op, fragment.input) if type(each) is type(state))
+    return Fragment(op, fragment.input, state, fragment.then), conjunction
 
 
 def _conjuncts(expr: Expr) -> list[Expr]:
@@ -71,7 +71,7 @@ def _conjuncts(expr: Expr) -> list[Expr]:
 
 
 def _condition(expr: Expr, plain: set[str]) -> Column | None:
-    """The condition as Spark writes it, if Spark means the same."""
+    """The condition as a Column of Spark, if Spark gives it the same meaning."""
     if isinstance(expr, Col):
         return _column(expr, plain) if type_of(expr).kind is Kind.BOOL else None
     if not isinstance(expr, Call):
@@ -106,19 +106,19 @@ def _operand(expr: Expr, plain: set[str]) -> Column | None:
         return None
     value = expr.value
     if type_of(expr).kind is Kind.F32 or (isinstance(value, float) and not math.isfinite(value)):
-        return None  # a literal of 32 bits would be widened here and rounded there
+        return None  # scalein would widen a 32-bit literal, Spark would round it
     if isinstance(value, int) and not isinstance(value, bool) and not -(1 << 63) <= value < 1 << 63:
         return None
     return functions.lit(value)
 
 
 def _passes_nan(call: Call) -> bool:
-    """Whether a comparison of a column with a constant is true of NaN, the greatest of all."""
+    """Whether a comparison of a column with a constant holds for NaN, the greatest number."""
     return _is_float_comparison(call) and _holds(call, math.nan)
 
 
 def _is_about_zero(call: Call) -> bool:
-    """Whether a file would be asked for one of the two zeros, and both are meant."""
+    """Whether statistics would be asked for one of the two zeros, and both satisfy the comparison."""
     is_zero = any(isinstance(arg, Lit) and arg.value == 0 for arg in call.args)
     return _is_float_comparison(call) and is_zero and _holds(call, 0.0) and not _passes_nan(call)
 
@@ -144,7 +144,7 @@ def _is_nan(left: Expr, right: Expr) -> Column:
 
     column = left if isinstance(left, Col) else right
     assert isinstance(column, Col)
-    return functions.isnan(functions.col(quoted(column.name)))
+    return functions.isnan(functions.col(quote_name(column.name)))
 
 
 def _reads_floats(expr: Expr) -> bool:
@@ -156,9 +156,9 @@ def _reads_floats(expr: Expr) -> bool:
 def _column(column: Col, plain: set[str]) -> Column | None:
     from pyspark.sql import functions
 
-    return functions.col(quoted(column.name)) if column.name in plain and type_of(column).kind in _KINDS else None
+    return functions.col(quote_name(column.name)) if column.name in plain and type_of(column).kind in _KINDS else None
 
 
-def quoted(name: str) -> str:
-    """A column's name in Spark's words, whatever is in it."""
+def quote_name(name: str) -> str:
+    """A column's name quoted for Spark."""
     return "`" + name.replace("`", "``") + "`"

@@ -1,12 +1,12 @@
 """run: a flow that is bound to its data, read by Spark's tasks themselves.
 
-Spark schedules and moves what must meet; rows never go through the JVM before they are aggregated. Files are cut into
-splits (parts of a Parquet file, whole files of other formats), which are dealt out to tasks of about the same size:
-not more tasks than needed, because each sends partial groups of its own. Where groups are many and tasks few, each
-task reads all splits instead, for the rows of its own keys, and nothing has to cross (`read_by_all`). A task decodes
-its splits with our readers, on a thread beside the kernels; row groups whose statistics rule them out are left out here
-already. What has partitions of another kind (own sources, generators) is a task a partition. Data in this process's
-memory goes through `createDataFrame`.
+Spark schedules and shuffles; rows never go through the JVM before they are aggregated. Files are cut into splits (parts
+of a Parquet file, whole files of other formats), which are assigned to tasks of about the same size: not more tasks
+than needed, because each sends partial groups of its own. Where groups are many and tasks few, each task reads all
+splits instead, for the rows of its own keys, and nothing is shuffled (`scan_all_by_key`). A task decodes its splits
+with scalein's readers, on a thread beside the kernels; row groups that statistics rule out are dropped on the driver.
+Sources with partitions of another kind (user-defined sources, generators) have one task for each partition. Data in
+this process's memory goes through `createDataFrame`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from scalein.errors import BadArgument, InternalError, SourceLoc, here
 from scalein.ir import ops
 from scalein.ir.rewrite import walk_ops
 from scalein.options import Options
-from scalein.spark.batch.tasks import Entering, Rows, Step
-from scalein.spark.phases import Phases
-from scalein.spark.shuffle import hashes, own_rows
-from scalein.spark.types import leaving, leaving_schema, spark_schema
+from scalein.spark.batch.tasks import FromSpark, Rows, Step
+from scalein.spark.phases import MapReduce
+from scalein.spark.shuffle import key_hashes, rows_of_target
+from scalein.spark.types import spark_arrow_schema, spark_schema, to_spark
 from scalein.storage.checked_json import Json
 
 if TYPE_CHECKING:
@@ -42,89 +42,90 @@ if TYPE_CHECKING:
 
     from scalein.api.flow import Flow
 
-TASK_BYTES = 256 << 20  # of files, compressed as they are, that a task reads at least if there are cores enough
-MOST_READERS = 4  # tasks that each read all files
-ROWS_A_GROUP = 8  # up to which partial groups take about as much room as rows
+TASK_BYTES = 256 << 20  # of compressed files that a task reads, at least if there are enough cores
+MAX_FULL_READERS = 4  # tasks that each read all files
+MAX_ROWS_PER_GROUP = 8  # up to which partial groups are about as large as the rows
 
 Item = TypeVar("Item")
-Split = tuple[str, int, int | None]  # name of a file, first row, and the row behind the last; None is the file's end
+Split = tuple[str, int, int | None]  # name of a file, first row, and the row after the last; None is the file's end
 
 
 def run(flow: Flow, spark: SparkSession) -> DataFrame:
     """The rows of a flow that is bound to its data, as a DataFrame; executors read the files themselves.
 
-    Every executor must see the files under the same path. Nothing is read before an action but what the plan needs:
-    the files' metadata, and the static tables of joins. What is said of order in `scalein.spark.apply` holds here too.
+    Every executor must see the files under the same path. Before an action only the files' metadata and the static
+    tables of joins are read. As in `scalein.spark.apply`, rows have no order.
     """
     from scalein.api.flow import Flow
-    from scalein.spark.batch.apply import planned
+    from scalein.spark.batch.apply import plan_flow
 
     at = here()
     if not isinstance(flow, Flow):
-        raise BadArgument("run takes a flow and a Spark session, in this order", at=at, found=type(flow).__name__)
+        raise BadArgument("run takes a flow and a Spark session, in this order", at=at, hashes_=type(flow).__name__)
     if not hasattr(spark, "createDataFrame"):
-        raise BadArgument("run takes a Spark session", at=at, found=type(spark).__name__,
+        raise BadArgument("run takes a Spark session", at=at, hashes_=type(spark).__name__,
                           hint="scalein.spark.session() gives one")
-    for below in walk_ops(flow.op):
-        if isinstance(below, ops.Source) and below.data is None:
+    for each in walk_ops(flow.op):
+        if isinstance(each, ops.Source) and each.data is None:
             raise BadArgument("the flow has no data yet: it begins with si.flow(schema)", at=at,
                               hint="begin it with a reader, or use scalein.spark.apply(q, df)")
-        if isinstance(below, ops.Source) and isinstance(below.data, BoundSource) and not below.data.bounded:
-            raise BadArgument(f"the input ({below.data.name}) never ends, so its result cannot be had", at=at,
+        if isinstance(each, ops.Source) and isinstance(each.data, BoundSource) and not each.data.bounded:
+            raise BadArgument(f"the input ({each.data.name}) never ends, so it has no complete result", at=at,
                               hint="start(sink=...) runs it as a job")
-    return planned(flow.op, spark, None, at)
+    return plan_flow(flow.op, spark, None, at)
 
 
-def bound_rows(source: ops.Source, phases: Phases, spark: SparkSession, at: SourceLoc) -> tuple[DataFrame, Step]:
-    """A DataFrame, and the step that makes of its batches the rows of a source that `phases` read."""
-    columns = phases.reads
+def scan_source(source: ops.Source, map_reduce: MapReduce, spark: SparkSession,
+                at: SourceLoc) -> tuple[DataFrame, Step]:
+    """A DataFrame, and the step that turns its batches into the rows of a source that `map_reduce` reads."""
+    columns = map_reduce.reads
     data = source.data
     if isinstance(data, Batches):
         table = pa.Table.from_batches(list(data.read()), data.schema).select(columns)
-        wanted = leaving_schema(table.schema, at)
-        parts = [part for batch in table.to_batches() for part in leaving(batch, wanted)]
-        # Others than their own names: mapInArrow takes one with a dot apart.
-        named = pa.schema([field.with_name(f"c{k}") for k, field in enumerate(wanted)])
-        whole = pa.Table.from_batches(parts, wanted).rename_columns(named.names)
-        return spark.createDataFrame(whole, schema=spark_schema(named, at)), Entering(table.schema)
+        sent_types = spark_arrow_schema(table.schema, at)
+        parts = [part for batch in table.to_batches() for part in to_spark(batch, sent_types)]
+        # Renamed: mapInArrow splits a name at its dots.
+        renamed = pa.schema([field.with_name(f"c{k}") for k, field in enumerate(sent_types)])
+        total = pa.Table.from_batches(parts, sent_types).rename_columns(renamed.names)
+        return spark.createDataFrame(total, schema=spark_schema(renamed, at)), FromSpark(table.schema)
     if not isinstance(data, BoundSource):
         raise InternalError("a source without data reached Spark", at=at)
-    connected = data.project(columns).where(phases.tests)
+    connected = data.project(columns).where(map_reduce.scan_conditions)
     step: Step
     if isinstance(connected.source, FileSource):
-        shares = dealt(*splits_of(connected.source), parallelism(spark))
-        step, count = FilesRead(connected.name, connected.source, tuple(map(tuple, shares)), source.at), len(shares)
+        splits = assign_splits(*file_splits(connected.source), parallelism(spark))
+        step, count = ScanFiles(connected.name, connected.source, tuple(map(tuple, splits)), source.at), len(splits)
     else:
         names = tuple(connected.partitions())
-        step, count = PartitionsRead(connected, names), len(names)
+        step, count = ScanPartitions(connected, names), len(names)
     return spark.range(0, count, 1, max(1, count)), step
 
 
-def read_by_all(source: ops.Source, phases: Phases, spark: SparkSession) -> tuple[DataFrame, Step] | None:
-    """The rows of a source that `phases` read, dealt out by their keys: each task reads everything and keeps its own.
+def scan_all_by_key(source: ops.Source, map_reduce: MapReduce, spark: SparkSession) -> tuple[DataFrame, Step] | None:
+    """The rows of a source that `map_reduce` reads, by their keys: each task reads all rows and selects its own.
 
-    None unless this costs less than a shuffle: there a row takes some five times what it takes to decode it and to
-    look at its key. So tasks must be few, and partial groups not many times fewer than rows.
+    None unless this costs less than a shuffle, in which a row takes some five times as long as to decode it and to
+    hash its key. So tasks must be few, and partial groups not many times fewer than rows.
     """
-    data, keys = source.data, phases.source_keys
+    data, keys = source.data, map_reduce.source_keys
     cores = parallelism(spark)
-    if keys is None or cores > MOST_READERS or not isinstance(data, BoundSource):
+    if keys is None or cores > MAX_FULL_READERS or not isinstance(data, BoundSource):
         return None
-    connected = data.project(phases.reads).where(phases.tests)
+    connected = data.project(map_reduce.reads).where(map_reduce.scan_conditions)
     files = connected.source
     if not isinstance(files, FileSource) or not isinstance(files.format, Parquet):
         return None
-    splits, sizes = splits_of(files)
+    splits, sizes = file_splits(files)
     if not splits or sum(sizes) > TASK_BYTES * cores or not _has_many_groups(files, keys, splits, sizes):
         return None
-    step = AllRead(FilesRead(connected.name, files, (tuple(splits),), source.at), keys, cores)
+    step = ScanAllByKey(ScanFiles(connected.name, files, (tuple(splits),), source.at), keys, cores)
     return spark.range(0, cores, 1, cores), step
 
 
 def _has_many_groups(files: FileSource, keys: Sequence[str], splits: Sequence[Split], sizes: Sequence[int]) -> bool:
-    """Whether there are about as many groups as rows, or not many times fewer, by some rows in the middle.
+    """Whether there are about as many groups as rows, or not many times fewer, by a sample from the middle.
 
-    Of s rows of n equally frequent keys, where n is much greater, some s * s / 2n have a key that was there before.
+    Of s rows of n equally frequent keys, where n is much greater, some s * s / 2n repeat an earlier key.
     """
     import pyarrow.parquet as pq
 
@@ -134,81 +135,81 @@ def _has_many_groups(files: FileSource, keys: Sequence[str], splits: Sequence[Sp
     batch = None if part is None else next(part.open(), None)
     if batch is None:
         return False
-    of_file = sum(size for (each, *_), size in zip(splits, sizes, strict=True) if each == name)
-    rows = pq.read_metadata(path, memory_map=True).num_rows / max(1, of_file) * sum(sizes)
-    found = hashes(batch, keys, Options.make(workers=1))
-    repeats = len(found) - len(np.unique(found))
-    return bool(4 * repeats <= len(found) and 2 * repeats * rows <= ROWS_A_GROUP * len(found) ** 2)
+    file_bytes = sum(size for (each, *_), size in zip(splits, sizes, strict=True) if each == name)
+    rows = pq.read_metadata(path, memory_map=True).num_rows / max(1, file_bytes) * sum(sizes)
+    hashes_ = key_hashes(batch, keys, Options.make(workers=1))
+    repeats = len(hashes_) - len(np.unique(hashes_))
+    return bool(4 * repeats <= len(hashes_) and 2 * repeats * rows <= MAX_ROWS_PER_GROUP * len(hashes_) ** 2)
 
 
-def splits_of(source: FileSource) -> tuple[list[Split], list[int]]:
-    """The splits of files, and how many bytes are read of each, about."""
+def file_splits(source: FileSource) -> tuple[list[Split], list[int]]:
+    """The splits of files, and about how many bytes are read of each."""
     splits: list[Split] = []
     sizes: list[int] = []
-    share: float | None = None
+    splits_of_task: float | None = None
     for file in source.listing.files():
         path = source.listing.path(file.name)
         rows = [0]
-        if isinstance(source.format, Parquet):  # others would be read to be cut, and are read whole
+        if isinstance(source.format, Parquet):  # other formats would have to be read to be cut
             rows = [part.row for part in source.format.splits(path, source.whole, None, 0)]
-            share = _share_read(path, source.schema.names) if share is None else share
+            splits_of_task = _read_fraction(path, source.schema.names) if splits_of_task is None else splits_of_task
         splits += [(file.name, row, end) for row, end in zip(rows, [*rows[1:], None], strict=False)]
-        size = int(os.stat(path).st_size * (1.0 if share is None else share))
+        size = int(os.stat(path).st_size * (1.0 if splits_of_task is None else splits_of_task))
         sizes += [size // len(rows)] * len(rows) if rows else []
     return splits, sizes
 
 
-def _share_read(path: str, columns: list[str]) -> float | None:
-    """The share of a Parquet file's bytes that some columns have, by its first row group; None if there is none."""
+def _read_fraction(path: str, columns: list[str]) -> float | None:
+    """The fraction of a Parquet file's bytes in some columns, by its first row group; None if there is none."""
     import pyarrow.parquet as pq
 
     with reading(path), pq.ParquetFile(path, memory_map=True) as file:
         if not file.metadata.num_row_groups or not columns:
             return None
-        # First, whatever is wrong with it: where pyarrow's reader raises, its metadata end the process.
+        # Read first: in a damaged file pyarrow's reader raises, while its metadata crash the process.
         next(file.iter_batches(1, [0], columns, use_threads=False), None)
         group = file.metadata.row_group(0)
         sizes = [(group.column(k).path_in_schema, group.column(k).total_compressed_size)
                  for k in range(group.num_columns)]  # fmt: skip
-    whole = sum(size for _, size in sizes)
+    total = sum(size for _, size in sizes)
     read = sum(size for path, size in sizes if path in columns or path.partition(".")[0] in columns)  # of a struct, too
-    return read / whole if whole and read else None
+    return read / total if total and read else None
 
 
-def dealt(splits: Sequence[Item], sizes: Sequence[int], cores: int) -> list[list[Item]]:
-    """The splits of each task: about the same number of bytes, neighbours together where that costs nothing.
+def assign_splits(splits: Sequence[Item], sizes: Sequence[int], cores: int) -> list[list[Item]]:
+    """The splits of each task, of about the same number of bytes, in their order.
 
-    >>> [[name for name, *_ in share] for share in dealt([(name, 0, None) for name in "abcd"], [9, 1, 1, 7], 2)]
+    >>> [[name for name, *_ in task] for task in assign_splits([(name, 0, None) for name in "abcd"], [9, 1, 1, 7], 2)]
     [['a'], ['b', 'c', 'd']]
     """
-    whole = sum(sizes)
-    rounds = max(1, -(-whole // (TASK_BYTES * cores)))
+    total = sum(sizes)
+    rounds = max(1, -(-total // (TASK_BYTES * cores)))
     count = min(len(splits), rounds * cores)
-    shares: list[tuple[int, int, list[int]]] = [(0, k, []) for k in range(count)]
-    for k in sorted(range(len(splits)), key=lambda k: -sizes[k]):  # the largest first, to whoever has least
-        size, number, share = heapq.heappop(shares)
-        share.append(k)
-        heapq.heappush(shares, (size + sizes[k], number, share))
-    return [[splits[k] for k in sorted(share)] for _, _, share in sorted(shares, key=lambda each: each[1])]
+    tasks: list[tuple[int, int, list[int]]] = [(0, k, []) for k in range(count)]
+    for k in sorted(range(len(splits)), key=lambda k: -sizes[k]):  # the largest first, to the smallest task
+        size, number, numbers = heapq.heappop(tasks)
+        numbers.append(k)
+        heapq.heappush(tasks, (size + sizes[k], number, numbers))
+    return [[splits[k] for k in sorted(numbers)] for _, _, numbers in sorted(tasks, key=lambda each: each[1])]
 
 
 def parallelism(spark: SparkSession) -> int:
-    """How many tasks run at once."""
+    """How many tasks run at a time."""
     try:
         return max(1, int(spark.sparkContext.defaultParallelism))
-    except Exception:  # Spark Connect has no context; whatever it raises says so
+    except Exception:  # Spark Connect has no context, and raises various errors
         return shuffle_partitions(spark)
 
 
 def shuffle_partitions(spark: SparkSession) -> int:
-    """How many partitions a shuffle has; some vendors' Spark says "auto"."""
-    found = str(spark.conf.get("spark.sql.shuffle.partitions", "200"))
-    return int(found) if found.isdigit() else 200
+    """How many partitions a shuffle has; some vendors' Spark has "auto"."""
+    hashes_ = str(spark.conf.get("spark.sql.shuffle.partitions", "200"))
+    return int(hashes_) if hashes_.isdigit() else 200
 
 
 @dataclass(frozen=True)
-class PartitionsRead:
-    """Partitions of a source; Spark gives their numbers."""
+class ScanPartitions:
+    """Reads partitions of a source; its input rows are their numbers."""
 
     data: BoundSource
     names: tuple[str, ...]
@@ -220,40 +221,41 @@ class PartitionsRead:
 
 
 @dataclass(frozen=True)
-class FilesRead:
-    """Shares of files; Spark gives their numbers."""
+class ScanFiles:
+    """Reads the splits of tasks; its input rows are the numbers of tasks."""
 
     name: str
     files: FileSource
-    shares: tuple[tuple[Split, ...], ...]
+    task_splits: tuple[tuple[Split, ...], ...]
     at: SourceLoc
 
     def run(self, batches: Rows, options: Options) -> Rows:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from self.share(number, options)
+                yield from self.splits_of_task(number, options)
 
-    def share(self, number: int, options: Options) -> Rows:
-        return BoundSource(self.name, _Some(self.files, self.shares[number], options.workers), self.at).read()
+    def splits_of_task(self, number: int, options: Options) -> Rows:
+        source = _SplitSource(self.files, self.task_splits[number], options.workers)
+        return BoundSource(self.name, source, self.at).read()
 
 
 @dataclass(frozen=True)
-class AllRead:
-    """All rows of a source, of which each task keeps those of its own keys; Spark gives the numbers of tasks."""
+class ScanAllByKey:
+    """Reads all splits and selects the rows of each task's own keys; its input rows are the numbers of tasks."""
 
-    rows: FilesRead  # in one share
+    rows: ScanFiles  # with all splits in one task
     keys: tuple[str, ...]
     tasks: int
 
     def run(self, batches: Rows, options: Options) -> Rows:
         for number in (each for batch in batches for each in batch.column(0).to_pylist()):
-            for rows in self.rows.share(0, options):
-                if (own := own_rows(rows, self.keys, number, self.tasks, options)).num_rows:
-                    yield own
+            for rows in self.rows.splits_of_task(0, options):
+                if (own_rows := rows_of_target(rows, self.keys, number, self.tasks, options)).num_rows:
+                    yield own_rows
 
 
 @dataclass(frozen=True)
-class _Some:
+class _SplitSource:
     """Some splits as a source of one partition."""
 
     files: FileSource
@@ -279,11 +281,11 @@ class _Some:
             for part in files.format.splits(files.listing.path(name), files.whole, columns, first):
                 if end is not None and part.row >= end:
                     break
-                yield partial(_between, part, first, end)
+                yield partial(_rows_in_split, part, first, end)
 
 
-def _between(part: FileSplit, first: int, end: int | None) -> Iterator[pa.RecordBatch]:
-    """The rows of a part that are in a split: should files be cut otherwise here than where splits were dealt out."""
+def _rows_in_split(part: FileSplit, first: int, end: int | None) -> Iterator[pa.RecordBatch]:
+    """The rows of a part that are in a split: executors may cut files into other parts than the driver did."""
     row = part.row
     for batch in part.open():
         start = max(0, first - row)

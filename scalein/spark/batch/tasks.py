@@ -1,10 +1,11 @@
-"""Tasks: what runs in a Python worker, from an iterator of Arrow batches to another.
+"""Tasks: the functions that run in a Python worker, from an iterator of Arrow batches to another.
 
-Spark sends batches of 10,000 rows (`spark.sql.execution.arrow.maxRecordsPerBatch`). They are joined before a kernel
-sees them, so that what Python does for a batch is done for many rows. All steps of a task are generators over one
-another: a batch is asked for when the one before it has been worked on.
+Spark sends batches of 10,000 rows (`spark.sql.execution.arrow.maxRecordsPerBatch`). They are coalesced before a kernel
+sees them, so that the Python code for a batch runs once for many rows. All steps of a task are generators over one
+another: a batch is pulled when the one before it is done.
 
-A `Task` is pickled as its steps, which hold plans; a process unpacks each task once (`shipping.py`).
+A `Task` is pickled as its steps, which hold plans; a process deserializes each task once (`serialize.py`). One thread
+of a worker process runs a task at a time.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from scalein.exec.error_location import located
 from scalein.ir import ops
 from scalein.ir.rewrite import walk_ops
 from scalein.options import Options
-from scalein.spark.phases import Phases
-from scalein.spark.serialize import MOST_KEPT, Packed, optimised, pack, settled, unpack
-from scalein.spark.shuffle import cells, joined, opened, routed
-from scalein.spark.types import checked_columns, entering, leaving, leaving_schema
+from scalein.spark.phases import MapReduce
+from scalein.spark.serialize import MAX_CACHED, Serialized, deserialize, optimise, read_static_tables, serialize
+from scalein.spark.shuffle import coalesce_batches, decode_blocks, route, shuffle_blocks
+from scalein.spark.types import check_batch_schema, from_spark, spark_arrow_schema, to_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
 
-JOINED_ROWS = 1 << 17  # of a batch for kernels
-JOINED_BYTES = 16 << 20
-ROWS_AT_ONCE = 10_000  # Python objects that become a batch
+COALESCED_ROWS = 1 << 17  # of a coalesced batch
+COALESCED_BYTES = 16 << 20
+ROW_BATCH = 10_000  # Python rows that become a batch
 
 Rows = Iterator[pa.RecordBatch]
 
@@ -47,7 +48,7 @@ class Step(Protocol):
 
 
 def task_options() -> Options:
-    """Options of the task that this process runs: as many threads as Spark has given it cores."""
+    """Options of the task that this process runs: as many threads as Spark has assigned it cores."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -55,17 +56,17 @@ def task_options() -> Options:
 
 
 class Task:
-    """Steps one behind the other: the function that Spark calls with the batches of a partition."""
+    """A chain of steps: the function that Spark calls with the batches of a partition."""
 
     def __init__(self, *steps: Step) -> None:
         self.steps = steps
 
     @cached_property
-    def _packed(self) -> Packed:
-        return pack(self.steps)
+    def _serialized(self) -> Serialized:
+        return serialize(self.steps)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _task, self._packed
+        return _task, self._serialized
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         options = task_options()
@@ -76,79 +77,80 @@ class Task:
 
 
 def _task(digest: str, data: bytes) -> Task:
-    steps = unpack(digest, data)
+    steps = deserialize(digest, data)
     assert isinstance(steps, tuple)
     return Task(*steps)
 
 
 @dataclass(frozen=True)
-class Entering:
-    """Spark's columns, in the order of a schema, as a flow has them; small batches are joined."""
+class FromSpark:
+    """Converts Spark's columns, in the order of a schema, to the flow's types; small batches are coalesced."""
 
     schema: pa.Schema
 
     def run(self, batches: Rows, options: Options) -> Rows:
-        for batch in joined(batches, JOINED_BYTES, JOINED_ROWS):
-            yield entering(batch, self.schema)
+        for batch in coalesce_batches(batches, COALESCED_BYTES, COALESCED_ROWS):
+            yield from_spark(batch, self.schema)
 
 
 @dataclass(frozen=True)
-class Leaving:
-    """A flow's columns in exactly the types that Spark was told of."""
+class ToSpark:
+    """Converts a flow's columns to exactly the types of the schema given to Spark."""
 
     schema: pa.Schema
 
     def run(self, batches: Rows, options: Options) -> Rows:
         for batch in batches:
-            yield from leaving(batch, self.schema)
+            yield from to_spark(batch, self.schema)
 
 
 @dataclass(frozen=True)
-class Mapped:
-    """Row by row ops."""
+class MapRows:
+    """Row-wise ops."""
 
-    phases: Phases
+    map_reduce: MapReduce
 
     def run(self, batches: Rows, options: Options) -> Rows:
-        return self.phases.map(batches, options)
+        return self.map_reduce.map(batches, options)
 
 
 @dataclass(frozen=True)
-class Whole:
-    """A segment over all rows of some keys."""
+class CompleteAggregate:
+    """A whole fragment, over all rows of some keys."""
 
-    phases: Phases
+    map_reduce: MapReduce
 
     def run(self, batches: Rows, options: Options) -> Rows:
-        return self.phases.whole(batches, options)
+        return self.map_reduce.complete(batches, options)
 
 
 @dataclass(frozen=True)
-class Received:
-    """The half of a segment behind the shuffle."""
+class ReduceBlocks:
+    """The reduce side of a fragment, over shuffle blocks."""
 
-    phases: Phases
+    map_reduce: MapReduce
 
     def run(self, batches: Rows, options: Options) -> Rows:
-        rows = self.phases.crossing_rows
-        schemas = [self.phases.crossing] if rows is None else [self.phases.crossing, rows]
-        return self.phases.final(opened(batches, schemas), options)
+        rows = self.map_reduce.row_shuffle_schema
+        schemas = [self.map_reduce.shuffle_schema] if rows is None else [self.map_reduce.shuffle_schema, rows]
+        return self.map_reduce.final(decode_blocks(batches, schemas), options)
 
 
 @dataclass(frozen=True)
-class Sent:
-    """The half of a segment before the shuffle, as cells; the number of a target is its place."""
+class ShuffleWrite:
+    """The map side of a fragment, as shuffle blocks; `target_ids` has the `target` value of each partition."""
 
-    phases: Phases
-    places: tuple[int, ...]
+    map_reduce: MapReduce
+    target_ids: tuple[int, ...]
 
     def run(self, batches: Rows, options: Options) -> Rows:
-        phases = self.phases
-        names = phases.crossing.names
-        crossing = phases.map(batches, options, rows_too=True)
-        for is_groups, some in groupby(crossing, key=lambda batch: batch.schema.names == names):
-            keys = phases.keys if is_groups else phases.row_keys
-            yield from cells(routed(some, keys, len(self.places), options), self.places, 0 if is_groups else 1)
+        map_reduce = self.map_reduce
+        names = map_reduce.shuffle_schema.names
+        shuffle_schema = map_reduce.map(batches, options, may_send_rows=True)
+        for are_groups, batches_of_kind in groupby(shuffle_schema, key=lambda batch: batch.schema.names == names):
+            keys = map_reduce.keys if are_groups else map_reduce.row_keys
+            routed = route(batches_of_kind, keys, len(self.target_ids), options)
+            yield from shuffle_blocks(routed, self.target_ids, 0 if are_groups else 1)
 
 
 # --- Flow.map_in_arrow, Flow.map_partitions
@@ -158,17 +160,17 @@ class Mapping:
     """A flow over the rows of one partition."""
 
     def __init__(self, op: ops.Op) -> None:
-        self.op = settled(optimised(op), NOWHERE)
-        waiting = [below for below in walk_ops(self.op) if isinstance(below, ops.Source) and below.data is None]
-        if len(waiting) != 1:
-            found = f"{len(waiting)} unbound inputs" if waiting else "its data already"
+        self.op = read_static_tables(optimise(op), NOWHERE)
+        unbound = [each for each in walk_ops(self.op) if isinstance(each, ops.Source) and each.data is None]
+        if len(unbound) != 1:
+            found = f"{len(unbound)} unbound inputs" if unbound else "its data already"
             raise BadArgument("in Spark, a flow gets its rows from a partition, so it begins with si.flow(schema)",
                               found=found, hint="scalein.spark.run(flow, spark) runs a flow that is bound to files")
-        self.source = waiting[0]
+        self.source = unbound[0]
         self._program: Program | None = None
 
     def run(self, batches: Rows, options: Options) -> Rows:
-        """The flow's rows for rows of its source's columns."""
+        """The flow's rows, for rows of its source's columns."""
         if self._program is None:
             from scalein.compiler import compile_flow
 
@@ -184,64 +186,64 @@ class Mapping:
 
 
 def map_in_arrow(op: ops.Op, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """What `Flow.map_in_arrow` gives for the batches of a partition."""
-    mapping = _mapping_of(op)
-    out = leaving_schema(op.schema.arrow, NOWHERE)
+    """The result of `Flow.map_in_arrow` for the batches of a partition."""
+    mapping = _mapping_for(op)
+    sent_types = spark_arrow_schema(op.schema.arrow, NOWHERE)
     options = task_options()
-    for batch in mapping.run(_as_wanted(iter(batches), mapping.reads), options):
-        yield from leaving(batch, out)
+    for batch in mapping.run(_from_dataframe(iter(batches), mapping.reads), options):
+        yield from to_spark(batch, sent_types)
 
 
 def map_partitions(op: ops.Op, rows: Iterable[Any]) -> Iterator[Row]:
-    """What `Flow.map_partitions` gives for the rows of a partition."""
+    """The result of `Flow.map_partitions` for the rows of a partition."""
     from pyspark.sql import Row
 
-    mapping = _mapping_of(op)
-    make = Row(*op.schema.names)
-    out = leaving_schema(op.schema.arrow, NOWHERE)
+    mapping = _mapping_for(op)
+    make_row = Row(*op.schema.names)
+    sent_types = spark_arrow_schema(op.schema.arrow, NOWHERE)
     for batch in mapping.run(_batches_of(iter(rows), mapping.source, mapping.reads), task_options()):
-        for part in leaving(batch, out):
+        for part in to_spark(batch, sent_types):
             for values in zip(*(column.to_pylist() for column in part.columns), strict=True):
-                yield make(*values)
+                yield make_row(*values)
 
 
-_mappings: OrderedDict[int, tuple[ops.Op, Mapping]] = OrderedDict()  # by the op's identity, which the entry keeps
+_mappings: OrderedDict[int, tuple[ops.Op, Mapping]] = OrderedDict()  # by identity; the entry keeps the op alive
 
 
-def _mapping_of(op: ops.Op) -> Mapping:
-    """The mapping of a flow; plans are equal whatever their static tables hold, so they are told apart by identity."""
-    known = _mappings.get(id(op))
-    if known is None:
-        known = _mappings[id(op)] = (op, Mapping(op))
-        while len(_mappings) > MOST_KEPT:
+def _mapping_for(op: ops.Op) -> Mapping:
+    """The mapping of a flow, by identity: plans compare equal even if their static tables differ."""
+    entry = _mappings.get(id(op))
+    if entry is None:
+        entry = _mappings[id(op)] = (op, Mapping(op))
+        while len(_mappings) > MAX_CACHED:
             _mappings.popitem(last=False)
-    return known[1]
+    return entry[1]
 
 
-def _as_wanted(batches: Rows, wanted: pa.Schema) -> Rows:
-    """Batches of a DataFrame that nobody has looked at yet, as the flow wants them."""
+def _from_dataframe(batches: Rows, schema_wanted: pa.Schema) -> Rows:
+    """Batches of a DataFrame, whose schema is checked now, in the flow's types."""
     first = next(batches, None)
     if first is None:
         return
-    schema = checked_columns(wanted, first.schema)
-    names = wanted.names
-    for batch in joined((each if each.schema.names == names else each.select(names)
-                         for each in chain([first], batches)), JOINED_BYTES, JOINED_ROWS):
-        yield entering(batch, schema)
+    schema = check_batch_schema(schema_wanted, first.schema)
+    names = schema_wanted.names
+    for batch in coalesce_batches((each if each.schema.names == names else each.select(names)
+                                   for each in chain([first], batches)), COALESCED_BYTES, COALESCED_ROWS):
+        yield from_spark(batch, schema)
 
 
-def _batches_of(rows: Iterator[Any], source: ops.Source, wanted: pa.Schema) -> Rows:
+def _batches_of(rows: Iterator[Any], source: ops.Source, schema_wanted: pa.Schema) -> Rows:
     """Rows of Python objects as batches: Rows and dicts by name, tuples in the order of the flow's schema."""
-    while some := list(islice(rows, ROWS_AT_ONCE)):
+    while batches_of_kind := list(islice(rows, ROW_BATCH)):
         columns = []
-        for field in wanted:
-            values = _values(some, field.name, source.arrow.names.index(field.name))
+        for field in schema_wanted:
+            values = _values(batches_of_kind, field.name, source.arrow.names.index(field.name))
             try:
-                columns.append(pa.array(_in_zone(values, field.type), field.type))
+                columns.append(pa.array(_with_zone(values, field.type), field.type))
             except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError) as error:
                 raise BadData(f"values of {field.name!r} are not of the flow's type {field.type}",
                               found=error) from None
-        yield entering(pa.RecordBatch.from_arrays(columns, names=wanted.names), wanted)
+        yield from_spark(pa.RecordBatch.from_arrays(columns, names=schema_wanted.names), schema_wanted)
 
 
 def _values(rows: list[Any], name: str, position: int) -> list[Any]:
@@ -256,8 +258,8 @@ def _values(rows: list[Any], name: str, position: int) -> list[Any]:
         raise BadData(f"the rows have no column {name!r}, which the flow's schema names", found=repr(first)) from None
 
 
-def _in_zone(values: list[Any], arrow: pa.DataType) -> list[Any]:
-    """Spark's rows have times of this machine's zone where the flow has moments."""
+def _with_zone(values: list[Any], arrow: pa.DataType) -> list[Any]:
+    """Spark's Row has a naive datetime in this machine's zone where the flow has a timestamp with a zone."""
     if not (pa.types.is_timestamp(arrow) and arrow.tz is not None):
         return values
     return [value.astimezone() if isinstance(value, datetime) and value.tzinfo is None else value for value in values]

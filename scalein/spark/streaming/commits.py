@@ -1,15 +1,15 @@
-"""A stream's batches, as the driver sees them: from what tasks have said to what counts.
+"""The coordinator of a stream, on the driver: from the results of tasks to committed batches.
 
 A batch of number b:
 
-    manifest b is there      the batch is done: its output is made visible once more, and that is all
-    else                     tasks run (`tasks.py`), from what manifest b-1 names; whatever they wrote is durable
+    manifest b exists        the batch is done: its output is made visible once more, and that is all
+    else                     tasks run (`tasks.py`) on the runs of manifest b-1; whatever they wrote is durable
                              output is prepared, manifest b is published: the commit point
-                             output is made visible; what no manifest needs is removed
+                             output is made visible; files that no manifest needs are removed
 
-So the driver may end at any instruction: Spark marks b as done when `Commits.do` comes back, and plays it again
-otherwise, with the same rows. The number of partitions is read at the beginning of a batch: another one costs nothing
-(`runs.py`). One thread at a time calls; nothing here knows Spark but the function that runs the tasks.
+So the driver may crash at any instruction: Spark marks b as done when `Coordinator.run_batch` returns, and repeats it
+otherwise, with the same rows. The number of partitions is read at the start of a batch: changing it costs nothing
+(`runs.py`). One thread at a time calls; only the function that runs the tasks knows Spark.
 """
 
 from __future__ import annotations
@@ -23,29 +23,31 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from scalein.errors import BadArgument, Damaged, InternalError, ScaleinError, SourceLoc, StoreFailed
-from scalein.spark.serialize import Carried
+from scalein.spark.serialize import BroadcastPlan
 from scalein.spark.shuffle import KEY_GROUPS
 from scalein.spark.streaming.clocks import Clock
 from scalein.spark.streaming.manifest import Manifests, key_of
-from scalein.spark.streaming.read_state import described
-from scalein.spark.streaming.runs import Run, joined_runs
-from scalein.spark.streaming.sinks import Outlet
-from scalein.spark.streaming.tasks import Batch, Heard, counted, seen_of
-from scalein.spark.streaming.work import Work
+from scalein.spark.streaming.read_state import describe_state
+from scalein.spark.streaming.runs import Run, join_ranges
+from scalein.spark.streaming.sinks import Committer
+from scalein.spark.streaming.tasks import BatchResult, MicroBatch, TaskResult, batch_totals, time_summaries
+from scalein.spark.streaming.work import StreamPlan
 from scalein.storage.checked_json import Json, as_int, as_list, as_map
 from scalein.storage.object_store import Location
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+RunTasks = Callable[[MicroBatch], BatchResult]
+
 
 @dataclass(frozen=True)
-class Plan:
-    """Everything that `start` was given, checked."""
+class StreamSpec:
+    """The arguments of `start`, checked."""
 
-    work: Work
-    entering: pa.Schema  # the stream's columns that are read
-    outlets: dict[str, Outlet]  # out, and perhaps late and failed
+    plan: StreamPlan
+    input_schema: pa.Schema  # the stream's columns that are read
+    committers: dict[str, Committer]  # by role: out, and perhaps late and failed
     location: Location
     partitions: int
     trigger: dict[str, object]
@@ -53,17 +55,17 @@ class Plan:
     at: SourceLoc
 
 
-class Commits:
-    """What a stream has committed, and how it goes on. It holds the checkpoint until `close`."""
+class Coordinator:
+    """Runs and commits the batches of a stream. It holds the checkpoint until `close`."""
 
-    def __init__(self, plan: Plan, work: Carried) -> None:
-        self._plan, self._work = plan, work
-        self.partitions = plan.partitions
+    def __init__(self, spec: StreamSpec, broadcast: BroadcastPlan) -> None:
+        self._spec, self._broadcast = spec, broadcast
+        self.partitions = spec.partitions
         self.progress: dict[str, object] | None = None
         self._has_warned = False
-        self._manifests = Manifests(plan.location)
-        self._manifests.take(plan.at)
-        self._opened: list[Outlet] = []
+        self._manifests = Manifests(spec.location)
+        self._manifests.acquire(spec.at)
+        self._opened: list[Committer] = []
         try:
             self._recover()
         except BaseException:
@@ -71,136 +73,136 @@ class Commits:
             raise
 
     def _recover(self) -> None:
-        """Go on from the last manifest, if there is one."""
-        plan, location = self._plan, self._plan.location
+        """Resume from the last manifest, if there is one."""
+        spec, location = self._spec, self._spec.location
         self._last = self._manifests.newest()
-        self._clock, self._runs, self._before = Clock(), list[Run](), set[str]()
+        self._clock, self._runs, self._previous_files = Clock(), list[Run](), set[str]()
         committed: dict[str, Json] = {}
         if self._last is not None:
             try:
                 self._check_same(as_list(self._last["flow"]))
-                self._clock = Clock.of(self._last["clock"])
-                self._runs = [Run.of(each) for each in as_list(self._last["runs"])]
+                self._clock = Clock.from_json(self._last["clock"])
+                self._runs = [Run.from_json(each) for each in as_list(self._last["runs"])]
                 committed = as_map(self._last["output"])
-                self._before = self._named(self._runs, committed)
+                self._previous_files = self._needed_files(self._runs, committed)
             except (ValueError, KeyError, TypeError) as error:
-                raise Damaged("a manifest does not say what one says", found=repr(error),
+                raise Damaged("a manifest has unexpected content", found=repr(error),
                               file=location.uri_of(key_of(self._last).name)) from error
         self._last = self._manifests.adopt(self._last)  # before anything of earlier starts is removed
-        for role, outlet in plan.outlets.items():
-            outlet.open(self._committed(role, committed), f"{self._manifests.name}-{self._manifests.start}")
-            self._opened.append(outlet)
+        for role, committer in spec.committers.items():
+            committer.open(self._committed(role, committed), f"{self._manifests.name}-{self._manifests.start}")
+            self._opened.append(committer)
 
     def _committed(self, role: str, output: dict[str, Json]) -> Json:
-        """What a manifest says of an output, if it was of the same kind."""
+        """The entry of an output in a manifest, if it was of the same kind."""
         if role not in output:
             return None
         kind, prepared = as_list(output[role])
-        return prepared if kind == self._plan.outlets[role].kind else None
+        return prepared if kind == self._spec.committers[role].kind else None
 
     def _check_same(self, before: list[Json]) -> None:
-        now = self._plan.work.signature
-        if before in self._plan.work.outdated:
-            raise BadArgument("an older scalein wrote the checkpoint, which kept rows for these aggregates; now they "
-                              "are partial groups", at=self._plan.at, checkpoint="\n".join(map(str, before)),
-                              flow="\n".join(map(str, now)), hint="the flow may stay as it is: give a new checkpoint")
+        now = self._spec.plan.signature
+        if before in self._spec.plan.outdated_signatures:
+            raise BadArgument("an older scalein wrote the checkpoint, with rows for these aggregates; now they are "
+                              "partial groups", at=self._spec.at, checkpoint="\n".join(map(str, before)),
+                              flow="\n".join(map(str, now)), hint="give a new checkpoint; the flow need not change")
         if before != now:
-            raise BadArgument("this flow keeps other state than the one that wrote the checkpoint", at=self._plan.at,
+            raise BadArgument("this flow has other state than the one that wrote the checkpoint", at=self._spec.at,
                               checkpoint="\n".join(map(str, before)) or "nothing",
                               flow="\n".join(map(str, now)) or "nothing",
-                              hint="give another checkpoint, or go on with the flow as it was")
+                              hint="give another checkpoint, or resume with the flow as it was")
 
     # --- a batch
 
-    def do(self, number: int, query: str, act: Callable[[Batch], Heard], spark: SparkSession | None) -> None:
-        """Have a batch of a query of Spark's counted; `act` runs its tasks."""
+    def run_batch(self, number: int, query: str, run_tasks: RunTasks, spark: SparkSession | None) -> None:
+        """Run and commit a batch of Spark's `query`; `run_tasks` runs its tasks."""
         self._check_query(query)
         done = -1 if self._last is None else as_int(self._last["batch"])
         if number == done:
             self._check_outlets()
-            self._manifests.check()
+            self._manifests.check_not_superseded()
             self._commit(spark)
         elif number == done + 1:
-            self._run(number, query, act, spark)
-        else:  # a lower number too: its rows may be other ones than those that are counted
+            self._run(number, query, run_tasks, spark)
+        else:  # a lower number too: its rows may differ from those already counted
             raise Damaged(f"Spark is at batch {number}, and the last manifest is "
                           f"{f'that of batch {done}' if done >= 0 else 'missing'}",
-                          file=self._plan.location.uri_of("manifests" if number > done else "spark"),
-                          hint="bring the missing files back, or begin again with another checkpoint")
+                          file=self._spec.location.uri_of("manifests" if number > done else "spark"),
+                          hint="restore the missing files, or start again with another checkpoint")
 
     def _check_query(self, found: str) -> None:
-        """Batches of two queries must not be mixed: numbers of one say nothing of the other's rows."""
+        """Batches of two queries must not be mixed: equal numbers have other rows."""
         if self._last is not None and (known := self._last["query"]) != found:
             raise BadArgument("another query wrote this checkpoint: Spark's part of it was removed or replaced",
-                              at=self._plan.at, file=self._plan.location.uri_of("spark"), checkpoint=known, found=found,
-                              hint="give another checkpoint, or bring its folder spark back")
+                              at=self._spec.at, file=self._spec.location.uri_of("spark"), checkpoint=known, found=found,
+                              hint="give another checkpoint, or restore its folder spark")
 
     def _check_outlets(self) -> None:
-        """Spark plays the last batch again, so its output need not be visible: its own sink must see to that."""
+        """Spark repeats the last batch, so its output may not be visible yet: only its own sink can commit it."""
         assert self._last is not None
-        for role, (kind, prepared) in ((role, as_list(word)) for role, word in as_map(self._last["output"]).items()):
-            if prepared is not None and (role not in self._plan.outlets or self._plan.outlets[role].kind != kind):
-                raise BadArgument("the last start had another sink, whose output is perhaps not all visible",
-                                  at=self._plan.at, found=kind, rows=role,
-                                  hint="start the stream once more with that sink; then it may be another")
+        for role, (kind, prepared) in ((role, as_list(entry)) for role, entry in as_map(self._last["output"]).items()):
+            if prepared is not None and (role not in self._spec.committers or self._spec.committers[role].kind != kind):
+                raise BadArgument("the last start had another sink, whose output may not be fully visible",
+                                  at=self._spec.at, found=kind, rows=role,
+                                  hint="start the stream once with that sink; after that it may be another")
 
-    def _run(self, number: int, query: str, act: Callable[[Batch], Heard], spark: SparkSession | None) -> None:
-        began, partitions = time.monotonic(), self.partitions
-        plan, prefix = self._plan, f"{self._manifests.name}-{number:010}"
-        outputs = {role: outlet.output for role, outlet in plan.outlets.items()}
-        said = act(Batch(self._work, plan.entering, prefix, partitions, self._clock, tuple(self._runs), plan.location,
-                         plan.migration, outputs))
-        words = [said.words[task] for task in sorted(said.words)]
-        runs, clock = self._state_behind(words, partitions)
+    def _run(self, number: int, query: str, run_tasks: RunTasks, spark: SparkSession | None) -> None:
+        started, partitions = time.monotonic(), self.partitions
+        spec, prefix = self._spec, f"{self._manifests.name}-{number:010}"
+        sinks = {role: committer.task_sink for role, committer in spec.committers.items()}
+        result = run_tasks(MicroBatch(self._broadcast, spec.input_schema, prefix, partitions, self._clock,
+                                      tuple(self._runs), spec.location, spec.migration, sinks))
+        results = [result.tasks[task] for task in sorted(result.tasks)]
+        runs, clock = self._state_after(results, partitions)
         output: dict[str, Json] = {}
-        for role, outlet in plan.outlets.items():
-            prepared = outlet.prepared(prefix, [each[role] for each in words], said.rows[role])
-            output[role] = [outlet.kind, prepared]
-        progress = self._counted(words, number, partitions, runs, clock)
+        for role, committer in spec.committers.items():
+            prepared = committer.prepare(prefix, [each[role] for each in results], result.rows[role])
+            output[role] = [committer.kind, prepared]
+        progress = self._progress(results, number, partitions, runs, clock)
         content: dict[str, Json] = {
-            "query": query, "job": self._manifests.name, "partitions": partitions, "flow": plan.work.signature,
-            "state": described(plan.work), "runs": [[*run.to_json()] for run in runs], "clock": clock.to_json(),
+            "query": query, "job": self._manifests.name, "partitions": partitions, "flow": spec.plan.signature,
+            "state": describe_state(spec.plan), "runs": [[*run.to_json()] for run in runs], "clock": clock.to_json(),
             "watermark": clock.watermark, "output": output, "progress": progress}  # fmt: skip
-        named = self._named(runs, output)
-        self._check_visible(runs, named - {run.file for run in runs})
+        needed = self._needed_files(runs, output)
+        self._check_visible(runs, needed - {run.file for run in runs})
         self._last = self._manifests.publish(number, content)
         self._runs, self._clock = runs, clock
         self._commit(spark)
-        self._manifests.forget(named, self._before)
-        self._before = named
-        self.progress = {**progress, "duration_s": round(time.monotonic() - began, 3)}
+        self._manifests.remove_unreferenced(needed, self._previous_files)
+        self._previous_files = needed
+        self.progress = {**progress, "duration_s": round(time.monotonic() - started, 3)}
 
     def _check_visible(self, runs: list[Run], others: set[str]) -> None:
-        """What tasks wrote must be where the driver looks for it, or nobody will find it in the next batch."""
+        """Files that tasks wrote must be visible to the driver, or the tasks of the next batch will not find them."""
         known = {run.file for run in self._runs}
         wanted = {run.file: run.size_bytes for run in runs if run.file not in known} | dict.fromkeys(others)
-        for name, size in zip(wanted, self._plan.location.sizes(list(wanted)), strict=True):
+        for name, size in zip(wanted, self._spec.location.sizes(list(wanted)), strict=True):
             if size is None or wanted[name] not in (None, size):
-                raise StoreFailed("a task wrote a file of the checkpoint, and it is not there for the driver",
-                                  at=self._plan.at, file=self._plan.location.uri_of(name), found=f"{size} bytes",
-                                  hint="every machine must see this very folder under this path: give a checkpoint on "
-                                       "a filesystem that they share")
+                raise StoreFailed("a task wrote a file of the checkpoint, and the driver does not see it",
+                                  at=self._spec.at, file=self._spec.location.uri_of(name), found=f"{size} bytes",
+                                  hint="all machines must share this folder under this path: give a checkpoint on a "
+                                       "shared filesystem")
 
-    def _state_behind(self, words: list[dict[str, Json]], partitions: int) -> tuple[list[Run], Clock]:
-        if self._plan.work.mode == "rowwise":
-            return [], self._plan.work.moved(self._clock, seen_of(words))
-        if not words:  # a batch without a single partition
+    def _state_after(self, results: list[TaskResult], partitions: int) -> tuple[list[Run], Clock]:
+        if self._spec.plan.mode == "rowwise":
+            return [], self._spec.plan.advance_clock(self._clock, time_summaries(results))
+        if not results:  # a batch without partitions
             return self._runs, self._clock
-        clocks = [Clock.of(each["clock"]) for each in words]
-        if len(words) != partitions or len(set(clocks)) > 1:
-            raise InternalError("tasks of a batch did not say what they should", found=f"{len(words)} of {partitions}")
-        return joined_runs(Run.of(each) for some in words for each in as_list(some["runs"])), clocks[0]
+        clocks = [Clock.from_json(each["clock"]) for each in results]
+        if len(results) != partitions or len(set(clocks)) > 1:
+            raise InternalError("the results of a batch's tasks do not agree", found=f"{len(results)} of {partitions}")
+        return join_ranges(Run.from_json(each) for some in results for each in as_list(some["runs"])), clocks[0]
 
-    def _counted(self, words: list[dict[str, Json]], number: int, partitions: int, runs: list[Run],
-                 clock: Clock) -> dict[str, Json]:
-        rows, timeless, late, failed = counted(words, self._plan.work.mode).values()
-        if late and "late" not in self._plan.outlets and not self._has_warned:
+    def _progress(self, results: list[TaskResult], number: int, partitions: int, runs: list[Run],
+                  clock: Clock) -> dict[str, Json]:
+        rows, timeless, late, failed = batch_totals(results, self._spec.plan.mode).values()
+        if late and "late" not in self._spec.committers and not self._has_warned:
             self._has_warned = True
             warnings.warn(f"{late} rows came too late and were dropped; later ones are only counted: see "
                           'last_progress["late_rows"], or give late= a sink', RuntimeWarning, stacklevel=2)
         return {"batch_id": number, "partitions": partitions, "rows_in": rows,
-                "rows_out": sum(as_int(each["rows_out"]) for each in words), "late_rows": late,
-                "failed_rows": failed, "timeless_rows": timeless, "far_rows": clock.far_rows,
+                "rows_out": sum(as_int(each["rows_out"]) for each in results), "late_rows": late,
+                "failed_rows": failed, "timeless_rows": timeless, "far_rows": clock.outlier_rows,
                 "watermark": clock.watermark, "state_files": len({run.file for run in runs}),
                 "state_bytes": sum({run.file: run.size_bytes for run in runs}.values())}
 
@@ -208,24 +210,24 @@ class Commits:
         """Make the output of the last manifest visible."""
         assert self._last is not None
         output = as_map(self._last["output"])
-        for role, outlet in self._plan.outlets.items():
+        for role, committer in self._spec.committers.items():
             if (prepared := self._committed(role, output)) is not None:
-                outlet.commit(prepared, spark, as_int(self._last["batch"]))
+                committer.commit(prepared, spark, as_int(self._last["batch"]))
 
-    def _named(self, runs: list[Run], output: dict[str, Json]) -> set[str]:
+    def _needed_files(self, runs: list[Run], output: dict[str, Json]) -> set[str]:
         """The files that a manifest needs."""
-        named = {run.file for run in runs}
-        for role, outlet in self._plan.outlets.items():
+        needed = {run.file for run in runs}
+        for role, committer in self._spec.committers.items():
             if (prepared := self._committed(role, output)) is not None:
-                named.update(outlet.files(prepared))
-        return named
+                needed.update(committer.files(prepared))
+        return needed
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release the sinks and the checkpoint."""
         failed: ScaleinError | None = None
-        for outlet in self._opened:
+        for committer in self._opened:
             try:
-                outlet.close()
+                committer.close()
             except ScaleinError as error:
                 failed = failed or error
         self._manifests.close()

@@ -1,12 +1,13 @@
-"""Files: where a stream is of plain Parquet files, tasks read them themselves, and no row goes through the JVM.
+"""Inputs of a stream: tasks read plain Parquet files themselves, so that no row goes through the JVM.
 
-From Spark's reader a row comes to Python through Spark's own rows and Arrow's, which costs several times what a batch
-does with it afterwards. Spark still lists the files, numbers the batches and keeps the offsets; what it planned for a
-batch tells which files hold its rows, and it is told how many there were.
+From Spark's reader a row reaches Python through Spark's own row format and Arrow, which costs several times what a
+batch does with it afterwards. Spark still lists the files, numbers the batches and stores the offsets; its plan of a
+batch names the files of its rows, and the number of rows is reported to its metrics.
 
-The rows must be those that Spark would read. So its plan has to be a scan of Parquet files and perhaps a choice of
-columns, with no option that changes what is read; every file has the columns that are needed, in the very types of the
-flow; and dates are of today's calendar. If anything is otherwise, or not as we know Spark's plans to be, Spark reads.
+The rows must be those that Spark would read. So Spark's plan must be a scan of Parquet files, perhaps with a
+projection, without any option that changes what is read; every file has the needed columns, in exactly the types of the
+flow; and dates are in the Gregorian calendar. In all other cases, and where Spark's plans have an unknown form, Spark
+reads.
 """
 
 from __future__ import annotations
@@ -22,33 +23,33 @@ import pyarrow as pa
 
 from scalein.connectors.formats.base import reading
 from scalein.connectors.formats.parquet import batches_of
-from scalein.spark.batch.scan import dealt
+from scalein.spark.batch.scan import assign_splits
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-MOST_FILES = 256  # of a batch, whose footers the driver reads
+MAX_FILES = 256  # of a batch: the driver reads their footers
 BATCH_ROWS = 1 << 18
-# A task that reads all files needs no shuffle, which takes as long as decoding about so many bytes.
-WHOLE_BYTES = 64 << 20
+# A shuffle takes as long as decoding about so many bytes; below, all tasks read all files instead.
+READ_ALL_BYTES = 64 << 20
 _WRAPPERS = ("WholeStageCodegenExec", "InputAdapter", "ColumnarToRowExec")
-_OPTIONS = {"path", "basepath", "__globpaths__", "maxfilespertrigger", "maxbytespertrigger", "latestfirst",
-            "maxfileage", "filenameonly", "cleansource", "sourcearchivedir", "pathglobfilter", "recursivefilelookup",
-            "maxcachedfiles", "discardcachedinputratio"}  # that are about which files there are
-_PLAIN_SETTINGS = {"spark.sql.files.ignoreCorruptFiles": "false", "spark.sql.files.ignoreMissingFiles": "false",
-                   "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED"}  # fmt: skip
+_ALLOWED_OPTIONS = {"path", "basepath", "__globpaths__", "maxfilespertrigger", "maxbytespertrigger", "latestfirst",
+                    "maxfileage", "filenameonly", "cleansource", "sourcearchivedir", "pathglobfilter",
+                    "recursivefilelookup", "maxcachedfiles", "discardcachedinputratio"}  # they select files
+_REQUIRED_SETTINGS = {"spark.sql.files.ignoreCorruptFiles": "false", "spark.sql.files.ignoreMissingFiles": "false",
+                      "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED"}  # fmt: skip
 _LEGACY = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
 
-Group = tuple[str, int]  # a file's path, and the number of one of its row groups
+RowGroup = tuple[str, int]  # a file's path, and the number of one of its row groups
 
 
 @dataclass(frozen=True)
-class Files:
-    """Row groups of Parquet files, with the rows of a batch or of a task."""
+class RowGroups:
+    """Row groups of Parquet files: the rows of a batch, or of a task."""
 
     columns: tuple[str, ...]
-    groups: tuple[Group, ...]
-    sizes: tuple[int, ...]  # bytes of the columns in each, as they are in the file
+    groups: tuple[RowGroup, ...]
+    sizes: tuple[int, ...]  # compressed bytes of the columns in each
 
     def read(self) -> Iterator[pa.RecordBatch]:
         import pyarrow.parquet as pq
@@ -59,43 +60,43 @@ class Files:
             with reading(path), pq.ParquetFile(path, memory_map=True) as file:
                 yield from batches_of(path, file, numbers, columns, BATCH_ROWS, use_threads=False)
 
-    def shares(self, cores: int) -> tuple[Files, ...]:
-        """The same for some tasks, of about the same size."""
-        places = list(range(len(self.groups)))
-        return tuple(Files(self.columns, tuple(self.groups[k] for k in share), tuple(self.sizes[k] for k in share))
-                     for share in dealt(places, self.sizes, cores))
+    def split(self, cores: int) -> tuple[RowGroups, ...]:
+        """The row groups of each task, of about the same size."""
+        numbers = list(range(len(self.groups)))
+        return tuple(RowGroups(self.columns, tuple(self.groups[k] for k in part), tuple(self.sizes[k] for k in part))
+                     for part in assign_splits(numbers, self.sizes, cores))
 
 
 @dataclass(frozen=True)
-class Scanned:
-    """The files of a batch, and Spark's own count of the rows that were read."""
+class BatchScan:
+    """The row groups of a batch, and Spark's own count of rows read."""
 
-    files: Files
-    counted: Any  # a metric of Spark's
+    row_groups: RowGroups
+    metric: Any  # an SQLMetric of the JVM
 
-    def count(self, rows: int) -> None:
-        """Have the rows in Spark's progress."""
-        self.counted.add(rows)
+    def report_rows(self, rows: int) -> None:
+        """Add rows to Spark's progress."""
+        self.metric.add(rows)
 
 
-def scanned(spark: SparkSession, own: SparkSession, query: str, schema: pa.Schema) -> Scanned | None:
-    """What the batch under way of a query reads, if tasks can read it as `schema` says; None if Spark has to.
+def scan_of_batch(spark: SparkSession, query_session: SparkSession, query: str, schema: pa.Schema) -> BatchScan | None:
+    """The row groups of a query's current batch, if tasks can read them in the types of `schema`; else None.
 
-    `spark` is the session that the query was started in, `own` the query's own copy of it.
+    `spark` is the session that the query was started in, `query_session` the query's own copy of it.
     """
-    scan = _scan(spark, query)
-    if scan is None or any(own.conf.get(name) != value for name, value in _PLAIN_SETTINGS.items()):
+    scan = _file_scan(spark, query)
+    if scan is None or any(query_session.conf.get(name) != value for name, value in _REQUIRED_SETTINGS.items()):
         return None
-    paths = [_local(address) for address in scan.relation().location().inputFiles()]
-    if len(paths) > MOST_FILES or None in paths:
+    paths = [_local_path(address) for address in scan.relation().location().inputFiles()]
+    if len(paths) > MAX_FILES or None in paths:
         return None
-    files = row_groups([path for path in paths if path is not None], schema)
-    return None if files is None else Scanned(files, scan.metrics().apply("numOutputRows"))
+    row_groups = plan_row_groups([path for path in paths if path is not None], schema)
+    return None if row_groups is None else BatchScan(row_groups, scan.metrics().apply("numOutputRows"))
 
 
-def _scan(spark: SparkSession, query: str) -> Any | None:
-    """The one scan that is all of a batch's plan; None if there is more to it. These are no public names of Spark's:
-    where one of them is missing, there is no such scan.
+def _file_scan(spark: SparkSession, query: str) -> Any | None:
+    """The file scan that is a batch's whole plan; None if the plan has more. These are not public names of Spark: where
+    one of them is missing, the result is None.
     """
     from py4j.protocol import Py4JError
 
@@ -103,8 +104,8 @@ def _scan(spark: SparkSession, query: str) -> Any | None:
         plan = spark._jsparkSession.streams().get(query).streamingQuery().lastExecution().executedPlan()
         while (kind := plan.getClass().getSimpleName()) != "FileSourceScanExec":
             if kind == "ProjectExec":
-                chosen = plan.projectList()
-                kinds = {chosen.apply(k).getClass().getSimpleName() for k in range(chosen.size())}
+                projection = plan.projectList()
+                kinds = {projection.apply(k).getClass().getSimpleName() for k in range(projection.size())}
                 if kinds != {"AttributeReference"}:
                     return None
             elif kind not in _WRAPPERS:
@@ -113,7 +114,8 @@ def _scan(spark: SparkSession, query: str) -> Any | None:
         relation = plan.relation()
         options = relation.options().keysIterator()
         names = {options.next().lower() for _ in range(relation.options().size())}
-        is_plain = (relation.fileFormat().getClass().getSimpleName() == "ParquetFileFormat" and names <= _OPTIONS
+        format_name = relation.fileFormat().getClass().getSimpleName()
+        is_plain = (format_name == "ParquetFileFormat" and names <= _ALLOWED_OPTIONS
                     and plan.dataFilters().isEmpty() and plan.partitionFilters().isEmpty()
                     and relation.partitionSchema().size() == 0 and plan.fileConstantMetadataColumns().isEmpty())
         return plan if is_plain else None
@@ -121,38 +123,38 @@ def _scan(spark: SparkSession, query: str) -> Any | None:
         return None
 
 
-def _local(address: str) -> str | None:
-    """The path of a file on this machine's own filesystem."""
+def _local_path(address: str) -> str | None:
+    """The path of a file on this machine's own filesystem; None for other addresses."""
     parts = urlsplit(address)
     return unquote(parts.path) if parts.scheme == "file" and not parts.netloc else None
 
 
-def row_groups(paths: Sequence[str], schema: pa.Schema) -> Files | None:
-    """All rows of some files, if each has the columns of a schema as it says."""
+def plan_row_groups(paths: Sequence[str], schema: pa.Schema) -> RowGroups | None:
+    """All row groups of some files, if each file has the columns of a schema in their types; else None."""
     import pyarrow.parquet as pq
 
-    groups: list[Group] = []
+    groups: list[RowGroup] = []
     sizes: list[int] = []
     for path in paths:
         try:
             with pq.ParquetFile(path, memory_map=True) as file:
-                about, found = file.metadata, file.schema_arrow
-        except (pa.ArrowException, OSError):  # whatever is wrong, Spark has words for it
+                metadata, found = file.metadata, file.schema_arrow
+        except (pa.ArrowException, OSError):  # Spark reports the error when it reads the file
             return None
         if any(found.names.count(field.name) != 1 or found.field(field.name).type != field.type for field in schema):
             return None
-        if any(pa.types.is_temporal(field.type) for field in schema) and _is_legacy(about.metadata or {}):
+        if any(pa.types.is_temporal(field.type) for field in schema) and _is_legacy(metadata.metadata or {}):
             return None
-        for number in range(about.num_row_groups):
-            group = about.row_group(number)
+        for number in range(metadata.num_row_groups):
+            group = metadata.row_group(number)
             columns = (group.column(k) for k in range(group.num_columns))
             groups.append((path, number))
             sizes.append(sum(column.total_compressed_size for column in columns
                              if column.path_in_schema.partition(".")[0] in schema.names))
-    return Files(tuple(schema.names), tuple(groups), tuple(sizes))
+    return RowGroups(tuple(schema.names), tuple(groups), tuple(sizes))
 
 
 def _is_legacy(metadata: dict[bytes, bytes]) -> bool:
-    """Whether a file's dates may be of the calendar that Spark had before version 3."""
+    """Whether a file's dates may be in the hybrid calendar of Spark before version 3."""
     version = metadata.get(b"org.apache.spark.version", b"3")
     return any(key in metadata for key in _LEGACY) or version.split(b".")[0] in (b"1", b"2")

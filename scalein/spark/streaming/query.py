@@ -1,11 +1,11 @@
-"""A stream: a flow inside Spark's Structured Streaming, seen from the driver.
+"""A running stream: a flow inside Spark's Structured Streaming, seen from the driver.
 
-Spark owns the source, its offsets, the numbers of batches and the retries of tasks. A batch is one action inside of
-`foreachBatch`, and what becomes of it is told in `commits.py`. Who reads its rows, Spark or the tasks, is decided batch
-by batch (`files.py`).
+Spark owns the source, its offsets, the numbers of batches and the retries of tasks. A batch is one action inside
+`foreachBatch`; the coordinator (`commits.py`) runs and commits it. Whether Spark or the tasks read its rows is decided
+batch by batch (`inputs.py`).
 
-Spark's thread calls `_on_batch`; others ask and set flags. A thread of our own waits for the query's end, to give the
-checkpoint free.
+Threads: Spark's thread calls `_on_batch`; users' threads query and set flags. A daemon thread waits for the end of the
+query, and then releases the checkpoint.
 """
 
 from __future__ import annotations
@@ -16,181 +16,179 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from scalein.errors import ScaleinError, here
-from scalein.spark.batch.apply import chosen
+from scalein.spark.batch.apply import select_columns
 from scalein.spark.batch.scan import parallelism
-from scalein.spark.errors import explained, in_our_words
-from scalein.spark.serialize import Carried, pack
-from scalein.spark.streaming.commits import Commits, Plan, checked_partitions
-from scalein.spark.streaming.inputs import WHOLE_BYTES, Files, scanned
+from scalein.spark.errors import explain_error, translate_errors
+from scalein.spark.serialize import BroadcastPlan, serialize
+from scalein.spark.streaming.commits import Coordinator, StreamSpec, checked_partitions
+from scalein.spark.streaming.inputs import READ_ALL_BYTES, RowGroups, scan_of_batch
 from scalein.spark.streaming.tasks import (
-    SPARK_CELLS,
-    Batch,
-    FromFiles,
-    Heard,
+    BLOCK_DDL,
+    BatchResult,
+    FileTask,
     MapTask,
+    MicroBatch,
+    ReadAllTask,
     ReduceTask,
-    RowTask,
-    WholeTask,
-    counted,
-    heard,
+    RowwiseTask,
+    batch_totals,
+    collect_results,
 )
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-STOP_S = 60.0  # that a stop waits for the batch under way
-# The plan of a batch is one we know: two stages that Spark need not think over. Larger Arrow batches cost it less, but
-# cells are large: a batch of them must stay below what an Arrow column of bytes can hold.
+STOP_S = 60.0  # for which a stop waits for the current batch
+# The plan of a batch is fixed: two stages that Spark need not replan. Larger Arrow batches cost less, but a batch of
+# shuffle blocks must stay below the 2 GB of an Arrow binary column.
 _SETTINGS = {"spark.sql.adaptive.enabled": "false", "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
              "spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20)}  # fmt: skip
 
 
 class _Stopped(Exception):
-    """A batch is not begun, because the stream is to end."""
+    """A batch does not start, because the stream is stopping."""
 
 
 class StreamJob:
     """A running stream: `scale` it, `stop` it, `wait` for its end."""
 
-    def __init__(self, plan: Plan, stream: DataFrame) -> None:
-        self._plan, self._session = plan, stream.sparkSession
+    def __init__(self, spec: StreamSpec, stream: DataFrame) -> None:
+        self._spec, self._session = spec, stream.sparkSession
         self._error: BaseException | None = None
-        self._wants_stop = False
-        self._is_cut = False  # a stop has ended a batch, or kept one from beginning: what Spark says of it is no error
-        self._caller = 0  # the thread that a batch is done in
-        self._ended, self._idle = threading.Event(), threading.Lock()  # the lock is held during a batch
-        self._work = Carried.by(stream.sparkSession.sparkContext, pack(plan.work))
+        self._is_stopping = False
+        self._is_cancelled = False  # a stop has cancelled a batch, or prevented one: Spark's error is expected then
+        self._batch_thread = 0  # the thread of the current batch
+        self._ended, self._batch_lock = threading.Event(), threading.Lock()  # the lock is held during a batch
+        self._broadcast = BroadcastPlan.broadcast(stream.sparkSession.sparkContext, serialize(spec.plan))
         try:
-            self._commits = Commits(plan, self._work)
+            self._coordinator = Coordinator(spec, self._broadcast)
             try:
                 self._query = self._start(stream)
             except BaseException:
-                self._commits.close()
+                self._coordinator.close()
                 raise
         except BaseException:
-            self._work.close()
+            self._broadcast.destroy()
             raise
         threading.Thread(target=self._watch, name="scalein stream", daemon=True).start()
 
     def _start(self, stream: DataFrame) -> StreamingQuery:
         writer = stream.writeStream.foreachBatch(self._on_batch)
-        writer = writer.option("checkpointLocation", self._plan.location.spark_uri("spark"))
-        if self._plan.trigger:
-            writer = writer.trigger(**self._plan.trigger)  # type: ignore[call-overload]
-        with in_our_words():
+        writer = writer.option("checkpointLocation", self._spec.location.spark_uri("spark"))
+        if self._spec.trigger:
+            writer = writer.trigger(**self._spec.trigger)  # type: ignore[call-overload]
+        with translate_errors():
             return writer.start()
 
     def _on_batch(self, df: DataFrame, number: int) -> None:
         try:
-            # Only a stop can have it, and it waits for this thread: to wait here would be to wait for ever.
-            if not self._idle.acquire(blocking=False):
+            # Only a stop can hold it, and it waits for this thread: waiting here would be a deadlock.
+            if not self._batch_lock.acquire(blocking=False):
                 raise _Stopped
             try:
-                self._caller = threading.get_ident()
-                if self._wants_stop:
-                    raise _Stopped  # whatever comes back is a batch that is done
+                self._batch_thread = threading.get_ident()
+                if self._is_stopping:
+                    raise _Stopped  # if this returned, Spark would take the batch for done
                 spark = df.sparkSession
-                query = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
-                self._commits.do(number, str(query), lambda batch: self._act(df, batch, str(query)), spark)
+                query = str(spark.sparkContext.getLocalProperty("sql.streaming.queryId"))
+                self._coordinator.run_batch(number, query, lambda batch: self._run_tasks(df, batch, query), spark)
             finally:
-                self._caller = 0
-                self._idle.release()
+                self._batch_thread = 0
+                self._batch_lock.release()
         except _Stopped:
-            self._is_cut = True
+            self._is_cancelled = True
             raise
         except BaseException as error:
-            self._note(error)
+            self._record_error(error)
             raise
 
-    def _note(self, error: BaseException) -> None:
-        """Keep the first error, unless it is what a stop makes of a batch."""
-        if self._error is None and not self._is_cut:
-            self._error = explained(error) or error
+    def _record_error(self, error: BaseException) -> None:
+        """Record the first error, unless it is that of a batch that a stop has cancelled."""
+        if self._error is None and not self._is_cancelled:
+            self._error = explain_error(error) or error
 
-    def _act(self, df: DataFrame, batch: Batch, query: str) -> Heard:
-        """Run a batch's one action."""
-        with in_our_words():
-            found = scanned(self._session, df.sparkSession, query, self._plan.entering)
+    def _run_tasks(self, df: DataFrame, batch: MicroBatch, query: str) -> BatchResult:
+        """Run the one action of a batch."""
+        with translate_errors():
+            found = scan_of_batch(self._session, df.sparkSession, query, self._spec.input_schema)
             if found is None:
-                return self._by_spark(df, batch)
-            said = self._from_files(df.sparkSession, batch, found.files)
-            found.count(counted([*said.words.values()], self._plan.work.mode)["rows"])
-            return said
+                return self._read_by_spark(df, batch)
+            result = self._read_files(df.sparkSession, batch, found.row_groups)
+            found.report_rows(batch_totals([*result.tasks.values()], self._spec.plan.mode)["rows"])
+            return result
 
-    def _by_spark(self, df: DataFrame, batch: Batch) -> Heard:
-        """Spark reads."""
+    def _read_by_spark(self, df: DataFrame, batch: MicroBatch) -> BatchResult:
+        """Run a batch whose rows Spark reads."""
         with _settings(df.sparkSession):
-            return self._collected(chosen(df, self._plan.entering.names), self._first(batch), batch)
+            return self._collect(select_columns(df, self._spec.input_schema.names), self._first_task(batch), batch)
 
-    def _from_files(self, spark: SparkSession, batch: Batch, files: Files) -> Heard:
-        """Tasks read files themselves; all of them everything, if that is less than a shuffle costs."""
+    def _read_files(self, spark: SparkSession, batch: MicroBatch, row_groups: RowGroups) -> BatchResult:
+        """Run a batch whose rows tasks read from files; all tasks read all files if that costs less than a shuffle."""
         cores = parallelism(spark)
-        if self._plan.work.mode != "rowwise" and batch.partitions * sum(files.sizes) <= cores * WHOLE_BYTES:
+        if self._spec.plan.mode != "rowwise" and batch.partitions * sum(row_groups.sizes) <= cores * READ_ALL_BYTES:
             targets = spark.sparkContext.parallelize(range(batch.partitions), batch.partitions)
-            return heard(targets.mapPartitions(WholeTask(batch, files)).collect())
-        shares = files.shares(cores)
+            return collect_results(targets.mapPartitions(ReadAllTask(batch, row_groups)).collect())
+        parts = row_groups.split(cores)
         with _settings(spark):
-            numbers = spark.range(0, len(shares), 1, max(1, len(shares)))
-            return self._collected(numbers, FromFiles(self._first(batch), shares), batch)
+            numbers = spark.range(0, len(parts), 1, max(1, len(parts)))
+            return self._collect(numbers, FileTask(self._first_task(batch), parts), batch)
 
-    def _first(self, batch: Batch) -> MapTask | RowTask:
-        """The task that gets the stream's rows."""
-        return RowTask(batch) if self._plan.work.mode == "rowwise" else MapTask(batch)
+    def _first_task(self, batch: MicroBatch) -> MapTask | RowwiseTask:
+        """The task that reads the stream's rows."""
+        return RowwiseTask(batch) if self._spec.plan.mode == "rowwise" else MapTask(batch)
 
-    def _collected(self, rows: DataFrame, first: Callable[..., Any], batch: Batch) -> Heard:
-        """What the tasks of a batch say, whose first ones get these rows."""
-        cells = rows.mapInArrow(first, SPARK_CELLS)
-        if self._plan.work.mode != "rowwise":
-            cells = cells.repartition(batch.partitions, "target").mapInArrow(ReduceTask(batch), SPARK_CELLS)
-        return heard((row[0], row[1], row[2]) for row in cells.collect())
+    def _collect(self, rows: DataFrame, first_task: Callable[..., Any], batch: MicroBatch) -> BatchResult:
+        """The results of a batch's tasks, of which the first ones read these rows."""
+        blocks = rows.mapInArrow(first_task, BLOCK_DDL)
+        if self._spec.plan.mode != "rowwise":
+            blocks = blocks.repartition(batch.partitions, "target").mapInArrow(ReduceTask(batch), BLOCK_DDL)
+        return collect_results((row[0], row[1], row[2]) for row in blocks.collect())
 
-    # --- what people ask
+    # --- the user's methods
 
     def scale(self, partitions: int) -> None:
-        """Have the state in so many partitions from the next batch on. No state is moved for that, unless `migration`
-        says so.
-        """
-        self._commits.partitions = checked_partitions(partitions, here())
+        """Use so many partitions from the next batch on. No state is moved for that, unless `migration` says so."""
+        self._coordinator.partitions = checked_partitions(partitions, here())
 
     def stop(self) -> None:
-        """End the stream behind the batch under way, or in the middle of one that takes longer than a minute: it will
-        be played again. Started with the same checkpoint, the stream goes on.
+        """End the stream after the current batch, or in the middle of one that takes longer than a minute: that batch
+        will be repeated. Started with the same checkpoint, the stream resumes.
         """
-        self._wants_stop = True
-        if self._caller == threading.get_ident():  # a sink's own function asks, whose batch has to end first
+        self._is_stopping = True
+        if self._batch_thread == threading.get_ident():  # called by a sink's function, whose batch must end first
             threading.Thread(target=self.stop, name="scalein stop", daemon=True).start()
             return
-        is_idle = self._idle.acquire(timeout=STOP_S)
+        is_between_batches = self._batch_lock.acquire(timeout=STOP_S)
         try:
             if not self._ended.is_set():
-                self._is_cut = self._is_cut or not is_idle
-                with in_our_words():
+                self._is_cancelled = self._is_cancelled or not is_between_batches
+                with translate_errors():
                     self._query.stop()
         finally:
-            if is_idle:
-                self._idle.release()
+            if is_between_batches:
+                self._batch_lock.release()
         self._ended.wait()
 
     def wait(self, timeout: float | None = None) -> None:
-        """Until the stream has ended, or so many seconds; raises what ended it."""
+        """Wait until the stream has ended, or so many seconds; raises the error that ended it."""
         self._ended.wait(timeout)
         if self.exception is not None:
             raise self.exception
 
     def await_termination(self, timeout: float | None = None) -> bool:
-        """As in PySpark: wait, and say whether the stream has ended."""
+        """As in PySpark: wait, and return whether the stream has ended."""
         self.wait(timeout)
         return self._ended.is_set()
 
     @property
     def last_progress(self) -> dict[str, object] | None:
-        """The figures of the last batch that this start has done: rows, late rows, watermark, state, seconds."""
-        return self._commits.progress
+        """Metrics of the last batch since this start: rows, late rows, watermark, state, seconds."""
+        return self._coordinator.progress
 
     @property
     def exception(self) -> BaseException | None:
-        """What ended the stream, if it did not end well."""
+        """The error that ended the stream, if there was one."""
         return self._error
 
     @property
@@ -199,43 +197,43 @@ class StreamJob:
 
     @property
     def status(self) -> str:
-        """In a word: running, finished, stopped or failed."""
+        """One of "running", "finished", "stopped" and "failed"."""
         if not self._ended.is_set():
             return "running"
         if self.exception is not None:
             return "failed"
-        return "stopped" if self._wants_stop else "finished"
+        return "stopped" if self._is_stopping else "finished"
 
     @property
     def query(self) -> StreamingQuery:
-        """Spark's own handle."""
+        """Spark's own handle of the query."""
         return self._query
 
     def __repr__(self) -> str:
         done = "no batch yet" if self.last_progress is None else f"batch {self.last_progress['batch_id']}"
-        return f"StreamJob({self.status}, {done}, {self._commits.partitions} partitions)"
+        return f"StreamJob({self.status}, {done}, {self._coordinator.partitions} partitions)"
 
     # ---
 
     def _watch(self) -> None:
-        """Wait for the query's end, and give everything back."""
+        """Wait for the end of the query, and release the checkpoint."""
         try:
             self._query.awaitTermination()
         except BaseException as error:
-            self._note(error)
+            self._record_error(error)
         try:
-            self._commits.close()
+            self._coordinator.close()
         except ScaleinError as error:
             self._error = self._error or error
         finally:
-            self._work.close()
+            self._broadcast.destroy()
             self._ended.set()
 
 
 @contextmanager
 def _settings(spark: SparkSession) -> Iterator[None]:
-    """Our settings for the action of a batch; the session is the stream's own, and a function of the user's sees it
-    as it was.
+    """`_SETTINGS` during the action of a batch: the session is the stream's own, and the user's sink function must not
+    see them.
     """
     before = {name: spark.conf.get(name, None) for name in _SETTINGS}
     try:

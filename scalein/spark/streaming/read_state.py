@@ -1,7 +1,7 @@
 """The state of a stream as a table, without the flow that made it.
 
-A manifest says of what its runs are made: key columns, and how results come from accumulators, or from columns of
-rows that wait. That is all that is needed to finish groups, so nothing of the flow's code is stored or run.
+A manifest describes its runs: key columns, and how results are computed from accumulators, or from columns of buffered
+rows. That is enough to finish groups, so no code of the flow is stored or run.
 """
 
 from __future__ import annotations
@@ -29,17 +29,16 @@ from scalein.jobs.partials import group_of
 from scalein.options import Options
 from scalein.spark.streaming.clocks import least_open
 from scalein.spark.streaming.manifest import Manifests
-from scalein.spark.streaming.runs import HASH, Run, pieces_of
-from scalein.spark.streaming.work import SLICE, Work
+from scalein.spark.streaming.runs import HASH, Run, read_run
+from scalein.spark.streaming.work import SLICE, StreamPlan
 from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text
 from scalein.storage.object_store import parse_location
 
 
 def read_state(checkpoint: object) -> pa.Table:
-    """The state of a stream as it was behind the last batch that was committed; the stream may be running.
+    """The state of a stream after its last committed batch; the stream may be running.
 
-    Of groups these are the keys and aggregates, of open windows with what they have so far; of a distinct the rows
-    seen.
+    Of groups these are the keys and the aggregates so far, also of open windows; of a distinct its rows so far.
     """
     at = here()
     location = parse_location(checkpoint, at)
@@ -48,16 +47,15 @@ def read_state(checkpoint: object) -> pa.Table:
         found = manifests.newest()
         if found is None:
             raise BadArgument("there is no state of a stream in this checkpoint", at=at, file=location,
-                              hint="it is there behind the first batch")
+                              hint="it is there after the first batch")
         try:
             state = found["state"]
             if state is None:
-                raise BadArgument("the flow of this checkpoint keeps no state: it works row by row", at=at,
-                                  file=location)
-            pieces = [piece for run in as_list(found["runs"]) for piece in pieces_of(location, Run.of(run))]
-            return _finished(as_map(state), pieces, found["watermark"])
+                raise BadArgument("the flow of this checkpoint has no state: it works row by row", at=at, file=location)
+            blocks = [block for run in as_list(found["runs"]) for block in read_run(location, Run.from_json(run))]
+            return _finish(as_map(state), blocks, found["watermark"])
         except (KeyError, ValueError, TypeError) as error:
-            raise Damaged("a manifest does not say what one says", file=location.uri_of("manifests"),
+            raise Damaged("a manifest has unexpected content", file=location.uri_of("manifests"),
                           found=repr(error)) from error
         except Damaged:  # a running stream may have removed a file meanwhile: then there is a newer manifest
             if attempt == _ATTEMPTS - 1 or manifests.is_newest(found):
@@ -68,36 +66,38 @@ def read_state(checkpoint: object) -> pa.Table:
 _ATTEMPTS = 5
 
 
-def described(work: Work) -> Json:
-    """What a manifest says of the state of a flow; None if it has none."""
-    if work.mode == "rowwise":
+def describe_state(plan: StreamPlan) -> Json:
+    """The description of a flow's state in a manifest; None if it has none."""
+    if plan.mode == "rowwise":
         return None
-    window: Json = None if work.window is None else [work.window.size, work.window.every]
-    about: dict[str, Json] = {"mode": work.mode, "kind": work.phases.kind, "window": window, "slices": work.slices,
-                              "columns": _schema_text(work.kept)}
-    if work.phases.kind != "partials":
-        about["aggregate"] = _described_aggregate(work.phases.over_rows)
-        return about
-    final = two_phase(group_of(compile_flow(work.segment.op))).final
+    window: Json = None if plan.window is None else [plan.window.size, plan.window.every]
+    description: dict[str, Json] = {"mode": plan.mode, "kind": plan.map_reduce.kind, "window": window,
+                                    "slices": plan.slice_column,
+                                    "columns": _schema_text(plan.state_schema)}
+    if plan.map_reduce.kind != "partials":
+        description["aggregate"] = _describe_aggregate(plan.map_reduce.over_shuffled_rows)
+        return description
+    final = two_phase(group_of(compile_flow(plan.fragment.op))).final
     table = final.table
     time = [] if table.window is None else ["window_start"]
-    fields = pa.schema([work.phases.crossing.field(name) for name in (*(key.name for key in table.keys), *time)])
-    about["keys"] = _schema_text(fields)
-    about["accumulators"] = [_described_acc(acc) for acc in table.accs]
-    about["outputs"] = [[output.name, output.fn, [*output.accs]] for output in table.outputs]
+    names = (*(key.name for key in table.keys), *time)
+    fields = pa.schema([plan.map_reduce.shuffle_schema.field(name) for name in names])
+    description["keys"] = _schema_text(fields)
+    description["accumulators"] = [_describe_accumulator(acc) for acc in table.accs]
+    description["outputs"] = [[output.name, output.fn, [*output.accs]] for output in table.outputs]
     outputs = Schema(tuple(Field(output.name, output.dtype, output.nullable) for output in table.outputs))
-    about["results"] = _schema_text(outputs.arrow)
-    return about
+    description["results"] = _schema_text(outputs.arrow)
+    return description
 
 
-def _described_acc(acc: Acc) -> Json:
-    """An accumulator of partial groups: its kind, what it takes, and, if it takes more, by what and which parts."""
+def _describe_accumulator(acc: Acc) -> Json:
+    """An accumulator of partial groups: its kind and argument, and if it has parts, its order column and its parts."""
     columns = ["" if expr is None else _column(expr) for expr in (acc.arg, acc.by)]
     return [acc.kind.value, *(columns + [_column(part) for part in acc.parts] if acc.parts else columns[:1])]
 
 
-def _described_aggregate(op: ops.Aggregate) -> Json:
-    """An aggregation of columns: keys, the time of its window, and of each result the function and what it takes."""
+def _describe_aggregate(op: ops.Aggregate) -> Json:
+    """An aggregation of columns: keys, the time of its window, and the function and arguments of each result."""
     aggs: list[Json] = []
     for each in op.aggs:
         params: list[Json] = []
@@ -115,24 +115,24 @@ def _column(expr: object) -> str:
     return expr.name
 
 
-def _finished(state: dict[str, Json], pieces: list[pa.RecordBatch], watermark: Json) -> pa.Table:
+def _finish(state: dict[str, Json], blocks: list[pa.RecordBatch], watermark: Json) -> pa.Table:
     """The table of a state."""
     columns = _schema(state["columns"])
     window = None if state["window"] is None else [as_int(each) for each in as_list(state["window"])]
     if window is not None and watermark is not None:
         first = least_open(as_int(watermark), *window)
         slices = as_text(state["slices"])
-        pieces = [filtered(piece, pc.greater_equal(as_integers(piece.column(slices)), first)) for piece in pieces]
-    given = [piece.drop_columns([HASH]) for piece in pieces if piece.num_rows]
+        blocks = [filtered(block, pc.greater_equal(as_integers(block.column(slices)), first)) for block in blocks]
+    rows = [block.drop_columns([HASH]) for block in blocks if block.num_rows]
     if state["kind"] == "partials":
         program = Program(_group(state, window, columns))
     elif "aggregate" in state:
         program = Program(compile_flow(_aggregate(as_map(state["aggregate"]), window, columns)))
-        given = [piece.select([name for name in columns.names if name != SLICE]) for piece in given]
-    else:  # a version that did not say of what the rows are
-        return pa.Table.from_batches(given, columns).select([name for name in columns.names if name != SLICE])
-    found = list(program.run(given, Options.make())) if given else []
-    if window is not None and watermark is not None:  # what is open is also part of windows that are closed
+        rows = [block.select([name for name in columns.names if name != SLICE]) for block in rows]
+    else:  # a version that did not describe the aggregation
+        return pa.Table.from_batches(rows, columns).select([name for name in columns.names if name != SLICE])
+    found = list(program.run(rows, Options.make())) if rows else []
+    if window is not None and watermark is not None:  # open slices are also part of windows that are closed
         found = [filtered(batch, pc.greater(as_integers(batch.column("window_end")), as_int(watermark)))
                  for batch in found]
     table = pa.Table.from_batches(found, program.node.schema.arrow)
@@ -145,39 +145,40 @@ def _group(state: dict[str, Json], window: list[int] | None, columns: pa.Schema)
     typed = {field.name: from_arrow_type(field.type) for field in columns}
     accs = []
     for each in map(as_list, as_list(state["accumulators"])):
-        taken = [Col(name, typed[name], True) if name else None for name in map(as_text, each[1:])]
-        parts = tuple(column for column in taken[2:] if column is not None)
-        accs.append(Acc(AccKind(as_text(each[0])), taken[0], taken[1] if parts else None, parts=parts))
+        columns_read = [Col(name, typed[name], True) if name else None for name in map(as_text, each[1:])]
+        parts = tuple(column for column in columns_read[2:] if column is not None)
+        accs.append(Acc(AccKind(as_text(each[0])), columns_read[0], columns_read[1] if parts else None, parts=parts))
     outputs = tuple(Output(field.name, as_text(fn), from_arrow_type(field.type), field.nullable,
                            tuple(as_int(k) for k in as_list(numbers)))
                     for field, (_, fn, numbers) in zip(results, map(as_list, as_list(state["outputs"])), strict=True))
-    own = tuple(Key(field.name, from_arrow_type(field.type), field.nullable) for field in keys
-                if window is None or field.name != "window_start")
-    span = None if window is None else ops.Window(Col("window_start", typed["window_start"], False), *window)
-    table = Table(own, tuple(accs), outputs, Slicing.NONE if span is None else Slicing.KEY, span,
+    key_columns = tuple(Key(field.name, from_arrow_type(field.type), field.nullable) for field in keys
+                        if window is None or field.name != "window_start")
+    window_op = None if window is None else ops.Window(Col("window_start", typed["window_start"], False), *window)
+    table = Table(key_columns, tuple(accs), outputs, Slicing.NONE if window_op is None else Slicing.KEY, window_op,
                   0 if window is None else gcd(*window))
     source = ops.Source("partials", columns, tuple(columns.names))
-    return WindowAggregate(Scan(source), (), table, tuple(Col(key.name, key.dtype, key.nullable) for key in own))
+    keys_read = tuple(Col(key.name, key.dtype, key.nullable) for key in key_columns)
+    return WindowAggregate(Scan(source), (), table, keys_read)
 
 
-def _aggregate(about: dict[str, Json], window: list[int] | None, columns: pa.Schema) -> ops.Op:
-    """The aggregation of rows that wait, from its description."""
+def _aggregate(description: dict[str, Json], window: list[int] | None, columns: pa.Schema) -> ops.Op:
+    """The aggregation of buffered rows, from its description."""
     rows = Schema.from_arrow(pa.schema([field for field in columns if field.name != SLICE]))
-    results = _schema(about["results"])
+    results = _schema(description["results"])
 
     def column(name: Json) -> Col:
         found = rows[as_text(name)]
         return Col(found.name, found.dtype, found.nullable)
 
-    keys = tuple(Named(as_text(name), column(of)) for name, of in map(as_list, as_list(about["keys"])))
+    keys = tuple(Named(as_text(name), column(read)) for name, read in map(as_list, as_list(description["keys"])))
     aggs = []
-    for name, fn, args, params in map(as_list, as_list(about["aggs"])):
+    for name, fn, args, params in map(as_list, as_list(description["aggs"])):
         result = results.field(as_text(name))
         agg = Agg(as_text(fn), tuple(map(column, as_list(args))), from_arrow_type(result.type), result.nullable,
                   tuple(as_list(params)))
         aggs.append(NamedAgg(result.name, agg))
-    span = None if window is None else ops.Window(column(about["time"]), *window)
-    return ops.Aggregate(placeholder(rows), keys, span, tuple(aggs))
+    window_op = None if window is None else ops.Window(column(description["time"]), *window)
+    return ops.Aggregate(placeholder(rows), keys, window_op, tuple(aggs))
 
 
 def _schema_text(schema: pa.Schema) -> str:

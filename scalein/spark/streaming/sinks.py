@@ -1,11 +1,12 @@
-"""Outputs: where tasks put results, and how the driver makes them visible.
+"""Sinks of a stream: how tasks write rows, and how the driver makes them visible.
 
-    our file sinks   tasks stage and sync files under names of their own; the driver renames those that arrive
-    other sinks      rows come to the driver and go through the sink's own two phases there
+    our file sinks   tasks stage and sync files under unique names; the driver renames those of successful tasks
+    other sinks      rows are sent to the driver, which writes them through the sink's two phases
     a function       tasks write Parquet files into the checkpoint; the driver calls `function(df, batch_id)` over them
 
-A task's part is a `Taken`, made by a picklable `Output`; what it left behind comes back as JSON and blobs, and `Outlet`
-is the driver's part, for results ("out") and for late rows ("late").
+A picklable `TaskSink` opens a `TaskWriter` in each task; what this returns at its end is JSON, and blocks of rows. A
+`Committer` is the driver's part, for results ("out"), late rows ("late") and failed rows ("failed"). One thread uses a
+writer or a committer.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ import pyarrow as pa
 
 from scalein.connectors.base import Sink
 from scalein.connectors.sinks.files import FileSink
-from scalein.connectors.sinks.sink_writer import SinkWriter as SinkOutlet
+from scalein.connectors.sinks.sink_writer import SinkWriter
 from scalein.errors import ScaleinError, SourceLoc, WriteFailed
-from scalein.spark.shuffle import decoded, encoded
-from scalein.spark.types import leaving, leaving_schema, spark_schema
+from scalein.spark.shuffle import decode_block, encode_block
+from scalein.spark.types import spark_arrow_schema, spark_schema, to_spark
 from scalein.storage.checked_json import Json, as_list, as_text
 from scalein.storage.object_store import OUTPUT, Location
 
@@ -30,45 +31,45 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Function = Callable[[Any, int], object]
-TIDY_EVERY = 64  # batches, after which files of attempts that have lost are looked for
-GROUP_BYTES = 32 << 20  # of a row group in the files for a function
-BLOB_ROWS = 1 << 16  # of results that come to the driver in one piece
+CLEANUP_EVERY = 64  # batches between two searches for files of failed attempts
+ROW_GROUP_BYTES = 32 << 20  # of a row group in the files for a function
+BLOCK_ROWS = 1 << 16  # of results that are sent to the driver in one block
 
 
-class Taken(Protocol):
-    """Takes the rows of one task."""
+class TaskWriter(Protocol):
+    """Writes the rows of one task."""
 
     def write(self, batch: pa.RecordBatch) -> None: ...
 
     def finish(self) -> tuple[Json, list[pa.Buffer]]:
-        """What the driver must know, and rows for it; files are durable then."""
+        """JSON and rows for the driver; files are durable afterwards."""
 
-    def abandon(self) -> None:
-        """The task has failed."""
+    def abort(self) -> None:
+        """Discard the rows: the task has failed."""
 
 
-class Output(Protocol):
-    """What a task needs to know of an output; picklable."""
+class TaskSink(Protocol):
+    """A sink as tasks use it; picklable."""
 
-    def begin(self, prefix: str, task: int) -> Taken: ...
+    def open(self, prefix: str, task: int) -> TaskWriter: ...
 
 
 @dataclass(frozen=True)
-class Staged:
-    """Files of a file sink."""
+class StagedFiles:
+    """Stages files of a file sink."""
 
     sink: FileSink
     schema: pa.Schema
     role: str
 
-    def begin(self, prefix: str, task: int) -> Taken:
-        return _Staging(self.sink.for_task(self.schema, _named(prefix, self.role), task))
+    def open(self, prefix: str, task: int) -> TaskWriter:
+        return _StagedFileWriter(self.sink.for_task(self.schema, _role_prefix(prefix, self.role), task))
 
 
-def _named(prefix: str, role: str) -> str:
-    """The prefix of files: late rows may be in a folder below the others', whose sink must not take them for its own.
+def _role_prefix(prefix: str, role: str) -> str:
+    """The prefix of files, by role: a sink must not take the late rows in a folder below its own for its files.
 
-    >>> _named("0a1b2c3d-0000000007", "late")
+    >>> _role_prefix("0a1b2c3d-0000000007", "late")
     '0a1b2c3dlate-0000000007'
     """
     job, _, number = prefix.partition("-")
@@ -76,7 +77,7 @@ def _named(prefix: str, role: str) -> str:
 
 
 @dataclass
-class _Staging:
+class _StagedFileWriter:
     sink: FileSink
     write: Callable[[pa.RecordBatch], None] = field(init=False)
 
@@ -86,60 +87,60 @@ class _Staging:
     def finish(self) -> tuple[Json, list[pa.Buffer]]:
         return self.sink.prepare(), []
 
-    def abandon(self) -> None:
+    def abort(self) -> None:
         self.sink.close()
 
 
 @dataclass(frozen=True)
-class Sent:
-    """Rows for the driver."""
+class RowsToDriver:
+    """Sends rows to the driver."""
 
-    def begin(self, prefix: str, task: int) -> Taken:
-        return _Sending()
+    def open(self, prefix: str, task: int) -> TaskWriter:
+        return _RowCollector()
 
 
 @dataclass
-class _Sending:
-    blobs: list[pa.Buffer] = field(default_factory=list)
+class _RowCollector:
+    blocks: list[pa.Buffer] = field(default_factory=list)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        self.blobs += [encoded(batch.slice(start, BLOB_ROWS)) for start in range(0, batch.num_rows, BLOB_ROWS)]
+        self.blocks += [encode_block(batch.slice(start, BLOCK_ROWS)) for start in range(0, batch.num_rows, BLOCK_ROWS)]
 
     def finish(self) -> tuple[Json, list[pa.Buffer]]:
-        return None, self.blobs
+        return None, self.blocks
 
-    def abandon(self) -> None:
+    def abort(self) -> None:
         pass
 
 
 @dataclass(frozen=True)
-class Stored:
-    """Parquet files in the checkpoint, in Spark's types."""
+class CheckpointFiles:
+    """Writes Parquet files into the checkpoint, in Spark's types."""
 
     location: Location
-    schema: pa.Schema  # as rows leave for Spark
+    schema: pa.Schema  # in Spark's types
 
-    def begin(self, prefix: str, task: int) -> Taken:
-        return _Storing(self.location, self.schema)
+    def open(self, prefix: str, task: int) -> TaskWriter:
+        return _CheckpointFileWriter(self.location, self.schema)
 
 
 @dataclass
-class _Storing:
-    """A file that is begun with the first rows; a row group of them waits in memory, and no more."""
+class _CheckpointFileWriter:
+    """Creates a file with the first rows; buffers at most one row group in memory."""
 
     location: Location
     schema: pa.Schema
-    waiting: list[pa.RecordBatch] = field(default_factory=list)
-    waiting_bytes: int = 0
+    buffered: list[pa.RecordBatch] = field(default_factory=list)
+    buffered_bytes: int = 0
     name: str = ""
     writer: Any = None
-    opened: ExitStack = field(default_factory=ExitStack)
+    open_files: ExitStack = field(default_factory=ExitStack)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        for rows in leaving(batch, self.schema):
-            self.waiting.append(rows)
-            self.waiting_bytes += rows.nbytes
-            if self.waiting_bytes >= GROUP_BYTES:
+        for rows in to_spark(batch, self.schema):
+            self.buffered.append(rows)
+            self.buffered_bytes += rows.nbytes
+            if self.buffered_bytes >= ROW_GROUP_BYTES:
                 self._flush()
 
     def _flush(self) -> None:
@@ -147,67 +148,67 @@ class _Storing:
 
         if self.writer is None:
             self.name = self.location.new_name(OUTPUT, ".parquet")
-            written = self.opened.enter_context(self.location.create(self.name))
-            file = self.opened.enter_context(pa.PythonFile(written, "w"))
-            self.writer = self.opened.enter_context(pq.ParquetWriter(file, self.schema, compression="lz4"))
-        self.writer.write_table(pa.Table.from_batches(self.waiting, self.schema))
-        self.waiting, self.waiting_bytes = [], 0
+            written = self.open_files.enter_context(self.location.create(self.name))
+            file = self.open_files.enter_context(pa.PythonFile(written, "w"))
+            self.writer = self.open_files.enter_context(pq.ParquetWriter(file, self.schema, compression="lz4"))
+        self.writer.write_table(pa.Table.from_batches(self.buffered, self.schema))
+        self.buffered, self.buffered_bytes = [], 0
 
     def finish(self) -> tuple[Json, list[pa.Buffer]]:
-        if self.waiting:
+        if self.buffered:
             self._flush()
-        self.opened.close()
+        self.open_files.close()
         return [self.name] if self.name else [], []
 
-    def abandon(self) -> None:
-        with suppress(WriteFailed), self.opened:
-            raise WriteFailed("the task has failed")  # then what is open does not become a file
+    def abort(self) -> None:
+        with suppress(WriteFailed), self.open_files:
+            raise WriteFailed("the task has failed")  # so that the open file is not published
 
 
 # --- on the driver
 
 
-class Outlet(Protocol):
-    """The driver's part of an output. What one kind has prepared, another cannot commit."""
+class Committer(Protocol):
+    """The driver's part of a sink. What one kind has prepared, another cannot commit."""
 
     kind: str
-    output: Output
+    task_sink: TaskSink
 
-    def open(self, committed: Json, next: str) -> None: ...
+    def open(self, committed: Json, next_prefix: str) -> None: ...
 
-    def prepared(self, prefix: str, words: list[Json], blobs: list[pa.Buffer]) -> Json:
-        """What the manifest says of a batch's output, from what tasks have said."""
+    def prepare(self, prefix: str, results: list[Json], blocks: list[pa.Buffer]) -> Json:
+        """The entry of a batch's output in the manifest, from the results of tasks."""
 
     def commit(self, prepared: Json, spark: SparkSession | None, batch: int) -> None:
-        """Make it visible; may be called again."""
+        """Make the output visible; idempotent."""
 
     def files(self, prepared: Json) -> list[str]:
-        """The files of the checkpoint that it needs."""
+        """The files of the checkpoint that the output needs."""
 
     def close(self) -> None: ...
 
 
-class FileOutlet:
-    """A file sink that tasks stage files for."""
+class FileCommitter:
+    """A file sink for which tasks stage files."""
 
     def __init__(self, sink: FileSink, schema: pa.Schema, role: str) -> None:
-        self.kind = f"files {sink.path}"  # what is staged in one folder, a sink of another would look for in vain
+        self.kind = f"files {sink.path}"  # a sink of another folder cannot commit what is staged in this one
         self._sink, self._schema, self._role, self._job, self._commits = sink, schema, role, "", 0
-        self.output: Output = Staged(sink, schema, role)
+        self.task_sink: TaskSink = StagedFiles(sink, schema, role)
 
-    def open(self, committed: Json, next: str) -> None:
-        prefix = _named(next, self._role)
+    def open(self, committed: Json, next_prefix: str) -> None:
+        prefix = _role_prefix(next_prefix, self._role)
         self._job = prefix.partition("-")[0]
         self._sink.open(self._schema, committed, prefix)
 
-    def prepared(self, prefix: str, words: list[Json], blobs: list[pa.Buffer]) -> Json:
-        self._sink.prepare()  # syncs the directories in which files of the batch before were renamed
-        return self._sink.epoch_of(_named(prefix, self._role), words)
+    def prepare(self, prefix: str, results: list[Json], blocks: list[pa.Buffer]) -> Json:
+        self._sink.prepare()  # syncs the directories in which files of the previous batch were renamed
+        return self._sink.epoch_of(_role_prefix(prefix, self._role), results)
 
     def commit(self, prepared: Json, spark: SparkSession | None, batch: int) -> None:
         self._sink.commit(prepared)
         self._commits += 1
-        if self._commits % TIDY_EVERY == 0:
+        if self._commits % CLEANUP_EVERY == 0:
             self._sink.remove_staged(f"{self._job}-{batch}")
 
     def files(self, prepared: Json) -> list[str]:
@@ -217,20 +218,20 @@ class FileOutlet:
         self._sink.close()
 
 
-class DriverOutlet:
-    """Any other sink: its rows come to the driver."""
+class DriverCommitter:
+    """Any other sink: its rows are sent to the driver."""
 
     def __init__(self, sink: Sink, schema: pa.Schema, role: str) -> None:
-        self._sink, self._schema = SinkOutlet(sink, role), schema
+        self._sink, self._schema = SinkWriter(sink, role), schema
         self.kind = self._sink.kind
-        self.output: Output = Sent()
+        self.task_sink: TaskSink = RowsToDriver()
 
-    def open(self, committed: Json, next: str) -> None:
-        self._sink.open(self._schema, committed, next)
+    def open(self, committed: Json, next_prefix: str) -> None:
+        self._sink.open(self._schema, committed, next_prefix)
 
-    def prepared(self, prefix: str, words: list[Json], blobs: list[pa.Buffer]) -> Json:
-        for blob in blobs:
-            self._sink.write(decoded(blob, self._schema))
+    def prepare(self, prefix: str, results: list[Json], blocks: list[pa.Buffer]) -> Json:
+        for block in blocks:
+            self._sink.write(decode_block(block, self._schema))
         return self._sink.prepare()
 
     def commit(self, prepared: Json, spark: SparkSession | None, batch: int) -> None:
@@ -243,21 +244,21 @@ class DriverOutlet:
         self._sink.close()
 
 
-class FunctionOutlet:
-    """A function of a DataFrame and the batch's number, called at commit: after a crash again, with the same ones."""
+class FunctionCommitter:
+    """A function of a DataFrame and the batch's number, called at commit; after a crash again, with both."""
 
     kind = "function"
 
     def __init__(self, function: Function, schema: pa.Schema, location: Location, at: SourceLoc) -> None:
         self._function, self._location = function, location
         self._spark_schema = spark_schema(schema, at)
-        self.output: Output = Stored(location, leaving_schema(schema, at))
+        self.task_sink: TaskSink = CheckpointFiles(location, spark_arrow_schema(schema, at))
 
-    def open(self, committed: Json, next: str) -> None:
-        pass  # Spark plays a batch again whose function did not come back
+    def open(self, committed: Json, next_prefix: str) -> None:
+        pass  # Spark repeats a batch whose function did not return
 
-    def prepared(self, prefix: str, words: list[Json], blobs: list[pa.Buffer]) -> Json:
-        return [name for each in words for name in as_list(each)]
+    def prepare(self, prefix: str, results: list[Json], blocks: list[pa.Buffer]) -> Json:
+        return [name for result in results for name in as_list(result)]
 
     def files(self, prepared: Json) -> list[str]:
         return [as_text(name) for name in as_list(prepared)]
@@ -273,18 +274,18 @@ class FunctionOutlet:
             raise
         except Exception as error:
             name = getattr(self._function, "__name__", type(self._function).__name__)
-            raise WriteFailed(f"the function {name} that gets the rows raised {type(error).__name__}", found=error,
+            raise WriteFailed(f"the sink function {name} raised {type(error).__name__}", found=error,
                               batch=batch) from error
 
     def close(self) -> None:
         pass
 
 
-def outlet(sink: object, schema: pa.Schema, role: str, location: Location, at: SourceLoc) -> Outlet:
-    """The driver's part of whatever the user gave."""
+def make_committer(sink: object, schema: pa.Schema, role: str, location: Location, at: SourceLoc) -> Committer:
+    """The committer of the user's sink."""
     if isinstance(sink, FileSink):
-        return FileOutlet(sink, schema, role)
+        return FileCommitter(sink, schema, role)
     if isinstance(sink, Sink):
-        return DriverOutlet(sink, schema, role)
+        return DriverCommitter(sink, schema, role)
     assert callable(sink)
-    return FunctionOutlet(sink, schema, location, at)
+    return FunctionCommitter(sink, schema, location, at)

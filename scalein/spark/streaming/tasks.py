@@ -1,15 +1,15 @@
-"""Tasks: the Python functions of a batch's one action, and what crosses between them and to the driver.
+"""Tasks of a stream: the Python functions of a batch's one action, and what they send each other and the driver.
 
-    stream's rows -> MapTask -> cells (target, kind, blob) -> repartition by target -> ReduceTask -> words, blobs
-    a few files -> WholeTask -> words, blobs
+    stream's rows -> MapTask -> blocks (target, kind, block) -> repartition by target -> ReduceTask -> result, rows
+    a few files -> ReadAllTask -> result, rows
 
-The cells of a target hold what crosses (`PARTIALS`), late and failed rows if they are wanted, and from each map task
-what it counted and saw of time: so each reduce task knows the batch's time, and closes windows in the same batch. A
-flow without state has no second task: `RowTask` does everything.
+The blocks of a target hold shuffled rows (`PARTIALS`), late and failed rows if these have sinks, and the summary of
+each map task: its counts and its times. So each reduce task knows the batch's watermark, and closes windows in the same
+action. A flow without state has no reduce task: `RowwiseTask` does everything.
 
-A task's words are JSON: the runs and files that it wrote, and what it counted. Whatever it wrote is durable before it
-speaks, and nothing of it counts before the driver has heard it: attempts may fail, be repeated, or run beside one
-another.
+A task's result is JSON: the runs and files that it wrote, and its counts. What a task wrote is durable before it
+returns its result, and nothing of it is valid before the driver has the result: attempts may fail, be repeated, or run
+at the same time. One thread of a worker process runs a task at a time.
 """
 
 from __future__ import annotations
@@ -24,264 +24,268 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.options import Options
-from scalein.spark.batch.tasks import JOINED_BYTES, task_options
-from scalein.spark.serialize import Carried
-from scalein.spark.shuffle import decoded, encoded, joined, own_rows, placed, routed
-from scalein.spark.streaming.clocks import Clock, Seen
-from scalein.spark.streaming.inputs import Files
-from scalein.spark.streaming.reducing import Reducer, Share
-from scalein.spark.streaming.runs import Run, keep_only, ranges
-from scalein.spark.streaming.sinks import Output, Taken
-from scalein.spark.streaming.work import Tally, Work
-from scalein.spark.types import entering
+from scalein.spark.batch.tasks import COALESCED_BYTES, task_options
+from scalein.spark.serialize import BroadcastPlan
+from scalein.spark.shuffle import coalesce_batches, decode_block, encode_block, route, rows_of_target, target_ids
+from scalein.spark.streaming.clocks import Clock, TimeSummary
+from scalein.spark.streaming.inputs import RowGroups
+from scalein.spark.streaming.reducing import ReduceInput, Reducer
+from scalein.spark.streaming.runs import Run, key_group_ranges, retain_only
+from scalein.spark.streaming.sinks import TaskSink, TaskWriter
+from scalein.spark.streaming.work import MapSummary, StreamPlan
+from scalein.spark.types import from_spark
 from scalein.storage.checked_json import Json
 from scalein.storage.object_store import Location
 
-PARTIALS, COUNTED, LATE, WORDS, OUT, FAILED = range(6)  # kinds of cells, and of what a task says
-CELLS = pa.schema([pa.field("target", pa.int32(), False), pa.field("kind", pa.int32(), False),
-                   pa.field("blob", pa.binary(), False)])  # fmt: skip
-SPARK_CELLS = "target int, kind int, blob binary"
-JOINED_ROWS = 1 << 18  # of a batch for kernels
-TOTALS = ("rows", "timeless", "late_rows", "failed_rows")  # that map tasks count
+PARTIALS, SUMMARY, LATE, RESULT, OUT, FAILED = range(6)  # kinds of blocks
+BLOCK_SCHEMA = pa.schema([pa.field("target", pa.int32(), False), pa.field("kind", pa.int32(), False),
+                          pa.field("block", pa.binary(), False)])  # fmt: skip
+BLOCK_DDL = "target int, kind int, block binary"
+COALESCED_ROWS = 1 << 18  # of a coalesced batch
+TOTALS = ("rows", "timeless", "late_rows", "failed_rows")  # counts of map tasks
 _KIND_OF = {"out": OUT, "late": LATE, "failed": FAILED}
 
 Batches = Iterator[pa.RecordBatch]
+TaskResult = dict[str, Any]  # JSON: runs and files that a task wrote, and its counts
 
 
 @dataclass(frozen=True)
-class Batch:
-    """What the tasks of one batch are told."""
+class MicroBatch:
+    """The input of all tasks of one micro-batch."""
 
-    work: Carried
-    entering: pa.Schema  # the stream's columns that are read, as the flow has them
+    broadcast: BroadcastPlan
+    input_schema: pa.Schema  # the stream's columns that are read, in the flow's types
     prefix: str  # of files: <job>-<batch>
     partitions: int
     clock: Clock
     runs: tuple[Run, ...]
     location: Location
     migration: str
-    outputs: dict[str, Output]  # of results ("out"), and perhaps of late and failed rows
+    sinks: dict[str, TaskSink]  # of results ("out"), and perhaps of late and failed rows
 
-    def unpacked(self) -> Work:
-        found = self.work.value()
-        assert isinstance(found, Work)
+    def plan(self) -> StreamPlan:
+        found = self.broadcast.value()
+        assert isinstance(found, StreamPlan)
         return found
 
 
 @dataclass(frozen=True)
 class MapTask:
-    """A partition of the stream's rows into cells."""
+    """A partition of the stream's rows to shuffle blocks."""
 
-    batch: Batch
+    batch: MicroBatch
 
     def __call__(self, batches: Batches) -> Batches:
         return self.run(batches, task_options(), _task_number())
 
     def run(self, batches: Iterable[pa.RecordBatch], options: Options, number: int) -> Batches:
-        batch, work, tally = self.batch, self.batch.unpacked(), Tally()
-        places = placed(batch.partitions)
-        rows = _entered(batches, batch.entering)
-        crossing = work.crossing(rows, batch.clock, tally, options)
-        for target, part in routed(crossing, work.phases.keys, batch.partitions, options):
-            yield cell(places[target], PARTIALS, encoded(part))
-        for kind, kept in ((LATE, tally.late), (FAILED, tally.failed)):
-            for rows in joined(kept, JOINED_BYTES):
-                yield cell(places[number % batch.partitions], kind, encoded(rows))
-        words = pa.py_buffer(json.dumps(tally.to_json()).encode())
+        batch, plan, summary = self.batch, self.batch.plan(), MapSummary()
+        ids = target_ids(batch.partitions)
+        rows = _from_spark(batches, batch.input_schema)
+        shuffled_rows = plan.map_rows(rows, batch.clock, summary, options)
+        for target, part in route(shuffled_rows, plan.map_reduce.keys, batch.partitions, options):
+            yield block_row(ids[target], PARTIALS, encode_block(part))
+        for kind, held in ((LATE, summary.late), (FAILED, summary.failed)):
+            for rows in coalesce_batches(held, COALESCED_BYTES):
+                yield block_row(ids[number % batch.partitions], kind, encode_block(rows))
+        counts = pa.py_buffer(json.dumps(summary.to_json()).encode())
         for target in range(batch.partitions):
-            yield cell(places[target], COUNTED, words)
+            yield block_row(ids[target], SUMMARY, counts)
 
 
 @dataclass(frozen=True)
 class ReduceTask:
-    """The cells of a target, and its state, into results and new state."""
+    """The blocks of a target, and its state, to results and new state."""
 
-    batch: Batch
+    batch: MicroBatch
 
-    def __call__(self, cells: Batches) -> Batches:
-        return self.run(cells, task_options())
+    def __call__(self, blocks: Batches) -> Batches:
+        return self.run(blocks, task_options())
 
-    def run(self, cells: Iterable[pa.RecordBatch], options: Options) -> Batches:
-        batch, work = self.batch, self.batch.unpacked()
-        keep_only(batch.location, batch.runs)
-        given: list[pa.RecordBatch] = []
+    def run(self, blocks: Iterable[pa.RecordBatch], options: Options) -> Batches:
+        batch, plan = self.batch, self.batch.plan()
+        retain_only(batch.location, batch.runs)
+        shuffled: list[pa.RecordBatch] = []
         others: list[tuple[str, pa.RecordBatch]] = []  # late and failed rows
-        counted: list[dict[str, Any]] = []
+        summaries: list[dict[str, Any]] = []
         targets = set[int]()
-        for place, kind, blob in _blobs(cells):
-            targets.add(place)
+        for id_, kind, block in _blocks(blocks):
+            targets.add(id_)
             if kind == PARTIALS:
-                given.append(decoded(blob, work.phases.crossing))
+                shuffled.append(decode_block(block, plan.map_reduce.shuffle_schema))
             elif kind == LATE:
-                others.append(("late", decoded(blob, work.late_schema)))
+                others.append(("late", decode_block(block, plan.late_schema)))
             elif kind == FAILED:
-                others.append(("failed", decoded(blob, batch.entering)))
+                others.append(("failed", decode_block(block, batch.input_schema)))
             else:
-                counted.append(json.loads(blob.to_pybytes()))
-        if not targets:  # no task had anything to say to this target
+                summaries.append(json.loads(block.to_pybytes()))
+        if not targets:  # no map task sent a block to this target
             return
-        target = placed(batch.partitions).index(targets.pop())
-        assert not targets, "cells of several targets in one partition"
-        yield from _reduced(batch, target, given, others, counted, options)
+        target = target_ids(batch.partitions).index(targets.pop())
+        assert not targets, "blocks of several targets in one partition"
+        yield from _reduce(batch, target, shuffled, others, summaries, options)
 
 
 @dataclass(frozen=True)
-class WholeTask:
-    """A target's state and all rows of the batch, which the task reads itself, into results and new state.
+class ReadAllTask:
+    """A target's state and all rows of the batch, which the task reads itself, to results and new state.
 
-    Each task goes through all rows for those of its own keys, so nothing has to be shuffled. All see the same rows in
-    the same order, and come to the same time.
+    Each task reads all rows and selects those of its own keys, so nothing is shuffled. All tasks read the same rows in
+    the same order, and compute the same clock.
     """
 
-    batch: Batch
-    files: Files
+    batch: MicroBatch
+    files: RowGroups
 
     def __call__(self, targets: Iterable[int]) -> Iterator[tuple[int, int, bytes]]:
         for target in targets:
-            for said in self.run(target, task_options()):
-                yield from ((number, kind, blob.to_pybytes()) for number, kind, blob in _blobs([said]))
+            for row in self.run(target, task_options()):
+                yield from ((number, kind, block.to_pybytes()) for number, kind, block in _blocks([row]))
 
     def run(self, target: int, options: Options) -> Batches:
-        batch, work, tally = self.batch, self.batch.unpacked(), Tally()
-        keep_only(batch.location, batch.runs)
-        rows = _entered(self.files.read(), batch.entering)
-        if (keys := work.row_keys) is not None:  # others need not become groups here
-            rows = _own(rows, keys, target, batch.partitions, tally, options)
-        crossing = work.crossing(rows, batch.clock, tally, options)
+        batch, plan, summary = self.batch, self.batch.plan(), MapSummary()
+        retain_only(batch.location, batch.runs)
+        rows = _from_spark(self.files.read(), batch.input_schema)
+        if (keys := plan.row_keys) is not None:  # rows of other keys need not be aggregated here
+            rows = _rows_of_target(rows, keys, target, batch.partitions, summary, options)
+        shuffled_rows = plan.map_rows(rows, batch.clock, summary, options)
         if keys is None:
-            parts = routed(crossing, work.phases.keys, batch.partitions, options)
-            given = [part for to, part in parts if to == target]
+            parts = route(shuffled_rows, plan.map_reduce.keys, batch.partitions, options)
+            shuffled = [part for to, part in parts if to == target]
         else:
-            given = list(crossing)
-        others = [(role, rows) for role, kept in (("late", tally.late), ("failed", tally.failed)) for rows in kept]
-        yield from _reduced(batch, target, given, others if target == 0 else [], [tally.to_json()], options)
+            shuffled = list(shuffled_rows)
+        others = [(role, rows) for role, held in (("late", summary.late), ("failed", summary.failed)) for rows in held]
+        yield from _reduce(batch, target, shuffled, others if target == 0 else [], [summary.to_json()], options)
 
 
-def _reduced(batch: Batch, target: int, given: list[pa.RecordBatch], others: list[tuple[str, pa.RecordBatch]],
-             counted: list[dict[str, Any]], options: Options) -> Batches:
-    """The end of a batch for a target: what crossed to it and its state into results and new state. `others` are late
-    and failed rows, `counted` what map tasks counted.
+def _reduce(batch: MicroBatch, target: int, shuffled: list[pa.RecordBatch], others: list[tuple[str, pa.RecordBatch]],
+            summaries: list[dict[str, Any]], options: Options) -> Batches:
+    """Reduce the rows of a target and its state to results and new state.
+
+    `others` are late and failed rows, `summaries` those of all map tasks.
     """
-    work, groups = batch.unpacked(), ranges(batch.partitions)[target]
+    plan, groups = batch.plan(), key_group_ranges(batch.partitions)[target]
     runs = [part for run in batch.runs if (part := run.within(*groups)) is not None]
-    share = Share(groups, runs, batch.clock, work.moved(batch.clock, seen_of(counted)), batch.migration)
-    with _outputs(batch, target) as outputs:
-        left = reducer(work, options).run(share, given, batch.location, outputs["out"].write)
+    clock = plan.advance_clock(batch.clock, time_summaries(summaries))
+    reduce_input = ReduceInput(groups, runs, batch.clock, clock, batch.migration)
+    with _open_writers(batch, target) as writers:
+        runs_after = reducer(plan, options).run(reduce_input, shuffled, batch.location, writers["out"].write)
         for role, rows in others:
-            outputs[role].write(rows)
-        totals = {name: sum(words[name] for words in counted) for name in TOTALS}
-        yield from _said(target, outputs, runs=[[*run.to_json()] for run in left],
-                         clock=share.now.to_json(), **totals)
+            writers[role].write(rows)
+        totals = {name: sum(each[name] for each in summaries) for name in TOTALS}
+        yield from _finish(target, writers, runs=[[*run.to_json()] for run in runs_after],
+                           clock=clock.to_json(), **totals)
 
 
 @dataclass(frozen=True)
-class RowTask:
-    """A partition of the stream's rows into results, for flows without state."""
+class RowwiseTask:
+    """A partition of the stream's rows to results, for flows without state."""
 
-    batch: Batch
+    batch: MicroBatch
 
     def __call__(self, batches: Batches) -> Batches:
         return self.run(batches, task_options(), _task_number())
 
     def run(self, batches: Iterable[pa.RecordBatch], options: Options, number: int) -> Batches:
-        batch, work, tally = self.batch, self.batch.unpacked(), Tally()
-        with _outputs(batch, number) as outputs:
-            for found in work.crossing(_entered(batches, batch.entering), batch.clock, tally, options):
-                outputs["out"].write(work.told(found))
-            for rows in tally.failed:
-                outputs["failed"].write(rows)
-            yield from _said(number, outputs, **tally.to_json())
+        batch, plan, summary = self.batch, self.batch.plan(), MapSummary()
+        with _open_writers(batch, number) as writers:
+            for found in plan.map_rows(_from_spark(batches, batch.input_schema), batch.clock, summary, options):
+                writers["out"].write(plan.changelog_rows(found))
+            for rows in summary.failed:
+                writers["failed"].write(rows)
+            yield from _finish(number, writers, **summary.to_json())
 
 
 @dataclass(frozen=True)
-class FromFiles:
-    """A task whose rows are in files; Spark gives the number of its share."""
+class FileTask:
+    """A task whose rows are in files; its input row is its number."""
 
-    task: MapTask | RowTask
-    shares: tuple[Files, ...]
+    task: MapTask | RowwiseTask
+    parts: tuple[RowGroups, ...]
 
     def __call__(self, numbers: Batches) -> Batches:
         options = task_options()
         for number in (each for batch in numbers for each in batch.column(0).to_pylist()):
-            yield from self.task.run(self.shares[number].read(), options, number)
+            yield from self.task.run(self.parts[number].read(), options, number)
 
 
-def reducer(work: Work, options: Options) -> Reducer:
-    """The reduce side of a flow, kept with it."""
-    known: tuple[Options, Reducer] | None = getattr(work, "_reducer", None)
+def reducer(plan: StreamPlan, options: Options) -> Reducer:
+    """The reduce side of a flow, cached in its plan."""
+    known: tuple[Options, Reducer] | None = getattr(plan, "_reducer", None)
     if known is None or known[0] != options:
-        known = (options, Reducer(work, options))
-        work._reducer = known  # type: ignore[attr-defined]
+        known = (options, Reducer(plan, options))
+        plan._reducer = known  # type: ignore[attr-defined]
     return known[1]
 
 
-def seen_of(words: Iterable[dict[str, Any]]) -> list[Seen]:
-    """What tasks saw of time."""
-    return [Seen(*each) for some in words for each in some["seen"]]
+def time_summaries(results: Iterable[TaskResult]) -> list[TimeSummary]:
+    """The time summaries of tasks."""
+    return [TimeSummary(*each) for task in results for each in task["times"]]
 
 
 @dataclass
-class _Counted:
-    """An output of a task, and how many rows it got."""
+class _CountingWriter:
+    """The writer of a task for one sink, and the number of its rows."""
 
-    taken: Taken
+    writer: TaskWriter
     rows: int = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
         if batch.num_rows:
             self.rows += batch.num_rows
-            self.taken.write(batch)
+            self.writer.write(batch)
 
 
 @contextmanager
-def _outputs(batch: Batch, number: int) -> Iterator[dict[str, _Counted]]:
-    """Where a task's rows go; if it fails, what it staged is given up."""
-    begun = {role: _Counted(each.begin(batch.prefix, number)) for role, each in batch.outputs.items()}
+def _open_writers(batch: MicroBatch, number: int) -> Iterator[dict[str, _CountingWriter]]:
+    """The writers of a task, by role; they are aborted if it fails."""
+    writers = {role: _CountingWriter(sink.open(batch.prefix, number)) for role, sink in batch.sinks.items()}
     try:
-        yield begun
+        yield writers
     except BaseException:
-        for each in begun.values():
-            each.taken.abandon()
+        for each in writers.values():
+            each.writer.abort()
         raise
 
 
-def _said(number: int, outputs: dict[str, _Counted], **words: Json) -> Batches:
-    """The end of a task: its words, then rows for the driver."""
-    words["rows_out"] = outputs["out"].rows
-    blobs: list[tuple[int, pa.Buffer]] = []
-    for role, each in outputs.items():
-        words[role], sent = each.taken.finish()
-        blobs += ((_KIND_OF[role], blob) for blob in sent)
-    yield cell(number, WORDS, pa.py_buffer(json.dumps(words).encode()))
-    for kind, blob in blobs:
-        yield cell(number, kind, blob)
+def _finish(number: int, writers: dict[str, _CountingWriter], **result: Json) -> Batches:
+    """The end of a task: its result, then rows for the driver."""
+    result["rows_out"] = writers["out"].rows
+    blocks_for_driver: list[tuple[int, pa.Buffer]] = []
+    for role, each in writers.items():
+        result[role], sent = each.writer.finish()
+        blocks_for_driver += ((_KIND_OF[role], block) for block in sent)
+    yield block_row(number, RESULT, pa.py_buffer(json.dumps(result).encode()))
+    for kind, block in blocks_for_driver:
+        yield block_row(number, kind, block)
 
 
-def _entered(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Batches:
-    for batch in joined(batches, JOINED_BYTES, JOINED_ROWS):
-        yield entering(batch, schema)
+def _from_spark(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Batches:
+    for batch in coalesce_batches(batches, COALESCED_BYTES, COALESCED_ROWS):
+        yield from_spark(batch, schema)
 
 
-def _own(batches: Batches, keys: Sequence[str], target: int, targets: int, tally: Tally, options: Options) -> Batches:
-    """The rows of a target; the others are only counted."""
+def _rows_of_target(batches: Batches, keys: Sequence[str], target: int, targets: int, summary: MapSummary,
+                    options: Options) -> Batches:
+    """The rows of a target; others are only counted."""
     for batch in batches:
-        rows = own_rows(batch, keys, target, targets, options)
-        tally.rows += batch.num_rows - rows.num_rows
+        rows = rows_of_target(batch, keys, target, targets, options)
+        summary.rows += batch.num_rows - rows.num_rows
         if rows.num_rows:
             yield rows
 
 
-def cell(number: int, kind: int, blob: pa.Buffer) -> pa.RecordBatch:
-    offsets = pa.py_buffer(np.array([0, blob.size], np.int32))
-    column = pa.BinaryArray.from_buffers(pa.binary(), 1, [None, offsets, blob])
+def block_row(number: int, kind: int, block: pa.Buffer) -> pa.RecordBatch:
+    offsets = pa.py_buffer(np.array([0, block.size], np.int32))
+    column = pa.BinaryArray.from_buffers(pa.binary(), 1, [None, offsets, block])
     return pa.RecordBatch.from_arrays([pa.array([number], pa.int32()), pa.array([kind], pa.int32()), column],
-                                      schema=CELLS)
+                                      schema=BLOCK_SCHEMA)
 
 
-def _blobs(cells: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, int, pa.Buffer]]:
-    for batch in cells:
-        for target, kind, blob in zip(*batch.columns, strict=True):
-            yield target.as_py(), kind.as_py(), blob.as_buffer()
+def _blocks(rows: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, int, pa.Buffer]]:
+    for batch in rows:
+        for target, kind, block in zip(*batch.columns, strict=True):
+            yield target.as_py(), kind.as_py(), block.as_buffer()
 
 
 def _task_number() -> int:
@@ -292,25 +296,25 @@ def _task_number() -> int:
 
 
 @dataclass(frozen=True)
-class Heard:
-    """What all tasks of a batch have said: words by task, and rows for the driver by role."""
+class BatchResult:
+    """The results of all tasks of a batch by task number, and rows for the driver by role."""
 
-    words: dict[int, dict[str, Json]]
+    tasks: dict[int, TaskResult]
     rows: dict[str, list[pa.Buffer]]
 
 
-def counted(words: Sequence[dict[str, Any]], mode: str) -> dict[str, int]:
-    """The totals of a batch. A task with state has heard of all rows, so any of them knows."""
-    return {name: sum(each[name] for each in (words if mode == "rowwise" else words[:1])) for name in TOTALS}
+def batch_totals(results: Sequence[TaskResult], mode: str) -> dict[str, int]:
+    """The totals of a batch. A reduce task has the summaries of all map tasks, so any one knows the totals."""
+    return {name: sum(each[name] for each in (results if mode == "rowwise" else results[:1])) for name in TOTALS}
 
 
-def heard(rows: Iterable[tuple[int, int, Any]]) -> Heard:
-    """What tasks said, from (number, kind, blob)."""
-    found = Heard({}, {role: [] for role in _KIND_OF})
+def collect_results(rows: Iterable[tuple[int, int, Any]]) -> BatchResult:
+    """The results of tasks, from rows (task number, kind, block)."""
+    found = BatchResult({}, {role: [] for role in _KIND_OF})
     role_of = {kind: role for role, kind in _KIND_OF.items()}
-    for number, kind, blob in rows:
-        if kind == WORDS:
-            found.words[number] = json.loads(bytes(blob))
+    for number, kind, block in rows:
+        if kind == RESULT:
+            found.tasks[number] = json.loads(bytes(block))
         else:
-            found.rows[role_of[kind]].append(pa.py_buffer(blob))
+            found.rows[role_of[kind]].append(pa.py_buffer(block))
     return found

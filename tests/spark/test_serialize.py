@@ -1,4 +1,4 @@
-"""How plans travel: as plans, unpacked once."""
+"""Serialization: flows are sent as plans, and deserialized once a process."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pyspark import cloudpickle
 import scalein as si
 from scalein import col
 from scalein.errors import BadArgument
-from scalein.spark.batch.tasks import Mapped, Task
-from scalein.spark.serialize import Carried, pack, unpack
+from scalein.spark.batch.tasks import MapRows, Task
+from scalein.spark.serialize import BroadcastPlan, deserialize, serialize
 from tests.same import assert_same
 
 DATA = pa.table({"k": [1, 2, 3, None], "v": [1.0, 2.0, 3.0, 4.0]})
@@ -26,44 +26,44 @@ NAMES = pa.table({"k": [1, 2], "name": ["one", "two"], "unused": ["x" * 100_000]
 
 def test_a_flow_is_pickled_as_its_plan() -> None:
     q = si.flow(DATA.schema).filter(col("v") > 1).join(NAMES, on="k").select("name", w=col("v") * 2)
-    q.collect(DATA)  # compiled here, and yet:
+    q.collect(DATA)  # compiled here, but:
     data = pickle.dumps(q)
-    assert len(data) < 20_000  # neither code nor columns that nobody reads
+    assert len(data) < 20_000  # neither code nor unread columns
     again = pickle.loads(data)
     assert again.schema == q.schema
     assert_same(again.collect(DATA), q.collect(DATA))
 
 
-def test_a_digest_is_unpacked_once() -> None:
+def test_a_digest_is_deserialized_once() -> None:
     q = si.flow(DATA.schema).filter(col("v") > 1)
     data = pickle.dumps(q)
     assert pickle.loads(data).op is pickle.loads(data).op
-    packed = pack({"a": [1]})
-    assert unpack(*packed) is unpack(*packed)
-    assert unpack(*pack({"a": [2]})) == {"a": [2]}
+    serialized = serialize({"a": [1]})
+    assert deserialize(*serialized) is deserialize(*serialized)
+    assert deserialize(*serialize({"a": [2]})) == {"a": [2]}
 
 
-def test_what_is_carried_is_unpacked_once() -> None:
+def test_a_broadcast_plan_is_deserialized_once() -> None:
     value = {"a": [3]}
 
     class Context:
-        """Spark's, of which a broadcast variable is what another process unpickles."""
+        """A SparkContext whose broadcast variables have the value that another process unpickles."""
 
         def broadcast(self, given: object) -> object:
             return SimpleNamespace(value=pickle.loads(pickle.dumps(given)), destroy=lambda: destroyed.append(True))
 
     destroyed: list[bool] = []
-    packed = pack(value)
-    broadcast = Carried.by(Context(), packed)  # type: ignore[arg-type]
+    serialized = serialize(value)
+    broadcast = BroadcastPlan.broadcast(Context(), serialized)  # type: ignore[arg-type]
     assert broadcast.value() == value
-    assert broadcast.value() is Carried(*packed).value() is unpack(*packed)
+    assert broadcast.value() is BroadcastPlan(*serialized).value() is deserialize(*serialized)
     assert len(broadcast.digest) < 100
-    broadcast.close()
-    Carried(*packed).close()
+    broadcast.destroy()
+    BroadcastPlan(*serialized).destroy()
     assert destroyed == [True]
 
 
-def test_functions_of_the_user_travel_by_value() -> None:
+def test_user_functions_are_serialized_by_value() -> None:
     offset = 10
 
     def shifted(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -78,7 +78,7 @@ def test_functions_of_the_user_travel_by_value() -> None:
     assert again.collect(DATA)["h"].to_pylist() == [5.5, 6.0, 6.5, 7.0]
 
 
-def test_static_tables_of_files_are_read_before_the_flow_leaves(tmp_path: Path) -> None:
+def test_static_tables_of_files_are_read_before_serialization(tmp_path: Path) -> None:
     pq.write_table(NAMES, tmp_path / "names.parquet")
     q = si.flow(DATA.schema).join(si.read_parquet(tmp_path).filter(col("k") > 1), on="k").select("name", "v")
     data = pickle.dumps(q)
@@ -93,11 +93,11 @@ def test_a_static_side_without_data_is_refused() -> None:
 
 
 def test_a_task_is_the_same_in_another_process(tmp_path: Path) -> None:
-    from scalein.jobs.fragments import cut, segments
-    from scalein.spark.phases import Phases
+    from scalein.jobs.fragments import cut, fragments
+    from scalein.spark.phases import MapReduce
 
     q = si.flow(DATA.schema).group_by("k").agg(s=col("v").sum())
-    task = Task(Mapped(Phases(segments(cut(q.op))[0])))
+    task = Task(MapRows(MapReduce(fragments(cut(q.op))[0])))
     (tmp_path / "task").write_bytes(cloudpickle.dumps(task))
     code = ("import pickle, sys, pyarrow as pa; task = pickle.load(open(sys.argv[1], 'rb'));"
             "print(sum(b.num_rows for b in task([pa.record_batch({'k': [1, 1, 2], 'v': [1., 2., 3.]})])))")

@@ -32,7 +32,7 @@ def test_an_rdd(spark: Any) -> None:
     assert_same(pa.Table.from_pylist([row.asDict() for row in got], Q.schema), Q.collect(TABLE))
 
 
-def test_an_aggregate_is_one_of_the_partition(spark: Any) -> None:
+def test_an_aggregate_is_per_partition(spark: Any) -> None:
     q = si.flow({"n": pa.int64()}).group_by().agg(c=si.count(), s=col("n").sum())
     df = spark.createDataFrame(TABLE.select(["n"])).repartition(3)
     got = df.mapInArrow(q.map_in_arrow, sis.schema(q)).toArrow()
@@ -40,7 +40,7 @@ def test_an_aggregate_is_one_of_the_partition(spark: Any) -> None:
     assert sum(got["c"].to_pylist()) == 1200
 
 
-def test_small_batches_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_batches_are_coalesced(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
     def counted(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -48,14 +48,14 @@ def test_small_batches_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
         return batch
 
     q = si.flow({"n": pa.int64()}).map_batches(counted, {"n": pa.int64()})
-    monkeypatch.setattr(tasks, "JOINED_ROWS", 500)
+    monkeypatch.setattr(tasks, "COALESCED_ROWS", 500)
     got = pa.Table.from_batches(q.map_in_arrow(TABLE.select(["n"]).to_batches(100)))
     assert seen == [500, 500, 200]
     assert got.equals(TABLE.select(["n"]))
 
 
 def test_other_batches_of_the_same_flow() -> None:
-    """One process meets partitions of several DataFrames: columns in another order, nulls, text of another form."""
+    """One process reads partitions of several DataFrames: other column order, nulls, another text layout."""
     q = si.flow({"a": pa.int64(), "s": pa.dictionary(pa.int32(), pa.string())}).select(b=col("a") + 1, s="s")
     for batch in (pa.record_batch({"s": ["x", None], "a": [1, 2], "more": [0, 0]}),
                   pa.record_batch({"a": [None, 2], "s": pa.array(["x", "y"], pa.large_string())})):
@@ -72,7 +72,7 @@ def test_rows_of_any_kind() -> None:
         assert [tuple(row) for row in q.map_partitions(given)] == [(2, at)]
 
 
-def test_what_is_wrong_with_a_batch() -> None:
+def test_wrong_batches_are_refused() -> None:
     q = si.flow({"a": pa.int64(), "s": str})
     with pytest.raises(BadData, match="no column 's'"):
         list(q.map_in_arrow([pa.record_batch({"a": [1]})]))
@@ -86,13 +86,13 @@ def test_what_is_wrong_with_a_batch() -> None:
         list(si.from_arrow(TABLE).map_in_arrow([]))
 
 
-def test_first_batches_of_a_flow_cost_one_compilation() -> None:
-    """A process keeps what it made of a flow, whatever the number of its tasks."""
+def test_a_process_compiles_a_flow_once() -> None:
+    """All tasks of a process share a flow's compiled program."""
     import pickle
 
     data = pickle.dumps(Q.map_in_arrow)
     first = pickle.loads(data)
     list(first(iter(TABLE.to_batches())))
-    kept = tasks._mapping_of(first.__self__.op)
+    mapping = tasks._mapping_for(first.__self__.op)
     again = pickle.loads(data)
-    assert tasks._mapping_of(again.__self__.op) is kept
+    assert tasks._mapping_for(again.__self__.op) is mapping

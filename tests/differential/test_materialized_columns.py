@@ -113,7 +113,7 @@ FLOWS: dict[str, Callable[[Flow], Flow]] = {
 
 @pytest.mark.parametrize("engine", COMPILED, ids=str)
 @pytest.mark.parametrize("name", FLOWS)
-def test_kept_columns_give_what_the_oracle_gives(name: str, engine: Engine) -> None:
+def test_materialized_columns_give_what_the_oracle_gives(name: str, engine: Engine) -> None:
     table = data() if engine.batch_rows != 1 else data().slice(100, 150)
     assert check(engine, table, FLOWS[name], ordered=False, tolerance=1e-9) is not None
 
