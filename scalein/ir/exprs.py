@@ -1,9 +1,9 @@
-"""Scalar expressions: a column, a literal, or a call of a function from `functions.py`.
+"""Scalar expressions: a column, a literal, or a call of a function from `functions/`.
 
 Two forms share these classes. What the user wrote has no types (`dtype is None`); `resolve` turns
 it into typed nodes with every implicit cast spelled out. From then on a type is looked up, never
 inferred. Three node classes are enough because what a function means, whether it can fail, and
-how it is typed stands once, in `functions.py`.
+how it is typed stands once, in `functions/`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Lit:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Call:
-    """A function of `functions.FUNCTIONS` over arguments; `params` are Python constants (names, units, sets).
+    """A function of `functions.registry.REGISTRY` over arguments; `params` are Python constants (names, units, sets).
 
     Expressions may be deep, and share parts: nothing here recurses. Equal means an equal digest.
     """
@@ -179,7 +179,7 @@ Expr = Col | Lit | Call
 
 @dataclass(frozen=True, slots=True)
 class Agg:
-    """An aggregate of `functions.AGGREGATES` over arguments, typed like expressions; `params` are Python constants."""
+    """An aggregate of `aggregates.AGGREGATES` over arguments, typed like expressions; `params` are Python constants."""
 
     fn: str
     args: tuple[Expr, ...]

@@ -17,6 +17,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
+from functools import cache
 from typing import TYPE_CHECKING
 
 from scalein.dtypes import DATE, UNITS_PER_SECOND, DType, Kind
@@ -75,6 +76,33 @@ def _parts(expr: Expr) -> tuple[Expr, ...]:
             return args_of(expr)
 
 
+@cache
+def _parsed(template: str) -> tuple[list[tuple[str, str, int | None]], int]:
+    """A template as text and names of placeholders, each operand with how tightly what it stands beside binds.
+
+    Equals on the right need brackets, and on the left too for comparisons and powers: Python reads `a < b < c` as a
+    range and `a ** b ** c` from the right.
+    """
+    if template[0] in "-~":
+        return [(template[0], "", None), ("", "0", _PREFIX)], _PREFIX
+    found: list[tuple[str, str, int | None]] = []
+    tokens = template.split()
+    levels = [_SIGNS.get(token) for token in tokens]
+    signs = [level for level in levels if level is not None]
+    if not signs:  # a method: text and placeholders in turn
+        for number, part in enumerate(re.split(r"\{(\w+)\}", template)):
+            found.append(("", part, None) if number % 2 else (part, "", None))
+        return found, _METHOD
+    for token, before, after in zip(tokens, [None, *levels], [*levels[1:], None], strict=False):
+        left = 0 if before is None else before + 1
+        right = 0 if after is None else after + 1 if after in (_COMPARISON, _POWER) else after
+        if found:
+            found.append((" ", "", None))
+        name = token.strip("{}") if token.startswith("{") else ""
+        found.append(("" if name else token, name, max(left, right) if name.isdigit() else None))
+    return found, min(signs)
+
+
 class _Text:
     """The text of an expression, written from the leaves up; that of a part goes when all that hold it have used it."""
 
@@ -105,7 +133,7 @@ class _Text:
     def _written(self, expr: Expr) -> tuple[str, int]:
         match expr:
             case Col(name):
-                is_plain = name.isidentifier() or name.startswith("#")  # `#`: a name of ours, in fused plans
+                is_plain = name.isidentifier() or name.startswith("#")  # `#`: an internal name, in fused plans
                 return (name if is_plain else f"col({name!r})"), _METHOD
             case Lit(value, dtype):
                 text = show_value(value, dtype)
@@ -119,30 +147,10 @@ class _Text:
 
     def _fill(self, call: Call, template: str) -> tuple[str, int]:
         """A call by the template that its function declares, and how tightly that binds."""
-        tokens = template.split()
-        levels = [_SIGNS.get(token) for token in tokens]
-        signs = [level for level in levels if level is not None]
-        if signs:
-            around = zip(tokens, [None, *levels], [*levels[1:], None], strict=False)
-            return " ".join(self._operand(call, *each) for each in around), min(signs)
-        if template[0] in "-~":
-            return f"{template[0]}{self.within(call.args[0], _PREFIX)}", _PREFIX
-        return re.sub(r"\{(\w+)\}", lambda found: self._placeholder(call, found[1]), template), _METHOD
-
-    def _operand(self, call: Call, token: str, before: int | None, after: int | None) -> str:
-        """A token of a template beside operators that bind so tightly, in brackets if it must have them.
-
-        Equals on the right need brackets, and on the left too for comparisons and powers: Python reads `a < b < c` as a
-        range and `a ** b ** c` from the right.
-        """
-        if not token.startswith("{"):
-            return token
-        name = token.strip("{}")
-        if not name.isdigit():
-            return self._placeholder(call, name)
-        left = 0 if before is None else before + 1
-        right = 0 if after is None else after + 1 if after in (_COMPARISON, _POWER) else after
-        return self.within(call.args[int(name)], max(left, right))
+        pieces, binds = _parsed(template)
+        return "".join(
+            text if not name else self._placeholder(call, name) if level is None
+            else self.within(call.args[int(name)], level) for text, name, level in pieces), binds  # fmt: skip
 
     def _placeholder(self, call: Call, name: str) -> str:
         """What stands for `{name}` in the template of a method; see `Function.show`."""
@@ -220,7 +228,8 @@ def _calendar(name: str, value: int, show: Callable[[], str]) -> str:
 
 
 def _show_instant(value: int, dtype: DType) -> str:
-    """`2024-05-01 10:00:00.250`: UTC, with a fraction only where there is one; a zone is named behind it."""
+    """`2024-05-01 10:00:00.250`: UTC, with a fraction only where there is one; followed by the zone, if there is one.
+    """
     per_second = UNITS_PER_SECOND[dtype.unit]
     seconds, fraction = divmod(value, per_second)
     whole = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)

@@ -15,7 +15,7 @@ import math
 import re
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
@@ -100,8 +100,8 @@ def nullable(call: Call, args: Sequence[Expr]) -> bool:
 
 def typed(call: Call, args: Sequence[Expr], dtype: DType) -> Call:
     """The call with its arguments and its type, and null as its function declares it."""
-    found = replace(call, args=tuple(args), dtype=dtype)
-    return replace(found, nullable=nullable(found, args))
+    found = Call(call.fn, tuple(args), call.params, dtype, at=call.at)
+    return found if nullable(found, args) else Call(found.fn, found.args, found.params, dtype, False, found.at)
 
 
 def is_strict(call: Call) -> bool:
