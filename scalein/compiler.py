@@ -97,5 +97,5 @@ def _refuse_our_names(root: ops.Op) -> None:
             continue
         for name in op.schema.names:
             if _OURS.fullmatch(name):
-                raise BadName(f"a column is called {name!r}, which is a name that scalein keeps for itself", at=op.at,
+                raise BadName(f"a column is called {name!r}, which is reserved for scalein", at=op.at,
                               hint=f"rename it, for example to {name[1:]!r}")

@@ -1,9 +1,9 @@
 """The types a flow computes with, and their Arrow equals.
 
 A `DType` is what an expression has; how a source stores it (plain, large, view or dictionary
-strings) matters to the reader of a batch and to nobody else. Strings remember the Arrow type
+strings) matters to the reader of a batch only. Strings remember the Arrow type
 they come out as; dictionaries come out as their values. Lists, structs and whatever else has no
-arithmetic of its own are NESTED: they are carried along, and taken apart by pyarrow.
+arithmetic of its own are NESTED: they are passed through, and unpacked by pyarrow.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ MAX_PRECISION = 38  # digits that 128 bits hold, whatever they are
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """A kind, with what else tells it from others of its kind.
+    """A kind, with its parameters.
 
     >>> DType(Kind.TS, unit="ms")
     timestamp[ms]
@@ -79,7 +79,7 @@ class DType:
     tz: str = ""
     form: str = ""  # strings and binaries only: "large", "view" or "fixed"; "" is pa.string() or pa.binary()
     precision: int = 0  # decimals: digits, at most 38
-    scale: int = 0  # decimals: digits behind the point, may be negative
+    scale: int = 0  # decimals: digits after the point, may be negative
     width: int = 0  # fixed-size binaries: bytes
     nested: pa.DataType | None = None  # NESTED only: the Arrow type
 
@@ -119,7 +119,7 @@ class DType:
 
     @property
     def is_loose(self) -> bool:
-        """Whether a value takes bytes by need, one behind the other."""
+        """Whether values have variable length, stored consecutively."""
         return self.is_bytes and self.form != "fixed"
 
     @property

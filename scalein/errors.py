@@ -5,8 +5,8 @@
       has    price: f64?, qty: i64?
       hint   did you mean 'price'?
 
-Errors are raised where the user called, before anything compiles. A bug of ours is an
-`InternalError`; whoever sees one should send us its text.
+Errors are raised where the user called, before anything compiles. A bug in scalein is an
+`InternalError`; please report its text.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Damaged(ScaleinError):
 
 
 class LateData(ScaleinError):
-    """A row came after all of its windows were closed, and the job was told to refuse that."""
+    """A row came after all of its windows were closed, and the job was started with late="error"."""
 
 
 class NewerFormat(ScaleinError):

@@ -135,7 +135,7 @@ class FrameData:
         self.address = ctypes.addressof(self._words)
         self._index = frame.places
         self.keep: dict[str, object] = {}
-        self.rows = 0  # of all pieces, for whoever measures a kernel that runs over pieces
+        self.rows = 0  # of all pieces, for the metrics of a kernel that runs over pieces
 
     def __setitem__(self, name: str, value: int) -> None:
         k = self._index.get(name)
@@ -169,18 +169,19 @@ class FrameData:
 # --- Parquet (see `scalein/connectors/formats/parquet_decode.py`)
 
 HEADER_FIELDS = 16  # numbers of fields in a page's header, below which they are looked at
-PAGE_WORDS = 8  # of a page: where it starts behind its header, and what that says
+PAGE_WORDS = 8  # of a page: its start after the header, and the fields of the header
 PAGE_START, PAGE_SIZE, PAGE_RAW_SIZE, PAGE_VALUES, PAGE_PLAIN, PAGE_LEVELS, PAGE_COMPRESSED, PAGE_KIND = range(8)
-WITHIN = -1  # for PAGE_LEVELS: levels are in one piece with values; else so many bytes before these, never compressed
+# For PAGE_LEVELS: levels are stored with the values; else the number of bytes before them, never compressed.
+WITHIN = -1
 OPEN_WORDS = 4  # of a page that is open: address, bytes, values, whether there are levels before these
-SLOP = 16  # bytes behind a page that is decompressed, that may be overwritten
-MOST_BITS = 24  # of a number of an entry, in whole bytes: larger dictionaries are none
+SLOP = 16  # bytes after a decompressed page that may be overwritten
+MOST_BITS = 24  # of a dictionary index, in whole bytes: larger dictionaries are unsupported
 
 # --- stored tables (see `scalein/state`)
 
 # Words of a key group's header: bucket array, shift, mask, room (as of any index); then where its next record and
 # its next text go, the ends of their chunks, the flags of a record that is inserted, and whether the next chunk of
-# records may come from the pool (slots `pool.chunks`, `pool.groups`: who took each, `pool.left`, `pool.size`).
+# records may come from the pool (slots `pool.chunks`, `pool.groups`: the owner of each, `pool.left`, `pool.size`).
 # One word of all groups, then the next word: every row reads two words of its group, which then take 4 KiB of L1 and
 # not a line a group.
 GROUP_WORDS = 10

@@ -1,9 +1,9 @@
 """Memory for kernels: arrays for small things, anonymous maps on huge pages for large ones.
 
 Huge pages spare a table of hundreds of megabytes a hundred thousand page faults. Zeroing new pages
-was a third of the time of a large aggregation, so maps that nobody uses any more are kept for the next
-who asks, up to a limit, and marked MADV_FREE: the system may take their pages back at any time. While somebody runs who
-was given little memory, fewer are kept (`keep_at_most`).
+was a third of the time of a large aggregation, so maps that are no longer used are pooled for the
+next request, up to a limit, and marked MADV_FREE: the system may reclaim their pages at any time. While a run with a
+small memory limit is active, fewer are pooled (`keep_at_most`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from scalein.errors import ScaleinError
 HUGE = 2 << 20
 SMALL = 2 * HUGE
 KEPT_BYTES = 1 << 30
-SHARES = 16  # one of so many of the address space that is left
+SHARES = 16  # a reservation takes at most this share of the remaining address space
 _DONTNEED = getattr(mmap, "MADV_DONTNEED", 4)
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
@@ -36,7 +36,7 @@ _LIMITS = [(resource.RLIMIT_AS, 0), (resource.RLIMIT_DATA, 5)]
 _lock = threading.Lock()
 _free: dict[int, list[mmap.mmap]] = {}
 _free_bytes = 0
-_most_kept: list[int] = [KEPT_BYTES]  # by all who have a wish; the least counts
+_most_kept: list[int] = [KEPT_BYTES]  # limits of the active runs; the least one applies
 
 
 def allocate(size: int) -> np.ndarray:
@@ -56,7 +56,7 @@ def reserve(size: int, huge: bool = True) -> np.ndarray:
     """Address space that becomes zeroed memory as it is touched; less than asked for where a limit says so.
 
     Under a limit of the process it is a small share of what is left: many ask, and all need memory besides. A `huge`
-    page makes the first who touches it wait while 2 MiB are found and zeroed: up to 60 ms.
+    page makes the first access wait while 2 MiB are found and zeroed: up to 60 ms.
     """
     left = _allowed()
     if left is not None:
@@ -101,7 +101,7 @@ def _allowed() -> int | None:
 
 @contextmanager
 def keep_at_most(size: int | None) -> Iterator[None]:
-    """Keep no more than so many bytes of maps that nobody uses; None is no wish."""
+    """Pool at most this many bytes of unused maps; None sets no limit."""
     size = KEPT_BYTES if size is None else size
     _most_kept.append(size)
     if _free_bytes > size:
@@ -124,7 +124,7 @@ def _new(size: int) -> mmap.mmap:
 
 
 def _forget() -> bool:
-    """Let go of the maps that are kept for later; false if there were none."""
+    """Release the pooled maps; false if there were none."""
     global _free_bytes
     with _lock:
         had_some = bool(_free_bytes)

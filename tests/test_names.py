@@ -34,7 +34,7 @@ def test_any_name_does(name: str, text: bool) -> None:
 
 @pytest.mark.parametrize("name", ["#host0", "#lookup12", "#id.x", "#ids.x", "#code.0.x", "#match.0.x", "?row"])
 def test_names_of_ours_are_refused(name: str) -> None:
-    with pytest.raises(si.BadName, match="keeps for itself"):
+    with pytest.raises(si.BadName, match="reserved for scalein"):
         si.from_arrow(pa.table({name: [1]})).filter(col(name) > 0).collect()
-    with pytest.raises(si.BadName, match="keeps for itself"):
+    with pytest.raises(si.BadName, match="reserved for scalein"):
         si.from_arrow(pa.table({"x": [1]})).select(col("x").alias(name)).collect()

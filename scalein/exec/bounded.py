@@ -313,6 +313,7 @@ class _Run:
         known = again.pop(id(node), None)
         if not isinstance(known, Work):
             known = ready(node, self.joins(node.joins), self._options, self._table(node.input))
+            known.prepared.knows_all = False  # the batches of later runs may have nulls where these have none
         yield from run_ready(known, self.rows(node.input), self._options)
         again[id(node)] = known
 

@@ -40,7 +40,7 @@ def product(call: Call, args: tuple[Expr, ...]) -> Expr:
     one, other = type_of(left), type_of(right)
     scale = one.scale + other.scale
     if scale > MAX_PRECISION:
-        raise Refused(f"* of {one!r} and {other!r} has {scale} digits behind the point, more than {MAX_PRECISION}",
+        raise Refused(f"* of {one!r} and {other!r} has {scale} decimals, more than {MAX_PRECISION}",
                       "cast one side to fewer digits, for example .cast(pa.decimal128(18, 4))")
     precision = min(MAX_PRECISION, one.precision + other.precision)
     return typed(call, [left, right], DType(Kind.DEC, precision=precision, scale=scale))
@@ -90,5 +90,5 @@ def from_float(value: float, scale: int) -> int | None:
 
 
 def rounded(value: int, dtype: DType, digits: int) -> int:
-    """Half away from zero at `digits` behind the point; the scale stays."""
+    """Half away from zero at `digits` decimals; the scale stays."""
     return rescaled(rescaled(value, dtype.scale, digits), digits, dtype.scale)

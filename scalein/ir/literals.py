@@ -153,7 +153,7 @@ def decimal_type(value: int | Decimal) -> DType | None:
 
 
 def digits_of(value: int | Decimal, scale: int) -> int | None:
-    """All digits of a number at a scale, as one integer; None if it has more behind the point."""
+    """All digits of a number at a scale, as one integer; None if it has more decimals."""
     sign, digits, exponent = Decimal(value).as_tuple()
     assert isinstance(exponent, int)
     whole = int("".join(map(str, digits)))

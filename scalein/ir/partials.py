@@ -11,8 +11,8 @@ put together into one (`combine`); a state store can keep them, and other machin
     group(k, arg_min(x, y))    ->  partial: k, #acc0 = rows, #acc1_row, #acc1_by = the least y, #acc1_value
 
 An accumulator of one column combines by a function of that column alone (`functions`); the columns of others mean
-something only together, so only `combine` knows how. Moments are merged by Chan's formula. Rows are told apart by their
-number in the source, which whoever makes partial groups goes on counting: first, last and ties follow it.
+something only together, so only `combine` knows how. Moments are merged by Chan's formula. Rows are identified by their
+number in the source, which continues over all partial groups: first, last and ties follow it.
 
 Accumulators of any size (distinct values, lists, sketches) have no columns: see `fits`.
 """
@@ -44,7 +44,7 @@ class TwoPhase:
 
     @property
     def keys(self) -> Schema:
-        """What tells partial groups apart: the keys, and the start of the slice."""
+        """What identifies a partial group: the keys, and the start of the slice."""
         time = [Field("window_start", type_of(self.partial.table.window.time), False)] if (
             self.partial.table.window is not None) else []
         return Schema((*(Field(k.name, k.dtype, k.nullable) for k in self.partial.table.keys), *time))

@@ -43,7 +43,8 @@ class Pipeline:
 
     @property
     def dedup(self) -> DedupStep | None:
-        """The step that keeps first rows only, if there is one: such a pipe has state, and an order to keep."""
+        """The step that keeps first rows only, if there is one: such a pipeline has state, and must preserve the order.
+        """
         return next((step for step in self.steps if isinstance(step, DedupStep)), None)
 
 
@@ -76,7 +77,7 @@ class JoinBuild:
 class Host:
     """A step in Python or pyarrow between kernels: map_batches, explode, or expressions LLVM cannot do well.
 
-    `origins` gives, for columns of ours in `items` and around, what the user wrote.
+    `origins` gives, for internal columns of `items` and steps, what the user wrote.
     """
 
     input: Node

@@ -133,7 +133,7 @@ class _Text:
     def _written(self, expr: Expr) -> tuple[str, int]:
         match expr:
             case Col(name):
-                is_plain = name.isidentifier() or name.startswith("#")  # `#`: a name of ours, in fused plans
+                is_plain = name.isidentifier() or name.startswith("#")  # `#`: an internal name, in fused plans
                 return (name if is_plain else f"col({name!r})"), _METHOD
             case Lit(value, dtype):
                 text = show_value(value, dtype)
@@ -228,7 +228,8 @@ def _calendar(name: str, value: int, show: Callable[[], str]) -> str:
 
 
 def _show_instant(value: int, dtype: DType) -> str:
-    """`2024-05-01 10:00:00.250`: UTC, with a fraction only where there is one; a zone is named behind it."""
+    """`2024-05-01 10:00:00.250`: UTC, with a fraction only where there is one; followed by the zone, if there is one.
+    """
     per_second = UNITS_PER_SECOND[dtype.unit]
     seconds, fraction = divmod(value, per_second)
     whole = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)

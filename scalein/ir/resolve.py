@@ -83,7 +83,7 @@ def shown(schema: Schema) -> str:
 
 
 def _resolve(expr: Expr, scope: Scope) -> Expr:
-    """As `resolve`, but a constant that the user wrote plainly keeps waiting for its type."""
+    """As `resolve`, but a plain constant stays untyped."""
     done: dict[int, Expr] = {}
     for node in post_order(expr, _given):
         if isinstance(node, Call):

@@ -131,7 +131,7 @@ def _host(node: Host) -> str:
         return f"map_batches {getattr(node.op.fn, '__name__', type(node.op.fn).__name__)}, in Python"
     made = [item for item in node.items if not isinstance(item.expr, Col)]
     by_whom = {"pyarrow": [item for item in made if not _is_python(item)], "Python": list(filter(_is_python, made))}
-    return ", ".join(f"{who} computes {_items(tuple(items))}" for who, items in by_whom.items() if items)
+    return ", ".join(f"{step} computes {_items(tuple(items))}" for step, items in by_whom.items() if items)
 
 
 def _is_python(item: Named) -> bool:
@@ -171,7 +171,7 @@ def show_step(step: Step) -> str:
 
 
 def _variant(probe: Probe) -> str:
-    """How a probe finds its row; empty as long as nobody has seen the table."""
+    """How a probe finds its row; empty before the table is built."""
     if probe.by_code:
         return ", by dictionary code"
     return ", by position" if probe.direct else ", by hash" if probe.build is not None else ""
@@ -190,7 +190,7 @@ def _item(item: Named) -> str:
 
 
 def _as_what(name: str) -> dict[str, str]:
-    """What a column of ours is to the user's column of this name."""
+    """What an internal column means for the user's column of this name."""
     return {f"#id.{name}": "as an id", f"#start.{name}": "where its values start",
             f"#count.{name}": "how many they are"}
 
@@ -207,7 +207,7 @@ def _by(table: Table) -> str:
 
 
 def _state(table: Table) -> Iterator[str]:
-    """What comes out of a group, and the record it is kept in."""
+    """The outputs of a group, and the layout of its record."""
     layout = table.layout
     ring = f", {table.ring} slices of {layout.ring_step}" if table.ring else ""
     yield _line("emit", ", ".join(f"{o.name} = {_output(o, table)}" for o in table.outputs) or "its keys")
@@ -223,7 +223,7 @@ def _output(output: Output, table: Table) -> str:
     first = table.accs[output.accs[0]]
     params = first.params[:1]  # what follows the user's own is for kernels
     args = ", ".join(filter(None, [_args(first), *map(repr, params)]))
-    declared = AGGREGATES.get(output.fn)  # there is none of what partial groups hold
+    declared = AGGREGATES.get(output.fn)  # None for the columns of partial groups
     return f"{declared.method or output.fn if declared else output.fn}({args})"
 
 

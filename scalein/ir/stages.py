@@ -139,7 +139,7 @@ class Probe:
 class DedupStep:
     """Keep the first row of each key; the table remembers, in its one accumulator, which row that was.
 
-    A kernel has at most one: see `llvm_backend/fresh.py` and `passes/fuse.py`.
+    A kernel has at most one: see `llvm_backend/dedup.py` and `passes/fuse.py`.
     """
 
     table: Table
@@ -202,7 +202,7 @@ class MergeBag:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Write a pair (key, payload) for each entry of a log, one group's behind the other.
+    """Write a pair (key, payload) for each entry of a log, group by group.
 
     It is (value in an order-preserving form, rows) where values are ranked, (number of the row, number of the entry)
     where they are listed, and what orders them instead of the row where only the best are.

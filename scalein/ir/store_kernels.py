@@ -94,7 +94,7 @@ class ReadBlocks:
 
 @dataclass(frozen=True, slots=True)
 class BulkOp:
-    """Work on bytes of stored tables: what `sinks/bulk.py` has (copy, checksum, ...)."""
+    """Work on bytes of stored tables: what `llvm_backend/store_bulk.py` has (copy, checksum, ...)."""
 
     what: str
 

@@ -48,7 +48,7 @@ class AccKind(Enum):
 class Acc:
     """One accumulator: its kind and the expressions it takes.
 
-    One that counts partial groups in (`two_phase.py`) takes their columns: as `arg` a value, or a mean; the `parts` are
+    One that counts partial groups in (`partials.py`) takes their columns: as `arg` a value, or a mean; the `parts` are
     the number of that value's row, or count and spread.
     """
 
@@ -74,7 +74,7 @@ class Acc:
 
     @property
     def has_heap(self) -> bool:
-        """Whether it keeps bytes of any length: those live in the heap of the table's owner."""
+        """Whether it holds bytes of any length, which live in the heap of the table's owner."""
         given = [type_of(e) for e in (self.arg, self.by) if e is not None]
         return self.kind in _KEEPS_VALUES and any(dtype.is_bytes for dtype in given)
 
@@ -85,7 +85,7 @@ class Acc:
 
     @property
     def needs_order(self) -> bool:
-        """Whether rows are told apart by their number in the source."""
+        """Whether it depends on the numbers of rows in the source."""
         return self.kind in _ORDERED and not self.parts
 
 
@@ -113,7 +113,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A group key. Dictionary strings are kept as ids of the run's dictionary (`coded`)."""
+    """A group key. Dictionary strings are stored as ids of the run's dictionary (`coded`)."""
 
     name: str
     dtype: DType
@@ -237,7 +237,7 @@ def _cell(name: str, dtype: DType) -> list[Slot]:
     return [Slot(name, size_of(dtype)), *own]
 
 
-# A trillion values of so many digits have a sum of less than 2^127.
+# A trillion values of this many digits have a sum of less than 2^127.
 _DIGITS_SUMMED = 26
 
 

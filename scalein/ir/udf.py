@@ -190,7 +190,7 @@ class PythonUdf:
 
 
 def _by_name(module: str, name: str) -> object:
-    """What stands inside of the udf that a module has under this name; None if there is none."""
+    """The Python function inside the udf of this name in a module; None if there is no such udf."""
     found: object = import_module(module)
     for part in (*name.split("."), "ir"):
         found = getattr(found, part, None)
@@ -216,7 +216,7 @@ SHORT_ROUNDS = 256
 
 
 def is_short(statement: ForRange) -> bool:
-    """Whether a loop ends soon whatever the data, so that nobody need ask in between whether to stop.
+    """Whether a loop ends soon whatever the data, so that it need not check for cancellation.
 
     Without that question LLVM can unroll it, and compute several rows at once.
     """

@@ -153,7 +153,7 @@ def hint_for_pair(a: DType, b: DType) -> str | None:
     if Kind.BIN in kinds:
         return "binary compares with binary only"
     if kinds & set(TIMES) and (a.is_number or b.is_number or a.is_decimal or b.is_decimal):
-        return "times and numbers do not mix; .cast(pa.int64()) gives the number behind a time"
+        return "times and numbers do not mix; .cast(pa.int64()) gives the number that represents a time"
     return None
 
 
@@ -162,10 +162,10 @@ def nested_hint(dtype: DType) -> str:
     if dtype.nested == pa.null():
         return "a column of type null has nulls only; .cast(pa.int64()) gives it a type"
     if element_of(dtype) is not None:
-        return "a list can be carried along, or taken apart: .list.get(i), .list.len(), flow.explode(name)"
+        return "a list can be passed through, or unpacked: .list.get(i), .list.len(), flow.explode(name)"
     if pa.types.is_struct(dtype.nested):
-        return "a struct can be carried along, or taken apart: .struct.field(name)"
-    return "a column of this type can only be carried along"
+        return "a struct can be passed through, or unpacked: .struct.field(name)"
+    return "a column of this type can only be passed through"
 
 
 def settle(arg: Expr) -> Expr:

@@ -181,7 +181,7 @@ def _wrong_in_part(part: Schema, whole: Schema) -> Iterator[str]:
 
 
 def _wrong_in_kernel(node: Pipeline | WindowAggregate) -> Generator[str, None, Fields]:
-    """What is wrong with a kernel's steps; gives the names that are visible behind the last."""
+    """What is wrong with a kernel's steps; returns the names that are visible after the last."""
     tables = dict(node.joins)
     probes = [step.table for step in node.steps if isinstance(step, Probe)]
     if len(tables) != len(node.joins) or len(set(probes)) != len(probes) or set(probes) != set(tables):
@@ -241,7 +241,7 @@ def _wrong_keys_of(table: Table, keys: tuple[Expr, ...], fields: Fields) -> Iter
         yield from _wrong_in_kernel_expr(expr, fields)
         yield from expect(partial("key {!r}".format, key.name), expr.dtype, key.dtype)
         if expr.nullable and not key.nullable:
-            yield f"key {key.name!r} can be null and is kept as if it could not"
+            yield f"key {key.name!r} can be null, but its layout has no null flag"
 
 
 def _wrong_in_table(node: WindowAggregate, fields: Fields) -> Iterator[str]:

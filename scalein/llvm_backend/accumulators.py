@@ -207,7 +207,7 @@ def finish(code: Code, table: Table, output: Output, place: Place) -> Value:
 
 
 def _raw(code: Code, acc: Acc, name: str, output: Output, place: Place) -> Value:
-    """An accumulator as it is: a column of a partial group (`ir/two_phase.py`)."""
+    """An accumulator as it is: a column of a partial group (`ir/partials.py`)."""
     f, b = code.f, code.f.b
     match acc.kind:
         case AccKind.ISUM:

@@ -145,7 +145,7 @@ def _positions(code: Code) -> ir.Value:
 
 
 def unpack_bits(f: Fn, bitmap: ir.Value, first: ir.Value, count: ir.Value, last_byte: ir.Value, out: ir.Value) -> None:
-    """Bits first..first+count of a bitmap as bytes of 0 and 1; reads no byte behind `last_byte`."""
+    """Bits first..first+count of a bitmap as bytes of 0 and 1; reads no byte after `last_byte`."""
     shift = f.b.trunc(f.b.and_(first, const(7)), I16)
     start = f.b.lshr(first, const(3))
     with f.loop(count, step=8) as k:

@@ -1,7 +1,7 @@
 """Compiled kernels, in memory and on disk, by digest of stage, CPU and versions.
 
 The disk cache holds machine code, so it must be as private as the user's own programs: its folder
-belongs to the user and nobody else may write to it, else it is not used at all. It never raises: an
+belongs to the user and only the user may write to it, else it is not used at all. It never raises: an
 unwritable home, a read-only container, a full disk or a damaged file all mean compiling again.
 Many processes may use it at once: a file appears whole under its final name or not at all, and its
 content is checked before it is linked. The folder is trimmed to 256 MB by the time of last use.
@@ -59,7 +59,7 @@ class Compiled:
     row_bytes: float = 0.0  # of Arrow columns that it reads
 
 
-# Kernels used last; one that falls out is unloaded when nobody runs it any more.
+# Most recently used kernels; an evicted one is unloaded when it no longer runs.
 KEPT_KERNELS = 512
 _known: OrderedDict[str, Compiled] = OrderedDict()
 _lock = threading.Lock()
@@ -119,7 +119,7 @@ def load_lowered(name: Stage | str, lower: Callable[[Target], Lowered], options:
     found = _from_memory(key)
     if found is not None:
         return found
-    with LLVM_LOCK:  # LLVM compiles one module at a time; whoever waited may find it done
+    with LLVM_LOCK:  # LLVM compiles one module at a time; another thread may have compiled it meanwhile
         found = _from_memory(key)
         if found is None:
             started = time.perf_counter()

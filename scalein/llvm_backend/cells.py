@@ -2,10 +2,10 @@
 
 Bytes are 16 bytes in the record, as keys are: up to 12 in place, else 4 and a pointer to the heap of the
 table's owner. A cell keeps its piece of heap for as long as what comes fits, and takes one of twice the size when
-it does not, so that a group whose value changes a million times leaves less than twice its bytes behind.
+it does not, so that a group whose value changes a million times wastes less than twice its bytes.
 
 A kernel must not run out of heap half-way through a block. `leave_without_room` comes before anything is
-changed: there must be room for the worst case, that each row's bytes need a new piece (`needed`).
+changed: there must be space for the worst case, that each row's bytes need a new piece (`needed`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def write_cell(code: Code, place: Place, name: str, data: Data) -> None:
 
 
 def append_cell(code: Code, place: ir.Value, data: Data, heap: str) -> None:
-    """Write a value that nothing will replace: its bytes take just the room they need, in a heap of its own."""
+    """Write a value that nothing will replace: its bytes take just the space they need, in a separate heap."""
     f, b = code.f, code.f.b
     if not isinstance(data, Str):
         _store_plain(f, data, place)

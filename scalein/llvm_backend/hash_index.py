@@ -52,7 +52,7 @@ class Index:
     code: Code
     table: Table | StoredTable
     prefix: str
-    number: int = 0  # what slot `full` says when this table wants room
+    number: int = 0  # the value of slot `full` when this table must grow
     header_words: ClassVar[int] = 4  # of a key group: buckets, shift, mask, room
 
     def slot(self, name: str, typ: ir.Type = PTR) -> ir.Value:
@@ -244,7 +244,7 @@ class Index:
         return record
 
     def _ensure_heap(self, keys: KeyBlock, k: ir.Value) -> None:
-        """Leave the kernel unless the heap has room for all long strings of a row's key."""
+        """Leave the kernel unless the heap has space for all long strings of a row's key."""
         f, b = self.code.f, self.code.f.b
         need: ir.Value = const(0)
         for number in range(len(keys.types)):
@@ -272,7 +272,7 @@ class Index:
             f.set_slot(f"{self.prefix}.heap_left", b.sub(f.get_slot(f"{self.prefix}.heap_left"), size))
 
     def ensure_arena(self, rows: int) -> None:
-        """Leave the kernel unless the arena has room for so many new records."""
+        """Leave the kernel unless the arena has space for that many new records."""
         f = self.code.f
         used = f.get_slot(f"{self.prefix}.used")
         end = f.b.add(used, const(rows * self.table.layout.size))

@@ -112,7 +112,7 @@ def materialize_needed(block: Block, env: Env, exprs: Iterable[Expr]) -> None:
 
 
 def _needs(env: Env, exprs: Iterable[Expr]) -> tuple[MaterializedColumn, ...]:
-    """The materialized columns behind expressions, each behind those that it reads itself."""
+    """The materialized columns that expressions need, each after those it reads itself."""
     names = sorted(set().union(*map(columns, exprs)) & env.keys())  # an accumulator's may be used up already
     return tuple(dict.fromkeys(column for name in names for column in env[name].needs))
 
@@ -170,7 +170,7 @@ def _shared(stage: Stage) -> set[tuple[int, str]]:
 
 
 def _costly(stage: Stage, shared: set[tuple[int, str]], costly: int) -> Iterator[tuple[int, str]]:
-    """Of shared columns those with a udf, and those that take so many calls from what is materialized before."""
+    """Of shared columns those with a udf, and those that take many calls from the materialized columns before."""
     calls: dict[str, int] = {}  # by column
     for at, step in enumerate(stage.steps):
         if isinstance(step, ProjectStep):

@@ -37,7 +37,7 @@ def is_wide(stage: Stage) -> bool:
 
 
 def is_apart(acc: Acc) -> bool:
-    """Whether a part can update or merge it: all but what takes room outside of the record."""
+    """Whether a part can update or merge it: all but those with memory outside the record."""
     return not acc.has_side and not acc.has_heap
 
 

@@ -95,7 +95,7 @@ class Sides:
         layout = log_layout(acc)
         used = f.get_slot(f"{prefix}.used")
         entry = f.byte_at(f.slot(f"{prefix}.arena", PTR), used)
-        # Written always, and kept only by moving the end: no branch unless there are bytes to copy.
+        # Always written, and retained only by moving the end: no branch unless there are bytes to copy.
         f.store(owner, f.byte_at(entry, layout.offset("owner")))
         if acc.kind is AccKind.VALUES:
             plain = canonical(f, value, acc.dtype).number
@@ -132,7 +132,7 @@ def _bag_rows(table: Table, number: int) -> int:
 
 
 def find_sides(code: Code, table: Table, block: Block, env: Env, owner: Callable[[Row], ir.Value]) -> Sides:
-    """Find or make what a block's rows will change in the sides; leaves the kernel if there is no room."""
+    """Find or insert the side state that a block's rows will change; leaves the kernel if memory must grow."""
     f, b = code.f, code.f.b
     found = {}
     for position, (number, side) in enumerate(table.bags):

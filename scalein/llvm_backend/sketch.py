@@ -16,7 +16,7 @@ from scalein.llvm_backend.fn import F64, I1, I8, I64, Fn, const
 def update_sketch(f: Fn, registers: ir.Value, hashed: ir.Value, valid: ir.Value | None) -> None:
     b = f.b
     number = b.lshr(hashed, const(64 - SKETCH_BITS))
-    # A one behind the last bit ends the run of a hash that is all zeros.
+    # A one after the last bit ends the run of a hash that is all zeros.
     rest = b.or_(b.shl(hashed, const(SKETCH_BITS)), const(1 << (SKETCH_BITS - 1)))
     run = b.trunc(b.add(f.call("llvm.ctlz.i64", I64, [rest, const(0, I1)]), const(1)), I8)
     if valid is not None:

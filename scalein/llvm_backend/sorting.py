@@ -98,14 +98,15 @@ def _radix(f: Fn, pairs: ir.Value, spare: ir.Value, count: ir.Value) -> None:
 
 
 def select(f: Fn, pairs: ir.Value, spare: ir.Value, count: ir.Value, place: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """The key at a place of the order, where a payload says how often its key stands there; and the place behind it.
+    """The key at a position of the order, in which a payload is the number of repetitions of its key; and the position
+    after it.
 
     `pairs` stay as they are; `spare` is memory for as many.
     """
     b = f.b
     counts = f.scratch(I64, VALUES, "counts")
     source, left = f.var(ir.PointerType(), pairs), f.var(I64, count)
-    before, behind = f.var(I64, const(0)), f.var(I64, const(0))
+    before, after = f.var(I64, const(0)), f.var(I64, const(0))
     with f.loop(const(BYTES)) as step:
         byte = b.sub(const(BYTES - 1), step)
         with f.loop(const(VALUES)) as i:
@@ -116,10 +117,10 @@ def select(f: Fn, pairs: ir.Value, spare: ir.Value, count: ir.Value, place: ir.V
             f.store(b.add(f.load(counts, at, I64), f.load(pair, const(1), I64)), counts, at)
         value = f.var(I64, const(0))
         with f.forever() as search:
-            behind.set(b.add(before.get(), f.load(counts, value.get(), I64)))
-            search.stop_if(b.icmp_signed(">", behind.get(), place))
+            after.set(b.add(before.get(), f.load(counts, value.get(), I64)))
+            search.stop_if(b.icmp_signed(">", after.get(), place))
             search.stop_if(b.icmp_signed(">=", value.get(), const(VALUES - 1)))
-            before.set(behind.get())
+            before.set(after.get())
             value.set(b.add(value.get(), const(1)))
         kept = f.var(I64, const(0))
         with f.loop(left.get()) as i:
@@ -129,7 +130,7 @@ def select(f: Fn, pairs: ir.Value, spare: ir.Value, count: ir.Value, place: ir.V
             kept.set(b.add(kept.get(), b.zext(is_same, I64)))
         source.set(spare)
         left.set(kept.get())
-    return b.load(spare, typ=I64), behind.get()
+    return b.load(spare, typ=I64), after.get()
 
 
 def next_key(f: Fn, pairs: ir.Value, count: ir.Value, key: ir.Value) -> ir.Value:

@@ -197,7 +197,7 @@ class _Lowering:
     end: ir.Value
     step: int
     materialized: frozenset[tuple[int, str]]  # columns: position of the `ProjectStep` among the steps, name
-    bounds: tuple[ir.Value, ir.Value] | None  # of the times of all rows, if somebody watches them
+    bounds: tuple[ir.Value, ir.Value] | None  # of the times of all rows, if they are watched
 
 
 def _steps(low: _Lowering, steps: tuple[Step, ...], block: Block, env: Env) -> None:
@@ -234,7 +234,7 @@ FETCH_SHARE = 8  # of a block's rows; with fewer live ones most lines would be f
 
 
 def _fetch_ahead(low: _Lowering, block: Block, seen: set[str]) -> None:
-    """Prefetch the next block of the columns that are read row by row behind a filter.
+    """Prefetch the next block of the columns that are read row by row after a filter.
 
     The hardware follows a column that is read straight through; one that is picked from it does not follow.
     """
@@ -325,7 +325,7 @@ def _has_times(stage: Stage, sink: Group) -> bool:
 
 
 def _watch(code: Code, stage: Stage, env: Env, count: ir.Value) -> tuple[ir.Value, ir.Value] | None:
-    """The least and the greatest time of a block as it was read, which also go to slots; None if nobody asks for them,
+    """The least and the greatest time of a block as it was read, which also go to slots; None if they are not watched,
     or they are not there to be read.
     """
     f, sink = code.f, stage.sink

@@ -19,7 +19,7 @@ from scalein.llvm_backend.fn import I1, I8, I32, I64, PTR, const
 LANES = 8
 _SEED, _MIX, _FOLD = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 0xA0761D6478BD642F
 _VECTOR = ir.VectorType(I64, LANES)
-_FILTER = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93)  # as in `state/filters.py`
+_FILTER = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93)  # as in `state/bloom.py`
 
 
 def lower_bulk(code: Code, sink: BulkOp, block: Block, start: ir.Value) -> None:
@@ -46,14 +46,14 @@ def _copy(code: Code, row: ir.Value) -> None:
 def _clear(code: Code, row: ir.Value) -> None:
     """Row `row` of `lists`: where bytes go, where they are and will be zero, and how many."""
     f = code.f
-    told = f.at(f.slot("lists", PTR), f.b.mul(row, const(3)), I64)
-    target, source, size = f.load(told, const(0), PTR), f.load(told, const(1), PTR), f.load(told, const(2), I64)
+    entry = f.at(f.slot("lists", PTR), f.b.mul(row, const(3)), I64)
+    target, source, size = f.load(entry, const(0), PTR), f.load(entry, const(1), PTR), f.load(entry, const(2), I64)
     _move(code, target, source, size)
     f.call("llvm.memset.p0.i64", ir.VoidType(), [source, const(0, I8), size, const(0, I1)])
 
 
 def _gather(code: Code, row: ir.Value) -> None:
-    """The record that pointer `row` leads to, behind those before it at `target`."""
+    """Copies the record of pointer `row` to its position at `target`."""
     f = code.f
     source, size = f.load(f.slot("pointers", PTR), row, PTR), f.slot("size")
     _move(code, f.byte_at(f.slot("target", PTR), f.b.mul(row, size)), source, size)
@@ -112,8 +112,8 @@ def _pack(code: Code, row: ir.Value) -> None:
     f.store(const(0), place, const(1))
     _move(code, f.byte_at(place, 16), f.byte_at(f.slot("source", PTR), b.mul(done, size)), used)
     rest = b.sub(b.sub(bytes, const(16)), used)
-    behind = f.byte_at(place, b.add(used, const(16)))
-    f.call("llvm.memset.p0.i64", ir.VoidType(), [behind, const(0, I8), rest, const(0, I1)])
+    tail = f.byte_at(place, b.add(used, const(16)))
+    f.call("llvm.memset.p0.i64", ir.VoidType(), [tail, const(0, I8), rest, const(0, I1)])
     seed = b.xor(f.slot("id"), b.add(f.slot("offset"), before))
     f.store(sum_of(code, place, bytes, seed), place, const(1))
 
@@ -133,12 +133,12 @@ def _merge(code: Code, row: ir.Value) -> None:
     """Two sorted lists of hashes with a word each into one; of equal hashes those of the first list come first.
 
     Row `row` of `lists` says where both and the result are (hashes, words), and how many each list has. Masks in the
-    place of selects, which would become branches that nobody can predict.
+    place of selects, which would become unpredictable branches.
     """
     f, b = code.f, code.f.b
-    told = f.at(f.slot("lists", PTR), b.mul(row, const(8)), I64)
-    hashes, words = ([f.load(told, const(2 * k + what), PTR) for k in range(3)] for what in range(2))
-    ends = [f.load(told, const(6 + k), I64) for k in range(2)]
+    entry = f.at(f.slot("lists", PTR), b.mul(row, const(8)), I64)
+    hashes, words = ([f.load(entry, const(2 * k + what), PTR) for k in range(3)] for what in range(2))
+    ends = [f.load(entry, const(6 + k), I64) for k in range(2)]
     at = [f.var(I64, const(0)) for _ in range(3)]
     with f.forever() as both:
         i, j, k = (one.get() for one in at)

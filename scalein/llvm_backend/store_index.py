@@ -2,7 +2,7 @@
 
 A key group's header says where its next record and its next text go (`layout.py`); groups share nothing, so workers
 that own different groups run side by side. Records and texts are only appended; a record is changed in place, a text
-never: a new one goes behind the last. What is changed while a snapshot copies its segment goes to the undo log first.
+never: a new one is appended. What is changed while a snapshot copies its segment goes to the undo log first.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from scalein.llvm_backend.values import Binding, Env, Row, Value
 LINE = 64  # bytes of a cache line
 RUN = 4  # rows that are changed together; many at once would leave memory idle meanwhile (runs of 32: 8 % slower)
 # Rows that a record is fetched before it is changed, its bucket before that, and what overflowed into the next bucket
-# after it. What is on its way lies in rings of so many rows: as long as a block they would push it out of L1 again.
+# after it. Rows in flight are in rings of this many rows: rings as long as a block would push them out of L1.
 OVERFLOW_AHEAD, RECORDS_AHEAD, BUCKETS_AHEAD = 12, 24, 48
 RING = 64
 
@@ -161,7 +161,7 @@ class StoreIndex(Index):
 
     def _insert(self, header: ir.Value, word: ir.Value, tag: ir.Value, keys: KeyBlock, k: ir.Value,
                 slices: ir.Value | None) -> ir.Value:
-        """Append a record that means "no row yet"; leaves the kernel if the group has no room."""
+        """Append a record that means "no row yet"; leaves the kernel if the group is full."""
         f, b = self.code.f, self.code.f.b
         if not self.only_hidden:
             return self._appended(header, word, tag, keys, k)
@@ -219,7 +219,7 @@ class StoreIndex(Index):
         return at, b.load(at, typ=PTR)
 
     def _ensure_text(self, header: ir.Value, h: ir.Value, keys: KeyBlock, k: ir.Value) -> None:
-        """Leave the kernel unless the group has room for all long strings of a row's key."""
+        """Leave the kernel unless the group has space for all long strings of a row's key."""
         f, b = self.code.f, self.code.f.b
         need: ir.Value = const(0)
         for number in range(len(keys.types)):
@@ -229,7 +229,8 @@ class StoreIndex(Index):
         self.ensure_text(header, h, need)
 
     def ensure_text(self, header: ir.Value, h: ir.Value, need: ir.Value, at: ir.Value | None = None) -> None:
-        """Leave the kernel unless the group of hash `h` has room for so many bytes of text; row `at` comes next."""
+        """Leave the kernel unless the group of hash `h` has space for that many bytes of text; it resumes at row `at`.
+        """
         f, b = self.code.f, self.code.f.b
         if isinstance(need, ir.Constant):
             return

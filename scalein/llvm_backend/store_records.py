@@ -1,7 +1,7 @@
 """Sinks of the state store: rows into stored records, stored records into others, and where a key's record is.
 
 A run of rows is found, then protected (`StoreIndex.protect`), then changed. A kernel that leaves before it has changed
-anything of a run does that run again; one that runs out of room for text half-way goes on with the row where it left.
+anything of a run does that run again; one that runs out of space for text half-way resumes at that row.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def lower_upsert(code: Code, sink: Upsert, block: Block, env: Env, start: ir.Val
 
 
 def _report_progress(code: Code, start: ir.Value) -> None:
-    """Tell who copies segments that a block which began before their copy has ended."""
+    """Announce to the segment copier that a block which began before the copy has ended."""
     code.f.store_now(code.f.b.add(start, const(1)), code.f.slot_ptr("progress"))
 
 
@@ -205,7 +205,7 @@ def lower_seek_hashes(code: Code, sink: SeekHashes, block: Block, start: ir.Valu
             is_less = b.icmp_unsigned("<", found, h)
             low.set(b.select(is_less, b.add(middle, const(1)), low.get()))
             high.set(b.select(is_less, high.get(), middle))
-        with f.forever() as same:  # `high` goes behind the last
+        with f.forever() as same:  # `high` ends after the last
             same.stop_if(b.icmp_unsigned(">=", high.get(), count))
             same.stop_if(b.icmp_unsigned("!=", _take_key(code, table, place(high.get()), arrays, nulls, const(0)), h))
             high.set(b.add(high.get(), const(1)))

@@ -1,8 +1,8 @@
 """Sinks of the way to disk and back: records that leave memory, and blocks of runs that are opened.
 
-Records leave in two steps, as rows wait for the first one only. It goes through the groups' chunks, and copies who
-stays to new chunks and into the emptied index; the others are just left behind. The second, of the thread that will
-write them, walks the index as it was. That is ordered by the first bits of its hashes, so those who leave come nearly
+Records are evicted in two steps; merges wait for the first one only. It scans the chunks of the groups and copies
+retained records to new chunks and into the emptied index. The second step, on the thread that writes the run, walks the
+old index. That is ordered by the first bits of its hashes, so evicted records come nearly
 sorted: each is moved back past the few with a greater hash that lie in its bucket, or that came from the end of the
 index to its beginning. No record is looked for.
 """
@@ -154,9 +154,9 @@ def lower_read_blocks(code: Code, sink: ReadBlocks, block: Block, start: ir.Valu
     """
     f, b, size = code.f, code.f.b, sink.table.layout.size
     with f.loop(block.count, rare=True) as k:
-        told = f.at(f.slot("pieces", PTR), b.mul(b.add(start, k), const(8)), I64)
-        source, hashes, pointers = (f.load(told, const(word), PTR) for word in (0, 4, 5))
-        blocks, id, offset = (f.load(told, const(word), I64) for word in (1, 2, 3))
+        entry = f.at(f.slot("pieces", PTR), b.mul(b.add(start, k), const(8)), I64)
+        source, hashes, pointers = (f.load(entry, const(word), PTR) for word in (0, 4, 5))
+        blocks, id, offset = (f.load(entry, const(word), I64) for word in (1, 2, 3))
         count = f.var(I64, const(0))
         good = f.var(I1, const(1, I1))
         number = f.var(I64, const(0))
@@ -180,5 +180,5 @@ def lower_read_blocks(code: Code, sink: ReadBlocks, block: Block, start: ir.Valu
                 wanted = b.and_(b.icmp_unsigned(">=", h, f.slot("least")), b.icmp_unsigned("<=", h, f.slot("greatest")))
                 count.set(b.add(count.get(), b.zext(wanted, I64)))
             number.set(b.add(number.get(), const(1)))
-        f.store(count.get(), told, const(6))
-        f.store(b.zext(good.get(), I64), told, const(7))
+        f.store(count.get(), entry, const(6))
+        f.store(b.zext(good.get(), I64), entry, const(7))

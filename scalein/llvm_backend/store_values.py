@@ -1,6 +1,6 @@
 """Values and texts of stored records: where they are, and what a row, or a newer record, does to them.
 
-A value of a fixed size is changed in place. A long text never is: a new one goes behind its group's last.
+A value of a fixed size is changed in place. A long text never is: a new one is appended to its group's text.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def long_bytes(f: Fn, size: ir.Value) -> ir.Value:
 
 
 def store_text(f: Fn, header: ir.Value, place: ir.Value, first: ir.Value, second: ir.Value) -> None:
-    """A string's 16 bytes; a long one is copied behind the group's last text."""
+    """A string's 16 bytes; a long one is appended to the group's text."""
     b = f.b
     f.store(first, place, align=8)
     f.store(second, f.byte_at(place, 8), align=8)

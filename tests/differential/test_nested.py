@@ -1,4 +1,4 @@
-"""Lists, structs and maps: carried along through everything, taken apart by .list and .struct, refused elsewhere."""
+"""Lists, structs and maps: passed through everything, unpacked by .list and .struct, refused elsewhere."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ FLOW = si.from_arrow(pa.table({"k": [1], "n": [[1]], "s": [{"a": 1}]}))
     (lambda: FLOW.join(FLOW, on="s"), "join takes no nested keys: struct"),
 ])  # fmt: skip
 def test_no_operand(build: Callable[[], object], says: str) -> None:
-    with pytest.raises(WrongType, match=f"{says}(.*\n)*.*hint   a (list|struct) can be carried along, or taken apart"):
+    with pytest.raises(WrongType, match=f"{says}(.*\n)*.*hint   a (list|struct) can be passed through, or unpacked"):
         build()
 
 

@@ -57,7 +57,7 @@ def grouped(**changes: object) -> WindowAggregate:
     (joined(replace(PROBE, how="left"), TABLE, Named("age", Col("age", I32, nullable=False))), "can be null"),
     (grouped(keys=()), "1 keys for a table of 0"),
     (grouped(keys=(replace(GROUPED.table.keys[0], dtype=I64),)), "key 'user' is str, not i64"),
-    (grouped(keys=(replace(GROUPED.table.keys[0], nullable=False),)), "key 'user' can be null and is kept as if"),
+    (grouped(keys=(replace(GROUPED.table.keys[0], nullable=False),)), "key 'user' can be null, but its layout"),
     (grouped(accs=GROUPED.table.accs[:2]), "output 's' is made of accumulators (1, 2) of 2"),
     (grouped(accs=GROUPED.table.accs[1:], outputs=()), "the first accumulator does not count rows"),
     (grouped(accs=(*GROUPED.table.accs, Acc(AccKind.MAX, Col("gone", I64)))), "no column 'gone' in its input"),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Lenient(Protocol):
-    """Data that can be told what to do with a record that cannot be decoded."""
+    """Data whose handling of malformed records can be chosen."""
 
     def lenient(self, way: str) -> Self: ...
 

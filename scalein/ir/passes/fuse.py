@@ -2,10 +2,10 @@
 
 The columns that the first pipe gave become a `ProjectStep`: they are bound, not computed, until a later
 step needs them, and each is computed once a loop however often it is named (a costly one once a block:
-`llvm_backend/kept.py`).
+`llvm_backend/materialize.py`).
 
 A `distinct` is a step like others, but its rows must not be run twice, as groups do that try a few rows first
-or read their input again: so a group starts anew behind it. So does a second distinct, which keeps it
+or read their input again: so a group starts a new stage after it. So does a second distinct, which keeps it
 to one table a kernel.
 """
 
@@ -50,7 +50,7 @@ def _absorb(node: Pipeline | WindowAggregate) -> Node:
 
 
 def _let(pipe: Pipeline) -> tuple[ProjectStep, ...]:
-    """The pipe's columns as a step; none if every column keeps its name."""
+    """The pipeline's columns as a step; none if every column keeps its name."""
     if all(isinstance(i.expr, Col) and i.expr.name == i.name for i in pipe.items):
         return ()
     return (ProjectStep(pipe.items),)

@@ -48,7 +48,7 @@ class HostSteps:
         return node
 
     def left(self, expr: Expr, guards: Guards = ()) -> Expr:
-        """The expression as a kernel computes it behind these steps, where rows ask for it only under `guards`."""
+        """The expression as a kernel computes it after these steps, evaluated only in rows where `guards` hold."""
         return run_stacked(self._left(expr, guards))
 
     def _left(self, expr: Expr, guards: Guards) -> Stacked[Expr]:
@@ -109,7 +109,7 @@ class HostSteps:
         return self._column(arg, origin) if isinstance(arg, Call) else arg
 
     def _column(self, expr: Expr, origin: Expr) -> Col:
-        """A new column, in the first step behind all that it reads; `origin` is what the user knows it by."""
+        """A new column, in the first step after all that it reads; `origin` is the user's expression."""
         if expr not in self._made:
             step = 1 + max((self._step_of.get(name, -1) for name in columns(expr)), default=-1)
             step += step % 2 != has_host(expr)

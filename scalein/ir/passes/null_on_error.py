@@ -50,7 +50,7 @@ def _tried(expr: Expr, fields: Schema) -> Expr:
             return replace(node, nullable=fields[node.name].nullable)
         if not isinstance(node, Call):
             return node
-        if node.fn == "try":  # what it tries has become a `try` of ours, around the same call
+        if node.fn == "try":  # its argument is already such a `try`, around the same call
             (inner,) = args
             is_ours = isinstance(inner, Call) and inner.fn == "try" and inner.params == _OURS
             return replace(node, args=inner.args if isinstance(inner, Call) and is_ours else args)

@@ -36,7 +36,7 @@ def split_items(pipe: Pipeline) -> tuple[dict[int, str], tuple[Named, ...]]:
 
 
 def taken_items(pipe: Pipeline) -> dict[int, Origin]:
-    """Nested columns behind steps that change which rows there are: position -> where they come from."""
+    """Nested columns after steps that change which rows there are: position -> origin."""
     if all(isinstance(step, ProjectStep) for step in pipe.steps):
         return {}
     return _origins(pipe, {i: item for i, item in enumerate(pipe.items) if type_of(item.expr).is_nested})
@@ -54,7 +54,7 @@ def row_numbers(pipe: Pipeline) -> dict[int | None, Named]:
 
 
 def kernel_steps(node: Pipeline | WindowAggregate) -> tuple[Step, ...]:
-    """The steps as a kernel can do them: a probe keeps no nested column, but its place in the table, if it is asked."""
+    """The steps as a kernel runs them: a probe yields no nested column, but its row in the table, if that is needed."""
     return tuple(_without_nested(node, step) if isinstance(step, Probe) else step for step in node.steps)
 
 

@@ -54,7 +54,7 @@ class Planner:
         return place_first_rows(keys)
 
     def columns(self, node: Node, exprs: Sequence[Expr]) -> tuple[Node, list[Col]]:
-        """The input with a column for each expression that is none yet, and the columns that they all are."""
+        """The input with a column for each expression that is not a column yet, and these columns."""
         node, exprs = self.hosts(node, exprs)
         added = {e: Named(f"#by{k}", e) for k, e in enumerate(exprs) if not isinstance(e, Col)}
         if added:

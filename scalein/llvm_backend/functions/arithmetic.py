@@ -3,7 +3,7 @@
 Addition and subtraction compare signs. Narrow products are formed in twice the width. The product
 of two 64-bit integers is checked without a wide multiplication, which no vector unit has: the
 wrapped product differs from the true one by a multiple of 2^64, so comparing it, as a float, with
-the product of the floats tells the two cases apart: below 2^63 apart there was no overflow, else
+the product of the floats distinguishes the two cases: below 2^63 apart there was no overflow, else
 at least 2^64 minus rounding (below 2^12 where it matters). Exact, three conversions a row, and no
 min/max pass or second loop.
 """

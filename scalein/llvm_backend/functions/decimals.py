@@ -147,7 +147,7 @@ def _rounded_off(f: Fn, size: ir.Value, power: int, digits: int) -> ir.Value:
 
 
 def round_(f: Fn, data: ir.Value, dtype: DType, digits: int, fail: Fail) -> ir.Value:
-    """Half away from zero at `digits` behind the point; a carry may take a digit too many."""
+    """Half away from zero at `digits` decimals; a carry may add a digit."""
     power = dtype.scale - digits
     size, negative = _magnitude(f, data)
     whole = _rounded_off(f, size, power, dtype.precision)

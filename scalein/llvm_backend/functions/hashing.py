@@ -70,7 +70,7 @@ def _stripes(f: Fn, text: Str, at: Var) -> ir.Value:
 
 @contextmanager
 def _while_left(f: Fn, text: Str, at: Var, size: int) -> Iterator[ir.Value]:
-    """A loop over pieces of so many bytes, as long as there is one: where each begins."""
+    """A loop over the whole pieces of that many bytes; yields where each begins."""
     with f.forever() as loop:
         after = f.b.add(at.get(), const(size))
         loop.stop_if(f.b.icmp_signed(">", after, text.size))

@@ -1,6 +1,6 @@
 """is_in: membership in a set of constants.
 
-A few constants are compared one by one, without a branch. More are kept in order and searched by halves: numbers by
+A few constants are compared one by one, without a branch. More are sorted and searched by bisection: numbers by
 the bits of their canonical form, strings by their bytes.
 """
 
@@ -81,7 +81,7 @@ def _word(value: object, dtype: DType) -> int:
 
 
 class _Texts:
-    """Constant strings in order: their bytes one behind the other, and where each begins."""
+    """Constant strings in order: their bytes consecutively, and where each begins."""
 
     def __init__(self, code: Code, texts: list[bytes]) -> None:
         self._code, self.count = code, len(texts)

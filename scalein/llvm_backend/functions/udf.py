@@ -3,7 +3,7 @@
     { i64 errors, data..., i1 valid }  name(args..., ptr stop)
 
 What fails returns at once with the bit of its error set, so nothing runs on with a wrong value. A row whose value
-nobody asks for is not computed at all: with garbage for arguments a loop might not end. LLVM inlines the function
+is not needed is not computed at all: with garbage for arguments a loop might not end. LLVM inlines the function
 into the row loop. Only udfs with loops have `stop` (and `valid` is there if the result may be None): a word that the
 caller sets to make the loops return.
 """
@@ -44,7 +44,7 @@ from scalein.llvm_backend.functions.registry import CallSite, lowers
 from scalein.llvm_backend.functions.udf_apply import lower_apply, truth
 from scalein.llvm_backend.values import Str, Value, register_type
 
-STOPPED = "stopped"  # the error of a loop that was told to end; the caller who told it has another one
+STOPPED = "stopped"  # the error of a cancelled loop; the caller that cancelled it raises its own
 
 
 @lowers("udf")
@@ -81,7 +81,7 @@ def _udf(c: CallSite) -> Value:
 
 
 def _passed(udf: Udf, args: Sequence[Value], stop: ir.Value | None) -> list[ir.Value]:
-    """The arguments as registers: a string is two, what may be None has its validity behind it."""
+    """The arguments as registers: a string is two, an optional value is followed by its validity."""
     found: list[ir.Value] = []
     for arg, param in zip(args, udf.params, strict=True):
         found += [arg.data.ptr, arg.data.size] if isinstance(arg.data, Str) else [arg.data]
@@ -237,7 +237,7 @@ class _Body:
             left.set(b.sub(left.get(), const(1)))
             number = following.get()
             self.locals[statement.name].set(Value(number))
-            following.set(b.add(number, step))  # wraps behind the last round, where nobody looks
+            following.set(b.add(number, step))  # may wrap after the last iteration, where it is not used
             self.loop_body(loop, statement.body)
 
     def rounds(self, statement: ForRange, start: ir.Value, stop: ir.Value, step: ir.Value) -> ir.Value:

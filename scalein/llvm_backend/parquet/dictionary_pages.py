@@ -3,15 +3,15 @@
 A page is, decompressed: levels, if the column may have nulls; a byte with the width of its numbers; the numbers. Both
 levels (of one bit, all 1: there are no nulls) and numbers are in runs, Parquet's RLE / bit-packed hybrid. A run begins
 with a varint: `count << 1` before one number that repeats `count` times, `groups << 1 | 1` before 8 * `groups` numbers
-of `width` bits each, one behind the other.
+of `width` bits each, consecutively.
 
 There is a kernel for each size of value, for any width: where in a group of eight numbers each begins is computed once
 a run, so that a number is a load, a shift and a mask. (A kernel for each width is hardly faster, and to compile one
 takes as long as to read a hundred million values.)
 
-Invariants: no byte outside of a page is read. No width is above `most_width`, and the dictionary has room for that many
-values, whatever it holds, so that no number leads out of it; one that is not below `entries` ends the kernel with
-ERROR, as does a run that leads out of its page, or a null. Slots `at` to `width` say where the next call goes on.
+Invariants: no byte outside of a page is read. No width is above `most_width`, and the dictionary buffer has space for
+that many values, whatever it holds, so that no number leads out of it; one that is not below `entries` ends the kernel
+with ERROR, as does a run that leads out of its page, or a null. Slots `at` to `width` say where the next call goes on.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _greater(f: Fn, a: ir.Value, b: ir.Value) -> ir.Value:
 
 
 class Cursor:
-    """Bytes that are read one behind the other; the kernel ends with ERROR where there is none."""
+    """A reader of consecutive bytes; the kernel ends with ERROR past the end."""
 
     def __init__(self, f: Fn, data: Var, size: Var, at: Var) -> None:
         self._f, self.data, self.size, self.at = f, data, size, at
@@ -145,7 +145,7 @@ class Cursor:
         return found
 
     def number(self, size: int) -> ir.Value:
-        """A number of so many bytes."""
+        """An integer of that many bytes."""
         b, found = self._f.b, const(0)
         for k in range(size):
             found = b.or_(found, b.shl(self.byte(), const(8 * k)))
@@ -169,7 +169,7 @@ class Cursor:
 
 
 def pass_levels(f: Fn, page: Cursor, count: ir.Value, size: ir.Value) -> None:
-    """Leave so many bytes of levels behind, which have to be 1 for all values."""
+    """Skip the bytes of definition levels, which must be 1 for all values."""
     b = f.b
     end = b.add(page.at.get(), size)
     f.leave_if(b.icmp_signed(">", end, page.size.get()), ERROR)
@@ -244,7 +244,7 @@ class _Run:
         return numbers
 
     def number(self, following: ir.Value) -> ir.Value:
-        """One number, byte by byte, none behind the page."""
+        """One index, byte by byte, without reading past the page."""
         f, b, width = self._f, self._f.b, self._width.get()
         first, last = self.place(following), b.sub(self._page.size.get(), const(1))
         found = const(0)

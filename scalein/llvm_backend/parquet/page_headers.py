@@ -1,6 +1,6 @@
 """The headers of a Parquet column chunk's pages, in Thrift's compact protocol: a row of `PAGE_WORDS` for each page.
 
-A header is a struct, in which a struct (field 5, 7 or 8) tells of the kind of page that it is; there may be statistics
+A header is a struct, in which a struct (field 5, 7 or 8) describes the kind of page; there may be statistics
 in that. A field is a byte (how much greater its number is than the last one's, and its type) and its value. Numbers of
 the first two levels are looked at, everything else is passed.
 
@@ -43,7 +43,7 @@ _MOST_GAIN = 32  # times the bytes that Snappy makes of some: 64 of 3 at most
 
 
 def lower_page_headers() -> Lowered:
-    """The kernel that walks over pages until these have `left` values, or there is no room for one more row.
+    """The kernel that walks over pages until these have `left` values, or the output is full.
 
     `optional`: values have levels. `compressed`: pages are.
     """
@@ -166,7 +166,7 @@ def _write_page(f: Fn, chunk: Cursor, inner: Var, fields: ir.Value, row: ir.Valu
     is_sound = f.all_of(b.icmp_signed(">=", values, const(0)), b.icmp_signed("<=", before, f.min(size, raw_size)),
                         b.icmp_signed("<=", raw_size, const(_MOST_PAGE_BYTES)))
     packed = f.all_of(is_compressed, f.any_of(b.not_(is_v2), b.icmp_signed("!=", of(7), const(0))))
-    # Nobody gets room for more than there can be: a page of a few bytes does not become gigabytes.
+    # Sizes are bounded by what the page can expand to: a page of a few bytes does not become gigabytes.
     most = b.mul(b.sub(size, before), const(_MOST_GAIN))
     is_sound = f.all_of(is_sound, f.any_of(b.not_(packed), b.icmp_signed("<=", b.sub(raw_size, before), most)))
     f.leave_if(b.not_(f.all_of(is_known, is_sound)), ERROR)

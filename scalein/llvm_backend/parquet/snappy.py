@@ -1,13 +1,13 @@
-"""Snappy: pages of a Parquet column chunk, decompressed one behind the other.
+"""Snappy: pages of a Parquet column chunk, decompressed consecutively.
 
 pyarrow does so as fast, but a page has some ten thousand values only, and then a call for each takes longer than its
 bytes do.
 
 The format: how many bytes it gives, as a varint, then elements. The low two bits of an element's first byte tell its
-kind: 0, so many bytes follow; 1 to 3, so many bytes come again that stand some way back in what there is already, maybe
+kind: 0, a literal of that many bytes follows; 1 to 3, a copy of that many bytes from earlier output, maybe
 over one another ("abab" is two bytes and four of two back).
 
-Invariants: no byte outside of a page is read, and none outside of the room for it is written: that is its `raw_size`
+Invariants: no byte outside of a page is read, and none outside of its output buffer is written: that is its `raw_size`
 and `SLOP` bytes, which the next page overwrites. What gives more or fewer bytes, or reaches back too far, is ERROR.
 """
 

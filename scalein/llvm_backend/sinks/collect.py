@@ -1,4 +1,4 @@
-"""Collect: write the live rows' columns, compacted, behind those already in the output chunk.
+"""Collect: write the live rows' columns, compacted, after those already in the output chunk.
 
 One loop a column keeps each vectorizable. Validity and bools are written as bytes and packed when
 the chunk is closed. Room for a whole block is made sure of before anything is written, so a kernel
@@ -109,7 +109,7 @@ def _write_bytes(code: Code, k: int, item: Named, block: Block, env: Env, count:
 
 
 def _write_strings(code: Code, k: int, item: Named, block: Block, env: Env, count: ir.Value) -> None:
-    """Bytes one behind the other, and the offset behind each."""
+    """Bytes of all rows, consecutively, and the end offset of each."""
     f, b = code.f, code.f.b
     used = f.var(I64, f.get_slot(f"out{k}.used"))
     with rows(code, block) as row:

@@ -314,7 +314,7 @@ def _lower_direct(sink: Group, given: Rows) -> None:
 
 
 def _key_code(given: Rows, number: int, key: Expr, row: Row) -> tuple[ir.Value, ir.Value]:
-    """A key's place in its range, and whether it lies outside. A null has the place behind the last."""
+    """A key's position in its range, and whether it lies outside. A null has the position after the last."""
     f, b = given.code.f, given.code.f.b
     dtype = type_of(key)
     value = lower_expr(given.code, key, given.env, row)

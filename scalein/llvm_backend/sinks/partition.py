@@ -56,7 +56,7 @@ def lower_partition(code: Code, sink: Partition, block: Block, env: Env, ordinal
 
 
 def _next_chunk(code: Code, sink: Partition, head: ir.Value, group: ir.Value) -> None:
-    """Take a free chunk for a group; the log of takes tells the runtime which chunks a group has."""
+    """Take a free chunk for a group; the allocation log records which chunks a group has."""
     f, b = code.f, code.f.b
     left = b.sub(f.get_slot("part.left"), const(1))
     f.set_slot("part.left", left)

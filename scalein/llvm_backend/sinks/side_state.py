@@ -1,6 +1,6 @@
 """What happens to bags and logs when tables are merged and groups are finished.
 
-Finishing ranks: the pairs of a group are written one behind the other (`Spread`; where each group's begin is in
+Finishing ranks: the pairs of a group are written consecutively (`Spread`; where each group's begin is in
 its records), then each group's are ranked (`Rank`). From values and their numbers of rows follow the quantiles,
 which go into the record; from sorted row numbers the runtime reads the order of a list. A log that has grown long is
 folded: its values are written anew, each once.
@@ -175,9 +175,9 @@ def _place(f: Fn, rows: ir.Value, share: float) -> tuple[ir.Value, ir.Value, ir.
 def _selected(f: Fn, pairs: ir.Value, count: ir.Value, rows: ir.Value, share: float) -> ir.Value:
     b = f.b
     place, below, above = _place(f, rows, share)
-    key, behind = select(f, pairs, f.slot("spare", PTR), count, b.fptosi(below, I64))
+    key, after = select(f, pairs, f.slot("spare", PTR), count, b.fptosi(below, I64))
     following = f.var(I64, key)
-    with f.when(b.icmp_signed(">=", b.fptosi(above, I64), behind)):
+    with f.when(b.icmp_signed(">=", b.fptosi(above, I64), after)):
         following.set(next_key(f, pairs, count, key))
     return _between(f, as_float(f, key), as_float(f, following.get()), b.fsub(place, below))
 
