@@ -303,11 +303,11 @@ class _Run:
         return self._reused if is_given else None
 
     def _aggregate_reusing(self, top: Node, node: WindowAggregate, downstream: Pipeline | None,
-                     reused: ReusedOperators) -> Iterator[pa.RecordBatch]:
+                           reused: ReusedOperators) -> Iterator[pa.RecordBatch]:
         known = reused.pop(id(top), None)
         if not isinstance(known, PreAggregation):
             known = PreAggregation(node, self.joins(node.joins), self._options, downstream,
-                             {} if downstream is None else self.joins(downstream.joins), small_input=True)
+                                   {} if downstream is None else self.joins(downstream.joins), small_input=True)
         known.add(self.rows(node.input), 1)
         yield from known.drain()
         reused[id(top)] = known
@@ -316,6 +316,7 @@ class _Run:
         known = reused.pop(id(node), None)
         if not isinstance(known, PipelineOperator):
             known = prepare_pipeline(node, self.joins(node.joins), self._options, self._table(node.input))
+            known.prepared.has_all_facts = False  # the batches of later runs may have nulls where these have none
         yield from run_prepared(known, self.rows(node.input), self._options)
         reused[id(node)] = known
 

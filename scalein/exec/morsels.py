@@ -65,7 +65,7 @@ def cut_morsels(batches: Iterator[pa.RecordBatch], workers: int, row: int = 0) -
         start = 0
         while start < batch.num_rows:
             size = given.morsel_rows(_morsel_rows(batch.num_rows, batch.num_rows - start, workers))
-            yield Morsel(batch.slice(start, size) if batch.num_rows > size else batch, row + start)
+            yield Morsel(batch if start == 0 and size >= batch.num_rows else batch.slice(start, size), row + start)
             start += size
         row += batch.num_rows
 
