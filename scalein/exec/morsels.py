@@ -64,7 +64,7 @@ def units(batches: Iterator[pa.RecordBatch], workers: int, row: int = 0) -> Iter
         start = 0
         while start < batch.num_rows:
             size = given.morsel_rows(_unit_rows(batch.num_rows, batch.num_rows - start, workers))
-            yield Unit(batch.slice(start, size) if batch.num_rows > size else batch, row + start)
+            yield Unit(batch if start == 0 and size >= batch.num_rows else batch.slice(start, size), row + start)
             start += size
         row += batch.num_rows
 

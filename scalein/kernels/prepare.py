@@ -17,7 +17,19 @@ import pyarrow as pa
 from scalein.dtypes import STR, Kind, Schema
 from scalein.ir.exprs import Call, Col, Expr, Named, type_of
 from scalein.ir.functions.registry import python_function
-from scalein.ir.stages import Collect, DedupStep, FromBatches, Group, Partition, Probe, Read, Sink, Stage, Step
+from scalein.ir.stages import (
+    Collect,
+    DedupStep,
+    FilterStep,
+    FromBatches,
+    Group,
+    Partition,
+    Probe,
+    Read,
+    Sink,
+    Stage,
+    Step,
+)
 from scalein.ir.store_kernels import Lookup, Upsert
 from scalein.ir.tables import Acc, AccKind, Key, Output, Table
 from scalein.kernels.bind import addressable, bind, bind_codes, code_bits, form_of, has_nulls
@@ -31,6 +43,7 @@ from scalein.options import Options
 # A kernel of many columns takes long to vectorize, although it is compiled in parts. Where a known, small input would
 # be done long before, it is compiled briefly.
 WIDE = 48
+LARGE = 1024  # parts of all expressions
 FEW_ROWS = 1 << 18
 MOST_VARIANTS = 16  # of a kernel, for other facts of the input
 
@@ -161,7 +174,9 @@ class Prepared:
         reads = [Read(n, self.schema[n].dtype, known[n].form, known[n].nulls, code_bits=known[n].code_bits)
                  for n in self.names if n in inner]
         reads += [read for read in special.lookups.values() if read.name in inner]
-        brief = self.few_rows and len(list(_sink_exprs(sink))) > WIDE
+        exprs = list(_sink_exprs(sink))
+        sizes = [e.size for e in (*exprs, *(step.predicate for step in steps if isinstance(step, FilterStep)))]
+        brief = self.few_rows and (len(exprs) > WIDE or sum(sizes) > LARGE)
         return Stage(self.name, FromBatches(tuple(reads)), steps, sink, brief)
 
     def _probe_nulls(self, probe: Probe) -> dict[str, bool]:

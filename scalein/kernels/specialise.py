@@ -34,7 +34,7 @@ class Specialiser:
         return can_fail(expr) or bool(columns(expr) & self.failing)
 
     def step(self, step: Step, keep_nulls: Callable[[Probe], dict[str, bool]]) -> Step:
-        """A step in terms of specialised expressions; afterwards names mean what they mean behind it."""
+        """A step in terms of specialised expressions; afterwards names mean what they mean after it."""
         match step:
             case FilterStep(predicate):
                 return FilterStep(self.expr(predicate))
