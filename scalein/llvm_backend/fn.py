@@ -452,6 +452,12 @@ class Fn:
         read, level, data = const(0, I32), const(3 if is_near else 2, I32), const(1, I32)
         self.call("llvm.prefetch.p0", ir.VoidType(), [ptr, read, level, data])
 
+    def freeze(self, value: ir.Value) -> ir.Value:
+        """The value as it is, which LLVM does not join with what it was computed from."""
+        frozen = ir.Instruction(self.b.block, value.type, "freeze", [value])
+        self.b._insert(frozen)
+        return frozen
+
     def min(self, a: ir.Value, b: ir.Value) -> ir.Value:
         return self.b.select(self.b.icmp_signed("<", a, b), a, b)
 

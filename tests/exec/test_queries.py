@@ -13,6 +13,8 @@ import pytest
 
 import scalein as si
 from scalein import ComputeError, Flow, col, compiler
+from scalein.exec.bounded import Program
+from scalein.options import Options
 from tests import oracle
 
 SCHEMA = pa.schema({"k": pa.int64(), "v": pa.float64(), "t": pa.int64()})
@@ -226,3 +228,11 @@ def test_a_run_that_is_left_or_fails_does_not_harm_the_next() -> None:
         rows = flow.batches(good)
         next(rows)
         rows.close()
+
+
+def test_a_program_sees_nulls_that_its_first_batches_did_not_have() -> None:
+    program = Program(compiler.compile_flow(si.flow({"x": int}).select(y=col("x").fill_null(7)).op))
+    options = Options.make(workers=1)
+    for values, want in (([1], [1]), ([None, 2], [7, 2]), ([3], [3])):
+        batch = pa.record_batch([pa.array(values, pa.int64())], names=["x"])
+        assert [row["y"] for out in program.run([batch], options) for row in out.to_pylist()] == want

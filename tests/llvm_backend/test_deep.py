@@ -58,10 +58,10 @@ def test_code_of_a_chain_grows_as_the_chain() -> None:
     assert long < 100 * 10
 
 
-@pytest.mark.parametrize("levels", [7, 100, 1200])
+@pytest.mark.parametrize("levels", [7, 100, 700])
 def test_some_columns_of_a_chain_are_materialized(levels: int) -> None:
     found = find_materialized(chained(levels))
-    assert {7: 0, 100: 10, 1200: 30}[levels] <= len(found) <= {7: 0, 100: 20, 1200: MOST_MATERIALIZED}[levels]
+    assert {7: 0, 100: 10, 700: 30}[levels] <= len(found) <= {7: 0, 100: 20, 700: MOST_MATERIALIZED}[levels]
 
 
 @pytest.mark.parametrize("levels", [48, 52, 100, 300])
@@ -75,3 +75,14 @@ def test_chains_give_what_they_should(levels: int) -> None:
     found = flow.filter(col("c0") > 0.2).collect(workers=1)
     for k, values in enumerate(expected):
         np.testing.assert_allclose(found[f"c{k}"].to_numpy(), values[expected[0] > 0.2], rtol=1e-12)
+
+
+@pytest.mark.parametrize("nullable", [False, True])
+def test_a_predicate_of_many_terms_runs(nullable: bool) -> None:
+    terms = 1500 if nullable else 5000
+    values = [None, *NUMBERS["c0"].to_pylist()] if nullable else NUMBERS["c0"].to_pylist()
+    predicate = col("c0") == 0
+    for k in range(1, terms):
+        predicate = predicate | (col("c0") == 2 * k)
+    found = si.from_arrow(pa.table({"c0": pa.array(values, pa.int64())})).filter(predicate).collect(workers=1)
+    assert found["c0"].to_pylist() == [v for v in values if v is not None and v % 2 == 0 and v < 2 * terms]
