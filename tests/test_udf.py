@@ -253,7 +253,7 @@ def test_a_null_is_not_passed_to_a_parameter_that_is_not_optional() -> None:
     assert flow.select(z=strict(col("y"), col("x"))).schema.field("z").nullable is True
 
 
-def test_rows_that_nobody_asks_for_are_not_computed() -> None:
+def test_filtered_rows_are_not_computed() -> None:
     @si.udf
     def forever(x: int) -> int:
         while x > 0:
@@ -264,8 +264,8 @@ def test_rows_that_nobody_asks_for_are_not_computed() -> None:
     flow = si.from_arrow(table).select(y=when(col("ok")).then(forever(col("x"))).otherwise(7))
     for collect in COLLECTS:
         assert collect(flow)["y"].to_pylist() == [7, 1, 7, None, -1]
-    kept = si.from_arrow(table).filter(col("ok")).filter(forever(col("x")) == 1)
-    assert kept.collect()["x"].to_pylist() == [0]
+    filtered = si.from_arrow(table).filter(col("ok")).filter(forever(col("x")) == 1)
+    assert filtered.collect()["x"].to_pylist() == [0]
 
 
 # --- failures
@@ -353,7 +353,7 @@ def test_pickling() -> None:
     assert pickle.loads(pickle.dumps(roman.ir)) == roman.ir
 
 
-def test_the_code_cache_tells_udfs_apart() -> None:
+def test_the_code_cache_distinguishes_udfs() -> None:
     results = []
     for factor in (1.0, 2.0, -0.0, 0.0):
 
@@ -380,7 +380,7 @@ def test_plain_python() -> None:
             collect(flow.select(r=roman(col("n"))))
 
 
-def test_plain_python_that_breaks_its_word() -> None:
+def test_plain_python_that_returns_another_type() -> None:
     @si.udf(compile=False)
     def liar(x: int) -> int:
         return "no"  # type: ignore[return-value]

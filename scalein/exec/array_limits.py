@@ -1,7 +1,7 @@
-"""Limits: how much one Arrow array can hold, rows cut so that they stay below it, and the errors where they cannot.
+"""Limits of Arrow arrays: batches are cut so that they stay below them, and errors where they cannot.
 
-`string`, `binary` and `list` have 32-bit offsets: one array holds at most 2 GiB of text or 2^31 elements. pyarrow finds
-out after the work. Here rows are weighed before it: a row's weight is what it adds to such offsets at any depth.
+`string`, `binary` and `list` have 32-bit offsets: one array holds at most 2 GiB of text or 2^31 elements. pyarrow
+notices only after the work. Here rows are weighed before: a row's weight is what it adds to such offsets at any depth.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import pyarrow as pa
 from scalein.arrow_functions import extents, taken
 from scalein.errors import ScaleinError
 
-MOST_WEIGHT = 1 << 30  # of an array that is made here: half of what fits, so that nothing has to be exact
-_SIGNS = ("overflow", "too large", "exceed", "capacity", "2gb", "cannot contain more than")  # pyarrow on its limits
+MOST_WEIGHT = 1 << 30  # of an array that is made here: half of what fits, so that weights need not be exact
+_SIGNS = ("overflow", "too large", "exceed", "capacity", "2gb", "cannot contain more than")  # in errors of pyarrow
 
 
 def weights(array: pa.Array) -> np.ndarray | None:
@@ -36,8 +36,8 @@ def weights(array: pa.Array) -> np.ndarray | None:
         sizes = cells[array.offset : array.offset + len(array), 0].astype(np.int64)
         return np.where(np.asarray(array.is_valid()), sizes, 0)
     if pa.types.is_struct(kind):
-        return together([weights(array.field(k)) for k in range(kind.num_fields)])
-    if pa.types.is_union(kind) or pa.types.is_run_end_encoded(kind):  # nearly
+        return total_weights([weights(array.field(k)) for k in range(kind.num_fields)])
+    if pa.types.is_union(kind) or pa.types.is_run_end_encoded(kind):  # an estimate
         return np.full(len(array), array.nbytes // max(1, len(array)) + 1)
     return _weights_of_lists(array) if any(is_kind(kind) for is_kind in _LISTS) else None
 
@@ -53,7 +53,7 @@ def _weights_of_lists(array: pa.Array) -> np.ndarray:
     if not there.any():
         return np.zeros(len(array), np.int64)
     first, last = int(lists.starts[there].min()), int((lists.starts + lists.sizes)[there].max())
-    inner = weights(lists.values.slice(first, last - first))  # a slice of a long array sees only its own
+    inner = weights(lists.values.slice(first, last - first))  # only the elements of these lists
     if inner is None:
         return lists.sizes.astype(np.int64)
     before = np.concatenate(([0], np.cumsum(inner)))
@@ -62,14 +62,14 @@ def _weights_of_lists(array: pa.Array) -> np.ndarray:
     return found
 
 
-def together(columns: Sequence[np.ndarray | None]) -> np.ndarray | None:
-    """The weight of rows that have all these columns."""
+def total_weights(columns: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    """The weight of each row over some columns."""
     known = [column for column in columns if column is not None]
     return np.sum(known, axis=0) if known else None
 
 
-def cuts(count: int, most_rows: int, row_weights: np.ndarray | None) -> Iterator[tuple[int, int]]:
-    """Where to cut rows so that no piece has too many, and none of more than one row weighs too much."""
+def cut_points(count: int, most_rows: int, row_weights: np.ndarray | None) -> Iterator[tuple[int, int]]:
+    """Ranges of rows so that none has too many, and none of more than one row weighs too much."""
     ends = None if row_weights is None else np.cumsum(row_weights)
     start = 0
     while start < count:
@@ -81,21 +81,21 @@ def cuts(count: int, most_rows: int, row_weights: np.ndarray | None) -> Iterator
         start = stop
 
 
-def light(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The batch, cut where its dictionaries' text, written out, would be too much for one array."""
+def split_heavy(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """The batch, cut where the text of its dictionaries, decoded, would be too much for one array."""
     coded = [column for column in batch.columns if pa.types.is_dictionary(column.type)]
     if not coded:
         yield batch
         return
-    for start, stop in cuts(batch.num_rows, batch.num_rows, together([weights(column) for column in coded])):
+    for start, stop in cut_points(batch.num_rows, batch.num_rows, total_weights([weights(column) for column in coded])):
         yield batch.slice(start, stop - start)
 
 
-class Held:
-    """A whole column to take rows from: one array if it fits, else large text, or as few arrays as can be."""
+class WholeColumn:
+    """A whole column to take rows from: one array if it fits, else large text, or as few arrays as possible."""
 
     def __init__(self, column: pa.ChunkedArray) -> None:
-        self.weights: np.ndarray | None = None  # only where they matter
+        self.weights: np.ndarray | None = None  # only of a column that may exceed the limit
         chunks = column.chunks or [pa.nulls(0, column.type)]
         if column.nbytes > MOST_WEIGHT:  # counts the bytes of each chunk, even where chunks share a buffer
             each = [weights(chunk) for chunk in chunks]
@@ -109,14 +109,14 @@ class Held:
             self.arrays = [_one(chunks)]
         else:
             totals = np.array([int(w.sum()) for w in each if w is not None])
-            self.arrays = [_one(chunks[first:last]) for first, last in cuts(len(chunks), len(chunks), totals)]
+            self.arrays = [_one(chunks[first:last]) for first, last in cut_points(len(chunks), len(chunks), totals)]
         self._starts = np.cumsum([0, *map(len, self.arrays)])[:-1]
 
     def take(self, rows: np.ndarray) -> pa.Array:
-        """The rows with these numbers, which together must not weigh too much."""
+        """The rows with these numbers; their total weight must be within the limit."""
         if len(self.arrays) == 1:
             (array,) = self.arrays
-            # Of long text no slice, even where rows are neighbours: its offsets would not fit 32 bits in a cast.
+            # No slice of long text, even for adjacent rows: its offsets would not fit 32 bits in a cast.
             return taken(array, pa.array(rows)) if self.weights is None else array.take(pa.array(rows))
         which = np.searchsorted(self._starts, rows, side="right") - 1
         order = np.argsort(which, kind="stable")
@@ -137,23 +137,23 @@ def too_long(what: str, error: BaseException | None = None) -> ScaleinError:
 
 
 def is_too_long(error: BaseException) -> bool:
-    """Whether an error of pyarrow's says that an array cannot hold so much; of fewer rows it may."""
+    """Whether an error of pyarrow reports the capacity of an array; fewer rows may fit."""
     return isinstance(error, pa.ArrowCapacityError) or any(sign in str(error).lower() for sign in _SIGNS)
 
 
-def guarded(step: str, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The batches of a step; where it meets a limit of Arrow or of memory, the error is ours and names the step."""
+def with_limit_errors(step: str, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches of a step; an error about a limit of Arrow or of memory becomes ours, and names the step."""
     try:
         yield from rows
     except (pa.ArrowInvalid, pa.ArrowCapacityError, MemoryError, OSError, RuntimeError) as error:
-        ours = beyond(step, error)
+        ours = limit_error(step, error)
         if ours is None:
             raise
         raise ours from error
 
 
-def beyond(step: str, error: BaseException) -> ScaleinError | None:
-    """Our error for one of pyarrow's or the system's that a step met; None for what is no limit."""
+def limit_error(step: str, error: BaseException) -> ScaleinError | None:
+    """Our error for an error of pyarrow or the system in a step; None if it is not about a limit."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return ScaleinError(f"{step} needs more memory than this process may use", found=error,
                             hint="filter or aggregate before it, or give smaller batches")

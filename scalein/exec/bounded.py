@@ -1,4 +1,4 @@
-"""run: a program's nodes, each an iterator of batches over the one below it."""
+"""The bounded driver: runs a physical plan to its end; each node is an iterator of batches over its input's."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from scalein.connectors.in_memory import Batches
 from scalein.dtypes import I64, Field, Schema
 from scalein.errors import ComputeError, InternalError
 from scalein.exec import array_limits
-from scalein.exec.error_location import placed
-from scalein.exec.hash_aggregate import GroupRun, group_run
+from scalein.exec.error_location import located
+from scalein.exec.hash_aggregate import HashAggregate, hash_aggregate
 from scalein.exec.host import run_host
 from scalein.exec.join_build import JoinTable, build
-from scalein.exec.morsels import joined
-from scalein.exec.pipeline import Work, ready, run_pipe, run_ready
-from scalein.exec.preaggregate import Standing
-from scalein.exec.ring_preaggregate import StandingRing
-from scalein.exec.scan_predicates import tests_of
-from scalein.exec.sort import run_ordered
+from scalein.exec.morsels import coalesce
+from scalein.exec.pipeline import PipelineOperator, prepare_pipeline, run_pipeline, run_prepared
+from scalein.exec.preaggregate import PreAggregation
+from scalein.exec.ring_preaggregate import RingPreAggregation
+from scalein.exec.scan_predicates import conditions_of
+from scalein.exec.sort import run_sort
 from scalein.ir import ops
 from scalein.ir.exprs import Col
 from scalein.ir.partials import TwoPhase
@@ -37,9 +37,9 @@ from scalein.ir.tables import Key, Slicing
 from scalein.kernels.bind import conformed
 from scalein.options import Options
 
-FEW_ROWS = 1 << 16  # in which making ready would take longer than running
-Again = dict[int, Standing | Work]  # by the node's identity
-Idle = dict[tuple[object, ...], GroupRun | Work]  # by the node's identity, and the options that make kernels others
+FEW_ROWS = 1 << 16  # preparing the operators would take longer than running them
+ReusedOperators = dict[int, PreAggregation | PipelineOperator]  # by the node's identity
+IdleOperators = dict[tuple[object, ...], HashAggregate | PipelineOperator]  # by the node's identity and options
 
 
 def collect(op: ops.Op, options: Options) -> pa.Table:
@@ -53,29 +53,29 @@ def batches(op: ops.Op, options: Options) -> Iterator[pa.RecordBatch]:
 
 
 class Query:
-    """A flow that is run again and again, each time to its end.
+    """A flow that can be run many times, each time to its end.
 
-    The plan, kernels and small static tables stay between runs. A run takes what it uses again and puts it back, so
-    runs at the same time do not meet. Nothing is retained of data that was given to one run.
+    The plan, operators with their kernels and small static tables are retained between runs. A run takes an idle
+    operator out and puts it back at its end, so concurrent runs share none. No input data of a run is retained.
     """
 
     def __init__(self, op: ops.Op) -> None:
         self._op, self._schema = op, op.schema.arrow
         self._plan, self._sources = plan_of(op)
-        self._idle: Idle = {}
-        self._built: dict[int, JoinTable] = {}
+        self._idle: IdleOperators = {}
+        self._join_tables: dict[int, JoinTable] = {}
         tables = (table for node in walk_nodes(self._plan) if isinstance(node, Pipeline | WindowAggregate)
                   for _, table in node.joins)  # fmt: skip
         self._static = frozenset(id(table) for table in tables if self._is_small(table))
 
     def _is_small(self, table: JoinBuild) -> bool:
-        """Whether all rows of a static table are the flow's own, in memory, and few, and no Python makes others."""
+        """Whether a static table consists of few rows that the flow holds in memory, without a Python step."""
         below = list(walk_nodes(table.input))
         inputs = [node.source.data for node in below if isinstance(node, Scan)]
         data = [self._sources[each.number].data for each in inputs if isinstance(each, Input)]
-        is_few = all(isinstance(each, Batches) and each.table is not None and each.table.num_rows <= FEW_ROWS
+        is_small = all(isinstance(each, Batches) and each.table is not None and each.table.num_rows <= FEW_ROWS
                      for each in data)  # fmt: skip
-        return is_few and not any(isinstance(node, Host) for node in below)
+        return is_small and not any(isinstance(node, Host) for node in below)
 
     def collect(self, options: Options, given: Batches | None = None) -> pa.Table:
         """The whole result; `given` is the data of the source that has none of its own."""
@@ -84,11 +84,12 @@ class Query:
     def batches(self, options: Options, given: Batches | None = None) -> Iterator[pa.RecordBatch]:
         """The result batch by batch."""
         inputs = [given if source.data is None else source.data for source in self._sources]
-        run = _Run(options, built=self._built, inputs=inputs, idle=self._idle, static=self._static)
+        run = _Run(options, join_tables=self._join_tables, inputs=inputs, idle=self._idle, static=self._static)
         try:
-            yield from array_limits.guarded("this flow", _conformed(lambda: run.rows(self._plan), self._schema))
+            rows = _conformed(lambda: run.rows(self._plan), self._schema)
+            yield from array_limits.with_limit_errors("this flow", rows)
         except ComputeError as error:
-            raise placed(error, self._op, self._plan) from None
+            raise located(error, self._op, self._plan) from None
 
 
 def _conformed(rows: Callable[[], Iterator[pa.RecordBatch]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -96,112 +97,114 @@ def _conformed(rows: Callable[[], Iterator[pa.RecordBatch]], schema: pa.Schema) 
         if batch.schema == schema:
             yield batch
         else:
-            yield from (conformed(part, schema) for part in array_limits.light(batch))
+            yield from (conformed(part, schema) for part in array_limits.split_heavy(batch))
 
 
 class Program:
-    """A compiled program that is run again and again over batches given to it; static tables are built once.
+    """A compiled plan that can be run many times, over the batches of each call; static tables are built once.
 
-    For few rows, what a node made ready is used again: kernels and tables. A run takes it and puts it back, so runs at
-    the same time do not meet.
+    For small inputs, operators are reused with their kernels and tables. A run takes them out and puts them back at its
+    end, so concurrent runs share none.
     """
 
     def __init__(self, node: Node) -> None:
         self.node, self._schema = node, node.schema.arrow
-        self._built: dict[int, JoinTable] = {}  # by the join's identity, which the program keeps
-        self._again: Again = {}
-        self._given: pa.Schema | None = None  # of the batches that `_again` is for
+        self._join_tables: dict[int, JoinTable] = {}  # by the identity of the join's node, which `node` keeps alive
+        self._reused: ReusedOperators = {}
+        self._given: pa.Schema | None = None  # of the batches that `_reused` was prepared for
 
     def run(self, batches: Iterable[pa.RecordBatch], options: Options) -> Iterator[pa.RecordBatch]:
-        """What the program makes of batches of its input's columns."""
-        again = None
+        """The output for these batches."""
+        reused = None
         if isinstance(batches, list) and 0 < sum(batch.num_rows for batch in batches) <= FEW_ROWS:
             if any(batch.schema != self._given for batch in batches):
-                self._again, self._given = {}, batches[0].schema
+                self._reused, self._given = {}, batches[0].schema
             if all(batch.schema == self._given for batch in batches):
-                again, options = self._again, replace(options, workers=1)
-        return _conformed(lambda: _Run(options, batches, built=self._built, again=again).rows(self.node), self._schema)
+                reused, options = self._reused, replace(options, workers=1)
+        run = _Run(options, batches, join_tables=self._join_tables, reused=reused)
+        return _conformed(lambda: run.rows(self.node), self._schema)
 
 
-class StandingProgram:
-    """A program that ends in groups, whose rows are counted in again and again, and whose groups are taken at times.
+class PreAggregationProgram:
+    """A plan that ends in an aggregation, over the batches of many calls; groups are drained on request.
 
-    If times are `watched`, kernels tell how far those of each batch reach.
+    With `track_times`, kernels report the least and the greatest time of each batch.
     """
 
-    def __init__(self, node: WindowAggregate, watched: bool = False, whole: WindowAggregate | None = None) -> None:
-        self.node, self._watched, self._whole = node, watched, whole
+    def __init__(self, node: WindowAggregate, track_times: bool = False,
+                 complete: WindowAggregate | None = None) -> None:
+        self.node, self._track_times, self._complete = node, track_times, complete
         self._schema = node.schema.arrow
-        self._built: dict[int, JoinTable] = {}
-        self._standing: Standing | None = None
+        self._join_tables: dict[int, JoinTable] = {}
+        self._pre_aggregation: PreAggregation | None = None
 
     def add(self, batches: Iterable[pa.RecordBatch], options: Options, row: int = 0) -> int:
-        """Count rows in, which as the groups get them are numbered from `row` on; gives the number behind the last.
+        """Aggregate rows, which are numbered from `row` on as they reach the aggregation; returns the next number.
 
-        After an error, nothing is known of the groups.
+        After an error, the groups are undefined.
         """
-        run = _Run(options, batches, built=self._built)
-        if self._standing is None:
-            self._standing = Standing(self.node, run.joins(self.node.joins), options, watched=self._watched,
-                                      whole=self._whole)
-        rows, self._standing.row = run.rows(self.node.input), row
-        self._standing.add(rows if self._watched else joined(rows), options.workers)
-        return self._standing.row
+        run = _Run(options, batches, join_tables=self._join_tables)
+        if self._pre_aggregation is None:
+            self._pre_aggregation = PreAggregation(self.node, run.joins(self.node.joins), options,
+                                                   track_times=self._track_times, complete=self._complete)
+        rows, self._pre_aggregation.row = run.rows(self.node.input), row
+        self._pre_aggregation.add(rows if self._track_times else coalesce(rows), options.workers)
+        return self._pre_aggregation.row
 
-    def seen(self, batches: list[pa.RecordBatch]) -> list[tuple[int, int]] | None:
-        """The least and the greatest time of each of the batches that were added last; None if nobody could look."""
-        is_direct = isinstance(self.node.input, Scan) and self._standing is not None
-        return self._standing.seen(batches) if is_direct and self._standing is not None else None
+    def time_bounds(self, batches: list[pa.RecordBatch]) -> list[tuple[int, int]] | None:
+        """The least and the greatest time of each of the batches that were added last; None if they are unknown."""
+        is_direct = isinstance(self.node.input, Scan) and self._pre_aggregation is not None
+        return self._pre_aggregation.time_bounds(batches) if is_direct and self._pre_aggregation is not None else None
 
     @property
     def count(self) -> int:
-        return 0 if self._standing is None else self._standing.count
+        return 0 if self._pre_aggregation is None else self._pre_aggregation.count
 
-    def take(self) -> Iterator[pa.RecordBatch]:
-        """All groups since the last time."""
-        if self._standing is not None:
-            yield from _conformed(self._standing.take, self._schema)
+    def drain(self) -> Iterator[pa.RecordBatch]:
+        """Yield all groups since the last drain, and remove them."""
+        if self._pre_aggregation is not None:
+            yield from _conformed(self._pre_aggregation.drain, self._schema)
 
-    def take_whole(self) -> Iterator[pa.RecordBatch]:
-        """All groups since the last time, as those of `whole`."""
-        if self._standing is not None and self._whole is not None:
-            yield from _conformed(self._standing.take_whole, self._whole.schema.arrow)
-
-    @property
-    def is_parted(self) -> bool:
-        """Whether rows wait, by key group, to be aggregated when groups are taken."""
-        return self._standing is not None and self._standing.is_parted
+    def drain_complete(self) -> Iterator[pa.RecordBatch]:
+        """Yield all groups since the last drain as those of `complete`, and remove them."""
+        if self._pre_aggregation is not None and self._complete is not None:
+            yield from _conformed(self._pre_aggregation.drain_complete, self._complete.schema.arrow)
 
     @property
-    def part_bytes(self) -> int:
-        return 0 if self._standing is None else self._standing.part_bytes
+    def is_partitioned(self) -> bool:
+        """Whether rows are buffered by key group, and aggregated when they are drained."""
+        return self._pre_aggregation is not None and self._pre_aggregation.is_partitioned
+
+    @property
+    def partitioned_bytes(self) -> int:
+        return 0 if self._pre_aggregation is None else self._pre_aggregation.partitioned_bytes
 
 
-class RingProgram:
-    """A program that ends in sliding windows, whose rows are counted in again and again: see `standing_ring.py`."""
+class RingPreAggregationProgram:
+    """A plan that ends in sliding windows, over the batches of many calls: see `ring_preaggregate.py`."""
 
     def __init__(self, node: WindowAggregate, partial: WindowAggregate, size: int, options: Options) -> None:
         self.node, self._options = node, options
-        self._built: dict[int, JoinTable] = {}
-        joins = _Run(options, built=self._built).joins(node.joins)
-        self.ring = StandingRing(node, partial, joins, options, size)
+        self._join_tables: dict[int, JoinTable] = {}
+        joins = _Run(options, join_tables=self._join_tables).joins(node.joins)
+        self.ring = RingPreAggregation(node, partial, joins, options, size)
 
     def add(self, batches: list[pa.RecordBatch], workers: int) -> list[pa.RecordBatch]:
-        """Count rows in; gives partial groups that had to leave. After an error, nothing is known of the windows."""
-        run = _Run(replace(self._options, workers=workers), batches, built=self._built)
+        """Aggregate rows; returns partial groups that the ring had to drain. After an error, windows are undefined."""
+        run = _Run(replace(self._options, workers=workers), batches, join_tables=self._join_tables)
         return self.ring.add([batch for batch in run.rows(self.node.input) if batch.num_rows], workers)
 
 
 class _Run:
-    """One run of a program with its options. `given` are the batches of a source that has no data of its own, `inputs`
-    the data of a plan's sources by number. `built` are static tables by the identity of their node, which the caller
-    retains for the next run (all, or those of `static`); `again` and `idle` is what the last run left for the next.
+    """One run of a plan. `given` are the batches of a source without data of its own, `inputs` the data of the plan's
+    sources by number. `join_tables` are static tables by the identity of their node, retained by the caller for the
+    next run (all, or those of `static`); `reused` and `idle` are operators of earlier runs.
     """
 
-    def __init__(self, options: Options, given: Iterable[pa.RecordBatch] = (), *, built: dict[int, JoinTable],
-                 again: Again | None = None, inputs: Sequence[object] = (), idle: Idle | None = None,
-                 static: frozenset[int] | None = None) -> None:
-        self._options, self._given, self._built, self._again = options, given, built, again
+    def __init__(self, options: Options, given: Iterable[pa.RecordBatch] = (), *, join_tables: dict[int, JoinTable],
+                 reused: ReusedOperators | None = None, inputs: Sequence[object] = (),
+                 idle: IdleOperators | None = None, static: frozenset[int] | None = None) -> None:
+        self._options, self._given, self._join_tables, self._reused = options, given, join_tables, reused
         self._inputs, self._idle, self._static = inputs, idle, static
 
     def _data(self, node: Scan) -> object:
@@ -210,7 +213,7 @@ class _Run:
         return self._inputs[data.number] if isinstance(data, Input) else data
 
     def _table(self, node: Node) -> pa.Table | None:
-        """The table behind a scan, if all its data is in memory: facts of the whole input for free."""
+        """The table that a scan reads, if it is in memory: then the facts of the whole input are free."""
         if not isinstance(node, Scan):
             return None
         data = self._data(node)
@@ -221,8 +224,8 @@ class _Run:
         return None
 
     def rows(self, node: Node) -> Iterator[pa.RecordBatch]:
-        """The batches of a node; errors of pyarrow and the system say which step met them."""
-        return array_limits.guarded(_step(node), self._rows(node))
+        """The batches of a node; errors of pyarrow and the system name the step."""
+        return array_limits.with_limit_errors(_step(node), self._rows(node))
 
     def _rows(self, node: Node) -> Iterator[pa.RecordBatch]:
         match node:
@@ -237,48 +240,48 @@ class _Run:
             case Host():
                 return run_host(node, self.rows(node.input))
             case Limit():
-                return _take(self.rows(node.input), node.count)
+                return _limit(self.rows(node.input), node.count)
             case Sort():
-                return run_ordered(node, self.rows(node.input))
+                return run_sort(node, self.rows(node.input))
             case Union():
-                return self._chain(node)
+                return self._union(node)
 
-    def _aggregate(self, node: WindowAggregate, then: Pipeline | None) -> Iterator[pa.RecordBatch]:
+    def _aggregate(self, node: WindowAggregate, downstream: Pipeline | None) -> Iterator[pa.RecordBatch]:
         """The groups of a node, through the pipeline that follows, if any."""
-        top = node if then is None else then
-        joins, then_joins = self.joins(node.joins), {} if then is None else self.joins(then.joins)
-        if (again := self._again_at(node)) is not None:
-            return self._group_again(top, node, then, again)
+        top = node if downstream is None else downstream
+        joins, downstream_joins = self.joins(node.joins), {} if downstream is None else self.joins(downstream.joins)
+        if (reused := self._reusable_at(node)) is not None:
+            return self._aggregate_reusing(top, node, downstream, reused)
         table, rows = self._table(node.input), self._input(node)
-        key = self._idle_key(top, table, [*node.joins, *(() if then is None else then.joins)])
+        key = self._idle_key(top, table, [*node.joins, *(() if downstream is None else downstream.joins)])
         known = None if key is None or self._idle is None else self._idle.pop(key, None)
-        if isinstance(known, GroupRun) and table is not None:
-            known.renew(table, self._options)
+        if isinstance(known, HashAggregate) and table is not None:
+            known.reset(table, self._options)
         else:
-            known = group_run(node, joins, self._options, table, then, then_joins)
-        return self._and_back(known, known.run(rows), key)
+            known = hash_aggregate(node, joins, self._options, table, downstream, downstream_joins)
+        return self._then_release(known, known.run(rows), key)
 
     def _pipeline(self, node: Pipeline) -> Iterator[pa.RecordBatch]:
         """The rows of a pipeline."""
         joins = self.joins(node.joins)
-        if node.dedup is None and (again := self._again_at(node)) is not None:
-            return self._pipe_again(node, again)
+        if node.dedup is None and (reused := self._reusable_at(node)) is not None:
+            return self._run_pipeline_reusing(node, reused)
         table, rows = self._table(node.input), self._input(node)
         if node.dedup is not None:
-            return run_pipe(node, rows, joins, self._options, table)
+            return run_pipeline(node, rows, joins, self._options, table)
         key = self._idle_key(node, table, node.joins)
         known = None if key is None or self._idle is None else self._idle.pop(key, None)
-        if isinstance(known, Work):
-            known.prepared.renew(table)
+        if isinstance(known, PipelineOperator):
+            known.prepared.reset(table)
         else:
-            known = ready(node, joins, self._options, table)
-        return self._and_back(known, run_ready(known, rows, self._options), key)
+            known = prepare_pipeline(node, joins, self._options, table)
+        return self._then_release(known, run_prepared(known, rows, self._options), key)
 
     def _idle_key(self, node: Node, table: pa.Table | None,
                   joins: Iterable[tuple[int, JoinBuild]]) -> tuple[object, ...] | None:
-        """Under which what a node made ready is found again; None if a run with other data may need another.
+        """The key of a node's operator in `idle`; None if it cannot be reused with other data.
 
-        Facts of a whole table decide on a kernel, and so do the static tables.
+        A kernel depends on the facts of the whole input, and on the static tables.
         """
         if self._idle is None or self._static is None or table is None:
             return None
@@ -286,67 +289,67 @@ class _Run:
             return None
         return id(node), self._options.cpu, self._options.safe, self._options.cache
 
-    def _and_back(self, used: GroupRun | Work, rows: Iterator[pa.RecordBatch],
+    def _then_release(self, used: HashAggregate | PipelineOperator, rows: Iterator[pa.RecordBatch],
                   key: tuple[object, ...] | None) -> Iterator[pa.RecordBatch]:
-        """The rows; then what made them is left for the next run."""
+        """The rows; at their end, the operator becomes idle."""
         yield from rows
         if key is not None and self._idle is not None:
             used.release()
             self._idle[key] = used
 
-    def _again_at(self, node: Pipeline | WindowAggregate) -> Again | None:
-        """What the last run left, if the node is right over the batches that were given, some of which have rows."""
+    def _reusable_at(self, node: Pipeline | WindowAggregate) -> ReusedOperators | None:
+        """The reusable operators, if the node's input is the given batches, some of which have rows."""
         is_given = isinstance(node.input, Scan) and node.input.source.data is None
-        return self._again if is_given else None
+        return self._reused if is_given else None
 
-    def _group_again(self, top: Node, node: WindowAggregate, then: Pipeline | None,
-                     again: Again) -> Iterator[pa.RecordBatch]:
-        known = again.pop(id(top), None)
-        if not isinstance(known, Standing):
-            known = Standing(node, self.joins(node.joins), self._options, then,
-                             {} if then is None else self.joins(then.joins), few=True)
+    def _aggregate_reusing(self, top: Node, node: WindowAggregate, downstream: Pipeline | None,
+                           reused: ReusedOperators) -> Iterator[pa.RecordBatch]:
+        known = reused.pop(id(top), None)
+        if not isinstance(known, PreAggregation):
+            known = PreAggregation(node, self.joins(node.joins), self._options, downstream,
+                                   {} if downstream is None else self.joins(downstream.joins), small_input=True)
         known.add(self.rows(node.input), 1)
-        yield from known.take()
-        again[id(top)] = known
+        yield from known.drain()
+        reused[id(top)] = known
 
-    def _pipe_again(self, node: Pipeline, again: Again) -> Iterator[pa.RecordBatch]:
-        known = again.pop(id(node), None)
-        if not isinstance(known, Work):
-            known = ready(node, self.joins(node.joins), self._options, self._table(node.input))
-            known.prepared.knows_all = False  # the batches of later runs may have nulls where these have none
-        yield from run_ready(known, self.rows(node.input), self._options)
-        again[id(node)] = known
+    def _run_pipeline_reusing(self, node: Pipeline, reused: ReusedOperators) -> Iterator[pa.RecordBatch]:
+        known = reused.pop(id(node), None)
+        if not isinstance(known, PipelineOperator):
+            known = prepare_pipeline(node, self.joins(node.joins), self._options, self._table(node.input))
+            known.prepared.has_all_facts = False  # the batches of later runs may have nulls where these have none
+        yield from run_prepared(known, self.rows(node.input), self._options)
+        reused[id(node)] = known
 
     def _input(self, node: Pipeline | WindowAggregate) -> Iterator[pa.RecordBatch]:
-        """The rows that a kernel reads; a source may leave out those that its first filter drops.
+        """The rows that a kernel reads; a source may skip rows that its first filter drops.
 
-        Small batches are put together, so that a kernel is called once for many, where that keeps no result waiting:
-        all rows are in memory, or all are counted before the first group comes out.
+        Small batches are coalesced where that delays no output: all rows are in memory, or all are aggregated before
+        the first group is emitted.
         """
         match node.input, node.steps:
             case Scan() as scan, (FilterStep(predicate), *_) if isinstance(self._data(scan), BoundSource):
-                rows = array_limits.guarded(_step(scan), self._scan(scan, tests_of(predicate)))
+                rows = array_limits.with_limit_errors(_step(scan), self._scan(scan, conditions_of(predicate)))
             case below, _:
                 rows = self.rows(below)
         data = self._data(node.input) if isinstance(node.input, Scan) else None
         is_at_hand = isinstance(data, Batches) and data.table is not None
-        return joined(rows) if is_at_hand or isinstance(node, WindowAggregate) else rows
+        return coalesce(rows) if is_at_hand or isinstance(node, WindowAggregate) else rows
 
-    def _scan(self, node: Scan, tests: tuple[Condition, ...] = ()) -> Iterator[pa.RecordBatch]:
+    def _scan(self, node: Scan, conditions: tuple[Condition, ...] = ()) -> Iterator[pa.RecordBatch]:
         data = self._data(node)
         if data is None:
             names = list(node.source.columns)
             yield from (batch if batch.schema.names == names else batch.select(names) for batch in self._given)
             return
         if not isinstance(data, Batches | BoundSource):
-            raise InternalError("a source without data reached the runtime")
+            raise InternalError("a source without data was executed")
         names = list(node.source.columns)
         if isinstance(data, BoundSource):
-            data = data.project(names).where(tests)
+            data = data.project(names).where(conditions)
         for batch in data.read():
             yield batch if batch.schema.names == names else batch.select(names)
 
-    def _chain(self, node: Union) -> Iterator[pa.RecordBatch]:
+    def _union(self, node: Union) -> Iterator[pa.RecordBatch]:
         schema = node.schema.arrow
         for each in node.inputs:
             yield from _conformed(partial(self.rows, each), schema)
@@ -355,16 +358,16 @@ class _Run:
         return {number: self._join(table) for number, table in joins}
 
     def _join(self, table: JoinBuild) -> JoinTable:
-        known = self._built.get(id(table))
+        known = self._join_tables.get(id(table))
         if known is None:
             known = build(table, self.rows(table.input), self._options)
             if self._static is None or id(table) in self._static:
-                self._built[id(table)] = known
+                self._join_tables[id(table)] = known
         return known
 
 
 def _step(node: Node) -> str:
-    """What the user calls a node."""
+    """The user's name of a node."""
     match node:
         case Host(op=ops.Explode()):
             return "explode"
@@ -380,7 +383,7 @@ def _step(node: Node) -> str:
             return "this flow"
 
 
-def _take(rows: Iterator[pa.RecordBatch], count: int) -> Iterator[pa.RecordBatch]:
+def _limit(rows: Iterator[pa.RecordBatch], count: int) -> Iterator[pa.RecordBatch]:
     left = count
     for batch in rows:
         if left <= 0:

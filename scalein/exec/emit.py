@@ -1,4 +1,4 @@
-"""Emit: the records of a finished table through the steps that follow the group, as batches."""
+"""Emit: the records of a finalized table as batches, through the steps downstream of the aggregation."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pyarrow as pa
 
 from scalein.dtypes import I32, I64
 from scalein.errors import ScaleinError
-from scalein.exec.finalize import Listed, settle
+from scalein.exec.finalize import ListValues, finalize
 from scalein.exec.join_build import JoinTable
-from scalein.exec.pipeline import run_pipe
+from scalein.exec.pipeline import run_pipeline
 from scalein.exec.tables import OneRecord
 from scalein.ir.exprs import Col, Named
 from scalein.ir.physical import Pipeline, WindowAggregate, identity
 from scalein.ir.stages import Collect, FromTable, Stage
 from scalein.ir.tables import Table
 from scalein.kernels.call import kernel
-from scalein.kernels.output import MOST_TEXT_BYTES, collected
+from scalein.kernels.output import MOST_TEXT_BYTES, collect_chunks
 from scalein.kernels.prepare import Prepared
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from scalein.exec.tables import State
 
 
-BRIEF_ROWS = 1 << 16  # compiling a fast loop over fewer groups takes longer than it saves
+BRIEF_ROWS = 1 << 16  # for fewer groups, optimizing the loop takes longer than it saves
 
 
 class Emitter:
-    """What happens to a table's groups: fused into one kernel that reads records and writes columns.
+    """The kernel that reads the records of groups and writes columns.
 
-    Steps that follow are part of that kernel, unless a key is kept as a dictionary id or they join:
-    then the groups come out as batches first.
+    Downstream steps are fused into that kernel, unless a key is stored as a dictionary id or they join: then groups
+    become batches first.
     """
 
-    def __init__(self, node: WindowAggregate, then: Pipeline | None, joins: dict[int, JoinTable],
+    def __init__(self, node: WindowAggregate, downstream: Pipeline | None, joins: dict[int, JoinTable],
                  options: Options) -> None:
-        self._node, self._then, self._joins, self.options = node, then, joins, options
+        self._node, self._downstream, self._joins, self.options = node, downstream, joins, options
         self._schema = node.schema.arrow
         self._kernels: dict[tuple[int, bool], tuple[Table, Compiled, tuple[Named, ...]]] = {}
 
@@ -48,7 +48,7 @@ class Emitter:
         """All groups of some states."""
         return self.after((batch for state in states for batch in self._groups(prepared, table, state)), table)
 
-    def nothing(self, one: bool) -> Iterator[pa.RecordBatch]:
+    def empty_result(self, one: bool) -> Iterator[pa.RecordBatch]:
         """The result of no input: one row if there are no keys, else none."""
         if not one:
             return iter(())
@@ -57,7 +57,7 @@ class Emitter:
 
     def is_fused(self, table: Table) -> bool:
         is_plain = not table.has_lists and not any(key.coded for key in table.keys)
-        return self._then is not None and not self._joins and is_plain
+        return self._downstream is not None and not self._joins and is_plain
 
     def kernel(self, table: Table, window_slices: int = 0, brief: bool = False) -> tuple[Compiled, tuple[Named, ...]]:
         """The kernel over the table's records, and the columns it writes."""
@@ -70,14 +70,14 @@ class Emitter:
         sparse = bool(table.keys or table.window)
         reader = FromTable(table, window_slices, sparse)
         if self.is_fused(table):
-            assert self._then is not None
-            steps, items = self._then.steps, self._then.items
+            assert self._downstream is not None
+            steps, items = self._downstream.steps, self._downstream.items
         else:
             steps, items = (), self._raw(table)
         return kernel(Stage("emit", reader, steps, Collect(items), brief), self.options), items
 
     def _raw(self, table: Table) -> tuple[Named, ...]:
-        """The table's columns; a dictionary key as its id, a list as where its values start and how many there are."""
+        """The table's columns; a dictionary key as its id, a list as the start and the number of its values."""
         items = []
         coded = {key.name: key for key in table.keys if key.coded}
         lists = {output.name for output in table.outputs if output.is_list}
@@ -96,16 +96,16 @@ class Emitter:
         frame["source"] = state.first
         frame.keep["source"] = state
         frame["row"], frame["end"] = 0, state.count
-        lists = settle(table, state, self.options)
-        for arrays in collected(compiled, frame, items, state.count):
-            for part in _joined(arrays, table, lists) if lists else [arrays]:
+        lists = finalize(table, state, self.options)
+        for arrays in collect_chunks(compiled, frame, items, state.count):
+            for part in _with_lists(arrays, table, lists) if lists else [arrays]:
                 yield self.batch(part, prepared, table)
 
     def batch(self, arrays: list[pa.Array], prepared: Prepared | None, table: Table) -> pa.RecordBatch:
-        """Columns as a batch of the group's schema, or of the fused pipe's."""
+        """Columns as a batch of the aggregation's schema, or of the fused pipeline's."""
         if self.is_fused(table):
-            assert self._then is not None
-            return pa.RecordBatch.from_arrays(arrays, schema=self._then.schema.arrow)
+            assert self._downstream is not None
+            return pa.RecordBatch.from_arrays(arrays, schema=self._downstream.schema.arrow)
         schema = self._schema
         if prepared is not None:
             arrays = [self._decoded(a, k, prepared, table) for k, a in enumerate(arrays)]
@@ -119,16 +119,16 @@ class Emitter:
         return prepared.key_values(position).take(array)
 
     def after(self, groups: Iterator[pa.RecordBatch], table: Table) -> Iterator[pa.RecordBatch]:
-        """Groups as batches through the steps that were not fused."""
-        if self._then is None or self.is_fused(table):
+        """Groups as batches through the downstream steps that were not fused."""
+        if self._downstream is None or self.is_fused(table):
             return groups
-        return run_pipe(self._then, groups, self._joins, self.options, None)
+        return run_pipeline(self._downstream, groups, self._joins, self.options, None)
 
 
-def _joined(arrays: list[pa.Array], table: Table, lists: dict[int, Listed]) -> Iterator[list[pa.Array]]:
-    """Starts and numbers of values as lists, in as many pieces as it takes for each to fit Arrow's offsets.
+def _with_lists(arrays: list[pa.Array], table: Table, lists: dict[int, ListValues]) -> Iterator[list[pa.Array]]:
+    """Starts and counts of values as lists, split until each piece fits Arrow's offsets.
 
-    Groups come in the order of their records, as their values do.
+    Groups are in the order of their records, as their values are.
     """
     width = len(table.keys) + 2 * (table.window is not None)
     columns, rest, rows = list(arrays[:width]), iter(arrays[width:]), len(arrays[0])
@@ -145,14 +145,15 @@ def _joined(arrays: list[pa.Array], table: Table, lists: dict[int, Listed]) -> I
         if values is None:
             half = rows // 2
             for part in ([a.slice(0, half) for a in arrays], [a.slice(half) for a in arrays]):
-                yield from _joined(part, table, lists)
+                yield from _with_lists(part, table, lists)
             return
         columns.append(pa.ListArray.from_arrays(pa.array(offsets - offsets[0], pa.int32()),
                                                 values.cast(arrow.value_type), type=arrow))
     yield columns
 
 
-def _piece(listed: Listed, first: int, end: int) -> pa.Array | None:
+def _piece(list_values: ListValues, first: int, end: int) -> pa.Array | None:
     """Some values of a list, or None if they are too many for one array."""
-    size = 0 if listed.bytes_before is None else int(listed.bytes_before[end] - listed.bytes_before[first])
-    return None if max(end - first, size) > MOST_TEXT_BYTES else listed.values.slice(first, end - first)
+    before = list_values.bytes_before
+    size = 0 if before is None else int(before[end] - before[first])
+    return None if max(end - first, size) > MOST_TEXT_BYTES else list_values.values.slice(first, end - first)

@@ -1,4 +1,4 @@
-"""Where an error of a row comes from: the line that wrote the expression, which cached machine code cannot know."""
+"""Error locations: the user's line of the expression that failed, which cached machine code cannot contain."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from scalein.errors import ComputeError, SourceLoc
 from scalein.ir import ops
 from scalein.ir.exprs import Call, walk
 from scalein.ir.physical import Host, Node, walk_nodes
-from scalein.ir.printer import show_expr, show_operand
+from scalein.ir.printer import show_brief, show_expr, show_operand
 from scalein.ir.rewrite import walk_ops
 
 
-def placed(error: ComputeError, root: ops.Op, program: Node) -> ComputeError:
-    """The error with what the user wrote for columns of ours, and the line of the expression in its backticks."""
-    words = _in_their_words(error.what, program)
-    error = error if words == error.what else error.saying(words)
+def located(error: ComputeError, root: ops.Op, program: Node) -> ComputeError:
+    """The error in terms of the user's expressions, with the line of the expression in its backticks."""
+    text = _in_user_terms(error.what, program)
+    error = error if text == error.what else error.saying(text)
     if "at" in error.facts:
         return error
     for op in walk_ops(root):
         for expr, _ in op.exprs():
             for node in walk(expr):
-                if isinstance(node, Call) and node.at.line and f"`{show_expr(node)}`" in error.what:
+                if isinstance(node, Call) and node.at.line and f"`{show_brief(node)}`" in error.what:
                     return _at(error, node.at)
         if isinstance(op, ops.Aggregate):
             for named in op.aggs:
@@ -30,13 +30,13 @@ def placed(error: ComputeError, root: ops.Op, program: Node) -> ComputeError:
     return error
 
 
-def _in_their_words(text: str, program: Node) -> str:
-    """The text with the user's expressions for columns of ours, in brackets where they need some."""
-    wrote = {origin.name: origin.expr for node in walk_nodes(program) if isinstance(node, Host)
-             for origin in node.origins}
+def _in_user_terms(text: str, program: Node) -> str:
+    """The text with internal columns replaced by the user's expressions, in brackets where necessary."""
+    origins = {origin.name: origin.expr for node in walk_nodes(program) if isinstance(node, Host)
+               for origin in node.origins}
 
     def shown(found: re.Match[str]) -> str:
-        expr = wrote.get(found[0])
+        expr = origins.get(found[0])
         return found[0] if expr is None else show_expr(expr) if found["alone"] else show_operand(expr)
 
     return _OURS.sub(shown, text)

@@ -1,9 +1,9 @@
-"""explain(): what a flow becomes, level by level, and what each kernel did when it ran.
+"""explain(): the plan of a flow at each level, and the metrics of each kernel of a run.
 
 logical   the ops after all passes
-fused     nodes and their steps: what becomes one kernel
-llvm/asm  the kernels themselves, compiled for a sample of the data (its first rows; for an input
-          that has none to look at, one made-up row)
+fused     nodes and their fused steps: one kernel each
+llvm/asm  the kernels, compiled for a sample of the data (its first rows; for an input without rows
+          in memory, one made-up row)
 analyze   the fused plan, then every kernel of a whole run: rows, time, copies, memory
 """
 
@@ -38,7 +38,7 @@ from scalein.llvm_backend.target import target_for
 from scalein.options import Options
 
 SAMPLE_ROWS = 1_000
-_COPY_BYTES = 64 << 20  # enough to measure a share by, in a few hundredths of a second
+_COPY_BYTES = 64 << 20  # enough to estimate the bandwidth, in a few hundredths of a second
 
 
 def explain(op: ops.Op, options: Options, level: str, verbose: bool, analyze: bool) -> str:
@@ -58,11 +58,11 @@ def explain(op: ops.Op, options: Options, level: str, verbose: bool, analyze: bo
 
 
 def _every_pass(op: ops.Op, level: str) -> str:
-    """The plan after every pass of the level; one that changed nothing says so."""
+    """The plan after every pass of the level; `unchanged` after one that changed nothing."""
     parts: list[str] = []
     last = ""
 
-    def tell(name: str, plan: ops.Op | Node) -> None:
+    def record(name: str, plan: ops.Op | Node) -> None:
         nonlocal last
         if isinstance(plan, Node) and level == "logical":
             return
@@ -70,7 +70,7 @@ def _every_pass(op: ops.Op, level: str) -> str:
         parts.append(f"-- {name}\n{'unchanged' if text == last else text}")
         last = text
 
-    compile_flow(op, tell)
+    compile_flow(op, record)
     return "\n\n".join(parts)
 
 
@@ -81,7 +81,7 @@ def _kernels(op: ops.Op, options: Options, level: str) -> str:
     """LLVM or machine code of every kernel that a run over a sample uses."""
     sampled = _sampled(op)
     with profiling() as profile, suppress(ComputeError):
-        # A sample may hold a row that fails; the kernels met so far are what was asked for.
+        # A row of the sample may fail; the kernels loaded before that are shown.
         for _ in batches(sampled, replace(options, workers=1)):
             pass
     target = target_for(options.cpu)
@@ -90,7 +90,7 @@ def _kernels(op: ops.Op, options: Options, level: str) -> str:
         lowered = lower_stage(metrics.stage, target, options.safe)
         text = lowered.text if level == "llvm" else assembly(lowered.text, target)
         parts.append(f"{_commented(dump_stage(metrics.stage))}\n{text}")
-    return "\n".join(parts) or "; nothing to compile: every column is handed on as it is"
+    return "\n".join(parts) or "; nothing to compile: every column is passed through"
 
 
 def _commented(text: str) -> str:
@@ -137,7 +137,7 @@ def _made_up_column(arrow: pa.DataType) -> pa.Array:
         return pa.array([b""], arrow)
     if pa.types.is_boolean(arrow):
         return pa.array([False])
-    if pa.types.is_list(arrow) or pa.types.is_large_list(arrow):  # with an element, for who explodes it
+    if pa.types.is_list(arrow) or pa.types.is_large_list(arrow):  # with an element, for explode
         kind = pa.ListArray if pa.types.is_list(arrow) else pa.LargeListArray
         return kind.from_arrays([0, 1], _made_up_column(arrow.value_type), type=arrow)
     if pa.types.is_nested(arrow) or pa.types.is_null(arrow):
@@ -163,7 +163,7 @@ def _analysed(op: ops.Op, options: Options) -> str:
     if kernels:
         lines[-1] += f": {_ms(busy)} in {_count(len(kernels), 'kernel')} (all workers), {_ms(loading)} to load them"
     else:
-        lines[-1] += ", without a kernel: every column is handed on as it is"
+        lines[-1] += ", without a kernel: every column is passed through"
     if more := row_groups_skipped(op) - skipped:
         lines.append(f"{_count(more, 'row group')} of Parquet skipped: no row that the filter keeps")
     for metrics in kernels:
@@ -172,7 +172,7 @@ def _analysed(op: ops.Op, options: Options) -> str:
 
 
 def _facts(metrics: KernelMetrics, node: Node, busy: float, bandwidth: float) -> Iterator[str]:
-    """What a kernel did, one line each."""
+    """The metrics of a kernel, one per line."""
     written = f", {metrics.rows_out:,} written" if isinstance(metrics.stage.sink, Collect) else ""
     yield f"rows    {metrics.rows:,} in {_count(metrics.calls, 'call')}{written}"
     share = f" ({metrics.seconds / busy:.0%} of all kernels)" if busy else ""
@@ -186,15 +186,15 @@ def _facts(metrics: KernelMetrics, node: Node, busy: float, bandwidth: float) ->
 
 
 def _copies(stage: Stage, node: Node) -> str:
-    """Which bytes a kernel writes that were there before."""
+    """The bytes of its input that a kernel copies."""
     match stage.sink:
         case Collect(items) if isinstance(stage.reader, FromTable):
             return f"{_count(len(items), 'column')} written, from the groups' records"
         case Collect(items):
             names = [item.name for item in items]
-            handed_on = next((len(passed) for pipe in walk_nodes(node) if isinstance(pipe, Pipeline)
+            passed_through = next((len(passed) for pipe in walk_nodes(node) if isinstance(pipe, Pipeline)
                               for passed, written in [split_items(pipe)] if [w.name for w in written] == names), 0)
-            rest = f", {handed_on} handed on untouched" if handed_on else ""
+            rest = f", {passed_through} passed through" if passed_through else ""
             return f"{_count(len(items), 'column')} written{rest}"
         case Partition(stride=stride):
             return f"{stride} bytes a row, into partitions"

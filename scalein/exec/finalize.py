@@ -1,7 +1,7 @@
-"""Settle: compute what groups can tell only when they are complete, and write it into their records.
+"""Finalize: compute the values of groups that need all of their rows, and write them into the records.
 
-Quantiles and lists come from logs: the entries of each group are put one behind the other and sorted by kernels; where
-a group's begin is computed here, from the numbers in the records.
+Quantiles and lists come from logs: kernels gather the entries of each group into consecutive pairs and sort them; the
+start of each group is computed here, from the counts in the records.
 """
 
 from __future__ import annotations
@@ -26,77 +26,77 @@ from scalein.memory import address, allocate
 from scalein.options import Options
 
 VIEW_STEP = 1 << 30  # bytes
-SHARED = 1 << 18  # pairs from which on it pays to sort them on all workers
+PARALLEL_PAIRS = 1 << 18  # from which sorting on all workers pays
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListValues:
     """The values of a list's entries, group by group; text as views, with the number of bytes before each."""
 
     values: pa.Array
     bytes_before: np.ndarray | None
 
 
-def settle(table: Table, state: State, options: Options) -> dict[int, Listed]:
-    """Finish the groups of a state; gives the values of every list, by the accumulator's number."""
-    lists: dict[int, Listed] = {}
+def finalize(table: Table, state: State, options: Options) -> dict[int, ListValues]:
+    """Finalize the groups of a state; returns the values of every list, by the accumulator's number."""
+    lists: dict[int, ListValues] = {}
     for position, (number, acc) in enumerate(table.logs):
-        assert state.sides is not None
-        log = state.sides.logs[position]
+        assert state.side_state is not None
+        log = state.side_state.logs[position]
         if acc.kind is AccKind.TOP:
-            _cut(table, state, number, log, options)
-            _place(table, state, number, np.bincount(_numbers(log, table, state), minlength=state.count))
-            lists[number] = _listed(log, np.arange(log.count))
+            _retain_best(table, state, number, log, options)
+            _set_counts(table, state, number, np.bincount(_numbers(log, table, state), minlength=state.count))
+            lists[number] = _list_values(log, np.arange(log.count))
             continue
-        pairs = _ranked(table, state, number, log, options)
+        pairs = _rank(table, state, number, log, options)
         if acc.kind is AccKind.LIST:
-            lists[number] = _listed(log, pairs[:, 1])
+            lists[number] = _list_values(log, pairs[:, 1])
     return lists
 
 
-def shorten(table: Table, state: State, options: Options, *, at_once: bool = False) -> None:
-    """Cut long logs: to the best of each group, or to one entry for equal values of it."""
+def compact_logs(table: Table, state: State, options: Options, *, at_once: bool = False) -> None:
+    """Compact long logs: to the best entries of each group, or to one entry for equal values of a group."""
     for position, (number, acc) in enumerate(table.logs):
-        assert state.sides is not None
-        log = state.sides.logs[position]
+        assert state.side_state is not None
+        log = state.side_state.logs[position]
         if not log.is_long(at_once=at_once):
             continue
         if acc.kind is AccKind.TOP:
-            _cut(table, state, number, log, options)
-            log.keep(log.entries[np.argsort(log.column("row"), kind="stable")])
+            _retain_best(table, state, number, log, options)
+            log.retain(log.entries[np.argsort(log.column("row"), kind="stable")])
         else:
             before = log.count
-            _ranked(table, state, number, log, options, fold=True)
+            _rank(table, state, number, log, options, fold=True)
             log.folded(before)
 
 
-def _cut(table: Table, state: State, number: int, log: Log, options: Options) -> None:
-    """Keep the best entries of each group, the best first, and the bytes of those only.
+def _retain_best(table: Table, state: State, number: int, log: Log, options: Options) -> None:
+    """Retain only the best entries of each group, the best first, and their bytes.
 
-    A group that is full has a limit from now on: whoever comes later must be better than its last.
+    A full group has a limit from now on: a later entry must be better than its last.
     """
     rows = log.column("row")
-    if np.any(rows[1:] < rows[:-1]):  # merged from several: equal ones must be in the order of their rows
-        log.keep(log.entries[np.argsort(rows, kind="stable")])
+    if np.any(rows[1:] < rows[:-1]):  # merged from several logs: ties must be in the order of rows
+        log.retain(log.entries[np.argsort(rows, kind="stable")])
     most = int(str(log.acc.params[0]))
     counts = _column(table, state, f"acc{number}").copy()
-    pairs = _ranked(table, state, number, log, options)
+    pairs = _rank(table, state, number, log, options)
     starts = np.cumsum(counts) - counts
     rank = np.arange(len(pairs)) - np.repeat(starts, counts)
-    log.keep(log.entries[pairs[rank < most, 1]])
+    log.retain(log.entries[pairs[rank < most, 1]])
     _column(table, state, f"acc{number}")[:] = np.minimum(counts, most)
     last = log.column("by")[np.cumsum(np.minimum(counts, most))[counts >= most] - 1]
     _column(table, state, f"acc{number}.limit")[counts >= most] = last
     if log.acc.dtype.is_bytes:
-        _move_bytes(log)
+        _compact_bytes(log)
 
 
-def _move_bytes(log: Log) -> None:
-    """Copy the bytes that entries still point to into one new piece, and let the others go."""
+def _compact_bytes(log: Log) -> None:
+    """Copy the bytes that entries still point to into one new piece, and free the others."""
     start = log.layout.offset("value") // 8
     cells = log.entries[:, start : start + 2]
     is_long = cells[:, 0] & 0xFFFFFFFF > INLINE_BYTES
-    views = _views(np.ascontiguousarray(cells[is_long]).view(np.uint8), [log.heap, *log.kept])
+    views = _views(np.ascontiguousarray(cells[is_long]).view(np.uint8), [log.heap, *log.merged_heaps])
     text = views.cast(pa.large_binary())
     offsets = np.frombuffer(text.buffers()[1], np.int64)[: len(text)]
     used = text.buffers()[2].size if text.buffers()[2] is not None else 0
@@ -104,8 +104,8 @@ def _move_bytes(log: Log) -> None:
     if used:
         piece[:used] = np.frombuffer(text.buffers()[2], np.uint8)
     cells[is_long, 1] = address(piece) + offsets
-    log.kept, log.heap.pieces = [], []
-    log.heap.take(piece, used)
+    log.merged_heaps, log.heap.pieces = [], []
+    log.heap.use_piece(piece, used)
 
 
 def _column(table: Table, state: State, name: str) -> np.ndarray:
@@ -118,8 +118,8 @@ def _numbers(log: Log, table: Table, state: State) -> np.ndarray:
     return (log.column("owner") - state.base) // table.layout.size
 
 
-def _place(table: Table, state: State, number: int, counts: np.ndarray) -> None:
-    """Write down how many entries each group has, and where they begin if they lie one group behind the other."""
+def _set_counts(table: Table, state: State, number: int, counts: np.ndarray) -> None:
+    """Set the number of entries of each group, and the start of its entries if groups are consecutive."""
     _column(table, state, f"acc{number}")[:] = counts
     _column(table, state, f"acc{number}.start")[:] = np.cumsum(counts) - counts
 
@@ -135,16 +135,16 @@ def mode_of(state: State) -> GroupMode:
             return GroupMode.HASH
 
 
-def _ranked(table: Table, state: State, number: int, log: Log, options: Options, fold: bool = False) -> np.ndarray:
-    """All pairs of a log, group by group, each group's ranked."""
+def _rank(table: Table, state: State, number: int, log: Log, options: Options, fold: bool = False) -> np.ndarray:
+    """All pairs of a log, group by group, sorted within each group."""
     counts = _column(table, state, f"acc{number}")
-    _place(table, state, number, counts)
+    _set_counts(table, state, number, counts)
     pairs = allocate(max(16, 16 * log.count))[: 16 * log.count].view(np.int64).reshape(-1, 2)
     spread = kernel(Stage("spread", FromRecords(), (), Spread(table, number, mode_of(state))), options)
     _run(spread, state, log, log.first, 0, log.count, pairs, np.zeros(1, np.int64))
     rank = kernel(Stage("rank", FromRecords(), (), Rank(table, number, fold)), options)
     ends = np.cumsum(counts)
-    workers = options.workers if log.count > SHARED and not fold else 1
+    workers = options.workers if log.count > PARALLEL_PAIRS and not fold else 1
     shares = [0, *np.searchsorted(ends, log.count * np.arange(1, workers) // workers).tolist(), state.count]
     jobs = []
     for first, last in itertools.pairwise(shares):
@@ -167,23 +167,23 @@ def _run(compiled: Compiled, state: State, log: Log, source: int, first: int, la
     log.used = frame.get("log.used", log.used)
 
 
-def _listed(log: Log, order: np.ndarray) -> Listed:
+def _list_values(log: Log, order: np.ndarray) -> ListValues:
     """The values of a log's entries in this order."""
     dtype = log.acc.dtype
-    # One element a value, whatever its type: numpy gathers those far faster than rows of bytes.
+    # One element per value, for all types: numpy gathers those far faster than rows of bytes.
     plain = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}[size_of(dtype)]
     values = np.ndarray(log.count, plain, log.memory, log.layout.offset("value"), (log.layout.size,))
     cells = values[order].view(np.uint8).reshape(len(order), size_of(dtype))
     if dtype.is_bytes:
         sizes = cells.view(np.int32).reshape(-1, 4)[:, 0].astype(np.int64)
-        return Listed(_views(cells, [log.heap, *log.kept]), np.concatenate(([0], np.cumsum(sizes))))
+        return ListValues(_views(cells, [log.heap, *log.merged_heaps]), np.concatenate(([0], np.cumsum(sizes))))
     if dtype.kind is Kind.BOOL:
-        return Listed(pa.array(cells[:, 0].astype(bool)), None)
-    return Listed(pa.Array.from_buffers(dtype.arrow, len(cells), [None, pa.py_buffer(cells)]), None)
+        return ListValues(pa.array(cells[:, 0].astype(bool)), None)
+    return ListValues(pa.Array.from_buffers(dtype.arrow, len(cells), [None, pa.py_buffer(cells)]), None)
 
 
 def _views(cells: np.ndarray, heaps: list[Heap]) -> pa.Array:
-    """Cells as Arrow's views: the same 16 bytes, but for the pointer, which becomes a buffer and an offset."""
+    """Cells as Arrow views: the same 16 bytes, except that the pointer becomes a buffer number and an offset."""
     # An offset has 31 bits, so a large piece is several buffers, each to the piece's end.
     parts = [piece[at:] for heap in heaps for piece in heap.pieces for at in range(0, len(piece), VIEW_STEP)]
     parts.sort(key=address)

@@ -42,7 +42,7 @@ def _project(host: Host, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Recor
 
 
 def _columns(host: Host, schema: pa.Schema, batch: pa.RecordBatch) -> list[pa.Array] | None:
-    """The columns of some rows; None if one of them is too much for an array, and would be less for fewer rows."""
+    """The columns of some rows; None if one of them is too long for an array, and fewer rows may fit."""
     columns = []
     for item, field in zip(host.items, schema, strict=True):
         try:
@@ -59,9 +59,9 @@ def _columns(host: Host, schema: pa.Schema, batch: pa.RecordBatch) -> list[pa.Ar
 
 
 def _map_batches(op: ops.MapBatches, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The user's function on each batch; what it gives back is checked, what it raises is named."""
+    """The user's function on each batch; its result is checked, and its errors name it."""
     name = getattr(op.fn, "__name__", repr(op.fn))
-    schema = op.input.schema.arrow  # what the user's function is promised, however the source stores it
+    schema = op.input.schema.arrow  # the declared types, whatever encoding the source has
     for number, batch in enumerate(batches):
         try:
             given = op.fn(conformed(batch, schema))
@@ -83,8 +83,8 @@ def _map_batches(op: ops.MapBatches, batches: Iterator[pa.RecordBatch]) -> Itera
 
 # explode: one row for each element of a list, by pyarrow; the other columns repeat.
 #
-# Output comes in pieces of bounded numbers of rows and bytes, however long the lists and whatever is repeated beside
-# them. Lists that lie one behind the other, as they do in most arrays, give their elements without a copy.
+# Output batches have bounded numbers of rows and bytes, for any length of the lists and any columns repeated beside
+# them. Elements of consecutive lists, as they are in most arrays, are not copied.
 
 PIECE_ROWS = 1 << 18
 
@@ -95,7 +95,7 @@ def explode(op: ops.Explode, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.R
     for batch in batches:
         lists = extents(batch.column(op.column))
         others = [array_limits.weights(batch.column(name)) for name in schema.names if name != op.column]
-        for rows, starts, sizes in _pieces(lists, array_limits.together(others)):
+        for rows, starts, sizes in _pieces(lists, array_limits.total_weights(others)):
             parents = pa.array(np.repeat(rows, sizes))
             elements = _elements(lists.values, starts, sizes)
             columns = [elements if name == op.column else taken(batch.column(name), parents) for name in schema.names]
@@ -104,7 +104,7 @@ def explode(op: ops.Explode, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.R
 
 
 def _pieces(lists: Extents, weights: np.ndarray | None) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Rows that have elements, and where those are, cut so that no piece has too many or repeats too much."""
+    """Rows with elements, and the ranges of those, cut so that no piece has too many or repeats too much."""
     rows = np.flatnonzero(lists.sizes)
     starts, sizes = lists.starts[rows], lists.sizes[rows]
     ends = np.cumsum(sizes)
@@ -118,15 +118,15 @@ def _pieces(lists: Extents, weights: np.ndarray | None) -> Iterator[tuple[np.nda
             last = min(last, _lightest(ends[ours], sizes[ours], weights[rows[ours]], first))
             high = int(np.searchsorted(ends, last, side="left")) + 1
         ours = slice(low, high)
-        # The first and the last list may lie in other pieces as well.
+        # The first and the last list may be split between pieces.
         before = np.maximum(first - (ends[ours] - sizes[ours]), 0)
-        behind = np.maximum(ends[ours] - last, 0)
-        yield rows[ours], starts[ours] + before, sizes[ours] - before - behind
+        beyond = np.maximum(ends[ours] - last, 0)
+        yield rows[ours], starts[ours] + before, sizes[ours] - before - beyond
         first = last
 
 
 def _lightest(ends: np.ndarray, sizes: np.ndarray, weights: np.ndarray, first: int) -> int:
-    """Up to which element the rows repeated from `first` on stay light; at least one."""
+    """The end of the elements from `first` on whose repeated rows stay below the limit; at least one element."""
     repeats = np.minimum(sizes, ends - first)  # of the first list, what is left
     totals = np.cumsum(repeats * weights)
     k = int(np.searchsorted(totals, array_limits.MOST_WEIGHT, side="right"))

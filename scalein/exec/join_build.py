@@ -1,9 +1,9 @@
-"""Static tables to probe: read whole, then made addressable by key.
+"""The build side of joins: static tables, read completely and indexed by key.
 
-One integer-like key over a small range gives a direct table; if every key has one row, the
-payload itself is laid out by key. Everything else goes through a hash index whose records hold the
-first row of their key; further rows are chained in the table's order. Rows with a null key match nothing and
-are left out. String columns are dictionary-encoded, so that whoever groups by one groups by codes.
+One integer-like key over a small range gives a direct table; if every key has one row, the payload itself is laid out
+by key. All others have a hash index whose records hold the first row of their key; further rows are chained in the
+table's order. Rows with a null key match nothing and are left out. String columns are dictionary-encoded, so that
+grouping by one groups by codes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from scalein.arrow_functions import taken
 from scalein.dtypes import I32, DType, Kind
-from scalein.exec.tables import HashTable, grown
+from scalein.exec.tables import HashTable, handle_full
 from scalein.ir.exprs import Col, Expr, type_of
 from scalein.ir.passes.pass_through import PLACE
 from scalein.ir.physical import JoinBuild
@@ -36,7 +36,7 @@ DIRECT_ALWAYS = 1 << 12
 
 @dataclass(slots=True)
 class JoinTable:
-    """A join table in memory, with the variant of the probe it wants."""
+    """A join table in memory, and the variant of the probe that it needs."""
 
     direct: bool
     unique: bool
@@ -50,7 +50,7 @@ class JoinTable:
     span: int = 0
     rows: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int32))
     flags: dict[tuple[str, str], np.ndarray] = field(default_factory=dict)
-    words: tuple[pa.Array, np.ndarray] | None = None  # distinct text keys, and the first row of each
+    distinct_keys: tuple[pa.Array, np.ndarray] | None = None  # distinct text keys, and the first row of each
     chain: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int32))
     nested: dict[str, pa.Array] = field(default_factory=dict)  # columns that kernels do not read, by row of the table
 
@@ -60,15 +60,15 @@ class JoinTable:
 
     def rows_of(self, values: pa.Array) -> np.ndarray:
         """For each string, the first row whose key it is, or -1."""
-        if self.words is None:
+        if self.distinct_keys is None:
             assert self.text_keys is not None
             distinct = self.text_keys.dictionary_encode()
             first = np.full(max(1, len(distinct.dictionary)), -1, np.int32)
             codes = np.asarray(distinct.indices)
             first[codes[::-1]] = np.arange(len(codes), dtype=np.int32)[::-1]
-            self.words = (distinct.dictionary, first)
-        words, first = self.words
-        found = pc.index_in(values, value_set=words)
+            self.distinct_keys = (distinct.dictionary, first)
+        keys, first = self.distinct_keys
+        found = pc.index_in(values, value_set=keys)
         missing = np.asarray(found.is_null())
         return np.where(missing, np.int32(-1), first[np.asarray(found.fill_null(0))]).astype(np.int32)
 
@@ -111,7 +111,7 @@ def _bytes(flags: pa.Array) -> np.ndarray:
 
 
 def build(table: JoinBuild, batches: Iterator[pa.RecordBatch], options: Options) -> JoinTable:
-    """Read a join's table to the end and make it addressable."""
+    """Read the build side of a join to its end, and index it."""
     schema = table.input.schema.arrow
     empty = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema.names)
     parts = [_plain(batch) for batch in batches] or [_plain(empty)]
@@ -131,7 +131,7 @@ def build(table: JoinBuild, batches: Iterator[pa.RecordBatch], options: Options)
         nested = {name: taken(column, pc.indices_nonzero(valid)) for name, column in nested.items()}
     columns = {name: _encoded(_one(whole[name])) for name in table.columns if name not in nested}
     payload = [_payload_read(name, columns[name], fields[name].dtype) for name in columns]
-    if nested:  # what a probe finds of them is their row
+    if nested:  # a probe returns their row number
         columns[PLACE] = pa.array(np.arange(whole.num_rows, dtype=np.int32))
         payload.append(Read(PLACE, I32, nulls=False))
     if len(keys) == 1 and (found := _direct(keys[0], type_of(table.keys[0]))) is not None:
@@ -143,7 +143,7 @@ def build(table: JoinBuild, batches: Iterator[pa.RecordBatch], options: Options)
 
 
 def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Views as plain strings and binaries: pyarrow can do little with them."""
+    """Views as plain strings and binaries: most functions of pyarrow do not support views."""
     plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
     columns = [c.cast(plain[c.type]) if c.type in plain else c for c in batch.columns]
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
@@ -173,7 +173,7 @@ def _payload_read(name: str, array: pa.Array, dtype: DType) -> Read:
 
 
 def _direct(keys: pa.Array, dtype: DType) -> tuple[int, int] | None:
-    """Least key and number of positions, if that many may be laid out."""
+    """Least key and number of positions, if a direct table of that size is allowed."""
     if dtype.is_float or dtype.is_bytes or dtype.is_decimal or dtype.kind is Kind.BOOL or not len(keys):
         return None
     numbers = _integers(keys, dtype)
@@ -202,7 +202,7 @@ def _build_direct(keys: pa.Array, dtype: DType, domain: tuple[int, int], columns
     rows[places[::-1]] = order[::-1]  # the first row of each key
     unique = np.count_nonzero(rows >= 0) == len(places)
     if unique and span <= 2 * len(places):
-        # Lay the payload out by key: a match is then one load.
+        # The payload is laid out by key: a match is one load.
         where = pa.array(np.maximum(rows, 0))
         spread = {name: _take(column, where) for name, column in columns.items()}
         is_dense = len(places) == span
@@ -252,7 +252,7 @@ def _build_hash(exprs: tuple[Expr, ...], keys: list[pa.Array], columns: dict[str
         hashed.detach(frame)
         if status == DONE:
             break
-        grown(hashed, status, frame)
+        handle_full(hashed, status, frame)
     unique = frame["chain.longer"] == 0
     text = keys[0].cast(pa.string()) if len(keys) == 1 and types[0].is_string else None
     return JoinTable(False, unique, False, payload, columns, build=table, text_keys=text, hash_table=hashed,

@@ -1,8 +1,8 @@
-"""Small key domains: whether a group can be addressed directly, and over which ranges.
+"""Small key domains: whether groups can be addressed directly by their keys, and over which ranges.
 
-Ranges come from what is cheap to know: a join table's columns and a dictionary are known whole; a
-column of the input is sampled at the ends of each batch (time mostly grows, keys mostly repeat). A
-key outside the range makes the kernel leave before it has changed anything, so a guess may be wrong.
+Ranges come from cheap facts: a join table's columns and a dictionary are known completely; a column of the input is
+sampled at both ends of each batch (time mostly grows, keys mostly repeat). On a key outside the range the kernel
+returns before it has changed anything, so an estimate may be wrong.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ from scalein.ir.stages import Probe, ProjectStep, Step
 from scalein.ir.tables import Table
 from scalein.kernels.prepare import Prepared
 
-FAR_SLICE = 1 << 62
-DIRECT_BYTES = 1 << 19  # a direct table must leave room in L2
+MAX_SLICE = 1 << 62  # beyond it, arithmetic on slice numbers could overflow 64 bits
+DIRECT_BYTES = 1 << 19  # a direct table must fit L2 beside the columns
 SAMPLE_ROWS = 1 << 14
 TAIL_ROWS = 1 << 10
-ROOM_BYTES = 1 << 16  # of a table whose rows go on to come: time moves on
+HEADROOM_BYTES = 1 << 16  # of a table that is filled over time, for slices to come
 
 
 def domain_of(prepared: Prepared, table: Table, keys: tuple[Expr, ...], batches: Iterable[pa.RecordBatch],
-              whole: bool = False) -> Domain | None:
+              scan_all: bool = False) -> Domain | None:
     """The ranges of keys and slices in these batches, if a direct table over them is small."""
     spans = []
     for key in keys:
-        found = _key_range(prepared, key, batches, whole)
+        found = _key_range(prepared, key, batches, scan_all)
         if found is None:
             return None
         spans.append(found)
     slices = None
     if table.window is not None:
-        times = _range(prepared, table.window.time, batches, whole)
+        times = _range(prepared, table.window.time, batches, scan_all)
         if times is None:
             return None
         first, last = times[0] // table.slice_size, times[1] // table.slice_size
-        if first < -FAR_SLICE or last > FAR_SLICE:
-            return None  # too near the limits of 64 bits for the arithmetic here
+        if first < -MAX_SLICE or last > MAX_SLICE:
+            return None
         slices = (first - 1, last - first + 3)
     domain = Domain(spans, [k.nullable for k in table.keys], slices)
     return domain if domain.size * table.layout.size <= DIRECT_BYTES else None
 
 
 def widened(old: Domain, new: Domain) -> Domain:
-    """Ranges that cover both, with room to grow where the old ones were too narrow."""
+    """Ranges that cover both, with headroom where the old ones were too narrow."""
     spans = []
     for (least, span), (other, other_span) in zip(old.spans, new.spans, strict=True):
         low, high = min(least, other), max(least + span, other + other_span)
@@ -62,17 +62,18 @@ def widened(old: Domain, new: Domain) -> Domain:
     return Domain(spans, old.nullable, slices)
 
 
-def with_room(domain: Domain, table: Table) -> Domain:
-    """The same ranges with slices to come, as far as that stays small."""
+def with_headroom(domain: Domain, table: Table) -> Domain:
+    """The same ranges with more slices at the end, as long as the table stays small."""
     if domain.slices is None:
         return domain
     first, count = domain.slices
-    room = ROOM_BYTES // (domain.per_slice * table.layout.size)
+    headroom = HEADROOM_BYTES // (domain.per_slice * table.layout.size)
     spans = [(least, least + span - 1) for least, span in domain.spans]
-    return Domain(spans, domain.nullable, (first, max(count, room)))
+    return Domain(spans, domain.nullable, (first, max(count, headroom)))
 
 
-def _key_range(prepared: Prepared, key: Expr, batches: Iterable[pa.RecordBatch], whole: bool) -> tuple[int, int] | None:
+def _key_range(prepared: Prepared, key: Expr, batches: Iterable[pa.RecordBatch],
+               scan_all: bool) -> tuple[int, int] | None:
     dtype = type_of(key)
     if dtype.kind is Kind.BOOL:
         return 0, 1
@@ -87,10 +88,10 @@ def _key_range(prepared: Prepared, key: Expr, batches: Iterable[pa.RecordBatch],
     if isinstance(key, Col) and key.name.startswith("#code."):
         join, column = key.name.split(".", 2)[1:]
         return 0, max(1, len(prepared.joins[int(join)].columns[column].dictionary)) - 1
-    return _range(prepared, key, batches, whole)
+    return _range(prepared, key, batches, scan_all)
 
 
-def _range(prepared: Prepared, expr: Expr, batches: Iterable[pa.RecordBatch], whole: bool) -> tuple[int, int] | None:
+def _range(prepared: Prepared, expr: Expr, batches: Iterable[pa.RecordBatch], scan_all: bool) -> tuple[int, int] | None:
     """Least and greatest value of a column of the input or of a join table."""
     if not isinstance(expr, Col):
         return None
@@ -101,7 +102,7 @@ def _range(prepared: Prepared, expr: Expr, batches: Iterable[pa.RecordBatch], wh
     if probe is not None:
         return _table_range(prepared.joins[probe.table].columns[name], type_of(expr))
     columns = [batch.column(name) for batch in batches]
-    sample = columns if whole else [part for column in columns for part in _sampled(column)]
+    sample = columns if scan_all else [part for column in columns for part in _sampled(column)]
     return _bounds(sample, type_of(expr))
 
 

@@ -1,8 +1,8 @@
-"""Pipes: batches through a kernel that collects, or a table's groups through one.
+"""Pipelines: batches, or the groups of a table, through a fused kernel that writes columns.
 
-Columns that a pipe hands on untouched are not copied: they are the input's own. Rows keep their
-order whatever the number of workers: units of work are handed out and given back in order. A pipeline with a
-`distinct` runs in one thread: side by side, which row of a key comes first would depend on timing.
+Pass-through columns are not copied: they are the input's arrays. Rows retain their order with any number of workers:
+morsels are dispatched and returned in order. A pipeline with a `distinct` runs in one thread: in parallel, the first
+row of a key would depend on timing.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import pyarrow as pa
 from scalein.arrow_functions import taken
 from scalein.exec.join_build import JoinTable
 from scalein.exec.schedule import schedule
-from scalein.exec.tables import HashTable, grown
+from scalein.exec.tables import HashTable, handle_full
 from scalein.ir.exprs import Named
 from scalein.ir.passes.pass_through import Origin, kernel_steps, row_numbers, split_items, taken_items
 from scalein.ir.physical import Pipeline
 from scalein.ir.stages import Collect, DedupStep, FilterStep, Probe, ProjectStep, Stage
 from scalein.kernels import kernel_metrics
 from scalein.kernels.call import call
-from scalein.kernels.output import CHUNK_ROWS, collected
+from scalein.kernels.output import CHUNK_ROWS, collect_chunks
 from scalein.kernels.prepare import Prepared
 from scalein.kernels.specialise import Specialiser
 from scalein.kernels.workers import start_worker
@@ -35,80 +35,85 @@ from scalein.layout import DEDUP, DONE, OUTPUT_FULL, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
 
-UNIT_ROWS = 1 << 19  # rows a worker takes at once: about a millisecond
-FEW_ROWS = 1 << 16  # of a first chunk behind a filter: most of a larger one might never be touched
+MORSEL_ROWS = 1 << 19  # about a millisecond
+FEW_ROWS = 1 << 16  # of the first output chunk after a filter: most of a larger one might stay unused
 
 
-def run_pipe(pipe: Pipeline, batches: Iterator[pa.RecordBatch], joins: dict[int, JoinTable], options: Options,
-             table: pa.Table | None) -> Iterator[pa.RecordBatch]:
-    """The pipe's output for each input batch, in order."""
-    work = ready(pipe, joins, options, table)
-    return _run_alone(work, batches, options) if pipe.dedup is not None else run_ready(work, batches, options)
+def run_pipeline(pipeline: Pipeline, batches: Iterator[pa.RecordBatch], joins: dict[int, JoinTable], options: Options,
+                 table: pa.Table | None) -> Iterator[pa.RecordBatch]:
+    """The pipeline's output for each input batch, in order."""
+    operator = prepare_pipeline(pipeline, joins, options, table)
+    run = run_prepared if pipeline.dedup is None else _run_serial
+    return run(operator, batches, options)
 
 
-def ready(pipe: Pipeline, joins: dict[int, JoinTable], options: Options, table: pa.Table | None) -> Work:
-    """What a pipe does, for as many runs as one likes; of a `table`, its facts are known before."""
-    passed, computed = split_items(pipe)
-    numbers = row_numbers(pipe)
+def prepare_pipeline(pipeline: Pipeline, joins: dict[int, JoinTable], options: Options,
+                     table: pa.Table | None) -> PipelineOperator:
+    """The operator of a pipeline, for any number of runs; if the input is one `table`, its facts are observed now."""
+    passed, computed = split_items(pipeline)
+    numbers = row_numbers(pipeline)
     written = (*computed, *numbers.values())
-    prepared = Prepared(pipe.name, pipe.input.schema, kernel_steps(pipe), lambda special: _collect(written, special),
-                        tuple(i.expr for i in written), joins, options)
-    prepared.assume(table)
-    return Work(prepared, passed, written, pipe.schema.arrow, taken_items(pipe), tuple(numbers))
+    prepared = Prepared(pipeline.name, pipeline.input.schema, kernel_steps(pipeline),
+                        lambda special: _collect(written, special), tuple(i.expr for i in written), joins, options)
+    prepared.observe_table(table)
+    return PipelineOperator(prepared, passed, written, pipeline.schema.arrow, taken_items(pipeline), tuple(numbers))
 
 
-def run_ready(work: Work, batches: Iterator[pa.RecordBatch], options: Options) -> Iterator[pa.RecordBatch]:
+def run_prepared(operator: PipelineOperator, batches: Iterator[pa.RecordBatch],
+                 options: Options) -> Iterator[pa.RecordBatch]:
     """The output for each input batch, in order."""
     if options.workers == 1:
         for batch in batches:
             if batch.num_rows:
-                yield from work.run(batch, work.bound(batch))
+                yield from operator.run(batch, operator.bound(batch))
         return
-    rows = schedule().morsel_rows(UNIT_ROWS)
-    units = (batch.slice(start, rows) for batch in batches for start in range(0, batch.num_rows, rows))
-    begun = list(islice(units, 2))
-    if len(begun) < 2:  # a thread costs as much as many rows
-        for unit in begun:
-            yield from work.run(unit, work.bound(unit))
+    rows = schedule().morsel_rows(MORSEL_ROWS)
+    morsels = (batch.slice(start, rows) for batch in batches for start in range(0, batch.num_rows, rows))
+    first = list(islice(morsels, 2))
+    if len(first) < 2:  # starting a thread is expensive
+        for morsel in first:
+            yield from operator.run(morsel, operator.bound(morsel))
         return
-    yield from _run_side_by_side(work, chain(begun, units), options)
+    yield from _run_parallel(operator, chain(first, morsels), options)
 
 
-def _run_side_by_side(work: Work, units: Iterator[pa.RecordBatch], options: Options) -> Iterator[pa.RecordBatch]:
+def _run_parallel(operator: PipelineOperator, morsels: Iterator[pa.RecordBatch],
+                  options: Options) -> Iterator[pa.RecordBatch]:
     stop, numbers, metrics = threading.Event(), count(), kernel_metrics.current_metrics()
 
-    def ready_to_work() -> None:
+    def initialize() -> None:
         start_worker(stop, options.workers)
         kernel_metrics.attach_worker(metrics, next(numbers))
 
-    with ThreadPoolExecutor(options.workers, "scalein", ready_to_work) as pool, _stopping(pool, stop):
+    with ThreadPoolExecutor(options.workers, "scalein", initialize) as pool, _cancel_on_error(pool, stop):
         under_way: deque[Future[list[pa.RecordBatch]]] = deque()
-        for unit in units:
-            # Bound here, not in the thread: a later unit may bring a new variant of the kernel.
-            under_way.append(pool.submit(work.run, unit, work.bound(unit)))
+        for morsel in morsels:
+            # Bound here, not in the thread: a later morsel may need another variant of the kernel.
+            under_way.append(pool.submit(operator.run, morsel, operator.bound(morsel)))
             while len(under_way) > 2 * options.workers:
                 yield from under_way.popleft().result()
         while under_way:
             yield from under_way.popleft().result()
 
 
-def _run_alone(work: Work, batches: Iterator[pa.RecordBatch], options: Options) -> Iterator[pa.RecordBatch]:
-    """Units one after the other, with what has been seen so far; few rows may be enough for who asks."""
-    seen: DedupTable | None = None
-    rows = schedule().morsel_rows(UNIT_ROWS)
+def _run_serial(operator: PipelineOperator, batches: Iterator[pa.RecordBatch],
+                options: Options) -> Iterator[pa.RecordBatch]:
+    """Morsels one after the other, with one table of keys; the consumer may stop after a few rows."""
+    dedup: DedupTable | None = None
+    rows = schedule().morsel_rows(MORSEL_ROWS)
     for batch in batches:
         for start in range(0, batch.num_rows, rows):
-            unit = batch.slice(start, rows)
-            bound = work.bound(unit)
-            if seen is None:
-                assert work.prepared.stage is not None
-                seen = DedupTable(work.prepared.stage, options)
-            yield from work.run(unit, bound, seen)
+            morsel = batch.slice(start, rows)
+            bound = operator.bound(morsel)
+            if dedup is None:
+                assert operator.prepared.stage is not None
+                dedup = DedupTable(operator.prepared.stage, options)
+            yield from operator.run(morsel, bound, dedup)
 
 
 @contextmanager
-def _stopping(pool: ThreadPoolExecutor, stop: threading.Event) -> Iterator[None]:
-    """Whatever ends the run early ends its threads."""
+def _cancel_on_error(pool: ThreadPoolExecutor, stop: threading.Event) -> Iterator[None]:
+    """Cancel the threads of a run that ends early."""
     try:
         yield
     except BaseException:
@@ -118,10 +123,11 @@ def _stopping(pool: ThreadPoolExecutor, stop: threading.Event) -> Iterator[None]
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """What a pipe does to a batch: some columns are handed on, nested ones taken, the others a kernel writes.
+class PipelineOperator:
+    """A pipeline with its kernel: pass-through columns, nested columns taken by row number, and columns that the kernel
+    writes.
 
-    The last columns that the kernel writes are row numbers: of the batch (None) and of joined tables.
+    The last columns that the kernel writes are these row numbers: of the batch (None) and of joined tables.
     """
 
     prepared: Prepared
@@ -132,7 +138,7 @@ class Work:
     numbered: tuple[int | None, ...]
 
     def release(self) -> None:
-        """Let go of the data of a run that has ended."""
+        """Drop references to the data of a run that has ended."""
         self.prepared.release()
 
     def bound(self, batch: pa.RecordBatch) -> tuple[Compiled, FrameData] | None:
@@ -141,8 +147,8 @@ class Work:
         if not self.computed and all(isinstance(step, ProjectStep) for step in prepared.steps):
             return None
         compiled = prepared.compiled
-        if prepared.learn(batch):
-            compiled = prepared.compile_known() if prepared.knows_all else prepared.compile()
+        if prepared.observe(batch):
+            compiled = prepared.compile_known() if prepared.has_all_facts else prepared.compile()
         assert compiled is not None
         frame = compiled.kernel.frame.new()
         prepared.bind(frame, batch)
@@ -151,14 +157,14 @@ class Work:
         return compiled, frame
 
     def run(self, batch: pa.RecordBatch, bound: tuple[Compiled, FrameData] | None,
-            seen: DedupTable | None = None) -> list[pa.RecordBatch]:
+            dedup: DedupTable | None = None) -> list[pa.RecordBatch]:
         if bound is None:
             return [_assemble(self.schema, batch, self.passed, [])]
-        is_thinned = any(isinstance(step, FilterStep | Probe | DedupStep) for step in self.prepared.steps)
-        parts = collected(*bound, self.computed, batch.num_rows, FEW_ROWS if is_thinned else CHUNK_ROWS,
-                          None if seen is None else seen.call)
+        drops_rows = any(isinstance(step, FilterStep | Probe | DedupStep) for step in self.prepared.steps)
+        parts = collect_chunks(*bound, self.computed, batch.num_rows, FEW_ROWS if drops_rows else CHUNK_ROWS,
+                          None if dedup is None else dedup.call)
         if self.taken:
-            return [rows for arrays in parts if len(arrays[0]) for rows in self._with_taken(batch, arrays)]
+            return [rows for arrays in parts if len(arrays[0]) for rows in self._with_nested(batch, arrays)]
         if not self.passed:
             return [pa.RecordBatch.from_arrays(arrays, schema=self.schema) for arrays in parts if len(arrays[0])]
         result, start = [], 0
@@ -167,18 +173,18 @@ class Work:
             start += len(arrays[0])
         return result
 
-    def _with_taken(self, batch: pa.RecordBatch, arrays: list[pa.Array]) -> list[pa.RecordBatch]:
-        """The written columns, and between them the rows of nested ones; in parts if those are too long."""
+    def _with_nested(self, batch: pa.RecordBatch, arrays: list[pa.Array]) -> list[pa.RecordBatch]:
+        """The written columns with the nested ones between them; in several batches if those are too long."""
         try:
-            return [self._with_all_taken(batch, arrays)]
+            return [self._with_all_nested(batch, arrays)]
         except (pa.ArrowInvalid, pa.ArrowCapacityError):
             half = len(arrays[0]) // 2
             if not half:
                 raise
         halves = ([a[:half] for a in arrays], [a[half:] for a in arrays])
-        return [rows for each in halves for rows in self._with_taken(batch, each)]
+        return [rows for each in halves for rows in self._with_nested(batch, each)]
 
-    def _with_all_taken(self, batch: pa.RecordBatch, arrays: list[pa.Array]) -> pa.RecordBatch:
+    def _with_all_nested(self, batch: pa.RecordBatch, arrays: list[pa.Array]) -> pa.RecordBatch:
         rows = dict(zip(self.numbered, arrays[len(arrays) - len(self.numbered) :], strict=True))
         rest = iter(arrays)
         columns = [self._take(batch, self.taken[i], rows) if i in self.taken else next(rest)
@@ -204,9 +210,9 @@ def _assemble(schema: pa.Schema, batch: pa.RecordBatch, passed: dict[int, str],
 
 
 class DedupTable:
-    """The keys that a `distinct` has met: one table for the whole run, and how many blocks are done.
+    """The keys that a `distinct` has seen: one table for the whole run, and the number of blocks done.
 
-    Batches may bring new variants of the kernel; records keep their layout, so the table stays.
+    Batches may need new variants of the kernel; the layout of records does not change, so the table remains valid.
     """
 
     def __init__(self, stage: Stage, options: Options) -> None:
@@ -215,7 +221,7 @@ class DedupTable:
         self._blocks = 0
 
     def call(self, compiled: Compiled, frame: FrameData) -> int:
-        """Run the kernel until it is done or its output is full; the table gets the room it asks for."""
+        """Run the kernel until it is done or its output is full; the table grows as needed."""
         while True:
             self._table.attach(frame, DEDUP)
             frame[f"{DEDUP}.blocks"] = self._blocks
@@ -224,4 +230,4 @@ class DedupTable:
             self._blocks = frame[f"{DEDUP}.blocks"]
             if status in (DONE, OUTPUT_FULL):
                 return status
-            grown(self._table, status, frame, DEDUP)
+            handle_full(self._table, status, frame, DEDUP)

@@ -1,9 +1,9 @@
-"""An aggregation that goes on: rows in, again and again, and now and then all groups out.
+"""Pre-aggregation: rows of many batches are aggregated into resident tables, and all groups are drained now and then.
 
-Kernels and workers' tables stay between calls, so that a few rows cost little. Which worker a row goes to does not
-matter, nor how many there are: their tables are merged when the groups are taken. Where groups are nearly as many as
-rows, and the caller allows it, rows are partitioned by key group instead and aggregated when groups are taken, as in a
-bounded run (`radix.py`).
+Kernels and the workers' tables are retained between calls, so that few rows cost little. Any worker may get any row,
+and the number of workers may change: their tables are merged when groups are drained. Where there are nearly as many
+groups as rows, and the caller allows it, rows are partitioned by key group instead and aggregated when they are
+drained, as in a bounded run (`radix.py`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import pyarrow as pa
 
 from scalein.exec import radix
 from scalein.exec.emit import Emitter
-from scalein.exec.hash_aggregate import GroupRun, Worker
+from scalein.exec.hash_aggregate import AggregateWorker, HashAggregate
 from scalein.exec.join_build import JoinTable
-from scalein.exec.key_domain import domain_of, with_room
-from scalein.exec.morsels import Unit, units
-from scalein.exec.radix import Parted
+from scalein.exec.key_domain import domain_of, with_headroom
+from scalein.exec.morsels import Morsel, cut_morsels
+from scalein.exec.radix import RadixPartitions
 from scalein.exec.schedule import schedule
 from scalein.exec.tables import HashTable
 from scalein.ir.passes.pass_through import kernel_steps
@@ -33,152 +33,155 @@ from scalein.kernels.specialise import Specialiser
 from scalein.kernels.workers import run_workers
 from scalein.options import Options
 
-DIRECT_ROWS = 1 << 17  # for which a direct table pays: it is made anew each time, a hash table only cleared
+DIRECT_ROWS = 1 << 17  # from which a direct table pays: it is built for each drain, a hash table is only cleared
 
 
-class Standing:
-    """The groups of a node since they were taken last, passed through the pipe that follows, if any."""
+class PreAggregation:
+    """The groups of a node since the last drain, passed through the downstream pipeline, if any."""
 
     def __init__(self, node: WindowAggregate, joins: dict[int, JoinTable], options: Options,
-                 then: Pipeline | None = None, then_joins: dict[int, JoinTable] | None = None,
-                 watched: bool = False, few: bool = False, whole: WindowAggregate | None = None) -> None:
-        """With `whole`, an aggregation by the same accumulators, groups can be taken as its own; then rows may be
-        partitioned."""
+                 downstream: Pipeline | None = None, downstream_joins: dict[int, JoinTable] | None = None,
+                 track_times: bool = False, small_input: bool = False, complete: WindowAggregate | None = None) -> None:
+        """With `complete`, the complete aggregation by the same accumulators, groups can be drained as its output
+        instead of as partial groups; then rows may be partitioned.
+        """
         node = replace(node, steps=kernel_steps(node))
-        self._emitter = Emitter(node, then, then_joins or {}, options)
-        self._run = GroupRun(node, joins, options, None, self._emitter)
-        self._run.seen = [] if watched else None
-        self._first_mode = self._run.mode
-        self._last_rows = 0 if few else DIRECT_ROWS  # between the last two times that groups were taken
+        self._emitter = Emitter(node, downstream, downstream_joins or {}, options)
+        self._operator = HashAggregate(node, joins, options, None, self._emitter)
+        self._operator.time_bounds = [] if track_times else None
+        self._first_mode = self._operator.mode
+        self._last_rows = 0 if small_input else DIRECT_ROWS  # between the last two drains
         self._rows = 0
         self.row = 0  # the number of the next row that is added
-        self._before = 0  # of the first row of the last `add`
-        self._mode: GroupMode | None = None  # that the kernel at hand is for
-        self._workers: list[Worker] = []
-        self._parted: Parted | None = None
-        self._whole = None if whole is None else replace(whole, steps=node.steps)
-        self._whole_table = node.table
-        self._run.prepared.sink = self._sink
-        self._now = options.workers
+        self._first_row = 0  # the number of the first row of the last `add`
+        self._mode: GroupMode | None = None  # of the compiled kernel
+        self._workers: list[AggregateWorker] = []
+        self._partitions: RadixPartitions | None = None
+        self._complete = None if complete is None else replace(complete, steps=node.steps)
+        self._complete_table = node.table
+        self._operator.prepared.sink = self._sink
+        self._current_workers = options.workers
 
     def _sink(self, special: Specialiser) -> Group:
-        if self._whole is not None:
-            self._whole_table, _ = specialised_table(self._whole.table, self._whole.keys, special, nullable=True)
-        return self._run.sink(special)
+        if self._complete is not None:
+            table, keys = self._complete.table, self._complete.keys
+            self._complete_table, _ = specialised_table(table, keys, special, nullable=True)
+        return self._operator.sink(special)
 
     def add(self, batches: Iterator[pa.RecordBatch], workers: int) -> None:
-        """Count the rows of batches in; they are numbered from `row` on."""
-        batches = self._counted(batches)
-        self._now, is_begin, self._before = workers, not self._workers, self.row
-        if is_begin:
-            first = next(batches, None)
-            if first is None:
+        """Aggregate the rows of batches; they are numbered from `row` on."""
+        batches = self._count_rows(batches)
+        self._current_workers, is_first, self._first_row = workers, not self._workers, self.row
+        if is_first:
+            batch = next(batches, None)
+            if batch is None:
                 return
-            self._begin(first)
-            batches = chain([first], batches)
+            self._choose_mode(batch)
+            batches = chain([batch], batches)
         while len(self._workers) < workers:
-            self._workers.append(Worker(self._run))
-        work = units(batches, workers, self._before)
-        begun = list(islice(work, workers))  # a thread costs as much as many rows: none without work
-        work, workers = chain(begun, work), max(1, len(begun))
-        if is_begin and self._whole is not None and self._run.mode is GroupMode.HASH and Parted.fits(self._run):
-            work = self._tried(work)
-        if self._parted is not None:
-            self._parted.add(work, workers)
+            self._workers.append(AggregateWorker(self._operator))
+        morsels = cut_morsels(batches, workers, self._first_row)
+        first = list(islice(morsels, workers))  # starting a thread is expensive: none without a morsel
+        morsels, workers = chain(first, morsels), max(1, len(first))
+        can_partition = is_first and self._complete is not None and self._operator.mode is GroupMode.HASH
+        if can_partition and RadixPartitions.fits(self._operator):
+            morsels = self._aggregate_sample(morsels)
+        if self._partitions is not None:
+            self._partitions.add(morsels, workers)
         else:
-            run_workers(self._workers[:workers], work, schedule().assign)
+            run_workers(self._workers[:workers], morsels, schedule().assign)
 
-    def _counted(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _count_rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if batch.num_rows:
                 self._rows += batch.num_rows
                 self.row += batch.num_rows
                 yield batch
 
-    def _tried(self, work: Iterator[Unit]) -> Iterator[Unit]:
-        """Aggregate the first rows, to see whether groups are many; gives the work that is left."""
+    def _aggregate_sample(self, morsels: Iterator[Morsel]) -> Iterator[Morsel]:
+        """Aggregate a sample, to find out whether there are many groups; returns the morsels that are left."""
         first = self._workers[0]
-        tried, rest = radix.try_some(first, work)
-        if not radix.has_many_groups(first, tried, is_limited=False):
+        sample, rest = radix.aggregate_sample(first, morsels)
+        if not radix.has_many_groups(first, sample, is_limited=False):
             return rest
-        self._forget(first)
-        self._parted = Parted(self._run)
-        return chain(tried, rest)
+        self._recycle(first)
+        self._partitions = RadixPartitions(self._operator)
+        return chain(sample, rest)
 
-    def _begin(self, first: pa.RecordBatch) -> None:
-        """Decide how rows find their groups, from the first batch since groups were taken."""
-        run = self._run
-        has_news = run.prepared.learn(first)
-        if has_news:
-            run.prepared.specialise()  # sets table and keys
-            run.spare.clear()
-        run.mode, run.domain = self._first_mode, None
-        if run.mode is GroupMode.HASH and self._last_rows >= DIRECT_ROWS:
-            found = domain_of(run.prepared, run.table, run.keys, [first])
+    def _choose_mode(self, first: pa.RecordBatch) -> None:
+        """Choose how rows find their groups, by the first batch since the last drain."""
+        operator = self._operator
+        is_new = operator.prepared.observe(first)
+        if is_new:
+            operator.prepared.specialise()  # sets table and keys
+            operator.spare_tables.clear()
+        operator.mode, operator.domain = self._first_mode, None
+        if operator.mode is GroupMode.HASH and self._last_rows >= DIRECT_ROWS:
+            found = domain_of(operator.prepared, operator.table, operator.keys, [first])
             if found is not None:
-                run.mode, run.domain = GroupMode.DIRECT, with_room(found, run.table)
-        if has_news or run.mode is not self._mode:
-            run.prepared.compile()
+                operator.mode, operator.domain = GroupMode.DIRECT, with_headroom(found, operator.table)
+        if is_new or operator.mode is not self._mode:
+            operator.prepared.compile()
 
-    def seen(self, batches: list[pa.RecordBatch]) -> list[tuple[int, int]] | None:
-        """How far the times of each batch of the last `add` reach, if they are watched and could be."""
-        told, self._run.seen = self._run.seen or [], []
-        found = [each for each in told if each is not None]
-        if len(found) < len(told):
+    def time_bounds(self, batches: list[pa.RecordBatch]) -> list[tuple[int, int]] | None:
+        """The least and the greatest time of each batch of the last `add`, if they are tracked and known."""
+        observed, self._operator.time_bounds = self._operator.time_bounds or [], []
+        found = [each for each in observed if each is not None]
+        if len(found) < len(observed):
             return None
         ends = list(accumulate(batch.num_rows for batch in batches))
         least, greatest = [2**63 - 1] * len(ends), [-(2**63)] * len(ends)
         for row, low, high in found:
-            place = bisect_right(ends, row - self._before)
-            least[place], greatest[place] = min(low, least[place]), max(high, greatest[place])
+            position = bisect_right(ends, row - self._first_row)
+            least[position], greatest[position] = min(low, least[position]), max(high, greatest[position])
         times = list(zip(least, greatest, strict=True))
         return times if all(low <= high for low, high in times) else None
 
     @property
     def count(self) -> int:
-        """Groups in all tables, at most: those of several workers may be the same."""
+        """An upper bound of the groups in all tables: those of several workers may be the same."""
         return sum(state.count for worker in self._workers for state in worker.states)
 
-    def take(self) -> Iterator[pa.RecordBatch]:
-        """All groups, once."""
+    def drain(self) -> Iterator[pa.RecordBatch]:
+        """Yield all groups and remove them."""
         if self._workers:
-            yield from self._take(self._emitter, self._run.table)
+            yield from self._drain(self._emitter, self._operator.table)
 
-    def take_whole(self) -> Iterator[pa.RecordBatch]:
-        """All groups, once, as those of `whole`."""
-        assert self._whole is not None
+    def drain_complete(self) -> Iterator[pa.RecordBatch]:
+        """Yield all groups as those of `complete`, and remove them."""
+        assert self._complete is not None
         if self._workers:
-            yield from self._take(Emitter(self._whole, None, {}, self._run.options), self._whole_table)
+            yield from self._drain(Emitter(self._complete, None, {}, self._operator.options), self._complete_table)
 
-    def _take(self, emitter: Emitter, table: Table) -> Iterator[pa.RecordBatch]:
-        run = self._run
+    def _drain(self, emitter: Emitter, table: Table) -> Iterator[pa.RecordBatch]:
+        operator = self._operator
         self._last_rows, self._rows = self._rows, 0
         first, *others = self._workers
         for other in others:
             first.states += other.states
-        self._workers, self._mode = [], run.mode
-        if self._parted is None:
-            yield from emitter.emit(run.prepared, table, first.settled())
-            self._forget(first)
+        self._workers, self._mode = [], operator.mode
+        if self._partitions is None:
+            yield from emitter.emit(operator.prepared, table, first.merged())
+            self._recycle(first)
             return
-        parted, self._parted = self._parted, None
-        usual = run.emitter, run.table
-        run.emitter, run.table = emitter, table  # records are the same, what is read of them is not
-        yield from parted.groups(self._now)
-        run.emitter, run.table = usual
+        partitions, self._partitions = self._partitions, None
+        saved = operator.emitter, operator.table
+        operator.emitter, operator.table = emitter, table  # the same records, read as other columns
+        yield from partitions.groups(self._current_workers)
+        operator.emitter, operator.table = saved
 
-    def _forget(self, worker: Worker) -> None:
-        """Keep the tables for later: memory that was touched before is half the cost of one."""
+    def _recycle(self, worker: AggregateWorker) -> None:
+        """Retain the tables for reuse: faulting in fresh memory is half the cost of a table."""
         for state in worker.states:
-            if isinstance(state, HashTable) and state.sides is None:
+            if isinstance(state, HashTable) and state.side_state is None:
                 state.clear()
-                self._run.spare.append(state)
+                self._operator.spare_tables.append(state)
 
     @property
-    def is_parted(self) -> bool:
-        return self._parted is not None
+    def is_partitioned(self) -> bool:
+        return self._partitions is not None
 
     @property
-    def part_bytes(self) -> int:
-        """Of rows that are partitioned."""
-        return 0 if self._parted is None else self._parted.bytes
+    def partitioned_bytes(self) -> int:
+        """Bytes of the partitioned rows."""
+        return 0 if self._partitions is None else self._partitions.bytes

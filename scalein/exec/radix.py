@@ -1,10 +1,10 @@
-"""Radix: many groups, aggregated one key group at a time in a table that fits the cache.
+"""Radix-partitioned aggregation: many groups, aggregated one key group at a time in a table that fits the cache.
 
-First every row (keys and arguments only) is appended to the chunks of its key group: 256 streams
-of writes instead of a random access a row. Then a worker takes a key group, runs its rows through
-the same update kernel that reads batches otherwise, and emits the records while they are in cache.
-One table serves all key groups of a worker. The largest key groups go first; one so large that it
-would keep a worker busy at the end is aggregated by all of them in parts, so a heavy key does no harm.
+First every row (keys and arguments only) is appended to the chunks of its key group: 256 sequential write streams
+instead of a random access per row. Then a worker takes a key group, runs its rows through the same update kernel that
+reads batches otherwise, and emits the records while they are in cache. A worker reuses one table for all its key
+groups. The largest key groups go first; one that is larger than a worker's fair share is aggregated by all workers in
+parts, so a heavy key does no harm.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from scalein.exec.finalize import settle
-from scalein.exec.morsels import Unit
+from scalein.exec.finalize import finalize
+from scalein.exec.morsels import Morsel
 from scalein.exec.schedule import schedule
 from scalein.exec.spill_file import SpillFile, pieces_in
-from scalein.exec.tables import HashTable, grown
+from scalein.exec.tables import HashTable, handle_full
 from scalein.ir.exprs import Call, Col, Expr, Lit, Named, type_of
 from scalein.ir.stages import Group, GroupMode, Partition, Stage
 from scalein.ir.tables import Table
@@ -36,74 +36,74 @@ from scalein.llvm_backend.cache import Compiled
 from scalein.memory import address, allocate
 
 if TYPE_CHECKING:
-    from scalein.exec.hash_aggregate import GroupRun, Worker
+    from scalein.exec.hash_aggregate import AggregateWorker, HashAggregate
 
-TRIAL_ROWS = 1 << 18
-MANY_SHARE = 3 / 8  # of the trial's rows begin a group of their own
-FEW_SHARE = 1 / 64
+SAMPLE_ROWS = 1 << 18
+MANY_SHARE = 3 / 8  # groups per row of the sample, from which partitioning pays
+FEW_SHARE = 1 / 64  # the same under a memory limit
 MOST_FIELDS = 64  # a partition row has one word of null bits
 CHUNK_BYTES = 1 << 16
-HEAVY_SHARE = 2  # a key group is heavy from half of a worker's fair share on
+HEAVY_SHARE = 2  # a key group is heavy from 1/2 of a worker's fair share on
 SLAB_CHUNKS = 1 << 9
 SLAB_BYTES = SLAB_CHUNKS * CHUNK_BYTES
-PARTITION_SHARE = 0.6  # of a limit on memory, for rows; the rest is for tables and results
+PARTITION_SHARE = 0.6  # of the memory limit, for rows; the rest is for tables and results
 ROUND_GROUPS = 16
 
 
 def fits(table: Table) -> bool:
-    """Whether key groups can be emitted one by one: each key lies in one of them."""
+    """Whether key groups can be emitted one by one: each key is in one of them."""
     fields = len(table.keys) + len(dict.fromkeys(table_args(table)))
     whole = not table.has_lists and (table.window is None or table.window.is_tumbling)
     return len(table.keys) > 0 and fields <= MOST_FIELDS and whole
 
 
-def try_some(worker: Worker, work: Iterator[Unit]) -> tuple[list[Unit], Iterator[Unit]]:
-    """Aggregate the first rows the plain way; gives those units, and the rest of the work."""
-    tried: list[Unit] = []
+def aggregate_sample(worker: AggregateWorker, morsels: Iterator[Morsel]) -> tuple[list[Morsel], Iterator[Morsel]]:
+    """Aggregate the first rows by hashing; returns their morsels, and the rest."""
+    sample: list[Morsel] = []
     rows = 0
-    for unit in work:
-        piece = unit.batch.slice(0, TRIAL_ROWS - rows)
-        tried.append(Unit(piece, unit.first_row))
-        worker.process(tried[-1])
+    for morsel in morsels:
+        piece = morsel.batch.slice(0, SAMPLE_ROWS - rows)
+        sample.append(Morsel(piece, morsel.first_row))
+        worker.process(sample[-1])
         rows += piece.num_rows
-        if rows >= TRIAL_ROWS:
-            rest = Unit(unit.batch.slice(piece.num_rows), unit.first_row + piece.num_rows)
-            return tried, chain([rest] if rest.batch.num_rows else [], work)
-    return tried, iter(())
+        if rows >= SAMPLE_ROWS:
+            rest = Morsel(morsel.batch.slice(piece.num_rows), morsel.first_row + piece.num_rows)
+            return sample, chain([rest] if rest.batch.num_rows else [], morsels)
+    return sample, iter(())
 
 
-def has_many_groups(worker: Worker, tried: list[Unit], is_limited: bool) -> bool:
-    """Whether there are enough groups for partitioning to pay, or, under a limit on memory, to fear more."""
-    rows = sum(unit.batch.num_rows for unit in tried)
-    return rows >= TRIAL_ROWS and bool(worker.states[0].count > (FEW_SHARE if is_limited else MANY_SHARE) * rows)
+def has_many_groups(worker: AggregateWorker, sample: list[Morsel], is_limited: bool) -> bool:
+    """Whether there are enough groups for partitioning to pay, or, under a memory limit, to expect many more."""
+    rows = sum(morsel.batch.num_rows for morsel in sample)
+    return rows >= SAMPLE_ROWS and bool(worker.states[0].count > (FEW_SHARE if is_limited else MANY_SHARE) * rows)
 
 
-def run_radix(run: GroupRun, work: Iterator[Unit]) -> Iterator[pa.RecordBatch]:
+def run_radix(run: HashAggregate, morsels: Iterator[Morsel]) -> Iterator[pa.RecordBatch]:
     """Partition all rows, then aggregate and emit each key group."""
-    plan = _Plan(run)
+    plan = _RadixPlan(run)
     try:
-        yield from _run_plan(run, plan, work)
+        yield from _run_plan(run, plan, morsels)
     finally:
         if plan.spill is not None:
             plan.spill.close()
 
 
-def _run_plan(run: GroupRun, plan: _Plan, work: Iterator[Unit]) -> Iterator[pa.RecordBatch]:
+def _run_plan(run: HashAggregate, plan: _RadixPlan, morsels: Iterator[Morsel]) -> Iterator[pa.RecordBatch]:
     partitioners = [_Partitioner(plan) for _ in range(run.options.workers)]
-    run_workers(partitioners, work, schedule().assign)
+    run_workers(partitioners, morsels, schedule().assign)
     yield from _groups(run, plan, partitioners, run.options.workers)
 
 
-class Parted:
-    """Rows that go on to come, by key group, until their groups are asked for."""
+class RadixPartitions:
+    """Rows of many calls, partitioned by key group, until their groups are drained."""
 
-    def __init__(self, run: GroupRun) -> None:
-        self._run, self._plan = run, _Plan(run)
+    def __init__(self, run: HashAggregate) -> None:
+        self._run, self._plan = run, _RadixPlan(run)
         self._partitioners: list[_Partitioner] = []
 
     @staticmethod
-    def fits(run: GroupRun) -> bool:
-        """Whether rows can be kept, within no limit, without the batches that they came in."""
+    def fits(run: HashAggregate) -> bool:
+        """Whether rows can be buffered without their batches (no text), and there is no memory limit."""
         texts = any(type_of(e).is_bytes for e in (*run.keys, *table_exprs(run.table)))
         return fits(run.table) and not texts and run.options.memory is None
 
@@ -111,54 +111,56 @@ class Parted:
     def bytes(self) -> int:
         return sum(each.bytes for each in self._partitioners)
 
-    def add(self, work: Iterator[Unit], workers: int) -> None:
+    def add(self, morsels: Iterator[Morsel], workers: int) -> None:
         while len(self._partitioners) < workers:
             self._partitioners.append(_Partitioner(self._plan))
-        run_workers(self._partitioners[:workers], work, schedule().assign)
+        run_workers(self._partitioners[:workers], morsels, schedule().assign)
 
     def groups(self, workers: int) -> Iterator[pa.RecordBatch]:
         """All groups, key group by key group."""
         return _groups(self._run, self._plan, self._partitioners, workers)
 
 
-def _groups(run: GroupRun, plan: _Plan, partitioners: list[_Partitioner], workers: int) -> Iterator[pa.RecordBatch]:
+def _groups(run: HashAggregate, plan: _RadixPlan, partitioners: list[_Partitioner],
+            workers: int) -> Iterator[pa.RecordBatch]:
     rows = [sum(p.rows(group) for p in partitioners) for group in range(GROUPS)]
     order = sorted((g for g in range(GROUPS) if rows[g]), key=lambda g: -rows[g])
     update = plan.update_kernel()
-    finishers = [_Finisher(plan, update, partitioners, sum(rows)) for _ in range(workers)]
+    aggregators = [_GroupAggregator(plan, update, partitioners, sum(rows)) for _ in range(workers)]
     # A key group with a large share of all rows, because of a heavy key, is aggregated by all workers.
-    heavy = [g for g in order if len(finishers) > 1 and rows[g] * len(finishers) * HEAVY_SHARE > sum(rows)]
+    heavy = [g for g in order if len(aggregators) > 1 and rows[g] * len(aggregators) * HEAVY_SHARE > sum(rows)]
     for group in heavy:
-        _finish_together(run, finishers, group, [piece for p in partitioners for piece in p.pieces(group)])
+        _aggregate_heavy(run, aggregators, group, [piece for p in partitioners for piece in p.pieces(group)])
     light = [g for g in order if g not in heavy]
-    # Under a limit, results are handed on as they come; else all at once, which costs fewer starts of threads.
+    # Under a memory limit, results are emitted in rounds; else all at once, which starts fewer threads.
     step = len(light) if run.options.memory is None else ROUND_GROUPS
     for start in range(0, len(light), max(1, step)):
-        run_workers(finishers, iter(light[start : start + step]), schedule().assign)
-        yield from _emitted(run, finishers, is_last=False)
-    yield from _emitted(run, finishers, is_last=True)
+        run_workers(aggregators, iter(light[start : start + step]), schedule().assign)
+        yield from _emitted(run, aggregators, is_last=False)
+    yield from _emitted(run, aggregators, is_last=True)
 
 
-def _emitted(run: GroupRun, finishers: list[_Finisher], is_last: bool) -> Iterator[pa.RecordBatch]:
-    for finisher in finishers:
-        for arrays in finisher.finish() if is_last else finisher.full():
+def _emitted(run: HashAggregate, aggregators: list[_GroupAggregator], is_last: bool) -> Iterator[pa.RecordBatch]:
+    for aggregator in aggregators:
+        for arrays in aggregator.finish() if is_last else aggregator.full():
             yield from run.emitter.after(iter([run.emitter.batch(arrays, run.prepared, run.table)]), run.table)
 
 
-def _finish_together(run: GroupRun, finishers: list[_Finisher], group: int, pieces: list[tuple[int, int]]) -> None:
+def _aggregate_heavy(run: HashAggregate, aggregators: list[_GroupAggregator], group: int,
+                     pieces: list[tuple[int, int]]) -> None:
     """Aggregate a key group in parts, merge the parts, emit it."""
-    jobs = [partial(f.aggregate, group, pieces[k :: len(finishers)]) for k, f in enumerate(finishers)]
+    jobs = [partial(f.aggregate, group, pieces[k :: len(aggregators)]) for k, f in enumerate(aggregators)]
     run_parallel(jobs)
-    merging = run.merging(GroupMode.HASH)
-    for other in finishers[1:]:
-        merging.into(finishers[0].table, other.table)
-    finishers[0].emit()
+    merge_kernels = run.merge_kernels(GroupMode.HASH)
+    for other in aggregators[1:]:
+        merge_kernels.into(aggregators[0].table, other.table)
+    aggregators[0].emit()
 
 
-class _Plan:
+class _RadixPlan:
     """The partitioning stage, and the table over partition rows that follows it."""
 
-    def __init__(self, run: GroupRun) -> None:
+    def __init__(self, run: HashAggregate) -> None:
         self.run = run
         node = run.node
         exprs = (*node.keys, *table_exprs(node.table))
@@ -167,8 +169,8 @@ class _Plan:
         self.prepared.facts = dict(run.prepared.facts)
         self.prepared.interners = run.prepared.interners
         self.partition: Partition | None = None
-        self.keeps_strings = any(type_of(e).is_bytes for e in (*run.keys, *table_exprs(run.table)))
-        self.kept: list[dict[str, object]] = []  # what strings of the rows point into
+        self.holds_strings = any(type_of(e).is_bytes for e in (*run.keys, *table_exprs(run.table)))
+        self.pinned: list[dict[str, object]] = []  # the batches that strings of the rows point into
         limit = run.options.memory
         self.spill = None if limit is None else SpillFile()
         share = int((limit or 0) * PARTITION_SHARE) // run.options.workers
@@ -179,7 +181,7 @@ class _Plan:
         keys = tuple(special.key(key) for key in run.node.keys)
         given = dict.fromkeys(table_args(run.node.table))
         args = [special.key(e) if by_code else special.expr(e) for e, by_code in given]
-        # A row's layout must not depend on the batch, so nulls are what the table expects.
+        # The layout of rows must not depend on the batch, so nullability follows the table.
         items = [Named(f"key{k}", _with_nulls(e, key.nullable))
                  for k, (e, key) in enumerate(zip(keys, run.table.keys, strict=True))]
         items += [Named(f"arg{k}", _with_nulls(e, old.nullable))
@@ -189,7 +191,7 @@ class _Plan:
         return self.partition
 
     def _args(self) -> list[Expr]:
-        """Arguments as the table has them: their nulls decide the row's layout."""
+        """Arguments as the table has them: their nullability decides the layout of rows."""
         old = [e for e, _ in dict.fromkeys(table_args(self.run.node.table))]
         if self.run.source is None:
             return old
@@ -222,7 +224,7 @@ def _with_nulls(expr: Expr, nullable: bool) -> Expr:
 
 
 def _plain(expr: Expr) -> Expr:
-    """The expression without what is known of nulls, to recognise it."""
+    """The expression without nullability, for comparison."""
     if isinstance(expr, Lit):
         return expr
     if isinstance(expr, Call):
@@ -233,30 +235,30 @@ def _plain(expr: Expr) -> Expr:
 class _Partitioner:
     """A worker's 256 chunk streams."""
 
-    def __init__(self, plan: _Plan) -> None:
+    def __init__(self, plan: _RadixPlan) -> None:
         self._plan = plan
         self._heads = np.zeros((GROUPS, 2), np.int64)
         self._slabs: list[np.ndarray] = []
         self._free = np.zeros(0, np.int64)
         self._log = np.zeros(0, np.int64)
         self._left = self._taken = 0
-        self._spilled: list[list[int]] = [[] for _ in range(GROUPS)]  # offsets of full chunks that went to disk
-        self._read: dict[int, np.ndarray] = {}  # those that came back, by key group
+        self._spilled: list[list[int]] = [[] for _ in range(GROUPS)]  # file offsets of spilled chunks, by key group
+        self._read: dict[int, np.ndarray] = {}  # spilled chunks that were read back, by key group
 
-    def process(self, unit: Unit) -> None:
+    def process(self, morsel: Morsel) -> None:
         plan = self._plan
         with plan.run.lock:
-            if plan.prepared.learn(unit.batch) or plan.prepared.compiled is None:
+            if plan.prepared.observe(morsel.batch) or plan.prepared.compiled is None:
                 plan.prepared.compile()
             compiled = plan.prepared.compiled
             assert compiled is not None
             frame = compiled.kernel.frame.new()
-            plan.prepared.bind(frame, unit.batch)
+            plan.prepared.bind(frame, morsel.batch)
             plan.prepared.attach_joins(frame)
-            if plan.keeps_strings:
-                plan.kept.append(frame.keep)
-        frame["first_row"] = unit.first_row
-        frame["row"], frame["end"] = 0, unit.batch.num_rows
+            if plan.holds_strings:
+                plan.pinned.append(frame.keep)
+        frame["first_row"] = morsel.first_row
+        frame["row"], frame["end"] = 0, morsel.batch.num_rows
         while True:
             self._attach(frame)
             status = call(compiled, frame)
@@ -295,7 +297,7 @@ class _Partitioner:
         self._log = log
 
     def _spill_full(self) -> None:
-        """Write all chunks to disk but the one that each key group is filling, and use them again."""
+        """Spill all chunks but the one that each key group is filling, and free them for reuse."""
         assert self._plan.spill is not None
         taken = self._log[: 2 * self._taken].reshape(-1, 2)
         is_open = np.isin(taken[:, 1] + self._chunk_bytes, self._heads[:, 1])
@@ -305,9 +307,9 @@ class _Partitioner:
             self._spilled[group].append(offset)
         self._free = np.concatenate((self._free[: self._left], full[:, 1]))
         self._left += len(full)
-        stay = taken[is_open].ravel().copy()
-        self._log[: len(stay)] = stay
-        self._taken = len(stay) // 2
+        rest = taken[is_open].ravel().copy()
+        self._log[: len(rest)] = rest
+        self._taken = len(rest) // 2
 
     @property
     def bytes(self) -> int:
@@ -327,8 +329,8 @@ class _Partitioner:
         rows = self._chunk_bytes // self._stride
         return [*pieces_in(found, len(offsets), rows), *self._in_memory(group)]
 
-    def forget(self, group: int) -> None:
-        """The group's rows are counted in."""
+    def release(self, group: int) -> None:
+        """Free what was read back of a key group."""
         self._read.pop(group, None)
 
     @property
@@ -347,28 +349,28 @@ class _Partitioner:
         return [*((chunk, rows) for chunk in chunks[:-1].tolist()), (last, left)]
 
 
-class _Finisher:
+class _GroupAggregator:
     """A worker that aggregates and emits whole key groups."""
 
-    def __init__(self, plan: _Plan, update: Compiled, partitioners: list[_Partitioner], rows: int) -> None:
+    def __init__(self, plan: _RadixPlan, update: Compiled, partitioners: list[_Partitioner], rows: int) -> None:
         self._run, self._update, self._partitioners = plan.run, update, partitioners
         self.table = HashTable(plan.run.table, plan.run.options)
         self._frame = update.kernel.frame.new()
         compiled, items = plan.run.emitter.kernel(plan.run.table)
         self._out = Collector(compiled, compiled.kernel.frame.new(), items, rows)
         self._full: list[list[pa.Array]] = []
-        self._group = 0  # the one key group that the table holds
+        self._group = 0  # the key group that the table holds
 
     def process(self, group: int) -> None:
         self.aggregate(group, [piece for p in self._partitioners for piece in p.pieces(group)])
         for partitioner in self._partitioners:
-            partitioner.forget(group)
+            partitioner.release(group)
         self.emit()
 
     def aggregate(self, group: int, given: list[tuple[int, int]]) -> None:
-        """Forget the last key group and count these rows of another in."""
+        """Replace the key group in the table by the rows of another."""
         frame, table = self._frame, self.table
-        table.hand_over(self._group, group)  # so that the index grows once, not once a group
+        table.reuse_for_group(self._group, group)  # so that the index grows once, not once per group
         self._group = group
         pieces = np.array(given, np.int64).reshape(-1, 2)
         frame.point("pieces", pieces)
@@ -380,16 +382,16 @@ class _Finisher:
             table.detach(frame)
             if status == DONE:
                 break
-            grown(table, status, frame)
+            handle_full(table, status, frame)
 
     def emit(self) -> None:
-        settle(self._run.table, self.table, replace(self._run.options, workers=1))
+        finalize(self._run.table, self.table, replace(self._run.options, workers=1))
         out, table = self._out.frame, self.table
         out["source"], out["row"], out["end"] = table.first, 0, table.count
         self._full += self._out.run()
 
     def full(self) -> list[list[pa.Array]]:
-        """What was emitted since the last time, in whole chunks."""
+        """The full chunks that were emitted since the last call."""
         full, self._full = self._full, []
         return full
 

@@ -1,12 +1,12 @@
-"""Ring: sliding windows with a ring of slices in each key's record; one probe a row.
+"""Ring: sliding windows with a ring of slices in each key's record; one probe per row.
 
-A window is emitted, by a scan over the records, when a row shows that time has moved on: the ring holds
-the slices of the oldest window not yet emitted, and `open` slices that rows may still reach. With
-several workers each serves its own key groups and passes over the others' rows.
+A window is emitted, by a scan over the records, when a row is newer than the ring: the ring holds the slices of the
+oldest window not yet emitted, and `open` slices that rows may still belong to. With several workers, each owns some key
+groups and skips the rows of the others.
 
-A row older than the open slices would belong to windows already emitted. That needs data far out of
-order; then the whole run is given up and done again by slice (`group.py`), which takes any order. So a
-ring is used only where the input can be read again, and nothing is handed out before the end.
+A row older than the open slices would belong to windows already emitted. Only data far out of order has such rows; then
+the run is abandoned and repeated by slice (`hash_aggregate.py`), which accepts any order. So a ring is used only where
+the input can be read twice, and nothing is emitted downstream before the end.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from scalein.exec.morsels import joined, units
-from scalein.exec.tables import HashTable, grown
+from scalein.exec.key_domain import MAX_SLICE
+from scalein.exec.morsels import coalesce, cut_morsels
+from scalein.exec.tables import HashTable, handle_full
 from scalein.ir.passes.place_state import MAX_RING_SLICES
 from scalein.ir.stages import Group, GroupMode
 from scalein.ir.tables import Slicing, Table
@@ -33,14 +34,13 @@ from scalein.layout import DONE, RING_ADVANCE, FrameData
 from scalein.llvm_backend.cache import Compiled
 
 if TYPE_CHECKING:
-    from scalein.exec.hash_aggregate import GroupRun
+    from scalein.exec.hash_aggregate import HashAggregate
 
-FAR_SLICE = 1 << 62
-OPEN_SLICES = 4  # at least; how far out of order rows may come
+OPEN_SLICES = 4  # minimum; how far out of order rows may be
 
 
 def fits(table: Table) -> bool:
-    """Whether a table's windows slide, over few enough slices, and its records own nothing outside of them."""
+    """Whether a table has sliding windows of few enough slices, and its records have no side state."""
     window = table.window
     if table.has_sides or table.has_heap:
         return False
@@ -48,8 +48,8 @@ def fits(table: Table) -> bool:
         window.size // table.slice_size <= MAX_RING_SLICES)
 
 
-def run_ring(run: GroupRun, source: pa.Table) -> Iterator[pa.RecordBatch] | None:
-    """The windows of a table that can be read again; None if its rows are too far out of order."""
+def run_ring(run: HashAggregate, source: pa.Table) -> Iterator[pa.RecordBatch] | None:
+    """The windows of a table in memory; None if its rows are too far out of order."""
     slices = run.table.window.size // run.table.slice_size if run.table.window else 0
     size = 1 << (slices + OPEN_SLICES - 2).bit_length()
     node = replace(run.node, table=replace(run.node.table, slicing=Slicing.RING, ring=size))
@@ -76,15 +76,15 @@ def run_ring(run: GroupRun, source: pa.Table) -> Iterator[pa.RecordBatch] | None
 
 
 class _Ring:
-    """One worker's table and ring. Slices are numbered by time // slice size."""
+    """The table of one worker, whose records hold rings. Slices are numbered by time // slice size."""
 
-    def __init__(self, run: GroupRun, prepared: Prepared, compiled: Compiled, table: Table, worker: int) -> None:
+    def __init__(self, run: HashAggregate, prepared: Prepared, compiled: Compiled, table: Table, worker: int) -> None:
         assert table.window is not None
         self._run, self._prepared, self._compiled, self._table = run, prepared, compiled, table
         self._slices = table.window.size // table.slice_size  # of a window
         self._step = table.window.every // table.slice_size
         self._width = table.ring - self._slices + 1  # open slices
-        self._open: int | None = None  # first slice that rows may still reach
+        self._open: int | None = None  # first slice that rows may still belong to
         self._records = HashTable(table, run.options)
         self._frame = compiled.kernel.frame.new()
         self._frame["owner.workers"], self._frame["owner.worker"] = run.options.workers, worker
@@ -97,18 +97,18 @@ class _Ring:
     def run(self, source: pa.Table) -> None:
         frame = self._frame
         frame["ring.open"], frame["ring.limit"] = 0, -(1 << 62)
-        for unit in units(joined(b for b in source.to_batches() if b.num_rows), 1):
+        for morsel in cut_morsels(coalesce(b for b in source.to_batches() if b.num_rows), 1):
             with self._run.lock:
-                self._prepared.bind(frame, unit.batch)
-            frame["first_row"] = unit.first_row
-            frame["row"], frame["end"] = 0, unit.batch.num_rows
+                self._prepared.bind(frame, morsel.batch)
+            frame["first_row"] = morsel.first_row
+            frame["row"], frame["end"] = 0, morsel.batch.num_rows
             while (status := self._call(frame)) != DONE:
                 if status == RING_ADVANCE:
                     if not self._advance(frame["ring.least"], frame["ring.greatest"]):
                         self.gave_up = True
                         return
                 else:
-                    grown(self._records, status, frame)
+                    handle_full(self._records, status, frame)
         if self._open is not None:
             self._emit_until(self._open + self._width + self._slices)
         self.chunks.append(self._out.finish())
@@ -120,9 +120,9 @@ class _Ring:
         return status
 
     def _advance(self, least: int, greatest: int) -> bool:
-        """Move the open slices so that a block's slices lie in them; false if that is impossible."""
-        if least < -FAR_SLICE or greatest > FAR_SLICE:
-            return False  # too near the limits of 64 bits for the arithmetic here
+        """Advance the open slices so that they contain a block's slices; false if that is impossible."""
+        if least < -MAX_SLICE or greatest > MAX_SLICE:
+            return False
         if self._open is None:
             self._open = least - max(0, self._width - 1 - (greatest - least)) // 2
         elif greatest >= self._open + self._width:
@@ -133,7 +133,7 @@ class _Ring:
         return True
 
     def _emit_until(self, new_open: int) -> None:
-        """Emit the windows whose last slice lies before `new_open`, and clear the slices they were the last to need."""
+        """Emit the windows whose last slice is before `new_open`, and clear the slices that no later window needs."""
         assert self._open is not None
         # Past the last slice that can hold a row there is nothing to emit.
         last = min(new_open, self._open + self._width + self._slices)

@@ -1,16 +1,16 @@
-"""A ring that goes on: sliding windows of a job, with the slices of all open windows in each key's record.
+"""Ring pre-aggregation: sliding windows of a job, with the slices of all open windows in each key's record.
 
-As in `ring.py` a row costs one probe. But windows are emitted when the caller says that time has come so far, not when
-a row shows it, and the slices that no open window needs are cleared. The ring covers `size` slices from the first one
-that an open window has a part in; the caller looks before it adds (`takes`), and keeps rows outside of it elsewhere.
+As in `ring.py` a row costs one probe. But windows are emitted when the caller closes them, not when a row is newer than
+the ring, and slices that no open window needs are cleared. The ring covers `size` slices from the first one of an open
+window on; the caller checks before it adds rows (`try_cover`), and buffers rows outside of it elsewhere.
 
-Each table has its own key groups and passes over the others' rows. So what is to be done (rows, windows, slices to
-clear) is only noted, and done table by table when somebody wants results: workers wait for each other once, not at each
-window. Another number of workers first means that some serve several tables, or none. When a window has closed, new
-tables are begun for them (`divide`); the old ones stay as they are, take no more rows, and go when all their slices
-have closed. Meanwhile a key may be in several, so windows are put together from partial groups by slice. All content
-leaves as partial groups (`leave`) where a column has its first null (records have no room for what does not happen),
-and where most records are of keys that do not come any more.
+The tables are sharded by key group, and each skips the rows of the others. Work (rows to add, windows to emit, slices
+to clear) is deferred, and run shard by shard when results are requested: workers wait for each other once, not for each
+window. If the number of workers changes, some first serve several shards, or none. When a window has closed, new
+shards are started (`repartition`); the old ones are retired: they get no more rows, and are dropped when all their
+slices have closed. Meanwhile a key may be in several tables, so windows are combined from partial groups by slice. All
+content is drained as partial groups (`drain_partials`) where a column has its first null (the layout of records has no
+null bits without need), and where most records are of expired keys.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ import pyarrow as pa
 from scalein.errors import InternalError
 from scalein.exec.emit import Emitter
 from scalein.exec.join_build import JoinTable
-from scalein.exec.ring import FAR_SLICE
-from scalein.exec.tables import HashTable, grown
+from scalein.exec.key_domain import MAX_SLICE
+from scalein.exec.tables import HashTable, handle_full
 from scalein.ir.passes.pass_through import kernel_steps
 from scalein.ir.physical import WindowAggregate
 from scalein.ir.stages import Group, GroupMode
@@ -44,11 +44,11 @@ from scalein.options import Options
 
 FEW_RECORDS = 1 << 16
 THREAD_ROWS = 1 << 14
-_LAST = 1 << 126  # behind all times
-DEAD_SHARE = 4  # times as many records as the last window had groups: most are of keys that come no more
+_END_OF_TIME = 1 << 126
+EXPIRED_FACTOR = 4  # with more records than this multiple of the last window's groups, most are of expired keys
 
 
-class StandingRing:
+class RingPreAggregation:
     """Open windows of a node. Slices are numbered by time // slice size."""
 
     def __init__(self, node: WindowAggregate, partial_: WindowAggregate, joins: dict[int, JoinTable],
@@ -56,28 +56,28 @@ class StandingRing:
         node, partial_ = (replace(each, steps=kernel_steps(each)) for each in (node, partial_))
         assert node.table.window is not None
         self._windows, self._slices = (
-            _Emitted(each, replace(each.table, slicing=Slicing.RING, ring=size), options) for each in (node, partial_))
+            _View(each, replace(each.table, slicing=Slicing.RING, ring=size), options) for each in (node, partial_))
         self._options, self._size = options, size
         self._slice_size = node.table.slice_size
-        self._of_window = node.table.window.size // self._slice_size
+        self._window_slices = node.table.window.size // self._slice_size
         self._step = node.table.window.every // self._slice_size
-        self._workers = self._now = options.workers  # that the tables are for, and that there are
+        self._workers = self._current_workers = options.workers  # the number of shards; the workers of the last call
         self._lock = threading.Lock()
         self._prepared = Prepared("ring", node.input.schema, node.steps, self._sink,
                                   (*node.keys, *table_exprs(node.table)), joins, options)
         self._node = node
-        self._parts: list[_Part] = []
-        self._old: list[_Old] = []
-        self._notes: list[_Note] = []  # what the tables have to do yet
-        self._noted_rows = 0
-        self._given: list[pa.RecordBatch] = []  # windows that nobody has asked for yet
-        self._first: int | None = None  # slice that a window begins with, the first that is read from here
-        self._least = 0  # slice whose windows are all read from here, or closed
-        self._last: int | None = None  # slice that may have a row
-        self._emitted: int | None = None  # groups of the last window, if it was read from here alone
+        self._shards: list[_Shard] = []
+        self._retired: list[_RetiredTables] = []
+        self._tasks: list[_Task] = []  # deferred
+        self._deferred_rows = 0
+        self._closed: list[pa.RecordBatch] = []  # windows that were not drained yet
+        self._first_slice: int | None = None  # of the ring; a window starts there
+        self._least_slice = 0  # that a row may have: all its windows are in the ring, or closed
+        self._last_slice: int | None = None  # that may have a row
+        self._last_groups: int | None = None  # groups of the last window, if it came from the ring alone
 
     def _sink(self, special: Specialiser) -> Group:
-        # Of the facts so far: `add` begins anew when they change.
+        # For the facts observed so far: `add` starts new shards when they change.
         for each in (self._windows, self._slices):
             each.table, keys = specialised_table(each.general, each.node.keys, special, nullable=False)
         self._prepared.key_exprs = keys
@@ -85,238 +85,241 @@ class StandingRing:
 
     # --- rows
 
-    def takes(self, least: int, greatest: int) -> bool:
-        """Whether the ring covers these times."""
+    def try_cover(self, least: int, greatest: int) -> bool:
+        """Extend the ring to these times; false if it cannot cover them."""
         low, high = least // self._slice_size, greatest // self._slice_size
-        if low < -FAR_SLICE or high > FAR_SLICE:
-            return False  # too near the limits of 64 bits for the arithmetic here
-        first, least_ = self._first, self._least
-        if first is None:  # earlier windows are open perhaps, and have rows that come later
-            first = (low // self._step - (-(-self._of_window // self._step) - 1)) * self._step
-            least_ = first + self._of_window - self._step
+        if low < -MAX_SLICE or high > MAX_SLICE:
+            return False
+        first, least_ = self._first_slice, self._least_slice
+        if first is None:  # earlier windows may be open, and later rows may belong to them
+            first = (low // self._step - (-(-self._window_slices // self._step) - 1)) * self._step
+            least_ = first + self._window_slices - self._step
         if low < least_ or high >= first + self._size:
             return False
-        self._first, self._least, self._last = first, least_, high if self._last is None else max(high, self._last)
+        self._first_slice, self._least_slice = first, least_
+        self._last_slice = high if self._last_slice is None else max(high, self._last_slice)
         return True
 
     def add(self, batches: list[pa.RecordBatch], workers: int) -> list[pa.RecordBatch]:
-        """Count rows in whose times it takes; gives partial groups that had to leave."""
+        """Aggregate rows whose times the ring covers; returns partial groups that had to be drained."""
         if not batches:
             return []
-        self._now = workers
+        self._current_workers = workers
         left: list[pa.RecordBatch] = []
-        # All of them: facts decide how the records look.
-        has_news = any([self._prepared.learn(batch) for batch in batches])  # noqa: C419
-        if has_news:
-            left = self.partials(_LAST)
-            self._parts, self._old = [], []
-        if not self._parts:
+        # All batches, without a shortcut: facts decide the layout of records.
+        is_new = any([self._prepared.observe(batch) for batch in batches])  # noqa: C419
+        if is_new:
+            left = self.partials(_END_OF_TIME)
+            self._shards, self._retired = [], []
+        if not self._shards:
             self._workers = workers
             compiled = self._prepared.compile()
-            self._parts = [_Part(self._prepared, compiled, self._windows.table, self._options, worker, self._workers)
-                           for worker in range(self._workers)]
-        assert self._first is not None
-        self._noted_rows += sum(batch.num_rows for batch in batches)
-        self._note(_Note(partial(_Part.run, batches=batches, lock=self._lock, first=self._first, size=self._size)))
+            self._shards = [_Shard(self._prepared, compiled, self._windows.table, self._options, worker, workers)
+                            for worker in range(workers)]
+        assert self._first_slice is not None
+        self._deferred_rows += sum(batch.num_rows for batch in batches)
+        self._defer(_Task(partial(_Shard.add, batches=batches, lock=self._lock, first=self._first_slice,
+                                  size=self._size)))
         return left
 
-    def _note(self, note: _Note) -> None:
-        if self._parts:
-            self._notes.append(note)
+    def _defer(self, task: _Task) -> None:
+        if self._shards:
+            self._tasks.append(task)
 
-    def _catch_up(self) -> None:
-        """Do what was noted."""
-        notes, rows = self._notes, self._noted_rows
-        self._notes, self._noted_rows = [], 0
-        if not notes:
+    def _run_deferred(self) -> None:
+        """Run the deferred tasks on all shards."""
+        tasks, rows = self._tasks, self._deferred_rows
+        self._tasks, self._deferred_rows = [], 0
+        if not tasks:
             return
-        rows += sum(note.windows for note in notes) * sum(part.records.count for part in self._parts)
-        self._share([partial(part.play, notes) for part in self._parts], rows)
-        for number, note in enumerate(notes):
-            if note.emits is not None:
-                found = self._batches(note.emits, [part.given[number] for part in self._parts])
-                self._emitted = sum(batch.num_rows for batch in found) // note.windows
-                self._given += found
-        for part in self._parts:
-            part.given.clear()
+        rows += sum(task.windows for task in tasks) * sum(shard.records.count for shard in self._shards)
+        self._run_parallel([partial(shard.run_tasks, tasks) for shard in self._shards], rows)
+        for number, task in enumerate(tasks):
+            if task.view is not None:
+                found = self._batches(task.view, [shard.results[number] for shard in self._shards])
+                self._last_groups = sum(batch.num_rows for batch in found) // task.windows
+                self._closed += found
+        for shard in self._shards:
+            shard.results.clear()
 
-    def _batches(self, what: _Emitted, chunks: list[list[list[pa.Array]]]) -> list[pa.RecordBatch]:
-        return [what.emitter.batch(arrays, self._prepared, what.table)
+    def _batches(self, view: _View, chunks: list[list[list[pa.Array]]]) -> list[pa.RecordBatch]:
+        return [view.emitter.batch(arrays, self._prepared, view.table)
                 for some in chunks for arrays in some if len(arrays[0])]
 
-    def _share(self, jobs: list[Callable[[], None]], rows: int) -> None:
-        """Run what is to be done for each table, on as many workers as there are now."""
-        workers = max(1, min(self._now, rows // THREAD_ROWS, len(jobs)))  # a thread costs as much as many rows
-        run_parallel([partial(_each, jobs[worker::workers]) for worker in range(workers)])
+    def _run_parallel(self, functions: list[Callable[[], None]], rows: int) -> None:
+        """Run a function of each table on the current number of workers; fewer for few rows, as threads are costly."""
+        workers = max(1, min(self._current_workers, rows // THREAD_ROWS, len(functions)))
+        run_parallel([partial(_each, functions[worker::workers]) for worker in range(workers)])
 
     @property
-    def is_divided(self) -> bool:
-        """Whether a key may be in several tables: then windows are made of `partials`."""
-        return bool(self._old)
+    def has_split_keys(self) -> bool:
+        """Whether a key may be in several tables: then windows must be combined from `partials`."""
+        return bool(self._retired)
 
     @property
-    def _tables(self) -> list[_Part]:
-        return [*self._parts, *(part for old in self._old for part in old.parts)]
+    def _tables(self) -> list[_Shard]:
+        return [*self._shards, *(shard for retired in self._retired for shard in retired.shards)]
 
     @property
     def bytes(self) -> int:
-        return sum(part.records.used for part in self._tables)
+        return sum(shard.records.used for shard in self._tables)
 
     @property
     def earliest(self) -> int | None:
-        """A time before all that it has, if it has any."""
-        first = self._first  # others look at it while it changes
-        return None if first is None or not (self._parts or self._old) else first * self._slice_size
+        """A lower bound of all times in the ring, if it has any."""
+        first = self._first_slice  # read once: other threads read it while it changes
+        return None if first is None or not (self._shards or self._retired) else first * self._slice_size
 
     @property
-    def is_mostly_dead(self) -> bool:
-        if self._emitted is None:
+    def is_mostly_expired(self) -> bool:
+        if self._last_groups is None:
             return False
-        return sum(part.records.count for part in self._tables) > max(FEW_RECORDS, DEAD_SHARE * self._emitted)
+        return sum(shard.records.count for shard in self._tables) > max(FEW_RECORDS, EXPIRED_FACTOR * self._last_groups)
 
     # --- out
 
     def close(self, after: int, end: int) -> None:
-        """Give windows that end behind `after`, up to `end`, in units of time; what only they and earlier ones need is
-        gone. It is not divided.
+        """Close the windows that end after `after`, up to `end`, in units of the time column; slices that no later
+        window needs are cleared. No key may be split.
 
-        Slices are cleared at once: the next window's last ones have the places of the last window's first ones.
+        Slices are cleared window by window: the last ones of the next window reuse the ring positions.
         """
-        if self._first is None or self._last is None or not self._parts:
+        if self._first_slice is None or self._last_slice is None or not self._shards:
             return
-        size, step = self._of_window, self._step
-        start = max(self._first, -(-(after + 1) // self._slice_size) - size)
+        size, step = self._window_slices, self._step
+        start = max(self._first_slice, -(-(after + 1) // self._slice_size) - size)
         start = -(-start // step) * step
-        starts = range(start, min(end // self._slice_size - size, self._last) + 1, step)
-        if start > self._first:
-            self.forget(start * self._slice_size)
-        if not starts or self._first is None:
+        starts = range(start, min(end // self._slice_size - size, self._last_slice) + 1, step)
+        if start > self._first_slice:
+            self.clear_before(start * self._slice_size)
+        if not starts or self._first_slice is None:
             return
-        self._windows.prepare(size)  # before threads do
-        self._note(_Note(partial(_Part.emit, what=self._windows, slices=size, firsts=starts, forget=True),
-                         self._windows, len(starts)))
-        self._first = self._least = starts[-1] + step
+        self._windows.compile(size)  # not concurrently in the shards
+        self._defer(_Task(partial(_Shard.emit, view=self._windows, slices=size, firsts=starts, clear_emitted=True),
+                          self._windows, len(starts)))
+        self._first_slice = self._least_slice = starts[-1] + step
 
-    def given(self) -> list[pa.RecordBatch]:
-        """The windows that were closed since the last time."""
-        self._catch_up()
-        found, self._given = self._given, []
+    def drain_closed(self) -> list[pa.RecordBatch]:
+        """The windows that were closed since the last drain."""
+        self._run_deferred()
+        found, self._closed = self._closed, []
         return found
 
     def partials(self, end: int) -> list[pa.RecordBatch]:
-        """What it has of slices that begin before a time, as partial groups."""
-        self._catch_up()
-        self._emitted = None
+        """The partial groups of slices that start before a time."""
+        self._run_deferred()
+        self._last_groups = None
         tables = self._tables
-        if self._first is None or self._last is None or not tables:
+        if self._first_slice is None or self._last_slice is None or not tables:
             return []
-        firsts = range(self._first, min(-(-end // self._slice_size) - 1, self._last) + 1)
+        firsts = range(self._first_slice, min(-(-end // self._slice_size) - 1, self._last_slice) + 1)
         if not firsts:
             return []
-        self._slices.prepare(1)  # before threads do
+        self._slices.compile(1)  # not concurrently in the shards
         found: list[list[list[pa.Array]]] = [[] for _ in tables]
 
         def emit(k: int) -> None:
-            found[k] += tables[k].emit(self._slices, 1, firsts, forget=False)
+            found[k] += tables[k].emit(self._slices, 1, firsts, clear_emitted=False)
 
-        records = sum(part.records.count for part in tables)
-        self._share([partial(emit, k) for k in range(len(tables))], records * len(firsts))
+        records = sum(shard.records.count for shard in tables)
+        self._run_parallel([partial(emit, k) for k in range(len(tables))], records * len(firsts))
         return self._batches(self._slices, found)
 
-    def forget(self, first_open: int) -> None:
-        """Clear the slices before a time, which is where the first window starts that is open."""
+    def clear_before(self, first_open: int) -> None:
+        """Clear the slices before the start of the first open window."""
         first = first_open // self._slice_size
-        if self._first is None or first < self._first:
+        if self._first_slice is None or first < self._first_slice:
             return
-        self._least = first
-        if self._last is None or first > self._last:
-            self._catch_up()
-            self._first, self._last, self._parts, self._old = None, None, [], []  # everything is over
+        self._least_slice = first
+        if self._last_slice is None or first > self._last_slice:
+            self._run_deferred()
+            # All windows have closed.
+            self._first_slice, self._last_slice, self._shards, self._retired = None, None, [], []
             return
-        closed = range(self._first, min(first, self._first + self._size))
-        self._note(_Note(partial(_Part.clear, slices=closed)))
-        self._old = [old for old in self._old if old.last >= first]
-        for old in self._old:
-            for part in old.parts:
-                part.clear(closed)
-        self._first = first
+        closed = range(self._first_slice, min(first, self._first_slice + self._size))
+        self._defer(_Task(partial(_Shard.clear, slices=closed)))
+        self._retired = [retired for retired in self._retired if retired.last >= first]
+        for retired in self._retired:
+            for shard in retired.shards:
+                shard.clear(closed)
+        self._first_slice = first
 
-    def divide(self, workers: int) -> None:
-        """Begin new tables if there is another number of workers. What there is stays where it is."""
-        if workers == self._workers or not self._parts or self._last is None:
+    def repartition(self, workers: int) -> None:
+        """Retire the shards if the number of workers has changed; `add` starts new ones."""
+        if workers == self._workers or not self._shards or self._last_slice is None:
             return
-        self._catch_up()
-        self._old.append(_Old(self._parts, self._last))
-        self._parts, self._emitted = [], None
+        self._run_deferred()
+        self._retired.append(_RetiredTables(self._shards, self._last_slice))
+        self._shards, self._last_groups = [], None
 
-    def leave(self) -> list[pa.RecordBatch]:
-        """All that it has, as partial groups; it is empty then."""
-        found = self.partials(_LAST)
-        self._last, self._parts, self._old = None, [], []
+    def drain_partials(self) -> list[pa.RecordBatch]:
+        """Remove all content, as partial groups."""
+        found = self.partials(_END_OF_TIME)
+        self._last_slice, self._shards, self._retired = None, [], []
         return found
 
 
-def _each(jobs: list[Callable[[], None]]) -> None:
-    for job in jobs:
-        job()
+def _each(functions: list[Callable[[], None]]) -> None:
+    for function in functions:
+        function()
 
 
-class _Old(NamedTuple):
-    """Tables that take no more rows, and the last slice that they may have one of."""
+class _RetiredTables(NamedTuple):
+    """Shards that get no more rows, and the last slice that may have a row."""
 
-    parts: list[_Part]
+    shards: list[_Shard]
     last: int
 
 
-class _Note(NamedTuple):
-    """What each table has to do; if it emits windows, what they are read as and how many there are."""
+class _Task(NamedTuple):
+    """A deferred function of each shard; if it emits windows, their view and number."""
 
-    work: Callable[[_Part], list[list[pa.Array]] | None]
-    emits: _Emitted | None = None
+    run: Callable[[_Shard], list[list[pa.Array]] | None]
+    view: _View | None = None
     windows: int = 0
 
 
-class _Emitted:
-    """What the records of a ring are read as: windows, or slices."""
+class _View:
+    """How the records of a ring are read: as windows, or as slices."""
 
     def __init__(self, node: WindowAggregate, table: Table, options: Options) -> None:
         self.node, self.general, self.table = node, table, table
         self.emitter = Emitter(node, None, {}, options)
 
-    def prepare(self, slices: int) -> None:
+    def compile(self, slices: int) -> None:
         self.emitter.kernel(self.table, slices)
 
 
-class _Part:
-    """A table, of some key groups."""
+class _Shard:
+    """The table of some key groups."""
 
     def __init__(self, prepared: Prepared, compiled: Compiled, table: Table, options: Options, worker: int,
                  workers: int) -> None:
         self._prepared, self._compiled, self._table = prepared, compiled, table
         self.records = HashTable(table, options)
-        # Results of many borders in one chunk: untouched memory costs nothing, and a chunk for each would cost a
-        # hundred faults for small pages.
-        self._out: dict[_Emitted, Collector] = {}
-        self.given: dict[int, list[list[pa.Array]]] = {}  # columns, by the number of a note
+        # Results of many rounds share a chunk: untouched memory costs nothing, and a chunk for each would cost a
+        # hundred page faults.
+        self._out: dict[_View, Collector] = {}
+        self.results: dict[int, list[list[pa.Array]]] = {}  # columns, by the number of a task
         self.frame = compiled.kernel.frame.new()
         self.frame["owner.workers"], self.frame["owner.worker"] = workers, worker
         prepared.attach_joins(self.frame)
 
-    def play(self, notes: list[_Note]) -> None:
-        for number, note in enumerate(notes):
-            self.given[number] = note.work(self) or []
+    def run_tasks(self, tasks: list[_Task]) -> None:
+        for number, task in enumerate(tasks):
+            self.results[number] = task.run(self) or []
 
-    def run(self, batches: list[pa.RecordBatch], lock: threading.Lock, first: int, size: int) -> None:
-        """Count rows in, of slices from the first on."""
+    def add(self, batches: list[pa.RecordBatch], lock: threading.Lock, first: int, size: int) -> None:
+        """Aggregate rows of the slices from `first` on."""
         self.frame["ring.open"], self.frame["ring.limit"] = first, first + size
         for batch in batches:
-            with lock:  # what dictionaries stand for is shared
+            with lock:  # interned dictionary values are shared
                 self._prepared.bind(self.frame, batch)
             self.frame["first_row"], self.frame["row"], self.frame["end"] = 0, 0, batch.num_rows
             while (status := self._call(self.frame)) != DONE:
                 if status == RING_ADVANCE:
-                    raise InternalError("a row lies outside of the slices that a ring covers")
-                grown(self.records, status, self.frame)
+                    raise InternalError("a row is outside of the slices that a ring covers")
+                handle_full(self.records, status, self.frame)
 
     def _call(self, frame: FrameData) -> int:
         self.records.attach(frame)
@@ -324,11 +327,11 @@ class _Part:
         self.records.detach(frame)
         return status
 
-    def emit(self, what: _Emitted, slices: int, firsts: range, forget: bool) -> list[list[pa.Array]]:
-        if what not in self._out:
-            compiled, items = what.emitter.kernel(what.table, slices)
-            self._out[what] = Collector(compiled, compiled.kernel.frame.new(), items, CHUNK_ROWS)
-        out, layout = self._out[what], self._table.layout
+    def emit(self, view: _View, slices: int, firsts: range, clear_emitted: bool) -> list[list[pa.Array]]:
+        if view not in self._out:
+            compiled, items = view.emitter.kernel(view.table, slices)
+            self._out[view] = Collector(compiled, compiled.kernel.frame.new(), items, CHUNK_ROWS)
+        out, layout = self._out[view], self._table.layout
         frame = out.frame
         frame.keep["source"] = self.records
         chunks: list[list[pa.Array]] = []
@@ -338,7 +341,7 @@ class _Part:
                 frame[f"window.slice{k}"] = ((first + k) & (self._table.ring - 1)) * layout.ring_step
             frame["source"], frame["row"], frame["end"] = self.records.first, 0, self.records.count
             chunks += out.run()
-            if forget:
+            if clear_emitted:
                 self.clear(range(first, first + firsts.step))
         return [*chunks, out.finish()]
 

@@ -1,4 +1,4 @@
-"""What of a filter a source can use to leave rows out: comparisons of a column with constants, joined by `and`."""
+"""Scan predicates: conjuncts of a filter by which a source skips rows; comparisons of a column with constants."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from scalein.ir.stages import FilterStep
 _MIRRORED = {"eq": "eq", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
 
-def tests_of(predicate: Expr) -> tuple[Condition, ...]:
-    """Tests that hold in every row which the predicate keeps.
+def conditions_of(predicate: Expr) -> tuple[Condition, ...]:
+    """Conditions that are true in every row which passes the predicate.
 
-    What stands before one of them in an `and` may fail in rows that are left out for it: an error less, never one more.
+    A conjunct before one of them may fail in rows that are skipped: that can hide an error, never cause one.
     """
-    return tuple(_tests(predicate))
+    return tuple(_conditions(predicate))
 
 
-def tests_below(node: Node) -> tuple[Condition, ...]:
-    """Tests of the filter that a program's own input meets first."""
+def scan_conditions(node: Node) -> tuple[Condition, ...]:
+    """Conditions of the first filter over a plan's scan."""
     while True:
         match node:
             case Pipeline(input=Scan(), steps=(FilterStep(predicate), *_)):
-                return tests_of(predicate)
+                return conditions_of(predicate)
             case Pipeline() | Host() | Limit() | Sort():
                 node = node.input
             case _:
@@ -37,18 +37,18 @@ def tests_below(node: Node) -> tuple[Condition, ...]:
 
 
 def row_groups_skipped(op: ops.Op) -> int:
-    """How many row groups the sources of a flow have left out so far, in all its runs."""
+    """How many row groups the sources of a flow have skipped so far, in all its runs."""
     return sum(source.data.row_groups_skipped for source in walk_ops(op)
                if isinstance(source, ops.Source) and isinstance(source.data, BoundSource))
 
 
-def _tests(expr: Expr) -> Iterator[Condition]:
+def _conditions(expr: Expr) -> Iterator[Condition]:
     match expr:
         case Call("and", args):
             for arg in args:
-                yield from _tests(arg)
+                yield from _conditions(arg)
         case Call("fill_null", (inner, Lit(False))):  # a predicate that guards another
-            yield from _tests(inner)
+            yield from _conditions(inner)
         case Call("eq" | "lt" | "le" | "gt" | "ge" as how, (Col() as column, Lit(value))) if _fits(column, value):
             yield Condition(column.name, how, (value,))
         case Call("eq" | "lt" | "le" | "gt" | "ge" as how, (Lit(value), Col() as column)) if _fits(column, value):
@@ -58,6 +58,6 @@ def _tests(expr: Expr) -> Iterator[Condition]:
 
 
 def _fits(column: Col, value: object) -> bool:
-    """Whether a column is of a type whose statistics we read; comparisons with null were folded."""
+    """Whether statistics are read of the column's type; comparisons with null were folded before."""
     dtype = type_of(column)
     return value is not None and (dtype.is_int or dtype.is_float or dtype.is_string or dtype.kind is Kind.TS)

@@ -2,7 +2,7 @@
 
 A driver asks the current schedule how to cut rows into rounds and morsels, which worker gets a morsel, which port is
 next, and what time it is. The schedule of production cuts as the driver proposes, lets whichever worker is free take
-the next morsel, and takes ports in turn. `using` puts another one in its place, for runs that begin meanwhile.
+the next morsel, and takes ports in turn. `using` puts another one in its place, for runs that start meanwhile.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _current: list[Schedule] = [Schedule()]
 
 
 def schedule() -> Schedule:
-    """The schedule of runs that begin now."""
+    """The schedule of runs that start now."""
     return _current[-1]
 
 

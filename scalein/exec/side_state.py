@@ -1,7 +1,7 @@
-"""What a table's records own beside their fixed fields: bags, logs, and heaps of bytes. See `llvm_backend/sides.py`.
+"""Side state: what a table's records own beside their fixed fields: value bags, logs, and heaps of bytes.
 
-The three belong to one state and go where it goes: they are attached to the same frames, and moved when it is
-merged into another.
+All three belong to one table: they are attached to the same frames, and moved when the table is merged into another.
+Kernels: `llvm_backend/side_state.py`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 HEAP_BYTES = 1 << 16
 LOG_SPACE = 1 << 36  # bytes of address space a log may grow to
-SELDOM = 8  # times later than otherwise
-SHORTEN_ALWAYS = 1 << 12  # entries before it is cut although it is complete, because it will be multiplied
-SHORTEN_FROM = 1 << 20  # entries of a log before it is first cut to what matters of each group
+RETRY_FACTOR = 8  # a log that did not get shorter is compacted this much later
+COMPACT_ALWAYS = 1 << 12  # entries of a complete log that is about to be copied into several windows
+COMPACT_FROM = 1 << 20  # entries of a log before it is first compacted
 
 
 class Heap:
-    """Pieces of memory that bytes are kept in; a piece never moves. Its slots in a frame begin with `prefix`."""
+    """Pieces of memory that hold bytes; a piece never moves. Its slots in a frame begin with `prefix`."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
@@ -42,34 +42,34 @@ class Heap:
         self._left = frame.get(f"{self._prefix}.left", self._left)
 
     def make_room(self, frame: FrameData) -> None:
-        """A new piece, if it was this heap that a kernel found too small."""
+        """Allocate a new piece, if it was this heap that was full."""
         need = frame.get(f"{self._prefix}.need", 0)
         if need > self._left:
             size = max(HEAP_BYTES << min(len(self.pieces), 8), 2 * need)
-            self.take(allocate(size), 0)
+            self.use_piece(allocate(size), 0)
 
-    def take(self, piece: np.ndarray, used: int) -> None:
-        """Go on in this piece, behind its used bytes."""
+    def use_piece(self, piece: np.ndarray, used: int) -> None:
+        """Allocate from this piece, after its used bytes."""
         self.pieces.append(piece)
         self._at, self._left = address(piece) + used, len(piece) - used
 
     def clear(self) -> None:
-        """Forget every byte; the largest piece is kept to begin with."""
+        """Drop all bytes; the largest piece is retained for reuse."""
         if self.pieces:
             self.pieces = [max(self.pieces, key=len)]
             self._at, self._left = address(self.pieces[0]), len(self.pieces[0])
 
 
 class Log:
-    """Entries one behind the other, in address space that becomes memory as it is touched."""
+    """Consecutive entries, in reserved address space that becomes memory when it is touched."""
 
     def __init__(self, acc: Acc, prefix: str) -> None:
         self.acc, self.layout, self._prefix = acc, log_layout(acc), prefix
         self._arena = reserve(LOG_SPACE)
         self.used = 0
-        self._kept = 0  # entries after the last cut
+        self._compacted_count = 0  # entries after the last compaction
         self.heap = Heap(f"{prefix}.heap")
-        self.kept: list[Heap] = []  # heaps of logs that were merged into this one
+        self.merged_heaps: list[Heap] = []  # heaps of logs that were merged into this one
 
     def attach(self, frame: FrameData) -> None:
         frame[f"{self._prefix}.arena"], frame[f"{self._prefix}.arena_size"] = address(self._arena), len(self._arena)
@@ -82,7 +82,7 @@ class Log:
 
     @property
     def memory(self) -> np.ndarray:
-        """All that entries may use, as bytes."""
+        """The whole reserved space, as bytes."""
         return self._arena
 
     @property
@@ -109,23 +109,23 @@ class Log:
         self.entries[start // self.layout.size :] = entries
 
     def is_long(self, *, at_once: bool = False) -> bool:
-        """Whether it is worth shortening: there are twice as many entries as were left the last time."""
-        least = SHORTEN_ALWAYS if at_once else max(SHORTEN_FROM, 2 * self._kept)
+        """Whether compaction is worthwhile: there are twice as many entries as after the last one."""
+        least = COMPACT_ALWAYS if at_once else max(COMPACT_FROM, 2 * self._compacted_count)
         return self.acc.kind is not AccKind.LIST and self.count > least
 
-    def keep(self, entries: np.ndarray) -> None:
-        """Forget all entries but these."""
+    def retain(self, entries: np.ndarray) -> None:
+        """Drop all entries but these."""
         self.used = 0
         self.add(entries)
-        self._kept = self.count
+        self._compacted_count = self.count
 
     def folded(self, before: int) -> None:
-        """Equal values are one entry now. Where most were different, it is not worth trying again soon."""
-        self._kept = self.count * (SELDOM if 2 * self.count > before else 1)
+        """Note that equal values were folded. Where most were different, the next attempt is postponed."""
+        self._compacted_count = self.count * (RETRY_FACTOR if 2 * self.count > before else 1)
 
     def clear(self) -> None:
-        self.used = self._kept = 0
-        self.kept = []
+        self.used = self._compacted_count = 0
+        self.merged_heaps = []
         self.heap.clear()
 
 
@@ -134,8 +134,8 @@ def _too_much(used: int) -> ScaleinError:
                         found=f"{used >> 20} MiB", hint="filter or aggregate before grouping")
 
 
-class Sides:
-    """The bags, logs and heap of one state."""
+class SideState:
+    """The bags, logs and heap of one table."""
 
     def __init__(self, table: Table, new_table: Callable[[Table], HashTable]) -> None:
         self.bags = [new_table(side) for _, side in table.bags]
@@ -157,7 +157,7 @@ class Sides:
         self.heap.detach(frame)
 
     def make_room(self, status: int, frame: FrameData) -> bool:
-        """Give a side the room that a kernel asked for; false if it was not a side that asked."""
+        """Allocate the space that a kernel ran out of; false if the side state was not full."""
         number = frame.get("full", 0) - 1
         if status == HEAP_FULL:
             for heap in (self.heap, *(log.heap for log in self.logs)):
@@ -174,7 +174,7 @@ class Sides:
         return True
 
     def clear(self) -> None:
-        """Forget everything, and keep the memory for what comes next."""
+        """Drop all content, and retain the memory for reuse."""
         for bag in self.bags:
             bag.clear()
         for log in self.logs:

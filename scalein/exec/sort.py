@@ -1,7 +1,7 @@
-"""Order: all rows sorted, or the first of them found in one pass.
+"""Sort and top-n: all rows sorted, or the first of them found in one pass.
 
-A sort holds its whole input. The first `count` rows are found with room for `count` rows and a piece of a batch: a
-row that cannot be among them, because as many better ones are known, is dropped by comparing its first key.
+A sort holds its whole input. The first `count` rows are found in memory for about `count` rows and a piece of a batch:
+a row that cannot be among them is dropped by comparing its first key with that of the worst row held.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from scalein.exec import array_limits
 from scalein.ir.physical import Sort
 from scalein.kernels.bind import conformed
 
-RESULT_ROWS = 1 << 18  # of a batch that comes out
-PIECE_ROWS = 1 << 16  # looked at together, and held beside the best rows so far
+RESULT_ROWS = 1 << 18  # of an output batch
+PIECE_ROWS = 1 << 16  # compared at once, and held beside the best rows so far
 
 
-def run_ordered(node: Sort, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of a node in their order."""
+def run_sort(node: Sort, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The sorted rows of a node."""
     schema = node.schema.arrow
-    held = pa.schema([field.with_type(_held(field.type)) for field in schema])
-    rows = (part for batch in batches if batch.num_rows for part in array_limits.light(batch))
+    held = pa.schema([field.with_type(_storage_type(field.type)) for field in schema])
+    rows = (part for batch in batches if batch.num_rows for part in array_limits.split_heavy(batch))
     found = _sorted(node, rows, held) if node.count is None else _first_rows(node, rows, held, node.count)
     return (conformed(batch, schema) for batch in found)
 
 
-def _held(kind: pa.DataType) -> pa.DataType:
-    """The type in which a column is held: pyarrow takes no rows of a view."""
+def _storage_type(kind: pa.DataType) -> pa.DataType:
+    """The type in which a column is held: pyarrow has no `take` for views."""
     if pa.types.is_string_view(kind):
         return pa.large_string()
     return pa.large_binary() if pa.types.is_binary_view(kind) else kind
@@ -45,14 +45,15 @@ def _sorted(node: Sort, batches: Iterator[pa.RecordBatch], schema: pa.Schema) ->
 
 def _in_order(node: Sort, parts: list[pa.RecordBatch], schema: pa.Schema,
               count: int | None) -> Iterator[pa.RecordBatch]:
-    """The rows of some batches in order, or the first of them; text that was too much for one array is large."""
+    """The rows of some batches in order, or the first of them; text too long for one array becomes large text."""
     table = pa.Table.from_batches(parts, schema)
     parts.clear()
-    columns = [array_limits.Held(column) for column in table.columns]
+    columns = [array_limits.WholeColumn(column) for column in table.columns]
     del table
-    order = _places(node, {name: column.arrays[0] for name, column in zip(schema.names, columns, strict=True)})[:count]
+    arrays = {name: column.arrays[0] for name, column in zip(schema.names, columns, strict=True)}
+    order = _row_order(node, arrays)[:count]
     heavy = [column.weights[order] for column in columns if column.weights is not None]
-    for start, stop in array_limits.cuts(len(order), RESULT_ROWS, array_limits.together(heavy)):
+    for start, stop in array_limits.cut_points(len(order), RESULT_ROWS, array_limits.total_weights(heavy)):
         part = order[start:stop]
         yield pa.RecordBatch.from_arrays([column.take(part) for column in columns], schema.names)
 
@@ -64,7 +65,7 @@ def _first_rows(node: Sort, batches: Iterator[pa.RecordBatch], schema: pa.Schema
         for batch in batches:
             for start in range(0, batch.num_rows, PIECE_ROWS):
                 best.add(batch.slice(start, PIECE_ROWS))
-    yield from best.settled()
+    yield from best.sorted_rows()
 
 
 class _Best:
@@ -74,21 +75,21 @@ class _Best:
         self._node, self._schema, self._count = node, schema, count
         self._parts: list[pa.RecordBatch] = []
         self._rows = 0
-        self._worst: pa.Scalar | None = None  # first key of the last row that is still good enough
+        self._worst: pa.Scalar | None = None  # first key of the last of the best rows
 
     def add(self, piece: pa.RecordBatch) -> None:
         if self._worst is not None:
-            piece = _at(piece, pc.indices_nonzero(self._may_enter(piece)))
+            piece = _take_rows(piece, pc.indices_nonzero(self._may_enter(piece)))
         if not piece.num_rows:
             return
         self._parts.append(conformed(piece, self._schema))
         self._rows += piece.num_rows
-        # Sorting again only when there are as many new rows as old ones keeps it at a few times their number.
+        # Sorting only when there are as many new rows as old ones keeps the cost linear in the rows added.
         if self._rows >= 2 * self._count + PIECE_ROWS or (self._worst is None and self._rows >= self._count):
-            self.settled()
+            self.sorted_rows()
 
-    def settled(self) -> list[pa.RecordBatch]:
-        """The best rows in their order, and nothing else is kept."""
+    def sorted_rows(self) -> list[pa.RecordBatch]:
+        """The best rows in order; all others are dropped."""
         if not self._parts:
             return []
         found = _in_order(self._node, self._parts, self._schema, self._count)
@@ -99,7 +100,7 @@ class _Best:
         return self._parts
 
     def _may_enter(self, piece: pa.RecordBatch) -> pa.Array:
-        """Which rows have a first key as good as the worst one kept; better, where nothing else could decide."""
+        """Which rows have a first key as good as the worst one held; better, if it is the only key."""
         name, descending = self._node.by[0]
         alone, nulls_last = len(self._node.by) == 1, self._node.nulls_last
         key, worst = _comparable(piece.column(name).cast(self._schema.field(name).type)), self._worst
@@ -119,13 +120,13 @@ class _Best:
         return pc.if_else(key.is_null(), not nulls_last, good)
 
 
-def _at(batch: pa.RecordBatch, places: pa.Array) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([taken(column, places) for column in batch.columns], schema=batch.schema)
+def _take_rows(batch: pa.RecordBatch, rows: pa.Array) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([taken(column, rows) for column in batch.columns], schema=batch.schema)
 
 
-def _places(node: Sort, columns: dict[str, pa.Array]) -> Rows:
-    """The rows' places in the order of the node's keys; a key is one array, since no list is a key."""
-    return places([(_comparable(columns[name]), way) for name, way in node.by], node.nulls_last)
+def _row_order(node: Sort, columns: dict[str, pa.Array]) -> Rows:
+    """Row numbers in the order of the node's keys; a key is one array, since no list is a key."""
+    return argsort([(_comparable(columns[name]), way) for name, way in node.by], node.nulls_last)
 
 
 def _comparable(column: pa.Array) -> pa.Array:
@@ -136,42 +137,42 @@ def _comparable(column: pa.Array) -> pa.Array:
     return column.cast(pa.large_binary()) if pa.types.is_fixed_size_binary(kind) else column
 
 
-# Places: in which order rows come when they are sorted by some columns; stable, whatever the types.
+# argsort: row numbers in the order of some columns; stable for all types.
 #
-# The last key is sorted by first, then the one before it in the order found, and so on: each sort keeps the order of
-# equals. Nulls are set apart in each. A key becomes integers of its order: floats by their bits (so that NaN is the
-# greatest whatever the direction, where pyarrow puts it last in both), text by its first eight bytes. Its distance
-# from the least and the row's number, packed into one word, are sorted as plain integers: that is stable, needs no
-# look at a row, and numpy does it with vector code, ten times as fast as a sort of indices (10 M: 0.3 s against 5).
-# Where both do not fit 64 bits, the distance is sorted by in two parts. Text whose first bytes are equal, and
-# what has no such integers (decimals), pyarrow compares.
+# Rows are sorted by the last key first, then by the one before it, and so on, with stable sorts. Nulls are separated in
+# each. A key becomes integers in its order: floats by their bits (so that NaN is the greatest in both directions, where
+# pyarrow puts it last in both), text by its first eight bytes. The distance from the least and the row's number, packed
+# into one word, are sorted as plain integers: that is stable, needs no access to rows, and numpy does it with vector
+# code, ten times as fast as a sort of indices (10 M rows: 0.3 s against 5). Where both do not fit 64 bits, two sorts by
+# parts of the distance are made. Text with equal first bytes, and types without such integers (decimals), are compared
+# by pyarrow.
 
 Words = np.ndarray[Any, np.dtype[np.uint64]]
 Integers = np.ndarray[Any, np.dtype[np.integer[Any]]]
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 PREFIX = 8  # bytes of text in a word
-NUMBERED_ROWS = 1 << 16  # at once, in cache: a fresh array of all row numbers costs as much as the sort
+NUMBERED_ROWS = 1 << 16  # at once, in cache: a new array of all row numbers costs as much as the sort
 
 
-def places(keys: Sequence[tuple[pa.Array, bool]], nulls_last: bool) -> Rows:
+def argsort(keys: Sequence[tuple[pa.Array, bool]], nulls_last: bool) -> Rows:
     """Row numbers in the order of the keys (a column, and whether the greatest comes first)."""
-    rows: Rows | None = None  # as they are
+    rows: Rows | None = None  # None: the identity
     for column, descending in reversed(keys):
         if column.null_count == 0:
-            rows = _argsort(column, descending, rows)
+            rows = _argsort_column(column, descending, rows)
             continue
         valid = np.asarray(column.is_valid())
         known = valid if rows is None else valid[rows]
         nulls, rest = (np.flatnonzero(each) if rows is None else rows[each] for each in (~known, known))
-        rest = _argsort(column, descending, rest)
+        rest = _argsort_column(column, descending, rest)
         rows = np.concatenate((rest, nulls) if nulls_last else (nulls, rest))
     assert rows is not None
     return rows
 
 
-def _argsort(column: pa.Array, descending: bool, rows: Rows | None) -> Rows:
-    """The rows, none of which is null, in the order of a column, and of their own where it says nothing."""
+def _argsort_column(column: pa.Array, descending: bool, rows: Rows | None) -> Rows:
+    """The rows, none of which is null, stably sorted by a column."""
     count = len(column) if rows is None else len(rows)
     if count < 2:
         return np.arange(count) if rows is None else rows
@@ -190,12 +191,12 @@ def _by_pyarrow(column: pa.Array, descending: bool) -> Rows:
 
 
 def _order(values: Integers, descending: bool) -> Rows:
-    """The places of integers in their order; equal ones stay as they were."""
+    """The stable argsort of integers."""
     least, greatest = int(values.min()), int(values.max())
     wide = values.view(np.uint64) if values.itemsize == 8 else values.astype(np.int64).view(np.uint64)
     # Modulo 2^64, so the sign does not matter.
     words = np.uint64(greatest % 2**64) - wide if descending else wide - np.uint64(least % 2**64)
-    room = 64 - (len(words) - 1).bit_length()  # bits beside the row's number
+    room = 64 - (len(words) - 1).bit_length()  # bits left beside the row's number
     low = np.uint64(max(0, (greatest - least).bit_length() - room))
     if not low:
         return _packed(words)
@@ -207,7 +208,7 @@ def _order(values: Integers, descending: bool) -> Rows:
 
 
 def _packed(words: Words) -> Rows:
-    """The order of words that leave room for a row's number, which overwrites them."""
+    """The argsort of words whose upper bits are free for the row's number; overwrites the words."""
     bits = np.uint64((len(words) - 1).bit_length())
     words <<= bits
     numbers = np.arange(min(len(words), NUMBERED_ROWS), dtype=np.uint64)
@@ -220,14 +221,14 @@ def _packed(words: Words) -> Rows:
 
 
 def _differ_within(words: Words, low: np.uint64, order: Rows) -> bool:
-    """Whether neighbours that differ have equal tops: then the tops alone did not decide."""
+    """Whether neighbours that differ have equal upper bits: then those alone did not decide the order."""
     ordered = words[order]
     tops = ordered >> low
     return bool(np.any((tops[1:] == tops[:-1]) & (ordered[1:] != ordered[:-1])))
 
 
 def _integers(column: pa.Array) -> Integers | None:
-    """Integers in the order of a column of fixed width up to 64 bits; what they are for nulls means nothing."""
+    """Integers in the order of a column of fixed width up to 64 bits; undefined for nulls."""
     kind = column.type
     if pa.types.is_boolean(kind):
         column = column.cast(pa.uint8())
@@ -242,7 +243,7 @@ def _integers(column: pa.Array) -> Integers | None:
 
 
 def _ranks(column: pa.Array) -> pa.Array:
-    """Integers in the order of floats: the bits, those below the sign turned round where it is set."""
+    """Integers in the order of floats: the bits, those below the sign inverted where it is set."""
     values = np.asarray(column.fill_null(0.0)) + 0.0  # -0.0 + 0.0 = 0.0
     values[np.isnan(values)] = np.nan  # one NaN, without a sign: greater than infinity
     bits: np.ndarray[Any, np.dtype[np.signedinteger[Any]]] = values.view(f"i{values.itemsize}")
@@ -260,7 +261,8 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _argsort_text(column: pa.Array, descending: bool, rows: Rows) -> Rows:
-    """By the first bytes; then, where those are equal and the text is longer or of another length, by all of it."""
+    """By the first bytes; then, where those are equal and the text is longer or of another length, by the whole text.
+    """
     words, sizes = _prefixes(column)
     words, sizes = words[rows], sizes[rows]
     order = _order(words, descending)
@@ -270,14 +272,14 @@ def _argsort_text(column: pa.Array, descending: bool, rows: Rows) -> Rows:
     undecided = same & ((sizes[1:] > PREFIX) | (sizes[1:] != sizes[:-1]))
     if not undecided.any():
         return rows
-    # Every run of equal words with an undecided pair goes to pyarrow, all at once; then back to the runs in order.
+    # All runs of equal prefixes with an undecided pair are sorted by pyarrow at once, then split into the runs again.
     runs = np.concatenate(([0], np.cumsum(~same)))
     open_runs = np.zeros(int(runs[-1]) + 1, bool)
     open_runs[runs[1:][undecided]] = True
     spots = np.flatnonzero(open_runs[runs])
-    told = _by_pyarrow(column.take(pa.array(rows[spots])), descending)
-    told = told[_order(runs[spots][told], False)]
-    rows[spots] = rows[spots][told]
+    decided = _by_pyarrow(column.take(pa.array(rows[spots])), descending)
+    decided = decided[_order(runs[spots][decided], False)]
+    rows[spots] = rows[spots][decided]
     return rows
 
 
@@ -292,7 +294,7 @@ def _prefixes(column: pa.Array) -> tuple[Words, Rows]:
     padded = np.concatenate((data, np.zeros(PREFIX, np.uint8)))
     at_any_byte = np.ndarray(len(data) + 1, ">u8", padded, strides=(1,))  # read unaligned, most significant byte first
     words = at_any_byte[starts].astype(np.uint64)
-    beyond = (8 * np.clip(PREFIX - sizes, 0, PREFIX - 1)).astype(np.uint64)
-    words = (words >> beyond) << beyond
+    limit_error = (8 * np.clip(PREFIX - sizes, 0, PREFIX - 1)).astype(np.uint64)
+    words = (words >> limit_error) << limit_error
     words[sizes == 0] = 0
     return words, sizes

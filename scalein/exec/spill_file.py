@@ -1,7 +1,7 @@
-"""Spilled bytes: chunks of partition rows that memory has no room for, in a file that nobody else can see.
+"""Spill file: chunks of partitioned rows beyond the memory limit, in an anonymous temporary file.
 
-The file has no name and is gone with the process. What was written leaves the page cache as well: a limit on memory
-counts it.
+The file has no name and disappears with the process. Written pages are dropped from the page cache, since a limit of
+the system on memory counts them.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ class SpillFile:
         self._synced = 0
         self._lock = threading.Lock()
 
-    def write(self, places: list[int], size: int) -> list[int]:
-        """Write pieces of one size, given by address; gives the offset of each."""
+    def write(self, addresses: list[int], size: int) -> list[int]:
+        """Write pieces of one size, given by their addresses; returns the offset of each."""
         with self._lock:
-            first, self._end = self._end, self._end + size * len(places)
+            first, self._end = self._end, self._end + size * len(addresses)
         try:
-            for start in range(0, len(places), _MOST_PARTS):
-                part = places[start : start + _MOST_PARTS]
-                self._write_all([_bytes_at(place, size) for place in part], first + start * size)
-            self._leave_cache()
+            for start in range(0, len(addresses), _MOST_PARTS):
+                part = addresses[start : start + _MOST_PARTS]
+                self._write_all([_bytes_at(address_, size) for address_ in part], first + start * size)
+            self._drop_from_cache()
         except OSError as error:
             raise _failed(error) from error
-        return [first + k * size for k in range(len(places))]
+        return [first + k * size for k in range(len(addresses))]
 
     def _write_all(self, parts: list[memoryview], offset: int) -> None:
         while parts:
@@ -54,7 +54,7 @@ class SpillFile:
             if written:
                 parts[0] = parts[0][written:]
 
-    def _leave_cache(self) -> None:
+    def _drop_from_cache(self) -> None:
         with self._lock:
             if self._end - self._synced < _UNSYNCED_BYTES:
                 return
@@ -63,7 +63,7 @@ class SpillFile:
         os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def read(self, offsets: list[int], size: int) -> np.ndarray:
-        """The pieces at some offsets, one behind the other."""
+        """The pieces at some offsets, as one contiguous array."""
         found = np.empty(size * len(offsets), np.uint8)
         try:
             for k, offset in enumerate(offsets):
@@ -81,16 +81,16 @@ class SpillFile:
         self._file.close()
 
 
-def _bytes_at(place: int, size: int) -> memoryview:
-    return memoryview((ctypes.c_char * size).from_address(place)).cast("B")
+def _bytes_at(address_: int, size: int) -> memoryview:
+    return memoryview((ctypes.c_char * size).from_address(address_)).cast("B")
 
 
 def _failed(error: OSError) -> ScaleinError:
-    return ScaleinError("what memory has no room for could not be put on disk", file=tempfile.gettempdir(),
-                        found=error.strerror or error, hint="free some room there, set TMPDIR, or give memory= more")
+    return ScaleinError("rows beyond the memory limit could not be spilled to disk", file=tempfile.gettempdir(),
+                        found=error.strerror or error, hint="free some space there, set TMPDIR, or raise memory=")
 
 
 def pieces_in(found: np.ndarray, count: int, rows: int) -> list[tuple[int, int]]:
-    """Address and row count of equal pieces, one behind the other."""
+    """Address and row count of contiguous pieces of equal size."""
     start, size = address(found), len(found) // max(1, count)
     return [(start + k * size, rows) for k in range(count)]

@@ -1,7 +1,6 @@
 """Tables that kernels fill: a hash index with its arena, a direct-addressed arena, a single record.
 
-All three hold records of one layout; whoever reads them needs only the first record's address and
-how many there are. They live in memory; the state store will put its own arena here.
+All three hold records of one layout; a reader needs only the address of the first record and the number of records.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from functools import cache
 import numpy as np
 
 from scalein.errors import ScaleinError
-from scalein.exec.side_state import Sides
+from scalein.exec.side_state import SideState
 from scalein.ir.stages import FromRecords, GroupMode, Merge, MergeBag, Sink, Stage
 from scalein.ir.tables import Key, Slicing, Table
 from scalein.kernels.call import call, kernel
@@ -35,22 +34,22 @@ from scalein.options import Options
 
 ARENA_START = 64  # address 0 means "empty" in the index
 FIRST_BUCKETS = 8  # of a key group
-ADDRESS_SPACE = 1 << 36  # bytes an arena may grow to; memory is used as it is touched
+ADDRESS_SPACE = 1 << 36  # bytes that an arena may grow to; memory is committed when it is touched
 HEAP_BYTES = 1 << 16
 
 
 class HashTable:
     """Index and arena of one table; owned by one worker at a time."""
 
-    base = ARENA_START  # of the first record's place
+    base = ARENA_START  # offset of the first record
 
     def __init__(self, table: Table, options: Options) -> None:
         self._size = table.layout.size
         self._options = options
-        self.sides = _sides(table, options)
+        self.side_state = _side_state(table, options)
         self._arena = _arena()
         self.used = ARENA_START
-        # buckets address, shift of the tag, mask of bucket numbers, room for new records
+        # Address of the buckets, shift of the tag, mask of bucket numbers, free entries.
         self._groups = np.zeros((GROUPS, 4), np.int64)
         self._buckets = FIRST_BUCKETS
         self._heap: list[np.ndarray] = []
@@ -58,7 +57,7 @@ class HashTable:
         self._index = self._new_index(np.full(GROUPS, FIRST_BUCKETS, np.int64))
 
     def _new_index(self, buckets: np.ndarray) -> list[np.ndarray]:
-        """Empty bucket arrays, zeroed, one behind the other; the groups' headers point to them."""
+        """Empty bucket arrays, zeroed and contiguous; the groups' headers point to them."""
         sizes = buckets * (BUCKET_WORDS * 8)
         area = allocate(int(sizes.sum()))
         area[:] = 0
@@ -77,23 +76,23 @@ class HashTable:
         frame[f"{prefix}.heap"] = self._heap_at
         frame[f"{prefix}.heap_left"] = self._heap_left
         frame.keep[prefix] = self
-        if self.sides is not None:
-            self.sides.attach(frame)
+        if self.side_state is not None:
+            self.side_state.attach(frame)
 
     def detach(self, frame: FrameData, prefix: str = "table") -> None:
-        """Take over what the kernel has changed."""
+        """Read back what the kernel has changed."""
         self.used = frame.get(f"{prefix}.used", self.used)
         if f"{prefix}.heap" in frame:
             self._heap_at, self._heap_left = frame[f"{prefix}.heap"], frame[f"{prefix}.heap_left"]
-        if self.sides is not None:
-            self.sides.detach(frame)
+        if self.side_state is not None:
+            self.side_state.detach(frame)
 
     def grow(self) -> None:
         """Double every key group's table that is nearly full, splitting on the tags' next bit."""
         limit = (self._groups[:, 2] + 1) * BUCKET_WORDS * LOAD_SIXTEENTHS // 16
         full = np.flatnonzero(self._groups[:, 3] <= limit // 4)
         if np.any(self._groups[full, 1] <= 0):
-            raise ScaleinError("a table has more keys than its index can tell apart")
+            raise ScaleinError("a table has more keys than its index can distinguish")
         old = self._groups[full].copy()
         sizes = (old[:, 2] + 1) * 2 * BUCKET_WORDS * 8
         area = allocate(int(sizes.sum()))
@@ -107,7 +106,7 @@ class HashTable:
         self._index.append(area)
 
     def make_room(self, frame: FrameData, prefix: str = "table") -> None:
-        """After ARENA_FULL: a new piece of string heap, or an error if the address space is used up."""
+        """After ARENA_FULL: allocate a piece of string heap; an error if the address space is exhausted."""
         if self.used + BLOCK_ROWS * self._size > len(self._arena):
             raise ScaleinError("the groups of this flow need more memory than this process may use",
                                found=f"{self.used >> 20} MiB", hint="filter or aggregate before grouping")
@@ -116,21 +115,21 @@ class HashTable:
         self._heap.append(allocate(size))
         self._heap_at, self._heap_left = address(self._heap[-1]), size
 
-    def hand_over(self, old: int, new: int) -> None:
-        """Forget every record of the one key group in use, and give its buckets to another."""
+    def reuse_for_group(self, old: int, new: int) -> None:
+        """Drop all records of the only key group in use, and give its buckets to another."""
         buckets = int(self._groups[old, 2]) + 1
         self.used = ARENA_START
-        self._forget_heap()
+        self._reset_heap()
         ctypes.memset(int(self._groups[old, 0]), 0, buckets * BUCKET_WORDS * 8)
         self._groups[[old, new]] = self._groups[[new, old]]
         self._groups[new, 3] = buckets * BUCKET_WORDS * LOAD_SIXTEENTHS // 16
-        if self.sides is not None:
-            self.sides.clear()
+        if self.side_state is not None:
+            self.side_state.clear()
 
     def clear(self) -> None:
-        """Forget every record, and keep the index as large as it has grown."""
+        """Drop all records; the index retains its size."""
         self.used = ARENA_START
-        self._forget_heap()
+        self._reset_heap()
         buckets = self._groups[:, 2] + 1
         if len(self._index) > 1 or len(self._index[0]) > 2 * int(buckets.sum()) * BUCKET_WORDS * 8:
             self._index = self._new_index(buckets)
@@ -138,8 +137,8 @@ class HashTable:
             self._index[0][:] = 0
             self._groups[:, 3] = buckets * BUCKET_WORDS * LOAD_SIXTEENTHS // 16
 
-    def _forget_heap(self) -> None:
-        if self._heap:  # the largest piece of string heap is enough to begin with
+    def _reset_heap(self) -> None:
+        if self._heap:  # retain the largest piece for reuse
             self._heap = self._heap[-1:]
             self._heap_at, self._heap_left = address(self._heap[0]), len(self._heap[0])
 
@@ -156,9 +155,9 @@ class HashTable:
         return (self.used - ARENA_START) // self._size
 
 
-def grown(state: State, status: int, frame: FrameData, prefix: str = "table") -> None:
-    """Give a table the room it asked for."""
-    if state.sides is not None and state.sides.make_room(status, frame):
+def handle_full(state: State, status: int, frame: FrameData, prefix: str = "table") -> None:
+    """Grow what a kernel found full: index, arena, heap or side state."""
+    if state.side_state is not None and state.side_state.make_room(status, frame):
         return
     assert isinstance(state, HashTable), status
     if status == INDEX_FULL:
@@ -173,8 +172,8 @@ def _arena() -> np.ndarray:
     return reserve(ADDRESS_SPACE)
 
 
-def _sides(table: Table, options: Options) -> Sides | None:
-    return Sides(table, lambda side: HashTable(side, options)) if table.has_sides or table.has_heap else None
+def _side_state(table: Table, options: Options) -> SideState | None:
+    return SideState(table, lambda side: HashTable(side, options)) if table.has_sides or table.has_heap else None
 
 
 @cache
@@ -182,25 +181,25 @@ def _grow(options: Options) -> Grow:
     return grow_kernel(options)
 
 
-class _Placed:
-    """Records whose place is known without an index: what two kinds of table share."""
+class _FixedRecords:
+    """Records at fixed positions, without an index: the common part of two kinds of table."""
 
-    base = 0  # of the first record's place
+    base = 0  # offset of the first record
 
     def __init__(self, table: Table, records: np.ndarray, options: Options) -> None:
         self.records, self.count = records, len(records)
-        self.sides = _sides(table, options)
+        self.side_state = _side_state(table, options)
 
     def attach(self, frame: FrameData) -> None:
         """Make a kernel work on these records."""
         frame.keep["records"] = self
-        if self.sides is not None:
-            self.sides.attach(frame)
+        if self.side_state is not None:
+            self.side_state.attach(frame)
 
     def detach(self, frame: FrameData) -> None:
-        """Take over what the kernel has changed."""
-        if self.sides is not None:
-            self.sides.detach(frame)
+        """Read back what the kernel has changed."""
+        if self.side_state is not None:
+            self.side_state.detach(frame)
 
     def words(self, record_words: int) -> np.ndarray:
         """All records as rows of 8-byte words."""
@@ -211,7 +210,7 @@ class _Placed:
         return address(self.records)
 
 
-class OneRecord(_Placed):
+class OneRecord(_FixedRecords):
     """The record of an aggregate without keys."""
 
     def __init__(self, table: Table, options: Options) -> None:
@@ -223,7 +222,7 @@ class OneRecord(_Placed):
 
 
 class Domain:
-    """Ranges of keys and slices that a direct table covers: position = sum of place * stride."""
+    """Ranges of keys and slices that a direct table covers: position = sum of (key - least) * stride."""
 
     def __init__(self, spans: Sequence[tuple[int, int]], nullable: Sequence[bool],
                  slices: tuple[int, int] | None) -> None:
@@ -238,51 +237,51 @@ class Domain:
         self.per_slice = size
         self.size = size * (slices[1] if slices else 1)
 
-    def is_same(self, other: Domain) -> bool:
+    def has_same_positions(self, other: Domain) -> bool:
         """Whether every key has the same position in both."""
         return self.slices == other.slices and self.has_shape(other)
 
     def has_shape(self, other: Domain) -> bool:
-        """Whether the other differs at most in where its slices begin."""
+        """Whether the other differs at most in its first slice."""
         return (self.spans, self.nullable, self.size) == (other.spans, other.nullable, other.size)
 
 
-class Blank:
-    """The records of a direct table before any row, keys written. Tables over the same ranges have the same, but for
-    where their slices begin: what is computed here is copied for each of them.
+class DirectTemplate:
+    """The initial records of a direct table, with their keys. Tables over the same ranges differ only in their first
+    slice, so this is computed once and copied for each of them.
     """
 
     def __init__(self, table: Table, domain: Domain) -> None:
         self.table, self._domain = table, domain
         self.records = _records(table, domain.size)
-        places = np.arange(domain.size)
+        positions = np.arange(domain.size)
         nulls = np.zeros(domain.size, np.int64)
         for k, (key, (least, span), null) in enumerate(zip(table.keys, domain.spans, domain.nullable, strict=True)):
-            place = places // domain.strides[k] % (span + null)
-            is_null = place == span if null else np.zeros(domain.size, bool)
+            position = positions // domain.strides[k] % (span + null)
+            is_null = position == span if null else np.zeros(domain.size, bool)
             start = least - (1 << 64) if least >= 1 << 63 else least  # unsigned keys wrap around, as their bits do
-            values = np.where(is_null, 0, place.astype(np.int64) + start)
+            values = np.where(is_null, 0, position.astype(np.int64) + start)
             _field(table, self.records, f"key{k}", _numpy(key))[:] = values.astype(_numpy(key))
             nulls |= is_null.astype(np.int64) << k
         if table.has_nulls:
             _field(table, self.records, "nulls", np.dtype(np.int64))[:] = nulls
-        self.slices = places // domain.per_slice  # of each record, from the first on
+        self.slices = positions // domain.per_slice  # of each record, from the first on
 
     def fits(self, table: Table, domain: Domain) -> bool:
         return self.table is table and self._domain.has_shape(domain)
 
 
-class DirectTable(_Placed):
-    """An arena with a record for every key of a small domain, keys already written."""
+class DirectTable(_FixedRecords):
+    """An array with a record for every key of a small domain, keys already written."""
 
-    def __init__(self, blank: Blank, domain: Domain, options: Options) -> None:
-        table = blank.table
-        records = allocate(blank.records.size)[: blank.records.size].reshape(blank.records.shape)
-        records[:] = blank.records
+    def __init__(self, template: DirectTemplate, domain: Domain, options: Options) -> None:
+        table = template.table
+        records = allocate(template.records.size)[: template.records.size].reshape(template.records.shape)
+        records[:] = template.records
         super().__init__(table, records, options)
         self.domain = domain
         if table.slicing is Slicing.KEY and domain.slices is not None:
-            _field(table, records, "slice", np.dtype(np.int64))[:] = blank.slices + domain.slices[0]
+            _field(table, records, "slice", np.dtype(np.int64))[:] = template.slices + domain.slices[0]
 
     def attach(self, frame: FrameData) -> None:
         super().attach(frame)
@@ -300,7 +299,7 @@ State = OneRecord | DirectTable | HashTable
 
 
 def _records(table: Table, count: int) -> np.ndarray:
-    """So many empty records."""
+    """Empty records."""
     size = count * table.layout.size
     records = allocate(size)[:size].reshape(count, table.layout.size)
     records[:] = np.frombuffer(table.layout.template, np.uint8)
@@ -320,12 +319,12 @@ def _numpy(key: Key) -> np.dtype:
     return np.dtype(f"{'i' if dtype.is_signed else 'u'}{bits // 8}")
 
 
-# Merging tables of one layout: workers' partial results, slices into windows; and what their records own with them.
+# Merging tables of one layout, with their side state: partial results of workers, slices into windows.
 
 EVERYTHING = (-(2**63), 2**63 - 1)
 
 
-class Merging:
+class MergeKernels:
     """The kernels that merge states of one table."""
 
     def __init__(self, table: Table, mode: GroupMode, options: Options, slide: bool = False) -> None:
@@ -345,24 +344,24 @@ class Merging:
         frame["slide.back"] = back
         frame["range.first"], frame["range.last"] = within
         _run(self._records, frame, target, source.first, source.count, source)
-        if source.sides is None or target.sides is None:
+        if source.side_state is None or target.side_state is None:
             return
         for k, compiled in enumerate(self._bags):
-            bag = source.sides.bags[k]
+            bag = source.side_state.bags[k]
             frame = compiled.kernel.frame.new()
             frame["owners"] = source.first - source.base
             _run(compiled, frame, target, bag.first, bag.count, source)
         if moved is not None:
-            for log, other in zip(target.sides.logs, source.sides.logs, strict=True):
-                places = moved[(other.column("owner") - source.base) // self.table.layout.size]
-                stay = places >= 0
-                entries = other.entries if stay.all() else other.entries[stay]
+            for log, other in zip(target.side_state.logs, source.side_state.logs, strict=True):
+                positions = moved[(other.column("owner") - source.base) // self.table.layout.size]
+                is_retained = positions >= 0
+                entries = other.entries if is_retained.all() else other.entries[is_retained]
                 log.add(entries)
-                log.column("owner")[log.count - len(entries) :] = places[stay]
-                log.kept += [heap for heap in (other.heap, *other.kept) if heap not in log.kept]
+                log.column("owner")[log.count - len(entries) :] = positions[is_retained]
+                log.merged_heaps += [heap for heap in (other.heap, *other.merged_heaps) if heap not in log.merged_heaps]
 
     def _moved(self, source: State) -> np.ndarray | None:
-        """Where each record of the source went, if anything outside of it must follow."""
+        """The new position of each record of the source, if it has side state that must follow."""
         if not self.table.has_sides:
             return None
         layout = self.table.layout
@@ -378,4 +377,4 @@ def _run(compiled: Compiled, frame: FrameData, target: State, first: int, count:
         target.detach(frame)
         if status == DONE:
             return
-        grown(target, status, frame)
+        handle_full(target, status, frame)

@@ -241,7 +241,7 @@ class Pipeline:
                 yield Morsel(batch, self.watermark if source.is_timed else None, own if within else "",
                               *(within or ()))
             if within is not None:
-                clock.see(within, partial(self._times, source, batch))
+                clock.observe(within, partial(self._times, source, batch))
             if is_last:
                 clock.end_batch()
                 self.move_watermark()
@@ -336,7 +336,7 @@ class Pipeline:
     @property
     def far_rows(self) -> int:
         """Rows whose time was too far ahead to be believed."""
-        return sum(clock.far_rows for source in self._inputs for clock in source.clocks.values())
+        return sum(clock.outlier_rows for source in self._inputs for clock in source.clocks.values())
 
     @property
     def row_groups_skipped(self) -> int:

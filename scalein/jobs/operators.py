@@ -24,7 +24,7 @@ from scalein.arrow_functions import taken
 from scalein.compiler import compile_flow
 from scalein.errors import ComputeError
 from scalein.exec.bounded import Program
-from scalein.exec.error_location import placed
+from scalein.exec.error_location import located
 from scalein.ir import ops
 from scalein.ir.physical import Node, Scan, walk_nodes
 from scalein.jobs.fragments import Fragment, over, placeholder
@@ -119,7 +119,7 @@ class FragmentRunner:
             return list(self.program.run(batches, self._contexts.options))
         except ComputeError as error:
             if self._contexts.failed is None or not self._by_row:
-                raise placed(error, self._op, self.program.node) from None
+                raise located(error, self._op, self.program.node) from None
         return [out for batch in batches for out in self._without_failing(batch)]
 
     def passing(self, batch: pa.RecordBatch) -> Batches:
@@ -129,9 +129,9 @@ class FragmentRunner:
             return [batch]
         except ComputeError as error:
             if self._contexts.failed is None:
-                raise placed(error, self._op, self.program.node) from None
+                raise located(error, self._op, self.program.node) from None
             if batch.num_rows == 1:
-                self._contexts.failed(batch, placed(error, self._op, self.program.node))
+                self._contexts.failed(batch, located(error, self._op, self.program.node))
                 return []
         half = batch.num_rows // 2
         return self.passing(batch.slice(0, half)) + self.passing(batch.slice(half))
@@ -143,7 +143,7 @@ class FragmentRunner:
         except ComputeError as error:
             if batch.num_rows == 1:
                 assert self._contexts.failed is not None
-                self._contexts.failed(batch, placed(error, self._op, self.program.node))
+                self._contexts.failed(batch, located(error, self._op, self.program.node))
                 return
             half = batch.num_rows // 2
             yield from self._without_failing(batch.slice(0, half))

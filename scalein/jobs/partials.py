@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 from scalein.compiler import compile_flow
 from scalein.dtypes import BOOL, Schema
 from scalein.errors import ComputeError
-from scalein.exec.bounded import Program, StandingProgram
-from scalein.exec.error_location import placed
+from scalein.exec.bounded import PreAggregationProgram, Program
+from scalein.exec.error_location import located
 from scalein.exec.event_time import as_integers
 from scalein.ir import ops
 from scalein.ir.exprs import Call, Lit, Named, type_of
@@ -112,7 +112,7 @@ class Partial(Timed):
         super().__init__(fragment, context)
         node = group_of(root)
         self._two = two = by_window(two_phase(node)) if is_told else two_phase(node)
-        self._standing = StandingProgram(two.partial)
+        self._standing = PreAggregationProgram(two.partial)
         self._most_standing = most_groups(two.partial.schema.arrow, context.options.memory)
         self._finish = Finish(fragment.op, root, node, two.final, context, two)
         self.reads = self._reads(two.partial)
@@ -153,22 +153,22 @@ class Partial(Timed):
         if not rows:
             return []
         self._count_in(self._sorted_partial, rows)
-        return list(self._sorted_partial.take())
+        return list(self._sorted_partial.drain())
 
-    def _count_in(self, standing: StandingProgram, rows: Iterable[pa.RecordBatch]) -> None:
+    def _count_in(self, standing: PreAggregationProgram, rows: Iterable[pa.RecordBatch]) -> None:
         try:
             self._row = standing.add(rows, self._contexts.options, self._row)
         except ComputeError as error:
-            raise placed(error, self._fragment.op, standing.node) from None
+            raise located(error, self._fragment.op, standing.node) from None
 
     @cached_property
-    def _sorted_partial(self) -> StandingProgram:
-        return StandingProgram(two_phase(group_of(compile_flow(self._sorted_op))).partial)
+    def _sorted_partial(self) -> PreAggregationProgram:
+        return PreAggregationProgram(two_phase(group_of(compile_flow(self._sorted_op))).partial)
 
     def _taken(self) -> Batches:
         """Partial groups of the rows since the last time."""
         self._counted = 0
-        return list(self._standing.take())
+        return list(self._standing.drain())
 
 
 class Finish:

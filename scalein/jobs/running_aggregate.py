@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.errors import ComputeError
-from scalein.exec.bounded import CombineByNumber, Program, StandingProgram
-from scalein.exec.error_location import placed
+from scalein.exec.bounded import CombineByNumber, PreAggregationProgram, Program
+from scalein.exec.error_location import located
 from scalein.exec.event_time import extent
 from scalein.ir import ops
 from scalein.ir.exprs import Named
@@ -61,7 +61,7 @@ class RunningAggregate(Partial):
         if state is not None or context.has_checkpoints:
             _ = self._store
         if self.changes is None:
-            self._standing = StandingProgram(self._two.partial, whole=group_of(root))
+            self._standing = PreAggregationProgram(self._two.partial, complete=group_of(root))
         self._oldest = FOREVER if state is None else as_int(as_map(state)["oldest"])  # window in the store
         self._slides = self._window is not None and not self._window.is_tumbling
         self._apart = (FragmentRunner(fragment.op, context, Program(self._two.combine), by_row=False)
@@ -89,7 +89,7 @@ class RunningAggregate(Partial):
             self._rows.merge([morsel.batch for morsel in morsels])
             return []
         found = self._merged(self._partials(morsels))
-        if self._standing.part_bytes > MOST_PARTED:
+        if self._standing.partitioned_bytes > MOST_PARTED:
             self.settle()
         if self._has_many and self.changes is None and self._two.is_by_column:
             self._rows = ByRow(self._fragment, self._contexts, self._store)
@@ -170,7 +170,7 @@ class RunningAggregate(Partial):
 
     @property
     def due(self) -> int | None:  # type: ignore[override]
-        """Of windows that slide, a row may come after some that it is in have closed: see `closing.py`."""
+        """Of windows that slide, a row may come after some that it is in have closed: see `window_close.py`."""
         if self._window is None or not self._slides:
             return None
         return -FOREVER if self._first_open == -FOREVER else self._first_open + self._window.size + self._contexts.delay
@@ -194,9 +194,9 @@ class RunningAggregate(Partial):
     def finish(self) -> Iterable[pa.RecordBatch]:
         if not self._has_store and self._keys != [_ONE]:
             try:
-                return self._finish.behind(list(self._standing.take_whole()))
+                return self._finish.behind(list(self._standing.drain_complete()))
             except ComputeError as error:
-                raise placed(error, self._fragment.op, self._standing.node) from None
+                raise located(error, self._fragment.op, self._standing.node) from None
         self.settle()
         if self.changes is not None:
             is_empty = self._keys == [_ONE] and not len(self._store)
@@ -213,7 +213,7 @@ class RunningAggregate(Partial):
                 yield from self._finish.each([batch])
 
     def settle(self) -> None:
-        self._has_many |= self._standing.is_parted
+        self._has_many |= self._standing.is_partitioned
         self._merged(self._taken())
 
     def snapshot(self) -> SnapshotFuture:
@@ -230,7 +230,7 @@ class RunningAggregate(Partial):
     @property
     def state_bytes(self) -> int:
         stored = self._store.memory_bytes if self._has_store else 0
-        return stored + self._standing.part_bytes + (0 if self._slices is None else self._slices.held_bytes)
+        return stored + self._standing.partitioned_bytes + (0 if self._slices is None else self._slices.held_bytes)
 
     def close(self) -> None:
         if self._has_store:

@@ -10,8 +10,8 @@ from scalein.connectors.base import BoundSource
 from scalein.connectors.formats.statistics import Condition
 from scalein.connectors.in_memory import Batches
 from scalein.errors import BadArgument
-from scalein.exec.event_time import Partition, far_ahead
-from scalein.exec.scan_predicates import tests_below
+from scalein.exec.event_time import PartitionClock, outlier_distance
+from scalein.exec.scan_predicates import scan_conditions
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named
 from scalein.jobs.fragments import Feed
@@ -26,7 +26,7 @@ class SourceInput:
 
     feed: Feed
     readers: list[Reader]
-    clocks: dict[str, Partition]
+    clocks: dict[str, PartitionClock]
     absent: dict[str, Json]  # partitions that only earlier runs had: should they come back, they go on where they were
     path: list[int]
     times: FragmentRunner | None  # of a batch, where they are no column of the source
@@ -84,13 +84,13 @@ def _times(feed: Feed, mark: ops.Watermark, context: Context) -> FragmentRunner:
     return FragmentRunner(ops.Project(feed.timed, (item,)), context)
 
 
-def _clocks(feed: Feed, names: Sequence[str], known: dict[str, Json]) -> dict[str, Partition]:
+def _clocks(feed: Feed, names: Sequence[str], known: dict[str, Json]) -> dict[str, PartitionClock]:
     if feed.watermark is None:
         return {}
     found = {}
-    far = far_ahead(feed.timed.schema[feed.watermark.column].dtype)
+    far = outlier_distance(feed.timed.schema[feed.watermark.column].dtype)
     for name in names:
-        found[name] = Partition(feed.watermark.delay, far)
+        found[name] = PartitionClock(feed.watermark.delay, far)
         if name in known and (clock := as_map(known[name])["clock"]) is not None:  # there was a watermark
             found[name].restore(clock)
     return found
@@ -99,4 +99,4 @@ def _clocks(feed: Feed, names: Sequence[str], known: dict[str, Json]) -> dict[st
 def _tests(feed: Feed) -> tuple[Condition, ...]:
     """What holds for all rows of a source that matter: for results, and for its watermark."""
     rows = feed.first.before if feed.watermark is None else feed.timed
-    return () if rows is feed.first.input else tests_below(compile_flow(rows))
+    return () if rows is feed.first.input else scan_conditions(compile_flow(rows))

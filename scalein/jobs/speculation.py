@@ -17,7 +17,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from scalein.exec.event_time import Partition
+from scalein.exec.event_time import PartitionClock
 from scalein.jobs.metrics import Metrics
 from scalein.jobs.source_readers import SourceBatch
 from scalein.jobs.window_aggregate import WindowedAggregate
@@ -32,7 +32,7 @@ class Timed(Protocol):
     def move_watermark(self) -> None: ...
 
 
-def speculate(time: Timed, step: WindowedAggregate, column: str, clocks: dict[str, Partition],
+def speculate(time: Timed, step: WindowedAggregate, column: str, clocks: dict[str, PartitionClock],
                      deliveries: list[SourceBatch], more: Callable[[], list[SourceBatch]]) -> bool:
     """Whether rows were counted in, and time has moved behind them. If not, nothing has happened, but that what there
     was of `more` is at the end of `deliveries`.
@@ -62,7 +62,7 @@ def speculate(time: Timed, step: WindowedAggregate, column: str, clocks: dict[st
                 time.watermark = watermark
                 step.end_trial(False)
                 return False
-            clock.see(times, partial(delivery.batch.column, column))
+            clock.observe(times, partial(delivery.batch.column, column))
         if delivery.is_last:
             clock.end_batch()
             time.move_watermark()

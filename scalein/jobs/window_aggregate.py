@@ -24,8 +24,8 @@ import pyarrow as pa
 from scalein.compiler import compile_flow
 from scalein.errors import ComputeError
 from scalein.exec import ring
-from scalein.exec.bounded import Program, RingProgram, StandingProgram
-from scalein.exec.error_location import placed
+from scalein.exec.bounded import PreAggregationProgram, Program, RingPreAggregationProgram
+from scalein.exec.error_location import located
 from scalein.exec.event_time import extent
 from scalein.ir import ops
 from scalein.ir.partials import fits, has_parts, width
@@ -90,7 +90,7 @@ class WindowedAggregate(WindowCloser, Partial):
         self._log = RowBuffer(context.folder, schema, context.options.memory)
         self._restore(state)
         self._together = 0  # rows when they were put together last
-        self._trial: StandingProgram | None = None
+        self._trial: PreAggregationProgram | None = None
         self._behind_trial = 0  # the number of the next row, if the trial is good
         self._untried = 0  # times that nothing should be tried
 
@@ -124,7 +124,7 @@ class WindowedAggregate(WindowCloser, Partial):
         """Count rows in, apart from all others; gives the least and the greatest time of each batch. Behind the last,
         `taken` knows which there were.
         """
-        self._trial = self._trial or StandingProgram(self._two.partial, watched=True)
+        self._trial = self._trial or PreAggregationProgram(self._two.partial, track_times=True)
         is_short = self._contexts.options.memory is not None  # of memory: groups must not become many
         row = self._row
         found: list[tuple[int, int]] = []
@@ -132,7 +132,7 @@ class WindowedAggregate(WindowCloser, Partial):
             changelog_rows = None
             with suppress(ComputeError):  # perhaps of a late row, that would not have come so far
                 row = self._trial.add(some, self._contexts.options, row)
-                changelog_rows = self._trial.seen(some if isinstance(some, list) else taken())
+                changelog_rows = self._trial.time_bounds(some if isinstance(some, list) else taken())
             if changelog_rows is None or (is_short and self._trial.count > self._most_standing):
                 self.end_trial(False)
                 return None
@@ -146,7 +146,7 @@ class WindowedAggregate(WindowCloser, Partial):
         if is_good:
             self._untried = UNTRIED if self._trial.count > MOST_TRIED else 0
             self._row = self._behind_trial
-            self._keep(list(self._trial.take()))
+            self._keep(list(self._trial.drain()))
         else:
             self._untried, self._trial = UNTRIED, None
 
@@ -166,7 +166,7 @@ class WindowedAggregate(WindowCloser, Partial):
 class SlidingAggregate(WindowedAggregate):
     """Windows that slide: rows are counted into a ring, what it does not cover waits as partial groups."""
 
-    _ring: RingProgram | None = None  # from the first row on
+    _ring: RingPreAggregationProgram | None = None  # from the first row on
 
     def __init__(self, fragment: Fragment, context: Context, root: Node, state: Json) -> None:
         super().__init__(fragment, context, root, state)
@@ -187,17 +187,18 @@ class SlidingAggregate(WindowedAggregate):
         if not self._has_ring:
             return super().rows(morsels)
         if self._ring is None:
-            self._ring = RingProgram(self._node, self._two.partial, self._ring_slices, self._contexts.options)
+            self._ring = RingPreAggregationProgram(self._node, self._two.partial, self._ring_slices,
+                                                   self._contexts.options)
         sorted_: Batches = []
         inside: Batches = []
         outside: Batches = []
         for morsel in self._arrived(morsels, sorted_):
-            is_inside = self._ring.ring.takes(morsel.least, morsel.greatest)
+            is_inside = self._ring.ring.try_cover(morsel.least, morsel.greatest)
             (inside if is_inside else outside).append(morsel.batch)
         try:
             self._keep(self._ring.add(inside, self._contexts.options.workers))
         except ComputeError as error:
-            raise placed(error, self._fragment.op, self._ring.node) from None
+            raise located(error, self._fragment.op, self._ring.node) from None
         self._keep([*self._counted_in(outside), *self._of_sorted(sorted_)])
         self._outside += sum(batch.num_rows for batch in outside)
         self._inside += sum(batch.num_rows for batch in inside)
@@ -206,7 +207,7 @@ class SlidingAggregate(WindowedAggregate):
         is_narrow = self._outside > max(MANY_OUTSIDE, self._inside // 4)
         if is_narrow or self._ring.ring.bytes > self._most_bytes:
             self._closed_before = self.given()
-            self._keep(self._ring.ring.leave())
+            self._keep(self._ring.ring.drain_partials())
             self._ring, self._ring_slices, self._outside, self._inside = None, 2 * self._ring_slices, 0, 0
             self._has_ring = is_narrow and self._ring_slices <= MOST_RING_SLICES
         return []
@@ -234,7 +235,7 @@ class SlidingAggregate(WindowedAggregate):
             yield from super()._finished(after, end)
             return
         found = self._ring.ring
-        if not found.is_divided and not any(each.first < end for each in self._log.segments):
+        if not found.has_split_keys and not any(each.first < end for each in self._log.segments):
             found.close(after, end)
             yield from [] if self._puts_off else self.given()
             return
@@ -247,9 +248,9 @@ class SlidingAggregate(WindowedAggregate):
         if self._ring is None:
             return found
         try:
-            return found + self._finish.behind(self._ring.ring.given())
+            return found + self._finish.behind(self._ring.ring.drain_closed())
         except ComputeError as error:
-            raise placed(error, self._fragment.op, self._ring.node) from None
+            raise located(error, self._fragment.op, self._ring.node) from None
 
     def _waiting(self, end: int) -> list[BufferSegment]:
         return super()._waiting(end) + self._held(end)
@@ -265,10 +266,10 @@ class SlidingAggregate(WindowedAggregate):
         if self._ring is None:
             return
         found = self._ring.ring
-        found.forget(first_open)
-        found.divide(self._contexts.options.workers)
-        if found.is_mostly_dead:
-            self._keep(found.leave())
+        found.clear_before(first_open)
+        found.repartition(self._contexts.options.workers)
+        if found.is_mostly_expired:
+            self._keep(found.drain_partials())
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         yield from super().finish()

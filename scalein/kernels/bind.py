@@ -1,7 +1,7 @@
 """Arrow columns as frame slots: addresses of their buffers, without a copy.
 
-A column is told apart by its form (see `ir.stages.Read`). Only what Arrow cannot address directly is
-rewritten: dictionary codes of 64 bits, and dictionaries that hold a null or nothing.
+How a column is read depends on its form (see `ir.stages.Read`). Only what kernels cannot read directly is rewritten:
+dictionary codes of 64 bits, and dictionaries with a null or without values.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from scalein.ir.stages import Read
 from scalein.layout import COLUMN, FrameData, size_of
 
-_EMPTY = np.zeros(64, np.uint8)  # where a missing buffer leads
+_EMPTY = np.zeros(64, np.uint8)  # stands for a missing buffer
 _EMPTY_ADDRESS = int(_EMPTY.ctypes.data)
 
 
@@ -33,7 +33,7 @@ def form_of(arrow: pa.DataType) -> str:
 
 
 def has_nulls(array: pa.Array) -> bool:
-    """Whether a row may be null: a dictionary can hide a null among its words."""
+    """Whether a row may be null: a dictionary may contain a null value."""
     return bool(array.null_count) or (pa.types.is_dictionary(array.type) and bool(array.dictionary.null_count))
 
 
@@ -119,7 +119,7 @@ def _bind_strings(frame: FrameData, array: pa.Array, name: str, form: str) -> No
 
 
 def _start(buffer: pa.Buffer | None) -> int:
-    """A buffer's address; one without bytes leads to zeros, since a kernel may read what it then ignores."""
+    """A buffer's address; zeros stand for an empty one, since a kernel may read values that it then ignores."""
     return _EMPTY_ADDRESS if buffer is None or not buffer.size else int(buffer.address)
 
 
@@ -132,7 +132,7 @@ def bind_codes(frame: FrameData, indices: pa.Array, read: Read) -> None:
 
 
 def conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch with exactly these types: a dictionary that was only handed on comes out as strings."""
+    """The batch with exactly these types: a pass-through dictionary column becomes strings."""
     if batch.schema == schema:
         return batch
     columns = [c if c.type == f.type else c.cast(f.type) for c, f in zip(batch.columns, schema, strict=True)]

@@ -1,4 +1,4 @@
-"""Output chunks: buffers that a collecting kernel fills, and the record batch they become."""
+"""Output chunks: buffers that a collecting kernel fills, and the arrays over them."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from scalein.llvm_backend.cache import Compiled
 from scalein.memory import allocate
 
 CHUNK_ROWS = 1 << 20
-# String bytes of a chunk: 32-bit offsets must reach them, with room for a block of long ones.
+# Text bytes of a chunk: within reach of 32-bit offsets, with space for a block of long strings.
 TEXT_BYTES = 1 << 24
-TEXT_BYTES_A_ROW = 64  # a first guess, so that a small batch does not ask for megabytes
+TEXT_BYTES_A_ROW = 64  # a first estimate, so that a small batch does not allocate megabytes
 MOST_TEXT_BYTES = (1 << 31) - 1
 
 
 class Chunk:
-    """Buffers for up to `rows` rows of the collected columns, in one piece of memory."""
+    """Buffers for up to `rows` rows of the collected columns, in one allocation."""
 
     def __init__(self, items: tuple[Named, ...], never_null: tuple[bool, ...], rows: int, text_bytes: int) -> None:
         self._types = [type_of(item.expr) for item in items]
         self.rows = rows = max(rows, BLOCK_ROWS)
         self.text_bytes = text_bytes
         sizes: list[int] = []
-        for dtype, is_sure in zip(self._types, never_null, strict=True):
+        for dtype, is_never_null in zip(self._types, never_null, strict=True):
             is_text = dtype.is_loose
             width = dtype.width if dtype.form == "fixed" else size_of(dtype)
             sizes += [text_bytes if is_text else rows * width, 4 * (rows + 1) if is_text else 0,
-                      0 if is_sure else rows]
+                      0 if is_never_null else rows]
         starts = [0]
         for size in sizes:
             starts.append(starts[-1] + (size + 63) // 64 * 64)
@@ -43,7 +43,7 @@ class Chunk:
         self._starts, self._never_null = starts, never_null
 
     def attach(self, frame: FrameData) -> None:
-        """Make a kernel write here, from the first row on."""
+        """Make a kernel write into this chunk, from its first row on."""
         frame["out.count"] = 0
         frame["out.capacity"] = self.rows
         frame.keep["out"] = self
@@ -59,7 +59,7 @@ class Chunk:
             if not self._never_null[k]:
                 frame[f"out{k}.valid"] = base + valid
 
-    def take(self, end: int, start: int = 0) -> list[pa.Array]:
+    def arrays(self, end: int, start: int = 0) -> list[pa.Array]:
         """Rows as arrays over the chunk's buffers."""
         return [self._array(k, start, end - start) for k in range(len(self._types))]
 
@@ -73,8 +73,8 @@ class Chunk:
             if nulls:
                 bitmap = pa.py_buffer(np.packbits(flags, bitorder="little"))
         if dtype.is_loose:
-            places = offsets + 4 * start
-            parts = [bitmap, self._buffer.slice(places, valid - places), self._buffer.slice(data, offsets - data)]
+            at = offsets + 4 * start
+            parts = [bitmap, self._buffer.slice(at, valid - at), self._buffer.slice(data, offsets - data)]
             plain = pa.Array.from_buffers(pa.string() if dtype.is_string else pa.binary(), count, parts, nulls)
             return plain if dtype.arrow == plain.type else plain.cast(dtype.arrow)
         if dtype.kind is Kind.BOOL:
@@ -87,11 +87,11 @@ class Chunk:
 Call = Callable[[Compiled, FrameData], int]  # runs a kernel until it is done or its output is full
 
 
-def collected(compiled: Compiled, frame: FrameData, items: tuple[Named, ...], rows: int,
+def collect_chunks(compiled: Compiled, frame: FrameData, items: tuple[Named, ...], rows: int,
               first: int = CHUNK_ROWS, run: Call | None = None) -> Iterator[list[pa.Array]]:
-    """Run a collecting kernel to its end; chunks of columns as they fill up, the last even if it is empty.
+    """Run a collecting kernel to its end; yields the columns of each full chunk, and of the last even if it is empty.
 
-    `rows` are expected at most; `first` limits the first chunk where far fewer may come.
+    `rows` is an upper bound of the output; `first` limits the first chunk where far fewer are likely.
     """
     collector = Collector(compiled, frame, items, rows, first, run)
     yield from collector.run()
@@ -99,7 +99,7 @@ def collected(compiled: Compiled, frame: FrameData, items: tuple[Named, ...], ro
 
 
 class Collector:
-    """A collecting kernel with its output chunk, over one or more calls' worth of input."""
+    """A collecting kernel with its output chunk, over the input of one or more calls."""
 
     def __init__(self, compiled: Compiled, frame: FrameData, items: tuple[Named, ...], rows: int,
                  first: int = CHUNK_ROWS, run: Call | None = None) -> None:
@@ -108,20 +108,20 @@ class Collector:
         self._most = min(max(rows, 1), CHUNK_ROWS)
         self._rows = min(self._most, first)
         self._text = min(TEXT_BYTES, TEXT_BYTES_A_ROW * self._rows)
-        self._renew()
+        self._new_chunk()
 
-    def _renew(self) -> None:
+    def _new_chunk(self) -> None:
         self._chunk = Chunk(self._items, self._compiled.never_null, self._rows, self._text)
         self._chunk.attach(self.frame)
-        self._given = 0  # rows of the chunk that were handed out
+        self._emitted = 0  # rows of the chunk that were returned already
 
     def run(self) -> Iterator[list[pa.Array]]:
-        """Rows [row, end) of the frame's input; gives the chunks that became full."""
+        """Process rows [row, end) of the frame's input; yields the chunks that became full."""
         while self._call(self._compiled, self.frame) != DONE:
             count = self.frame["out.count"]
             if count:
-                if count > self._given:
-                    yield self._chunk.take(count, self._given)
+                if count > self._emitted:
+                    yield self._chunk.arrays(count, self._emitted)
                 self._rows = min(self._most, 4 * self._rows)
                 self._text = max(self._text, min(TEXT_BYTES, TEXT_BYTES_A_ROW * self._rows))
             else:  # one block's strings alone are more than a chunk holds
@@ -130,9 +130,9 @@ class Collector:
                                        found="more than 2 GiB",
                                        hint="shorten the strings with .str.slice, or drop them")
                 self._text = min(4 * self._text, MOST_TEXT_BYTES)
-            self._renew()
+            self._new_chunk()
 
     def finish(self) -> list[pa.Array]:
-        """What is left in the last chunk; more may follow behind it."""
-        start, self._given = self._given, self.frame["out.count"]
-        return self._chunk.take(self._given, start)
+        """The rest of the last chunk; further rows may be appended after it."""
+        start, self._emitted = self._emitted, self.frame["out.count"]
+        return self._chunk.arrays(self._emitted, start)

@@ -1,4 +1,7 @@
-"""Parquet pages, walked over, opened and unpacked by kernels: `llvm_backend`'s `page_headers`, `snappy`, `unpack`."""
+"""The kernel library of the Parquet reader: page headers, decompression and dictionary decoding.
+
+The loops are in `llvm_backend/parquet`: `page_headers`, `snappy`, `dictionary_pages`.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +29,20 @@ from scalein.options import Options
 if TYPE_CHECKING:
     from scalein.llvm_backend.stage import Lowered
 
-_ROWS = 256  # of headers that there is room for at first
+_ROWS = 256  # initial capacity, in page headers
 _HEADERS, _OPEN = "page headers", "open pages"
-_WORTH_COMPILING = 50_000_000  # values: others take so much longer for them as a kernel takes to be compiled
+_WORTH_COMPILING = 50_000_000  # values for which pyarrow takes longer by as much time as compiling the kernels takes
 
-_missed = 0  # values that others had to decode, for want of a kernel
+_missed = 0  # values that pyarrow decoded because the kernels were not compiled
 
 
 def are_ready(value_sizes: Iterable[int], values: int, options: Options) -> bool:
-    """Whether there are kernels for values of so many bytes, or so many of these have been missed that it is time to
-    compile them: who reads one file should not wait for what pays in a hundred."""
+    """Whether kernels for values of these sizes are compiled, or so many values have been missed that compiling them
+    pays: reading a single file should not wait for it."""
     global _missed
     if all(has_kernel(name, options) for name in (_HEADERS, _OPEN, *map(_name, value_sizes))):
         return True
-    _missed += values  # by several threads: a few may be forgotten
+    _missed += values  # not atomic: a few may be lost between threads
     return _missed >= _WORTH_COMPILING
 
 
@@ -49,7 +52,7 @@ def _name(value_bytes: int) -> str:
 
 def page_headers(chunk: np.ndarray, values: int, is_optional: bool, is_compressed: bool,
                  options: Options) -> np.ndarray | None:
-    """A row of `PAGE_WORDS` for each page of a chunk that has so many values; None where one is not understood."""
+    """A row of `PAGE_WORDS` for each page of a column chunk of `values` values; None if a page is not supported."""
     kernel = load_lowered(_HEADERS, _lower_headers, options).kernel
     frame = kernel.frame.new()
     frame.point("data", chunk)
@@ -65,7 +68,7 @@ def page_headers(chunk: np.ndarray, values: int, is_optional: bool, is_compresse
 
 
 class Opener:
-    """Opens pages of a file; those that are compressed get their room here, until the next are opened."""
+    """Opens pages of a file; decompressed pages are in a buffer of the opener, valid until the next call."""
 
     def __init__(self, options: Options) -> None:
         self._kernel = load_lowered(_OPEN, _lower_open, options).kernel
@@ -73,7 +76,7 @@ class Opener:
         self._room = np.empty(0, np.uint8)
 
     def open(self, file: np.ndarray, pages: np.ndarray) -> np.ndarray | None:
-        """A row of `OPEN_WORDS` for each of some rows of `PAGE_WORDS`; None where one is not understood."""
+        """A row of `OPEN_WORDS` for each row of `PAGE_WORDS`; None if a page is not supported."""
         size = int(pages[pages[:, PAGE_COMPRESSED] != 0, PAGE_RAW_SIZE].sum()) + SLOP
         if len(self._room) < size:
             self._room = np.empty(size, np.uint8)
@@ -85,33 +88,33 @@ class Opener:
 
 
 class Unpacker:
-    """Gives the values that pages have numbers of, in order. One thread uses it."""
+    """Decodes dictionary-encoded pages, in order. Not thread-safe."""
 
     def __init__(self, value_bytes: int, options: Options) -> None:
         self._kernel = load_lowered(_name(value_bytes), partial(_lower_unpack, value_bytes), options).kernel
         self._frame = self._kernel.frame.new()
         self._value_bytes = value_bytes
 
-    def use(self, dictionary: np.ndarray) -> None:
-        """Numbers of the next pages are places in this one."""
+    def set_dictionary(self, dictionary: np.ndarray) -> None:
+        """Set the dictionary of the next pages."""
         assert dictionary.itemsize == self._value_bytes
-        # No number leads out of it; some writers have one bit more than they need.
+        # Padded, so that no index is out of bounds; some writers use one bit more than necessary.
         most_width = len(dictionary).bit_length() + 1
         values = np.zeros(1 << most_width, dictionary.dtype)
         values[: len(dictionary)] = dictionary
         self._frame.point("values", values)
         self._frame["entries"], self._frame["most_width"] = len(dictionary), min(most_width, MOST_BITS)
 
-    def take(self, pages: np.ndarray) -> None:
-        """Go on with these pages: a row of `OPEN_WORDS` each; somebody keeps their bytes."""
+    def set_pages(self, pages: np.ndarray) -> None:
+        """Set the next pages: a row of `OPEN_WORDS` each; the caller keeps their bytes alive."""
         frame = self._frame
         frame.point("pages", pages)
         frame["pages.count"] = len(pages)
         for name in ("page", "at", "left", "number", "base", "next", "values_left", "data", "size", "width"):
             frame[name] = 0
 
-    def into(self, out: np.ndarray) -> int | None:
-        """Fill an array; how many values there were, None where one is not understood."""
+    def fill(self, out: np.ndarray) -> int | None:
+        """Fill an array; returns the number of values, None if a page is not supported."""
         assert out.itemsize == self._value_bytes
         frame = self._frame
         frame["out"], frame["count"], frame["done"] = address(out), len(out), 0
@@ -120,7 +123,7 @@ class Unpacker:
 
 def _lower_headers(target: Target) -> Lowered:
     from scalein.llvm_backend.parquet.page_headers import (
-        lower_page_headers,  # LLVM's builder: only who compiles needs it
+        lower_page_headers,  # loads LLVM's builder: only a compiling process needs it
     )
 
     return lower_page_headers()

@@ -1,8 +1,7 @@
-"""A stage made ready for the batches at hand: specialised, compiled, its columns bound.
+"""A stage prepared for its input: specialised to input facts, compiled, its columns bound.
 
-`Prepared` keeps what it knows of the data (which columns hold nulls, how strings are stored) and makes a
-new variant of its kernel when a batch shows more. What is once known to hold nulls stays so, so
-there are few variants.
+`Prepared` holds the input facts (which columns have nulls, how strings are stored) and compiles a new variant of its
+kernel when a batch adds facts. A column that had nulls once is nullable from then on, so there are few variants.
 """
 
 from __future__ import annotations
@@ -34,25 +33,25 @@ from scalein.ir.store_kernels import Lookup, Upsert
 from scalein.ir.tables import Acc, AccKind, Key, Output, Table
 from scalein.kernels.bind import addressable, bind, bind_codes, code_bits, form_of, has_nulls
 from scalein.kernels.call import kernel
-from scalein.kernels.output import collected
+from scalein.kernels.output import collect_chunks
 from scalein.kernels.specialise import Specialiser, code_name, needed
 from scalein.layout import COLUMN, FrameData, size_of
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
 
-# A kernel of many columns takes long to vectorize, although it is compiled in parts. Where a known, small input would
-# be done long before, it is compiled briefly.
+# A kernel of many columns takes long to vectorize, although it is compiled in parts. For a small input of known size it
+# is compiled with few optimizations.
 WIDE = 48
 LARGE = 1024  # parts of all expressions
 FEW_ROWS = 1 << 18
-MOST_VARIANTS = 16  # of a kernel, for other facts of the input
+MOST_VARIANTS = 16  # of a kernel, for different input facts
 
-FEW_WORDS = 4096  # of a dictionary: Python computes an expression for them before LLVM has compiled it (20 ms)
+FEW_VALUES = 4096  # of a dictionary: Python evaluates an expression over them before LLVM has compiled it (20 ms)
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """What is known of an input column: its form, and whether it may hold nulls."""
+class InputFacts:
+    """The facts of an input column: its form, and whether it may have nulls."""
 
     form: str
     nulls: bool
@@ -60,7 +59,7 @@ class Facts:
 
 
 class Interner:
-    """Ids of a dictionary column's strings over a whole run, whatever dictionaries its batches bring."""
+    """Ids of a dictionary column's strings over a whole run, across the dictionaries of its batches."""
 
     def __init__(self) -> None:
         self._ids: dict[str, int] = {}
@@ -119,7 +118,7 @@ class Prepared:
     exprs: tuple[Expr, ...]
     joins: Mapping[int, ProbedTable]
     options: Options
-    facts: dict[str, Facts] = field(default_factory=dict)
+    facts: dict[str, InputFacts] = field(default_factory=dict)
     interners: dict[str, Interner] = field(default_factory=dict)
     compiled: Compiled | None = None
     stage: Stage | None = None
@@ -128,37 +127,37 @@ class Prepared:
     names: tuple[str, ...] = ()
     key_exprs: tuple[Expr, ...] = ()
     few_rows: bool = False
-    knows_all: bool = False  # facts of the whole input, so that no batch will bring news
+    has_all_facts: bool = False  # of the whole input, so that no batch can add any
     variants: dict[Hashable, tuple[Stage, dict[Expr, Read], Compiled]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         read = needed(self.steps, self.exprs)
         self.names = tuple(f.name for f in self.schema if f.name in read)
 
-    def learn(self, batch: pa.RecordBatch) -> bool:
-        """Take a batch's facts in; true if a new kernel is needed."""
+    def observe(self, batch: pa.RecordBatch) -> bool:
+        """Observe the facts of a batch; true if a new kernel is needed."""
         changed = self.compiled is None
-        for name in () if self.knows_all else self.names:
+        for name in () if self.has_all_facts else self.names:
             array = batch.column(name)
             old = self.facts.get(name)
             nulls = (old is not None and old.nulls) or has_nulls(array)
             if old is None or old.nulls != nulls:
-                self.facts[name] = Facts(form_of(array.type), nulls, code_bits(array.type))
+                self.facts[name] = InputFacts(form_of(array.type), nulls, code_bits(array.type))
                 changed = True
         return changed
 
-    def assume(self, table: pa.Table | None) -> None:
-        """Take the facts of a whole table in, so that no batch of it brings news."""
+    def observe_table(self, table: pa.Table | None) -> None:
+        """Observe the facts of a whole table, so that no batch of it can add any."""
         if table is not None:
-            self.few_rows, self.knows_all = table.num_rows < FEW_ROWS, True
+            self.few_rows, self.has_all_facts = table.num_rows < FEW_ROWS, True
             for name in self.names:
                 column = table[name]
                 nulls = bool(column.null_count) or (
                     pa.types.is_dictionary(column.type) and any(map(has_nulls, column.chunks)))
-                self.facts[name] = Facts(form_of(column.type), nulls, code_bits(column.type))
+                self.facts[name] = InputFacts(form_of(column.type), nulls, code_bits(column.type))
 
     def specialise(self) -> Stage:
-        """The stage for what is known so far."""
+        """The stage for the facts observed so far."""
         known = self.facts
         special = Specialiser(
             nullable={n: known[n].nulls for n in self.names},
@@ -185,7 +184,7 @@ class Prepared:
 
     def _variant(self, step: Step) -> Step:
         if isinstance(step, DedupStep):
-            return replace(step, table=with_keys(step.table, step.keys, nullable=not self.knows_all))
+            return replace(step, table=with_keys(step.table, step.keys, nullable=not self.has_all_facts))
         if not isinstance(step, Probe):
             return step
         built = self.joins[step.table]
@@ -199,16 +198,16 @@ class Prepared:
         return self.compiled
 
     @property
-    def known_facts(self) -> Hashable:
-        """What kernels depend on, as far as the data decides it."""
-        return self.few_rows, self.knows_all, *self.facts.items()
+    def facts_key(self) -> Hashable:
+        """The facts that kernels depend on."""
+        return self.few_rows, self.has_all_facts, *self.facts.items()
 
     def compile_known(self, mode: Hashable = None) -> Compiled:
-        """The kernel for the facts of the whole input: one that was made for the same facts and `mode`, or a new one.
+        """The kernel for the facts of the whole input: one compiled before for the same facts and `mode`, or a new one.
 
-        `mode` is what the sink depends on besides.
+        `mode` is what the sink depends on beside the facts.
         """
-        key = (mode, self.known_facts)
+        key = (mode, self.facts_key)
         known = self.variants.get(key)
         if known is None:
             compiled = self.compile()
@@ -220,17 +219,17 @@ class Prepared:
         self.stage, self.lookups, self.compiled = known
         return self.compiled
 
-    def renew(self, table: pa.Table | None) -> None:
-        """Take the facts of the data of another run."""
+    def reset(self, table: pa.Table | None) -> None:
+        """Start a run over other data, with the facts of its table."""
         self.compiled = None
-        self.assume(table)
+        self.observe_table(table)
 
     def release(self) -> None:
-        """Let go of the data of a run that has ended."""
+        """Drop references to the data of a run that has ended."""
         self.tables, self.interners = {}, {}
 
     def bind(self, frame: FrameData, batch: pa.RecordBatch) -> None:
-        """Point the frame at a batch whose facts have been learned."""
+        """Point the frame at a batch whose facts were observed."""
         assert self.stage is not None
         assert isinstance(self.stage.reader, FromBatches)
         arrays: dict[str, pa.Array] = {}
@@ -244,7 +243,7 @@ class Prepared:
                 bind(frame, arrays[name], read)
 
     def _bind_lookup(self, frame: FrameData, array: pa.Array, read: Read) -> None:
-        """A table over the dictionary's codes: ids, or an expression's values."""
+        """Bind a lookup table over the dictionary's codes: ids, or an expression's values."""
         dictionary = array.dictionary
         known = self.tables.get(read.name)
         if known is None or not _is_same(known[0], dictionary):
@@ -264,7 +263,7 @@ class Prepared:
                 return _table(expr, read, dictionary, self.options)
 
     def key_values(self, position: int) -> pa.Array:
-        """The strings that ids of a coded key stand for."""
+        """The strings of a dictionary-encoded key, by id."""
         key = self.key_exprs[position]
         assert isinstance(key, Col)
         kind, _, name = key.name.partition(".")
@@ -279,27 +278,27 @@ class Prepared:
 
 
 def _is_same(old: pa.Array, new: pa.Array) -> bool:
-    """Whether two dictionaries are the same memory; the old one is held, so its address is not another's now."""
+    """Whether two dictionaries share their memory; the old one is alive, so its address was not reused."""
     if len(old) != len(new) or old.offset != new.offset:
         return False
-    return [_place(b) for b in old.buffers()] == [_place(b) for b in new.buffers()]
+    return [_address(b) for b in old.buffers()] == [_address(b) for b in new.buffers()]
 
 
-def _place(buffer: pa.Buffer | None) -> int:
+def _address(buffer: pa.Buffer | None) -> int:
     return 0 if buffer is None else int(buffer.address)
 
 
 def _table(expr: Expr, read: Read, dictionary: pa.Array, options: Options) -> np.ndarray:
-    """An expression's value for every word of a dictionary; it has one for each (see `Specialiser`).
+    """The lookup table of an expression: its value for each value of a dictionary; never null (see `Specialiser`).
 
-    Few words are folded as constants are: a kernel of the expression's own would take longer to compile, for each
-    constant in it anew. Many are a column like any other to that kernel.
+    Few values are folded like constants: compiling a kernel for the expression would take longer, and for each constant
+    in it anew. Many are the input column of such a kernel.
     """
-    function = python_function(expr) if len(dictionary) <= FEW_WORDS else None
+    function = python_function(expr) if len(dictionary) <= FEW_VALUES else None
     dtype = type_of(expr)
     if function is not None and (dtype.is_number or dtype.kind is Kind.BOOL):
         try:
-            found = [function(word) for word in dictionary.to_pylist()]
+            found = [function(value) for value in dictionary.to_pylist()]
         except (ArithmeticError, ValueError):
             pass
         else:
@@ -311,7 +310,7 @@ def _table(expr: Expr, read: Read, dictionary: pa.Array, options: Options) -> np
     bind(frame, dictionary, column)
     frame["row"], frame["end"] = 0, len(dictionary)
     return np.concatenate([_bytes(part, size_of(dtype))
-                           for (part,) in collected(compiled, frame, items, len(dictionary))])
+                           for (part,) in collect_chunks(compiled, frame, items, len(dictionary))])
 
 
 def _bytes(array: pa.Array, width: int) -> np.ndarray:
@@ -339,12 +338,12 @@ def _sink_exprs(sink: Sink) -> Iterable[Expr]:
 
 
 def table_exprs(table: Table) -> list[Expr]:
-    """Everything a table's updates compute from a row, but its keys."""
+    """All expressions over a row in a table's updates, without its keys."""
     return [e for e, _ in table_args(table)]
 
 
 def table_args(table: Table) -> list[tuple[Expr, bool]]:
-    """The same, and whether a dictionary's code does as well as its text: to tell values apart, it does."""
+    """The same, and whether a dictionary's code can stand for its text: to distinguish values, it can."""
     exprs = [(e, acc.kind is AccKind.DISTINCT and type_of(e).is_string)
              for acc in table.accs for e in acc.exprs]
     return [*exprs, (table.window.time, False)] if table.window is not None else exprs
@@ -354,8 +353,8 @@ def specialised_table(table: Table, keys: Iterable[Expr], special: Specialiser,
                       nullable: bool) -> tuple[Table, tuple[Expr, ...]]:
     """The table and its keys over specialised expressions.
 
-    `nullable`: nulls may still come, so the layout follows the schema. Else it follows the data: no
-    null bits for keys without nulls, and no count of values for columns whose every row has one.
+    `nullable`: nulls may still occur, so the layout follows the schema. Else it follows the data: no null bits for keys
+    without nulls, and no count of values for columns without nulls.
     """
     new_keys = tuple(special.key(key) for key in keys)
     window = None if table.window is None else replace(table.window, time=special.expr(table.window.time))
@@ -364,7 +363,7 @@ def specialised_table(table: Table, keys: Iterable[Expr], special: Specialiser,
     for acc in table.accs:
         is_by_code = acc.kind is AccKind.DISTINCT and acc.arg is not None and type_of(acc.arg).is_string
         acc = acc.over(special.key if is_by_code else special.expr)
-        # What can fail must be tried.
+        # An expression that may fail must be evaluated.
         every_row = acc.arg is not None and not acc.arg.nullable and not special.may_fail(acc.arg)
         if acc.kind is AccKind.VALID and every_row and not nullable:
             acc = Acc(AccKind.ROWS)
@@ -376,7 +375,7 @@ def specialised_table(table: Table, keys: Iterable[Expr], special: Specialiser,
 
 
 def with_keys(table: Table, keys: tuple[Expr, ...], nullable: bool) -> Table:
-    """The table over specialised keys: strings of a dictionary become ids, null bits go where they can."""
+    """The table over specialised keys: strings of a dictionary become ids, unnecessary null bits are removed."""
     return replace(table, keys=tuple(
         Key(k.name, k.dtype, k.nullable if nullable else e.nullable,
             coded=k.dtype.is_string and not type_of(e).is_string)

@@ -1,8 +1,8 @@
-"""Specialise a stage to the data seen: which columns hold nulls, how strings are stored.
+"""Specialise a stage to the input facts: which columns have nulls, how strings are stored.
 
-Columns without nulls lose their null code. An expression over one dictionary column is computed once
-for each dictionary value and looked up by code; a dictionary key is grouped by its id in the run's
-own dictionary. Names that begin with `#` are ours and stay visible through every `ProjectStep`.
+No null handling is compiled for columns without nulls. An expression over one dictionary column is computed once for
+each dictionary value and looked up by code; a dictionary key is grouped by its id in the run's own dictionary. Names
+that begin with `#` are internal and pass every `ProjectStep`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Specialiser:
         return can_fail(expr) or bool(columns(expr) & self.failing)
 
     def step(self, step: Step, keep_nulls: Callable[[Probe], dict[str, bool]]) -> Step:
-        """A step in terms of specialised expressions; afterwards names mean what they mean after it."""
+        """A step over specialised expressions; afterwards, names are those of the step's output."""
         match step:
             case FilterStep(predicate):
                 return FilterStep(self.expr(predicate))
@@ -74,7 +74,7 @@ class Specialiser:
         return replace(probe, keys=(Col(name, I32, read.nulls),), by_code=True)
 
     def _lookup(self, expr: Expr, name: str, dtype: DType, via: str, nulls: bool) -> Read:
-        """The table of an expression over a dictionary column, made when it is first asked for."""
+        """The lookup table of an expression over a dictionary column, declared at its first use."""
         if expr not in self.lookups:
             self.lookups[expr] = Read(name, dtype, "lut", nulls, via=via, code_bits=self.code_bits[via])
         return self.lookups[expr]
@@ -130,19 +130,19 @@ def code_name(join: int, column: str) -> str:
 
 
 class _Tables:
-    """Which parts of an expression can be looked up by the code of a dictionary column: they read that column alone,
-    cannot fail, and are null exactly where it is, as a table over values says nothing of null itself.
+    """Which subexpressions can be looked up by the code of a dictionary column: those that read that column alone,
+    cannot fail, and are null exactly where it is, as a lookup table has no entry for null.
     """
 
     def __init__(self, expr: Expr, coded: Container[str]) -> None:
-        # By identity: the column that it reads, "" if there is none, None if a table cannot give it.
+        # By identity: the column that it reads, "" if there is none, None if it cannot be looked up.
         self._only: dict[int, str | None] = {}
         if any(name in coded for name in columns(expr)):
             for node in post_order(expr):
                 self._only[id(node)] = self._column(node, coded)
 
     def column_of(self, node: Expr) -> str | None:
-        """The dictionary column whose table can give a call."""
+        """The dictionary column by whose codes a call can be looked up."""
         if not isinstance(node, Call) or type_of(node).is_bytes:
             return None
         return self._only.get(id(node)) or None
@@ -155,7 +155,7 @@ class _Tables:
                 return None if value is None else ""
             case Call(fn, args):
                 names = {self._only[id(arg)] for arg in args}
-                # Each side of `and` must follow the column, or a constant could decide.
+                # Each side of `and` must depend on the column, else a constant could decide.
                 is_strict_here = "" not in names if fn in ("and", "or") else is_strict(node)
                 if None in names or not is_strict_here or fallible(node):
                     return None

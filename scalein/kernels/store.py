@@ -30,7 +30,7 @@ from scalein.ir.store_kernels import (
 )
 from scalein.ir.tables import StoredTable
 from scalein.kernels.call import call, kernel
-from scalein.kernels.output import collected
+from scalein.kernels.output import collect_chunks
 from scalein.kernels.prepare import Prepared
 from scalein.kernels.specialise import Specialiser
 from scalein.kernels.workers import ThreadPool
@@ -131,7 +131,7 @@ class StoreKernels:
                 exprs = (*self._keys, *(item for item in items if item is not None))
                 prepared = self._prepared[name] = Prepared(
                     str(name[0]), self._table.schema, (), sink, exprs, {}, self._options)
-            if prepared.learn(batch) or prepared.compiled is None:
+            if prepared.observe(batch) or prepared.compiled is None:
                 prepared.compile()
             compiled = prepared.compiled
             assert compiled is not None
@@ -265,7 +265,7 @@ class StoreKernels:
         compiled, frame = self._ready(Stage("rows", FromPointers(self._table), (), Collect(items)))
         frame.point("pointers", pointers)
         frame["end"] = len(pointers)
-        parts = collected(compiled, frame, items, len(pointers))
+        parts = collect_chunks(compiled, frame, items, len(pointers))
         return [pa.RecordBatch.from_arrays(arrays, names=list(names)) for arrays in parts if len(arrays[0])]
 
     def gather(self, pointers: np.ndarray, allocate: Allocate = new_buffer) -> np.ndarray:

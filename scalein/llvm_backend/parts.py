@@ -13,13 +13,10 @@ from scalein.ir.exprs import Call, Col, Expr, Lit, columns, walk
 from scalein.ir.stages import Collect, DedupStep, FilterStep, Group, Merge, Probe, ProjectStep, Stage
 from scalein.ir.tables import Acc
 from scalein.llvm_backend.fn import literal_name
+from scalein.llvm_backend.functions.registry import PLAIN
 from scalein.llvm_backend.values import Env
 
 WIDE = 64  # columns or accumulators of a kernel that is one function
-
-# Functions of which LLVM makes the same code whatever a float constant among their arguments is.
-_PLAIN = frozenset(("add", "sub", "mul", "div", "neg", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not",
-                    "if_else", "is_null", "is_not_null", "fill_null", "cast"))  # fmt: skip
 
 Shape = tuple[object, tuple[str, ...]]  # equal for what makes the same code but for names; the names
 
@@ -50,7 +47,7 @@ def shape_of(exprs: Iterable[Expr], env: Env) -> Shape | None:
     found: list[object] = []
     for expr in exprs:
         nodes = list(walk(expr))
-        is_plain = all(node.fn in _PLAIN for node in nodes if isinstance(node, Call))
+        is_plain = all(node.fn in PLAIN for node in nodes if isinstance(node, Call))
         places = {id(node): place for place, node in enumerate(nodes)}
         for node in nodes:
             match node:

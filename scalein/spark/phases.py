@@ -28,9 +28,9 @@ from scalein.compiler import compile_flow
 from scalein.connectors.formats.statistics import Condition
 from scalein.dtypes import Schema
 from scalein.errors import BadArgument, ComputeError
-from scalein.exec.bounded import Program, StandingProgram
-from scalein.exec.error_location import placed
-from scalein.exec.scan_predicates import tests_of
+from scalein.exec.bounded import PreAggregationProgram, Program
+from scalein.exec.error_location import located
+from scalein.exec.scan_predicates import conditions_of
 from scalein.ir import ops
 from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Col, Expr, Named, type_of
@@ -82,7 +82,7 @@ class MapReduce:
         assert not isinstance(fragment.state, ops.Limit | ops.Distinct)
         self.fragment = replace(fragment, then=None)
         self.state = fragment.state
-        self._idle_programs: list[StandingProgram] = []  # they hold the tables of joins, and no groups
+        self._idle_programs: list[PreAggregationProgram] = []  # they hold the tables of joins, and no groups
         match self.state:
             case None:
                 self.kind = "rowwise"
@@ -176,7 +176,7 @@ class MapReduce:
         """Conditions that hold for every input row that passes the filters of `map`: a source may skip others."""
         return tuple(test for node in walk_nodes(self._map.node) if isinstance(node, Pipeline | WindowAggregate)
                      and isinstance(node.input, Scan) and node.input.source.data is None and node.steps
-                     and isinstance(node.steps[0], FilterStep) for test in tests_of(node.steps[0].predicate))
+                     and isinstance(node.steps[0], FilterStep) for test in conditions_of(node.steps[0].predicate))
 
     # --- the two sides
 
@@ -235,25 +235,25 @@ class MapReduce:
         try:
             yield from program.run(batches, options)
         except ComputeError as error:
-            raise placed(error, self.fragment.op, program.node) from None
+            raise located(error, self.fragment.op, program.node) from None
 
     def _partials(self, batches: Batches, options: Options, may_send_rows: bool) -> Rows:
         """Partial groups; a key may come several times, since groups are sent whenever there are MAX_GROUPS."""
         names = self.shuffle_schema.names
-        standing = self._idle_programs.pop() if self._idle_programs else StandingProgram(self._two_phase.partial)
+        program = self._idle_programs.pop() if self._idle_programs else PreAggregationProgram(self._two_phase.partial)
         rest, rows_before = _CountedBatches(batches), 0
         pays_off = True
         while pays_off and rest.has_more:
             try:
-                standing.add(rest.take(CHECK_ROWS), options)
+                program.add(rest.take(CHECK_ROWS), options)
             except ComputeError as error:
-                raise placed(error, self.fragment.op, standing.node) from None
-            if standing.count > MAX_GROUPS:
-                pays_off = not may_send_rows or rest.rows - rows_before >= MIN_ROWS_PER_GROUP * standing.count
+                raise located(error, self.fragment.op, program.node) from None
+            if program.count > MAX_GROUPS:
+                pays_off = not may_send_rows or rest.rows - rows_before >= MIN_ROWS_PER_GROUP * program.count
                 rows_before = rest.rows
-                yield from (batch.select(names) for batch in standing.take())
-        yield from (batch.select(names) for batch in standing.take())
-        self._idle_programs.append(standing)  # only now: after an error or an abandoned task its groups are undefined
+                yield from (batch.select(names) for batch in program.drain())
+        yield from (batch.select(names) for batch in program.drain())
+        self._idle_programs.append(program)  # only now: after an error or an abandoned task its groups are undefined
         if rest.has_more:
             yield from self._run(self._map_rows, rest.take(), options)
 

@@ -284,21 +284,21 @@ def test_numbers_that_a_dictionary_does_not_have(runs: bytes, count: int, is_sou
     """The kernel says so, wherever in a page they stand; what pads a run may be anything."""
     page = np.frombuffer(b"\x03" + runs, np.uint8)
     unpacker = Unpacker(8, Options.make())
-    unpacker.use(np.arange(5, dtype=np.int64) * 11)
-    unpacker.take(np.array([[page.ctypes.data, len(page), count, 0]], np.int64))
+    unpacker.set_dictionary(np.arange(5, dtype=np.int64) * 11)
+    unpacker.set_pages(np.array([[page.ctypes.data, len(page), count, 0]], np.int64))
     out = np.zeros(count, np.int64)
-    assert unpacker.into(out) == (count if is_sound else None)
+    assert unpacker.fill(out) == (count if is_sound else None)
     assert not is_sound or out[-1] == 44
 
 
 def unpacked(pages: list[bytes], counts: list[int], entries: int) -> list[int] | None:
     memory = [np.frombuffer(page, np.uint8) for page in pages]
     unpacker = Unpacker(8, Options.make())
-    unpacker.use(np.arange(entries, dtype=np.int64) + 100)
+    unpacker.set_dictionary(np.arange(entries, dtype=np.int64) + 100)
     table = [[page.ctypes.data, len(page), count, 0] for page, count in zip(memory, counts, strict=True)]
-    unpacker.take(np.array(table, np.int64))
+    unpacker.set_pages(np.array(table, np.int64))
     out = np.zeros(sum(counts), np.int64)
-    return out.tolist() if unpacker.into(out) == len(out) else None
+    return out.tolist() if unpacker.fill(out) == len(out) else None
 
 
 def test_pages_of_several_widths(tmp_path: Path) -> None:
@@ -351,10 +351,10 @@ def test_any_bytes_end_in_values_or_in_none(data: bytes, width: int, count: int,
         page = memory[64 : 64 + 1 + len(data)]
         page[0], page[1:] = width, np.frombuffer(data, np.uint8)
         unpacker = Unpacker(4, Options.make())
-        unpacker.use(np.arange(entries, dtype=np.int32))
-        unpacker.take(np.array([[page.ctypes.data, len(page), count, has_levels]], np.int64))
+        unpacker.set_dictionary(np.arange(entries, dtype=np.int32))
+        unpacker.set_pages(np.array([[page.ctypes.data, len(page), count, has_levels]], np.int64))
         out = np.full(count + 1, -7, np.int32)
-        got = unpacker.into(out[:count])
+        got = unpacker.fill(out[:count])
         assert out[count] == -7
         assert got is None or 0 <= width <= 24 or has_levels
         found.append(None if got is None else out[:got].tolist())

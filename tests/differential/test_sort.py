@@ -151,7 +151,7 @@ def test_the_first_rows_need_little_room() -> None:
         best.add(pa.record_batch({"x": range(start, start + 10**4)}))  # every row is better than all before
         most = max(most, best._rows)
     assert most <= 10 + 10 + sort.PIECE_ROWS + 10**4
-    (found,) = best.settled()
+    (found,) = best.sorted_rows()
     assert found["x"].to_pylist() == list(range(10**6 - 1, 10**6 - 11, -1))
 
 

@@ -187,7 +187,7 @@ def test_errors_of_pyarrow_and_the_system_are_ours(error: Exception, says: str,
     def broken(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(sort, "places", broken)
+    monkeypatch.setattr(sort, "argsort", broken)
     with pytest.raises(ScaleinError, match=says) as caught:
         si.from_arrow(pa.table({"x": [2, 1]})).sort("x").collect(workers=1)
     assert "sort" in caught.value.what
@@ -198,7 +198,7 @@ def test_other_errors_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise FileNotFoundError(errno.ENOENT, "no such file")
 
-    monkeypatch.setattr(sort, "places", broken)
+    monkeypatch.setattr(sort, "argsort", broken)
     with pytest.raises(FileNotFoundError):
         si.from_arrow(pa.table({"x": [2, 1]})).sort("x").collect(workers=1)
 

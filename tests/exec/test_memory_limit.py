@@ -23,7 +23,7 @@ ROWS = 200_000
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a few megabytes are more than memory holds."""
-    monkeypatch.setattr(radix, "TRIAL_ROWS", 1 << 12)
+    monkeypatch.setattr(radix, "SAMPLE_ROWS", 1 << 12)
     monkeypatch.setattr(radix, "CHUNK_BYTES", 1 << 10)
     monkeypatch.setattr(radix, "SLAB_BYTES", radix.SLAB_CHUNKS << 10)
 

@@ -37,7 +37,7 @@ sizes = pytest.mark.parametrize(("groups", "values"), [(200_000, 1000), (3, 100_
 @sizes
 def test_values_are_counted_and_ranked(groups: int, values: int, source: str, workers: int,
                                        monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side_state, "SHORTEN_FROM", 1000)  # so that equal values are folded many times
+    monkeypatch.setattr(side_state, "COMPACT_FROM", 1000)  # so that equal values are folded many times
     table = _table(groups, values)
     flow = source_of(table, source).group_by("k").agg(
         n=col("x").n_unique(), texts=col("s").n_unique(), median=col("x").median(), high=col("x").quantile(0.9))
@@ -62,7 +62,7 @@ def test_texts_are_picked(groups: int, values: int, source: str, workers: int) -
 
 @every_way
 def test_lists_keep_the_order_of_the_source(source: str, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side_state, "SHORTEN_FROM", 1000)  # so that logs are cut to the best many times
+    monkeypatch.setattr(side_state, "COMPACT_FROM", 1000)  # so that logs are cut to the best many times
     table = _table(500, 5000)
     flow = source_of(table, source).group_by("k").agg(all=col("s").collect(), best=col("row").top_k(3, by="x"))
     expected = by_duckdb("""SELECT k, list(s ORDER BY row) AS all,
@@ -116,10 +116,10 @@ def test_lists_of_more_text_than_an_array_holds_come_in_pieces(monkeypatch: pyte
 
 
 def test_the_best_do_not_keep_the_bytes_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side_state, "SHORTEN_FROM", 1000)
+    monkeypatch.setattr(side_state, "COMPACT_FROM", 1000)
     taken: list[int] = []
-    take = side_state.Heap.take
-    monkeypatch.setattr(side_state.Heap, "take", lambda heap, piece, n: (taken.append(n), take(heap, piece, n)))
+    take = side_state.Heap.use_piece
+    monkeypatch.setattr(side_state.Heap, "use_piece", lambda heap, piece, n: (taken.append(n), take(heap, piece, n)))
     table = pa.table({"s": [f"a text that is too long for a record: {n * 7919 % 10_007}" for n in range(10_000)],
                       "x": [n * 7919 % 10_007 for n in range(10_000)]})
     batches = table.to_batches(max_chunksize=500)

@@ -1,4 +1,4 @@
-"""Many small batches: put together before a kernel sees them, in the same order, and few chunks come out."""
+"""Many small batches: coalesced before a kernel reads them, in the same order; the output has few chunks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 import scalein as si
 from scalein import Flow, col
-from scalein.exec.morsels import JOINED_ROWS, joined
+from scalein.exec.morsels import COALESCED_ROWS, coalesce
 
 ROWS = 100_000
 TABLE = pa.table({
@@ -18,7 +18,7 @@ TABLE = pa.table({
     "t": pa.array(range(ROWS), pa.timestamp("ms")),
 })  # fmt: skip
 BATCHES = TABLE.to_batches(max_chunksize=100)
-MOST_CHUNKS = -(-ROWS // JOINED_ROWS)
+MOST_CHUNKS = -(-ROWS // COALESCED_ROWS)
 
 
 def flows() -> dict[str, Flow]:
@@ -74,4 +74,4 @@ def test_text_that_does_not_fit_one_array_stays_in_its_batches(monkeypatch: pyte
         raise pa.ArrowInvalid("offset overflow while concatenating arrays")
 
     monkeypatch.setattr(pa, "concat_batches", too_long)
-    assert list(joined(BATCHES[:5])) == BATCHES[:5]
+    assert list(coalesce(BATCHES[:5])) == BATCHES[:5]

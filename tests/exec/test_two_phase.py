@@ -14,7 +14,7 @@ import scalein as si
 from scalein import col
 from scalein.api.flow import Flow
 from scalein.compiler import compile_flow
-from scalein.exec.bounded import Program, StandingProgram
+from scalein.exec.bounded import PreAggregationProgram, Program
 from scalein.ir.partials import TwoPhase, finished_rows, fits, two_phase
 from scalein.ir.physical import Node, Pipeline, WindowAggregate
 from scalein.options import Options
@@ -78,7 +78,7 @@ def test_partial_groups_finish_as_whole_ones(seed: int, keys: str, window: str, 
     options = Options.make(workers=workers)
     two = phases(asked)
     partial, combine, final = Program(two.partial), Program(two.combine), Program(two.final)
-    standing = StandingProgram(two.partial)
+    standing = PreAggregationProgram(two.partial)
     names = [field.name for field in two.final.input.schema]
     partials: list[pa.RecordBatch] = []
     stood: list[pa.RecordBatch] = []
@@ -88,8 +88,8 @@ def test_partial_groups_finish_as_whole_ones(seed: int, keys: str, window: str, 
             partials = [batch.select(names) for batch in combine.run(partials, options)]
         standing.add(iter(piece), Options.make(workers=random.randint(1, 3)))
         if random.random() < 0.3:
-            stood += [batch.select(names) for batch in standing.take()]
-    stood += [batch.select(names) for batch in standing.take()]
+            stood += [batch.select(names) for batch in standing.drain()]
+    stood += [batch.select(names) for batch in standing.drain()]
     want = asked.collect(table)
     for given_ in (partials, stood):
         got = pa.Table.from_batches(list(final.run(given_, options)), want.schema)

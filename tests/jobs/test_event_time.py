@@ -295,17 +295,17 @@ def slowly(rows: pa.RecordBatch) -> pa.RecordBatch:
 def test_a_broken_clock_in_a_batch_of_its_own_moves_nothing() -> None:
     """But time may make a jump: when some batches agree, they are believed."""
     day = 86_400
-    clock = event_time.Partition(delay=0, far=day)
+    clock = event_time.PartitionClock(delay=0, outlier_distance=day)
 
     def see(*times: int) -> int | None:
-        clock.see((min(times), max(times)), lambda: pa.array(times, pa.int64()))
+        clock.observe((min(times), max(times)), lambda: pa.array(times, pa.int64()))
         clock.end_batch()
         return clock.watermark
 
     assert [see(0, 5), see(365 * day), see(7), see(400 * day, 401 * day), see(9)] == [5, 5, 7, 7, 9]
-    assert clock.far_rows == 3
+    assert clock.outlier_rows == 3
     assert [see(500 * day), see(500 * day + 1), see(500 * day + 2), see(500 * day + 3)] == [
         9, 9, 500 * day + 2, 500 * day + 3]  # fmt: skip
-    again = event_time.Partition(delay=0, far=day)
+    again = event_time.PartitionClock(delay=0, outlier_distance=day)
     again.restore(clock.to_json())
     assert again == clock

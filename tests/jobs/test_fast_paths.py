@@ -106,7 +106,7 @@ def test_trials_and_rings_give_what_the_plain_way_gives(
         patch.setattr(job, "MORE_ROWS", more)
         patch.setattr(driver, "SHARED_TIMES", 1)
         patch.setattr(event_time, "FEW_TIMES", 50)
-        patch.setattr(morsels, "UNIT_ROWS", 64)
+        patch.setattr(morsels, "MORSEL_ROWS", 64)
         folder = tmp_path_factory.mktemp("job") if has_checkpoint else None
         got = run(windows(batches, *window, delay, thinned, keys, ordered), scales, workers=workers,
                   checkpoint=folder, every="1ms")
@@ -127,7 +127,7 @@ def timed(*batches: list[int | None]) -> Flow:
 @pytest.mark.usefixtures("at_once")
 def test_a_trial_that_cannot_look_at_some_times_is_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel that reads nulls does not watch times: the units before tell nothing of the late row."""
-    monkeypatch.setattr(morsels, "UNIT_ROWS", 8)
+    monkeypatch.setattr(morsels, "MORSEL_ROWS", 8)
     flow = timed([1000] * 5, [*[1000] * 20, 5, None]).group_by(si.tumbling("t", 100)).agg(n=si.count())
     found, _, late_rows, timeless_rows = run(flow, [], workers=2)
     assert (found, late_rows, timeless_rows) == (["{'window_start': 1000, 'window_end': 1100, 'n': 25}"], 1, 1)
@@ -179,7 +179,7 @@ def test_a_function_of_the_users_sees_no_row_twice() -> None:
 
 def test_a_ring_stays_while_a_log_has_a_part_of_its_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ring_preaggregate, "FEW_RECORDS", 2)
-    monkeypatch.setattr(ring_preaggregate.StandingRing, "leave", None)
+    monkeypatch.setattr(ring_preaggregate.RingPreAggregation, "drain_partials", None)
     times = [500, 480, *range(505, 900, 5)]  # the second is no ring's
     batches = [pa.record_batch({"k": list(range(10)), "t": [at] * 10}) for at in times]
     flow = si.from_batches(batches).with_watermark("t", 10).group_by("k", si.sliding("t", 20, every=5))
@@ -196,20 +196,20 @@ def keyed(n: int, keys: int) -> pa.Table:
 @pytest.mark.parametrize("workers", [1, 3])
 def test_rows_of_many_groups_are_partitioned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: int,
                                              most_parted: int, has_checkpoint: bool) -> None:
-    monkeypatch.setattr(radix, "TRIAL_ROWS", 1000)
+    monkeypatch.setattr(radix, "SAMPLE_ROWS", 1000)
     monkeypatch.setattr(running_aggregate, "MOST_PARTED", most_parted)
     monkeypatch.setattr(job, "STEP_ROWS", 5000)
     table = keyed(40_000, 30_000)
     flow = si.from_batches(table.to_batches(max_chunksize=700)).group_by("k").agg(
         n=si.count(), s=col("x").sum(), m=col("x").mean(), lo=col("x").min()).filter(col("n") > 1)
     seen: list[bool] = []
-    parted = radix.Parted.add
+    parted = radix.RadixPartitions.add
 
     def add(*given: object) -> None:
         seen.append(True)
         parted(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(radix.Parted, "add", add)
+    monkeypatch.setattr(radix.RadixPartitions, "add", add)
     out = si.to_memory()
     started = flow.start(sink=out, workers=workers, checkpoint=tmp_path if has_checkpoint else None, every="5ms")
     started.scale(2)

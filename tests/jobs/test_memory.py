@@ -18,7 +18,7 @@ import pytest
 import scalein as si
 from scalein import col, memory
 from scalein.connectors.sources import read_ahead as ahead_module
-from scalein.exec.bounded import StandingProgram
+from scalein.exec.bounded import PreAggregationProgram
 from scalein.ir import ops
 from scalein.ir.rewrite import walk_ops
 from scalein.jobs import close_batches, window_aggregate
@@ -134,13 +134,13 @@ def test_tables_between_two_borders_have_their_share(monkeypatch: pytest.MonkeyP
     assert most_groups(schema, 1) == FEW_STANDING
     assert 100_000 < most_groups(schema, 48 * MB) < 200_000
     most: list[int] = []
-    real = StandingProgram.take
+    real = PreAggregationProgram.drain
 
-    def take(self: StandingProgram) -> Any:
+    def drain(self: PreAggregationProgram) -> Any:
         most.append(self.count)
         return real(self)
 
-    monkeypatch.setattr(StandingProgram, "take", take)
+    monkeypatch.setattr(PreAggregationProgram, "drain", drain)
     rows = 30_000
     table = pa.table({"k": [f"key {n // 10}" for n in range(rows)]})
     flow = si.from_arrow(pa.Table.from_batches(table.to_batches(max_chunksize=500))).group_by("k").agg(n=si.count())

@@ -12,7 +12,7 @@ import pytest
 import scalein as si
 from scalein import col
 from scalein.exec import pipeline
-from scalein.exec.ring_preaggregate import StandingRing
+from scalein.exec.ring_preaggregate import RingPreAggregation
 from scalein.jobs.monitor import show_bar
 from scalein.jobs.window_aggregate import SlidingAggregate
 from scalein.testing import Stream, assert_same, until
@@ -37,7 +37,7 @@ def test_each_stage_counts_its_rows() -> None:
 
 @pytest.mark.parametrize("is_grouped", [True, False])
 def test_each_worker_of_a_stage_counts(monkeypatch: pytest.MonkeyPatch, is_grouped: bool) -> None:
-    monkeypatch.setattr(pipeline, "UNIT_ROWS", 1 << 14)
+    monkeypatch.setattr(pipeline, "MORSEL_ROWS", 1 << 14)
     flow = si.from_arrow(pa.table({"k": list(range(1 << 17))})).filter(col("k") * 3 % 7 != 1)
     flow = flow.group_by(col("k") % 5).agg(n=si.count()) if is_grouped else flow.select("k", j=col("k") + 1)
     job = flow.start(sink=si.to_memory(), workers=2)
@@ -94,10 +94,10 @@ def test_a_change_of_workers_moves_no_state(monkeypatch: pytest.MonkeyPatch, sli
     finished = SlidingAggregate._finished
 
     def looked_at(self: SlidingAggregate, after: int, end: int) -> list[pa.RecordBatch]:
-        divided.append(self._ring is not None and self._ring.ring.is_divided)
+        divided.append(self._ring is not None and self._ring.ring.has_split_keys)
         return finished(self, after, end)
 
-    monkeypatch.setattr(StandingRing, "leave", None)
+    monkeypatch.setattr(RingPreAggregation, "drain_partials", None)
     monkeypatch.setattr(SlidingAggregate, "_finished", looked_at)
     stream = Stream({"all": BATCHES}, allowed={"all": 10}, ends=False)
     window = si.sliding("t", "4s", every="2s") if slides else si.tumbling("t", "4s")

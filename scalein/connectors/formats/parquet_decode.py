@@ -61,7 +61,7 @@ class Column:
                 self._plain, self._left = following
             n = min(self._left, count - done)
             if self._plain is None:
-                if self._unpacker.into(out[done : done + n]) != n:
+                if self._unpacker.fill(out[done : done + n]) != n:
                     raise Unsupported
             else:
                 first = len(self._plain) - self._left
@@ -73,7 +73,7 @@ class Column:
         """The values of some pages, or None if the unpacker has them, and their number."""
         for chunk in chunks:
             if chunk.dictionary is not None:
-                self._unpacker.use(self._values(chunk.dictionary))
+                self._unpacker.set_dictionary(self._values(chunk.dictionary))
             for is_plain, pages in _together(chunk.pages):
                 if is_plain:
                     for page in pages.tolist():
@@ -82,7 +82,7 @@ class Column:
                 opened = None if chunk.dictionary is None else self._opener.open(self._bytes, pages)
                 if opened is None:
                     raise Unsupported
-                self._unpacker.take(opened)
+                self._unpacker.set_pages(opened)
                 yield None, int(pages[:, PAGE_VALUES].sum())
 
     def _values(self, page: Page) -> np.ndarray:

@@ -23,7 +23,7 @@ from scalein.llvm_backend.values import Value
 Fail = decimals.Fail
 
 
-@lowers("add")
+@lowers("add", plain=True)
 def _add(c: CallSite) -> ir.Value:
     return add(c.f, c.args, c.dtype, c.fail)
 
@@ -44,7 +44,7 @@ def add(f: Fn, args: Sequence[ir.Value], dtype: DType, fail: Fail) -> ir.Value:
     return total
 
 
-@lowers("sub")
+@lowers("sub", plain=True)
 def _sub(c: CallSite) -> ir.Value:
     if c.dtype.is_float:
         return c.f.b.fsub(*c.args)
@@ -63,7 +63,7 @@ def _difference(f: Fn, a: ir.Value, b: ir.Value, dtype: DType, fail: Fail) -> ir
     return rest
 
 
-@lowers("mul")
+@lowers("mul", plain=True)
 def _mul(c: CallSite) -> ir.Value:
     if c.dtype.is_float:
         return c.f.b.fmul(*c.args)
@@ -90,7 +90,7 @@ def _product(f: Fn, a: ir.Value, b: ir.Value, dtype: DType, fail: Fail) -> ir.Va
     return narrow
 
 
-@lowers("neg")
+@lowers("neg", plain=True)
 def _neg(c: CallSite) -> ir.Value:
     (value,) = c.args
     if c.dtype.is_float:
@@ -113,7 +113,7 @@ def _abs(c: CallSite) -> ir.Value:
     return f.b.select(f.b.icmp_signed("<", value, const(0, value.type)), negated, value)
 
 
-@lowers("div")
+@lowers("div", plain=True)
 def _div(c: CallSite) -> ir.Value:
     """IEEE division, total: x/0 is inf or nan."""
     return c.f.b.fdiv(*c.args)

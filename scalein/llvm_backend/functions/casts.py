@@ -13,7 +13,7 @@ from scalein.llvm_backend.functions.registry import CallSite, lowers
 from scalein.llvm_backend.values import Str, register_type
 
 
-@lowers("cast")
+@lowers("cast", plain=True)
 def _cast(c: CallSite) -> ir.Value | Str:
     return lower_cast(c.f, c.args[0], c.types[0], c.dtype, c.fail)
 

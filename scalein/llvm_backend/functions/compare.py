@@ -17,7 +17,7 @@ from scalein.llvm_backend.values import Str
 _SIGN = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 
-@lowers("eq", "ne", "lt", "le", "gt", "ge")
+@lowers("eq", "ne", "lt", "le", "gt", "ge", plain=True)
 def _compare(c: CallSite) -> ir.Value:
     return compare(c.code, c.call.fn, c.args[0], c.args[1], c.types[0], c.literals)
 

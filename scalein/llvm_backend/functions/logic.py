@@ -19,13 +19,13 @@ Lazily = Generator[tuple[Expr, ir.Value | None], Value, Value]
 _LONG = 32
 
 
-@lowers_lazily("and")
+@lowers_lazily("and", plain=True)
 def _and(c: CallSite) -> Lazily:
     """Kleene's and; where the left side is false, the right side cannot fail."""
     return (yield from _decided(c, deciding=False))
 
 
-@lowers_lazily("or")
+@lowers_lazily("or", plain=True)
 def _or(c: CallSite) -> Lazily:
     return (yield from _decided(c, deciding=True))
 
@@ -55,24 +55,24 @@ def _decided(c: CallSite, deciding: bool) -> Lazily:
     return Value(b.select(settled, const(int(deciding), I1), data), b.or_(settled, both))
 
 
-@lowers("not")
+@lowers("not", plain=True)
 def _not(c: CallSite) -> ir.Value:
     return c.f.b.not_(c.args[0])
 
 
-@lowers("is_null")
+@lowers("is_null", plain=True)
 def _is_null(c: CallSite) -> Value:
     valid = c.values[0].valid
     return Value(const(0, I1) if valid is None else c.f.b.not_(valid))
 
 
-@lowers("is_not_null")
+@lowers("is_not_null", plain=True)
 def _is_not_null(c: CallSite) -> Value:
     valid = c.values[0].valid
     return Value(const(1, I1) if valid is None else valid)
 
 
-@lowers_lazily("if_else")
+@lowers_lazily("if_else", plain=True)
 def _if_else(c: CallSite) -> Lazily:
     f = c.f
     condition = yield c.call.args[0], c.live
@@ -96,7 +96,7 @@ def choose(code: Code, condition: ir.Value, a: Value, b: Value) -> Value:
     return Value(build.select(condition, a.data, b.data), valid)
 
 
-@lowers_lazily("fill_null")
+@lowers_lazily("fill_null", plain=True)
 def _fill_null(c: CallSite) -> Lazily:
     first = yield c.call.args[0], c.live
     if first.valid is None:

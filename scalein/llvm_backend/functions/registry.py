@@ -20,7 +20,7 @@ from scalein.dtypes import DType
 from scalein.errors import InternalError
 from scalein.ir.exprs import Call, Expr, Lit, type_of
 from scalein.ir.functions.registry import REGISTRY, Nulls
-from scalein.ir.printer import show_expr
+from scalein.ir.printer import show_brief, show_expr
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import Fn
 from scalein.llvm_backend.values import Str, Value
@@ -78,7 +78,7 @@ class CallSite:
             return
         counted = self.f.all_of(condition, self.valid, self.live)
         assert counted is not None
-        self.code.fail(f"{what} in `{show_expr(self.call)}`", counted)
+        self.code.fail(f"{what} in `{show_brief(self.call)}`", counted)
 
 
 Lowering = Callable[[CallSite], Data | Value]
@@ -88,26 +88,29 @@ LazyLowering = Callable[[CallSite], Generator[tuple[Expr, ir.Value | None], Valu
 
 LOWERINGS: dict[str, Lowering] = {}
 LAZY: dict[str, LazyLowering] = {}  # those that get unevaluated arguments
+PLAIN: set[str] = set()  # those of which LLVM makes the same code whatever a float constant among their arguments is
 
 
-def lowers(*names: str) -> Callable[[Lowering], Lowering]:
-    """Registers the lowering of functions."""
+def lowers(*names: str, plain: bool = False) -> Callable[[Lowering], Lowering]:
+    """Registers the lowering of functions; see `PLAIN`."""
 
     def register(lowering: Lowering) -> Lowering:
         for name in names:
             assert name not in LOWERINGS | LAZY, f"{name} is lowered twice"
             LOWERINGS[name] = lowering
+        PLAIN.update(names if plain else ())
         return lowering
 
     return register
 
 
-def lowers_lazily(name: str) -> Callable[[LazyLowering], LazyLowering]:
+def lowers_lazily(name: str, plain: bool = False) -> Callable[[LazyLowering], LazyLowering]:
     """Registers a lowering that decides itself which arguments count, and where."""
 
     def register(lowering: LazyLowering) -> LazyLowering:
         assert name not in LOWERINGS | LAZY, f"{name} is lowered twice"
         LAZY[name] = lowering
+        PLAIN.update([name] if plain else ())
         return lowering
 
     return register

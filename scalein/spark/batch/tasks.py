@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from scalein.errors import NOWHERE, BadArgument, BadData, ComputeError
 from scalein.exec.bounded import Program
-from scalein.exec.error_location import placed
+from scalein.exec.error_location import located
 from scalein.ir import ops
 from scalein.ir.rewrite import walk_ops
 from scalein.options import Options
@@ -178,7 +178,7 @@ class Mapping:
         try:
             yield from self._program.run(batches, options)
         except ComputeError as error:
-            raise placed(error, self.op, self._program.node) from None
+            raise located(error, self.op, self._program.node) from None
 
     @cached_property
     def reads(self) -> pa.Schema:

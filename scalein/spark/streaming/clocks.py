@@ -2,7 +2,7 @@
 
 The watermark is the greatest time so far less the delay; it moves between batches and never back. Outlier timestamps,
 far ahead of the others, do not move it, as in jobs (`exec/event_time.py`): one wrong clock must not close the windows
-of all. If most rows of `BELIEVED_BATCHES` batches in a row are far ahead, time has jumped, and the clock follows.
+of all. If most rows of `JUMP_BATCHES` batches in a row are far ahead, time has jumped, and the clock follows.
 
 A task summarizes the times of each batch of rows (`summarize_times`); every process that has the summaries of all tasks
 computes the same clock (`advance`). Times are integers in units of the time column.
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from scalein.exec.event_time import BELIEVED_BATCHES, as_integers
+from scalein.exec.event_time import JUMP_BATCHES, as_integers
 from scalein.storage.checked_json import Json, as_int, as_map
 
 
@@ -94,7 +94,7 @@ def _advance_greatest(clock: Clock, summaries: Iterable[TimeSummary], outlier_di
     outlier_rows = sum(each.far for each in with_times)
     outlier_batches = clock.outlier_batches + 1 if outlier_rows * 2 > sum(each.rows for each in with_times) else 0
     near = [each.near for each in with_times if each.near is not None]
-    if outlier_batches >= BELIEVED_BATCHES:
+    if outlier_batches >= JUMP_BATCHES:
         return Clock(max(each.believed for each in with_times if each.far * 2 > each.rows), 0,
                      clock.outlier_rows + outlier_rows)
     return Clock(max([clock.greatest, *near]), outlier_batches, clock.outlier_rows + outlier_rows)

@@ -24,7 +24,7 @@ from scalein.compiler import compile_flow
 from scalein.dtypes import Schema
 from scalein.errors import BadArgument, ComputeError, LateData, SourceLoc
 from scalein.exec.bounded import Program
-from scalein.exec.event_time import extent, far_ahead
+from scalein.exec.event_time import extent, outlier_distance
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named
 from scalein.ir.rewrite import rewrite, walk_ops
@@ -80,7 +80,7 @@ class StreamPlan:
                                   step="group_by", hint='use tumbling windows, or emit="final"')
         self.sends_late = late == "sink"
         dtype = None if self.watermark_op is None else feed.timed.schema[self.watermark_op.column].dtype
-        self.outlier_distance = None if dtype is None else far_ahead(dtype)
+        self.outlier_distance = None if dtype is None else outlier_distance(dtype)
 
     def __reduce__(self) -> tuple[object, ...]:
         return StreamPlan, (self._op, self.emit, self._late, self._on_error, self._at)

@@ -1,4 +1,4 @@
-"""places: a stable order of rows by any columns, against Python's own sort."""
+"""argsort: a stable order of rows by any columns, against Python's own sort."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from scalein.exec.sort import places
+from scalein.exec.sort import argsort
 from tests.oracle.values import from_arrow, order_key
 
 RNG = np.random.default_rng(5)
@@ -63,11 +63,11 @@ def test_one_column(name: str, descending: bool) -> None:
                    _with_nulls(COLUMNS[name], 0.3).slice(5), _with_nulls(COLUMNS[name], 1.0)):  # fmt: skip
         for nulls_last in (False, True):
             keys = [(column, descending)]
-            assert places(keys, nulls_last).tolist() == _expected(keys, nulls_last)
+            assert argsort(keys, nulls_last).tolist() == _expected(keys, nulls_last)
 
 
 @pytest.mark.parametrize("second", COLUMNS)
 @pytest.mark.parametrize("first", ["few", "text", "float32", "decimals"])
 def test_two_columns(first: str, second: str) -> None:
     keys = [(_with_nulls(COLUMNS[first], 0.1), True), (COLUMNS[second], False)]
-    assert places(keys, False).tolist() == _expected(keys, False)
+    assert argsort(keys, False).tolist() == _expected(keys, False)

@@ -1,4 +1,4 @@
-"""Aggregations that go on: how far times reach is told of all rows, small batches are put together, runs repeat."""
+"""Pre-aggregation across batches: time bounds cover all rows, small batches are coalesced, programs are reusable."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import scalein as si
 from scalein import col
 from scalein.api.flow import Flow
 from scalein.compiler import compile_flow
-from scalein.exec.bounded import Program, StandingProgram
-from scalein.exec.morsels import JOINED_ROWS, SMALL_ROWS, joined
+from scalein.exec.bounded import PreAggregationProgram, Program
+from scalein.exec.morsels import COALESCED_ROWS, SMALL_ROWS, coalesce
 from scalein.ir.partials import two_phase
 from scalein.jobs.fragments import cut
 from scalein.jobs.partials import group_of
@@ -32,43 +32,43 @@ def batches(n: int, size: int, kind: pa.DataType) -> list[pa.RecordBatch]:
 @pytest.mark.parametrize("share", [-1.0, 0.5, 0.999, 2.0])  # of the rows that a filter drops; -1: there is none
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("joins", [False, True])
-def test_times_of_all_rows_are_seen(kind: pa.DataType, share: float, workers: int, joins: bool) -> None:
+def test_time_bounds_cover_all_rows(kind: pa.DataType, share: float, workers: int, joins: bool) -> None:
     given = batches(5000, 700, kind)
     flow = si.from_batches(given)
     flow = flow if share < 0 else flow.filter(col("f") > share)
     flow = flow.join(pa.table({"k": [3, 4], "name": ["x", "y"]}), on="k") if joins else flow
     size = "100ms" if pa.types.is_timestamp(kind) else 100
     flow = flow.group_by("k", si.tumbling("t", size)).agg(n=si.count())
-    program = StandingProgram(two_phase(node_of(flow)).partial, watched=True)  # type: ignore[arg-type]
+    program = PreAggregationProgram(two_phase(node_of(flow)).partial, track_times=True)  # type: ignore[arg-type]
     for _ in range(2):
         rows = [batch.select(program.node.input.schema.names) for batch in given]
         program.add(rows, Options.make(workers=workers))
         want = [(min(times), max(times)) for times in (b.column("t").cast(pa.int64()).to_pylist() for b in given)]
-        assert program.seen(rows) == want
-        list(program.take())
+        assert program.time_bounds(rows) == want
+        list(program.drain())
 
 
-def test_times_that_cannot_be_seen() -> None:
-    """Nulls, and times that are computed: nobody looked."""
+def test_time_bounds_are_unknown_with_nulls() -> None:
     table = pa.table({"t": [1, None, 300], "k": [1, 1, 2]})
     flow = si.from_arrow(table).group_by("k", si.tumbling("t", 100)).agg(n=si.count())
-    program = StandingProgram(two_phase(node_of(flow)).partial, watched=True)  # type: ignore[arg-type]
+    program = PreAggregationProgram(two_phase(node_of(flow)).partial, track_times=True)  # type: ignore[arg-type]
     program.add(table.to_batches(), Options.make(workers=1))
-    assert program.seen(table.to_batches()) is None
+    assert program.time_bounds(table.to_batches()) is None
 
 
-def test_small_batches_are_put_together() -> None:
-    rows = pa.table({"x": list(range(3 * JOINED_ROWS))})
-    given = [*rows.slice(0, JOINED_ROWS).to_batches(max_chunksize=100), *rows.slice(JOINED_ROWS).to_batches(SMALL_ROWS)]
-    found = list(joined(given))
+def test_small_batches_are_coalesced() -> None:
+    rows = pa.table({"x": list(range(3 * COALESCED_ROWS))})
+    given = [*rows.slice(0, COALESCED_ROWS).to_batches(max_chunksize=100),
+             *rows.slice(COALESCED_ROWS).to_batches(SMALL_ROWS)]  # fmt: skip
+    found = list(coalesce(given))
     assert len(found) < len(given) / 10
     assert pa.Table.from_batches(found).equals(rows)
     coded = pa.table({"s": pa.array(["a", "b"]).dictionary_encode()}).to_batches()
-    assert list(joined(coded * 3)) == coded * 3
+    assert list(coalesce(coded * 3)) == coded * 3
 
 
-def test_few_rows_again_and_again() -> None:
-    """The second run of a program uses what the first has made; other nulls, types or many rows do not confuse it."""
+def test_a_program_is_reused_for_small_inputs() -> None:
+    """The second run reuses the operators of the first; other nulls, or many rows, must not give a wrong result."""
     table = pa.table({"k": [1, 2, 1], "x": [1.5, 2.5, 3.5]})
 
     def grouped(given: pa.Table) -> Flow:
