@@ -8,7 +8,7 @@ from scalein.errors import ComputeError, SourceLoc
 from scalein.ir import ops
 from scalein.ir.exprs import Call, walk
 from scalein.ir.physical import Host, Node, walk_nodes
-from scalein.ir.printer import show_expr, show_operand
+from scalein.ir.printer import show_brief, show_expr, show_operand
 from scalein.ir.rewrite import walk_ops
 
 
@@ -21,7 +21,7 @@ def located(error: ComputeError, root: ops.Op, program: Node) -> ComputeError:
     for op in walk_ops(root):
         for expr, _ in op.exprs():
             for node in walk(expr):
-                if isinstance(node, Call) and node.at.line and f"`{show_expr(node)}`" in error.what:
+                if isinstance(node, Call) and node.at.line and f"`{show_brief(node)}`" in error.what:
                     return _at(error, node.at)
         if isinstance(op, ops.Aggregate):
             for named in op.aggs:

@@ -39,6 +39,7 @@ _SIGNS = {
 }  # fmt: skip
 
 
+_MOST_NODES_OF_ERRORS = 400
 _MOST_NODES = 200_000  # of a part that is written out; shared parts can make a text of any length
 
 
@@ -49,6 +50,11 @@ def show_expr(expr: Expr) -> str:
     'x + 1 > 2'
     """
     return _Text(expr).whole
+
+
+def show_brief(expr: Expr) -> str:
+    """As `show_expr`, but `...` for an argument that would be longer than anyone reads in an error."""
+    return _Text(expr, _MOST_NODES_OF_ERRORS).whole
 
 
 def show_operand(expr: Expr) -> str:
@@ -106,13 +112,17 @@ def _parsed(template: str) -> tuple[list[tuple[str, str, int | None]], int]:
 class _Text:
     """The text of an expression, written from the leaves up; that of a part goes when all that hold it have used it."""
 
-    def __init__(self, expr: Expr) -> None:
+    def __init__(self, expr: Expr, most_nodes: int = _MOST_NODES) -> None:
+        def parts(node: Expr) -> tuple[Expr, ...]:
+            return _parts(node) if node.size <= most_nodes or node is expr else ()
+
         self._of: dict[int, tuple[str, int]] = {}  # text, and how tightly its outermost operator binds
-        order = post_order(expr, _parts)
-        users = Counter(id(part) for node in order for part in _parts(node))
+        order = post_order(expr, parts)
+        users = Counter(id(part) for node in order for part in parts(node))
         for node in order:
-            self._of[id(node)] = self._written(node) if node.size < _MOST_NODES or node is expr else ("...", _METHOD)
-            for part in _parts(node):
+            is_shown = node.size <= most_nodes or node is expr
+            self._of[id(node)] = self._written(node) if is_shown else ("...", _METHOD)
+            for part in parts(node):
                 users[id(part)] -= 1
                 if not users[id(part)]:
                     del self._of[id(part)]

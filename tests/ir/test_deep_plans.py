@@ -15,7 +15,7 @@ from scalein.api.flow import Flow
 from scalein.compiler import compile_flow
 from scalein.ir.exprs import Call, Col, Expr, post_order, walk
 from scalein.ir.ops import Filter, Project
-from scalein.ir.printer import show_expr
+from scalein.ir.printer import show_brief, show_expr
 from scalein.ir.rewrite import run_stacked, walk_ops
 
 LIMIT_S = 2.0
@@ -203,3 +203,13 @@ def test_generators_run_on_their_own_stack() -> None:
         return 0 if count == 0 else 1 + (yield down(count - 1))
 
     assert run_stacked(down(10_000)) == 10_000
+
+
+def test_errors_leave_out_what_nobody_reads() -> None:
+    assert show_brief(sum_of(3)) == show_expr(sum_of(3))
+    assert show_brief(sum_of(1_000)) == "... + x"
+
+
+def test_a_deep_expression_runs() -> None:
+    total = sum((col("x") for _ in range(400)), lit(0))
+    assert si.from_arrow(pa.table({"x": [1, 2]})).select(x=total).collect().to_pydict() == {"x": [400, 800]}

@@ -20,7 +20,7 @@ from scalein.dtypes import DType
 from scalein.errors import InternalError
 from scalein.ir.exprs import Call, Expr, Lit, type_of
 from scalein.ir.functions.registry import REGISTRY, Nulls
-from scalein.ir.printer import show_expr
+from scalein.ir.printer import show_brief, show_expr
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import Fn
 from scalein.llvm_backend.values import Str, Value
@@ -78,7 +78,7 @@ class CallSite:
             return
         counted = self.f.all_of(condition, self.valid, self.live)
         assert counted is not None
-        self.code.fail(f"{what} in `{show_expr(self.call)}`", counted)
+        self.code.fail(f"{what} in `{show_brief(self.call)}`", counted)
 
 
 Lowering = Callable[[CallSite], Data | Value]
