@@ -36,8 +36,8 @@ from scalein.jobs.operators import (
 from scalein.storage.checked_json import Json, as_int, as_map
 
 FOREVER = (1 << 63) - 1  # in units of time
-MOST_STANDING = 1 << 20  # groups in workers' own tables
-FEW_STANDING = 1 << 10  # that always may be
+MOST_GROUPS = 1 << 20  # in the workers' tables
+MIN_GROUPS = 1 << 10  # the same under the smallest memory limit
 MANY_SHARE = 0.3  # of the rows, from which on groups are many
 ROW = "row"  # in the state of groups that count rows, or whose columns combine only together: the next row's number
 
@@ -112,8 +112,8 @@ class Partial(Timed):
         super().__init__(fragment, context)
         node = group_of(root)
         self._two = two = by_window(two_phase(node)) if is_told else two_phase(node)
-        self._standing = PreAggregationProgram(two.partial)
-        self._most_standing = most_groups(two.partial.schema.arrow, context.options.memory)
+        self._pre_aggregation = PreAggregationProgram(two.partial)
+        self._most_groups = most_groups(two.partial.schema.arrow, context.options.memory)
         self._finish = Finish(fragment.op, root, node, two.final, context, two)
         self.reads = self._reads(two.partial)
 
@@ -140,8 +140,8 @@ class Partial(Timed):
         return [out for batch in clean for out in self._added([batch])]
 
     def _added(self, clean: Iterable[pa.RecordBatch]) -> Batches:
-        self._count_in(self._standing, clean)
-        if self._standing.count <= self._most_standing:
+        self._count_in(self._pre_aggregation, clean)
+        if self._pre_aggregation.count <= self._most_groups:
             return []
         counted = self._counted
         found = self._taken()  # tables may have room for more groups than there are
@@ -155,11 +155,11 @@ class Partial(Timed):
         self._count_in(self._sorted_partial, rows)
         return list(self._sorted_partial.drain())
 
-    def _count_in(self, standing: PreAggregationProgram, rows: Iterable[pa.RecordBatch]) -> None:
+    def _count_in(self, program: PreAggregationProgram, rows: Iterable[pa.RecordBatch]) -> None:
         try:
-            self._row = standing.add(rows, self._contexts.options, self._row)
+            self._row = program.add(rows, self._contexts.options, self._row)
         except ComputeError as error:
-            raise located(error, self._fragment.op, standing.node) from None
+            raise located(error, self._fragment.op, program.node) from None
 
     @cached_property
     def _sorted_partial(self) -> PreAggregationProgram:
@@ -168,7 +168,7 @@ class Partial(Timed):
     def _taken(self) -> Batches:
         """Partial groups of the rows since the last time."""
         self._counted = 0
-        return list(self._standing.drain())
+        return list(self._pre_aggregation.drain())
 
 
 class Finish:
@@ -214,9 +214,9 @@ def most_groups(schema: pa.Schema, memory: int | None) -> int:
     tables grow by doubling, and some bytes of an index.
     """
     if memory is None:
-        return MOST_STANDING
+        return MOST_GROUPS
     sizes = (32 if (bits := _bits(field.type)) is None else (bits + 7) // 8 for field in schema)
-    return max(FEW_STANDING, min(MOST_STANDING, memory // 3 // (2 * sum(sizes) + 16)))
+    return max(MIN_GROUPS, min(MOST_GROUPS, memory // 3 // (2 * sum(sizes) + 16)))
 
 
 def _bits(type_: pa.DataType) -> int | None:

@@ -41,7 +41,7 @@ from scalein.jobs.partials import FOREVER, Partial, group_of
 from scalein.state import LogStore
 from scalein.storage.checked_json import Json, as_int, as_map
 
-MOST_PARTED = 640 << 20  # bytes of rows that wait to be aggregated
+MOST_PARTITIONED_BYTES = 640 << 20  # of rows that are buffered until they are aggregated
 _ONE = "#one"  # the key of groups without keys
 
 
@@ -61,7 +61,7 @@ class RunningAggregate(Partial):
         if state is not None or context.has_checkpoints:
             _ = self._store
         if self.changes is None:
-            self._standing = PreAggregationProgram(self._two.partial, complete=group_of(root))
+            self._pre_aggregation = PreAggregationProgram(self._two.partial, complete=group_of(root))
         self._oldest = FOREVER if state is None else as_int(as_map(state)["oldest"])  # window in the store
         self._slides = self._window is not None and not self._window.is_tumbling
         self._apart = (FragmentRunner(fragment.op, context, Program(self._two.combine), by_row=False)
@@ -89,7 +89,7 @@ class RunningAggregate(Partial):
             self._rows.merge([morsel.batch for morsel in morsels])
             return []
         found = self._merged(self._partials(morsels))
-        if self._standing.partitioned_bytes > MOST_PARTED:
+        if self._pre_aggregation.partitioned_bytes > MOST_PARTITIONED_BYTES:
             self.settle()
         if self._has_many and self.changes is None and self._two.is_by_column:
             self._rows = ByRow(self._fragment, self._contexts, self._store)
@@ -194,9 +194,9 @@ class RunningAggregate(Partial):
     def finish(self) -> Iterable[pa.RecordBatch]:
         if not self._has_store and self._keys != [_ONE]:
             try:
-                return self._finish.behind(list(self._standing.drain_complete()))
+                return self._finish.behind(list(self._pre_aggregation.drain_complete()))
             except ComputeError as error:
-                raise located(error, self._fragment.op, self._standing.node) from None
+                raise located(error, self._fragment.op, self._pre_aggregation.node) from None
         self.settle()
         if self.changes is not None:
             is_empty = self._keys == [_ONE] and not len(self._store)
@@ -213,7 +213,7 @@ class RunningAggregate(Partial):
                 yield from self._finish.each([batch])
 
     def settle(self) -> None:
-        self._has_many |= self._standing.is_partitioned
+        self._has_many |= self._pre_aggregation.is_partitioned
         self._merged(self._taken())
 
     def snapshot(self) -> SnapshotFuture:
@@ -230,7 +230,8 @@ class RunningAggregate(Partial):
     @property
     def state_bytes(self) -> int:
         stored = self._store.memory_bytes if self._has_store else 0
-        return stored + self._standing.partitioned_bytes + (0 if self._slices is None else self._slices.held_bytes)
+        slices = 0 if self._slices is None else self._slices.held_bytes
+        return stored + self._pre_aggregation.partitioned_bytes + slices
 
     def close(self) -> None:
         if self._has_store:

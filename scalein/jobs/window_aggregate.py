@@ -133,7 +133,7 @@ class WindowedAggregate(WindowCloser, Partial):
             with suppress(ComputeError):  # perhaps of a late row, that would not have come so far
                 row = self._trial.add(some, self._contexts.options, row)
                 changelog_rows = self._trial.time_bounds(some if isinstance(some, list) else taken())
-            if changelog_rows is None or (is_short and self._trial.count > self._most_standing):
+            if changelog_rows is None or (is_short and self._trial.count > self._most_groups):
                 self.end_trial(False)
                 return None
             found += changelog_rows

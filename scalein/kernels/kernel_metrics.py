@@ -156,7 +156,10 @@ class Profile:
 
     def add_call(self, compiled: Compiled, rows: int, seconds: float, rows_out: int) -> None:
         with self.lock:
-            metrics = self.kernels[id(compiled)]
+            metrics = self.kernels.get(id(compiled))
+            if metrics is None:  # a kernel that was requested before the profile began
+                assert compiled.stage is not None
+                metrics = self.kernels[id(compiled)] = KernelMetrics(compiled.stage, compiled)
             metrics.calls += 1
             metrics.rows += rows
             metrics.seconds += seconds

@@ -57,6 +57,7 @@ class Compiled:
     origin: str  # "disk" or "compiled"
     seconds: float
     row_bytes: float = 0.0  # of Arrow columns that it reads
+    stage: Stage | None = None  # of which it is the kernel
 
 
 # Most recently used kernels; an evicted one is unloaded when it no longer runs.
@@ -126,8 +127,9 @@ def load_lowered(name: Stage | str, lower: Callable[[Target], Lowered], options:
             found = _from_disk(key, options.cache, started)
             if found is None:
                 found = _compile(lower(target), target, options.cache, key, brief, started)
-            if isinstance(name, Stage) and isinstance(name.reader, FromBatches):
-                found = replace(found, row_bytes=name.reader.row_bytes)
+            if isinstance(name, Stage):
+                row_bytes = name.reader.row_bytes if isinstance(name.reader, FromBatches) else 0.0
+                found = replace(found, row_bytes=row_bytes, stage=name)
             with _lock:
                 _known[key] = found
                 if len(_known) > KEPT_KERNELS:

@@ -23,7 +23,7 @@ from scalein.ir import ops
 from scalein.ir.rewrite import walk_ops
 from scalein.jobs import close_batches, window_aggregate
 from scalein.jobs.fragments import cut
-from scalein.jobs.partials import FEW_STANDING, MOST_STANDING, Finish, most_groups
+from scalein.jobs.partials import MIN_GROUPS, MOST_GROUPS, Finish, most_groups
 from scalein.jobs.source_readers import AHEAD_BYTES, Place, Reader, SourceReaders
 from scalein.jobs.spec import Shares
 from scalein.state import LogStore
@@ -77,13 +77,13 @@ def test_files_are_decoded_ahead_within_their_share(tmp_path: Path, monkeypatch:
         table = pa.table({"x": np.arange(number * 500_000, (number + 1) * 500_000)})
         pq.write_table(table, tmp_path / f"{number}.parquet", row_group_size=100_000)
     held: list[int] = []
-    real = ahead_module._Crew._has_room
+    real = ahead_module._Prefetcher._has_room
 
-    def has_room(self: Any, lane: Any, size: int) -> bool:
+    def has_room(self: Any, queue: Any, size: int) -> bool:
         held.append(self._bytes)
-        return real(self, lane, size)
+        return real(self, queue, size)
 
-    monkeypatch.setattr(ahead_module._Crew, "_has_room", has_room)
+    monkeypatch.setattr(ahead_module._Prefetcher, "_has_room", has_room)
     source = si.read_parquet(tmp_path).op.data.within(2 * MB)  # type: ignore[union-attr]
     total = 0
     for batch, _ in source.read_from("files", None):
@@ -130,8 +130,8 @@ def test_steps_share_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_tables_between_two_borders_have_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
     schema = pa.schema({"k": pa.int64(), "#acc0": pa.int64(), "#acc1": pa.decimal128(38, 0), "w": pa.string()})
-    assert most_groups(schema, None) == MOST_STANDING == most_groups(schema, 1 << 40)
-    assert most_groups(schema, 1) == FEW_STANDING
+    assert most_groups(schema, None) == MOST_GROUPS == most_groups(schema, 1 << 40)
+    assert most_groups(schema, 1) == MIN_GROUPS
     assert 100_000 < most_groups(schema, 48 * MB) < 200_000
     most: list[int] = []
     real = PreAggregationProgram.drain
@@ -149,7 +149,7 @@ def test_tables_between_two_borders_have_their_share(monkeypatch: pytest.MonkeyP
     assert out.table().num_rows == rows // 10
     assert set(out.table().column("n").to_pylist()) == {10}
     assert len(most) > 2
-    assert max(most) <= FEW_STANDING + 50
+    assert max(most) <= MIN_GROUPS + 50
 
 
 def test_maps_that_nobody_uses_count_as_well() -> None:
