@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from scalein.errors import NOWHERE, BadArgument, SourceLoc
 
-# The CPUs this process had when scalein was imported; see `runtime.workers.begin`.
+# The CPUs this process had when scalein was imported; see `kernels.workers.start_worker`.
 STARTUP_CPUS: frozenset[int] = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
 
 

@@ -16,18 +16,18 @@ ROOT = Path(__file__).parent.parent / "scalein"
 # The layers, lowest first. A package may import itself and whatever stands in an earlier layer; those of TOGETHER may
 # import one another too.
 LAYERS: dict[str, tuple[str, ...]] = {
-    "base": ("errors", "options", "dtypes", "durations", "memory", "layout", "sizes"),
+    "base": ("errors", "options", "dtypes", "durations", "memory", "layout"),
     "plan": ("ir", "compiler"),
     "durable": ("storage",),
     "code": ("llvm_backend", "arrow_functions"),
     "kernels": ("kernels",),
     "data": ("state", "connectors"),
     "exec": ("exec",),
-    "face": ("api", "sql", "udf"),
+    "api": ("api", "sql", "udf"),
     "drivers": ("jobs", "spark"),
     "tools": ("model", "nexmark", "cli", "testing"),
 }
-TOGETHER = ("base", "plan", "face", "tools")
+TOGETHER = ("base", "plan", "api", "tools")
 LAYER_OF = {package: layer for layer, packages in LAYERS.items() for package in packages}
 ORDER = list(LAYERS)
 ROOTS = ("__init__", "__main__")  # what users import and start: may import anything
@@ -101,14 +101,14 @@ def package_of(module: str) -> str:
 
 
 def is_allowed(found: Import) -> bool:
-    """Whether the layers allow it. The face may import any layer inside functions, which run a flow."""
+    """Whether the layers allow it. The api layer may import any layer inside functions, which run a flow."""
     source, target = package_of(found.importer), package_of(found.name.removeprefix("scalein."))
     if source in ROOTS or source == target or target not in LAYER_OF:  # `from scalein import col`: what users import
         return target in LAYER_OF or source in ROOTS or LAYER_OF[source] == "tools"
     lower, upper = LAYER_OF[target], LAYER_OF[source]
     if lower == upper:
         return upper in TOGETHER
-    return ORDER.index(lower) < ORDER.index(upper) or (upper == "face" and found.is_lazy)
+    return ORDER.index(lower) < ORDER.index(upper) or (upper == "api" and found.is_lazy)
 
 
 def test_every_package_has_a_layer() -> None:

@@ -17,8 +17,8 @@ from scalein.connectors.in_memory import Batches
 from scalein.dtypes import I64, Field, Schema
 from scalein.errors import ComputeError, InternalError
 from scalein.exec import array_limits
+from scalein.exec.aggregate import HashAggregate, hash_aggregate
 from scalein.exec.error_location import located
-from scalein.exec.hash_aggregate import HashAggregate, hash_aggregate
 from scalein.exec.host import run_host
 from scalein.exec.join_build import JoinTable, build
 from scalein.exec.morsels import coalesce

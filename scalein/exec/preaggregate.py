@@ -16,8 +16,8 @@ from itertools import accumulate, chain, islice
 import pyarrow as pa
 
 from scalein.exec import radix
+from scalein.exec.aggregate import AggregateWorker, HashAggregate
 from scalein.exec.emit import Emitter
-from scalein.exec.hash_aggregate import AggregateWorker, HashAggregate
 from scalein.exec.join_build import JoinTable
 from scalein.exec.key_domain import domain_of, with_headroom
 from scalein.exec.morsels import Morsel, cut_morsels

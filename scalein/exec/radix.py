@@ -36,7 +36,7 @@ from scalein.llvm_backend.cache import Compiled
 from scalein.memory import address, allocate
 
 if TYPE_CHECKING:
-    from scalein.exec.hash_aggregate import AggregateWorker, HashAggregate
+    from scalein.exec.aggregate import AggregateWorker, HashAggregate
 
 SAMPLE_ROWS = 1 << 18
 MANY_SHARE = 3 / 8  # groups per row of the sample, from which partitioning pays

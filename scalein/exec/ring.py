@@ -34,7 +34,7 @@ from scalein.layout import DONE, RING_ADVANCE, FrameData
 from scalein.llvm_backend.cache import Compiled
 
 if TYPE_CHECKING:
-    from scalein.exec.hash_aggregate import HashAggregate
+    from scalein.exec.aggregate import HashAggregate
 
 OPEN_SLICES = 4  # minimum; how far out of order rows may be
 

@@ -31,13 +31,13 @@ _NUMBER = Col(_ROW, I64, False)
 
 
 def check(fragment: Fragment, at: SourceLoc) -> None:
-    """Refuse flows whose changes cannot be told."""
+    """Refuse flows whose changes cannot be tracked."""
     if OP in fragment.op.schema.names:
         raise BadArgument(f'emit="changes" adds a column {OP!r}, and the flow has one', at=at, hint="rename it")
     if not isinstance(fragment.state, ops.Aggregate):
         return
     if any(isinstance(op, ops.MapBatches) for op in _behind(fragment)):
-        raise BadArgument('emit="changes" cannot look through a Python function behind a group', at=at,
+        raise BadArgument('emit="changes" cannot track a Python function after an aggregation', at=at,
                           step="map_batches", hint='map before the group, or emit="final"')
 
 
@@ -47,7 +47,7 @@ def _behind(fragment: Fragment) -> list[ops.Op]:
 
 
 class Changelog:
-    """From partial groups (or rows) before and after a border to results with an `op`. `final` is the aggregation of
+    """From partial groups (or rows) before and after a round to results with an `op`. `final` is the aggregation of
     these.
     """
 
@@ -62,17 +62,17 @@ class Changelog:
         self._groups = FragmentRunner(fragment.op, context, Program(final), by_row=False)
         fields = final.schema
         groups = ops.Source("groups", fields.arrow, tuple(fields.names))
-        behind = compile_flow(_numbered(fragment.op, state, groups))
-        self._behind = FragmentRunner(fragment.op, context, Program(behind), by_row=False)
+        downstream = compile_flow(_numbered(fragment.op, state, groups))
+        self._behind = FragmentRunner(fragment.op, context, Program(downstream), by_row=False)
         self.is_one_to_one = all(op.is_one_to_one for op in _behind(fragment))  # a group has always one result
         self._names = fragment.op.schema.names
 
     def between(self, before: pa.RecordBatch, now: pa.RecordBatch, existed: np.ndarray) -> Batches:
-        """Changes of groups that row by row were `before` (if they existed), and are as they are `now`."""
+        """Changes of groups whose values were `before`, if they existed, and are `now`; row by row."""
         count = now.num_rows
         if self.is_one_to_one:
             new, new_rows = self._results(now, np.arange(count))
-            return _told_apart(new.slice(0, 0), new_rows[:0], new, new_rows, existed)
+            return _changes(new.slice(0, 0), new_rows[:0], new, new_rows, existed)
         there = filtered(before, pa.array(existed))
         return self.of_groups(there, np.flatnonzero(existed), now, np.arange(count), count)
 
@@ -82,15 +82,15 @@ class Changelog:
         if existed.all():  # as a rule
             return [changelog_rows(new, "update")]
         rows = np.arange(new.num_rows)
-        return _told_apart(new.slice(0, 0), rows[:0], new, rows, existed)
+        return _changes(new.slice(0, 0), rows[:0], new, rows, existed)
 
     def of_groups(self, before: pa.RecordBatch, before_of: np.ndarray, now: pa.RecordBatch, now_of: np.ndarray,
                   count: int) -> Batches:
-        """Changes of so many groups, for each row of which is said whose it is: a group may have several."""
+        """Changes of `count` groups; each row has the number of its group, which may have several rows."""
         old, old_rows = self._results(before, before_of)
         new, new_rows = self._results(now, now_of)
         had, has = (np.bincount(rows, minlength=count) for rows in (old_rows, new_rows))
-        return _told_apart(old, old_rows, new, new_rows, (had == 1) & (has == 1))
+        return _changes(old, old_rows, new, new_rows, (had == 1) & (has == 1))
 
     def _results(self, partials: pa.RecordBatch, numbers: np.ndarray) -> tuple[pa.RecordBatch, np.ndarray]:
         """The results of partial groups, and of which each is."""
@@ -101,10 +101,10 @@ class Changelog:
         return found.select(self._names), found.column(_ROW).to_numpy()
 
 
-def _told_apart(old: pa.RecordBatch, old_rows: np.ndarray, new: pa.RecordBatch, new_rows: np.ndarray,
+def _changes(old: pa.RecordBatch, old_rows: np.ndarray, new: pa.RecordBatch, new_rows: np.ndarray,
                 same: np.ndarray) -> Batches:
-    """Results before and now, and of which group each is: of groups that are the `same` it changed, of others what
-    there was goes and what there is comes.
+    """The changes from old to new results, each with the number of its group: groups in `same` are updates; otherwise
+    old results are deletes and new ones inserts.
     """
     parts = ((old, ~same[old_rows], "delete"), (new, ~same[new_rows], "insert"), (new, same[new_rows], "update"))
     found = [(filtered(table, pa.array(which)), op) for table, which, op in parts]
@@ -117,7 +117,7 @@ def changelog_rows(batch: pa.RecordBatch, op: str) -> pa.RecordBatch:
 
 
 def _numbered(op: ops.Op, state: ops.Aggregate, source: ops.Source) -> ops.Op:
-    """The ops behind an aggregation, over another source, with the number of each row."""
+    """The ops after an aggregation, over another source, with the number of each row."""
     path = (replace(each, items=(*each.items, Named(_ROW, _NUMBER))) if isinstance(each, ops.Project) else each
             for each in stream_path(op, state))
     return stacked(path, source)

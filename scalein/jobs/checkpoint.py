@@ -110,11 +110,11 @@ class Checkpoint:
                 found = attempt(epoch)
             except (Damaged, StoreFailed) as error:
                 if isinstance(error, StoreFailed) and not isinstance(error.__cause__, FileNotFoundError | None):
-                    raise  # the disk cannot be read now: to go back because of that would lose what is there
+                    raise  # the disk cannot be read now: falling back because of that would lose the newest epoch
                 damaged = damaged or error
                 continue
             except (ValueError, KeyError, IndexError, OverflowError) as error:
-                damaged = damaged or Damaged("an epoch's manifest does not say what one says",
+                damaged = damaged or Damaged("an epoch's manifest is malformed",
                                              file=self.path / _name(number), found=repr(error))
                 continue
             if damaged is not None:

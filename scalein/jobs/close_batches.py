@@ -27,7 +27,7 @@ MOST_SHARES = 256
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Windows that end behind a time, up to another; of these perhaps a share of the keys."""
+    """Windows that end after a time, up to another; of these perhaps a share of the keys."""
 
     after: int
     end: int

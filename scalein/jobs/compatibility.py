@@ -27,7 +27,7 @@ _RENAMED = ("give another checkpoint directory; or, if these are the same rows u
 
 
 def signature(fragment: Fragment) -> str:
-    """What the state of a segment depends on: ops around it may change, what it keeps may not."""
+    """What the state of a fragment depends on: the ops around it may change, its contents may not."""
     state = fragment.state
     assert state is not None
     used = state.state_reads()
@@ -37,13 +37,13 @@ def signature(fragment: Fragment) -> str:
 
 
 def check_same(epoch: dict[str, Json], now: list[Json], emit: str, at: SourceLoc) -> None:
-    """Refuse a flow that keeps other state than an epoch has, with the difference; `emit` is how results are told."""
+    """Refuse a flow whose state differs from an epoch's, with the difference; `emit` is final or changes."""
     before = as_list(epoch["steps"])
     if before == now:
-        was_told = epoch.get("emit", emit)  # the first manifests of format 1 do not say it
-        if was_told != emit:
-            raise BadArgument("groups are kept in another way where changes are told, so the checkpoint does not fit",
-                              at=at, checkpoint=f"emit={was_told!r}", flow=f"emit={emit!r}", hint=_HINT)
+        was = epoch.get("emit", emit)  # the first manifests of format 1 do not say it
+        if was != emit:
+            raise BadArgument("this checkpoint was written with another emit=, for which groups are stored differently",
+                              at=at, checkpoint=f"emit={was!r}", flow=f"emit={emit!r}", hint=_HINT)
         return
     old, new = ([str(each) for each in some] for some in (before, now))
     pairs = [(a, b) for a, b in zip(old, new, strict=False) if a != b]
@@ -53,12 +53,12 @@ def check_same(epoch: dict[str, Json], now: list[Json], emit: str, at: SourceLoc
 
 
 def state_number(path: list[Fragment], number: int) -> int:
-    """The number that the state of a segment has."""
+    """The number of a fragment's state."""
     return sum(fragment.state is not None for fragment in path[:number])
 
 
 def states(epoch: dict[str, Json] | None, path: list[Fragment]) -> list[Json]:
-    """The state of each segment in an epoch."""
+    """The state of each fragment in an epoch."""
     if epoch is None:
         return [None] * len(path)
     found = as_list(epoch["states"])
@@ -72,7 +72,7 @@ def states(epoch: dict[str, Json] | None, path: list[Fragment]) -> list[Json]:
 
 
 def label(source: ops.Source) -> str:
-    """The name by which a checkpoint knows a source: what it reads, as far as that can be told."""
+    """The name by which a checkpoint knows a source: what it reads, as far as that is known."""
     if not isinstance(source.data, BoundSource):
         return source.name
     about = getattr(source.data.source, "listing", None) or getattr(source.data.source, "name", "")

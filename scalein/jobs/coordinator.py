@@ -27,7 +27,7 @@ from scalein.jobs.operators import SnapshotFuture
 from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text
 from scalein.storage.failpoints import failpoint
 
-MOST_TRIES = 10  # of commits, one behind the other, that may fail
+MOST_TRIES = 10  # consecutive failed commits that end the job
 
 
 class Coordinator:
@@ -38,16 +38,16 @@ class Coordinator:
         self._checkpoint, self._sinks, self._metrics, self._name = checkpoint, sinks, metrics, name
         self.number = 0  # of the last epoch
         self._run = 0
-        self._prepared: list[dict[str, Json]] = []  # by sinks, and no epoch says it yet
-        self._absent: dict[str, Json] = {}  # the last word of sinks that only earlier runs had
+        self._prepared: list[dict[str, Json]] = []  # by sinks, in no published epoch yet
+        self._absent: dict[str, Json] = {}  # last prepared output of sinks that only earlier runs had
         self._absent_kinds: dict[str, Json] = {}
-        self._failed = 0  # commits, one behind the other
+        self._failed = 0  # consecutive failed commits
         self._thread: threading.Thread | None = None
         self._publisher = ThreadPoolExecutor(1, "scalein-epoch")
         self._under_way: Future[None] | None = None
 
     def open(self, epoch: dict[str, Json] | None, schema_of: Callable[[str], pa.Schema], at: SourceLoc) -> None:
-        """Go on behind an epoch, and open the sinks as it left them."""
+        """Resume after an epoch, and open the sinks as it left them."""
         outputs: list[dict[str, Json]] = []
         if epoch is not None:
             self.number, self._run, self._name = as_int(epoch["epoch"]), as_int(epoch["run"]), as_text(epoch["job"])
@@ -87,7 +87,7 @@ class Coordinator:
         return thread is self._thread
 
     def begin(self, pipeline: Pipeline, is_finished: bool) -> None:
-        """Freeze the job at this border; the rest happens beside it."""
+        """Take a snapshot of the job at this barrier; publishing runs in the background."""
         self.settle()
         if self._checkpoint is not None:
             pipeline.settle()
@@ -127,7 +127,7 @@ class Coordinator:
         self._metrics.checkpoint_s = time.monotonic() - began
 
     def settle(self, is_last: bool = False) -> None:
-        """Wait for the epoch under way. One that failed is made up for by the next; the last one must not fail."""
+        """Wait for the epoch in flight. A failed one is covered by the next; the last one must not fail."""
         if self._under_way is None:
             return
         under_way, self._under_way = self._under_way, None
@@ -139,8 +139,8 @@ class Coordinator:
             self._metrics.failed_checkpoints += 1
             if is_last or self._failed >= MOST_TRIES:
                 raise
-            warnings.warn(f"a checkpoint failed, the job goes on from the last one: {error}", RuntimeWarning,
-                          stacklevel=2)
+            warnings.warn(f"a checkpoint failed; the job continues, and the next one includes its output: {error}",
+                          RuntimeWarning, stacklevel=2)
 
     def close(self) -> None:
         self._publisher.shutdown(wait=True)

@@ -10,7 +10,7 @@ from scalein.jobs.metrics import Metrics
 
 
 def why_no_output(pipeline: Pipeline, metrics: Metrics, emit: str) -> str:
-    """One or two sentences for somebody who waits for rows."""
+    """One or two sentences that explain why there are no rows yet."""
     if metrics.rows_out:
         return f"There is output: {metrics.rows_out:,} rows so far."
     if not metrics.rows_in and pipeline.row_groups_skipped:

@@ -40,8 +40,8 @@ from scalein.jobs.window_aggregate import BufferedAggregate, SlidingAggregate, W
 from scalein.options import Options
 from scalein.storage.checked_json import Json, as_int
 
-SHARED_TIMES = 1 << 20  # at least, to look at side by side: waking a worker takes as long as a quarter of them
-NEVER = 1 << 62  # rows come at the end: time does not pass behind them before
+SHARED_TIMES = 1 << 20  # least rows whose times workers read in parallel: waking one costs a quarter of that
+NEVER = 1 << 62  # delay of rows that come only at the end of the input
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Pipeline:
 
     @property
     def _emit_mode(self) -> str:
-        """What the last state depends on besides its op: groups are kept otherwise where their changes are told."""
+        """What the last state depends on besides its op: groups are stored differently for a changelog."""
         return self._emit if isinstance(self._fragments[-1].state, ops.Aggregate) else "final"
 
     @property
@@ -155,9 +155,9 @@ class Pipeline:
 
     def run(self, deliveries: list[SourceBatch],
             more: Callable[[], list[SourceBatch]] = lambda: []) -> Iterator[pa.RecordBatch]:
-        """What the rows that arrived give at once, and what they close, as it is asked for: all of it has to be.
+        """Yields immediate results and those of closed windows, lazily; the caller must exhaust it.
 
-        If `more` are taken meanwhile, which any thread may do, they are at the end of `deliveries` then.
+        Source batches that `more` returns meanwhile, on any thread, are appended to `deliveries`.
         """
         is_one = len(self._inputs) == 1
         sources = [(self._inputs[0], deliveries)] if is_one else [
@@ -172,23 +172,23 @@ class Pipeline:
                     stage.rows_in += sum(delivery.batch.num_rows for delivery in some)
                     continue
             morsels = self._morsels(source, some)
-            behind: list[Morsel] = []  # a border
+            held_back: list[Morsel] = []  # a barrier
             while True:
-                yield from self._as_changelog(self._along(source.path, self._until_due(morsels, behind)))
-                if not behind:
+                yield from self._as_changelog(self._along(source.path, self._until_due(morsels, held_back)))
+                if not held_back:
                     break
                 yield from self._advance()
         yield from self.advance()
 
-    def _until_due(self, morsels: Iterator[Morsel], behind: list[Morsel]) -> Iterator[Morsel]:
-        """Arrivals up to where a step wants to know of time; the one behind that border is in `behind` then."""
-        while behind:
-            yield behind.pop()
+    def _until_due(self, morsels: Iterator[Morsel], held_back: list[Morsel]) -> Iterator[Morsel]:
+        """Morsels until an operator must see the watermark; the first one after that goes to `held_back`."""
+        while held_back:
+            yield held_back.pop()
         before = self._advanced
         for morsel in morsels:
             due = min((step.due for step in self.steps if step.due is not None), default=None)
             if due is not None and self.watermark is not None and self.watermark != before and self.watermark >= due:
-                behind.append(morsel)
+                held_back.append(morsel)
                 return
             yield morsel
 
@@ -200,7 +200,7 @@ class Pipeline:
         return [changelog_rows(batch, "insert") for batch in out]
 
     def fill(self, rows: Iterable[pa.RecordBatch]) -> None:
-        """Take rows of the past in, whose results are known: nothing of them is given, and late ones are no news."""
+        """Bootstrap the state from historical rows: no output, no late rows, no metrics."""
         source, counted = self._inputs[0], self.metrics.to_json()
         late = [context.late for context in self._contexts]
         for context in self._contexts:
@@ -223,7 +223,7 @@ class Pipeline:
         return next(source for source in self._inputs if delivery.reader in source.readers)
 
     def _morsels(self, source: SourceInput, deliveries: list[SourceBatch]) -> Iterator[Morsel]:
-        """Batches with the watermark before each; time moves behind them."""
+        """Batches with the watermark before each; time moves after them."""
         known = self._extents(source, deliveries)
         for reader, batch, _, is_last, _, size in deliveries:
             self.metrics.rows_in += batch.num_rows
@@ -327,7 +327,7 @@ class Pipeline:
 
     @property
     def lag_s(self) -> float | None:
-        """How far the watermark is behind the clock on the wall, in seconds."""
+        """How far the watermark lags wall-clock time, in seconds."""
         dtype = self.time_type
         if self.watermark is None or dtype is None or dtype.kind is not Kind.TS:
             return None
@@ -368,7 +368,9 @@ class Pipeline:
                 yield from self._as_changelog(self._along(self._downstream(number), [Morsel(batch, self._advanced)]))
 
     def _delay(self, fragment: Fragment) -> int:
-        """How much earlier time is here: a window that is still open behind a group begins less than its size ago."""
+        """How much earlier time is here: a window that is still open after an aggregation begins less than its size
+        ago.
+        """
         return max((self._delay(each) + _holds_back(each) for each in self._fragments if each.then is fragment),
                    default=0)
 
@@ -407,7 +409,7 @@ class Pipeline:
                 "emit": self._emit_mode}, frozen
 
     def retain(self, kept: list[dict[str, Json]]) -> None:
-        """Remove what epochs that stay do not name."""
+        """Remove the state that no retained epoch names."""
         named = []
         for epoch in kept:
             with suppress(ValueError, KeyError):  # one that says something else could not be gone on from anyway
@@ -416,15 +418,15 @@ class Pipeline:
             step.retain([each[number] for each in named])
 
     def stateful(self, states: list[Json]) -> list[Json]:
-        """Of all steps' states, those that an epoch keeps."""
+        """Of all operators' states, those that an epoch stores."""
         return [state for state, fragment in zip(states, self._fragments, strict=True) if fragment.state is not None]
 
     def close(self) -> None:
         for step in self.steps:
             step.close()
-        # They lead back to the job: it, and the results in its sinks, would wait for the.
+        # These callbacks reference the job: without them it, and the results in its sinks, are freed at once.
         for context in self._contexts:
-            context.late, context.timeless, context.failed = _nothing, _nothing, None  # garbage collector
+            context.late, context.timeless, context.failed = _nothing, _nothing, None
         self._failed = None
 
 
@@ -433,7 +435,7 @@ def _nothing(given: object) -> None:
 
 
 def _holds_back(fragment: Fragment) -> int:
-    """How much later than their times rows of a segment come."""
+    """How much later than their event times a fragment emits rows."""
     if isinstance(fragment.state, ops.Sort) or (isinstance(fragment.state, ops.Aggregate) and fragment.window is None):
         return NEVER
     return 0 if fragment.window is None else fragment.window.size

@@ -35,7 +35,7 @@ class Fragment:
     _programs: dict[str, Node] = field(default_factory=dict)
 
     def program(self, name: str, of: Callable[[], ops.Op]) -> Node:
-        """One of the programs that a segment needs, compiled when it is first asked for."""
+        """One of the programs of a fragment, compiled on first use."""
         if name not in self._programs:
             self._programs[name] = compile_flow(of())
         return self._programs[name]
@@ -71,9 +71,9 @@ class Feed:
 
 
 class _Known(NamedTuple):
-    """A flow that was cut. Its rows are the user's, so it is kept without its data; the segments hold static tables."""
+    """A flow that was cut, cached without the user's data; its fragments hold static tables."""
 
-    of: weakref.ref[object]  # the data of its first source: with that goes the flow, and this
+    of: weakref.ref[object]  # the data of its first source; the entry dies with it
     bare: ops.Op
     static: list[ops.Source]
     feeds: list[Feed]
@@ -82,15 +82,15 @@ class _Known(NamedTuple):
 # Of the flows used last, by the op's identity: a flow that is started again is not compiled again, 2.4 of 7.3 ms.
 _KEPT = 8
 _known: OrderedDict[int, _Known] = OrderedDict()
-_lock = threading.RLock()  # whoever holds it may be the one to drop an entry
+_lock = threading.RLock()  # re-entrant: the weakref callback may run while it is held
 
 
 def cut(root: ops.Op) -> list[Feed]:
-    """The sources of a flow, in order, each with the segments its rows pass."""
+    """The sources of a flow, in order, each with the fragments its rows pass."""
     fed, static = _sources(root)
     with _lock:
         known = _known.get(id(root))
-    # An identity is another op's once its own is gone.
+    # Identities are reused after garbage collection.
     if known is not None and known.bare == root and all(
             a.data is b.data for a, b in zip(known.static, static, strict=True)):  # fmt: skip
         return [feed.over(source) for feed, source in zip(known.feeds, fed, strict=True)]
@@ -139,7 +139,7 @@ def _bare(source: ops.Source) -> ops.Source:
 
 
 def _marked(first: Fragment) -> tuple[ops.Watermark | None, ops.Op]:
-    """The watermark of a source's rows, and the rows that it is about: it may come behind a union or a distinct."""
+    """The watermark of a source's rows, and the rows that it is about: it may come after a union or a distinct."""
     below: ops.Op = first.input
     fragment: Fragment | None = first
     while fragment is not None:
@@ -210,7 +210,7 @@ def check_bounded(feeds: list[Feed], is_bounded: bool, emit: str, at: SourceLoc)
         if isinstance(fragment.state, ops.Aggregate) and is_final and not any(
                 feed.watermark is not None for feed in feeds if fragment in fragments([feed])):
             raise BadArgument("windows over an endless source never close without a watermark", at=at,
-                              step="group_by", hint="with_watermark(column, delay) behind the source")
+                              step="group_by", hint="with_watermark(column, delay) after the source")
 
 
 def check_order(fragments: list[Fragment], inputs: list[tuple[list[int], int]]) -> None:
@@ -234,7 +234,7 @@ def check_order(fragments: list[Fragment], inputs: list[tuple[list[int], int]]) 
 
 
 def fragments(feeds: list[Feed]) -> list[Fragment]:
-    """Every segment once, each before the one that it feeds."""
+    """Every fragment once, in topological order."""
     found: list[Fragment] = []
     for feed in feeds:
         path = []

@@ -44,14 +44,14 @@ from scalein.options import Options
 from scalein.storage.checked_json import Json, as_map
 from scalein.storage.failpoints import Crashed, failpoint
 
-STEP_ROWS = 1 << 25  # that are run at once, at most, when there are so many
-FIRST_ROWS, FEW_ROWS = 1 << 21, 1 << 18  # the first time, and at least
-MORE_ROWS = 1 << 20  # that are added at a time to a round which goes well
-STEP_S = 0.03  # that it should take: requests and checkpoints wait for the end of it
+STEP_ROWS = 1 << 25  # most rows of a round
+FIRST_ROWS, FEW_ROWS = 1 << 21, 1 << 18  # rows of the first round, and least rows of the others
+MORE_ROWS = 1 << 20  # rows added at a time to a round that is faster than expected
+STEP_S = 0.03  # target duration of a round: requests and checkpoints wait for its end
 _PLAIN = re.compile(r"\w[\w .-]*")  # names of savepoints
 _WORKER = re.compile(r"scalein-(\d+|udf|pool)")  # names of threads that may be any job's
-MORE_S = 0.5  # the longest look for rows that a finished job does not read
-QUIET_S = 0.05  # the longest wait for rows before requests are looked at
+MORE_S = 0.5  # longest check for rows that a finished job does not read
+QUIET_S = 0.05  # longest wait for rows before requests are served
 
 
 class Job:
@@ -83,11 +83,11 @@ class Job:
         self._is_finished = False
         self._marked: object = None  # how far the job had come at the last epoch
         self._pipeline: Pipeline
-        self._commits: Coordinator
-        self._feeds: SourceReaders
+        self._coordinator: Coordinator
+        self._readers: SourceReaders
         try:
             self._open()
-            self._feeds = SourceReaders(self._pipeline.readers, plan.rows_per_second, plan.memory.queues)
+            self._readers = SourceReaders(self._pipeline.readers, plan.rows_per_second, plan.memory.queues)
         except BaseException as error:
             self._release(isinstance(error, Crashed))
             raise
@@ -99,13 +99,13 @@ class Job:
     def _open(self) -> None:
         if self._checkpoint is None:
             assert self._own_folder is not None
-            self._commits = Coordinator(None, self._sinks, self._metrics, uuid.uuid4().hex[:8])
+            self._coordinator = Coordinator(None, self._sinks, self._metrics, uuid.uuid4().hex[:8])
             self._begin(None, self._own_folder)
         else:
             self._checkpoint.open()
             if self._plan.savepoint is not None:
                 self._checkpoint.begin_from(self._plan.savepoint)
-            self._commits = Coordinator(self._checkpoint, self._sinks, self._metrics, self._checkpoint.name())
+            self._coordinator = Coordinator(self._checkpoint, self._sinks, self._metrics, self._checkpoint.name())
             folder = self._checkpoint.path
             self._checkpoint.recovered(lambda epoch: self._begin(epoch, folder))
             self._pipeline.retain(self._checkpoint.kept())
@@ -123,7 +123,7 @@ class Job:
         if epoch is not None:
             self._metrics.restore(as_map(epoch["metrics"]))
             self._is_finished = epoch["finished"] is True
-        self._commits.open(epoch, lambda name: self._pipeline.schema_of(name, plan.emit), plan.at)
+        self._coordinator.open(epoch, lambda name: self._pipeline.schema_of(name, plan.emit), plan.at)
 
     # --- the thread
 
@@ -144,7 +144,7 @@ class Job:
                     self._requests.pop(0)[1].set()
 
     def _loop(self) -> None:
-        if self._plan.bootstrap is not None and not self._commits.number:
+        if self._plan.bootstrap is not None and not self._coordinator.number:
             past = batches(self._plan.bootstrap, self._plan.options)
             self._pipeline.fill(takewhile(lambda _: self._wants_stop is None, past))
             if self._wants_stop is not None:
@@ -161,10 +161,10 @@ class Job:
             if self._wants_stop == "stop":
                 break
             if self._wants_stop == "drain":
-                self._feeds.end()
+                self._readers.end()
             start = time.monotonic()
             most = self._schedule.round_rows(min(STEP_ROWS, step_rows))
-            deliveries = self._feeds.take(most, min(QUIET_S, max(due - self._clock.now(), 0.001)))
+            deliveries = self._readers.take(most, min(QUIET_S, max(due - self._clock.now(), 0.001)))
             now = time.monotonic()
             self._metrics.wait_s += now - start
             if deliveries:
@@ -180,32 +180,32 @@ class Job:
                 self._metrics.busy_s += end - now
                 step_rows = max(FEW_ROWS, int(sum(rows) * STEP_S / max(end - now, 1e-6)))
                 failpoint("batch")
-            if self._pipeline.is_done or (not deliveries and self._feeds.has_ended):
+            if self._pipeline.is_done or (not deliveries and self._readers.has_ended):
                 self._write(self._pipeline.finish())
                 self._is_finished = True
                 break
             self._look_for_idle(idle)
-            if self._commits.is_free:
-                self._commits.settle()
+            if self._coordinator.is_free:
+                self._coordinator.settle()
                 if self._clock.now() >= due:
-                    if self._commits.is_behind or self._pipeline.mark != self._marked:
+                    if self._coordinator.is_behind or self._pipeline.mark != self._marked:
                         self._begin_epoch()
                     due = max(due + self._plan.every_s, self._clock.now())
         self._begin_epoch()
-        self._commits.settle(is_last=True)
+        self._coordinator.settle(is_last=True)
 
     def _more(self, began: float) -> list[SourceBatch]:
-        """More rows for a round that is not long yet, unless somebody waits for its end."""
+        """More rows for a round that is not long yet, unless a request waits for its end."""
         if self._requests or self._wants_stop is not None or time.monotonic() - began > STEP_S:
             return []
-        return self._feeds.take_more(MORE_ROWS)
+        return self._readers.take_more(MORE_ROWS)
 
     def _begin_epoch(self) -> None:
         self._marked = self._pipeline.mark
-        self._commits.begin(self._pipeline, self._is_finished)
+        self._coordinator.begin(self._pipeline, self._is_finished)
 
     def _look_for_idle(self, idle: set[Reader]) -> None:
-        """Partitions that have nothing hold back nobody's time. One that is slow, or waits for the job, is none."""
+        """Idle partitions do not hold the watermark back. One that is slow, or blocked by the job, is not idle."""
         for reader in self._pipeline.readers:
             if reader.has_ended or (reader.quiet_s > IDLE_S and not reader.rows and not reader.is_ended):
                 idle.add(reader)
@@ -214,7 +214,7 @@ class Job:
 
     def _warn_of_more(self) -> None:
         """What the sources have now, a finished job does not read: its windows are closed and its results are given."""
-        if self._feeds.has_more(MORE_S if self._pipeline.is_bounded else QUIET_S):
+        if self._readers.has_more(MORE_S if self._pipeline.is_bounded else QUIET_S):
             warnings.warn("the job of this checkpoint has finished, and rows that came later are not read: give another"
                           f" directory than {self._plan.checkpoint} to begin anew", RuntimeWarning, stacklevel=2)
 
@@ -240,7 +240,7 @@ class Job:
     def _failed(self, rows: pa.RecordBatch, error: ScaleinError) -> None:
         found = in_columns(rows, self._pipeline.schema_of("failed", self._plan.emit))
         if found is None:
-            raise error  # it failed far behind the source: there is no row of the source's to give
+            raise error  # it failed after an aggregation: there is no source row to report
         self._metrics.failed_rows += found.num_rows
         self._sinks["failed"].write(found)
 
@@ -253,21 +253,21 @@ class Job:
             done.set()
 
     def _ask(self, request: Callable[[], None]) -> None:
-        """Have something done at the next border, and wait for it, unless it is one of the job's threads that asks."""
+        """Serve a request at the next barrier, and wait for it unless the caller is one of the job's threads."""
         done = threading.Event()
         self._requests.append((request, done))
-        self._feeds.wake()
+        self._readers.wake()
         while not self._is_inside() and not self._ended.is_set() and not done.wait(0.05):
             pass
 
     def _is_inside(self) -> bool:
         """Whether this thread is one that the job waits for."""
         me = threading.current_thread()
-        return me is self._thread or self._commits.has_thread(me) or self._feeds.has_thread(me) or bool(
+        return me is self._thread or self._coordinator.has_thread(me) or self._readers.has_thread(me) or bool(
             _WORKER.fullmatch(me.name))
 
     def scale(self, workers: int) -> None:
-        """Change the number of workers, at the next border. They share the state: see `metrics()["rescales"]`.
+        """Change the number of workers at the next barrier. They share the state: see `metrics()["rescales"]`.
 
         A job that has finished meanwhile needs none any more; one that was stopped or failed is refused.
         """
@@ -298,7 +298,7 @@ class Job:
         def take() -> None:
             self._begin_epoch()
             try:
-                self._commits.settle(is_last=True)
+                self._coordinator.settle(is_last=True)
                 if name is not None and self._checkpoint is not None:
                     places.append(self._checkpoint.save_as(name))
             except ScaleinError as error:
@@ -324,10 +324,10 @@ class Job:
         later, and who starts it again is warned of them.
 
         Whatever runs inside of the job (a sink, a source, a function) may call this; then it comes back at once, and
-        the job ends behind the rows at hand.
+        the job ends after the current rows.
         """
         self._wants_stop = "drain" if drain else "stop"
-        self._feeds.wake()
+        self._readers.wake()
         if not self._is_inside():
             self.wait()
 
@@ -345,7 +345,7 @@ class Job:
                     self._ended.wait(timeout)
             except (KeyboardInterrupt, SystemExit):
                 self._wants_stop = "stop"
-                self._feeds.wake()
+                self._readers.wake()
                 self._ended.wait()
                 raise
         if self._error is not None:
@@ -423,10 +423,10 @@ class Job:
     def _release(self, is_dead: bool = False) -> None:
         """Give everything back, whatever happened; a job that died on purpose leaves its files as they are."""
         self._stop_serving()
-        if hasattr(self, "_feeds"):
-            self._feeds.close()
-        if hasattr(self, "_commits"):
-            self._commits.close()
+        if hasattr(self, "_readers"):
+            self._readers.close()
+        if hasattr(self, "_coordinator"):
+            self._coordinator.close()
         for sink in self._sinks.values():
             with suppress(Exception):
                 sink.release() if is_dead else sink.close()

@@ -27,8 +27,8 @@ _EARLIEST = -(1 << 63)
 
 
 @dataclass(frozen=True, slots=True)
-class Sorted:
-    """The rows of a group's input: in time, too late, and how many had no time."""
+class SplitRows:
+    """The rows of an aggregation's input: on time, late, and the number of those without a time."""
 
     good: pa.RecordBatch
     late: pa.RecordBatch
@@ -36,7 +36,7 @@ class Sorted:
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class TimedRows:
     """Rows and their times."""
 
     rows: pa.RecordBatch
@@ -44,14 +44,14 @@ class Timed:
 
 
 class Lateness:
-    """Tells late rows apart. Batches that have none, as most, are handed on whole, of others the rows in time."""
+    """Separates late rows. Batches without late rows, which are most, are passed through unchanged."""
 
     def __init__(self, fragment: Fragment, window: ops.Window, delay: int, kept: Sequence[str]) -> None:
         self._window, self._delay = window, delay
-        self._kept = list(kept)  # columns that rows come out with
+        self._kept = list(kept)  # columns of the rows that are passed on
         time = window.time
         is_own = isinstance(time, Col) and _passes_through(fragment.before, time.name, fragment.input)
-        self.column = time.name if isinstance(time, Col) and is_own else None  # of the segment's input
+        self.column = time.name if isinstance(time, Col) and is_own else None  # a column of the fragment's input
         names = set(fragment.before.schema.names)
         self._name = next(name for k in range(len(names) + 1) if (name := f"#time{k}") not in names)
         items = (*(item for item in identity(fragment.before.schema) if item.name in kept), Named(self._name, time))
@@ -70,7 +70,7 @@ class Lateness:
         return self.least_open(watermark) - self._window.every + self._window.size
 
     def split(self, morsel: Morsel) -> tuple[Morsel | None, pa.RecordBatch | None]:
-        """Rows of the segment's input that surely have a time and are not late, and those that must be looked at.
+        """Rows of the fragment's input that surely have a time and are not late, and those that must be checked.
 
         Of the first it is known how far their times reach.
         """
@@ -89,7 +89,7 @@ class Lateness:
         least = max(within[0], least_open)
         return Morsel(good, watermark, self.column, least, within[1]) if good.num_rows else None, rest
 
-    def timed(self, rows: pa.RecordBatch, options: Options) -> Iterable[Timed]:
+    def timed(self, rows: pa.RecordBatch, options: Options) -> Iterable[TimedRows]:
         """Rows of the group's input with their times; they have one."""
         names = tuple(rows.schema.names)
         if names not in self._times:
@@ -97,10 +97,10 @@ class Lateness:
             items = (*identity(source.schema), Named(self._name, self._window.time))
             self._times[names] = Program(compile_flow(ops.Project(source, items)))
         for found in self._times[names].run([rows], options):
-            yield Timed(found.select(list(names)), as_integers(found.column(self._name)))
+            yield TimedRows(found.select(list(names)), as_integers(found.column(self._name)))
 
-    def sort(self, batch: pa.RecordBatch, watermark: int | None, options: Options) -> Iterable[Sorted]:
-        """What the group's input is for a batch of the segment's input."""
+    def split_late(self, batch: pa.RecordBatch, watermark: int | None, options: Options) -> Iterable[SplitRows]:
+        """The input of the aggregation for a batch of the fragment's input, with its late rows."""
         for rows in self.rows.run([batch], options):
             times = as_integers(rows.column(self._name))
             known = times.is_valid()
@@ -110,7 +110,7 @@ class Lateness:
                 open_ = pc.and_kleene(known, pc.greater_equal(times, self.least_open(watermark)))
             rest = pc.and_not(known, pc.fill_null(open_, False))
             rows = rows.select(self._kept)
-            yield Sorted(filtered(rows, pc.fill_null(open_, False)), filtered(rows, rest), times.null_count)
+            yield SplitRows(filtered(rows, pc.fill_null(open_, False)), filtered(rows, rest), times.null_count)
 
 
 def _passes_through(op: ops.Op, name: str, source: ops.Op) -> bool:

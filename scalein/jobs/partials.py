@@ -55,19 +55,21 @@ class Timed:
         self._names = fields.names
         self._late = None if self._window is None else Lateness(
             fragment, self._window, context.delay, fragment.before.schema.names if context.keeps_late else self._names)
-        self._sorted_op = over(fragment.op, fragment.before, placeholder(fields))
-        # Groups remember, and late rows are sorted out before: rows that fail have to leave before that.
+        self._checked_op = over(fragment.op, fragment.before, placeholder(fields))
+        # Failing rows are removed before the late-row check and before they reach state.
         self._check = None if context.failed is None else FragmentRunner(
             all_computed(fragment, context.keeps_late), context)
-        self._counted = 0  # rows since partial groups were taken
-        self._row = 0  # the number of the next row that a group gets, if groups follow the order of rows
+        self._counted = 0  # rows since partial groups were drained
+        self._row = 0  # the number of the next row, if aggregates depend on the order of rows
         self._has_many = False  # groups, compared with rows
 
     def _reads(self, program: Node) -> list[str]:
         return reads(program) + ([] if self._late is None else reads(self._late.rows.node))
 
-    def _arrived(self, morsels: Iterable[Morsel], sorted_: Batches) -> Iterator[Morsel]:
-        """Rows of the segment's input that are not late; where only the group's input tells, they go to `sorted_`."""
+    def _arrived(self, morsels: Iterable[Morsel], checked: Batches) -> Iterator[Morsel]:
+        """Rows of the fragment's input that are not late. Rows whose event time is known only after the fragment's ops
+        go to `checked`, as rows of the aggregation's input.
+        """
         for morsel in self._sound(morsels):
             good, rest = (morsel, None) if self._late is None else self._late.split(morsel)
             if good is not None:
@@ -75,12 +77,12 @@ class Timed:
                 yield good
             if self._late is None or rest is None:
                 continue
-            for found in self._late.sort(rest, morsel.watermark, self._contexts.options):
+            for found in self._late.split_late(rest, morsel.watermark, self._contexts.options):
                 self._contexts.timeless(found.timeless)
                 if found.late.num_rows:
                     self._contexts.late(found.late)
                 if found.good.num_rows:
-                    sorted_.append(found.good.select(self._names))
+                    checked.append(found.good.select(self._names))
 
     def _sound(self, morsels: Iterable[Morsel]) -> Iterable[Morsel]:
         """Batches without rows that fail, if these have a place to go to."""
@@ -108,7 +110,7 @@ class Partial(Timed):
     """Rows to partial groups, and those to results."""
 
     def __init__(self, fragment: Fragment, context: Context, root: Node, is_told: bool = False) -> None:
-        """If changes are told, what is kept is of a window each."""
+        """With a changelog, each stored group belongs to one window."""
         super().__init__(fragment, context)
         node = group_of(root)
         self._two = two = by_window(two_phase(node)) if is_told else two_phase(node)
@@ -127,11 +129,11 @@ class Partial(Timed):
     def _partials(self, morsels: Iterable[Morsel]) -> Batches:
         """Partial groups of rows; those of most rows come with `_taken`.
 
-        Rows come one way or the other: `Lateness` knows their times before the group's input is made, or never does.
+        Rows take one of the two ways: their event time is a column of the source, or is computed by the fragment's ops.
         """
-        sorted_: Batches = []
-        clean = (morsel.batch for morsel in self._arrived(morsels, sorted_))
-        return [*self._counted_in(clean), *self._of_sorted(sorted_)]
+        checked: Batches = []
+        clean = (morsel.batch for morsel in self._arrived(morsels, checked))
+        return [*self._counted_in(clean), *self._of_checked(checked)]
 
     def _counted_in(self, clean: Iterable[pa.RecordBatch]) -> Batches:
         """Partial groups that do not stay in workers' tables; where memory is short, that is looked at more often."""
@@ -148,12 +150,12 @@ class Partial(Timed):
         self._has_many |= sum(batch.num_rows for batch in found) > MANY_SHARE * counted
         return found
 
-    def _of_sorted(self, rows: Batches) -> Batches:
+    def _of_checked(self, rows: Batches) -> Batches:
         """Partial groups of rows of the group's input."""
         if not rows:
             return []
-        self._count_in(self._sorted_partial, rows)
-        return list(self._sorted_partial.drain())
+        self._count_in(self._checked_partial, rows)
+        return list(self._checked_partial.drain())
 
     def _count_in(self, program: PreAggregationProgram, rows: Iterable[pa.RecordBatch]) -> None:
         try:
@@ -162,8 +164,8 @@ class Partial(Timed):
             raise located(error, self._fragment.op, program.node) from None
 
     @cached_property
-    def _sorted_partial(self) -> PreAggregationProgram:
-        return PreAggregationProgram(two_phase(group_of(compile_flow(self._sorted_op))).partial)
+    def _checked_partial(self) -> PreAggregationProgram:
+        return PreAggregationProgram(two_phase(group_of(compile_flow(self._checked_op))).partial)
 
     def _taken(self) -> Batches:
         """Partial groups of the rows since the last time."""
@@ -197,14 +199,14 @@ class Finish:
         return self._rows is not None
 
     def between(self, given: Batches, after: int, end: int) -> Batches:
-        """Windows that end behind `after`, up to `end`, of slices some of which others need too."""
+        """Windows that end after `after`, up to `end`, of slices some of which others need too."""
         windows = []
         for batch in self._windows.run(given):
             ends = as_integers(batch.column("window_end"))
             windows.append(filtered(batch, pc.and_(pc.greater(ends, after), pc.less_equal(ends, end))))
-        return self.behind(windows)
+        return self.downstream(windows)
 
-    def behind(self, windows: Batches) -> Batches:
+    def downstream(self, windows: Batches) -> Batches:
         """The results of windows that are finished."""
         return self._behind.run(windows)
 
@@ -243,7 +245,7 @@ def all_computed(fragment: Fragment, keeps_all: bool) -> ops.Op:
 
 
 def group_of(node: Node) -> WindowAggregate:
-    """The aggregation of a segment's program."""
+    """The aggregation of a fragment's program."""
     while not isinstance(node, WindowAggregate):
         assert isinstance(node, Pipeline | Host | Limit | Sort)
         node = node.input

@@ -106,7 +106,7 @@ class RunningAggregate(Partial):
         for batch in self._of_windows(partials):
             if self._keys == [_ONE]:
                 batch = batch.append_column(_ONE, pa.array(np.zeros(batch.num_rows, np.int8)))
-            # Where a group has one result, whatever it is, nobody asks for the one before.
+            # If every group has exactly one result, the previous one is not needed.
             has_one = self.changes is not None and self.changes.is_one_to_one
             is_asked = self.changes is not None and not has_one
             before = self._stored(batch) if is_asked or not self._two.is_by_column else None
@@ -138,7 +138,7 @@ class RunningAggregate(Partial):
 
     def _put(self, partials: pa.RecordBatch, before: pa.RecordBatch | None) -> pa.RecordBatch | None:
         """Merge partial groups, no key twice, into the store: column by column, or, where columns mean something only
-        together, with those that were there `before`. Gives the groups as they are now, if changes are told.
+        together, with those that were there `before`. Gives the groups as they are now, with a changelog.
         """
         names = self._two.values.names
         if self._two.is_by_column:
@@ -176,7 +176,7 @@ class RunningAggregate(Partial):
         return -FOREVER if self._first_open == -FOREVER else self._first_open + self._window.size + self._contexts.delay
 
     def advance(self, watermark: int) -> Batches:
-        """Windows that changes were told of are forgotten when they close."""
+        """Windows of a changelog are dropped when they close."""
         if self._late is None:
             return []
         first_open = self._late.least_open(watermark)
@@ -194,7 +194,7 @@ class RunningAggregate(Partial):
     def finish(self) -> Iterable[pa.RecordBatch]:
         if not self._has_store and self._keys != [_ONE]:
             try:
-                return self._finish.behind(list(self._pre_aggregation.drain_complete()))
+                return self._finish.downstream(list(self._pre_aggregation.drain_complete()))
             except ComputeError as error:
                 raise located(error, self._fragment.op, self._pre_aggregation.node) from None
         self.settle()

@@ -27,14 +27,14 @@ class SourceInput:
     feed: Feed
     readers: list[Reader]
     clocks: dict[str, PartitionClock]
-    absent: dict[str, Json]  # partitions that only earlier runs had: should they come back, they go on where they were
+    absent: dict[str, Json]  # partitions that only earlier runs had: if they return, they resume at their offset
     path: list[int]
-    times: FragmentRunner | None  # of a batch, where they are no column of the source
-    is_timed: bool  # whether anything on the path looks at time
-    tests: str  # what a source may have left out, by which the rows of a batch that is half read are counted
+    times: FragmentRunner | None  # computes the event times of a batch, where they are not a column of the source
+    is_timed: bool  # whether an operator on the path uses event time
+    tests: str  # the pushed-down predicates, by which the rows of a partly read batch are counted
 
     def to_json(self) -> dict[str, Json]:
-        """How far each partition was read, and how far its time has come."""
+        """The offset and the clock of each partition."""
         return {**self.absent, **{
             reader.name: {"place": reader.place.to_json(), "tests": self.tests if reader.place.rows else "",
                           "clock": self.clocks[reader.name].to_json() if self.clocks else None}
@@ -43,7 +43,7 @@ class SourceInput:
 
 def source_input_of(feed: Feed, needed: Sequence[str], context: Context, known: dict[str, Json], path: list[int],
             is_timed: bool) -> SourceInput:
-    """The line of a source whose first step needs some columns, as an epoch knows its partitions."""
+    """The input of one source whose first operator reads some columns, restored from an epoch."""
     data = feed.source.data
     assert isinstance(data, Batches | BoundSource)
     reads, times = list(dict.fromkeys(needed)), None
@@ -78,7 +78,7 @@ def _times(feed: Feed, mark: ops.Watermark, context: Context) -> FragmentRunner:
     """The times of a batch that the watermark is about."""
     field = feed.timed.schema[mark.column]
     item = Named("time", Col(field.name, field.dtype, field.nullable))
-    # Rows that fail here fail again on their way, and are told of there.
+    # Rows that fail here fail again in the operators, which report them.
     failed = None if context.failed is None else lambda row, error: None
     context = replace(context, options=replace(context.options, workers=1), failed=failed)
     return FragmentRunner(ops.Project(feed.timed, (item,)), context)

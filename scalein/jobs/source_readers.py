@@ -33,7 +33,7 @@ MOST_SAVED_S = 1.0  # of a rate that was not used: a source that was silent for 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in a partition: the source's offset, and so many rows of the batch behind it."""
+    """A position in a partition: the source's offset, and the rows taken of the batch after it."""
 
     offset: Json = None
     rows: int = 0
@@ -52,7 +52,7 @@ class SourceBatch(NamedTuple):
 
     reader: Reader
     batch: pa.RecordBatch
-    behind: Place
+    after: Place
     is_last: bool
     came_s: float  # when, by the monotonic clock
     size: int = 0  # bytes
@@ -65,7 +65,7 @@ class Reader:
     name: str
     data: Batches | BoundSource
     columns: list[str]
-    place: Place  # behind what was taken
+    place: Place  # after what was taken
     beside: list[str] = field(default_factory=list)  # columns that only lines which cannot be decoded have values in
     pending: deque[SourceBatch] = field(default_factory=deque)
     rows: int = 0  # that are pending
@@ -73,7 +73,7 @@ class Reader:
     is_ended: bool = False  # nothing more is read
     error: BaseException | None = None
     most_bytes: int = AHEAD_BYTES
-    quiet_s: float = 0.0  # for how long the source has been saying that it has nothing; not how long it said nothing
+    quiet_s: float = 0.0  # seconds since the source first reported that it has no data
     _quiet_since: float | None = None
 
     @property
@@ -104,7 +104,7 @@ class Reader:
 
     def deliveries(self) -> Iterator[SourceBatch]:
         at, skipped = self.place.offset, self.place.rows
-        for batch, behind in self._batches(at):
+        for batch, after in self._batches(at):
             first = min(skipped, batch.num_rows)  # the source may cut its rows elsewhere than the last time
             skipped -= first
             is_last = first == batch.num_rows > 0
@@ -112,9 +112,9 @@ class Reader:
                 piece = batch if not first and batch.num_rows <= PIECE_ROWS else batch.slice(first, PIECE_ROWS)
                 first += piece.num_rows
                 is_last = first >= batch.num_rows
-                yield SourceBatch(self, piece, Place(behind, skipped) if is_last else Place(at, first), is_last,
+                yield SourceBatch(self, piece, Place(after, skipped) if is_last else Place(at, first), is_last,
                                time.monotonic(), self._size(piece))
-            at = behind
+            at = after
 
     def hear(self, delivery: SourceBatch, now: float) -> None:
         """Keep a delivery until it is taken. An empty one says that the source has nothing now."""
@@ -134,11 +134,11 @@ class Reader:
         if most is not None and rows > most:
             size = found.size * most // rows
             self.pending.appendleft(found._replace(batch=found.batch.slice(most), size=found.size - size))
-            behind = Place(self.place.offset, self.place.rows + most)
-            found = found._replace(batch=found.batch.slice(0, most), behind=behind, is_last=False, size=size)
+            after = Place(self.place.offset, self.place.rows + most)
+            found = found._replace(batch=found.batch.slice(0, most), after=after, is_last=False, size=size)
         self.rows -= found.batch.num_rows
         self.bytes -= found.size
-        self.place = found.behind
+        self.place = found.after
         return found
 
     def _size(self, batch: pa.RecordBatch) -> int:
@@ -157,7 +157,7 @@ class Reader:
         """With the columns that are wanted; those of a table are chosen once, not batch by batch."""
         names = [*self.columns, *self.beside]
         if isinstance(self.data, BoundSource):
-            return ((_with(names, batch), behind) for batch, behind in self.data.read_from(self.name, offset))
+            return ((_with(names, batch), after) for batch, after in self.data.read_from(self.name, offset))
         if self.data.table is not None:
             return _numbered(self.data.table.select(names).to_batches(), offset)
         return _numbered((_with(names, batch) for batch in self.data.read()), offset)
@@ -169,11 +169,11 @@ def _with(names: list[str], batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def _numbered(batches: Iterable[pa.RecordBatch], start: Json) -> Iterator[tuple[pa.RecordBatch, Json]]:
     """Batches in memory: an offset counts rows, since the same table may come in other batches the next time."""
-    left, behind = 0 if start is None else as_int(start), 0
+    left, after = 0 if start is None else as_int(start), 0
     for batch in batches:
-        behind += batch.num_rows
+        after += batch.num_rows
         if batch.num_rows > left:
-            yield batch.slice(left) if left else batch, behind
+            yield batch.slice(left) if left else batch, after
         left = max(0, left - batch.num_rows)
 
 
@@ -225,7 +225,7 @@ class SourceReaders:
         except BaseException as raised:
             error = raised
         with self._changed:
-            if not reader.is_ended:  # else nobody wants to read it any more
+            if not reader.is_ended:  # else it is no longer read
                 reader.is_ended, reader.error = True, error
             self._changed.notify_all()
 
@@ -303,7 +303,7 @@ class SourceReaders:
         return thread in self._threads
 
     def has_more(self, wait_s: float) -> bool:
-        """Whether there are rows that nobody took, or come within some time."""
+        """Whether there are rows that were not taken, or arrive within some time."""
         end = time.monotonic() + wait_s
         with self._changed:
             while not any(reader.rows for reader in self.readers) and (left_s := end - time.monotonic()) > 0:

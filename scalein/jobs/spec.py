@@ -11,15 +11,18 @@ from scalein.ir import ops
 from scalein.ir.rewrite import walk_ops
 from scalein.options import Options
 
-MOST_QUEUED = 1 << 29  # bytes of batches that wait; more would not make anything faster
+MOST_QUEUED = 1 << 29  # bytes of batches read ahead; more would not make anything faster
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How a job divides its memory, in bytes: a quarter for batches that wait to be taken, an eighth for maps that are
-    kept to be used again, the rest alike for what its steps keep, a third of that again for tables in which a group is
-    made. None: as much as they want. Static tables, what a batch is turned into, and the windows that are finished at
-    once (`parts.py`: a quarter of what the step keeps), come on top.
+    """How a job divides its memory, in bytes; None is no limit.
+
+        queues   a quarter: source batches that are read ahead spare    an eighth: memory maps pooled for reuse kept
+        the rest, in equal shares: the state of each operator, plus a third of that for tables of an aggregation
+
+    Not included: static tables, the intermediate results of a batch, and windows that are being closed (at most a
+    quarter of an operator's share, see `close_batches.py`).
     """
 
     queues: int | None

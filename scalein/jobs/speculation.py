@@ -34,8 +34,8 @@ class Timed(Protocol):
 
 def speculate(time: Timed, step: WindowedAggregate, column: str, clocks: dict[str, PartitionClock],
                      deliveries: list[SourceBatch], more: Callable[[], list[SourceBatch]]) -> bool:
-    """Whether rows were counted in, and time has moved behind them. If not, nothing has happened, but that what there
-    was of `more` is at the end of `deliveries`.
+    """True if the rows were aggregated and the watermark advanced. Otherwise nothing changed, except that `deliveries`
+    may have grown by `more()`.
     """
     full = [delivery for delivery in deliveries if delivery.batch.num_rows]
     if not step.tries(column, sum(delivery.batch.num_rows for delivery in full)):

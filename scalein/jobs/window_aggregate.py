@@ -46,14 +46,14 @@ from scalein.state.row_buffer import BufferSegment, RowBuffer
 from scalein.storage.checked_json import Json, as_map
 
 MOST_KEYS, MOST_VALUES = 16, 32  # columns of a store
-FEW_ROWS = 1 << 20  # of partial groups, that are not worth being put together
-MOST_BATCHES = 512  # that wait, before they are put together
-GROWN = 4  # times what they were when they were put together last
-TRIED_ROWS = 1 << 20  # at least, at once: the groups of each trial are taken
-MOST_TRIED = 1 << 18  # groups
+FEW_ROWS = 1 << 20  # buffered partial groups below this number are not combined
+MOST_BATCHES = 512  # buffered, before they are combined
+GROWN = 4  # growth since the last combine that makes another one worthwhile
+TRIED_ROWS = 1 << 20  # least rows of a speculative round: its groups are drained afterwards
+MOST_TRIED = 1 << 18  # groups of a speculative round
 UNTRIED = 16
-AHEAD_SLICES = 3  # at least, of a ring: beside those of one window, for times out of order and for the delay
-MANY_OUTSIDE = 1 << 16  # rows that a ring does not cover, from which on it should be wider
+AHEAD_SLICES = 3  # least slices of a ring besides those of one window, for out-of-order times and the delay
+MANY_OUTSIDE = 1 << 16  # rows outside the ring that make it wider
 MOST_RING_SLICES = 32
 RING_BYTES = 1 << 28  # of all records; a checkpoint writes them whole
 _SLICE = "#slice"
@@ -114,7 +114,7 @@ class WindowedAggregate(WindowCloser, Partial):
                 and rows >= TRIED_ROWS and not self._untried)  # fmt: skip
 
     def is_late(self, time: int, watermark: int) -> bool:
-        """Whether a row is late, or a window that it is in should have been told of before it came."""
+        """Whether a row is late, or one of its windows should have been emitted before it came."""
         if self._late is None:
             return False
         end = self._late.last_end(watermark)
@@ -129,14 +129,14 @@ class WindowedAggregate(WindowCloser, Partial):
         row = self._row
         found: list[tuple[int, int]] = []
         for some in ([batch] for batch in batches) if is_short else [batches]:
-            changelog_rows = None
+            bounds = None
             with suppress(ComputeError):  # perhaps of a late row, that would not have come so far
                 row = self._trial.add(some, self._contexts.options, row)
-                changelog_rows = self._trial.time_bounds(some if isinstance(some, list) else taken())
-            if changelog_rows is None or (is_short and self._trial.count > self._most_groups):
+                bounds = self._trial.time_bounds(some if isinstance(some, list) else taken())
+            if bounds is None or (is_short and self._trial.count > self._most_groups):
                 self.end_trial(False)
                 return None
-            found += changelog_rows
+            found += bounds
         self._behind_trial = row
         return found
 
@@ -178,7 +178,7 @@ class SlidingAggregate(WindowedAggregate):
         memory = context.options.memory
         self._most_bytes = RING_BYTES if memory is None else min(RING_BYTES, memory // 4)
         assert self._late is not None
-        self._has_ring = self._late.column is not None  # else nobody knows what it would have to cover
+        self._has_ring = self._late.column is not None  # else the slices to cover are unknown
         # Workers need not wait for each other at each window, if nothing but the sink wants it.
         self._puts_off = fragment.then is None and memory is None
         self._closed_before: Batches = []  # windows of a ring that is no more
@@ -189,17 +189,17 @@ class SlidingAggregate(WindowedAggregate):
         if self._ring is None:
             self._ring = RingPreAggregationProgram(self._node, self._two.partial, self._ring_slices,
                                                    self._contexts.options)
-        sorted_: Batches = []
+        checked: Batches = []
         inside: Batches = []
         outside: Batches = []
-        for morsel in self._arrived(morsels, sorted_):
+        for morsel in self._arrived(morsels, checked):
             is_inside = self._ring.ring.try_cover(morsel.least, morsel.greatest)
             (inside if is_inside else outside).append(morsel.batch)
         try:
             self._keep(self._ring.add(inside, self._contexts.options.workers))
         except ComputeError as error:
             raise located(error, self._fragment.op, self._ring.node) from None
-        self._keep([*self._counted_in(outside), *self._of_sorted(sorted_)])
+        self._keep([*self._counted_in(outside), *self._of_checked(checked)])
         self._outside += sum(batch.num_rows for batch in outside)
         self._inside += sum(batch.num_rows for batch in inside)
         if not self._puts_off:
@@ -243,12 +243,12 @@ class SlidingAggregate(WindowedAggregate):
         yield from super()._finished(after, end)
 
     def given(self) -> Batches:
-        """Results of windows that have closed, and that nobody has seen yet."""
+        """Results of closed windows that were not emitted yet."""
         found, self._closed_before = self._closed_before, []
         if self._ring is None:
             return found
         try:
-            return found + self._finish.behind(self._ring.ring.drain_closed())
+            return found + self._finish.downstream(self._ring.ring.drain_closed())
         except ComputeError as error:
             raise located(error, self._fragment.op, self._ring.node) from None
 
@@ -289,8 +289,8 @@ class BufferedAggregate(WindowCloser):
         super().__init__(fragment, context)
         needed = tuple(item for item in identity(fragment.before.schema) if item.name in self._names)
         self._before = FragmentRunner(ops.Project(fragment.before, needed), context)
-        root = compile_flow(self._sorted_op)
-        self._finish = Finish(self._sorted_op, root, group_of(root), group_of(root), context)
+        root = compile_flow(self._checked_op)
+        self._finish = Finish(self._checked_op, root, group_of(root), group_of(root), context)
         assert isinstance(fragment.state, ops.Aggregate)
         self._by = tuple(key.expr for key in fragment.state.keys)
         self.reads = self._reads(self._before.program.node)
@@ -317,11 +317,11 @@ class BufferedAggregate(WindowCloser):
         """Rows of the group's input: batches in which all rows are in time, together, and others between them."""
         clean: Batches = []
         for morsel in morsels:
-            sorted_: Batches = []
-            clean += [found.batch for found in self._arrived([morsel], sorted_)]
-            if sorted_:
+            checked: Batches = []
+            clean += [found.batch for found in self._arrived([morsel], checked)]
+            if checked:
                 yield from self._before.run(clean)
-                yield from sorted_
+                yield from checked
                 clean = []
         yield from self._before.run(clean)
 

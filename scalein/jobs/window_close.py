@@ -44,8 +44,8 @@ class WindowCloser(Timed):
 
     @property
     def due(self) -> int | None:  # type: ignore[override]
-        """Where windows slide, a row may come after some of its windows have closed, but not all: which of them count
-        it must not depend on how much is run at once. And a ring covers few slices.
+        """The watermark at which sliding windows must be closed before more rows are added: a row may arrive when some
+        of its windows have closed but not all, and which of them count it must not depend on the size of a round.
         """
         if self._window is None or self._window.size == self._window.every:
             return None
@@ -75,7 +75,7 @@ class WindowCloser(Timed):
         self._log.replace([])
 
     def _finished(self, after: int, end: int) -> Iterator[pa.RecordBatch]:
-        """The results of windows that end behind `after`, up to `end`, part by part if memory is short."""
+        """The results of windows that end after `after`, up to `end`, part by part if memory is short."""
         waiting, window = self._waiting(end), self._window
         for part in self._parts(waiting, Part(after, end), window):
             given = self._given(waiting, part, window)

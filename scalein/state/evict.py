@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from scalein.kernels.store import Functions, StoreKernels
 
 MAX_EVICTIONS = 3  # in flight
+RETAINED_SHARE = 0.25  # of a shard's records, those accessed most, that an eviction leaves in memory
+ACCESS_SAMPLE = 1 << 12  # records of a shard whose accesses decide which are retained
 
 # Yields records in the order of their hashes, with these, at most so many at a time; the next ones may overwrite them.
 RecordSource = Callable[[int], Iterator[tuple[np.ndarray, np.ndarray]]]
@@ -60,12 +62,25 @@ class Evictor:
         in_flight = [eviction.workspace for eviction in list(self.evictions) if eviction.workspace is not None]
         return sum(workspace.size_bytes for workspace in (*in_flight, *list(self.workspaces)))
 
-    def evict(self, shard: int, least_accesses: int, drop: int, functions: Functions) -> None:
-        """Evict the records of a shard with fewer accesses; those with a flag of `drop` are discarded. The chunks stay
-        unchanged until the records are written.
+    def evict(self, shard: int, retained_share: float, drop: int, functions: Functions) -> None:
+        """Evict the least accessed records of a shard, all but a share; those with a flag of `drop` are discarded. The
+        chunks stay unchanged until the records are written.
         """
+        # Accesses are sampled, so an eviction of all records does not depend on them.
+        least_accesses = MAX_ACCESSES + 1
+        if retained_share:
+            least_accesses = eviction_threshold(self._access_counts(shard_groups(shard)), retained_share)
         evict = self._evict_with_text if self._kernels.text_cells else self._evict_plain
         evict(shard, least_accesses, drop, functions)
+
+    def _access_counts(self, groups: range) -> np.ndarray:
+        """The numbers of accesses of records: of as many groups as a sample needs."""
+        found: list[np.ndarray] = []
+        for group in groups:
+            found.append(self._memtable.heads(group))
+            if sum(map(len, found)) >= ACCESS_SAMPLE:
+                break
+        return (np.concatenate(found) >> np.uint64(ACCESSES_SHIFT) & np.uint64(MAX_ACCESSES)).astype(np.int64)
 
     def finish(self, max_in_flight: int) -> None:
         """Wait until at most so many evictions are in flight. The records of a failed one go back to memory: raises."""
@@ -151,3 +166,11 @@ class Evictor:
 
     def close(self) -> None:
         self.threads.shutdown(wait=True)
+
+
+def eviction_threshold(accesses: np.ndarray, share: float) -> int:
+    """The number of accesses from which on a record is retained in memory: at least 2, and at most a share of all
+    records has as many."""
+    counts = np.bincount(accesses, minlength=MAX_ACCESSES + 1)
+    at_least = np.append(np.cumsum(counts[::-1])[::-1], 0)  # records with at least so many accesses
+    return max(2, int(np.argmax(at_least <= share * len(accesses))))

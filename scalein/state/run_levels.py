@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from scalein.layout import GROUPS, MAX_ACCESSES, PARTIAL, TOMB, SortedRecords
+from scalein.layout import GROUPS, PARTIAL, TOMB, SortedRecords
 from scalein.memory import address
 from scalein.state.arena import Arena, Workspace
 from scalein.state.memtable import MemTable
@@ -379,14 +379,6 @@ def _split_range(groups: range, parts: int) -> list[tuple[int, int]]:
 
 
 # --- decisions
-
-
-def eviction_threshold(accesses: np.ndarray, share: float) -> int:
-    """The number of accesses from which on a record is retained in memory: at least 2, and at most a share of all
-    records has as many."""
-    counts = np.bincount(accesses, minlength=MAX_ACCESSES + 1)
-    at_least = np.append(np.cumsum(counts[::-1])[::-1], 0)  # records with at least so many accesses
-    return max(2, int(np.argmax(at_least <= share * len(accesses))))
 
 
 def first_to_compact(sizes: list[int]) -> int:

@@ -18,13 +18,13 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.errors import Damaged, NewerFormat, ScaleinError, StoreFailed
-from scalein.layout import ACCESSES_SHIFT, GROUPS, MAX_ACCESSES, PARTIAL, TOMB
+from scalein.layout import GROUPS, PARTIAL, TOMB
 from scalein.memory import address
 from scalein.state import format
 from scalein.state.arena import Arena
 from scalein.state.budget import UNLIMITED, Budget
 from scalein.state.compaction import Compactor
-from scalein.state.evict import MAX_EVICTIONS, Evictor
+from scalein.state.evict import MAX_EVICTIONS, RETAINED_SHARE, Evictor
 from scalein.state.memtable import MemTable
 from scalein.state.point_reads import PointReads
 from scalein.state.restored import RestoredState
@@ -34,7 +34,6 @@ from scalein.state.run_levels import (
     MergeTable,
     Run,
     RunLevels,
-    eviction_threshold,
     pointers_to,
     shard_groups,
 )
@@ -45,8 +44,6 @@ if TYPE_CHECKING:
     from scalein.kernels.store import Functions, StoreKernels
 
 GARBAGE_SHARE = 0.3  # of a group's bytes, from which on it is rewritten
-RETAINED_SHARE = 0.25  # of a shard's records, those accessed most, that an eviction leaves in memory
-ACCESS_SAMPLE = 1 << 12  # records of a shard whose accesses decide which are retained
 HEADROOM_SHARE = 4  # at most this fraction (1/4) of the memtable's memory is kept free for new rows
 SPARE_SHARE = 16  # this fraction (1/16) of memory may be free without going back to the system,
 FRAGMENTED_SHARE = 4  # or this one (1/4) if huge pages would be broken up
@@ -271,20 +268,9 @@ class Tiers:
         if not any(map(self.memtable.record_count, groups)):
             return
         drop = 0 if self.levels.runs[shard] else TOMB  # without older records, a deletion needs no tombstone
-        # Accesses are sampled, so an eviction of all records does not depend on them.
-        least = eviction_threshold(self._access_counts(groups), retained_share) if retained_share else MAX_ACCESSES + 1
-        self.evictor.evict(shard, least, drop, self.functions)
+        self.evictor.evict(shard, retained_share, drop, self.functions)
         for group in groups:
             self.memtable.set_flags(group, PARTIAL if self.levels.runs[shard] else 0)
-
-    def _access_counts(self, groups: range) -> np.ndarray:
-        """The numbers of accesses of records: of as many groups as a sample needs."""
-        found: list[np.ndarray] = []
-        for group in groups:
-            found.append(self.memtable.heads(group))
-            if sum(map(len, found)) >= ACCESS_SAMPLE:
-                break
-        return (np.concatenate(found) >> np.uint64(ACCESSES_SHIFT) & np.uint64(MAX_ACCESSES)).astype(np.int64)
 
     def finish_evictions(self, max_in_flight: int = 0, wait_for_close: bool = True) -> None:
         """Wait until at most so many evictions are in flight; raises if one failed, whose records are back in memory.

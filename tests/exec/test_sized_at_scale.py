@@ -8,7 +8,7 @@ import pytest
 
 import scalein as si
 from scalein import col
-from scalein.exec import emit, hash_aggregate, side_state
+from scalein.exec import aggregate, emit, side_state
 from tests import oracle
 from tests.same import assert_same
 from tests.scale import assert_same_rows, by_duckdb, every_way, source_of
@@ -132,7 +132,7 @@ def test_the_best_do_not_keep_the_bytes_of_the_others(monkeypatch: pytest.Monkey
 
 @every_way
 def test_windows_that_slide_are_made_in_parts(source: str, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hash_aggregate, "PART_VALUES", 500)
+    monkeypatch.setattr(aggregate, "PART_VALUES", 500)
     rng = np.random.default_rng(5)
     table = pa.table({"t": np.sort(rng.integers(-100, 900, 3000)), "k": rng.integers(0, 3, 3000),
                       "x": rng.integers(0, 40, 3000), "s": [f"text number {n}" for n in rng.integers(0, 30, 3000)]})

@@ -297,7 +297,7 @@ class StreamPlan:
         """The rows that are not late and have a time, as the aggregation reads them."""
         assert self.lateness is not None
         for batch in batches:
-            for found in self.lateness.sort(batch, watermark, options):
+            for found in self.lateness.split_late(batch, watermark, options):
                 summary.timeless += found.timeless
                 if found.late.num_rows:
                     self._add_late(found.late, summary)
