@@ -101,7 +101,7 @@ def test_the_rows_of_another_source_are_not_passed_over(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("first", ["final", "changes"])
 @pytest.mark.parametrize("is_windowed", [False, True])
-def test_groups_are_told_of_in_one_way(first: str, is_windowed: bool, tmp_path: Path) -> None:
+def test_a_checkpoint_with_another_emit_is_refused(first: str, is_windowed: bool, tmp_path: Path) -> None:
     def start(emit: str) -> Job:
         flow = si.from_source(Stream({"all": BATCHES}, allowed={"all": 5})).with_watermark("t", 100)
         key = si.tumbling("t", 10) if is_windowed else "t"
@@ -111,7 +111,7 @@ def test_groups_are_told_of_in_one_way(first: str, is_windowed: bool, tmp_path: 
     until(lambda: rows_in(job) == 10, job)
     job.stop()
     other = {"final": "changes", "changes": "final"}[first]
-    with pytest.raises(si.BadArgument, match=f"(?s)another way.*checkpoint .*{first}.*flow .*{other}"):
+    with pytest.raises(si.BadArgument, match=f"(?s)another emit=.*checkpoint .*{first}.*flow .*{other}"):
         start(other)
     start(first).stop()
 
