@@ -22,7 +22,7 @@ import pyarrow as pa
 from scalein.exec.key_domain import MAX_SLICE
 from scalein.exec.morsels import coalesce, cut_morsels
 from scalein.exec.tables import HashTable, handle_full
-from scalein.ir.passes.place_state import MAX_RING_SLICES
+from scalein.ir.passes.aggregate_table import MAX_RING_SLICES
 from scalein.ir.stages import Group, GroupMode
 from scalein.ir.tables import Slicing, Table
 from scalein.kernels.call import call

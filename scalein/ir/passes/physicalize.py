@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Expr, Named, NamedAgg
 from scalein.ir.functions.registry import has_host
+from scalein.ir.passes.aggregate_table import place_first_rows, place_state
 from scalein.ir.passes.host_steps import HostSteps
-from scalein.ir.passes.place_state import place_first_rows, place_state
 from scalein.ir.physical import Node, Pipeline, identity
 from scalein.ir.rewrite import walk_ops
 from scalein.ir.tables import Table
