@@ -1,7 +1,7 @@
 """compile_flow(): the whole pipeline on one screen.
 
     ops      fold -> push_down -> merge_filters -> top_rows -> prune      each verified
-    stages   split -> fuse                                                each verified; split calls place_state
+    stages   split -> fuse                                                each verified; split calls aggregate_table
     plans    cached by digest, without data: see `plan_of`
     kernels  specialise -> lower_stage -> verify -> optimise -> emit, at run time, cached by digest
 """

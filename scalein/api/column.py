@@ -285,7 +285,7 @@ class Column(Aggregates, Hinted):
         return self._call("abs")
 
     def round(self, digits: int = 0) -> Column:
-        """The value with so many digits behind the point, halves away from zero; integers stay as they are.
+        """The value rounded to this number of decimals, halves away from zero; integers stay as they are.
 
         >>> import pyarrow as pa, scalein as si
         >>> from scalein import col

@@ -212,7 +212,7 @@ def _try_regex(pattern: str, group: int, method: str) -> None:
         if why.startswith("Invalid replacement"):
             raise BadArgument(f"the pattern of str.{method} has no group {group}", at=here(), found=repr(pattern),
                               hint="a group is what stands in parentheses; 0 is the whole match") from None
-        raise BadArgument(f"str.{method} takes a regular expression, and this is none", at=here(), found=repr(pattern),
+        raise BadArgument(f"str.{method} takes a valid regular expression", at=here(), found=repr(pattern),
                           why=why.removeprefix("Invalid regular expression: ").partition(": ")[0],
                           hint="the syntax is RE2's, without look-around and references") from None
 
@@ -588,7 +588,7 @@ class Aggregates:
         return self._agg("arg_max", by)
 
     def n_unique(self) -> Column:
-        """The number of different values; null is none of them.
+        """The number of different values, without null.
 
         >>> import pyarrow as pa, scalein as si
         >>> from scalein import col

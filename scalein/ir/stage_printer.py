@@ -238,7 +238,7 @@ def _args(acc: Acc) -> str:
 
 
 def _hashed(arg: Expr) -> Expr:
-    """The user's expression in what a sketch takes: its hash, null where it is (see `place_state`)."""
+    """The user's expression in what a sketch takes: its hash, null where it is (see `aggregate_table`)."""
     match arg:
         case Call("hash", (value,)) | Call("if_else", (_, Call("hash", (value,)), _)):
             return value

@@ -1,6 +1,6 @@
 """Keyed state as a kernel sees it: keys, accumulators, outputs, and the record that holds them.
 
-`place_state` decides what a table has; its `layout` gives the bytes. The store that replaces the memory behind it
+`aggregate_table` decides what a table has; its `layout` gives the bytes. The store that replaces the memory behind it
 reads the same description.
 """
 
@@ -135,7 +135,7 @@ class Slicing(Enum):
 
 @dataclass(frozen=True)
 class Table:
-    """Keyed state: what place_state decided."""
+    """Keyed state: as `aggregate_table` decides it."""
 
     keys: tuple[Key, ...]
     accs: tuple[Acc, ...]

@@ -21,7 +21,7 @@ from scalein.exec.event_time import extent
 from scalein.ir import ops
 from scalein.ir.exprs import Named
 from scalein.ir.partials import row_values
-from scalein.ir.passes.aggregate_table import place_state
+from scalein.ir.passes.aggregate_table import aggregate_table
 from scalein.ir.physical import Node
 from scalein.jobs.changelog import Changelog, changelog_rows
 from scalein.jobs.expiry_index import ExpiryIndex, windows_of
@@ -245,7 +245,7 @@ class ByRow:
         state = fragment.state
         assert isinstance(state, ops.Aggregate)
         self._store, self._contexts = store, context
-        table = place_state(state.keys, None, state.aggs)
+        table = aggregate_table(state.keys, None, state.aggs)
         values = [(f"#acc{k}", *value) for k, value in enumerate(row_values(table))]
         self._functions = {name: function for name, _, function in values}
         given = [(name, expr) for name, expr, _ in values if expr is not None]

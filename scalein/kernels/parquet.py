@@ -37,8 +37,9 @@ _missed = 0  # values that pyarrow decoded because the kernels were not compiled
 
 
 def are_ready(value_sizes: Iterable[int], values: int, options: Options) -> bool:
-    """Whether kernels for values of these sizes are compiled, or so many values have been missed that compiling them
-    pays: reading a single file should not wait for it."""
+    """Whether kernels for values of these sizes are compiled, or so many values were decoded without them that compiling
+    pays: reading a single file should not wait for it.
+    """
     global _missed
     if all(has_kernel(name, options) for name in (_HEADERS, _OPEN, *map(_name, value_sizes))):
         return True

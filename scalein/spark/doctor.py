@@ -208,7 +208,7 @@ def _probe() -> Callable[[Iterable[object]], Iterator[str]]:
 
 
 def _prober(spark: SparkSession) -> tuple[int, int, Callable[[int], list[str]]]:
-    """The session's slots, the number of its executors, and a function that runs so many probes on them."""
+    """The session's slots, the number of its executors, and a function that runs that many probes on them."""
     probe = _probe()
     if not _is_remote(spark):
         context = spark.sparkContext

@@ -1,4 +1,4 @@
-"""LocalFileSystem: a directory of a Linux file system.
+"""LocalFileSystem: a directory of a Linux file system; `filesystem.py` states what survives a power cut (fsync).
 
 The page cache counts as the store's memory. Large writes from aligned memory bypass it (O_DIRECT); other writes are
 dropped from it at `sync`, or every 32 MiB. Reads of many blocks (`aio`) and `read_into(direct=True)` bypass it where

@@ -97,7 +97,7 @@ def test_explain_names_the_step() -> None:
 
 
 @pytest.mark.parametrize(("method", "args", "says"), [
-    ("matches", ("a(",), r"regular expression, and this is none\n.*\n.*\n  why    missing \)"),
+    ("matches", ("a(",), r"valid regular expression\n.*\n.*\n  why    missing \)"),
     ("extract", ("(?=a)",), "without look-around"),
     ("extract", ("(a)", 2), "has no group 2"),
     ("extract", ("a",), "has no group 1"),

@@ -1,4 +1,4 @@
-"""place_state: which accumulators a group keeps, and what is finished from them."""
+"""aggregate_table: which accumulators a group keeps, and what is finished from them."""
 
 from __future__ import annotations
 

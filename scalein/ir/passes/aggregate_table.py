@@ -1,4 +1,4 @@
-"""place_state: a table for each aggregation: keys, accumulators, and how outputs come from them.
+"""aggregate_table: a table for each aggregation: keys, accumulators, and how outputs come from them.
 
 Accumulators are shared: `sum`, `mean` and `count` of one column need one sum and one count. The number of
 rows is always the first accumulator: it says whether a record has been reached, and stands in for
@@ -17,7 +17,7 @@ from scalein.ir.tables import Acc, AccKind, Key, Output, Slicing, Table
 MAX_RING_SLICES = 16  # more slices a window go through keys: a record would not fit a few cache lines
 
 
-def place_state(keys: tuple[Named, ...], window: ops.Window | None, aggs: tuple[NamedAgg, ...]) -> Table:
+def aggregate_table(keys: tuple[Named, ...], window: ops.Window | None, aggs: tuple[NamedAgg, ...]) -> Table:
     """count, sum(x), mean(x) -> [rows, valid(x), sum(x)] and three outputs."""
     accs: dict[Acc, int] = {Acc(AccKind.ROWS): 0}  # with their numbers
 
@@ -39,6 +39,6 @@ def place_state(keys: tuple[Named, ...], window: ops.Window | None, aggs: tuple[
     )
 
 
-def place_first_rows(keys: tuple[Named, ...]) -> Table:
+def distinct_table(keys: tuple[Named, ...]) -> Table:
     """The table of a `distinct`: for each key the least number of its rows, which no row has had yet at first."""
     return Table(tuple(Key(k.name, type_of(k.expr), k.expr.nullable) for k in keys), (Acc(AccKind.MIN),), ())

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Expr, Named, NamedAgg
 from scalein.ir.functions.registry import has_host
-from scalein.ir.passes.aggregate_table import place_first_rows, place_state
+from scalein.ir.passes.aggregate_table import aggregate_table, distinct_table
 from scalein.ir.passes.host_steps import HostSteps
 from scalein.ir.physical import Node, Pipeline, identity
 from scalein.ir.rewrite import walk_ops
@@ -47,11 +47,11 @@ class Planner:
 
     def table(self, keys: tuple[Named, ...], window: ops.Window | None, aggs: tuple[NamedAgg, ...]) -> Table:
         """The state of an aggregation."""
-        return place_state(keys, window, aggs)
+        return aggregate_table(keys, window, aggs)
 
     def first_rows(self, keys: tuple[Named, ...]) -> Table:
         """The state of a distinct."""
-        return place_first_rows(keys)
+        return distinct_table(keys)
 
     def columns(self, node: Node, exprs: Sequence[Expr]) -> tuple[Node, list[Col]]:
         """The input with a column for each expression that is not a column yet, and these columns."""
