@@ -16,7 +16,7 @@ import pytest
 from scalein.errors import Damaged, StoreFailed
 from scalein.kernels.store import StoreKernels
 from scalein.options import Options
-from scalein.state import LogStore, compaction, format, tiers
+from scalein.state import LogStore, compaction, evict, format, tiers
 from scalein.state.arena import Arena
 from scalein.state.budget import Budget
 from scalein.state.checksum import block_checksum
@@ -128,7 +128,7 @@ def test_a_damaged_group_is_not_loaded_partially(tmp_path: Path) -> None:
 def test_partials_of_other_functions_are_evicted_whatever_their_accesses(tmp_path: Path,
                                                                          monkeypatch: pytest.MonkeyPatch) -> None:
     """The retained records are chosen by a sample of groups; an eviction of all records must not depend on it."""
-    monkeypatch.setattr(tiers, "ACCESS_SAMPLE", 1)
+    monkeypatch.setattr(evict, "ACCESS_SAMPLE", 1)
     store = filled(tmp_path, LITTLE)
     assert all(store._tiers.levels.runs)
     often = np.arange(100, KEYS, KEYS // 20)
