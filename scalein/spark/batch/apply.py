@@ -31,7 +31,13 @@ from scalein.ir.physical import identity
 from scalein.ir.rewrite import rewrite, walk_ops
 from scalein.jobs.fragments import Feed, Fragment, cut, fragments, over, placeholder
 from scalein.spark.batch.filters import push_to_spark, quote_name
-from scalein.spark.batch.scan import scan_all_by_key, scan_source, shuffle_partitions
+from scalein.spark.batch.scan import (
+    scan_all_by_key,
+    scan_row_groups,
+    scan_row_groups_by_key,
+    scan_source,
+    shuffle_partitions,
+)
 from scalein.spark.batch.tasks import (
     CompleteAggregate,
     FromSpark,
@@ -42,10 +48,12 @@ from scalein.spark.batch.tasks import (
     Task,
     ToSpark,
 )
+from scalein.spark.file_scan import files_of_dataframe
 from scalein.spark.phases import MapReduce
+from scalein.spark.row_groups import RowGroups, plan_row_groups
 from scalein.spark.serialize import optimise, read_static_tables
 from scalein.spark.shuffle import KEY_GROUPS, SHUFFLE_DDL, target_ids
-from scalein.spark.types import check_input_schema, spark_arrow_schema, spark_schema
+from scalein.spark.types import arrow_schema, check_input_schema, spark_arrow_schema, spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -76,11 +84,13 @@ def apply(q: Flow, df: DataFrame) -> DataFrame:
     type is refused here. Nothing runs before an action, as with every DataFrame. Joins are with static tables, which
     are read now and sent with the plan.
 
-    Spark does the reading, caching and scheduling; the projection (columns that the flow does not need are not sent to
-    Python); comparisons of a column with a constant in filters next to the input; the shuffle, of partial groups; and
-    full sorts. All else is compiled, and runs in Spark's Python workers. Sums, counts, minima, maxima, means and
-    distinct rows are aggregated before the shuffle. Aggregates that need all values (`n_unique`, `quantile`, `top_k`,
-    `arg_max`, ...) send the columns that they read.
+    Where the DataFrame is a scan of Parquet files (perhaps with a selection of columns, and not cached) that mean the
+    same to both, tasks read the files themselves. Otherwise Spark does the reading, the projection (columns that the
+    flow does not need are not sent to Python), and comparisons of a column with a constant in filters next to the
+    input. In both cases it does the scheduling, the shuffle, of partial groups, and full sorts. All else is compiled,
+    and runs in Spark's Python workers. Sums, counts, minima, maxima, means and distinct rows are aggregated before the
+    shuffle. Aggregates that need all values (`n_unique`, `quantile`, `top_k`, `arg_max`, ...) send the columns that
+    they read.
 
     Spark's rows have no order of their own: `first`, `last`, `collect`, `limit` without `sort` and `distinct` of some
     columns are refused, and ties of `sort`, `top_k`, `arg_min` and `arg_max` are broken arbitrarily.
@@ -119,6 +129,7 @@ class _Planner:
 
     def __init__(self, spark: SparkSession, df: DataFrame | None, at: SourceLoc) -> None:
         self._spark, self._df, self._at = spark, df, at
+        self._scans: dict[tuple[object, ...], RowGroups | None] = {}  # of the DataFrame, by columns and conditions
 
     def plan(self, inputs: list[Feed], schema: pa.Schema) -> DataFrame:
         """The DataFrame of all fragments; each is planned when all its inputs are."""
@@ -162,19 +173,41 @@ class _Planner:
             df, step = scan_source(input, map_reduce, self._spark, self._at)
             return [PendingFrame(df, (step,))], map_reduce
         assert self._df is not None
+        map_reduce = MapReduce(fragment)
+        if (row_groups := self._row_groups(input, map_reduce)) is not None:
+            df, step = scan_row_groups(row_groups, self._spark)
+            return [PendingFrame(df, (step, FromSpark(_read_schema(input, map_reduce))))], map_reduce
         fragment, condition = push_to_spark(fragment, self._df.schema)
         map_reduce = MapReduce(fragment)
         df = self._df if condition is None else self._df.filter(condition)
-        schema = pa.schema([input.arrow.field(name) for name in map_reduce.reads])
-        return [PendingFrame(select_columns(df, map_reduce.reads), (FromSpark(schema),))], map_reduce
+        steps = (FromSpark(_read_schema(input, map_reduce)),)
+        return [PendingFrame(select_columns(df, map_reduce.reads), steps)], map_reduce
+
+    def _row_groups(self, source: ops.Source, map_reduce: MapReduce) -> RowGroups | None:
+        """The row groups of the DataFrame with the columns that `map_reduce` reads, if it is a scan of files that tasks
+        can read.
+        """
+        assert self._df is not None
+        schema = _read_schema(source, map_reduce)
+        wanted = (*schema.names, *map_reduce.scan_conditions)
+        if wanted not in self._scans:
+            files = files_of_dataframe(self._df, schema.names)
+            self._scans[wanted] = None if files is None else plan_row_groups(
+                files, arrow_schema(self._df.schema, self._at, schema.names), map_reduce.scan_conditions, schema)
+        return self._scans[wanted]
 
     def _plan_without_shuffle(self, fragment: Fragment, source: ops.Source) -> PendingFrame | None:
         """The fragment with tasks that each read all files for the rows of their own keys, if a shuffle costs more."""
-        if source.data is None or not isinstance(fragment.state, ops.Aggregate):
+        if not isinstance(fragment.state, ops.Aggregate):
             return None
         map_reduce = MapReduce(fragment)
-        read = scan_all_by_key(source, map_reduce, self._spark)
-        return None if read is None else PendingFrame(read[0], (read[1], CompleteAggregate(map_reduce)))
+        if source.data is not None:
+            read = scan_all_by_key(source, map_reduce, self._spark)
+            return None if read is None else PendingFrame(read[0], (read[1], CompleteAggregate(map_reduce)))
+        row_groups = self._row_groups(source, map_reduce)
+        read = None if row_groups is None else scan_row_groups_by_key(row_groups, map_reduce, self._spark)
+        return None if read is None else PendingFrame(
+            read[0], (read[1], FromSpark(_read_schema(source, map_reduce)), CompleteAggregate(map_reduce)))
 
     def _shuffle(self, frames: list[PendingFrame], map_reduce: MapReduce) -> PendingFrame:
         ids = target_ids(shuffle_partitions(self._spark))[:KEY_GROUPS] if map_reduce.keys else (0,)
@@ -212,6 +245,11 @@ class _Planner:
         downstream = MapReduce(Fragment(over(fragment.op, sort, source), source, None, None))
         schema = pa.schema([sort.schema.arrow.field(name) for name in downstream.reads])
         return [PendingFrame(select_columns(df, downstream.reads), (FromSpark(schema), MapRows(downstream)))]
+
+
+def _read_schema(source: ops.Source, map_reduce: MapReduce) -> pa.Schema:
+    """The columns of a source that `map_reduce` reads."""
+    return pa.schema([source.arrow.field(name) for name in map_reduce.reads])
 
 
 def _union(frames: Sequence[DataFrame]) -> DataFrame:
