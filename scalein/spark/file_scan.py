@@ -1,9 +1,10 @@
 """File scans in Spark's plans: the files that a DataFrame, or a micro-batch of a stream, consists of.
 
-A scan is recognised if it is all that the plan does, but for a selection of columns: Parquet files that Spark has
-listed itself, no filter, no buckets, no metadata columns, no option or setting that changes which rows are read or what
-they mean. Paths are on the local file system of the machines, as Spark's own tasks would open them. The files are those
-of Spark's own listing, and the values of partition columns those that Spark inferred or cast.
+A scan is recognised if it is all that the plan does, but for a selection of columns, and for a DataFrame filters that
+mean the same in a flow (`catalyst_filters.py`): Parquet files that Spark has listed itself, no buckets, no metadata
+columns, no option or setting that changes which rows are read or what they mean. Paths are on the local file system of
+the machines, as Spark's own tasks would open them. The files are those of Spark's own listing, and the values of
+partition columns those that Spark inferred or cast.
 
 Names of Spark's plans are not public: where one is missing or has another form, there is no scan, and Spark reads.
 """
@@ -12,19 +13,26 @@ from __future__ import annotations
 
 import json
 import posixpath
-from collections.abc import Iterable
-from decimal import Decimal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
+from scalein.connectors.formats.statistics import Condition
 from scalein.errors import NOWHERE
-from scalein.spark.row_groups import ScannedFile, Values
+from scalein.spark.catalyst_filters import column_of, value_of
+from scalein.spark.row_groups import RowGroups, ScannedFile, Values, plan_row_groups
 from scalein.spark.types import arrow_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from scalein.api.column import Column
 
 MAX_FILES = 4096  # the driver reads their footers
 MAX_PARTITIONS = 1024  # the driver asks the JVM for the values of each
@@ -40,7 +48,6 @@ _REQUIRED_SETTINGS = {"spark.sql.files.ignoreCorruptFiles": "false", "spark.sql.
                       "spark.sql.parquet.int96TimestampConversion": "false",
                       "spark.sql.parquet.fieldId.read.enabled": "false"}  # fmt: skip
 _ROW_WRAPPERS = ("WholeStageCodegenExec", "InputAdapter", "ColumnarToRowExec")
-_NAME_WRAPPERS = ("SubqueryAlias", "View")
 
 
 def are_settings_plain(spark: SparkSession) -> bool:
@@ -54,24 +61,50 @@ def are_columns_plain(struct: Any, names: Iterable[str]) -> bool:
     return not any(set(field.metadata or {}) - {"comment"} for field in struct.fields if field.name in wanted)
 
 
-def files_of_dataframe(df: DataFrame, names: Iterable[str]) -> tuple[ScannedFile, ...] | None:
-    """The files that a DataFrame is a scan of, if they have these columns; else None, also for Spark Connect."""
-    from py4j.protocol import Py4JError
+@dataclass(frozen=True)
+class FileScan:
+    """The files that a DataFrame is a scan of."""
 
-    if not hasattr(df, "_jdf") or df.isStreaming or not are_columns_plain(df.schema, names):
+    files: tuple[ScannedFile, ...]
+    struct: StructType  # of the files, with partition columns
+    condition: Column | None  # rows for which it is not true are no rows of the DataFrame
+    condition_reads: tuple[str, ...]
+
+    def row_groups(self, schema: pa.Schema, conditions: Sequence[Condition] = ()) -> RowGroups | None:
+        """The row groups of the files with the columns of `schema`, the flow's types, if tasks can read them; without
+        those in which one of the conditions holds for no row.
+        """
+        if not are_columns_plain(self.struct, schema.names):
+            return None
+        return plan_row_groups(self.files, arrow_schema(self.struct, NOWHERE, schema.names), conditions, schema)
+
+
+def scan_of_dataframe(df: DataFrame) -> FileScan | None:
+    """The scan that a DataFrame is; None if it is anything else, or belongs to Spark Connect."""
+    from py4j.protocol import Py4JError
+    from pyspark.sql.types import StructType
+
+    if not hasattr(df, "_jdf") or df.isStreaming:
         return None
     try:
-        plan = df._jdf.queryExecution().withCachedData()
+        plan = df._jdf.queryExecution().optimizedPlan()
+        conditions, reads = [], list[str]()
         while (kind := plan.getClass().getSimpleName()) != "LogicalRelation":
-            if not (kind in _NAME_WRAPPERS or (kind == "Project" and _are_attributes(plan.projectList()))):
+            if kind == "Filter":
+                conditions.append(column_of(plan.condition()))
+                references = plan.condition().references().toSeq()
+                reads += [references.apply(k).name() for k in range(references.size())]
+            elif not (kind == "Project" and _are_attributes(plan.projectList())):
                 return None
             plan = plan.child()
         relation = plan.relation()
-        if relation.getClass().getSimpleName() != "HadoopFsRelation":
+        if relation.getClass().getSimpleName() != "HadoopFsRelation" or None in conditions:
             return None
-        if not set(names) <= {*relation.schema().fieldNames()} or not are_settings_plain(df.sparkSession):
-            return None
-        return _files(relation)
+        struct = StructType.fromJson(json.loads(relation.schema().json()))
+        names = {name.lower() for name in struct.names}
+        files = _files(relation) if are_settings_plain(df.sparkSession) and len(names) == len(struct.names) else None
+        return None if files is None or not set(df.columns) <= set(struct.names) else FileScan(
+            files, struct, reduce(and_, conditions) if conditions else None, tuple(dict.fromkeys(reads)))
     except (Py4JError, AttributeError, TypeError, ValueError):
         return None
 
@@ -155,23 +188,6 @@ def _partition_values(relation: Any, location: Any) -> dict[str, Values] | None:
     for number in range(partitions.size()):
         partition = partitions.apply(number)
         row, folder = partition.values(), partition.path().toUri().getPath()
-        found[folder] = {field.name: _scalar(None if row.isNullAt(k) else row.get(k, spark_types[k]), field.type)
+        found[folder] = {field.name: value_of(None if row.isNullAt(k) else row.get(k, spark_types[k]), field.type)
                          for k, field in enumerate(types)}
     return found
-
-
-def _scalar(value: Any, arrow: pa.DataType) -> pa.Scalar:
-    """A value of one of Spark's internal rows: dates are days, times microseconds, text and decimals objects."""
-    if value is None:
-        return pa.scalar(None, arrow)
-    if pa.types.is_date32(arrow):
-        return pa.scalar(value, pa.int32()).cast(arrow)
-    if pa.types.is_timestamp(arrow):
-        return pa.scalar(value, pa.int64()).cast(pa.timestamp("us")).cast(arrow)
-    if pa.types.is_decimal(arrow):
-        return pa.scalar(Decimal(value.toString()), arrow)
-    if pa.types.is_string(arrow):
-        return pa.scalar(value.toString(), arrow)
-    if pa.types.is_primitive(arrow):
-        return pa.scalar(value, arrow)
-    raise ValueError(f"a partition column of type {arrow}")

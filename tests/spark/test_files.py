@@ -145,6 +145,23 @@ def test_filters_skip_row_groups_and_files(spark: Any, tmp_path: Path) -> None:
         assert rows_of(out) == rows_of(df.filter(in_spark).select("n", "ms", "word", "p"))
 
 
+FILTERS = ("n > 3 and word is not null", "5 > n or i8 is null", "not (word = 'view')", "word in ('view', '')",
+           "day >= date'2024-10-01'", "ms < timestamp_ntz'2023-11-14 23:00:00.001'", "flag = true and price <= 0.25",
+           "utc >= timestamp'2023-11-14 23:00:00Z'", "f32 = float(2.5)", "p = 1", "p = 1 and n between 210 and 230")
+
+
+@pytest.mark.parametrize("condition", FILTERS)
+def test_filters_of_a_dataframe_run_in_the_flow(spark: Any, tmp_path: Path, condition: str) -> None:
+    table = everyday(400).append_column("p", pa.array(np.arange(400) // 200))
+    pq.write_to_dataset(table, tmp_path, partition_cols=["p"], row_group_size=50)
+    df = spark.read.parquet(str(tmp_path)).filter(condition)
+    assert 0 < df.count() < 400
+    check_apply(df)
+    check_apply(df.select("n", "list"))
+    q = si.flow(df.schema).group_by("coded").agg(n=si.count())
+    assert rows_of(sis.apply(q, df)) == rows_of(df.groupBy("coded").count())
+
+
 def test_many_groups_are_read_by_key(spark: Any, tmp_path: Path) -> None:
     table = pa.table({"k": [f"key {k}" for k in range(5_000)] * 2, "v": pa.array(range(10_000), pa.int16())})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=3_000)
@@ -162,7 +179,8 @@ def test_what_spark_must_read(spark: Any, tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "a.parquet")
     path = str(tmp_path)
     df = spark.read.parquet(path)
-    check_apply(df.filter("n > 3"), is_scan=False)
+    check_apply(df.filter("n % 3 = 1"), is_scan=False)
+    check_apply(df.filter("n > 3 or length(word) > 3"), is_scan=False)
     check_apply(df.withColumnRenamed("word", "text"), is_scan=False)
     check_apply(df.select("n", "_metadata.file_name"), is_scan=False)
     check_apply(spark.read.option("mergeSchema", "true").parquet(path), is_scan=False)
