@@ -37,6 +37,8 @@ def column_of(expression: Any) -> Column | None:
     if kind == "Not":
         inner = column_of(expression.child())
         return None if inner is None else ~inner
+    if _is_attribute(expression):
+        return col(expression.name()) if expression.dataType().typeName() == "boolean" else None
     if kind in ("IsNull", "IsNotNull") and _is_attribute(expression.child()):
         column = col(expression.child().name())
         return column.is_null() if kind == "IsNull" else column.is_not_null()

@@ -88,17 +88,19 @@ def scan_of_dataframe(df: DataFrame) -> FileScan | None:
         return None
     try:
         plan = df._jdf.queryExecution().optimizedPlan()
-        conditions, reads = [], list[str]()
+        conditions, reads = list["Column"](), list[str]()
         while (kind := plan.getClass().getSimpleName()) != "LogicalRelation":
             if kind == "Filter":
-                conditions.append(column_of(plan.condition()))
+                if (condition := column_of(plan.condition())) is None:
+                    return None
+                conditions.append(condition)
                 references = plan.condition().references().toSeq()
                 reads += [references.apply(k).name() for k in range(references.size())]
             elif not (kind == "Project" and _are_attributes(plan.projectList())):
                 return None
             plan = plan.child()
         relation = plan.relation()
-        if relation.getClass().getSimpleName() != "HadoopFsRelation" or None in conditions:
+        if relation.getClass().getSimpleName() != "HadoopFsRelation":
             return None
         struct = StructType.fromJson(json.loads(relation.schema().json()))
         names = {name.lower() for name in struct.names}

@@ -8,8 +8,9 @@ kernel does with it. So tasks read the files themselves, where that gives the ro
     a column the file lacks    null
     dates and times            in the Gregorian calendar, so not from files of Spark 2, nor rebased ones
 
-INT96 times are instants. Times in nanoseconds, which Spark cannot read, are read if they are whole microseconds, and
-are an error otherwise. In all other cases `plan_row_groups` gives None, and Spark reads.
+INT96 times are instants, and so are times without a zone where Spark's column has one. Times in nanoseconds, which
+Spark cannot read, are read if they are whole microseconds, and are an error otherwise. In all other cases
+`plan_row_groups` gives None, and Spark reads.
 """
 
 from __future__ import annotations
@@ -178,8 +179,7 @@ def _stored_columns(file: Any, schema: pa.Schema, values: Values) -> list[str] |
             continue
         if alike != [field.name]:  # names that differ in case: Spark may take them for the same, or refuse them
             return None
-        is_int96 = _is_int96(file.schema, field.name)
-        if not converts(_INSTANT if is_int96 else found.field(field.name).type, field.type):
+        if not converts(_type_in_spark(file, field), field.type):
             return None
         if _has_dates(field.type) and _is_legacy(file.metadata.metadata or {}):
             return None
@@ -187,9 +187,14 @@ def _stored_columns(file: Any, schema: pa.Schema, values: Values) -> list[str] |
     return stored
 
 
-def _is_int96(schema: Any, name: str) -> bool:
-    leaves = (schema.column(k) for k in range(len(schema)))
-    return any(leaf.physical_type == "INT96" for leaf in leaves if leaf.path == name)
+def _type_in_spark(file: Any, wanted: pa.Field) -> pa.DataType:
+    """The type of a file's column, with the zone that Spark takes it to have."""
+    found = file.schema_arrow.field(wanted.name).type
+    leaves = (file.schema.column(k) for k in range(len(file.schema)))
+    if any(leaf.physical_type == "INT96" for leaf in leaves if leaf.path == wanted.name):
+        return _INSTANT
+    is_instant = pa.types.is_timestamp(found) and pa.types.is_timestamp(wanted.type) and wanted.type.tz is not None
+    return pa.timestamp(found.unit, wanted.type.tz) if is_instant else found
 
 
 def _has_dates(arrow: pa.DataType) -> bool:

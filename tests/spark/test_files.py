@@ -31,7 +31,7 @@ def everyday(rows: int = ROWS, seed: int = 1) -> pa.Table:
     gone = rng.random(rows) < 0.1
     n = rng.integers(-100, 100, rows)
     ms = 1_700_000_000_000 + rng.integers(0, 10**7, rows)
-    words = pa.array(np.array(["view", "click", "", "ü"])[rng.integers(0, 4, rows)], mask=gone)
+    words = pa.array(np.array(["view", "click", "a b", "ü"])[rng.integers(0, 4, rows)], mask=gone)
 
     def of(values: Any, arrow: pa.DataType) -> pa.Array:
         return pa.array(values, arrow, mask=gone)
@@ -49,6 +49,11 @@ def everyday(rows: int = ROWS, seed: int = 1) -> pa.Table:
         "list": pa.array([None if g else [int(k), None] for k, g in zip(n, gone, strict=True)], pa.list_(pa.int64())),
         "struct": pa.array([{"x": int(k)} for k in n], pa.struct({"x": pa.int32()})),
     })  # fmt: skip
+
+
+def write_partitioned(table: pa.Table, folder: Path, *columns: str) -> None:
+    """Folders by the values of columns; pyarrow does not filter views."""
+    pq.write_to_dataset(table.drop_columns(["view"]), folder, partition_cols=list(columns), row_group_size=50)
 
 
 def rows_of(df: Any) -> list[tuple[Any, ...]]:
@@ -88,6 +93,7 @@ def test_everyday_types(spark: Any, tmp_path: Path) -> None:
     df = spark.read.schema(spark.read.parquet(str(tmp_path / "a.parquet")).schema).parquet(str(tmp_path))
     check_apply(df)
     check_apply(df.select("word", "n", "coded"))
+    check_apply(spark.read.schema("n long, ms timestamp, us timestamp, nothing double").parquet(str(tmp_path)))
     df.createOrReplaceTempView("everyday_files")
     check_apply(spark.table("everyday_files"))
 
@@ -96,7 +102,7 @@ def test_files_of_spark_and_polars(spark: Any, tmp_path: Path) -> None:
     """Spark writes INT96 times by default, or in milliseconds; Polars views and large text."""
     polars = pytest.importorskip("polars")
     whole = everyday().drop_columns(["bytes"])
-    df = spark.createDataFrame(whole.drop_columns(["u8", "u32"]))
+    df = spark.createDataFrame(whole.drop_columns(["u8", "u32", "view"]))
     for kind in ("INT96", "TIMESTAMP_MICROS", "TIMESTAMP_MILLIS"):
         with setting(spark, "spark.sql.parquet.outputTimestampType", kind):
             df.write.parquet(str(tmp_path / kind))
@@ -113,7 +119,7 @@ def test_files_of_spark_and_polars(spark: Any, tmp_path: Path) -> None:
 def test_partitioned_folders(spark: Any, tmp_path: Path, partition: pa.Array) -> None:
     table = everyday(50).append_column("p", partition.take(pa.array(np.arange(50) % 5)))
     table = table.append_column("q", pa.array(np.arange(50) % 2))
-    pq.write_to_dataset(table, tmp_path, partition_cols=["p", "q"])
+    write_partitioned(table, tmp_path, "p", "q")
     df = spark.read.parquet(str(tmp_path))
     check_apply(df)
     check_apply(df.select("q", "n"))
@@ -134,7 +140,7 @@ def test_nested_folders(spark: Any, tmp_path: Path) -> None:
 
 def test_filters_skip_row_groups_and_files(spark: Any, tmp_path: Path) -> None:
     table = everyday(400).append_column("p", pa.array(np.arange(400) // 200))
-    pq.write_to_dataset(table, tmp_path, partition_cols=["p"], row_group_size=50)
+    write_partitioned(table, tmp_path, "p")
     df = spark.read.parquet(str(tmp_path))
     bound = dt.datetime(2023, 11, 14, 23, 0)
     for condition, in_spark in ((col("n") < 60, "n < 60"), (col("p") == 1, "p = 1"),
@@ -145,15 +151,16 @@ def test_filters_skip_row_groups_and_files(spark: Any, tmp_path: Path) -> None:
         assert rows_of(out) == rows_of(df.filter(in_spark).select("n", "ms", "word", "p"))
 
 
-FILTERS = ("n > 3 and word is not null", "5 > n or i8 is null", "not (word = 'view')", "word in ('view', '')",
+FILTERS = ("n > 3 and word is not null", "5 > n or i8 is null", "not (word = 'view')", "word in ('view', 'ü')",
            "day >= date'2024-10-01'", "ms < timestamp_ntz'2023-11-14 23:00:00.001'", "flag = true and price <= 0.25",
-           "utc >= timestamp'2023-11-14 23:00:00Z'", "f32 = float(2.5)", "p = 1", "p = 1 and n between 210 and 230")
+           "utc >= timestamp'2023-11-14 23:00:00Z'", "flag or i8 < -50", "f32 = float(2.5)", "p = 1",
+           "p = 1 and n between 210 and 230")
 
 
 @pytest.mark.parametrize("condition", FILTERS)
 def test_filters_of_a_dataframe_run_in_the_flow(spark: Any, tmp_path: Path, condition: str) -> None:
     table = everyday(400).append_column("p", pa.array(np.arange(400) // 200))
-    pq.write_to_dataset(table, tmp_path, partition_cols=["p"], row_group_size=50)
+    write_partitioned(table, tmp_path, "p")
     df = spark.read.parquet(str(tmp_path)).filter(condition)
     assert 0 < df.count() < 400
     check_apply(df)
@@ -212,13 +219,17 @@ def test_the_files_are_those_of_the_dataframe(spark: Any, tmp_path: Path) -> Non
 # --- without a session
 
 
+def cast(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
+    return column.cast(pa.string()).cast(wanted) if pa.types.is_dictionary(column.type) else column.cast(wanted)
+
+
 def readable(table: pa.Table, schema: pa.Schema, folder: Path, **options: Any) -> bool:
     path = folder / "x.parquet"
     pq.write_table(table, path, **options)
     found = plan_row_groups([ScannedFile(str(path), {})], schema)
     if found is not None:
         got = pa.Table.from_batches(list(found.read()), schema)
-        assert_same(got, table.select(got.column_names).cast(schema), ordered=True)
+        assert_same(got, pa.table({field.name: cast(table[field.name], field.type) for field in schema}), ordered=True)
     return found is not None
 
 
@@ -229,8 +240,9 @@ def test_types_that_are_read(tmp_path: Path) -> None:
     assert readable(table, pa.schema([("i8", pa.int64()), ("f32", pa.float64()), ("price", pa.decimal128(12, 3))]),
                     tmp_path)
     assert readable(table, pa.schema([("ms", pa.timestamp("us")), ("utc", pa.timestamp("us", "UTC"))]), tmp_path)
-    for name, lossy in (("n", pa.int32()), ("us", pa.timestamp("us", "UTC")), ("utc", pa.timestamp("us")),
-                        ("word", pa.binary()), ("price", pa.decimal128(9, 3)), ("n", pa.string())):
+    assert readable(table, pa.schema([("us", pa.timestamp("us", "UTC"))]), tmp_path)
+    for name, lossy in (("n", pa.int32()), ("utc", pa.timestamp("us")), ("word", pa.binary()), ("n", pa.string()),
+                        ("price", pa.decimal128(9, 3))):
         assert not readable(table, pa.schema([(name, lossy)]), tmp_path)
     instants = table.select(["utc"]).cast(pa.schema([("utc", pa.timestamp("us", "UTC"))]))
     assert readable(instants, instants.schema, tmp_path, use_deprecated_int96_timestamps=True)
@@ -252,7 +264,8 @@ def test_row_groups_are_dealt_by_size(tmp_path: Path) -> None:
                             pa.schema([("n", pa.int64()), ("word", pa.string())]))
     assert found is not None
     parts = found.split(2)
-    assert sorted(sum(part.rows) for part in parts) == [1_000, 1_000]
+    sizes = [sum(part.sizes) for part in parts]
+    assert max(sizes) - min(sizes) <= max(found.sizes)
     assert sum(batch.num_rows for part in parts for batch in part.read()) == 2_000
 
 
@@ -272,7 +285,7 @@ def start(q: Any, stream: Any, folder: Path) -> Any:
 
 
 def partitioned(table: pa.Table, folder: Path) -> None:
-    pq.write_to_dataset(table, folder, partition_cols=["word"])
+    write_partitioned(table, folder, "word")
 
 
 def plain(table: pa.Table, folder: Path) -> None:
@@ -290,13 +303,14 @@ def test_streams_say_who_reads(spark: Any, tmp_path: Path, write: Callable[[pa.T
                                reader: str) -> None:
     table = everyday().append_column("k", everyday()["coded"])
     write(table, tmp_path / "in")
-    schema = spark.createDataFrame(table.drop_columns(["u8", "u32", "k"])).schema.add("k", "string")
+    schema = spark.createDataFrame(table.drop_columns(["u8", "u32", "k", "view"])).schema.add("k", "string")
     q = si.flow(schema).group_by("word").agg(
         n=si.count(), s=col("i8").sum(), p=col("price").sum(), first=col("ms").min(), k=col("k").max())
     job = start(q, stream_of(spark, tmp_path / "in", schema), tmp_path)
     assert job.last_progress["read_by"] == reader
     assert job.last_progress["rows_in"] == ROWS
-    want = q.collect(table.select(schema.names).cast(si.flow(schema).schema))
+    whole = spark.read.schema(schema).parquet(str(tmp_path / "in")).toArrow()
+    want = q.collect(whole.select(schema.names).cast(si.flow(schema).schema))
     assert_same(sis.read_state(tmp_path / "checkpoint").select(want.column_names), want)
 
 
