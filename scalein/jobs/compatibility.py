@@ -7,8 +7,6 @@ source, so a source with a new name is refused.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from scalein.connectors.base import BoundSource
 from scalein.dtypes import Schema
 from scalein.errors import BadArgument, SourceLoc
@@ -31,8 +29,9 @@ def signature(fragment: Fragment) -> str:
     state = fragment.state
     assert state is not None
     used = state.state_reads()
-    fields = Schema(tuple(field for field in state.input.schema if field.name in used))
-    about = dump(untried(replace(state, input=placeholder(state.input.schema))))
+    before = state.streams[0].schema
+    fields = Schema(tuple(field for field in before if field.name in used))
+    about = dump(untried(state.with_inputs((placeholder(before), *state.inputs[1:]))))
     return f"{about.splitlines()[0]}  over {fields!r}"
 
 

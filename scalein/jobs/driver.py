@@ -31,7 +31,7 @@ from scalein.jobs.compatibility import check_same, label, places, signature, sta
 from scalein.jobs.dead_letters import failed_schema, without_malformed
 from scalein.jobs.fragments import Feed, Fragment
 from scalein.jobs.metrics import Metrics, Stage
-from scalein.jobs.operators import Context, Distinct, Limit, Morsel, Operator, SnapshotFuture, Sort, Stateless
+from scalein.jobs.operators import Blocking, Context, Distinct, Limit, Morsel, Operator, SnapshotFuture, Stateless
 from scalein.jobs.running_aggregate import RunningAggregate
 from scalein.jobs.source_inputs import SourceInput, source_input_of
 from scalein.jobs.source_readers import Reader, SourceBatch
@@ -300,8 +300,8 @@ class Pipeline:
         return any(isinstance(s.state, ops.Aggregate) and s.state.window is None for s in self._fragments)
 
     @property
-    def has_sort(self) -> bool:
-        return any(isinstance(fragment.state, ops.Sort) for fragment in self._fragments)
+    def has_blocking(self) -> bool:
+        return any(fragment.is_blocking for fragment in self._fragments)
 
     @property
     def first_window(self) -> DType | None:
@@ -436,7 +436,7 @@ def _nothing(given: object) -> None:
 
 def _holds_back(fragment: Fragment) -> int:
     """How much later than their event times a fragment emits rows."""
-    if isinstance(fragment.state, ops.Sort) or (isinstance(fragment.state, ops.Aggregate) and fragment.window is None):
+    if fragment.is_blocking or (isinstance(fragment.state, ops.Aggregate) and fragment.window is None):
         return NEVER
     return 0 if fragment.window is None else fragment.window.size
 
@@ -451,5 +451,5 @@ def _step(fragment: Fragment, context: Context, state: Json, emit: str) -> Opera
             return Distinct(fragment, context, state)
         case ops.Limit():
             return Limit(fragment, context, state)
-        case ops.Sort():
-            return Sort(fragment, context, state)
+        case ops.Sort() | ops.OuterJoin():
+            return Blocking(fragment, context, state)

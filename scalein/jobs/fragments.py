@@ -30,7 +30,7 @@ class Fragment:
 
     op: ops.Op  # over `input`
     input: ops.Source  # without data
-    state: ops.Aggregate | ops.Distinct | ops.Limit | ops.Sort | None  # the op that waits or remembers, as in `op`
+    state: ops.Aggregate | ops.Distinct | ops.Limit | ops.OuterJoin | ops.Sort | None  # waits or remembers, as in `op`
     then: Fragment | None
     _programs: dict[str, Node] = field(default_factory=dict)
 
@@ -43,12 +43,17 @@ class Fragment:
     @property
     def before(self) -> ops.Op:
         """The rows that the op with state gets."""
-        return self.op if self.state is None else self.state.input
+        return self.op if self.state is None else self.state.streams[0]
 
     @property
     def window(self) -> ops.Window | None:
         """The windows that it groups by."""
         return self.state.window if isinstance(self.state, ops.Aggregate) else None
+
+    @property
+    def is_blocking(self) -> bool:
+        """Whether it gives its rows at the end of the input."""
+        return self.state is not None and self.state.is_blocking
 
 
 @dataclass(eq=False)
@@ -143,7 +148,8 @@ def _marked(first: Fragment) -> tuple[ops.Watermark | None, ops.Op]:
     below: ops.Op = first.input
     fragment: Fragment | None = first
     while fragment is not None:
-        ends_here = isinstance(fragment.state, ops.Aggregate | ops.Sort)  # rows come out at other times than they go in
+        # Rows come out at other times than they go in.
+        ends_here = isinstance(fragment.state, ops.Aggregate) or fragment.is_blocking
         path = stream_path(fragment.before if ends_here else fragment.op, fragment.input)
         marks = [op for op in path if isinstance(op, ops.Watermark)]
         if marks:
@@ -181,7 +187,7 @@ def _fragment(top: ops.Op, bottom: ops.Op, then: Fragment | None) -> Fragment:
     source = placeholder(bottom.schema)
     op = over(top, bottom, source)
     state = next((each for each in stream_path(op, source) if each.has_state), None)
-    assert isinstance(state, ops.Aggregate | ops.Distinct | ops.Limit | ops.Sort | None)
+    assert isinstance(state, ops.Aggregate | ops.Distinct | ops.Limit | ops.OuterJoin | ops.Sort | None)
     return Fragment(op, source, state, then)
 
 
@@ -203,6 +209,11 @@ def check_bounded(feeds: list[Feed], is_bounded: bool, emit: str, at: SourceLoc)
         if isinstance(fragment.state, ops.Sort):
             raise BadArgument("an endless flow cannot be sorted", at=at, step="sort",
                               hint="sort what windows give, or read a bounded source")
+        if isinstance(fragment.state, ops.OuterJoin):
+            how = fragment.state.how
+            raise BadArgument(f"a {how} join of an endless flow has no end: rows of the table without a match are "
+                              "known only when all rows have come", at=fragment.state.at, step="join",
+                              hint='take how="left" or "inner", or read a bounded source')
         is_final = emit == "final" or fragment.then is not None
         if isinstance(fragment.state, ops.Aggregate) and fragment.state.window is None and is_final:
             raise BadArgument("a running aggregate over an endless source has no final result", at=at,

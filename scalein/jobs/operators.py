@@ -256,8 +256,8 @@ class Distinct(Stateless):
         self._store.abandon()
 
 
-class Sort(Stateless):
-    """All rows in order, at the end."""
+class Blocking(Stateless):
+    """What needs all rows (a sort, a right or outer join): they are buffered, and its rows come at the end."""
 
     def __init__(self, fragment: Fragment, context: Context, state: Json) -> None:
         super().__init__(fragment, context)

@@ -62,6 +62,6 @@ class JobSpec:
 
     @property
     def memory(self) -> Shares:
-        steps = [type(op) for op in walk_ops(self.op)]
-        return Shares.of(self.options.memory, steps.count(ops.Aggregate), steps.count(ops.Distinct)
-                         + steps.count(ops.Sort))
+        steps = list(walk_ops(self.op))
+        return Shares.of(self.options.memory, sum(isinstance(op, ops.Aggregate) for op in steps),
+                         sum(isinstance(op, ops.Distinct) or op.is_blocking for op in steps))

@@ -79,7 +79,7 @@ class MapReduce:
         if isinstance(state, ops.Distinct):  # of all columns: a group_by without aggregates
             complete = ops.Aggregate(state.input, identity(state.schema), None, (), at=state.at)
             fragment = Fragment(over(fragment.op, state, complete), fragment.input, complete, None)
-        assert not isinstance(fragment.state, ops.Limit | ops.Distinct)
+        assert not isinstance(fragment.state, ops.Limit | ops.Distinct | ops.OuterJoin)  # see batch/outer_join.py
         self.fragment = replace(fragment, then=None)
         self.state = fragment.state
         self._idle_programs: list[PreAggregationProgram] = []  # they hold the tables of joins, and no groups

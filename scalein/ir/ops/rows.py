@@ -132,34 +132,38 @@ class MapBatches(Unary):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Explode(Unary):
-    """A row for each element of a list column, in order, the element in its place; none for a null or empty list."""
+    """A row for each element of some list columns, in order, the elements in their places.
+
+    The lists of a row have one length; null counts as empty, and an empty list gives no row.
+    """
 
     input: Op
-    column: str
+    lists: tuple[str, ...]
     at: SourceLoc = field(default=NOWHERE, compare=False)
 
     is_row_by_row = True
 
     def _columns(self) -> Schema:
-        return Schema(tuple(_element(f) if f.name == self.column else f for f in self.input.schema))
+        return Schema(tuple(_element(f) if f.name in self.lists else f for f in self.input.schema))
 
     def _detail(self) -> str:
-        return self.column
+        return ", ".join(self.lists)
 
     def wrong(self) -> Iterator[str]:
-        column = self.input.schema.get(self.column)
-        if column is None or element_of(column.dtype) is None:
-            yield f"no list {self.column!r} in its input"
+        for name in self.lists:
+            column = self.input.schema.get(name)
+            if column is None or element_of(column.dtype) is None:
+                yield f"no list {name!r} in its input"
 
     def reads(self, needed: set[str]) -> tuple[set[str], ...]:
-        return (needed | {self.column},)
+        return (needed | set(self.lists),)
 
     def hands_on(self, column: str) -> bool:
-        return column != self.column
+        return column not in self.lists
 
     def push(self, predicate: Expr) -> list[tuple[int, Expr]] | None:
         """What the elements of a list share decides for all of them; a row without elements must not fail."""
-        return None if self.column in columns(predicate) or can_fail(predicate) else [(0, predicate)]
+        return None if set(self.lists) & columns(predicate) or can_fail(predicate) else [(0, predicate)]
 
     def physical(self, p: Planner) -> Node:
         return Host(p.node(self.input), self)

@@ -31,6 +31,7 @@ from scalein.ir.physical import identity
 from scalein.ir.rewrite import rewrite, walk_ops
 from scalein.jobs.fragments import Feed, Fragment, cut, fragments, over, placeholder
 from scalein.spark.batch.filters import push_to_spark, quote_name
+from scalein.spark.batch.outer_join import expand_outer_joins
 from scalein.spark.batch.scan import scan_all_by_key, scan_source, shuffle_partitions
 from scalein.spark.batch.tasks import (
     CompleteAggregate,
@@ -74,7 +75,8 @@ def apply(q: Flow, df: DataFrame) -> DataFrame:
 
     The flow begins with `si.flow(schema)`, where `schema` may be `df.schema`; a column that is missing or of another
     type is refused here. Nothing runs before an action, as with every DataFrame. Joins are with static tables, which
-    are read now and sent with the plan.
+    are read now and sent with the plan; a right or outer join reads its left side twice, the second time for the keys
+    that match.
 
     Spark does the reading, caching and scheduling; the projection (columns that the flow does not need are not sent to
     Python); comparisons of a column with a constant in filters next to the input; the shuffle, of partial groups; and
@@ -110,7 +112,7 @@ def plan_flow(op: ops.Op, spark: SparkSession, df: DataFrame | None, at: SourceL
         op = rewrite(op, lambda each: typed if each is source else None)
     # Bounded input has no late rows.
     op = rewrite(op, lambda each: each.input if isinstance(each, ops.Watermark) else None)
-    inputs = cut(read_static_tables(optimise(op), at))
+    inputs = cut(expand_outer_joins(read_static_tables(optimise(op), at)))
     return _Planner(spark, df, at).plan(inputs, schema)
 
 

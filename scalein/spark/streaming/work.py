@@ -333,6 +333,10 @@ def _single_input(op: ops.Op, at: SourceLoc) -> Feed:
             case ops.Limit():
                 raise BadArgument("limit depends on the order of rows, and a stream on Spark has none", at=at,
                                   step="limit")
+            case ops.OuterJoin():
+                raise BadArgument(f"a {each.how} join of a stream has no end: rows of the table without a match are "
+                                  "known only when all rows have come", at=each.at, step="join",
+                                  hint='take how="left" or "inner"')
     feeds = cut(op)
     if feeds[0].first.then is not None:
         raise BadArgument("a flow over a stream has at most one aggregation or distinct, and this one has several",
