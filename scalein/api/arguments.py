@@ -248,8 +248,8 @@ def unnest(op: Op, given: Sequence[object], scope: Scope) -> Project:
         if field.name not in names:
             items.append(Named(field.name, column(field.name, scope)))
             continue
-        items += [Named(part.name, resolve(Call("struct_field", (Col(field.name),), (part.name,), at=scope.at), scope))
-                  for part in field.dtype.nested or ()]
+        struct = as_column(field.name, scope.step).struct
+        items += [Named(part.name, row_expr(struct.field(part.name), scope)) for part in field.dtype.nested or ()]
     if not items:
         raise BadArgument("unnest would leave no column: the struct has no fields", at=scope.at)
     check_distinct([item.name for item in items], scope, "rename the column, or take fields with .struct.field(name)")

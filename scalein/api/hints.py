@@ -57,7 +57,7 @@ FLOW = {
     **dict.fromkeys(("to_dicts", "to_pylist", "rows", "iter_rows", "itertuples"), "use collect().to_pylist()"),
     **dict.fromkeys(("to_dict", "to_pydict"), "use collect().to_pydict()"),
     "execute": "use collect(), or start(sink=...)",
-    **dict.fromkeys(("height", "shape", "len", "size"), "use count()"), "width": "use len(flow.columns)",
+    **dict.fromkeys(("height", "shape", "len", "size"), "use count()"), "width": "flow.columns has the names",
     **dict.fromkeys(("write", "writeStream", "sink_to", "sinkTo", "add_sink", "addSink"),
                     "use write_parquet(path), or start(sink=si.to_parquet(folder)) for a job"),
     **{f"{verb}_{kind}": f"use write_{kind}(path), or start(sink=si.to_{kind}(folder)) for a job"
