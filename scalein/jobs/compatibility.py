@@ -13,7 +13,7 @@ from scalein.connectors.base import BoundSource
 from scalein.dtypes import Schema
 from scalein.errors import BadArgument, SourceLoc
 from scalein.ir import ops
-from scalein.ir.passes.null_on_error import untried
+from scalein.ir.passes.null_on_error import as_written
 from scalein.ir.printer import dump
 from scalein.jobs.fragments import Feed, Fragment, fragments, placeholder
 from scalein.storage.checked_json import Json, as_list, as_map, as_text
@@ -32,7 +32,7 @@ def signature(fragment: Fragment) -> str:
     assert state is not None
     used = state.state_reads()
     fields = Schema(tuple(field for field in state.input.schema if field.name in used))
-    about = dump(untried(replace(state, input=placeholder(state.input.schema))))
+    about = dump(as_written(replace(state, input=placeholder(state.input.schema))))
     return f"{about.splitlines()[0]}  over {fields!r}"
 
 

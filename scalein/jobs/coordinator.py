@@ -21,7 +21,7 @@ import pyarrow as pa
 from scalein.connectors.sinks.sink_writer import SinkWriter
 from scalein.errors import BadArgument, ScaleinError, SourceLoc
 from scalein.jobs.checkpoint import Checkpoint
-from scalein.jobs.driver import Pipeline
+from scalein.jobs.driver import JobGraph
 from scalein.jobs.metrics import Metrics
 from scalein.jobs.operators import SnapshotFuture
 from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text
@@ -86,17 +86,17 @@ class Coordinator:
     def has_thread(self, thread: threading.Thread) -> bool:
         return thread is self._thread
 
-    def begin(self, pipeline: Pipeline, is_finished: bool) -> None:
+    def begin(self, graph: JobGraph, is_finished: bool) -> None:
         """Take a snapshot of the job at this barrier; publishing runs in the background."""
-        self.settle()
+        self.await_epoch()
         if self._checkpoint is not None:
-            pipeline.settle()
+            graph.flush()
         failpoint("prepare")
         self._prepared.append({name: sink.prepare() for name, sink in self._sinks.items()})
         self.number += 1
         failpoint("freeze")
         try:
-            content, frozen = pipeline.snapshot() if self._checkpoint is not None else ({}, [])
+            content, frozen = graph.snapshot() if self._checkpoint is not None else ({}, [])
         except ScaleinError as error:
             self._under_way = Future()
             self._under_way.set_exception(error)
@@ -104,17 +104,17 @@ class Coordinator:
         content |= {"finished": is_finished, "metrics": {**self._metrics.to_json()}, "job": self._name,
                     "run": self._run, "output": [{**self._absent, **self._prepared[0]}, *self._prepared[1:]],
                     "sinks": {**self._absent_kinds, **{name: sink.kind for name, sink in self._sinks.items()}}}
-        self._under_way = self._publisher.submit(self._publish, pipeline, content, frozen, time.monotonic())
+        self._under_way = self._publisher.submit(self._publish, graph, content, frozen, time.monotonic())
 
-    def _publish(self, pipeline: Pipeline, content: dict[str, Json], frozen: list[SnapshotFuture],
+    def _publish(self, graph: JobGraph, content: dict[str, Json], frozen: list[SnapshotFuture],
                  began: float) -> None:
         self._thread = threading.current_thread()
         kept: list[dict[str, Json]] = []
         if self._checkpoint is not None:
-            content["states"] = pipeline.stateful([wait() for wait in frozen])
+            content["states"] = graph.stateful([wait() for wait in frozen])
             failpoint("publish")
             kept = self._checkpoint.publish(self.number, content)
-        pipeline.retain(kept)
+        graph.retain(kept)
         failpoint("commit")
         self._failed += 1
         for each in map(as_map, as_list(content["output"])):
@@ -126,7 +126,7 @@ class Coordinator:
         failpoint("committed")
         self._metrics.checkpoint_s = time.monotonic() - began
 
-    def settle(self, is_last: bool = False) -> None:
+    def await_epoch(self, is_last: bool = False) -> None:
         """Wait for the epoch in flight. A failed one is covered by the next; the last one must not fail."""
         if self._under_way is None:
             return

@@ -36,7 +36,7 @@ from scalein.jobs.running_aggregate import RunningAggregate
 from scalein.jobs.source_inputs import SourceInput, source_input_of
 from scalein.jobs.source_readers import Reader, SourceBatch
 from scalein.jobs.speculation import speculate
-from scalein.jobs.window_aggregate import BufferedAggregate, SlidingAggregate, WindowedAggregate, grouped
+from scalein.jobs.window_aggregate import BufferedAggregate, SlidingAggregate, WindowedAggregate, aggregate_operator
 from scalein.options import Options
 from scalein.storage.checked_json import Json, as_int
 
@@ -55,8 +55,8 @@ class OutputSpec:
     has_checkpoints: bool = True
 
 
-class Pipeline:
-    """Steps in an order in which each comes before the one that it feeds."""
+class JobGraph:
+    """The operators of a job, in topological order, with their inputs, clocks and state."""
 
     def __init__(self, op: ops.Op, options: Options, output: OutputSpec, folder: Path, epoch: dict[str, Json] | None,
                  metrics: Metrics, at: SourceLoc) -> None:
@@ -71,13 +71,13 @@ class Pipeline:
         known = places(epoch, self._feeds, at)
         kept = states(epoch, self._fragments)
         self.steps: list[Operator] = []
-        self._contexts: list[Context] = []
+        self._context: list[Context] = []
         try:
             for number, fragment in enumerate(self._fragments):
                 context = Context(options, folder / f"state-{state_number(self._fragments, number)}", output.late,
                                       output.keeps_late, self._count_timeless, output.failed, self._delay(fragment),
                                       output.has_checkpoints)
-                self._contexts.append(context)
+                self._context.append(context)
                 self.steps.append(_step(fragment, context, kept[number], self._emit_of(fragment, output.emit, at)))
                 if isinstance(self.steps[-1], BufferedAggregate) and fragment.window is None and not self.is_bounded:
                     raise BadArgument("aggregates as large as their input have no result over an endless source",
@@ -115,7 +115,7 @@ class Pipeline:
     @property
     def mark(self) -> object:
         """How far the job has come: where it is equal, an epoch would say nothing new."""
-        return self.metrics.to_json(), self.watermark, [reader.place for reader in self.readers]
+        return self.metrics.to_json(), self.watermark, [reader.position for reader in self.readers]
 
     def schema_of(self, sink: str, emit: str) -> pa.Schema:
         """The columns of results ("out"), of late rows, or of rows that failed."""
@@ -149,7 +149,7 @@ class Pipeline:
             path.append(self._fragments.index(fragment))
             fragment = fragment.then
         is_timed = any(self._fragments[number].window is not None for number in path)
-        return source_input_of(feed, self.steps[first].reads, self._contexts[first], known, path, is_timed)
+        return source_input_of(feed, self.steps[first].reads, self._context[first], known, path, is_timed)
 
     # --- rows
 
@@ -202,12 +202,12 @@ class Pipeline:
     def fill(self, rows: Iterable[pa.RecordBatch]) -> None:
         """Bootstrap the state from historical rows: no output, no late rows, no metrics."""
         source, counted = self._inputs[0], self.metrics.to_json()
-        late = [context.late for context in self._contexts]
-        for context in self._contexts:
+        late = [context.late for context in self._context]
+        for context in self._context:
             context.late = lambda rows: None
         names = source.readers[0].columns
         for batch in rows:
-            past = SourceBatch(source.readers[0], batch.select(names), source.readers[0].place, True, 0.0)
+            past = SourceBatch(source.readers[0], batch.select(names), source.readers[0].position, True, 0.0)
             self._along(source.path, self._morsels(source, [past]))
             if source.clocks:  # they are the past of all partitions
                 greatest = source.clocks[source.readers[0].name].greatest
@@ -215,7 +215,7 @@ class Pipeline:
                     clock.greatest = greatest
                 self.move_watermark()
             deque(self.advance(), maxlen=0)
-        for context, given in zip(self._contexts, late, strict=True):
+        for context, given in zip(self._context, late, strict=True):
             context.late = given
         self.metrics.restore({**counted})
 
@@ -248,8 +248,8 @@ class Pipeline:
 
     def _extents(self, source: SourceInput, deliveries: list[SourceBatch]) -> Iterator[tuple[int, int] | None] | None:
         """How far the times of each batch reach, where workers find out sooner than this thread does batch by batch."""
-        workers = self._contexts[source.path[0]].options.workers
-        if workers == 1 or not source.clocks or source.times is not None or source.readers[0].beside or (
+        workers = self._context[source.path[0]].options.workers
+        if workers == 1 or not source.clocks or source.times is not None or source.readers[0].malformed_columns or (
                 sum(delivery.batch.num_rows for delivery in deliveries) < SHARED_TIMES):
             return None
         return iter(extents([self._times(source, delivery.batch) for delivery in deliveries], workers))
@@ -392,13 +392,13 @@ class Pipeline:
     # --- epochs
 
     def set_workers(self, workers: int) -> None:
-        for context in self._contexts:
+        for context in self._context:
             context.options = replace(context.options, workers=workers)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Take all that has arrived into the steps' states."""
         for step in self.steps:
-            step.settle()
+            step.flush()
 
     def snapshot(self) -> tuple[dict[str, Json], list[SnapshotFuture]]:
         """Where sources and time are, and the steps' states, as of now."""
@@ -425,7 +425,7 @@ class Pipeline:
         for step in self.steps:
             step.close()
         # These callbacks reference the job: without them it, and the results in its sinks, are freed at once.
-        for context in self._contexts:
+        for context in self._context:
             context.late, context.timeless, context.failed = _nothing, _nothing, None
         self._failed = None
 
@@ -446,7 +446,7 @@ def _step(fragment: Fragment, context: Context, state: Json, emit: str) -> Opera
         case None:
             return Stateless(fragment, context)
         case ops.Aggregate():
-            return grouped(fragment, context, state, emit)
+            return aggregate_operator(fragment, context, state, emit)
         case ops.Distinct():
             return Distinct(fragment, context, state)
         case ops.Limit():

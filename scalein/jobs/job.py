@@ -33,7 +33,7 @@ from scalein.jobs.checkpoint import Checkpoint
 from scalein.jobs.coordinator import Coordinator
 from scalein.jobs.dead_letters import in_columns
 from scalein.jobs.diagnose import why_no_output
-from scalein.jobs.driver import OutputSpec, Pipeline
+from scalein.jobs.driver import JobGraph, OutputSpec
 from scalein.jobs.metrics import Metrics
 from scalein.jobs.monitor import figures, log_lines, serve, show_bar
 from scalein.jobs.source_readers import Reader, SourceBatch, SourceReaders
@@ -82,12 +82,12 @@ class Job:
         self._stop_serving: Callable[[], None] = lambda: None
         self._is_finished = False
         self._marked: object = None  # how far the job had come at the last epoch
-        self._pipeline: Pipeline
+        self._graph: JobGraph
         self._coordinator: Coordinator
         self._readers: SourceReaders
         try:
             self._open()
-            self._readers = SourceReaders(self._pipeline.readers, plan.rows_per_second, plan.memory.queues)
+            self._readers = SourceReaders(self._graph.readers, plan.rows_per_second, plan.memory.queues)
         except BaseException as error:
             self._release(isinstance(error, Crashed))
             raise
@@ -108,22 +108,22 @@ class Job:
             self._coordinator = Coordinator(self._checkpoint, self._sinks, self._metrics, self._checkpoint.name())
             folder = self._checkpoint.path
             self._checkpoint.recovered(lambda epoch: self._begin(epoch, folder))
-            self._pipeline.retain(self._checkpoint.kept())
+            self._graph.retain(self._checkpoint.kept())
 
     def _begin(self, epoch: dict[str, Json] | None, folder: Path) -> None:
-        """The pipeline and sinks as an epoch left them."""
+        """The graph and sinks as an epoch left them."""
         plan = self._plan
         failpoint("open")
-        if hasattr(self, "_pipeline"):
-            self._pipeline.close()  # of a newer epoch, that turned out to be damaged
+        if hasattr(self, "_graph"):
+            self._graph.close()  # of a newer epoch, that turned out to be damaged
         output = OutputSpec(plan.emit, self._late, "late" in plan.sinks,
                         self._failed if plan.on_error == "sink" else None, plan.checkpoint is not None)
         options = replace(plan.options, memory=plan.memory.kept)
-        self._pipeline = Pipeline(plan.op, options, output, folder, epoch, self._metrics, plan.at)
+        self._graph = JobGraph(plan.op, options, output, folder, epoch, self._metrics, plan.at)
         if epoch is not None:
             self._metrics.restore(as_map(epoch["metrics"]))
             self._is_finished = epoch["finished"] is True
-        self._coordinator.open(epoch, lambda name: self._pipeline.schema_of(name, plan.emit), plan.at)
+        self._coordinator.open(epoch, lambda name: self._graph.schema_of(name, plan.emit), plan.at)
 
     # --- the thread
 
@@ -146,12 +146,12 @@ class Job:
     def _loop(self) -> None:
         if self._plan.bootstrap is not None and not self._coordinator.number:
             past = batches(self._plan.bootstrap, self._plan.options)
-            self._pipeline.fill(takewhile(lambda _: self._wants_stop is None, past))
+            self._graph.fill(takewhile(lambda _: self._wants_stop is None, past))
             if self._wants_stop is not None:
                 return  # without an epoch: the next run begins with the past again
         if self._checkpoint is not None and self._checkpoint.is_adopted:
             self._begin_epoch()  # what is written from here on is this job's: an epoch to go back to says so
-        if self._is_finished and not self._pipeline.is_done:
+        if self._is_finished and not self._graph.is_done:
             self._warn_of_more()
         due = self._clock.now() + self._plan.every_s
         idle: set[Reader] = set()
@@ -170,29 +170,29 @@ class Job:
             if deliveries:
                 arrived = {d.reader for d in deliveries if d.batch.num_rows}
                 for reader in arrived & idle:
-                    self._pipeline.mark_idle(reader, False)
+                    self._graph.mark_idle(reader, False)
                 idle -= arrived
                 # A partition that has been idle begins with a round: what it gives first holds others back again.
                 is_any_idle = any(not reader.has_ended for reader in idle)
-                self._write(self._pipeline.run(deliveries, (lambda: []) if is_any_idle else partial(self._more, now)))
+                self._write(self._graph.run(deliveries, (lambda: []) if is_any_idle else partial(self._more, now)))
                 end, rows = time.monotonic(), [delivery.batch.num_rows for delivery in deliveries]
-                self._metrics.latency.add([end - delivery.came_s for delivery in deliveries], rows)
+                self._metrics.latency.add([end - delivery.arrival_s for delivery in deliveries], rows)
                 self._metrics.busy_s += end - now
                 step_rows = max(FEW_ROWS, int(sum(rows) * STEP_S / max(end - now, 1e-6)))
                 failpoint("batch")
-            if self._pipeline.is_done or (not deliveries and self._readers.has_ended):
-                self._write(self._pipeline.finish())
+            if self._graph.is_done or (not deliveries and self._readers.has_ended):
+                self._write(self._graph.finish())
                 self._is_finished = True
                 break
             self._look_for_idle(idle)
             if self._coordinator.is_free:
-                self._coordinator.settle()
+                self._coordinator.await_epoch()
                 if self._clock.now() >= due:
-                    if self._coordinator.is_behind or self._pipeline.mark != self._marked:
+                    if self._coordinator.is_behind or self._graph.mark != self._marked:
                         self._begin_epoch()
                     due = max(due + self._plan.every_s, self._clock.now())
         self._begin_epoch()
-        self._coordinator.settle(is_last=True)
+        self._coordinator.await_epoch(is_last=True)
 
     def _more(self, began: float) -> list[SourceBatch]:
         """More rows for a round that is not long yet, unless a request waits for its end."""
@@ -201,20 +201,20 @@ class Job:
         return self._readers.take_more(MORE_ROWS)
 
     def _begin_epoch(self) -> None:
-        self._marked = self._pipeline.mark
-        self._coordinator.begin(self._pipeline, self._is_finished)
+        self._marked = self._graph.mark
+        self._coordinator.begin(self._graph, self._is_finished)
 
     def _look_for_idle(self, idle: set[Reader]) -> None:
         """Idle partitions do not hold the watermark back. One that is slow, or blocked by the job, is not idle."""
-        for reader in self._pipeline.readers:
+        for reader in self._graph.readers:
             if reader.has_ended or (reader.quiet_s > IDLE_S and not reader.rows and not reader.is_ended):
                 idle.add(reader)
-                self._pipeline.mark_idle(reader, True)
-        self._write(self._pipeline.advance())
+                self._graph.mark_idle(reader, True)
+        self._write(self._graph.advance())
 
     def _warn_of_more(self) -> None:
         """What the sources have now, a finished job does not read: its windows are closed and its results are given."""
-        if self._readers.has_more(MORE_S if self._pipeline.is_bounded else QUIET_S):
+        if self._readers.has_more(MORE_S if self._graph.is_bounded else QUIET_S):
             warnings.warn("the job of this checkpoint has finished, and rows that came later are not read: give another"
                           f" directory than {self._plan.checkpoint} to begin anew", RuntimeWarning, stacklevel=2)
 
@@ -238,7 +238,7 @@ class Job:
                           "metrics()[\"late_rows\"], or give late= a sink", RuntimeWarning, stacklevel=2)
 
     def _failed(self, rows: pa.RecordBatch, error: ScaleinError) -> None:
-        found = in_columns(rows, self._pipeline.schema_of("failed", self._plan.emit))
+        found = in_columns(rows, self._graph.schema_of("failed", self._plan.emit))
         if found is None:
             raise error  # it failed after an aggregation: there is no source row to report
         self._metrics.failed_rows += found.num_rows
@@ -279,7 +279,7 @@ class Job:
         def change() -> None:
             start = time.perf_counter()
             self._workers = options.workers
-            self._pipeline.set_workers(options.workers)
+            self._graph.set_workers(options.workers)
             self._metrics.note_rescale(options.workers, time.perf_counter() - start)
 
         self._ask(change)
@@ -298,7 +298,7 @@ class Job:
         def take() -> None:
             self._begin_epoch()
             try:
-                self._coordinator.settle(is_last=True)
+                self._coordinator.await_epoch(is_last=True)
                 if name is not None and self._checkpoint is not None:
                     places.append(self._checkpoint.save_as(name))
             except ScaleinError as error:
@@ -391,7 +391,7 @@ class Job:
 
         `state_bytes_moved` of a rescale is 0: workers share the state, in whatever tables, stores or logs it is.
         """
-        return figures(self._metrics, self._pipeline, self._workers)
+        return figures(self._metrics, self._graph, self._workers)
 
     @property
     def last_progress(self) -> dict[str, object]:
@@ -402,7 +402,7 @@ class Job:
         """Why nothing has come out yet, in a sentence or two."""
         if self._error is not None:
             return f"The job has failed: {self._error}"
-        return why_no_output(self._pipeline, self._metrics, self._plan.emit)
+        return why_no_output(self._graph, self._metrics, self._plan.emit)
 
     def log_metrics(self, path: str | os.PathLike[str]) -> None:
         """Append the figures to a file, a line of JSON every second."""
@@ -430,8 +430,8 @@ class Job:
         for sink in self._sinks.values():
             with suppress(Exception):
                 sink.release() if is_dead else sink.close()
-        if hasattr(self, "_pipeline"):
-            self._pipeline.close()
+        if hasattr(self, "_graph"):
+            self._graph.close()
         if self._checkpoint is not None:
             self._checkpoint.close()
         if self._own_folder is not None:

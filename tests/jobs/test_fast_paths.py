@@ -96,11 +96,11 @@ def test_trials_and_rings_give_what_the_plain_way_gives(
         more: int) -> None:
     batches = stream(seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(window_aggregate, "TRIED_ROWS", 1 << 60)
+        patch.setattr(window_aggregate, "MIN_SPECULATIVE_ROWS", 1 << 60)
         patch.setattr(window_aggregate, "ring", SimpleNamespace(fits=lambda table: False))
         want = run(windows(batches, *window, delay, thinned, keys, ordered), [], workers=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(window_aggregate, "TRIED_ROWS", 1)
+        patch.setattr(window_aggregate, "MIN_SPECULATIVE_ROWS", 1)
         patch.setattr(window_aggregate, "MANY_OUTSIDE", 50)
         patch.setattr(job, "STEP_ROWS", 60 * ahead)
         patch.setattr(job, "MORE_ROWS", more)
@@ -116,7 +116,7 @@ def test_trials_and_rings_give_what_the_plain_way_gives(
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever there is comes at once, as all that is in memory does, and is counted in on trial."""
-    monkeypatch.setattr(window_aggregate, "TRIED_ROWS", 1)
+    monkeypatch.setattr(window_aggregate, "MIN_SPECULATIVE_ROWS", 1)
 
 
 def timed(*batches: list[int | None]) -> Flow:
@@ -156,7 +156,7 @@ def test_rows_are_added_to_a_trial_while_it_is_under_way(monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("at_once")
-def test_windows_that_slide_close_in_the_midst_of_a_trial() -> None:
+def test_windows_that_slide_close_during_speculation() -> None:
     flow = timed([100], [115], [105]).group_by(si.sliding("t", 20, every=10)).agg(n=si.count())
     found, *_ = run(flow, [], workers=1)
     assert found == ["{'window_start': 100, 'window_end': 120, 'n': 3}", "{'window_start': 110, 'window_end': 130, "

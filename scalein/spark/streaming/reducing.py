@@ -21,7 +21,7 @@ from scalein.exec.event_time import as_integers
 from scalein.ir.partials import TwoPhase, two_phase
 from scalein.jobs.changelog import OP, Changelog
 from scalein.jobs.operators import Context, filtered
-from scalein.jobs.partials import group_of
+from scalein.jobs.partials import aggregate_node
 from scalein.options import Options
 from scalein.spark.shuffle import KEY_GROUPS, key_hashes
 from scalein.spark.streaming.clocks import Clock
@@ -245,7 +245,7 @@ class Reducer:
     def _two_phase(self) -> TwoPhase | None:
         if self._map_reduce.kind != "partials":
             return None
-        return two_phase(group_of(compile_flow(self._plan.fragment.op)))
+        return two_phase(aggregate_node(compile_flow(self._plan.fragment.op)))
 
     @cached_property
     def _combiner(self) -> Combiner | None:
@@ -254,7 +254,7 @@ class Reducer:
     @cached_property
     def _changes(self) -> Changelog:
         two = self._two_phase
-        final = group_of(compile_flow(self._map_reduce.state_over_shuffled)) if two is None else two.final
+        final = aggregate_node(compile_flow(self._map_reduce.state_over_shuffled)) if two is None else two.final
         context = Context(self._options, Path(), lambda rows: None, False, lambda rows: None, None, 0)
         return Changelog(self._plan.fragment, final, context)
 
