@@ -21,7 +21,7 @@ import pyarrow as pa
 from scalein.connectors.sinks.sink_writer import SinkWriter
 from scalein.errors import BadArgument, ScaleinError, SourceLoc
 from scalein.jobs.checkpoint import Checkpoint
-from scalein.jobs.driver import JobGraph
+from scalein.jobs.job_graph import JobGraph
 from scalein.jobs.metrics import Metrics
 from scalein.jobs.operators import SnapshotFuture
 from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text

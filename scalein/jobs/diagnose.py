@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from scalein.dtypes import UNITS_PER_SECOND, DType, Kind
-from scalein.jobs.driver import JobGraph
+from scalein.jobs.job_graph import JobGraph
 from scalein.jobs.metrics import Metrics
 
 

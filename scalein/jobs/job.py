@@ -33,7 +33,7 @@ from scalein.jobs.checkpoint import Checkpoint
 from scalein.jobs.coordinator import Coordinator
 from scalein.jobs.dead_letters import in_columns
 from scalein.jobs.diagnose import why_no_output
-from scalein.jobs.driver import JobGraph, OutputSpec
+from scalein.jobs.job_graph import JobGraph, OutputSpec
 from scalein.jobs.metrics import Metrics
 from scalein.jobs.monitor import figures, log_lines, serve, show_bar
 from scalein.jobs.source_readers import Reader, SourceBatch, SourceReaders

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from scalein.errors import ScaleinError, StoreFailed, here
 from scalein.jobs.diagnose import shown
-from scalein.jobs.driver import JobGraph
+from scalein.jobs.job_graph import JobGraph
 from scalein.jobs.metrics import Metrics
 
 if TYPE_CHECKING:

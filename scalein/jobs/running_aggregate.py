@@ -21,7 +21,7 @@ from scalein.exec.event_time import extent
 from scalein.ir import ops
 from scalein.ir.exprs import Named
 from scalein.ir.partials import row_values
-from scalein.ir.passes.aggregate_table import aggregate_table
+from scalein.ir.passes.aggregate_layout import aggregate_table
 from scalein.ir.physical import Node
 from scalein.jobs.changelog import Changelog, changelog_rows
 from scalein.jobs.expiry_index import ExpiryIndex, windows_of

@@ -24,7 +24,7 @@ from scalein import col
 from scalein.api.flow import Flow
 from scalein.errors import ComputeError
 from scalein.exec import event_time, morsels, radix, ring_preaggregate
-from scalein.jobs import driver, job, running_aggregate, window_aggregate
+from scalein.jobs import job, job_graph, running_aggregate, window_aggregate
 
 WINDOWS = [(100, 100), (1000, 1000), (100, 20), (500, 200), (1000, 100), (30, 20)]
 
@@ -104,7 +104,7 @@ def test_trials_and_rings_give_what_the_plain_way_gives(
         patch.setattr(window_aggregate, "MANY_OUTSIDE", 50)
         patch.setattr(job, "STEP_ROWS", 60 * ahead)
         patch.setattr(job, "MORE_ROWS", more)
-        patch.setattr(driver, "SHARED_TIMES", 1)
+        patch.setattr(job_graph, "SHARED_TIMES", 1)
         patch.setattr(event_time, "FEW_TIMES", 50)
         patch.setattr(morsels, "MORSEL_ROWS", 64)
         folder = tmp_path_factory.mktemp("job") if has_checkpoint else None
@@ -140,14 +140,14 @@ def test_rows_are_added_to_a_trial_while_it_is_under_way(monkeypatch: pytest.Mon
     monkeypatch.setattr(job, "MORE_ROWS", 70)
     monkeypatch.setattr(job, "STEP_S", 60.0)
     trials: list[int] = []
-    speculate = driver.speculate
+    speculate = job_graph.speculate
 
     def counted(*given: object) -> bool:
         is_good = speculate(*given)  # type: ignore[arg-type]
         trials.append(len(given[4]))  # type: ignore[arg-type]
         return is_good
 
-    monkeypatch.setattr(driver, "speculate", counted)
+    monkeypatch.setattr(job_graph, "speculate", counted)
     flow = timed(*([at] * 50 for at in range(0, 1000, 10))).group_by(si.tumbling("t", 100)).agg(n=si.count())
     found, _, late_rows, _ = run(flow, [], workers=workers)
     assert trials == [100]  # batches

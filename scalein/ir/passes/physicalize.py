@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Expr, Named, NamedAgg
 from scalein.ir.functions.registry import has_host
-from scalein.ir.passes.aggregate_table import aggregate_table, distinct_table
+from scalein.ir.passes.aggregate_layout import aggregate_table, distinct_table
 from scalein.ir.passes.host_steps import HostSteps
 from scalein.ir.physical import Node, Pipeline, identity
 from scalein.ir.rewrite import walk_ops
