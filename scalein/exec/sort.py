@@ -53,7 +53,8 @@ def _in_order(node: Sort, parts: list[pa.RecordBatch], schema: pa.Schema,
     arrays = {name: column.arrays[0] for name, column in zip(schema.names, columns, strict=True)}
     order = _row_order(node, arrays)[:count]
     heavy = [column.weights[order] for column in columns if column.weights is not None]
-    for start, stop in arrow_offset_limits.cut_points(len(order), RESULT_ROWS, arrow_offset_limits.total_weights(heavy)):
+    weights = arrow_offset_limits.total_weights(heavy)
+    for start, stop in arrow_offset_limits.cut_points(len(order), RESULT_ROWS, weights):
         part = order[start:stop]
         yield pa.RecordBatch.from_arrays([column.take(part) for column in columns], schema.names)
 

@@ -45,6 +45,9 @@ class Coordinator:
         self._thread: threading.Thread | None = None
         self._publisher = ThreadPoolExecutor(1, "scalein-epoch")
         self._under_way: Future[None] | None = None
+        self._now: Callable[[], float] = time.monotonic
+        self._every_s = 0.0
+        self._due = 0.0  # when the next epoch should begin
 
     def open(self, epoch: dict[str, Json] | None, schema_of: Callable[[str], pa.Schema], at: SourceLoc) -> None:
         """Resume after an epoch, and open the sinks as it left them."""
@@ -74,17 +77,28 @@ class Coordinator:
             job = self._name if name == "out" else f"{self._name}{name}"
             sink.open(schema_of(name), words[-1] if words else None, f"{job}-{self._run}")
 
-    @property
-    def is_free(self) -> bool:
-        return self._under_way is None or self._under_way.done()
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether there is output that an epoch which failed should have committed."""
-        return bool(self._prepared)
-
     def has_thread(self, thread: threading.Thread) -> bool:
         return thread is self._thread
+
+    def schedule(self, every_s: float, now: Callable[[], float]) -> None:
+        """Epochs are due at an interval from now on."""
+        self._every_s, self._now, self._due = every_s, now, now() + every_s
+
+    @property
+    def due_in_s(self) -> float:
+        return self._due - self._now()
+
+    def is_due(self, has_changed: bool) -> bool:
+        """Whether an epoch should begin at this barrier: the last one is complete, the interval has passed, and the
+        job has advanced or output waits for its commit.
+        """
+        if self._under_way is not None and not self._under_way.done():
+            return False
+        self.await_epoch()
+        if self._now() < self._due:
+            return False
+        self._due = max(self._due + self._every_s, self._now())
+        return has_changed or bool(self._prepared)  # prepared: by an epoch that failed
 
     def begin(self, graph: JobGraph, is_finished: bool) -> None:
         """Take a snapshot of the job at this barrier; publishing runs in the background."""

@@ -27,11 +27,12 @@ from scalein.ir.exprs import type_of
 from scalein.jobs import fragments as cutting
 from scalein.jobs.changelog import changelog_rows
 from scalein.jobs.changelog import check as check_changes
-from scalein.jobs.compatibility import check_same, label, places, signature, state_number, states
+from scalein.jobs.compatibility import check_same, signature
 from scalein.jobs.dead_letters import failed_schema, without_malformed
 from scalein.jobs.fragments import Feed, Fragment
 from scalein.jobs.metrics import Metrics, Stage
 from scalein.jobs.operators import Context, Distinct, Limit, Morsel, Operator, SnapshotFuture, Sort, Stateless
+from scalein.jobs.recovery import label, restored_positions, state_number, states
 from scalein.jobs.running_aggregate import RunningAggregate
 from scalein.jobs.source_inputs import SourceInput, source_input_of
 from scalein.jobs.source_readers import Reader, SourceBatch
@@ -68,7 +69,7 @@ class JobGraph:
         cutting.check_bounded(self._feeds, self.is_bounded, output.emit, at)
         if epoch is not None:
             check_same(epoch, self.signature, self._emit_mode, at)
-        known = places(epoch, self._feeds, at)
+        known = restored_positions(epoch, self._feeds, at)
         kept = states(epoch, self._fragments)
         self.steps: list[Operator] = []
         self._context: list[Context] = []

@@ -225,7 +225,7 @@ def test_drain_runs_all_rows_that_were_read(tmp_path: Any) -> None:
     out = si.to_memory()
     flow = si.from_batches(rows, SCHEMA).with_watermark("t", 0).group_by(si.tumbling("t", 10)).agg(n=si.count())
     job = flow.start(sink=out, checkpoint=tmp_path, max_rows_per_second=100)
-    until(lambda: job._readers.readers[0].is_ended, job)
+    until(lambda: job._driver.readers.readers[0].is_ended, job)
     job.stop(drain=True)
     assert (job.status, rows_in(job)) == ("finished", 200)
     assert out.table().column("n").to_pylist() == [10] * 20

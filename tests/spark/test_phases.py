@@ -21,6 +21,7 @@ from scalein.jobs.fragments import cut, fragments
 from scalein.options import Options
 from scalein.spark import phases, shuffle
 from scalein.spark.batch.tasks import ReduceBlocks, ShuffleWrite
+from scalein.spark.key_groups import partition_of_key_groups
 from scalein.spark.phases import MapReduce
 from scalein.spark.serialize import optimise, read_static_tables
 from tests.same import assert_same
@@ -201,7 +202,7 @@ def test_hashes_of_several_keys_are_uniform() -> None:
 
 def test_targets_are_ranges_of_key_groups() -> None:
     for targets in (1, 2, 3, 7, 200, 256):
-        target_of = shuffle.target_of_key_groups(targets)
+        target_of = partition_of_key_groups(targets)
         assert (np.diff(target_of.astype(int)) >= 0).all()
         assert set(target_of.tolist()) == set(range(targets))
         sizes = np.bincount(target_of)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pyarrow import fs
 
 from scalein.errors import NOWHERE, Damaged
-from scalein.spark.shuffle import target_of_key_groups
+from scalein.spark.key_groups import key_group_ranges, partition_of_key_groups
 from scalein.spark.streaming import merging, runs
 from scalein.spark.streaming.merging import key_numbers, look_up, merge_blocks
 from scalein.spark.streaming.runs import (
@@ -29,7 +29,6 @@ from scalein.spark.streaming.runs import (
     hash_with_slices,
     hottest_range,
     join_ranges,
-    key_group_ranges,
     read_run,
     sort_by_hash,
     write_run,
@@ -146,7 +145,7 @@ def test_key_numbers(keys: list[tuple[str | None, float | None]]) -> None:
 
 def test_ranges_are_those_of_the_shuffle() -> None:
     for count in (1, 2, 3, 5, 7, 100, 255, 256):
-        targets = target_of_key_groups(count)
+        targets = partition_of_key_groups(count)
         assert [(int(np.flatnonzero(targets == k)[0]), int(np.flatnonzero(targets == k)[-1]) + 1)
                 for k in range(count)] == key_group_ranges(count)
 

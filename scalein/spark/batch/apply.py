@@ -42,9 +42,10 @@ from scalein.spark.batch.tasks import (
     Task,
     ToSpark,
 )
+from scalein.spark.key_groups import KEY_GROUPS
 from scalein.spark.phases import MapReduce
 from scalein.spark.serialize import optimise, read_static_tables
-from scalein.spark.shuffle import KEY_GROUPS, SHUFFLE_DDL, target_ids
+from scalein.spark.shuffle import SHUFFLE_DDL, target_ids
 from scalein.spark.types import check_input_schema, spark_arrow_schema, spark_schema
 
 if TYPE_CHECKING:

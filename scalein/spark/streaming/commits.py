@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from scalein.errors import BadArgument, Damaged, InternalError, ScaleinError, SourceLoc, StoreFailed
+from scalein.spark.key_groups import KEY_GROUPS
 from scalein.spark.serialize import BroadcastPlan
-from scalein.spark.shuffle import KEY_GROUPS
 from scalein.spark.streaming.clocks import Clock
 from scalein.spark.streaming.manifest import Manifests, key_of
 from scalein.spark.streaming.read_state import describe_state

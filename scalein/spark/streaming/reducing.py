@@ -23,7 +23,8 @@ from scalein.jobs.changelog import OP, Changelog
 from scalein.jobs.operators import Context, filtered
 from scalein.jobs.partials import aggregate_node
 from scalein.options import Options
-from scalein.spark.shuffle import KEY_GROUPS, key_hashes
+from scalein.spark.key_groups import KEY_GROUPS
+from scalein.spark.shuffle import key_hashes
 from scalein.spark.streaming.clocks import Clock
 from scalein.spark.streaming.combining import Combiner, scatter
 from scalein.spark.streaming.merging import Match, key_numbers, look_up, merge_blocks, take_rows

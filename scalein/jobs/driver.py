@@ -1,0 +1,316 @@
+"""The driver of a job: its thread takes what has arrived, in rounds, runs the operators over it and writes the results.
+
+When a checkpoint is due (`Coordinator.is_due`), it takes a snapshot at that barrier and continues. Requests (`scale`,
+`snapshot`, `stop`) are served at barriers. User code runs on the job's threads as well: it may make requests, but not
+wait for them.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+import threading
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from itertools import takewhile
+from pathlib import Path
+
+import pyarrow as pa
+
+from scalein.connectors.sinks.sink_writer import SinkWriter
+from scalein.errors import LateData, ScaleinError, StoreFailed, here
+from scalein.exec.bounded import batches
+from scalein.exec.event_time import IDLE_S
+from scalein.exec.schedule import schedule
+from scalein.jobs.checkpoint import Checkpoint
+from scalein.jobs.coordinator import Coordinator
+from scalein.jobs.dead_letters import in_columns
+from scalein.jobs.job_graph import JobGraph, OutputSpec
+from scalein.jobs.metrics import Metrics
+from scalein.jobs.source_readers import Reader, SourceBatch, SourceReaders
+from scalein.jobs.spec import JobSpec
+from scalein.kernels.workers import resident_threads
+from scalein.memory import keep_at_most
+from scalein.storage.checked_json import Json, as_map
+from scalein.storage.failpoints import Crashed, failpoint
+
+STEP_ROWS = 1 << 25  # most rows of a round
+FIRST_ROWS, FEW_ROWS = 1 << 21, 1 << 18  # rows of the first round, and least rows of the others
+MORE_ROWS = 1 << 20  # rows added at a time to a round that is faster than expected
+STEP_S = 0.03  # target duration of a round: requests and checkpoints wait for its end
+_WORKER = re.compile(r"scalein-(\d+|udf|pool)")  # names of threads that may be any job's
+MORE_S = 0.5  # longest check for rows that a finished job does not read
+QUIET_S = 0.05  # longest wait for rows before requests are served
+
+
+class Driver:
+    """A job at work: its graph of operators, sources, sinks and checkpoints, and the thread that drives them."""
+
+    def __init__(self, plan: JobSpec) -> None:
+        self._plan = plan
+        self._sinks = {name: SinkWriter(sink, name, plan.at) for name, sink in plan.sinks.items()}
+        self.metrics = Metrics()
+        self._has_warned = False
+        self._schedule = schedule()
+        self._clock = self._schedule.clock()
+        self.checkpoint = None if plan.checkpoint is None else Checkpoint(plan.checkpoint)
+        self._own_folder = _own_folder() if plan.checkpoint is None else None
+        self.workers = plan.options.workers
+        self._requests: list[tuple[Callable[[], None], threading.Event]] = []
+        self._wants_stop: str | None = None  # "stop" or "drain"
+        self.error: BaseException | None = None
+        self.ended = threading.Event()
+        self.stop_serving: Callable[[], None] = lambda: None
+        self.is_finished = False
+        self._marked: object = None  # how far the job had come at the last epoch
+        self.graph: JobGraph
+        self.coordinator: Coordinator
+        self.readers: SourceReaders
+        try:
+            self._open()
+            self.readers = SourceReaders(self.graph.readers, plan.rows_per_second, plan.memory.queues)
+        except BaseException as error:
+            self._release(isinstance(error, Crashed))
+            raise
+        self._thread = threading.Thread(target=self._main, name="scalein-job", daemon=True)
+        self._thread.start()
+
+    # --- opening
+
+    def _open(self) -> None:
+        if self.checkpoint is None:
+            assert self._own_folder is not None
+            self.coordinator = Coordinator(None, self._sinks, self.metrics, uuid.uuid4().hex[:8])
+            self._begin(None, self._own_folder)
+        else:
+            self.checkpoint.open()
+            if self._plan.savepoint is not None:
+                self.checkpoint.begin_from(self._plan.savepoint)
+            self.coordinator = Coordinator(self.checkpoint, self._sinks, self.metrics, self.checkpoint.name())
+            folder = self.checkpoint.path
+            self.checkpoint.recovered(lambda epoch: self._begin(epoch, folder))
+            self.graph.retain(self.checkpoint.kept())
+
+    def _begin(self, epoch: dict[str, Json] | None, folder: Path) -> None:
+        """The graph and sinks as an epoch left them."""
+        plan = self._plan
+        failpoint("open")
+        if hasattr(self, "graph"):
+            self.graph.close()  # of a newer epoch, that turned out to be damaged
+        output = OutputSpec(plan.emit, self._late, "late" in plan.sinks,
+                        self._failed if plan.on_error == "sink" else None, plan.checkpoint is not None)
+        options = replace(plan.options, memory=plan.memory.kept)
+        self.graph = JobGraph(plan.op, options, output, folder, epoch, self.metrics, plan.at)
+        if epoch is not None:
+            self.metrics.restore(as_map(epoch["metrics"]))
+            self.is_finished = epoch["finished"] is True
+        self.coordinator.open(epoch, lambda name: self.graph.schema_of(name, plan.emit), plan.at)
+
+    # --- the thread
+
+    def _main(self) -> None:
+        try:
+            with keep_at_most(self._plan.memory.spare), resident_threads():
+                self._loop()
+        except BaseException as error:
+            self.error = error
+        finally:
+            try:
+                self._release(isinstance(self.error, Crashed))
+            except BaseException as error:
+                self.error = self.error or error
+            self.ended.set()
+            with suppress(IndexError):
+                while True:
+                    self._requests.pop(0)[1].set()
+
+    def _loop(self) -> None:
+        if self._plan.bootstrap is not None and not self.coordinator.number:
+            past = batches(self._plan.bootstrap, self._plan.options)
+            self.graph.fill(takewhile(lambda _: self._wants_stop is None, past))
+            if self._wants_stop is not None:
+                return  # without an epoch: the next run begins with the past again
+        if self.checkpoint is not None and self.checkpoint.is_adopted:
+            self.begin_epoch()  # what is written from here on is this job's: an epoch to go back to says so
+        if self.is_finished and not self.graph.is_done:
+            self._warn_of_more()
+        self.coordinator.schedule(self._plan.every_s, self._clock.now)
+        idle: set[Reader] = set()
+        step_rows = FIRST_ROWS
+        while not self.is_finished:
+            self._serve()
+            if self._wants_stop == "stop":
+                break
+            if self._wants_stop == "drain":
+                self.readers.end()
+            start = time.monotonic()
+            most = self._schedule.round_rows(min(STEP_ROWS, step_rows))
+            deliveries = self.readers.take(most, min(QUIET_S, max(self.coordinator.due_in_s, 0.001)))
+            now = time.monotonic()
+            self.metrics.wait_s += now - start
+            if deliveries:
+                arrived = {d.reader for d in deliveries if d.batch.num_rows}
+                for reader in arrived & idle:
+                    self.graph.mark_idle(reader, False)
+                idle -= arrived
+                # A partition that has been idle begins with a round: what it gives first holds others back again.
+                is_any_idle = any(not reader.has_ended for reader in idle)
+                self._write(self.graph.run(deliveries, (lambda: []) if is_any_idle else partial(self._more, now)))
+                end, rows = time.monotonic(), [delivery.batch.num_rows for delivery in deliveries]
+                self.metrics.latency.add([end - delivery.arrival_s for delivery in deliveries], rows)
+                self.metrics.busy_s += end - now
+                step_rows = max(FEW_ROWS, int(sum(rows) * STEP_S / max(end - now, 1e-6)))
+                failpoint("batch")
+            if self.graph.is_done or (not deliveries and self.readers.has_ended):
+                self._write(self.graph.finish())
+                self.is_finished = True
+                break
+            self._look_for_idle(idle)
+            if self.coordinator.is_due(has_changed=self.graph.mark != self._marked):
+                self.begin_epoch()
+        self.begin_epoch()
+        self.coordinator.await_epoch(is_last=True)
+
+    def _more(self, began: float) -> list[SourceBatch]:
+        """More rows for a round that is not long yet, unless a request waits for its end."""
+        if self._requests or self._wants_stop is not None or time.monotonic() - began > STEP_S:
+            return []
+        return self.readers.take_more(MORE_ROWS)
+
+    def begin_epoch(self) -> None:
+        self._marked = self.graph.mark
+        self.coordinator.begin(self.graph, self.is_finished)
+
+    def _look_for_idle(self, idle: set[Reader]) -> None:
+        """Idle partitions do not hold the watermark back. One that is slow, or blocked by the job, is not idle."""
+        for reader in self.graph.readers:
+            if reader.has_ended or (reader.quiet_s > IDLE_S and not reader.rows and not reader.is_ended):
+                idle.add(reader)
+                self.graph.mark_idle(reader, True)
+        self._write(self.graph.advance())
+
+    def _warn_of_more(self) -> None:
+        """What the sources have now, a finished job does not read: its windows are closed and its results are given."""
+        if self.readers.has_more(MORE_S if self.graph.is_bounded else QUIET_S):
+            warnings.warn("the job of this checkpoint has finished, and rows that came later are not read: give another"
+                          f" directory than {self._plan.checkpoint} to begin anew", RuntimeWarning, stacklevel=2)
+
+    def _write(self, batches: Iterable[pa.RecordBatch]) -> None:
+        for batch in batches:
+            if batch.num_rows:
+                self.metrics.rows_out += batch.num_rows
+                self._sinks["out"].write(batch)
+
+    def _late(self, rows: pa.RecordBatch) -> None:
+        self.metrics.late_rows += rows.num_rows
+        if self._plan.late == "error":
+            raise LateData(f"{rows.num_rows} rows came too late: all windows that they are in are closed",
+                           at=self._plan.at, found=rows.slice(0, 1).to_pylist()[0],
+                           hint='a longer delay of with_watermark, late="drop", or a sink for them')
+        if "late" in self._plan.sinks:
+            self._sinks["late"].write(rows)
+        elif not self._has_warned:
+            self._has_warned = True
+            warnings.warn(f"{rows.num_rows} rows came too late and were dropped; later ones are only counted: see "
+                          "metrics()[\"late_rows\"], or give late= a sink", RuntimeWarning, stacklevel=2)
+
+    def _failed(self, rows: pa.RecordBatch, error: ScaleinError) -> None:
+        found = in_columns(rows, self.graph.schema_of("failed", self._plan.emit))
+        if found is None:
+            raise error  # it failed after an aggregation: there is no source row to report
+        self.metrics.failed_rows += found.num_rows
+        self._sinks["failed"].write(found)
+
+    # --- requests
+
+    def scale(self, workers: int) -> None:
+        """Change the number of workers at the next barrier; they share the state."""
+
+        def change() -> None:
+            start = time.perf_counter()
+            self.workers = workers
+            self.graph.set_workers(workers)
+            self.metrics.note_rescale(workers, time.perf_counter() - start)
+
+        self.ask(change)
+
+    def snapshot(self, name: str | None) -> Path | None:
+        """Take a checkpoint at the next barrier and wait for it; with a name, the folder of a savepoint of it."""
+        failed: list[ScaleinError] = []
+        folders: list[Path] = []
+
+        def take() -> None:
+            self.begin_epoch()
+            try:
+                self.coordinator.await_epoch(is_last=True)
+                if name is not None and self.checkpoint is not None:
+                    folders.append(self.checkpoint.save_as(name))
+            except ScaleinError as error:
+                failed.append(error)
+
+        self.ask(take)
+        if failed:
+            raise failed[0]
+        if self.error is not None:
+            self.ended.wait()  # everything is released first
+            raise self.error
+        return folders[0] if folders else None
+
+    def request_stop(self, *, drain: bool = False) -> None:
+        """End at the next barrier; any thread may call."""
+        self._wants_stop = "drain" if drain else "stop"
+        self.readers.wake()
+
+    def _serve(self) -> None:
+        while self._requests:
+            request, done = self._requests.pop(0)
+            request()
+            done.set()
+
+    def ask(self, request: Callable[[], None]) -> None:
+        """Serve a request at the next barrier, and wait for it unless the caller is one of the job's threads."""
+        done = threading.Event()
+        self._requests.append((request, done))
+        self.readers.wake()
+        while not self.is_inside() and not self.ended.is_set() and not done.wait(0.05):
+            pass
+
+    def is_inside(self) -> bool:
+        """Whether this thread is one that the job waits for."""
+        me = threading.current_thread()
+        return me is self._thread or self.coordinator.has_thread(me) or self.readers.has_thread(me) or bool(
+            _WORKER.fullmatch(me.name))
+
+    # ---
+
+    def _release(self, is_dead: bool = False) -> None:
+        """Give everything back, whatever happened; a job that died on purpose leaves its files as they are."""
+        self.stop_serving()
+        if hasattr(self, "readers"):
+            self.readers.close()
+        if hasattr(self, "coordinator"):
+            self.coordinator.close()
+        for sink in self._sinks.values():
+            with suppress(Exception):
+                sink.release() if is_dead else sink.close()
+        if hasattr(self, "graph"):
+            self.graph.close()
+        if self.checkpoint is not None:
+            self.checkpoint.close()
+        if self._own_folder is not None:
+            shutil.rmtree(self._own_folder, ignore_errors=True)
+
+
+def _own_folder() -> Path:
+    """A place for what does not fit into memory, of a job without a checkpoint."""
+    try:
+        return Path(tempfile.mkdtemp(prefix="scalein-job-"))
+    except OSError as error:
+        raise StoreFailed("a job needs a temporary folder", at=here(), file=tempfile.gettempdir(), found=error,
+                          hint="set TMPDIR, or give checkpoint=") from error
