@@ -40,10 +40,10 @@ from scalein.memory import keep_at_most
 from scalein.storage.checked_json import Json, as_map
 from scalein.storage.failpoints import Crashed, failpoint
 
-STEP_ROWS = 1 << 25  # most rows of a round
-FIRST_ROWS, FEW_ROWS = 1 << 21, 1 << 18  # rows of the first round, and least rows of the others
+MAX_ROUND_ROWS = 1 << 25
+FIRST_ROUND_ROWS, MIN_ROUND_ROWS = 1 << 21, 1 << 18  # rows of the first round, and least rows of the others
 MORE_ROWS = 1 << 20  # rows added at a time to a round that is faster than expected
-STEP_S = 0.03  # target duration of a round: requests and checkpoints wait for its end
+ROUND_S = 0.03  # target duration of a round: requests and checkpoints wait for its end
 _WORKER = re.compile(r"scalein-(\d+|udf|pool)")  # names of threads that may be any job's
 MORE_S = 0.5  # longest check for rows that a finished job does not read
 QUIET_S = 0.05  # longest wait for rows before requests are served
@@ -142,7 +142,7 @@ class Driver:
             self._warn_of_more()
         self.coordinator.schedule(self._plan.every_s, self._clock.now)
         idle: set[Reader] = set()
-        step_rows = FIRST_ROWS
+        round_rows = FIRST_ROUND_ROWS
         while not self.is_finished:
             self._serve()
             if self._wants_stop == "stop":
@@ -150,7 +150,7 @@ class Driver:
             if self._wants_stop == "drain":
                 self.readers.end()
             start = time.monotonic()
-            most = self._schedule.round_rows(min(STEP_ROWS, step_rows))
+            most = self._schedule.round_rows(min(MAX_ROUND_ROWS, round_rows))
             deliveries = self.readers.take(most, min(QUIET_S, max(self.coordinator.due_in_s, 0.001)))
             now = time.monotonic()
             self.metrics.wait_s += now - start
@@ -165,7 +165,7 @@ class Driver:
                 end, rows = time.monotonic(), [delivery.batch.num_rows for delivery in deliveries]
                 self.metrics.latency.add([end - delivery.arrival_s for delivery in deliveries], rows)
                 self.metrics.busy_s += end - now
-                step_rows = max(FEW_ROWS, int(sum(rows) * STEP_S / max(end - now, 1e-6)))
+                round_rows = max(MIN_ROUND_ROWS, int(sum(rows) * ROUND_S / max(end - now, 1e-6)))
                 failpoint("batch")
             if self.graph.is_done or (not deliveries and self.readers.has_ended):
                 self._write(self.graph.finish())
@@ -179,7 +179,7 @@ class Driver:
 
     def _more(self, began: float) -> list[SourceBatch]:
         """More rows for a round that is not long yet, unless a request waits for its end."""
-        if self._requests or self._wants_stop is not None or time.monotonic() - began > STEP_S:
+        if self._requests or self._wants_stop is not None or time.monotonic() - began > ROUND_S:
             return []
         return self.readers.take_more(MORE_ROWS)
 

@@ -24,7 +24,7 @@ from scalein import col
 from scalein.api.flow import Flow
 from scalein.errors import ComputeError
 from scalein.exec import event_time, morsels, radix, ring_preaggregate
-from scalein.jobs import job, job_graph, running_aggregate, window_aggregate
+from scalein.jobs import driver, job_graph, running_aggregate, window_aggregate
 
 WINDOWS = [(100, 100), (1000, 1000), (100, 20), (500, 200), (1000, 100), (30, 20)]
 
@@ -102,8 +102,8 @@ def test_trials_and_rings_give_what_the_plain_way_gives(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(window_aggregate, "MIN_SPECULATIVE_ROWS", 1)
         patch.setattr(window_aggregate, "MANY_OUTSIDE", 50)
-        patch.setattr(job, "STEP_ROWS", 60 * ahead)
-        patch.setattr(job, "MORE_ROWS", more)
+        patch.setattr(driver, "MAX_ROUND_ROWS", 60 * ahead)
+        patch.setattr(driver, "MORE_ROWS", more)
         patch.setattr(job_graph, "SHARED_TIMES", 1)
         patch.setattr(event_time, "FEW_TIMES", 50)
         patch.setattr(morsels, "MORSEL_ROWS", 64)
@@ -136,9 +136,9 @@ def test_a_trial_that_cannot_look_at_some_times_is_in_vain(monkeypatch: pytest.M
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_rows_are_added_to_a_trial_while_it_is_under_way(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
-    monkeypatch.setattr(job, "STEP_ROWS", 100)
-    monkeypatch.setattr(job, "MORE_ROWS", 70)
-    monkeypatch.setattr(job, "STEP_S", 60.0)
+    monkeypatch.setattr(driver, "MAX_ROUND_ROWS", 100)
+    monkeypatch.setattr(driver, "MORE_ROWS", 70)
+    monkeypatch.setattr(driver, "ROUND_S", 60.0)
     trials: list[int] = []
     speculate = job_graph.speculate
 
@@ -198,7 +198,7 @@ def test_rows_of_many_groups_are_partitioned(monkeypatch: pytest.MonkeyPatch, tm
                                              most_parted: int, has_checkpoint: bool) -> None:
     monkeypatch.setattr(radix, "SAMPLE_ROWS", 1000)
     monkeypatch.setattr(running_aggregate, "MOST_PARTITIONED_BYTES", most_parted)
-    monkeypatch.setattr(job, "STEP_ROWS", 5000)
+    monkeypatch.setattr(driver, "MAX_ROUND_ROWS", 5000)
     table = keyed(40_000, 30_000)
     flow = si.from_batches(table.to_batches(max_chunksize=700)).group_by("k").agg(
         n=si.count(), s=col("x").sum(), m=col("x").mean(), lo=col("x").min()).filter(col("n") > 1)
@@ -254,7 +254,7 @@ def test_results_do_not_keep_the_job() -> None:
     try:
         started = flow.start(sink=si.to_memory())
         started.wait()
-        started._thread.join()
+        started._driver._thread.join()
         gone = weakref.ref(started)
         del started
         assert gone() is None
