@@ -255,7 +255,7 @@ def test_results_do_not_keep_the_job() -> None:
         started = flow.start(sink=si.to_memory())
         started.wait()
         started._driver._thread.join()
-        gone = weakref.ref(started)
+        gone = weakref.ref(started._driver)
         del started
         assert gone() is None
     finally:
