@@ -20,8 +20,8 @@ from pyarrow import fs
 
 from scalein.errors import NOWHERE, Damaged
 from scalein.spark.key_groups import key_group_ranges, partition_of_key_groups
-from scalein.spark.streaming import merging, runs
-from scalein.spark.streaming.merging import key_numbers, look_up, merge_blocks
+from scalein.spark.streaming import merge_runs, runs
+from scalein.spark.streaming.merge_runs import key_numbers, look_up, merge_blocks
 from scalein.spark.streaming.runs import (
     HASH,
     Run,
@@ -96,7 +96,7 @@ def test_a_merge_has_every_key_once_with_all_its_values(parts: list[list[tuple[s
         for s, f in part:
             want[key_of({"s": s, "f": f})] += 10**k
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(merging, "BLOCK_ROWS", piece_rows)
+        patch.setattr(merge_runs, "BLOCK_ROWS", piece_rows)
         found = list(merge_blocks(blocks, ["s", "f"], AddingCombiner()))
     got = [row for each in found for row in each.block.to_pylist()]
     assert {key_of(row): row["v"] for row in got} == want

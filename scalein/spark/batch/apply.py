@@ -43,7 +43,7 @@ from scalein.spark.batch.tasks import (
     ToSpark,
 )
 from scalein.spark.key_groups import KEY_GROUPS
-from scalein.spark.phases import MapReduce
+from scalein.spark.map_reduce import MapReduce
 from scalein.spark.serialize import optimise, read_static_tables
 from scalein.spark.shuffle import SHUFFLE_DDL, target_ids
 from scalein.spark.types import check_input_schema, spark_arrow_schema, spark_schema

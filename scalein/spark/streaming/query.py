@@ -20,7 +20,7 @@ from scalein.spark.batch.apply import select_columns
 from scalein.spark.batch.scan import parallelism
 from scalein.spark.errors import explain_error, translate_errors
 from scalein.spark.serialize import BroadcastPlan, serialize
-from scalein.spark.streaming.commits import Coordinator, StreamSpec, checked_partitions
+from scalein.spark.streaming.coordinator import Coordinator, StreamSpec, checked_partitions
 from scalein.spark.streaming.inputs import READ_ALL_BYTES, RowGroups, scan_of_batch
 from scalein.spark.streaming.tasks import (
     BLOCK_DDL,

@@ -27,10 +27,10 @@ from scalein.jobs.fragments import placeholder
 from scalein.jobs.operators import filtered
 from scalein.jobs.partials import aggregate_node
 from scalein.options import Options
-from scalein.spark.streaming.clocks import least_open
+from scalein.spark.streaming.event_time import least_open
 from scalein.spark.streaming.manifest import Manifests
 from scalein.spark.streaming.runs import HASH, Run, read_run
-from scalein.spark.streaming.work import SLICE, StreamPlan
+from scalein.spark.streaming.stream_plan import SLICE, StreamPlan
 from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text
 from scalein.storage.object_store import parse_location
 

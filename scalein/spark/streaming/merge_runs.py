@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scalein.arrow_functions import taken
-from scalein.spark.streaming.combining import Combiner, scatter
+from scalein.spark.streaming.combine_partials import Combiner, scatter
 from scalein.spark.streaming.runs import BLOCK_ROWS, hashes_of, in_hash_range
 
 

@@ -19,10 +19,11 @@ from scalein.ir import ops
 from scalein.ir.functions.hashing import hash_value
 from scalein.jobs.fragments import cut, fragments
 from scalein.options import Options
-from scalein.spark import phases, shuffle
+from scalein.spark import map_reduce as phases
+from scalein.spark import shuffle
 from scalein.spark.batch.tasks import ReduceBlocks, ShuffleWrite
 from scalein.spark.key_groups import partition_of_key_groups
-from scalein.spark.phases import MapReduce
+from scalein.spark.map_reduce import MapReduce
 from scalein.spark.serialize import optimise, read_static_tables
 from tests.same import assert_same
 from tests.spark.flows import FLOWS, ORDERED, rows

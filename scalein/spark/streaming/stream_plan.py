@@ -36,8 +36,8 @@ from scalein.jobs.lateness import Lateness
 from scalein.jobs.operators import Context, FragmentRunner, Morsel, reads
 from scalein.jobs.partials import all_computed
 from scalein.options import Options
-from scalein.spark.phases import MapReduce
-from scalein.spark.streaming.clocks import Clock, TimeSummary, advance, summarize_times
+from scalein.spark.map_reduce import MapReduce
+from scalein.spark.streaming.event_time import Clock, TimeSummary, advance, summarize_times
 from scalein.storage.checked_json import Json
 
 SLICE = "#slice"  # the start of the time slice of a buffered row

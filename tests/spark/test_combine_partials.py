@@ -19,7 +19,7 @@ from scalein.exec.bounded import CombineByNumber, Program
 from scalein.ir.partials import TwoPhase, two_phase
 from scalein.jobs.partials import group_of
 from scalein.options import Options
-from scalein.spark.streaming.combining import Combiner
+from scalein.spark.streaming.combine_partials import Combiner
 from tests.same import assert_same
 
 OPTIONS = Options.make(workers=1)

@@ -25,9 +25,9 @@ from scalein.jobs.partials import aggregate_node
 from scalein.options import Options
 from scalein.spark.key_groups import KEY_GROUPS
 from scalein.spark.shuffle import key_hashes
-from scalein.spark.streaming.clocks import Clock
-from scalein.spark.streaming.combining import Combiner, scatter
-from scalein.spark.streaming.merging import Match, key_numbers, look_up, merge_blocks, take_rows
+from scalein.spark.streaming.combine_partials import Combiner, scatter
+from scalein.spark.streaming.event_time import Clock
+from scalein.spark.streaming.merge_runs import Match, key_numbers, look_up, merge_blocks, take_rows
 from scalein.spark.streaming.runs import (
     MIGRATION_STEPS,
     Run,
@@ -40,7 +40,7 @@ from scalein.spark.streaming.runs import (
     sort_by_hash,
     write_run,
 )
-from scalein.spark.streaming.work import SLICE, StreamPlan
+from scalein.spark.streaming.stream_plan import SLICE, StreamPlan
 from scalein.storage.object_store import Location
 
 Rows = Iterator[pa.RecordBatch]
