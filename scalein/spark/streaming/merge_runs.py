@@ -1,8 +1,8 @@
 """Lookups and merges of sorted blocks of state (`runs.py`), by key.
 
 Both work on whole columns: hashes are searched and sorted by numpy, rows are taken by pyarrow, and values of equal keys
-are combined pair by pair (`combine_partials.py`). Where several keys share a hash, or a block has a key several times, rows
-are numbered by their keys instead.
+are combined pair by pair (`combine_partials.py`). Where several keys share a hash, or a block has a key several times,
+rows are numbered by their keys instead.
 """
 
 from __future__ import annotations

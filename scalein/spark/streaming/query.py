@@ -1,8 +1,8 @@
 """A running stream: a flow inside Spark's Structured Streaming, seen from the driver.
 
 Spark owns the source, its offsets, the numbers of batches and the retries of tasks. A batch is one action inside
-`foreachBatch`; the coordinator (`coordinator.py`) runs and commits it. Whether Spark or the tasks read its rows is decided
-batch by batch (`inputs.py`).
+`foreachBatch`; the coordinator (`coordinator.py`) runs and commits it. Whether Spark or the tasks read its rows is
+decided batch by batch (`inputs.py`).
 
 Threads: Spark's thread calls `_on_batch`; users' threads query and set flags. A daemon thread waits for the end of the
 query, and then releases the checkpoint.

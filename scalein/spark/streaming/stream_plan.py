@@ -5,8 +5,8 @@
     running    groups that never close, or windows with emit="changes": state, and the changes of each batch are results
     closing    windows: state until the watermark has passed their end, then results
 
-The map side turns the rows of a batch into rows to shuffle (`spark/map_reduce.py`), without late rows: those whose windows
-were all closed by the batch before. The reduce side is in `reduce_side.py`.
+The map side turns the rows of a batch into rows to shuffle (`spark/map_reduce.py`), without late rows: those whose
+windows were all closed by the batch before. The reduce side is in `reduce_side.py`.
 """
 
 from __future__ import annotations
