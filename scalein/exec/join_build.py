@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 
 from scalein.arrow_functions import taken
 from scalein.dtypes import I32, DType, Kind
-from scalein.exec import array_limits
+from scalein.exec.arrow_offset_limits import cut_points, total_weights
+from scalein.exec.arrow_offset_limits import weights as weights_of
 from scalein.exec.tables import HashTable, handle_full
 from scalein.ir.exprs import Col, Expr, type_of
 from scalein.ir.passes.pass_through import PLACE
@@ -81,9 +82,8 @@ class JoinTable:
         is_left = np.ones(len(next(iter(self.table.columns.values()))), np.bool_)
         is_left[self.table.keyed[self.marks[1:] != 0]] = False
         rows = np.flatnonzero(is_left)
-        heavy = array_limits.total_weights([array_limits.weights(array) for array in arrays if array is not None])
-        weights = None if heavy is None else heavy[rows]
-        for start, stop in array_limits.cut_points(len(rows), UNMATCHED_ROWS, weights):
+        weights = total_weights([weights_of(array) for array in arrays if array is not None])
+        for start, stop in cut_points(len(rows), UNMATCHED_ROWS, None if weights is None else weights[rows]):
             these = pa.array(rows[start:stop])
             found = [pa.nulls(len(these), field.type) if array is None else taken(array, these)
                      for array, field in zip(arrays, schema, strict=True)]
