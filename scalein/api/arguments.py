@@ -53,12 +53,12 @@ def _outer_join(left: Op, right: Op, given: list[Expr], pairs: list[tuple[Expr, 
     """A join whose left key columns hold the keys of either side, in the type that both have in common."""
     names = [key.name for key in given if isinstance(key, Col)]
     if len(names) < len(given):
-        raise BadArgument(f"the left keys of a {how} join are columns: they hold the key of either side", at=at,
+        raise BadArgument(f"with how={how!r} the left keys are columns, which hold the keys of either side", at=at,
                           found=", ".join(show_expr(key) for key in given if not isinstance(key, Col)),
                           hint="compute it first: with_columns(k=...).join(..., left_on=\"k\", ...)")
     if len(set(names)) < len(names):
-        raise BadArgument(f"a {how} join takes each left column once: it holds one key of either side", at=at,
-                          found=", ".join(names), hint="with_columns(k2=...) makes a second one")
+        raise BadArgument(f"with how={how!r} the left keys are different columns, which hold the keys of either side",
+                          at=at, found=", ".join(names), hint="with_columns(k2=...) makes a second one")
     typed = {name: key for name, (key, _) in zip(names, pairs, strict=True) if not isinstance(key, Col)}
     if typed:
         scope = Scope(left.schema, "join (left side)", at)

@@ -33,6 +33,7 @@ def describe(flow: Flow, collect: Callable[[Flow], pa.Table]) -> pa.Table:
     columns = [pa.array(NAMES)]
     for number, field in enumerate(schema):
         known = {name: values.get(f"{number} {name}") for name in NAMES}
+        known["count"] = known["count"] or 0  # a sum of nothing is null
         known["null_count"] = values[_ROWS] - known["count"]
         columns.append(_column(known, _is_numeric(field.dtype)))
     return pa.table(columns, [STATISTIC, *schema.names])

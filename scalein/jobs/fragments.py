@@ -210,9 +210,8 @@ def check_bounded(feeds: list[Feed], is_bounded: bool, emit: str, at: SourceLoc)
             raise BadArgument("an endless flow cannot be sorted", at=at, step="sort",
                               hint="sort what windows give, or read a bounded source")
         if isinstance(fragment.state, ops.OuterJoin):
-            how = fragment.state.how
-            raise BadArgument(f"a {how} join of an endless flow has no end: rows of the table without a match are "
-                              "known only when all rows have come", at=fragment.state.at, step="join",
+            raise BadArgument(f"a join with how={fragment.state.how!r} needs a flow that ends: only then it is known "
+                              "which rows of the table have no match", at=fragment.state.at, step="join",
                               hint='take how="left" or "inner", or read a bounded source')
         is_final = emit == "final" or fragment.then is not None
         if isinstance(fragment.state, ops.Aggregate) and fragment.state.window is None and is_final:

@@ -334,8 +334,8 @@ def _single_input(op: ops.Op, at: SourceLoc) -> Feed:
                 raise BadArgument("limit depends on the order of rows, and a stream on Spark has none", at=at,
                                   step="limit")
             case ops.OuterJoin():
-                raise BadArgument(f"a {each.how} join of a stream has no end: rows of the table without a match are "
-                                  "known only when all rows have come", at=each.at, step="join",
+                raise BadArgument(f"a join with how={each.how!r} needs a flow that ends: only then it is known which "
+                                  "rows of the table have no match", at=each.at, step="join",
                                   hint='take how="left" or "inner"')
     feeds = cut(op)
     if feeds[0].first.then is not None:
