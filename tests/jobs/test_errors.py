@@ -327,6 +327,13 @@ def test_waiting_with_a_bar_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> Non
     job.stop()
 
 
+@pytest.mark.parametrize("how", ["right", "outer"])
+def test_an_outer_join_of_an_endless_flow_is_refused(how: str) -> None:
+    endless = si.from_source(Stream({"all": BATCHES}, ends=False))
+    with pytest.raises(BadArgument, match=f"how='{how}' needs a flow that ends"):
+        endless.join({"x": [1]}, on="x", how=how).start(sink=si.to_memory())
+
+
 def test_a_join_with_an_endless_right_side_is_refused_before_anything_runs() -> None:
     endless = si.from_source(Stream({"all": BATCHES}, ends=False))
     joined = endless.join(endless.filter(col("x") > 0), on="x")

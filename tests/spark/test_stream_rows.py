@@ -396,6 +396,7 @@ def test_outlier_timestamps_close_nothing(tmp_path: Path) -> None:
     (lambda q: q.group_by("k").agg(n=si.count()).group_by("n").agg(m=si.count()), "changes", "has several"),
     (lambda q: q.limit(3), "final", "limit depends on the order"),
     (lambda q: q.sort("x"), "final", "cannot be sorted"),
+    (lambda q: q.join({"k": ["a"]}, on="k", how="outer"), "final", "how='outer' needs a flow that ends"),
     (lambda q: q.union(q), "final", "has a union"),
     (lambda q: q.distinct("k"), "final", "distinct of some columns"),
     (lambda q: q.group_by("k").agg(f=col("x").first()), "changes", "first depends on the order"),
