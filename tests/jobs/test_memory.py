@@ -22,8 +22,8 @@ from scalein.exec.bounded import PreAggregationProgram
 from scalein.ir import ops
 from scalein.ir.rewrite import walk_ops
 from scalein.jobs import close_batches, window_aggregate
+from scalein.jobs.aggregate_operator import MIN_GROUPS, MOST_GROUPS, Finalizer, most_groups
 from scalein.jobs.fragments import cut
-from scalein.jobs.partials import MIN_GROUPS, MOST_GROUPS, Finalizer, most_groups
 from scalein.jobs.source_readers import AHEAD_BYTES, Reader, SourcePosition, SourceReaders
 from scalein.jobs.spec import Shares
 from scalein.state import LogStore

@@ -28,13 +28,13 @@ from scalein.exec.event_time import extent, outlier_distance
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named
 from scalein.ir.rewrite import rewrite, walk_ops
+from scalein.jobs.aggregate_operator import all_computed
 from scalein.jobs.changelog import OP, changelog_rows
 from scalein.jobs.changelog import check as check_changes
 from scalein.jobs.compatibility import signature
 from scalein.jobs.fragments import Feed, Fragment, cut, over, placeholder
 from scalein.jobs.lateness import Lateness
 from scalein.jobs.operators import Context, FragmentRunner, Morsel, reads
-from scalein.jobs.partials import all_computed
 from scalein.options import Options
 from scalein.spark.map_reduce import MapReduce
 from scalein.spark.streaming.event_time import Clock, TimeSummary, advance, summarize_times
