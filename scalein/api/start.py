@@ -108,12 +108,12 @@ def _check_past(op: ops.Op, past: ops.Op, at: SourceLoc) -> None:
     """Rows of the past are what the one source of the flow would have given."""
     from scalein.jobs.fragments import cut
 
-    feeds = cut(op)
-    if len(feeds) > 1:
+    edges = cut(op)
+    if len(edges) > 1:
         raise BadArgument("bootstrap takes the past of one source, and the flow has several", at=at,
-                          found=", ".join(feed.source.name for feed in feeds),
+                          found=", ".join(edge.source.name for edge in edges),
                           hint="make one flow of each, or start it from a savepoint")
-    first = feeds[0].source.arrow
+    first = edges[0].source.arrow
     if [(f.name, f.type) for f in past.schema.arrow] != [(f.name, f.type) for f in first]:
         raise BadArgument("bootstrap gives other columns than the flow's source", at=at, found=repr(past.schema),
                           wanted=", ".join(f"{field.name}: {field.type}" for field in first))

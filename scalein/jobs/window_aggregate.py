@@ -59,7 +59,7 @@ RING_BYTES = 1 << 28  # of all records; a checkpoint writes them whole
 _SLICE = "#slice"
 
 
-def aggregate_operator(fragment: Fragment, context: Context, state: Json, emit: str) -> Operator:
+def open_aggregate(fragment: Fragment, context: Context, state: Json, emit: str) -> Operator:
     """The operator that suits an aggregation's table and how its results are emitted."""
     root = fragment.program("whole", lambda: fragment.op)
     table = aggregate_node(root).table

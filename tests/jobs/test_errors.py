@@ -313,9 +313,9 @@ def test_rows_on_disk_are_removed_also_without_a_checkpoint() -> None:
 
 
 def test_a_rate_that_was_not_used_is_not_saved_for_long() -> None:
-    feeds = SourceReaders([], 1_000.0)
-    feeds._began -= 3_600
-    assert 900 <= feeds._allowed(0.0) <= 1_100
+    edges = SourceReaders([], 1_000.0)
+    edges._began -= 3_600
+    assert 900 <= edges._allowed(0.0) <= 1_100
 
 
 def test_waiting_with_a_bar_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
