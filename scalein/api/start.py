@@ -66,11 +66,11 @@ def start(op: ops.Op, data: object, sink: object, checkpoint: object, savepoint:
     if bootstrap is not None:
         _check_past(op, bootstrap, at)
     every_s = seconds(every, "argument every", at)
-    from scalein.ir.passes.null_on_error import tried
+    from scalein.ir.passes.null_on_error import null_on_error
     from scalein.jobs.job import Job
     from scalein.jobs.spec import JobSpec
 
-    op = tried(op) if how_wrong == "null" else op
+    op = null_on_error(op) if how_wrong == "null" else op
     return Job(JobSpec(op, options, sinks, folder, point, bootstrap, every_s, emit, how_late, how_wrong,
                        rows_per_second, at))
 

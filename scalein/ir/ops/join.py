@@ -1,4 +1,4 @@
-"""Ops over several inputs."""
+"""Join and union: their schemas, which filters pass them (`push`), and which side is built: always the right one."""
 
 from __future__ import annotations
 
