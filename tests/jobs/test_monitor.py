@@ -11,6 +11,7 @@ import pytest
 
 import scalein as si
 from scalein import col
+from scalein.exec import pipeline
 from scalein.exec.ring_preaggregate import RingPreAggregation
 from scalein.jobs.monitor import show_bar
 from scalein.jobs.window_aggregate import SlidingAggregate
