@@ -128,7 +128,7 @@ def _kept(left: Op, right: Op, right_keys: list[Expr], at: SourceLoc) -> tuple[t
     return tuple(kept)
 
 
-def alike(op: Op, first: Schema, number: int, at: SourceLoc) -> Op:
+def projected_to(op: Op, first: Schema, number: int, at: SourceLoc) -> Op:
     """The op in the first one's schema; only the Arrow form of text and nulls may differ."""
     found = op.schema
     if found.names != first.names:

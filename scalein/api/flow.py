@@ -17,13 +17,13 @@ from scalein.api import hints
 from scalein.api.arguments import (
     Keys,
     Order,
-    alike,
     as_item,
     distinct,
     explode,
     first_rows,
     flat,
     join,
+    projected_to,
     row_expr,
     row_outputs,
     sort,
@@ -296,7 +296,7 @@ class Flow(Hinted):
         if not others:
             raise BadArgument("union needs another flow", at=at)
         first = self.op.schema
-        rest = (alike(_as_op(other), first, number, at) for number, other in enumerate(others, 2))
+        rest = (projected_to(_as_op(other), first, number, at) for number, other in enumerate(others, 2))
         return Flow(ops.Union((self.op, *rest), at=at))
 
     def join(self, other: object, on: Keys | None = None, *, left_on: Keys | None = None,

@@ -1,4 +1,4 @@
-"""The build side of joins: static tables, read completely and indexed by key.
+"""The build side of joins, always the right one (`Join.physical`): static tables, read completely, indexed by key.
 
 One integer-like key over a small range gives a direct table; if every key has one row, the payload itself is laid out
 by key. All others have a hash index whose records hold the first row of their key; further rows are chained in the

@@ -1,6 +1,7 @@
 """Compatibility of a flow with a checkpoint: a flow whose state differs from that of the checkpoint is refused.
 
 States are identified by their order and by what they hold; whether sources are the same is decided in `recovery.py`.
+The check of a Spark stream is in `spark/streaming/coordinator.py`.
 """
 
 from __future__ import annotations

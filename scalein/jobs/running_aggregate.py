@@ -23,6 +23,7 @@ from scalein.ir.exprs import Named
 from scalein.ir.partials import row_values
 from scalein.ir.passes.aggregate_layout import aggregate_table
 from scalein.ir.physical import Node
+from scalein.jobs.aggregate_operator import FOREVER, Partial, aggregate_node
 from scalein.jobs.changelog import Changelog, changelog_rows
 from scalein.jobs.expiry_index import ExpiryIndex, windows_of
 from scalein.jobs.fragments import Fragment
@@ -37,7 +38,6 @@ from scalein.jobs.operators import (
     open_store,
     snapshot_store,
 )
-from scalein.jobs.partials import FOREVER, Partial, aggregate_node
 from scalein.state import LogStore
 from scalein.storage.checked_json import Json, as_int, as_map
 

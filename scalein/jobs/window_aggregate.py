@@ -30,6 +30,7 @@ from scalein.exec.event_time import extent
 from scalein.ir import ops
 from scalein.ir.partials import fits, has_parts, width
 from scalein.ir.physical import Node, Scan, identity
+from scalein.jobs.aggregate_operator import FOREVER, ROW, Finalizer, Partial, aggregate_node
 from scalein.jobs.close_batches import Part
 from scalein.jobs.fragments import Fragment
 from scalein.jobs.operators import (
@@ -39,7 +40,6 @@ from scalein.jobs.operators import (
     Morsel,
     Operator,
 )
-from scalein.jobs.partials import FOREVER, ROW, Finalizer, Partial, aggregate_node
 from scalein.jobs.running_aggregate import RunningAggregate
 from scalein.jobs.window_close import WindowCloser
 from scalein.state.row_buffer import BufferSegment, RowBuffer
@@ -59,7 +59,7 @@ RING_BYTES = 1 << 28  # of all records; a checkpoint writes them whole
 _SLICE = "#slice"
 
 
-def aggregate_operator(fragment: Fragment, context: Context, state: Json, emit: str) -> Operator:
+def open_aggregate(fragment: Fragment, context: Context, state: Json, emit: str) -> Operator:
     """The operator that suits an aggregation's table and how its results are emitted."""
     root = fragment.program("whole", lambda: fragment.op)
     table = aggregate_node(root).table

@@ -38,9 +38,9 @@ from scalein.ir.partials import TwoPhase, fits, two_phase
 from scalein.ir.physical import Node, Pipeline, Scan, WindowAggregate, identity, walk_nodes
 from scalein.ir.rewrite import transform_streams
 from scalein.ir.stages import FilterStep
+from scalein.jobs.aggregate_operator import aggregate_node, replaced, scan_of
 from scalein.jobs.fragments import Fragment, over, placeholder
 from scalein.jobs.operators import reads
-from scalein.jobs.partials import aggregate_node, replaced, scan_of
 from scalein.options import Options
 
 MAX_GROUPS = 1 << 20  # held by a task before they are sent

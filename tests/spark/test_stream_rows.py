@@ -383,7 +383,7 @@ def test_outlier_timestamps_close_nothing(tmp_path: Path) -> None:
     coordinator = start_stream(flow, tmp_path, sink)
     run(coordinator, [[events(1, 2, 3)], [events(4, 5, 400_000.0)], [events(6)]])
     assert coordinator.progress is not None
-    assert (coordinator.progress["far_rows"], coordinator.progress["late_rows"], sink.table().num_rows) == (1, 0, 0)
+    assert (coordinator.progress["outlier_rows"], coordinator.progress["late_rows"], sink.table().num_rows) == (1, 0, 0)
     # Three batches of mostly such times are a jump of time.
     run(coordinator, [[events(500_000.0 + k, 500_001.0 + k)] for k in range(4)], first=3)
     assert sorted(sink.table().column("n").to_pylist())[-1] == 6

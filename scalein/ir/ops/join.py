@@ -1,7 +1,7 @@
-"""Ops over several inputs.
+"""Join and union: their schemas, which filters pass them (`push`), and which side is built: always the right one.
 
-A join is with a static table, which is read whole first. `Join` gives its rows as those of the left side come;
-`OuterJoin` also keeps the table's rows without a match, which are known when the left side has ended.
+A join is with a static table. `Join` gives its rows as those of the left side come; `OuterJoin` also keeps the table's
+rows without a match, which are known when the left side has ended.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from scalein.ir.checks import expect
 from scalein.ir.exprs import Col, Expr, Named, columns, type_of
 from scalein.ir.functions.registry import can_fail
 from scalein.ir.ops.base import Op, SameColumns, Unary
-from scalein.ir.ops.predicates import effort, over
+from scalein.ir.ops.predicates import cost, over
 from scalein.ir.physical import Host, Node, Pipeline, identity
 from scalein.ir.printer import show_expr, show_named
 from scalein.ir.stages import FilterStep
@@ -90,7 +90,7 @@ class Project(Unary):
         return self if len(items) == len(self.items) else replace(self, items=items)
 
     def cheapest(self) -> set[str]:
-        return {min(self.items, key=effort).name}
+        return {min(self.items, key=cost).name}
 
     def hands_on(self, column: str) -> bool:
         return any(item.name == column and isinstance(item.expr, Col) and item.expr.name == column

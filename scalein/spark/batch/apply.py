@@ -29,7 +29,7 @@ from scalein.ir import ops
 from scalein.ir.exprs import Named
 from scalein.ir.physical import identity
 from scalein.ir.rewrite import rewrite, walk_ops
-from scalein.jobs.fragments import Feed, Fragment, cut, fragments, over, placeholder
+from scalein.jobs.fragments import Fragment, SourceEdge, cut, fragments, over, placeholder
 from scalein.spark.batch.filters import push_to_spark, quote_name
 from scalein.spark.batch.outer_join import expand_outer_joins
 from scalein.spark.batch.scan import scan_all_by_key, scan_source, shuffle_partitions
@@ -123,7 +123,7 @@ class _Planner:
     def __init__(self, spark: SparkSession, df: DataFrame | None, at: SourceLoc) -> None:
         self._spark, self._df, self._at = spark, df, at
 
-    def plan(self, inputs: list[Feed], schema: pa.Schema) -> DataFrame:
+    def plan(self, inputs: list[SourceEdge], schema: pa.Schema) -> DataFrame:
         """The DataFrame of all fragments; each is planned when all its inputs are."""
         input_of = {id(input.first): input for input in inputs}
         pending: dict[int, list[PendingFrame]] = {}

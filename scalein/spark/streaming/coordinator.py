@@ -202,7 +202,7 @@ class Coordinator:
                           'last_progress["late_rows"], or give late= a sink', RuntimeWarning, stacklevel=2)
         return {"batch_id": number, "partitions": partitions, "rows_in": rows,
                 "rows_out": sum(as_int(each["rows_out"]) for each in results), "late_rows": late,
-                "failed_rows": failed, "timeless_rows": timeless, "far_rows": clock.outlier_rows,
+                "failed_rows": failed, "timeless_rows": timeless, "outlier_rows": clock.outlier_rows,
                 "watermark": clock.watermark, "state_files": len({run.file for run in runs}),
                 "state_bytes": sum({run.file: run.size_bytes for run in runs}.values())}
 

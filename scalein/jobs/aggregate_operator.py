@@ -1,6 +1,8 @@
-"""Partial groups: workers aggregate what arrives as `collect` does, into tables that live between two barriers
-(`exec/preaggregate.py`); at a barrier the partial groups (`ir/partials.py`) are drained. So the fast path of a job is
-that of a bounded run, and a change of workers moves no state.
+"""What all aggregations of a job share: the check for late rows, pre-aggregation, and results from partial groups.
+
+Workers aggregate what arrives as `collect` does, into tables that live between two barriers (`exec/preaggregate.py`);
+at a barrier the partial groups (`ir/partials.py`) are drained. So the fast path of a job is that of a bounded run, and
+a change of workers moves no state.
 """
 
 from __future__ import annotations
