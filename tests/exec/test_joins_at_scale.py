@@ -65,7 +65,8 @@ def test_all_workers_mark_the_rows_that_match(how: str, sql: str, key: str, repe
 @every_way
 def test_a_cross_join_of_many_rows(source: str, workers: int) -> None:
     left, right = pa.table({"x": np.arange(3000)}), pa.table({"y": np.arange(500), "s": [f"s{k}" for k in range(500)]})
-    got = source_of(left, source).join(right, how="cross").filter((col("x") + col("y")) % 5 == 0).collect(workers=workers)
+    pairs = source_of(left, source).join(right, how="cross")
+    got = pairs.filter((col("x") + col("y")) % 5 == 0).collect(workers=workers)
     want = by_duckdb("SELECT x, y, s FROM l, r WHERE (x + y) % 5 = 0 ORDER BY x, y", l=left, r=right)
     assert_same_rows(got, want)
     assert source_of(left, source).join(right, how="cross").count(workers=workers) == 1_500_000
