@@ -31,6 +31,7 @@ from scalein.ir.printer import show_expr, show_window
 from scalein.ir.stages import (
     Collect,
     DedupStep,
+    ExpandLog,
     FilterStep,
     FromBatches,
     FromPointers,
@@ -46,7 +47,6 @@ from scalein.ir.stages import (
     ProjectStep,
     Rank,
     Read,
-    Spread,
     Stage,
     Step,
 )
@@ -287,7 +287,7 @@ def _sink(stage: Stage) -> Iterator[str]:
             yield _line("merge", f"{what} {_by(table)}, {_MODES[mode]}")
         case MergeBag(table, bag):
             yield _line("merge", f"the values of {_args(table.accs[table.bags[bag][0]])}, group by group")
-        case Spread(table, acc):
+        case ExpandLog(table, acc):
             yield _line("append", f"16 bytes to the group's values of {_args(table.accs[acc])}")
         case Rank(table, acc, fold):
             yield _line("fold" if fold else "rank", f"each group's values of {_args(table.accs[acc])}")

@@ -45,7 +45,7 @@ from scalein.llvm_backend.parts import is_many
 from scalein.llvm_backend.values import Binding, Env, Row, Str, Value, from_memory, memory_type, to_memory
 
 COSTLY_CALLS = 16  # to compute a column: then a trip through memory is cheaper than computing it in each loop
-MOST_MATERIALIZED = 64  # in a kernel: scratch is on the stack, 16 KB for a column of strings
+MAX_MATERIALIZED = 64  # in a kernel: scratch is on the stack, 16 KB for a column of strings
 
 
 @dataclass(eq=False, slots=True)
@@ -129,7 +129,7 @@ def find_materialized(stage: Stage) -> frozenset[tuple[int, str]]:
     costly = COSTLY_CALLS
     while not found:
         found = frozenset(_costly(stage, shared, costly))
-        if len(found) > MOST_MATERIALIZED:  # fewer, further apart
+        if len(found) > MAX_MATERIALIZED:  # fewer, further apart
             found, costly = frozenset(), 2 * costly
         elif not found:
             break

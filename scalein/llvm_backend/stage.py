@@ -21,6 +21,7 @@ from scalein.ir.passes.pass_through import ROW
 from scalein.ir.stages import (
     Collect,
     DedupStep,
+    ExpandLog,
     FilterStep,
     FromBatches,
     FromPointers,
@@ -35,7 +36,6 @@ from scalein.ir.stages import (
     ProjectStep,
     Rank,
     Read,
-    Spread,
     Stage,
     Step,
 )
@@ -73,7 +73,7 @@ from scalein.llvm_backend.sinks.collect import lower_collect
 from scalein.llvm_backend.sinks.group import Rows, lower_group, time_bounds
 from scalein.llvm_backend.sinks.merge import lower_merge
 from scalein.llvm_backend.sinks.partition import lower_partition
-from scalein.llvm_backend.sinks.side_state import lower_merge_bag, lower_rank, lower_spread
+from scalein.llvm_backend.sinks.side_state import lower_expand_log, lower_merge_bag, lower_rank
 from scalein.llvm_backend.store_bulk import lower_bulk
 from scalein.llvm_backend.store_index import stored_env
 from scalein.llvm_backend.store_records import (
@@ -280,8 +280,8 @@ def _sink(low: _Lowering, block: Block, env: Env) -> None:
             lower_merge(code, stage.sink, block, start)
         case MergeBag():
             lower_merge_bag(code, stage.sink, block, start)
-        case Spread():
-            lower_spread(code, stage.sink, block, start)
+        case ExpandLog():
+            lower_expand_log(code, stage.sink, block, start)
         case Rank():
             lower_rank(code, stage.sink, block, start)
         case Upsert():

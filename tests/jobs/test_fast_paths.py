@@ -197,7 +197,7 @@ def keyed(n: int, keys: int) -> pa.Table:
 def test_rows_of_many_groups_are_partitioned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: int,
                                              most_parted: int, has_checkpoint: bool) -> None:
     monkeypatch.setattr(radix, "SAMPLE_ROWS", 1000)
-    monkeypatch.setattr(running_aggregate, "MOST_PARTITIONED_BYTES", most_parted)
+    monkeypatch.setattr(running_aggregate, "MAX_PARTITIONED_BYTES", most_parted)
     monkeypatch.setattr(driver, "MAX_ROUND_ROWS", 5000)
     table = keyed(40_000, 30_000)
     flow = si.from_batches(table.to_batches(max_chunksize=700)).group_by("k").agg(

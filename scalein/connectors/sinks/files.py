@@ -41,7 +41,7 @@ GROUP_ROWS = 1 << 20
 _BUFFERED_BYTES = 128 << 20
 _SYNC_THREADS = 16
 _LAST_TASK = 999_999  # number of the last task of an epoch written by several tasks
-_MOST_OPEN = 256  # files written at once; more values of `partition_by` close the oldest
+_MAX_OPEN = 256  # files written at once; more values of `partition_by` close the oldest
 
 
 @dataclass(slots=True, eq=False)
@@ -189,7 +189,7 @@ class FileSink:
                 staged.flush()
 
     def _begin(self, directory: str) -> StagedFile:
-        while len(self._open) >= _MOST_OPEN:
+        while len(self._open) >= _MAX_OPEN:
             self._finish(next(iter(self._open)))
         name = f"{STAGED}{self._prefix}-{self._epoch:06}-{self._attempt}{self._count:04}{self._format.suffix}"
         self._count += 1
