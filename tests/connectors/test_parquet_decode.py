@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import scalein as si
 from scalein.connectors.formats import parquet as formats_parquet
 from scalein.connectors.formats import parquet_decode
-from scalein.connectors.formats.parquet_decode import columns_of, may_be_decoded
+from scalein.connectors.formats.parquet_decode import are_compiled, columns_of, decodable
 from scalein.errors import BadData
 from scalein.kernels import parquet
 from scalein.kernels.parquet import DictionaryDecoder, PageDecompressor
@@ -46,7 +46,8 @@ def decoded_here(path: Path) -> set[str]:
     file, groups = pa.memory_map(str(path)).read_buffer(), list(range(metadata.num_row_groups))
     rows = metadata.num_rows
     return {field.name for field in pq.read_schema(path)
-            if may_be_decoded(metadata.schema, [field], rows) and columns_of(file, metadata, groups, [field])}
+            if decodable(metadata.schema, [field]) and are_compiled([field], rows)
+            and columns_of(file, metadata, groups, [field])}
 
 
 def read(path: Path, batch_rows: int = 1000, columns: list[str] | None = None) -> pa.Table:
