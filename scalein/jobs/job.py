@@ -34,6 +34,7 @@ from scalein.jobs.coordinator import Coordinator
 from scalein.jobs.dead_letters import in_columns
 from scalein.jobs.diagnose import why_no_output
 from scalein.jobs.driver import OutputSpec, Pipeline
+from scalein.jobs.job_card import JobCard
 from scalein.jobs.metrics import Metrics
 from scalein.jobs.monitor import figures, log_lines, serve, show_bar
 from scalein.jobs.source_readers import Reader, SourceBatch, SourceReaders
@@ -82,6 +83,7 @@ class Job:
         self._stop_serving: Callable[[], None] = lambda: None
         self._is_finished = False
         self._marked: object = None  # how far the job had come at the last epoch
+        self._card: JobCard | None = None  # of a notebook
         self._pipeline: Pipeline
         self._coordinator: Coordinator
         self._readers: SourceReaders
@@ -417,6 +419,19 @@ class Job:
     def __repr__(self) -> str:
         found = self._metrics
         return f"Job({self.status}, {found.rows_in:,} rows in, {found.rows_out:,} out, {found.epochs} checkpoints)"
+
+    def _repr_html_(self) -> str:
+        return self._as_card().html
+
+    def _ipython_display_(self) -> None:
+        """A card that is redrawn while the job runs; called by IPython in place of `repr`."""
+        self._as_card().show()
+
+    def _as_card(self) -> JobCard:
+        if self._card is None:
+            place = "" if self._plan.checkpoint is None else str(self._plan.checkpoint)
+            self._card = JobCard(self, place, self._metrics.restored_rows)
+        return self._card
 
     # ---
 

@@ -34,7 +34,7 @@ def figures(metrics: Metrics, pipeline: Pipeline, workers: int) -> dict[str, obj
     return {
         **metrics.to_json(), "epochs": metrics.epochs, "failed_checkpoints": metrics.failed_checkpoints,
         "far_rows": pipeline.far_rows, "row_groups_skipped": pipeline.row_groups_skipped,
-        "checkpoint_s": metrics.checkpoint_s, "workers": workers, "rescales": list(metrics.rescales),
+        "checkpoint_s": metrics.checkpoint_s, "checkpoint_at": metrics.checkpoint_at, "workers": workers, "rescales": list(metrics.rescales),
         "watermark": watermark,
         "watermark_time": None if watermark is None or dtype is None else shown(watermark, dtype),
         "lag_s": pipeline.lag_s, "state_bytes": pipeline.state_bytes,
