@@ -16,7 +16,7 @@ from scalein.errors import InternalError
 from scalein.ir import physical
 from scalein.ir.ops import By, Distinct, Filter, Sort
 from scalein.ir.passes.fuse import fuse
-from scalein.ir.passes.physicalize import split
+from scalein.ir.passes.physicalize import physicalize
 from scalein.ir.passes.prune import prune
 from scalein.ir.passes.push_down import push_down
 from scalein.ir.passes.top_rows import top_rows
@@ -94,7 +94,7 @@ def test_fused_plans(golden: Golden) -> None:
 
 def test_a_distinct_takes_in_what_is_around_it_but_no_second_one(golden: Golden) -> None:
     twice = flow.filter(col("flag")).distinct("user").filter(col("qty") > 0).distinct("kind").select("kind")
-    assert dump_program(fuse(split(twice.op))) == golden
+    assert dump_program(fuse(physicalize(twice.op))) == golden
 
 
 def test_graph_text() -> None:
@@ -167,8 +167,8 @@ def test_broken_ops_are_named() -> None:
 
 
 def test_broken_programs_are_named() -> None:
-    scan = split(flow.op)
-    node = split(flow.distinct("user").op)
+    scan = physicalize(flow.op)
+    node = physicalize(flow.distinct("user").op)
     assert isinstance(node, Pipeline)
     twice = Pipeline(scan, node.steps * 2, node.items)
     with pytest.raises(InternalError, match="a distinct too many"):

@@ -1,4 +1,4 @@
-"""Two inputs become one: join keys brought to one type, output names settled, unions checked."""
+"""Arguments of Flow methods, checked and resolved: join keys and their types, unions, sort, distinct, explode."""
 
 from __future__ import annotations
 

@@ -26,10 +26,10 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.exec import radix, ring
+from scalein.exec.direct_addressing import DIRECT_BYTES, domain_of, widened
 from scalein.exec.emit import Emitter
 from scalein.exec.finalize import compact_logs, mode_of
 from scalein.exec.join_build import JoinTable
-from scalein.exec.key_domain import DIRECT_BYTES, domain_of, widened
 from scalein.exec.morsels import Morsel, cut_morsels
 from scalein.exec.schedule import schedule
 from scalein.exec.tables import (

@@ -16,7 +16,7 @@ from scalein.connectors.formats.statistics import Condition
 from scalein.connectors.in_memory import Batches
 from scalein.dtypes import I64, Field, Schema
 from scalein.errors import ComputeError, InternalError
-from scalein.exec import array_limits
+from scalein.exec import arrow_offset_limits
 from scalein.exec.aggregate import HashAggregate, hash_aggregate
 from scalein.exec.error_location import located
 from scalein.exec.host import run_host
@@ -87,7 +87,7 @@ class Query:
         run = _Run(options, join_tables=self._join_tables, inputs=inputs, idle=self._idle, static=self._static)
         try:
             rows = _conformed(lambda: run.rows(self._plan), self._schema)
-            yield from array_limits.with_limit_errors("this flow", rows)
+            yield from arrow_offset_limits.with_limit_errors("this flow", rows)
         except ComputeError as error:
             raise located(error, self._op, self._plan) from None
 
@@ -97,7 +97,7 @@ def _conformed(rows: Callable[[], Iterator[pa.RecordBatch]], schema: pa.Schema) 
         if batch.schema == schema:
             yield batch
         else:
-            yield from (conformed(part, schema) for part in array_limits.split_heavy(batch))
+            yield from (conformed(part, schema) for part in arrow_offset_limits.split_heavy(batch))
 
 
 class Program:
@@ -225,7 +225,7 @@ class _Run:
 
     def rows(self, node: Node) -> Iterator[pa.RecordBatch]:
         """The batches of a node; errors of pyarrow and the system name the step."""
-        return array_limits.with_limit_errors(_step(node), self._rows(node))
+        return arrow_offset_limits.with_limit_errors(_step(node), self._rows(node))
 
     def _rows(self, node: Node) -> Iterator[pa.RecordBatch]:
         match node:
@@ -328,7 +328,7 @@ class _Run:
         """
         match node.input, node.steps:
             case Scan() as scan, (FilterStep(predicate), *_) if isinstance(self._data(scan), BoundSource):
-                rows = array_limits.with_limit_errors(_step(scan), self._scan(scan, conditions_of(predicate)))
+                rows = arrow_offset_limits.with_limit_errors(_step(scan), self._scan(scan, conditions_of(predicate)))
             case below, _:
                 rows = self.rows(below)
         data = self._data(node.input) if isinstance(node.input, Scan) else None

@@ -10,8 +10,8 @@ import pyarrow as pa
 from scalein.arrow_functions import Extents, evaluate, extents, taken
 from scalein.dtypes import as_plain
 from scalein.errors import BadData, ScaleinError
-from scalein.exec import array_limits
-from scalein.exec.array_limits import is_too_long, too_long
+from scalein.exec import arrow_offset_limits
+from scalein.exec.arrow_offset_limits import is_too_long, too_long
 from scalein.ir import ops
 from scalein.ir.exprs import Col
 from scalein.ir.physical import Host
@@ -94,8 +94,8 @@ def explode(op: ops.Explode, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.R
     schema = op.schema.arrow
     for batch in batches:
         lists = extents(batch.column(op.column))
-        others = [array_limits.weights(batch.column(name)) for name in schema.names if name != op.column]
-        for rows, starts, sizes in _pieces(lists, array_limits.total_weights(others)):
+        others = [arrow_offset_limits.weights(batch.column(name)) for name in schema.names if name != op.column]
+        for rows, starts, sizes in _pieces(lists, arrow_offset_limits.total_weights(others)):
             parents = pa.array(np.repeat(rows, sizes))
             elements = _elements(lists.values, starts, sizes)
             columns = [elements if name == op.column else taken(batch.column(name), parents) for name in schema.names]
@@ -129,10 +129,10 @@ def _lightest(ends: np.ndarray, sizes: np.ndarray, weights: np.ndarray, first: i
     """The end of the elements from `first` on whose repeated rows stay below the limit; at least one element."""
     repeats = np.minimum(sizes, ends - first)  # of the first list, what is left
     totals = np.cumsum(repeats * weights)
-    k = int(np.searchsorted(totals, array_limits.MOST_WEIGHT, side="right"))
+    k = int(np.searchsorted(totals, arrow_offset_limits.MOST_WEIGHT, side="right"))
     if k == len(totals):
         return int(ends[-1])
-    room = array_limits.MOST_WEIGHT - int(totals[k] - repeats[k] * weights[k])
+    room = arrow_offset_limits.MOST_WEIGHT - int(totals[k] - repeats[k] * weights[k])
     return max(first + 1, int(ends[k] - repeats[k]) + room // int(weights[k]))
 
 

@@ -16,7 +16,7 @@ from scalein.ir import ops
 from scalein.ir.exprs import Col, Named
 from scalein.jobs.fragments import Feed
 from scalein.jobs.operators import Context, FragmentRunner
-from scalein.jobs.source_readers import Place, Reader
+from scalein.jobs.source_readers import Reader, SourcePosition
 from scalein.storage.checked_json import Json, as_map
 
 
@@ -36,7 +36,7 @@ class SourceInput:
     def to_json(self) -> dict[str, Json]:
         """The offset and the clock of each partition."""
         return {**self.absent, **{
-            reader.name: {"place": reader.place.to_json(), "tests": self.tests if reader.place.rows else "",
+            reader.name: {"place": reader.position.to_json(), "tests": self.tests if reader.position.rows else "",
                           "clock": self.clocks[reader.name].to_json() if self.clocks else None}
             for reader in self.readers}}  # fmt: skip
 
@@ -54,19 +54,20 @@ def source_input_of(feed: Feed, needed: Sequence[str], context: Context, known: 
             times = _times(feed, feed.watermark, context)
             reads = list(feed.first.input.columns)
     reads = [name for name in feed.source.arrow.names if name in reads] or feed.source.arrow.names[:1]
-    tests, beside = "", list[str]()
+    tests, malformed_columns = "", list[str]()
     if isinstance(data, BoundSource):
         conditions = _tests(feed)
         data, tests = data.project(reads).where(conditions), repr(conditions) if conditions else ""
         if context.failed is not None:
             kept = data.lenient("keep")
-            beside = [name for name in kept.schema.names if name not in data.schema.names]
+            malformed_columns = [name for name in kept.schema.names if name not in data.schema.names]
             data = kept
     names = data.partitions() if isinstance(data, BoundSource) else ["all"]
-    readers = [Reader(name, data, reads, Place.of(as_map(known[name])["place"]) if name in known else Place(),
-                      beside=beside) for name in names]
+    positions = {name: SourcePosition.of(as_map(known[name])["place"]) for name in names if name in known}
+    readers = [Reader(name, data, reads, positions.get(name, SourcePosition()), malformed_columns=malformed_columns)
+               for name in names]
     for reader in readers:
-        if reader.place.rows and as_map(known[reader.name]).get("tests", tests) != tests:
+        if reader.position.rows and as_map(known[reader.name]).get("tests", tests) != tests:
             raise BadArgument("a batch of the source is half read, and the filter by which it omits rows has changed",
                               at=feed.source.at, source=feed.source.name, partition=reader.name,
                               hint="run the flow as it was for a moment, without max_rows_per_second; then change it")

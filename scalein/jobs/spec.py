@@ -18,8 +18,9 @@ MOST_QUEUED = 1 << 29  # bytes of batches read ahead; more would not make anythi
 class Shares:
     """How a job divides its memory, in bytes; None is no limit.
 
-        queues   a quarter: source batches that are read ahead spare    an eighth: memory maps pooled for reuse kept
-        the rest, in equal shares: the state of each operator, plus a third of that for tables of an aggregation
+    - `queues`, a quarter: source batches that are read ahead;
+    - `spare`, an eighth: memory maps pooled for reuse;
+    - `kept`, the rest, in equal shares: the state of each operator, plus a third of that for an aggregation's tables.
 
     Not included: static tables, the intermediate results of a batch, and windows that are being closed (at most a
     quarter of an operator's share, see `close_batches.py`).

@@ -14,12 +14,12 @@ from scalein.exec.bounded import PreAggregationProgram, Program
 from scalein.exec.morsels import COALESCED_ROWS, SMALL_ROWS, coalesce
 from scalein.ir.partials import two_phase
 from scalein.jobs.fragments import cut
-from scalein.jobs.partials import group_of
+from scalein.jobs.partials import aggregate_node
 from scalein.options import Options
 
 
 def node_of(flow: Flow) -> object:
-    return group_of(compile_flow(cut(flow.op)[0].first.op))
+    return aggregate_node(compile_flow(cut(flow.op)[0].first.op))
 
 
 def batches(n: int, size: int, kind: pa.DataType) -> list[pa.RecordBatch]:

@@ -15,9 +15,10 @@ from scalein.errors import NOWHERE
 from scalein.ir.passes.null_on_error import tried
 from scalein.options import Options
 from scalein.spark.serialize import BroadcastPlan, read_static_tables, serialize
-from scalein.spark.streaming.commits import Coordinator, StreamSpec
+from scalein.spark.streaming.coordinator import Coordinator, StreamSpec
 from scalein.spark.streaming.inputs import RowGroups, plan_row_groups
 from scalein.spark.streaming.sinks import make_committer
+from scalein.spark.streaming.stream_plan import StreamPlan
 from scalein.spark.streaming.tasks import (
     BatchResult,
     MapTask,
@@ -27,7 +28,6 @@ from scalein.spark.streaming.tasks import (
     RowwiseTask,
     collect_results,
 )
-from scalein.spark.streaming.work import StreamPlan
 from scalein.storage.object_store import Location, parse_location
 
 OPTIONS = Options.make(workers=1)

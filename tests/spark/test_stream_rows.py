@@ -19,7 +19,7 @@ import scalein as si
 from scalein import col
 from scalein.api.flow import Flow
 from scalein.errors import BadArgument, ComputeError, LateData, ScaleinError
-from scalein.spark.streaming import merging, reducing, runs
+from scalein.spark.streaming import merge_runs, reduce_side, runs
 from scalein.spark.streaming.read_state import read_state
 from scalein.spark.streaming.runs import MIGRATIONS
 from scalein.testing import Stream, until
@@ -63,10 +63,10 @@ def small_limits(has_small_limits: bool) -> Iterator[None]:
     """Limits so small that few rows meet what millions do: many runs, short blocks, colliding hashes."""
     with pytest.MonkeyPatch.context() as patch:
         if has_small_limits:
-            patch.setattr(merging, "BLOCK_ROWS", 3)
+            patch.setattr(merge_runs, "BLOCK_ROWS", 3)
             patch.setattr(runs, "MERGE_RATIO", 1)
-            key_hashes = reducing.key_hashes
-            patch.setattr(reducing, "key_hashes", lambda *args: key_hashes(*args) & np.uint64(0xFF << 56))
+            key_hashes = reduce_side.key_hashes
+            patch.setattr(reduce_side, "key_hashes", lambda *args: key_hashes(*args) & np.uint64(0xFF << 56))
         yield
 
 

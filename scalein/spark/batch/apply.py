@@ -1,8 +1,8 @@
 """apply: a whole flow on a DataFrame, cut where rows must meet.
 
-The flow is cut into fragments (`jobs/fragments.py`), each with a map and a reduce side (`phases.py`). The reduce side
-of one fragment and the map side of the next run in one Python task; between the two sides of a fragment stands Spark's
-shuffle of blocks (`shuffle.py`):
+The flow is cut into fragments (`jobs/fragments.py`), each with a map and a reduce side (`map_reduce.py`). The reduce
+side of one fragment and the map side of the next run in one Python task; between the two sides of a fragment stands
+Spark's shuffle of blocks (`shuffle.py`):
 
     df -> filter, select -> [map] -> blocks -> repartition -> [reduce | map] -> ... -> df
           run by Spark
@@ -42,9 +42,10 @@ from scalein.spark.batch.tasks import (
     Task,
     ToSpark,
 )
-from scalein.spark.phases import MapReduce
+from scalein.spark.key_groups import KEY_GROUPS
+from scalein.spark.map_reduce import MapReduce
 from scalein.spark.serialize import optimise, read_static_tables
-from scalein.spark.shuffle import KEY_GROUPS, SHUFFLE_DDL, target_ids
+from scalein.spark.shuffle import SHUFFLE_DDL, target_ids
 from scalein.spark.types import check_input_schema, spark_arrow_schema, spark_schema
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from scalein.connectors.base import Sink
 from scalein.errors import BadArgument, SourceLoc, here, type_name
 from scalein.ir.passes.null_on_error import tried
 from scalein.spark.serialize import read_static_tables
-from scalein.spark.streaming.commits import StreamSpec, checked_partitions
+from scalein.spark.streaming.coordinator import StreamSpec, checked_partitions
 from scalein.spark.streaming.query import StreamJob
 from scalein.spark.streaming.runs import MIGRATIONS
 from scalein.spark.streaming.sinks import make_committer
-from scalein.spark.streaming.work import StreamPlan, unbound_source, with_input_types
+from scalein.spark.streaming.stream_plan import StreamPlan, unbound_source, with_input_types
 from scalein.spark.types import check_input_schema
 from scalein.storage.object_store import parse_location
 

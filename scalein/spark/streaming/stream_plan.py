@@ -5,8 +5,8 @@
     running    groups that never close, or windows with emit="changes": state, and the changes of each batch are results
     closing    windows: state until the watermark has passed their end, then results
 
-The map side turns the rows of a batch into rows to shuffle (`spark/phases.py`), without late rows: those whose windows
-were all closed by the batch before. The reduce side is in `reducing.py`.
+The map side turns the rows of a batch into rows to shuffle (`spark/map_reduce.py`), without late rows: those whose
+windows were all closed by the batch before. The reduce side is in `reduce_side.py`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from scalein.jobs.lateness import Lateness
 from scalein.jobs.operators import Context, FragmentRunner, Morsel, reads
 from scalein.jobs.partials import all_computed
 from scalein.options import Options
-from scalein.spark.phases import MapReduce
-from scalein.spark.streaming.clocks import Clock, TimeSummary, advance, summarize_times
+from scalein.spark.map_reduce import MapReduce
+from scalein.spark.streaming.event_time import Clock, TimeSummary, advance, summarize_times
 from scalein.storage.checked_json import Json
 
 SLICE = "#slice"  # the start of the time slice of a buffered row
