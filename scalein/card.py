@@ -19,7 +19,7 @@ from weakref import WeakMethod
 REDRAW_S = 0.25  # a card is redrawn at most this often, but for its last state
 _COLORS = {"running": "#2e9e5b", "open": "#2e9e5b", "finished": "#3b7dd8", "failed": "#d64545", "damaged": "#d64545"}
 _GRAY = "#888888"
-_BOX = "display:inline-block;min-width:26em;border:1px solid #88888866;border-radius:6px;padding:8px 14px;font-size:13px"
+_BOX = "display:inline-block;min-width:26em;border:1px solid #8886;border-radius:6px;padding:8px 14px;font-size:13px"
 _GRID = "display:grid;grid-template-columns:max-content auto;column-gap:1.5em;margin-top:4px"
 _MUTED = "opacity:0.65"
 _WIDTH, _HEIGHT = 160, 28  # of the line of rates, in pixels

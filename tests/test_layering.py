@@ -19,7 +19,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "base": ("errors", "options", "dtypes", "durations", "memory", "layout", "card"),
     "plan": ("ir", "compiler"),
     "durable": ("storage",),
-    "code": ("llvm_backend", "arrow_functions"),
+    "code": ("llvm_backend", "arrow_functions", "arrow_rows"),
     "kernels": ("kernels",),
     "data": ("state", "connectors"),
     "exec": ("exec",),

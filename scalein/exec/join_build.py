@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from scalein.arrow_functions import taken
+from scalein.arrow_rows import taken
 from scalein.dtypes import I32, DType, Kind
 from scalein.exec.tables import HashTable, handle_full
 from scalein.ir.exprs import Col, Expr, type_of
@@ -67,6 +66,8 @@ class JoinTable:
             codes = np.asarray(distinct.indices)
             first[codes[::-1]] = np.arange(len(codes), dtype=np.int32)[::-1]
             self.distinct_keys = (distinct.dictionary, first)
+        import pyarrow.compute as pc
+
         keys, first = self.distinct_keys
         found = pc.index_in(values, value_set=keys)
         missing = np.asarray(found.is_null())
@@ -112,6 +113,8 @@ def _bytes(flags: pa.Array) -> np.ndarray:
 
 def build(table: JoinBuild, batches: Iterator[pa.RecordBatch], options: Options) -> JoinTable:
     """Read the build side of a join to its end, and index it."""
+    import pyarrow.compute as pc  # takes 30 ms, and most flows have no join
+
     schema = table.input.schema.arrow
     empty = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema.names)
     parts = [_plain(batch) for batch in batches] or [_plain(empty)]

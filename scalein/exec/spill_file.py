@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import tempfile
 import threading
 
 import numpy as np
@@ -24,6 +23,8 @@ class SpillFile:
     """Bytes by offset. Any number of threads may write and read."""
 
     def __init__(self) -> None:
+        import tempfile
+
         try:
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the run
         except OSError as error:
@@ -86,6 +87,8 @@ def _bytes_at(address_: int, size: int) -> memoryview:
 
 
 def _failed(error: OSError) -> ScaleinError:
+    import tempfile
+
     return ScaleinError("rows beyond the memory limit could not be spilled to disk", file=tempfile.gettempdir(),
                         found=error.strerror or error, hint="free some space there, set TMPDIR, or raise memory=")
 

@@ -71,14 +71,17 @@ class JobCard:
         """Rows a second: of the last sample while the job runs, else of the whole run."""
         if self._rates and self._job.is_active:
             return self._rates[-1]
-        rows: int = found["rows_in"] - self._restored_rows
-        return rows / max(found["busy_s"] + found["wait_s"], 1e-3)
+        return float((found["rows_in"] - self._restored_rows) / max(found["busy_s"] + found["wait_s"], 1e-3))
 
     def _follow(self) -> None:
-        then, before = time.monotonic(), self._job.metrics()["rows_in"]
+        then, before = time.monotonic(), self._rows_in()
         while not self._job.await_end(SAMPLE_S):
-            now, rows = time.monotonic(), self._job.metrics()["rows_in"]
+            now, rows = time.monotonic(), self._rows_in()
             self._rates.append((rows - before) / (now - then))
             then, before = now, rows
             self._display.update()
         self._display.close()
+
+    def _rows_in(self) -> int:
+        found: dict[str, Any] = self._job.metrics()
+        return int(found["rows_in"])

@@ -29,7 +29,6 @@ from scalein.ir.stages import (
     Stage,
     Step,
 )
-from scalein.ir.store_kernels import Lookup, Upsert
 from scalein.ir.tables import Acc, AccKind, Key, Output, Table
 from scalein.kernels.bind import addressable, bind, bind_codes, code_bits, form_of, has_nulls
 from scalein.kernels.call import kernel
@@ -329,6 +328,14 @@ def _sink_exprs(sink: Sink) -> Iterable[Expr]:
             return [*keys, *table_exprs(table)]
         case Partition():
             return [*sink.keys, *(item.expr for item in sink.items)]
+        case _:
+            return _store_exprs(sink)
+
+
+def _store_exprs(sink: Sink) -> Iterable[Expr]:
+    from scalein.ir.store_kernels import Lookup, Upsert  # only stores need them
+
+    match sink:
         case Upsert():
             return [*sink.keys, *(item for item in sink.items if item is not None)]
         case Lookup():

@@ -238,9 +238,10 @@ def _from_disk(key: str, folder: str, started: float) -> Compiled | None:
 def _to_disk(key: str, folder: str, lowered: Lowered, image: Image | bytes) -> None:
     about: dict[str, object] = {"name": lowered.name, "slots": lowered.frame.slots, "errors": lowered.errors,
                                 "never_null": lowered.never_null, "checks": lowered.checks, "image": None}
-    code = image
     if isinstance(image, Image):
         about["image"], code = (image.entry, image.imports, image.pointers), image.content
+    else:
+        code = image
     _write(folder, f"{key}.kernel", json.dumps(about).encode() + b"\n" + code)
     home = private_folder(folder, create=False)
     if home is not None and int(key[:8], 16) % TRIM_EVERY == 0:  # digests are as good as random

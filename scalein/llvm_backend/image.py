@@ -122,10 +122,10 @@ class _Object:
         return self._names[start : self._names.index(b"\0", start)].decode()
 
     def _address(self, symbol: int) -> int:
-        _, _, _, section, value, _ = self._symbols[symbol]
+        section, value = self._symbols[symbol][3:5]
         if section >= _FIRST_RESERVED or section not in self._places:
             raise _Unsupported
-        return self._places[section] + value
+        return self._places[section] + int(value)
 
     def _relocate(self, place: int, kind: int, symbol: int, addend: int) -> None:
         is_import = self._symbols[symbol][3] == _UNDEFINED
