@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 SAMPLE_S = 0.5  # between two samples of the rate
 SAMPLES = 120  # of the line of rates: one minute
+MOST_LAG_S = 365 * 86_400  # a longer one is that of history which is replayed, and says nothing
 
 
 class JobCard:
@@ -52,7 +53,8 @@ class JobCard:
         facts = [("rows in", f"{found['rows_in']:,} ({self._rate(found):,.0f}/s)"),
                  ("rows out", f"{found['rows_out']:,}")]
         if found["watermark"] is not None:
-            lag = "" if found["lag_s"] is None else f" ({format_seconds(found['lag_s'])} behind the clock)"
+            lag_s = found["lag_s"]
+            lag = "" if lag_s is None or lag_s > MOST_LAG_S else f" ({format_seconds(lag_s)} behind the clock)"
             facts.append(("watermark", f"{found['watermark_time']}{lag}"))
         facts += [(name.replace("_", " "), f"{found[name]:,}") for name in ("late_rows", "failed_rows") if found[name]]
         latency = found["latency_s"]

@@ -105,6 +105,7 @@ class LogStore:
         self._is_closed = False
         self._is_inconsistent = False  # a call was interrupted: the content of memory is unknown
         self._display: Display | None = None  # in a notebook
+        self._last_figures: dict[str, Any] | None = None  # of a closed store, for its card
 
     def __repr__(self) -> str:
         state = ", closed" if self._is_closed else ""
@@ -127,10 +128,11 @@ class LogStore:
                       else "read-only" if self._readonly else "open")  # fmt: skip
             facts = [("key", format_schema(self._key)), ("value", format_schema(self._value))]
             if not self._is_closed:
-                found = self._figures()
                 limit = "" if self._budget.total is None else f" of at most {format_bytes(self._budget.total)}"
-                facts += [("in memory", f"{format_bytes(self.memory_bytes)}{limit}"),
-                          ("on disk", format_bytes(found["disk_bytes"])),
+                facts.append(("in memory", f"{format_bytes(self.memory_bytes)}{limit}"))
+            found = self._last_figures if self._is_closed else self._figures()
+            if found is not None:
+                facts += [("on disk", format_bytes(found["disk_bytes"])),
                           ("evicted", f"{found['cold_records']:,} records in {found['runs']:,} runs"),
                           ("snapshots", ", ".join(map(str, found["snapshots"])) or "none")]
             return Card("LogStore", status, self._fs.path_of(""), facts).html, repr(self)
@@ -436,6 +438,8 @@ class LogStore:
             self._release()
 
     def _release(self) -> None:
+        if self._display is not None:
+            self._last_figures = self._figures()
         self._snapshots.close()
         self._tiers.close()
         self._is_closed = True
