@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ def execute(path: Path) -> None:
 
 
 if __name__ == "__main__":
+    os.environ["SCALEIN_CACHE_DIR"] = tempfile.mkdtemp(prefix="scalein-")  # outputs name no folder of this machine
     for each in map(Path, sys.argv[1:] or sorted(HERE.glob("*.ipynb"))):
         print(each.name, flush=True)
         execute(each)

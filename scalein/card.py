@@ -43,7 +43,7 @@ class Card:
                 f'<span style="{_MUTED}">{escape(self.place)}</span>')
         cells = "".join(f'<span style="{_MUTED}">{escape(name)}</span><span>{escape(value)}</span>'
                         for name, value in self.facts)
-        note = f'<div style="margin-top:6px;max-width:44em">{escape(self.note)}</div>' if self.note else ""
+        note = f'<div style="margin-top:6px;max-width:44em;white-space:pre-wrap">{escape(self.note)}</div>' if self.note else ""
         return (f'<div style="{_BOX}"><div>{head}</div><div style="display:flex;gap:2em;align-items:flex-end">'
                 f'<div style="{_GRID}">{cells}</div>{_line(self.rates, color)}</div>{note}</div>')
 

@@ -125,14 +125,14 @@ def test_a_job_that_failed_shows_its_error(notebook: Notebook) -> None:
 
 
 def test_a_store_is_redrawn_by_its_calls(notebook: Notebook, tmp_path: Path) -> None:
-    store = LogStore.open(tmp_path / "store", key={"user": pa.int64()}, value={"n": pa.int64()}, memory="64MB")
+    store = LogStore.open(tmp_path / "store", key={"user": pa.int64()}, value={"n": pa.int64()}, memory=64_000_000)
     store._ipython_display_()
     for _ in range(3):
         store.merge(pa.table({"user": [1, 2], "n": [1, 1]}), n="sum")
     assert card_threads() == []
     assert len(next(iter(notebook.shown.values()))) == 4
     assert "&#9679; open" in notebook.last
-    assert "of at most 67.1 MB" in notebook.last
+    assert "of at most 64.0 MB" in notebook.last
     store.close()
     assert "&#9679; closed" in notebook.last
     assert "snapshots" in notebook.last

@@ -265,6 +265,7 @@ class Partition:
         return FromRows(tuple(reads), self.stride, self.null_offset)
 
 
+FLOW_SINKS = (Collect, Group, Merge, MergeBag, Spread, Rank, Partition)
 Sink: TypeAlias = "Collect | Group | Merge | MergeBag | Spread | Rank | Partition | StoreSink"
 
 

@@ -17,6 +17,7 @@ from scalein.dtypes import STR, Kind, Schema
 from scalein.ir.exprs import Call, Col, Expr, Named, type_of
 from scalein.ir.functions.registry import python_function
 from scalein.ir.stages import (
+    FLOW_SINKS,
     Collect,
     DedupStep,
     FilterStep,
@@ -328,11 +329,8 @@ def _sink_exprs(sink: Sink) -> Iterable[Expr]:
             return [*keys, *table_exprs(table)]
         case Partition():
             return [*sink.keys, *(item.expr for item in sink.items)]
-        case _:
-            return _store_exprs(sink)
-
-
-def _store_exprs(sink: Sink) -> Iterable[Expr]:
+        case _ if isinstance(sink, FLOW_SINKS):
+            return []
     from scalein.ir.store_kernels import Lookup, Upsert  # only stores need them
 
     match sink:
