@@ -1,4 +1,7 @@
-"""The CPU that code is made for: name, features, target machine. Never guessed elsewhere."""
+"""The CPU that code is made for: name, features, target machine. Never guessed elsewhere.
+
+How much LLVM optimises is decided in `jit.py` (`optimised`); for which kernels less (`brief`), in `kernels/prepare.py`.
+"""
 
 from __future__ import annotations
 
