@@ -21,6 +21,7 @@ _COLORS = {"running": "#2e9e5b", "open": "#2e9e5b", "finished": "#3b7dd8", "fail
 _GRAY = "#888888"
 _BOX = "display:inline-block;min-width:26em;border:1px solid #8886;border-radius:6px;padding:8px 14px;font-size:13px"
 _GRID = "display:grid;grid-template-columns:max-content auto;column-gap:1.5em;margin-top:4px"
+_NOTE = "margin-top:6px;max-width:44em;white-space:pre-wrap"
 _MUTED = "opacity:0.65"
 _WIDTH, _HEIGHT = 160, 28  # of the line of rates, in pixels
 
@@ -43,7 +44,7 @@ class Card:
                 f'<span style="{_MUTED}">{escape(self.place)}</span>')
         cells = "".join(f'<span style="{_MUTED}">{escape(name)}</span><span>{escape(value)}</span>'
                         for name, value in self.facts)
-        note = f'<div style="margin-top:6px;max-width:44em;white-space:pre-wrap">{escape(self.note)}</div>' if self.note else ""
+        note = f'<div style="{_NOTE}">{escape(self.note)}</div>' if self.note else ""
         return (f'<div style="{_BOX}"><div>{head}</div><div style="display:flex;gap:2em;align-items:flex-end">'
                 f'<div style="{_GRID}">{cells}</div>{_line(self.rates, color)}</div>{note}</div>')
 

@@ -27,7 +27,7 @@ from scalein.ir.verify import verify_ops, verify_program
 
 Trace = Callable[[str, ops.Op | Node], None]
 
-_MOST_PLANS = 64
+_MAX_PLANS = 64
 _plans: OrderedDict[tuple[bytes, tuple[int, ...]], Node] = OrderedDict()  # those used last; they hold no data
 _lock = threading.Lock()
 
@@ -56,7 +56,7 @@ def plan_of(op: ops.Op) -> tuple[Node, tuple[ops.Source, ...]]:
     if not any(isinstance(node, Host) and _holds_function(node) for node in walk_nodes(plan)):
         with _lock:
             _plans[key] = plan
-            while len(_plans) > _MOST_PLANS:
+            while len(_plans) > _MAX_PLANS:
                 _plans.popitem(last=False)
     return plan, sources
 

@@ -16,10 +16,10 @@ ROOT = Path(__file__).parent.parent / "scalein"
 # The layers, lowest first. A package may import itself and whatever stands in an earlier layer; those of TOGETHER may
 # import one another too.
 LAYERS: dict[str, tuple[str, ...]] = {
-    "base": ("errors", "options", "dtypes", "durations", "memory", "layout", "card"),
+    "base": ("errors", "options", "dtypes", "durations", "memory", "layout", "card", "arrow_rows"),
     "plan": ("ir", "compiler"),
     "durable": ("storage",),
-    "code": ("llvm_backend", "arrow_functions", "arrow_rows"),
+    "code": ("llvm_backend", "arrow_functions"),
     "kernels": ("kernels",),
     "data": ("state", "connectors"),
     "exec": ("exec",),

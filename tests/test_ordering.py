@@ -32,13 +32,15 @@ flow = events()
 
 CASES: dict[str, Callable[[], object]] = {
     'flow.distinct("prize")': lambda: flow.distinct("prize"),
-    'flow.distinct(["user", "qty"])': lambda: flow.distinct(["user", "qty"]),  # type: ignore[arg-type]
+    'flow.distinct(["user", "prize"])': lambda: flow.distinct(["user", "prize"]),
+    'flow.distinct({"user"})': lambda: flow.distinct({"user"}),  # type: ignore[arg-type]
     'flow.distinct(col("qty") % 2)': lambda: flow.distinct(col("qty") % 2),  # type: ignore[arg-type]
     "nested.distinct()": lambda: NESTED.distinct(),
     'nested.distinct("tags")': lambda: NESTED.distinct("tags"),
     "flow.sort()": lambda: flow.sort(),
     'flow.sort("prise")': lambda: flow.sort("prise"),
-    'flow.sort(["user", "qty"])': lambda: flow.sort(["user", "qty"]),  # type: ignore[arg-type]
+    'flow.sort(["user", "quantity"])': lambda: flow.sort(["user", "quantity"]),
+    'flow.sort({"user"})': lambda: flow.sort({"user"}),  # type: ignore[arg-type]
     'flow.sort("user", descending=[True, False])': lambda: flow.sort("user", descending=[True, False]),
     'flow.sort("user", descending="qty")': lambda: flow.sort("user", descending="qty"),  # type: ignore[arg-type]
     'flow.sort("user", nulls_last=None)': lambda: flow.sort("user", nulls_last=None),  # type: ignore[arg-type]

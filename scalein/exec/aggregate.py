@@ -6,8 +6,8 @@ one      no keys: a record per worker, merged at the end
 direct   keys and slices with small ranges: an array per worker, merged at the end; a key outside widens
          the ranges, or switches to a hash table
 hash     a hash table per worker, merged at the end
-radix    many groups: rows are partitioned by key group first, then each key group is aggregated and
-         emitted on its own, in a table that fits the cache (`radix.py`)
+radix    many groups, or a memory limit: rows are partitioned by key group first, then each key group is aggregated and
+         emitted on its own, in a table that fits the cache (`radix.py`); rows beyond the limit are spilled
 ring     sliding windows over data that can be read twice (`ring.py`)
 
 Sliding windows otherwise aggregate by slice and merge slices into windows at the end.

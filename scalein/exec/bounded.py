@@ -28,7 +28,19 @@ from scalein.exec.scan_predicates import conditions_of
 from scalein.ir import ops
 from scalein.ir.exprs import Col
 from scalein.ir.partials import TwoPhase
-from scalein.ir.physical import Host, JoinBuild, Limit, Node, Pipeline, Scan, Sort, Union, WindowAggregate, walk_nodes
+from scalein.ir.physical import (
+    Host,
+    JoinBuild,
+    Limit,
+    Node,
+    OuterJoin,
+    Pipeline,
+    Scan,
+    Sort,
+    Union,
+    WindowAggregate,
+    walk_nodes,
+)
 from scalein.ir.printer import show_expr
 from scalein.ir.stages import FilterStep
 from scalein.ir.tables import Key, Slicing
@@ -235,6 +247,8 @@ class _Run:
                 return self._aggregate(node, None)
             case Pipeline():
                 return self._pipeline(node)
+            case OuterJoin():
+                return self._outer_join(node)
             case Host():
                 from scalein.exec.host import run_host  # imports pyarrow.compute, which takes 30 ms
 
@@ -278,6 +292,15 @@ class _Run:
         else:
             known = prepare_pipeline(node, joins, self._options, table)
         return self._then_release(known, run_prepared(known, rows, self._options), key)
+
+    def _outer_join(self, node: OuterJoin) -> Iterator[pa.RecordBatch]:
+        """The rows of the pipeline, which marks the rows of the table that match, and then the unmarked ones."""
+        pipe, schema = node.input, node.schema.arrow
+        joins = self.joins(pipe.joins)
+        joins[node.table] = joins[node.table].with_marks()
+        rows = run_pipeline(pipe, self._input(pipe), joins, self._options, self._table(pipe.input))
+        yield from _conformed(lambda: rows, schema)
+        yield from joins[node.table].unmatched(node.origins, schema)
 
     def _idle_key(self, node: Node, table: pa.Table | None,
                   joins: Iterable[tuple[int, JoinBuild]]) -> tuple[object, ...] | None:
@@ -381,6 +404,8 @@ def _step(node: Node) -> str:
             return "sort" if node.count is None else "top_k, or a sort with a limit"
         case WindowAggregate():
             return "group_by"
+        case OuterJoin():
+            return "join"
         case _:
             return "this flow"
 

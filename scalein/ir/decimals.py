@@ -1,8 +1,8 @@
 """Decimals: digits without the point, as one integer of 128 bits, and a scale that stands in the type.
 
 Sums have the greater scale and a digit more, products the sum of scales and of digits; past 38 digits the type
-stays at 38, and a value that needs more is an error. Here is what those numbers mean, in whole numbers of Python:
-constants are folded with it, kernels are written after it.
+stays at 38, and a value that needs more is an error. `/` gives a float (`functions/arithmetic.py`). Here is what those
+numbers mean, in whole numbers of Python: constants are folded with it, kernels are written after it.
 """
 
 from __future__ import annotations

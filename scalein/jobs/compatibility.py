@@ -1,11 +1,10 @@
 """Compatibility of a flow with a checkpoint: a flow whose state differs from that of the checkpoint is refused.
 
 States are identified by their order and by what they hold; whether sources are the same is decided in `recovery.py`.
+The check of a Spark stream is in `spark/streaming/coordinator.py`.
 """
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 from scalein.dtypes import Schema
 from scalein.errors import BadArgument, SourceLoc
@@ -22,8 +21,9 @@ def signature(fragment: Fragment) -> str:
     state = fragment.state
     assert state is not None
     used = state.state_reads()
-    fields = Schema(tuple(field for field in state.input.schema if field.name in used))
-    about = dump(as_written(replace(state, input=placeholder(state.input.schema))))
+    before = state.streams[0].schema
+    fields = Schema(tuple(field for field in before if field.name in used))
+    about = dump(as_written(state.with_inputs((placeholder(before), *state.inputs[1:]))))
     return f"{about.splitlines()[0]}  over {fields!r}"
 
 

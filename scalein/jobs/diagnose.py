@@ -25,8 +25,8 @@ def why_no_output(graph: JobGraph, metrics: Metrics, emit: str) -> str:
         if graph.has_running and emit == "final":
             return ("A running aggregate gives its result at the end of the input. "
                     'emit="changes" gives each group whenever it changes.')
-        if graph.has_sort:
-            return "A sorted flow gives its rows when all of them have arrived: at the end of the input."
+        if graph.has_blocking:
+            return "A sort, or a right or outer join, gives its rows when all have arrived: at the end of the input."
         return f"{metrics.rows_in:,} rows have arrived, and the flow's filters or joins let none of them pass."
     if metrics.late_rows == metrics.rows_in:
         return "All rows came after their windows had closed: the delay of with_watermark is too short for this input."

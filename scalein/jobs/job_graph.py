@@ -1,4 +1,4 @@
-"""The driver of a job: its operators in topological order, the source inputs that feed them, and the watermark.
+"""The graph of a job: its operators in topological order, the source inputs that feed them, and the watermark.
 
 One thread runs it. A source batch passes the operators on the path of its source; then the watermark advances, and the
 results of windows that it closes pass the operators downstream.
@@ -29,15 +29,15 @@ from scalein.jobs.changelog import changelog_rows
 from scalein.jobs.changelog import check as check_changes
 from scalein.jobs.compatibility import check_same, signature
 from scalein.jobs.dead_letters import failed_schema, without_malformed
-from scalein.jobs.fragments import Feed, Fragment
+from scalein.jobs.fragments import Fragment, SourceEdge
 from scalein.jobs.metrics import Metrics, Stage
-from scalein.jobs.operators import Context, Distinct, Limit, Morsel, Operator, SnapshotFuture, Sort, Stateless
+from scalein.jobs.operators import Blocking, Context, Distinct, Limit, Morsel, Operator, SnapshotFuture, Stateless
 from scalein.jobs.recovery import label, restored_positions, state_number, states
 from scalein.jobs.running_aggregate import RunningAggregate
 from scalein.jobs.source_inputs import SourceInput, source_input_of
 from scalein.jobs.source_readers import Reader, SourceBatch
 from scalein.jobs.speculation import speculate
-from scalein.jobs.window_aggregate import BufferedAggregate, SlidingAggregate, WindowedAggregate, aggregate_operator
+from scalein.jobs.window_aggregate import BufferedAggregate, SlidingAggregate, WindowedAggregate, open_aggregate
 from scalein.options import Options
 from scalein.storage.checked_json import Json, as_int
 
@@ -64,12 +64,12 @@ class JobGraph:
         self.metrics, self._options, self._emit, self._at = metrics, options, output.emit, at
         self._failed = output.failed
         self._op, self._skipped_before = op, row_groups_skipped(op)
-        self._feeds = cutting.cut(op)
-        self._fragments = cutting.fragments(self._feeds)
-        cutting.check_bounded(self._feeds, self.is_bounded, output.emit, at)
+        self._edges = cutting.cut(op)
+        self._fragments = cutting.fragments(self._edges)
+        cutting.check_bounded(self._edges, self.is_bounded, output.emit, at)
         if epoch is not None:
             check_same(epoch, self.signature, self._emit_mode, at)
-        known = restored_positions(epoch, self._feeds, at)
+        known = restored_positions(epoch, self._edges, at)
         kept = states(epoch, self._fragments)
         self.steps: list[Operator] = []
         self._context: list[Context] = []
@@ -83,7 +83,7 @@ class JobGraph:
                 if isinstance(self.steps[-1], BufferedAggregate) and fragment.window is None and not self.is_bounded:
                     raise BadArgument("aggregates as large as their input have no result over an endless source",
                                       at=at, step="group_by", hint="group by a window of time as well")
-            self._inputs = [self._input(feed, about) for feed, about in zip(self._feeds, known, strict=True)]
+            self._inputs = [self._input(edge, about) for edge, about in zip(self._edges, known, strict=True)]
             cutting.check_order(self._fragments, [(each.path, len(each.readers)) for each in self._inputs])
         except BaseException:
             self.close()
@@ -107,7 +107,7 @@ class JobGraph:
 
     @property
     def is_bounded(self) -> bool:
-        return all(not isinstance(feed.source.data, BoundSource) or feed.source.data.bounded for feed in self._feeds)
+        return all(not isinstance(edge.source.data, BoundSource) or edge.source.data.bounded for edge in self._edges)
 
     @property
     def readers(self) -> list[Reader]:
@@ -143,14 +143,14 @@ class JobGraph:
     def _count_timeless(self, rows: int) -> None:
         self.metrics.timeless_rows += rows
 
-    def _input(self, feed: Feed, known: dict[str, Json]) -> SourceInput:
-        first = self._fragments.index(feed.first)
-        path, fragment = [first], feed.first.then
+    def _input(self, edge: SourceEdge, known: dict[str, Json]) -> SourceInput:
+        first = self._fragments.index(edge.first)
+        path, fragment = [first], edge.first.then
         while fragment is not None:
             path.append(self._fragments.index(fragment))
             fragment = fragment.then
         is_timed = any(self._fragments[number].window is not None for number in path)
-        return source_input_of(feed, self.steps[first].reads, self._context[first], known, path, is_timed)
+        return source_input_of(edge, self.steps[first].reads, self._context[first], known, path, is_timed)
 
     # --- rows
 
@@ -164,7 +164,7 @@ class JobGraph:
         sources = [(self._inputs[0], deliveries)] if is_one else [
             (source, list(each)) for source, each in groupby(deliveries, key=self._input_of)]  # fmt: skip
         for source, some in sources:
-            mark, step, stage = source.feed.watermark, self.steps[source.path[0]], self.stages[source.path[0]]
+            mark, step, stage = source.edge.watermark, self.steps[source.path[0]], self.stages[source.path[0]]
             if mark is not None and source.times is None and isinstance(step, WindowedAggregate):
                 with stage.working():
                     is_done = speculate(self, step, mark.column, source.clocks, some,
@@ -237,8 +237,8 @@ class JobGraph:
                 continue
             within = extent(self._times(source, batch)) if known is None else next(known)
             if batch.num_rows:
-                assert source.feed.watermark is not None
-                own = source.feed.watermark.column if source.times is None else ""
+                assert source.edge.watermark is not None
+                own = source.edge.watermark.column if source.times is None else ""
                 yield Morsel(batch, self.watermark if source.is_timed else None, own if within else "",
                               *(within or ()))
             if within is not None:
@@ -256,9 +256,9 @@ class JobGraph:
         return iter(extents([self._times(source, delivery.batch) for delivery in deliveries], workers))
 
     def _times(self, source: SourceInput, batch: pa.RecordBatch) -> pa.Array:
-        assert source.feed.watermark is not None
+        assert source.edge.watermark is not None
         if source.times is None:
-            return batch.column(source.feed.watermark.column)
+            return batch.column(source.edge.watermark.column)
         found = source.times.run([batch])
         return pa.concat_arrays([each.column(0) for each in found]) if found else pa.array([], pa.int64())
 
@@ -301,8 +301,8 @@ class JobGraph:
         return any(isinstance(s.state, ops.Aggregate) and s.state.window is None for s in self._fragments)
 
     @property
-    def has_sort(self) -> bool:
-        return any(isinstance(fragment.state, ops.Sort) for fragment in self._fragments)
+    def has_blocking(self) -> bool:
+        return any(fragment.is_blocking for fragment in self._fragments)
 
     @property
     def first_window(self) -> DType | None:
@@ -323,8 +323,8 @@ class JobGraph:
     @property
     def time_type(self) -> DType | None:
         """The type of times that the watermark is about."""
-        return next((source.feed.timed.schema[source.feed.watermark.column].dtype for source in self._inputs
-                     if source.feed.watermark is not None), None)
+        return next((source.edge.timed.schema[source.edge.watermark.column].dtype for source in self._inputs
+                     if source.edge.watermark is not None), None)
 
     @property
     def lag_s(self) -> float | None:
@@ -335,7 +335,7 @@ class JobGraph:
         return round(time.time() - self.watermark / UNITS_PER_SECOND[dtype.unit], 3)
 
     @property
-    def far_rows(self) -> int:
+    def outlier_rows(self) -> int:
         """Rows whose time was too far ahead to be believed."""
         return sum(clock.outlier_rows for source in self._inputs for clock in source.clocks.values())
 
@@ -403,7 +403,7 @@ class JobGraph:
 
     def snapshot(self) -> tuple[dict[str, Json], list[SnapshotFuture]]:
         """Where sources and time are, and the steps' states, as of now."""
-        sources: list[Json] = [{"name": label(source.feed.source), "partitions": source.to_json()}
+        sources: list[Json] = [{"name": label(source.edge.source), "partitions": source.to_json()}
                                for source in self._inputs]
         frozen = [step.snapshot() for step in self.steps]
         return {"sources": sources, "watermark": self.watermark, "steps": self.signature,
@@ -437,7 +437,7 @@ def _nothing(given: object) -> None:
 
 def _holds_back(fragment: Fragment) -> int:
     """How much later than their event times a fragment emits rows."""
-    if isinstance(fragment.state, ops.Sort) or (isinstance(fragment.state, ops.Aggregate) and fragment.window is None):
+    if fragment.is_blocking or (isinstance(fragment.state, ops.Aggregate) and fragment.window is None):
         return NEVER
     return 0 if fragment.window is None else fragment.window.size
 
@@ -447,10 +447,10 @@ def _step(fragment: Fragment, context: Context, state: Json, emit: str) -> Opera
         case None:
             return Stateless(fragment, context)
         case ops.Aggregate():
-            return aggregate_operator(fragment, context, state, emit)
+            return open_aggregate(fragment, context, state, emit)
         case ops.Distinct():
             return Distinct(fragment, context, state)
         case ops.Limit():
             return Limit(fragment, context, state)
-        case ops.Sort():
-            return Sort(fragment, context, state)
+        case ops.Sort() | ops.OuterJoin():
+            return Blocking(fragment, context, state)

@@ -33,7 +33,7 @@ def figures(metrics: Metrics, graph: JobGraph, workers: int) -> dict[str, object
     watermark, dtype = graph.watermark, graph.time_type
     return {
         **metrics.to_json(), "epochs": metrics.epochs, "failed_checkpoints": metrics.failed_checkpoints,
-        "far_rows": graph.far_rows, "row_groups_skipped": graph.row_groups_skipped,
+        "outlier_rows": graph.outlier_rows, "row_groups_skipped": graph.row_groups_skipped,
         "checkpoint_s": metrics.checkpoint_s, "checkpoint_at": metrics.checkpoint_at, "workers": workers,
         "rescales": list(metrics.rescales), "watermark": watermark,
         "watermark_time": None if watermark is None or dtype is None else shown(watermark, dtype),

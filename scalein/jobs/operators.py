@@ -47,7 +47,7 @@ class Morsel(NamedTuple):
     greatest: int = 0
 
 
-MOST_WORKERS = 16  # that a store is opened for: jobs may be scaled up
+MAX_WORKERS = 16  # that a store is opened for: jobs may be scaled up
 RETAINED_SNAPSHOTS = 2  # of a store, besides those that epochs name: one may be in flight
 
 
@@ -256,8 +256,8 @@ class Distinct(Stateless):
         self._store.abandon()
 
 
-class Sort(Stateless):
-    """All rows in order, at the end."""
+class Blocking(Stateless):
+    """What needs all rows (a sort, a right or outer join): they are buffered, and its rows come at the end."""
 
     def __init__(self, fragment: Fragment, context: Context, state: Json) -> None:
         super().__init__(fragment, context)
@@ -301,7 +301,7 @@ def open_store(context: Context, key: pa.Schema, value: pa.Schema, state: Json) 
     """An operator's store, at the snapshot that a checkpoint names."""
     return LogStore.open(context.folder, key=key, value=value, memory=context.options.memory,
                          snapshot=None if state is None else as_int(as_map(state)["snapshot"]),
-                         workers=MOST_WORKERS, keep=RETAINED_SNAPSHOTS)
+                         workers=MAX_WORKERS, keep=RETAINED_SNAPSHOTS)
 
 
 def snapshot_store(store: LogStore) -> SnapshotFuture:

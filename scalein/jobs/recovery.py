@@ -12,7 +12,7 @@ from scalein.connectors.base import BoundSource
 from scalein.errors import BadArgument, SourceLoc
 from scalein.ir import ops
 from scalein.jobs.compatibility import HINT
-from scalein.jobs.fragments import Feed, Fragment, fragments
+from scalein.jobs.fragments import Fragment, SourceEdge, fragments
 from scalein.storage.checked_json import Json, as_list, as_map, as_text
 
 _RENAMED = ("give another checkpoint directory; or, if these are the same rows under another name, give them back the "
@@ -43,19 +43,19 @@ def label(source: ops.Source) -> str:
     return f"{source.data.name} {about}".strip()
 
 
-def restored_positions(epoch: dict[str, Json] | None, feeds: list[Feed], at: SourceLoc) -> list[dict[str, Json]]:
+def restored_positions(epoch: dict[str, Json] | None, edges: list[SourceEdge], at: SourceLoc) -> list[dict[str, Json]]:
     """What an epoch says of the partitions of each source."""
     if epoch is None:
-        return [{} for _ in feeds]
+        return [{} for _ in edges]
     known = [as_map(each) for each in as_list(epoch["sources"])]
-    old, new = [as_text(each["name"]) for each in known], [label(feed.source) for feed in feeds]
+    old, new = [as_text(each["name"]) for each in known], [label(edge.source) for edge in edges]
     order = _order(old, new)
     if order is None:
         raise BadArgument("this flow has other sources than the one that wrote the checkpoint", at=at,
                           checkpoint=", ".join(old), flow=", ".join(new),
                           hint=_RENAMED if len(old) == len(new) else HINT)
-    if order != sorted(order) and any(fragment.state is not None and not _is_shared(fragment, feeds)
-                                      for fragment in fragments(feeds)):  # fmt: skip
+    if order != sorted(order) and any(fragment.state is not None and not _is_shared(fragment, edges)
+                                      for fragment in fragments(edges)):  # fmt: skip
         raise BadArgument("the sources have changed places, and some have state of their own", at=at,
                           checkpoint=", ".join(old), flow=", ".join(new), hint="put them in the order they had")
     return [as_map(known[number]["partitions"]) for number in order]
@@ -73,5 +73,5 @@ def _order(old: list[str], new: list[str]) -> list[int] | None:
     return [numbers[name].pop(0) for name in new]
 
 
-def _is_shared(fragment: Fragment, feeds: list[Feed]) -> bool:
-    return all(fragment in fragments([feed]) for feed in feeds)
+def _is_shared(fragment: Fragment, edges: list[SourceEdge]) -> bool:
+    return all(fragment in fragments([edge]) for edge in edges)

@@ -1,5 +1,7 @@
-"""The CPU that code is made for: name, features, target machine. Never guessed elsewhere. LLVM is imported when it is
-needed: a kernel from the cache does without.
+"""The CPU that code is made for: name, features, target machine. Never guessed elsewhere.
+
+How much LLVM optimises is decided in `jit.py` (`optimised`); for which kernels less (`brief`), in `kernels/prepare.py`.
+LLVM is imported when it is needed: a kernel from the cache does without.
 """
 
 from __future__ import annotations

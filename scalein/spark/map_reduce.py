@@ -38,9 +38,9 @@ from scalein.ir.partials import TwoPhase, fits, two_phase
 from scalein.ir.physical import Node, Pipeline, Scan, WindowAggregate, identity, walk_nodes
 from scalein.ir.rewrite import transform_streams
 from scalein.ir.stages import FilterStep
+from scalein.jobs.aggregate_operator import aggregate_node, replaced, scan_of
 from scalein.jobs.fragments import Fragment, over, placeholder
 from scalein.jobs.operators import reads
-from scalein.jobs.partials import aggregate_node, replaced, scan_of
 from scalein.options import Options
 
 MAX_GROUPS = 1 << 20  # held by a task before they are sent
@@ -79,7 +79,7 @@ class MapReduce:
         if isinstance(state, ops.Distinct):  # of all columns: a group_by without aggregates
             complete = ops.Aggregate(state.input, identity(state.schema), None, (), at=state.at)
             fragment = Fragment(over(fragment.op, state, complete), fragment.input, complete, None)
-        assert not isinstance(fragment.state, ops.Limit | ops.Distinct)
+        assert not isinstance(fragment.state, ops.Limit | ops.Distinct | ops.OuterJoin)  # see batch/outer_join.py
         self.fragment = replace(fragment, then=None)
         self.state = fragment.state
         self._idle_programs: list[PreAggregationProgram] = []  # they hold the tables of joins, and no groups

@@ -13,8 +13,8 @@ from scalein.compiler import compile_flow
 from scalein.exec.bounded import PreAggregationProgram, Program
 from scalein.exec.morsels import COALESCED_ROWS, SMALL_ROWS, coalesce
 from scalein.ir.partials import two_phase
+from scalein.jobs.aggregate_operator import aggregate_node
 from scalein.jobs.fragments import cut
-from scalein.jobs.partials import aggregate_node
 from scalein.options import Options
 
 

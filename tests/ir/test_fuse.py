@@ -52,6 +52,15 @@ def test_a_limit_a_union_and_python_stay_between_kernels(golden: Golden) -> None
     assert before_and_after(flow) == golden
 
 
+def test_an_outer_join_is_fused_with_what_is_below_it(golden: Golden) -> None:
+    flow = events().filter(col("qty") > 1).join(users(), on="user", how="outer").filter(col("age") > 3)
+    assert before_and_after(flow) == golden
+
+
+def test_a_cross_join_is_a_step_like_others(golden: Golden) -> None:
+    assert before_and_after(events().join(users(), how="cross").filter(col("age") > col("qty"))) == golden
+
+
 def test_the_table_of_a_join_is_fused_too(golden: Golden) -> None:
     old = users().filter(col("age") > 40).select("user", years=col("age") + 1).filter(col("years") < 99)
     assert before_and_after(events().join(old, on="user", how="left")) == golden

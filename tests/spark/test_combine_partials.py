@@ -17,7 +17,7 @@ from scalein.compiler import compile_flow
 from scalein.errors import ComputeError
 from scalein.exec.bounded import CombineByNumber, Program
 from scalein.ir.partials import TwoPhase, two_phase
-from scalein.jobs.partials import aggregate_node
+from scalein.jobs.aggregate_operator import aggregate_node
 from scalein.options import Options
 from scalein.spark.streaming.combine_partials import Combiner
 from tests.same import assert_same

@@ -22,7 +22,7 @@ _OURS = ("on_error",)  # what a `try` holds that the user did not write
 
 
 
-def tried(root: ops.Op) -> ops.Op:
+def null_on_error(root: ops.Op) -> ops.Op:
     """The plan with null where an expression would fail. A sum that leaves its 64 bits is no row's fault, and a
     function of `map_batches` no expression: they raise as ever.
     """

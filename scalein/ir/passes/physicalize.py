@@ -1,4 +1,5 @@
-"""physicalize: an op tree into nodes, cut where a kernel must end.
+"""physicalize: an op tree into nodes, cut where a kernel must end. How an op becomes a node, each op says
+(`Op.physical`, in `ir/ops/`): a join, for example, builds its right side.
 
 A kernel ends at keyed state, at a limit, at a union, at Python code, and where an expression is
 pyarrow's to compute (`Host`). Each remaining op becomes a `Pipeline` of its own; `fuse` joins them.

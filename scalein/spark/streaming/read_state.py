@@ -23,9 +23,9 @@ from scalein.ir.exprs import Agg, Col, Named, NamedAgg
 from scalein.ir.partials import two_phase
 from scalein.ir.physical import Scan, WindowAggregate
 from scalein.ir.tables import Acc, AccKind, Key, Output, Slicing, Table
+from scalein.jobs.aggregate_operator import aggregate_node
 from scalein.jobs.fragments import placeholder
 from scalein.jobs.operators import filtered
-from scalein.jobs.partials import aggregate_node
 from scalein.options import Options
 from scalein.spark.streaming.event_time import least_open
 from scalein.spark.streaming.manifest import Manifests
