@@ -169,6 +169,8 @@ class _Text:
                 return self.receiver(call.args[0])
             case "args", _:
                 return ", ".join(map(self._plain, call.args))
+            case "fields", names:
+                return ", ".join(f"{name}={self._plain(arg)}" for name, arg in zip(names, call.args, strict=True))
             case "type", _:
                 return repr(call.dtype)
             case "name", (Udf() | PythonUdf() as udf,):

@@ -10,7 +10,20 @@ from scalein.llvm_backend.functions import (
     logic,
     membership,
     strings,
+    time_text,
     udf,
 )
 
-__all__ = ["arithmetic", "casts", "compare", "dates", "hashing", "internal", "logic", "membership", "strings", "udf"]
+__all__ = [
+    "arithmetic",
+    "casts",
+    "compare",
+    "dates",
+    "hashing",
+    "internal",
+    "logic",
+    "membership",
+    "strings",
+    "time_text",
+    "udf",
+]
