@@ -54,8 +54,8 @@ def odd_or_more(x: int, y: int) -> float:
 
 
 EXAMPLES: dict[str, Column] = {
-    "udf": odd_or_more(x, y), "concat": s + "-" + s, "clip": x.clip(0, y), "greatest": si.max_horizontal(x, y, 3),
-    "least": si.min_horizontal("f", x), "make_struct": si.struct("x", v=s),
+    "udf": odd_or_more(x, y), "concat": s + "-" + s, "clip": x.clip(0, y), "row_max": si.max_horizontal(x, y, 3),
+    "row_min": si.min_horizontal("f", x), "make_struct": si.struct("x", v=s),
     "add": x + y, "sub": x - y, "mul": x * y, "div": f / 3, "floordiv": x // y, "mod": x % y, "divisible": y % 2 == 0,
     "pow": f.pow(2.0), "neg": -x, "abs": abs(x), "floor": f.floor(), "ceil": f.ceil(), "round": f.round(1),
     "sqrt": f.sqrt(), "exp": f.exp(), "log": f.log(), "eq": x == y, "ne": x != y, "lt": x < y, "le": x <= y,

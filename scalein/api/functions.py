@@ -41,7 +41,7 @@ def max_horizontal(*columns: object) -> Column:
     >>> flow.select(z=si.max_horizontal("x", "y")).collect()["z"].to_pylist()
     [2.5, 5.0, None]
     """
-    return _call("greatest", columns)
+    return _call("row_max", columns)
 
 
 def min_horizontal(*columns: object) -> Column:
@@ -52,7 +52,7 @@ def min_horizontal(*columns: object) -> Column:
     >>> flow.select(z=si.min_horizontal("x", "y", 3)).collect()["z"].to_pylist()
     [1.0, 3.0, 3.0]
     """
-    return _call("least", columns)
+    return _call("row_min", columns)
 
 
 def struct(*columns: str | Column, **named: object) -> Column:

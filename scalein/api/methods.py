@@ -253,15 +253,16 @@ def _text(value: object, method: str) -> str:
 
 
 def _format(pattern: object, method: str) -> str:
-    """A format of times, if it is one."""
+    """A format of times, spelled out, if it is one."""
     if not isinstance(pattern, str):
         raise BadArgument(f"{method} takes a format", at=here(), found=repr(pattern), hint='for example "%Y-%m-%d"')
+    given, pattern = pattern, time_formats.spelled_out(pattern)
     try:
         time_formats.parts(pattern)
         if method == "str.strptime":
             time_formats.check_readable(pattern)
     except time_formats.BadFormat as error:
-        raise BadArgument(f"{method} takes a format of known directives", at=here(), found=repr(pattern),
+        raise BadArgument(f"{method} takes a format of known directives", at=here(), found=repr(given),
                           why=error) from None
     return pattern
 

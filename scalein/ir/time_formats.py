@@ -29,9 +29,18 @@ class BadFormat(ValueError):
     """A format that is none; the text says why."""
 
 
+def spelled_out(pattern: str) -> str:
+    """A format without directives that stand for others.
+
+    >>> spelled_out("%F at %R, 100%%F")
+    '%Y-%m-%d at %H:%M, 100%%F'
+    """
+    return re.sub("%(.)", lambda found: _SHORT.get(found[1], found[0]), pattern, flags=re.DOTALL)
+
+
 @lru_cache(256)
 def parts(pattern: str) -> tuple[Part, ...]:
-    """The directives of a format and the text between them; raises `BadFormat`.
+    """The directives of a format that is spelled out, and the text between them; raises `BadFormat`.
 
     >>> parts("%H:%M")
     (('H', ''), ('', ':'), ('M', ''))
@@ -39,9 +48,7 @@ def parts(pattern: str) -> tuple[Part, ...]:
     found: list[Part] = []
     for directive, text in re.findall(r"(%.?)|([^%]+)", pattern, re.DOTALL):
         letter = directive[1:]
-        if letter in _SHORT:
-            found += parts(_SHORT[letter])
-        elif letter in _WRITTEN:
+        if letter in _WRITTEN:
             found.append((letter, ""))
         elif text or letter == "%":
             found.append(("", text or letter))

@@ -16,7 +16,7 @@ from tests.engines import DUCKDB, Engine, check, each_compiler, each_engine, eve
 from tests.strategies import CLOCKS, NAIVE, STRINGS, ZONED, of_types, tables
 
 DATES = [pa.date32(), pa.date64()]
-OF_DATES = ["%Y-%m-%d", "%F", "%d.%m.%y", "%j of %Y", "%a %A, %b %B %d", "%D%%", "week day %u", "", "é%mé", "%w|%y%y"]
+OF_DATES = ["%Y-%m-%d", "%F", "%d.%m.%y", "%j of %Y", "%a %A, %b %B %d", "%D%%", "week day %u", "é%mé", "%w|%y%y"]
 OF_CLOCKS = ["%H:%M:%S", "%T.%f", "%I:%M %p", "%R", "%S%S%f"]
 READABLE = ["%Y-%m-%d %H:%M:%S", "%Y%m%dT%H%M%S.%f", "%d.%m.%Y", "%d %b %Y %I:%M %p", "%B %d, %Y", "%Y/%j", "%F %T",
             "%m/%d/%y %R"]  # fmt: skip
@@ -29,6 +29,8 @@ def test_strftime(engine: Engine, data: st.DataObject) -> None:
     is_clock = engine is not DUCKDB and data.draw(st.booleans())
     types = [*CLOCKS] if is_clock else [*NAIVE, *DATES, pa.timestamp("us", "UTC")]
     pattern = data.draw(st.sampled_from(OF_CLOCKS if is_clock else [*OF_DATES, *OF_CLOCKS, "%Y %H %j"]))
+    if engine is not DUCKDB and data.draw(st.integers(0, 9)) == 0:
+        pattern = ""  # DuckDB's must have something in it
     table = data.draw(tables(of_types(data.draw(st.sampled_from(types))), most=64, extreme=engine is not DUCKDB))
     check(engine, table, lambda flow: flow.select(out=col("a").dt.strftime(pattern)), ordered=True)
 
@@ -59,7 +61,7 @@ _NUMBERS = st.integers(0, 70).map(str) | st.integers(0, 70).map("{:02}".format)
 def nearly(draw: st.DrawFn, pattern: str) -> str:
     """A text that follows a format but for a few mistakes."""
     made = []
-    for letter, text in time_formats.parts(pattern):
+    for letter, text in time_formats.parts(time_formats.spelled_out(pattern)):
         if not letter:
             made.append(text)
         elif letter == "Y":

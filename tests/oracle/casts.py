@@ -15,7 +15,17 @@ from fractions import Fraction
 from typing import Any
 
 from scalein.dtypes import TIMES, UNITS_PER_SECOND, DType, Kind, ticks_per_day
-from tests.oracle.functions import SECONDS_PER_DAY, NoValue, date_of, half_up, in_range, local, offset_s, zone
+from tests.oracle.functions import (
+    SECONDS_PER_DAY,
+    NoValue,
+    date_of,
+    day_number,
+    half_up,
+    in_range,
+    local,
+    offset_s,
+    zone,
+)
 from tests.oracle.values import as_float32, rounded
 
 
@@ -283,10 +293,9 @@ def _parsed_decimal(a: str, target: DType) -> int | None:
 
 def _days(year: str, month: str, day: str) -> int | None:
     try:
-        date = datetime.date(int(year) + 400, int(month), int(day))  # Python's years begin at 1
+        return day_number(int(year), int(month), int(day))
     except ValueError:
         return None
-    return date.toordinal() - datetime.date(1970, 1, 1).toordinal() - 146_097
 
 
 def _parsed_timestamp(a: str, target: DType) -> int | None:

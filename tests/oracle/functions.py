@@ -140,7 +140,7 @@ def _pow(call: Call, a: float, b: float) -> float:
 def _beyond(call: Call, *values: Any) -> Any:
     """The greatest or least value that is not null, of equal ones the first."""
     known = [value for value in values if value is not None]
-    return (max if call.fn == "greatest" else min)(known, key=order_key, default=None)
+    return (max if call.fn == "row_max" else min)(known, key=order_key, default=None)
 
 
 def _clip(call: Call, a: Any, low: Any, high: Any) -> Any:
@@ -360,8 +360,8 @@ def _strftime(call: Call, a: int) -> str:
 
 _READ = {
     "Y": r"([0-9]{4})", "y": r"([0-9]{2})", "j": r"([0-9]{1,3}+)", "f": r"([0-9]{1,6}+)", "p": "([AaPp][Mm])",
-    "z": r"(Z|[+-][0-9]{2}(?::?[0-9]{2})?+)", "%": "%", "F": "%Y-%m-%d", "T": "%H:%M:%S", "R": "%H:%M",
-    "D": "%m/%d/%y", **dict.fromkeys("mdHIMS", r"([0-9]{1,2}+)"),
+    "z": r"(Z|[+-][0-9]{2}(?::?[0-9]{2})?+)", "%": "%",
+    **dict.fromkeys("mdHIMS", r"([0-9]{1,2}+)"),
     **{letter: "(?ai:(" + "|".join(f"{name[:3]}(?:{name[3:]})?+" for name in _NAMES[letter.upper()] if name) + "))"
        for letter in "bBaA"},
 }  # fmt: skip
@@ -370,7 +370,6 @@ _READ = {
 def _strptime(call: Call, a: str) -> int:
     """By a regular expression in which numbers take all digits that they can; then by the calendar."""
     pattern, target = str(call.params[0]), type_of(call)
-    pattern = re.sub("%([FTRD])", lambda found: _READ[found[1]], pattern)
     pieces = re.split("%(.)", pattern, flags=re.DOTALL)
     found = re.fullmatch("".join(_READ[piece] if number % 2 else re.escape(piece)
                                  for number, piece in enumerate(pieces)), a)
@@ -383,6 +382,13 @@ def _strptime(call: Call, a: str) -> int:
         raise NoValue("text that is no such time") from None
 
 
+def day_number(year: int, month: int, day: int) -> int:
+    """Days since the epoch of a date in any year; raises ValueError if the calendar does not have it."""
+    cycles, rest = divmod(year, 400)  # Python's years are 1 to 9999, the calendar's repeat
+    date = datetime.date(2000 + rest, month, day)
+    return date.toordinal() - datetime.date(1970, 1, 1).toordinal() + (cycles - 5) * 146_097
+
+
 def _instant(given: dict[str, str], target: DType) -> int:
     """Ticks of a type of what a text says; raises ValueError for what the calendar or the clock does not have."""
     month = next((number for letter in "bB" if letter in given for number, name in enumerate(_NAMES["b"])
@@ -390,10 +396,10 @@ def _instant(given: dict[str, str], target: DType) -> int:
     year = int(given.get("Y", 1970))
     if "y" in given:
         year = int(given["y"]) + (2000 if int(given["y"]) < 69 else 1900)
-    day = datetime.date(year + 400, month, int(given.get("d", 1)))  # Python's years begin at 1
+    days = day_number(year, month, int(given.get("d", 1)))
     if "j" in given:
-        day = datetime.date(year + 400, 1, 1) + datetime.timedelta(int(given["j"]) - 1)
-        if day.year != year + 400 or given["j"].strip("0") == "":
+        days = day_number(year, 1, 1) + int(given["j"]) - 1
+        if not day_number(year, 1, 1) <= days <= day_number(year, 12, 31):
             raise ValueError("no such day")
     hour = int(given.get("H", 0))
     if "I" in given:
@@ -404,7 +410,6 @@ def _instant(given: dict[str, str], target: DType) -> int:
     seconds = clock.hour * 3600 + clock.minute * 60 + clock.second
     micros = int(given.get("f", "0").ljust(6, "0"))
     if target.kind is not Kind.TIME:
-        days = day.toordinal() - datetime.date(1970, 1, 1).toordinal() - 146_097
         offset = given.get("z", "Z").replace(":", "")
         ahead_h, ahead_m = (int(offset[1:3] or 0), int(offset[3:] or 0)) if offset != "Z" else (0, 0)
         if ahead_h > 23 or ahead_m > 59:
@@ -470,8 +475,8 @@ FUNCTIONS: dict[str, Function] = {
     "udf": _udf,
     "concat": lambda call, a, b: a + b,
     "clip": _clip,
-    "greatest": _beyond,
-    "least": _beyond,
+    "row_max": _beyond,
+    "row_min": _beyond,
     "add": lambda call, a, b: _result(call, a + b),
     "sub": lambda call, a, b: _result(call, a - b),
     "mul": lambda call, a, b: _result(call, a * b),
@@ -546,5 +551,5 @@ FUNCTIONS: dict[str, Function] = {
     "struct_field": lambda call, a: a[call.params[0]],
 }
 
-NULL_TAKING = {"is_null", "is_not_null", "hash", "udf", "clip", "greatest", "least", "make_struct"}
+NULL_TAKING = {"is_null", "is_not_null", "hash", "udf", "clip", "row_max", "row_min", "make_struct"}
 LAZY = {"and", "or", "if_else", "fill_null", "try"}  # `exprs.py` says which of their arguments are asked for

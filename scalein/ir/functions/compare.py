@@ -77,7 +77,7 @@ def _every(call: Call, args: Sequence[Expr]) -> bool:
 
 def _horizontal(call: Call, args: Args) -> Expr:
     """The least or greatest of some values in one type, which skips nulls."""
-    found = unify(args, f"{'max' if call.fn == 'greatest' else 'min'}_horizontal does not take")
+    found = unify(args, f"{'max' if call.fn == 'row_max' else 'min'}_horizontal does not take")
     return typed(call, found, type_of(found[0])) if len(found) > 1 else found[0]
 
 
@@ -102,9 +102,9 @@ declare(
              show="{0}.between({1}, {2})"),
     Function("clip", _clip, 3, Nulls.OWN, nullable=_as_the_first, show="{0}.clip({1}, {2})",
              duckdb="CASE WHEN {0} IS NOT NULL THEN least(greatest({0}, {1}), {2}) END"),
-    Function("greatest", _horizontal, ANY, Nulls.OWN, nullable=_every, show="max_horizontal({args})",
+    Function("row_max", _horizontal, ANY, Nulls.OWN, nullable=_every, show="max_horizontal({args})",
              sql=("GREATEST",), duckdb="greatest({args})"),
-    Function("least", _horizontal, ANY, Nulls.OWN, nullable=_every, show="min_horizontal({args})",
+    Function("row_min", _horizontal, ANY, Nulls.OWN, nullable=_every, show="min_horizontal({args})",
              sql=("LEAST",), duckdb="least({args})"),
     Function("is_nan", _is_nan, fold=lambda call: math.isnan, canonical=True, show="{0}.is_nan()",
              sql=("IS_NAN", "ISNAN"), duckdb="isnan({0})", numpy=("isnan",)),

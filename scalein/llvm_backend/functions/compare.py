@@ -28,10 +28,10 @@ def _is_nan(c: CallSite) -> ir.Value:
     return c.f.b.fcmp_unordered("uno", c.args[0], c.args[0])
 
 
-@lowers("greatest", "least")
+@lowers("row_max", "row_min")
 def _horizontal(c: CallSite) -> Value:
     """Of equal ones the first."""
-    f, fn = c.f, "gt" if c.call.fn == "greatest" else "lt"
+    f, fn = c.f, "gt" if c.call.fn == "row_max" else "lt"
     best = c.values[0]
     for each in c.values[1:]:
         is_better = compare(c.code, fn, each.data, best.data, c.dtype, [None, None])
