@@ -1,7 +1,7 @@
 """compile_flow(): the whole pipeline on one screen.
 
     ops      fold -> push_down -> merge_filters -> top_rows -> prune      each verified
-    stages   split -> fuse                                                each verified; split calls aggregate_table
+    stages   physicalize -> fuse                                          each verified
     plans    cached by digest, without data: see `plan_of`
     kernels  specialise -> lower_stage -> verify -> optimise -> emit, at run time, cached by digest
 """
@@ -19,7 +19,7 @@ from scalein.ir import ops
 from scalein.ir.exprs import Call, walk
 from scalein.ir.passes import OP_PASSES
 from scalein.ir.passes.fuse import fuse
-from scalein.ir.passes.physicalize import split
+from scalein.ir.passes.physicalize import physicalize
 from scalein.ir.physical import Host, Node, walk_nodes
 from scalein.ir.rewrite import rewrite, walk_ops
 from scalein.ir.udf import PythonUdf
@@ -78,9 +78,9 @@ def compile_flow(op: ops.Op, trace: Trace | None = None) -> Node:
         op = step(op)
         verify_ops(op, known)
         tell(step.__name__, op)
-    node = split(op)
+    node = physicalize(op)
     verify_program(node)
-    tell("split", node)
+    tell("physicalize", node)
     node = fuse(node)
     verify_program(node)
     tell("fuse", node)

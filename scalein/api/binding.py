@@ -63,7 +63,7 @@ def bind(op: Op, data: object, at: SourceLoc, hint: str = _HINT) -> Op:
     waiting = _unbound(op, data, at, hint)
     if waiting is None:
         return op
-    bound = _bound(waiting, of_arrow(data, at), at)
+    bound = _bound(waiting, of_arrow(data, at, waiting.arrow), at)
     return rewrite(op, lambda below: bound if below is waiting else None)
 
 
@@ -132,7 +132,7 @@ class Queries:
         if waiting is None:
             self._own = Query(self._op)
             return self._own, None
-        bound = _bound(waiting, of_arrow(data, at), at)
+        bound = _bound(waiting, of_arrow(data, at, waiting.arrow), at)
         assert isinstance(bound.data, Batches)
         found = next((query for schema, query in self._known if schema.equals(bound.arrow)), None)
         if found is None:

@@ -30,6 +30,7 @@ _COLOURS = {
     "Sort": ("#e2ecfa", "#3a6fb5"),
     "Aggregate": ("#e2ecfa", "#3a6fb5"),
     "Join": ("#e2ecfa", "#3a6fb5"),
+    "OuterJoin": ("#e2ecfa", "#3a6fb5"),
 }
 _OTHER = ("#f4f4f5", "#71717a")
 

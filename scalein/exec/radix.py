@@ -5,6 +5,9 @@ instead of a random access per row. Then a worker takes a key group, runs its ro
 reads batches otherwise, and emits the records while they are in cache. A worker reuses one table for all its key
 groups. The largest key groups go first; one that is larger than a worker's fair share is aggregated by all workers in
 parts, so a heavy key does no harm.
+
+Under a memory limit aggregations spill here: rows beyond `PARTITION_SHARE` of the limit go to a spill file
+(`_more_chunks`). `has_many_groups` decides whether rows are partitioned at all.
 """
 
 from __future__ import annotations

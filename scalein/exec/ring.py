@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from scalein.exec.key_domain import MAX_SLICE
+from scalein.exec.direct_addressing import MAX_SLICE
 from scalein.exec.morsels import coalesce, cut_morsels
 from scalein.exec.tables import HashTable, handle_full
-from scalein.ir.passes.aggregate_table import MAX_RING_SLICES
+from scalein.ir.passes.aggregate_layout import MAX_RING_SLICES
 from scalein.ir.stages import Group, GroupMode
 from scalein.ir.tables import Slicing, Table
 from scalein.kernels.call import call

@@ -1,4 +1,5 @@
-"""Spill file: chunks of partitioned rows beyond the memory limit, in an anonymous temporary file.
+"""Spill file: chunks of partitioned rows beyond the memory limit, in an anonymous temporary file. When rows are spilled
+is decided in `radix.py`.
 
 The file has no name and disappears with the process. Written pages are dropped from the page cache, since a limit of
 the system on memory counts them.

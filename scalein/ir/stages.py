@@ -133,6 +133,7 @@ class Probe:
     payload: tuple[Read, ...] = ()
     codes: tuple[tuple[str, str], ...] = ()  # name -> string column whose dictionary code it is
     build: Table | None = None
+    marks: bool = False  # rows of the table that match are marked
 
 
 @dataclass(frozen=True, slots=True)

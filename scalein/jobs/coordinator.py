@@ -21,7 +21,7 @@ import pyarrow as pa
 from scalein.connectors.sinks.sink_writer import SinkWriter
 from scalein.errors import BadArgument, ScaleinError, SourceLoc
 from scalein.jobs.checkpoint import Checkpoint
-from scalein.jobs.driver import Pipeline
+from scalein.jobs.job_graph import JobGraph
 from scalein.jobs.metrics import Metrics
 from scalein.jobs.operators import SnapshotFuture
 from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text
@@ -45,6 +45,9 @@ class Coordinator:
         self._thread: threading.Thread | None = None
         self._publisher = ThreadPoolExecutor(1, "scalein-epoch")
         self._under_way: Future[None] | None = None
+        self._now: Callable[[], float] = time.monotonic
+        self._every_s = 0.0
+        self._due = 0.0  # when the next epoch should begin
 
     def open(self, epoch: dict[str, Json] | None, schema_of: Callable[[str], pa.Schema], at: SourceLoc) -> None:
         """Resume after an epoch, and open the sinks as it left them."""
@@ -74,29 +77,40 @@ class Coordinator:
             job = self._name if name == "out" else f"{self._name}{name}"
             sink.open(schema_of(name), words[-1] if words else None, f"{job}-{self._run}")
 
-    @property
-    def is_free(self) -> bool:
-        return self._under_way is None or self._under_way.done()
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether there is output that an epoch which failed should have committed."""
-        return bool(self._prepared)
-
     def has_thread(self, thread: threading.Thread) -> bool:
         return thread is self._thread
 
-    def begin(self, pipeline: Pipeline, is_finished: bool) -> None:
+    def schedule(self, every_s: float, now: Callable[[], float]) -> None:
+        """Epochs are due at an interval from now on."""
+        self._every_s, self._now, self._due = every_s, now, now() + every_s
+
+    @property
+    def due_in_s(self) -> float:
+        return self._due - self._now()
+
+    def is_due(self, has_changed: bool) -> bool:
+        """Whether an epoch should begin at this barrier: the last one is complete, the interval has passed, and the
+        job has advanced or output waits for its commit.
+        """
+        if self._under_way is not None and not self._under_way.done():
+            return False
+        self.await_epoch()
+        if self._now() < self._due:
+            return False
+        self._due = max(self._due + self._every_s, self._now())
+        return has_changed or bool(self._prepared)  # prepared: by an epoch that failed
+
+    def begin(self, graph: JobGraph, is_finished: bool) -> None:
         """Take a snapshot of the job at this barrier; publishing runs in the background."""
-        self.settle()
+        self.await_epoch()
         if self._checkpoint is not None:
-            pipeline.settle()
+            graph.flush()
         failpoint("prepare")
         self._prepared.append({name: sink.prepare() for name, sink in self._sinks.items()})
         self.number += 1
         failpoint("freeze")
         try:
-            content, frozen = pipeline.snapshot() if self._checkpoint is not None else ({}, [])
+            content, frozen = graph.snapshot() if self._checkpoint is not None else ({}, [])
         except ScaleinError as error:
             self._under_way = Future()
             self._under_way.set_exception(error)
@@ -104,17 +118,17 @@ class Coordinator:
         content |= {"finished": is_finished, "metrics": {**self._metrics.to_json()}, "job": self._name,
                     "run": self._run, "output": [{**self._absent, **self._prepared[0]}, *self._prepared[1:]],
                     "sinks": {**self._absent_kinds, **{name: sink.kind for name, sink in self._sinks.items()}}}
-        self._under_way = self._publisher.submit(self._publish, pipeline, content, frozen, time.monotonic())
+        self._under_way = self._publisher.submit(self._publish, graph, content, frozen, time.monotonic())
 
-    def _publish(self, pipeline: Pipeline, content: dict[str, Json], frozen: list[SnapshotFuture],
+    def _publish(self, graph: JobGraph, content: dict[str, Json], frozen: list[SnapshotFuture],
                  began: float) -> None:
         self._thread = threading.current_thread()
         kept: list[dict[str, Json]] = []
         if self._checkpoint is not None:
-            content["states"] = pipeline.stateful([wait() for wait in frozen])
+            content["states"] = graph.stateful([wait() for wait in frozen])
             failpoint("publish")
             kept = self._checkpoint.publish(self.number, content)
-        pipeline.retain(kept)
+        graph.retain(kept)
         failpoint("commit")
         self._failed += 1
         for each in map(as_map, as_list(content["output"])):
@@ -126,7 +140,7 @@ class Coordinator:
         failpoint("committed")
         self._metrics.checkpoint_s = time.monotonic() - began
 
-    def settle(self, is_last: bool = False) -> None:
+    def await_epoch(self, is_last: bool = False) -> None:
         """Wait for the epoch in flight. A failed one is covered by the next; the last one must not fail."""
         if self._under_way is None:
             return

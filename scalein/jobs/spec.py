@@ -18,8 +18,9 @@ MOST_QUEUED = 1 << 29  # bytes of batches read ahead; more would not make anythi
 class Shares:
     """How a job divides its memory, in bytes; None is no limit.
 
-        queues   a quarter: source batches that are read ahead spare    an eighth: memory maps pooled for reuse kept
-        the rest, in equal shares: the state of each operator, plus a third of that for tables of an aggregation
+    - `queues`, a quarter: source batches that are read ahead;
+    - `spare`, an eighth: memory maps pooled for reuse;
+    - `kept`, the rest, in equal shares: the state of each operator, plus a third of that for an aggregation's tables.
 
     Not included: static tables, the intermediate results of a batch, and windows that are being closed (at most a
     quarter of an operator's share, see `close_batches.py`).
@@ -62,6 +63,6 @@ class JobSpec:
 
     @property
     def memory(self) -> Shares:
-        steps = [type(op) for op in walk_ops(self.op)]
-        return Shares.of(self.options.memory, steps.count(ops.Aggregate), steps.count(ops.Distinct)
-                         + steps.count(ops.Sort))
+        steps = list(walk_ops(self.op))
+        return Shares.of(self.options.memory, sum(isinstance(op, ops.Aggregate) for op in steps),
+                         sum(isinstance(op, ops.Distinct) or op.is_blocking for op in steps))

@@ -6,7 +6,8 @@ matches in their home bucket. The rest take the slow path: walk on through the f
 and insert if an empty word comes first.
 
 Inserting only appends a record that means "no row yet". A kernel that must leave (index or arena
-full) before it has updated anything can therefore run the same block again.
+full) before it has updated anything can therefore run the same block again. The load factor is
+`layout.LOAD_SIXTEENTHS`; tables double in `exec/tables.py`.
 """
 
 from __future__ import annotations

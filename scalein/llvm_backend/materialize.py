@@ -193,7 +193,7 @@ def _costly(stage: Stage, shared: set[tuple[int, str]], costly: int) -> Iterator
                 calls[item.name] = cost
 
 
-def name_costly(stage: Stage) -> Stage:
+def hoist_costly(stage: Stage) -> Stage:
     """The stage with a `ProjectStep` before its sink for the costly calls that several loops of the sink make."""
     count = Counter(call for exprs in _loops(stage.sink) for call in dict.fromkeys(chain(*map(_sure_calls, exprs))))
     names = {call: Col(f"#materialized{k}", call.dtype, call.nullable)

@@ -62,9 +62,9 @@ from scalein.llvm_backend.made_text import begin_block, forgets_text
 from scalein.llvm_backend.materialize import (
     bind,
     find_materialized,
+    hoist_costly,
     materialize_needed,
     multiplies,
-    name_costly,
     sink_exprs,
 )
 from scalein.llvm_backend.parts import columns_outside_parts, is_wide
@@ -104,7 +104,7 @@ class Lowered:
 
 def lower_stage(stage: Stage, target: Target, safe: bool = False) -> Lowered:
     """The kernel of a specialised stage."""
-    stage = name_costly(stage)
+    stage = hoist_costly(stage)
     f = Fn(stage.name, safe=safe, features="compress" if target.has_compress else "")
     code = Code(f)
     code.failed, code.rounds = f.var(I64, const(0)), f.var(I64, const(0))

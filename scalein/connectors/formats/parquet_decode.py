@@ -37,13 +37,13 @@ class Column:
 
     def __init__(self, file: pa.Buffer, chunks: list[Chunk], stored: np.dtype[Any], arrow: pa.DataType,
                  options: Options) -> None:
-        from scalein.kernels.parquet import Opener, Unpacker
+        from scalein.kernels.parquet import DictionaryDecoder, PageDecompressor
 
         self._file, self._stored, self._arrow = file, stored, arrow
         self._bytes = np.frombuffer(file, np.uint8)
-        self._opener = Opener(options)
+        self._decompressor = PageDecompressor(options)
         self._dtype = np.dtype(f"{stored.kind}{arrow.bit_width // 8}")
-        self._unpacker = Unpacker(self._dtype.itemsize, options)
+        self._decoder = DictionaryDecoder(self._dtype.itemsize, options)
         self._parts = self._opened(chunks)
         self._plain: np.ndarray | None = np.zeros(0, self._dtype)  # None: the next values are in the unpacker
         self._left = 0  # remaining values of either
@@ -61,7 +61,7 @@ class Column:
                 self._plain, self._left = following
             n = min(self._left, count - done)
             if self._plain is None:
-                if self._unpacker.fill(out[done : done + n]) != n:
+                if self._decoder.fill(out[done : done + n]) != n:
                     raise Unsupported
             else:
                 first = len(self._plain) - self._left
@@ -73,16 +73,16 @@ class Column:
         """The values of some pages, or None if the unpacker has them, and their number."""
         for chunk in chunks:
             if chunk.dictionary is not None:
-                self._unpacker.set_dictionary(self._values(chunk.dictionary))
+                self._decoder.set_dictionary(self._values(chunk.dictionary))
             for is_plain, pages in _together(chunk.pages):
                 if is_plain:
                     for page in pages.tolist():
                         yield self._values(Page(*page)), page[PAGE_VALUES]
                     continue
-                opened = None if chunk.dictionary is None else self._opener.open(self._bytes, pages)
+                opened = None if chunk.dictionary is None else self._decompressor.open(self._bytes, pages)
                 if opened is None:
                     raise Unsupported
-                self._unpacker.set_pages(opened)
+                self._decoder.set_pages(opened)
                 yield None, int(pages[:, PAGE_VALUES].sum())
 
     def _values(self, page: Page) -> np.ndarray:
