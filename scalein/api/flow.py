@@ -7,8 +7,6 @@ raised by that call; only what depends on the data waits for `collect`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from html import escape
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
@@ -83,6 +81,8 @@ class Flow(Hinted):
         return f"Flow\n{dump(self.op)}"
 
     def _repr_html_(self) -> str:
+        from html import escape
+
         rows = "".join(f"<tr><td>{escape(f.name)}</td><td>{escape(repr(f.dtype))}</td>"
                        f"<td>{'yes' if f.nullable else 'no'}</td></tr>" for f in self.op.schema)
         head = "<tr><th>column</th><th>type</th><th>nullable</th></tr>"
@@ -567,6 +567,8 @@ class Flow(Hinted):
         return True
 
     def __reduce__(self) -> tuple[object, ...]:
+        from importlib.util import find_spec
+
         if find_spec("pyspark") is None:
             return type(self), (self.op,)
         from scalein.spark.serialize import rebuild_flow, serialize_plan
