@@ -30,7 +30,7 @@ from tests.duck_types import Untranslatable, cast, crossed, floordiv, literal, r
 
 # Functions and aggregates that DuckDB has not.
 UNTRANSLATED = ("udf", "hash", "approx_n_unique", "approx_quantile", "dt_local")
-MOST_DIGITS_SUMMED = 30  # DuckDB sums decimals in 128 bits: a few values of 38 digits overflow them on the way
+MAX_DIGITS_SUMMED = 30  # DuckDB sums decimals in 128 bits: a few values of 38 digits overflow them on the way
 
 def run(op: ops.Op) -> pa.Table:
     """The result of a flow by DuckDB, in the op's schema; in source order if there is one."""
@@ -197,7 +197,7 @@ def _aggregate(agg: Agg, number: int) -> str:
     if not declared.duckdb:
         raise Untranslatable(f"the aggregate {agg.fn}")
     args = [f"__arg{number}_{k}" for k in range(len(agg.args))]
-    if agg.fn in ("sum", "mean") and type_of(agg.args[0]).precision > MOST_DIGITS_SUMMED:
+    if agg.fn in ("sum", "mean") and type_of(agg.args[0]).precision > MAX_DIGITS_SUMMED:
         raise Untranslatable("sums that 128 bits may not hold on the way")
     if agg.fn == "sum" and type_of(agg.args[0]).kind is Kind.BOOL:
         args = [f"CAST({args[0]} AS INTEGER)"]

@@ -19,7 +19,7 @@ from scalein.ir.unify import nested_hint
 if TYPE_CHECKING:
     from scalein.api.flow import Flow
 
-MOST_KEYS = 64  # a record has one word of null bits
+MAX_KEYS = 64  # a record has one word of null bits
 _WINDOW_COLUMNS = ["window_start", "window_end"]
 
 
@@ -104,8 +104,8 @@ def group(op: Op, keys: Iterable[object], named: Mapping[str, object], wrap: typ
     if nested is not None:
         raise WrongType(f"group_by takes no nested keys, but {nested.name!r} is {type_of(nested.expr)!r}", at=scope.at,
                         hint=nested_hint(type_of(nested.expr)))
-    if len(resolved) > MOST_KEYS:
-        raise BadArgument(f"group_by takes at most {MOST_KEYS} keys", at=scope.at, found=str(len(resolved)))
+    if len(resolved) > MAX_KEYS:
+        raise BadArgument(f"group_by takes at most {MAX_KEYS} keys", at=scope.at, found=str(len(resolved)))
     window = resolve_window(windows[0], scope) if windows else None
     if window is not None:
         check_distinct([*(key.name for key in resolved), *_WINDOW_COLUMNS], scope)

@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from scalein.jobs.job import Job
 
 _METHODS = ("open", "write", "prepare", "commit", "close")
-_ONLY_LOOKING = ContextVar("_ONLY_LOOKING", default=False)
+_JOBS_DISABLED = ContextVar("_JOBS_DISABLED", default=False)
 
 
 @contextmanager
-def only_looking() -> Iterator[None]:
+def jobs_disabled() -> Iterator[None]:
     """While a script is run for the flows in it, jobs do not start."""
-    token = _ONLY_LOOKING.set(True)
+    token = _JOBS_DISABLED.set(True)
     try:
         yield
     finally:
-        _ONLY_LOOKING.reset(token)
+        _JOBS_DISABLED.reset(token)
 
 
 def start(op: ops.Op, data: object, sink: object, checkpoint: object, savepoint: object, bootstrap: ops.Op | None,
           every: Duration, emit: str, late: object, on_error: object, rows_per_second: float | None, options: Options,
           at: SourceLoc) -> Job:
     """The job of a flow, already running."""
-    if _ONLY_LOOKING.get():
+    if _JOBS_DISABLED.get():
         raise BadArgument("the script starts a job, but is only looked at", at=at,
                           hint='put it under if __name__ == "__main__":')
     op = bind(op, data, at, "give it here: start(data, ...)")

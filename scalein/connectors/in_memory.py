@@ -96,7 +96,7 @@ def _show(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name}: {field.type}" for field in schema)
 
 
-def bare(schema: pa.Schema, at: SourceLoc) -> pa.Schema:
+def plain_schema(schema: pa.Schema, at: SourceLoc) -> pa.Schema:
     """The schema in the types that kernels read, without metadata; its names are checked."""
     names = schema.names
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -110,7 +110,7 @@ def bare(schema: pa.Schema, at: SourceLoc) -> pa.Schema:
 
 def of_table(table: pa.Table, at: SourceLoc) -> Batches:
     """A table in memory."""
-    schema, table = bare(table.schema, at), as_plain(table)
+    schema, table = plain_schema(table.schema, at), as_plain(table)
     _check_nulls(table, schema, "the input", at)
     return Batches(schema, at, table=pa.Table.from_arrays(table.columns, schema=schema))
 
@@ -130,7 +130,7 @@ def of_arrow(data: object, at: SourceLoc, schema: pa.Schema | None = None) -> Ba
     if isinstance(data, pa.RecordBatch):
         return of_table(pa.Table.from_batches([data]), at)
     if isinstance(data, pa.RecordBatchReader):
-        return Batches(bare(data.schema, at), at, open=lambda: data, once=True)
+        return Batches(plain_schema(data.schema, at), at, open=lambda: data, once=True)
     package = type(data).__module__.split(".")[0]
     try:
         if package == "pandas" and hasattr(data, "columns"):
@@ -139,7 +139,7 @@ def of_arrow(data: object, at: SourceLoc, schema: pa.Schema | None = None) -> Ba
             return of_table(pa.table(data), at)
         if type(data).__module__ == "pyarrow._dataset":
             schema = getattr(data, "projected_schema", None) or data.schema  # type: ignore[attr-defined]
-            return Batches(bare(schema, at), at, open=data.to_batches)  # type: ignore[attr-defined]
+            return Batches(plain_schema(schema, at), at, open=data.to_batches)  # type: ignore[attr-defined]
         if hasattr(data, "__arrow_c_stream__"):
             return _of_stream(data, at)
         if hasattr(data, "__arrow_c_array__"):
@@ -233,7 +233,7 @@ class _Stream:
 def _of_stream(data: object, at: SourceLoc) -> Batches:
     stream = _Stream(data, pa.RecordBatchReader.from_stream(data))
     assert stream.first is not None
-    return Batches(bare(stream.first.schema, at), at, open=stream.open)
+    return Batches(plain_schema(stream.first.schema, at), at, open=stream.open)
 
 
 def of_batches(batches: object, schema: pa.Schema | None, at: SourceLoc) -> Batches:
@@ -242,7 +242,7 @@ def of_batches(batches: object, schema: pa.Schema | None, at: SourceLoc) -> Batc
         if schema is None and not batches:
             raise BadArgument("an empty list of batches needs a schema", at=at, hint="from_batches([], schema)")
         first = batches[0].schema if schema is None and isinstance(batches[0], pa.RecordBatch) else schema
-        schema = pa.schema([]) if first is None else bare(first, at)
+        schema = pa.schema([]) if first is None else plain_schema(first, at)
         items = [checked(item, schema, number, at) for number, item in enumerate(batches)]
         plain = [item if item.schema.equals(schema, check_metadata=True) else
                  pa.RecordBatch.from_arrays(item.columns, schema=schema) for item in items]
@@ -250,11 +250,11 @@ def of_batches(batches: object, schema: pa.Schema | None, at: SourceLoc) -> Batc
     if schema is None:
         raise BadArgument("from_batches needs a schema for an iterator", at=at, hint="from_batches(iterator, schema)")
     if isinstance(batches, Iterator | pa.RecordBatchReader):
-        return Batches(bare(schema, at), at, open=lambda: batches, once=True)
+        return Batches(plain_schema(schema, at), at, open=lambda: batches, once=True)
     if isinstance(batches, Iterable):
-        return Batches(bare(schema, at), at, open=lambda: batches)
+        return Batches(plain_schema(schema, at), at, open=lambda: batches)
     if callable(batches):
-        return Batches(bare(schema, at), at, open=batches)
+        return Batches(plain_schema(schema, at), at, open=batches)
     raise BadArgument("from_batches takes an iterable of record batches, or a function that gives one", at=at,
                       found=repr(batches))
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from scalein.arrow_functions import Extents, evaluate, extents, taken
+from scalein.arrow_functions import evaluate
+from scalein.arrow_rows import Extents, extents, taken
 from scalein.dtypes import as_plain
 from scalein.errors import BadData, ComputeError, ScaleinError
 from scalein.exec import arrow_offset_limits
@@ -87,7 +88,7 @@ def _map_batches(op: ops.MapBatches, batches: Iterator[pa.RecordBatch]) -> Itera
 # them. Elements of consecutive lists, as they are in most arrays, are not copied.
 
 PIECE_ROWS = 1 << 18
-MOST_SHOWN = 200  # characters of a row in an error
+MAX_SHOWN = 200  # characters of a row in an error
 
 
 def explode(op: ops.Explode, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -121,7 +122,7 @@ def _check_sizes(op: ops.Explode, lists: dict[str, Extents], batch: pa.RecordBat
 
 def _shown_row(row: pa.RecordBatch) -> str:
     text = ", ".join(f"{name}: {value!r}" for name, value in row.to_pylist()[0].items())
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]} ..."
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]} ..."
 
 
 def _pieces(lists: Extents, weights: np.ndarray | None) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -152,10 +153,10 @@ def _lightest(ends: np.ndarray, sizes: np.ndarray, weights: np.ndarray, first: i
     """The end of the elements from `first` on whose repeated rows stay below the limit; at least one element."""
     repeats = np.minimum(sizes, ends - first)  # of the first list, what is left
     totals = np.cumsum(repeats * weights)
-    k = int(np.searchsorted(totals, arrow_offset_limits.MOST_WEIGHT, side="right"))
+    k = int(np.searchsorted(totals, arrow_offset_limits.MAX_WEIGHT, side="right"))
     if k == len(totals):
         return int(ends[-1])
-    room = arrow_offset_limits.MOST_WEIGHT - int(totals[k] - repeats[k] * weights[k])
+    room = arrow_offset_limits.MAX_WEIGHT - int(totals[k] - repeats[k] * weights[k])
     return max(first + 1, int(ends[k] - repeats[k]) + room // int(weights[k]))
 
 

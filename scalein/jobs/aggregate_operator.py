@@ -38,7 +38,7 @@ from scalein.jobs.operators import (
 from scalein.storage.checked_json import Json, as_int, as_map
 
 FOREVER = (1 << 63) - 1  # in units of time
-MOST_GROUPS = 1 << 20  # in the workers' tables
+MAX_GROUPS = 1 << 20  # in the workers' tables
 MIN_GROUPS = 1 << 10  # the same under the smallest memory limit
 MANY_SHARE = 0.3  # of the rows, from which on groups are many
 ROW = "row"  # in the state of groups that count rows, or whose columns combine only together: the next row's number
@@ -218,9 +218,9 @@ def most_groups(schema: pa.Schema, memory: int | None) -> int:
     tables grow by doubling, and some bytes of an index.
     """
     if memory is None:
-        return MOST_GROUPS
+        return MAX_GROUPS
     sizes = (32 if (bits := _bits(field.type)) is None else (bits + 7) // 8 for field in schema)
-    return max(MIN_GROUPS, min(MOST_GROUPS, memory // 3 // (2 * sum(sizes) + 16)))
+    return max(MIN_GROUPS, min(MAX_GROUPS, memory // 3 // (2 * sum(sizes) + 16)))
 
 
 def _bits(type_: pa.DataType) -> int | None:

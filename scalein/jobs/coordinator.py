@@ -2,7 +2,7 @@
 
 At most one epoch is in flight. The job's thread takes the snapshot at a barrier and continues; a second thread waits
 until the state is durable, publishes the epoch, and commits the output. A failed epoch is covered by the next one,
-which commits the output of both; a sink that cannot commit for `MOST_TRIES` epochs in a row ends the job.
+which commits the output of both; a sink that cannot commit for `MAX_TRIES` epochs in a row ends the job.
 
 The last committed output of a sink that an earlier run had stays in the manifests, so that the sink may return. It may
 not be left out, or replaced by one of another kind, while some of its output is not visible.
@@ -27,7 +27,7 @@ from scalein.jobs.operators import SnapshotFuture
 from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text
 from scalein.storage.failpoints import failpoint
 
-MOST_TRIES = 10  # consecutive failed commits that end the job
+MAX_TRIES = 10  # consecutive failed commits that end the job
 
 
 class Coordinator:
@@ -138,7 +138,7 @@ class Coordinator:
         if self._checkpoint is not None:
             self._checkpoint.note_committed(self.number)
         failpoint("committed")
-        self._metrics.checkpoint_s = time.monotonic() - began
+        self._metrics.checkpoint_s, self._metrics.checkpoint_at = time.monotonic() - began, time.time()
 
     def await_epoch(self, is_last: bool = False) -> None:
         """Wait for the epoch in flight. A failed one is covered by the next; the last one must not fail."""
@@ -151,7 +151,7 @@ class Coordinator:
             self._metrics.epochs += 1
         except ScaleinError as error:
             self._metrics.failed_checkpoints += 1
-            if is_last or self._failed >= MOST_TRIES:
+            if is_last or self._failed >= MAX_TRIES:
                 raise
             warnings.warn(f"a checkpoint failed; the job continues, and the next one includes its output: {error}",
                           RuntimeWarning, stacklevel=2)

@@ -79,7 +79,7 @@ class _Known(NamedTuple):
     """A flow that was cut, cached without the user's data; its fragments hold static tables."""
 
     of: weakref.ref[object]  # the data of its first source; the entry dies with it
-    bare: ops.Op
+    plan: ops.Op  # with sources without data
     static: list[ops.Source]
     edges: list[SourceEdge]
 
@@ -96,7 +96,7 @@ def cut(root: ops.Op) -> list[SourceEdge]:
     with _lock:
         known = _known.get(id(root))
     # Identities are reused after garbage collection.
-    if known is not None and known.bare == root and all(
+    if known is not None and known.plan == root and all(
             a.data is b.data for a, b in zip(known.static, static, strict=True)):  # fmt: skip
         return [edge.over(source) for edge, source in zip(known.edges, fed, strict=True)]
     edges = list(_cut(root))
@@ -132,14 +132,15 @@ def _remember(root: ops.Op, static: list[ops.Source], edges: list[SourceEdge]) -
             if key in _known and _known[key].of is of:
                 del _known[key]
 
-    bare = rewrite(root, lambda op: _bare(op) if isinstance(op, ops.Source) and op.data is not None else None)
+    plan = rewrite(root, lambda op: _without_data(op) if isinstance(op, ops.Source) and op.data is not None else None)
+    own = [edge.over(_without_data(edge.source)) for edge in edges]
     with _lock:
-        _known[key] = _Known(weakref.ref(first, drop), bare, static, [edge.over(_bare(edge.source)) for edge in edges])
+        _known[key] = _Known(weakref.ref(first, drop), plan, static, own)
         while len(_known) > _KEPT:
             _known.popitem(last=False)
 
 
-def _bare(source: ops.Source) -> ops.Source:
+def _without_data(source: ops.Source) -> ops.Source:
     return replace(source, data=None)
 
 

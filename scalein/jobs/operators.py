@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scalein.arrow_functions import taken
+from scalein.arrow_rows import taken
 from scalein.compiler import compile_flow
 from scalein.errors import ComputeError
 from scalein.exec.bounded import Program
@@ -47,7 +47,7 @@ class Morsel(NamedTuple):
     greatest: int = 0
 
 
-MOST_WORKERS = 16  # that a store is opened for: jobs may be scaled up
+MAX_WORKERS = 16  # that a store is opened for: jobs may be scaled up
 RETAINED_SNAPSHOTS = 2  # of a store, besides those that epochs name: one may be in flight
 
 
@@ -301,7 +301,7 @@ def open_store(context: Context, key: pa.Schema, value: pa.Schema, state: Json) 
     """An operator's store, at the snapshot that a checkpoint names."""
     return LogStore.open(context.folder, key=key, value=value, memory=context.options.memory,
                          snapshot=None if state is None else as_int(as_map(state)["snapshot"]),
-                         workers=MOST_WORKERS, keep=RETAINED_SNAPSHOTS)
+                         workers=MAX_WORKERS, keep=RETAINED_SNAPSHOTS)
 
 
 def snapshot_store(store: LogStore) -> SnapshotFuture:

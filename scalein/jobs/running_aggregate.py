@@ -41,7 +41,7 @@ from scalein.jobs.operators import (
 from scalein.state import LogStore
 from scalein.storage.checked_json import Json, as_int, as_map
 
-MOST_PARTITIONED_BYTES = 640 << 20  # of rows that are buffered until they are aggregated
+MAX_PARTITIONED_BYTES = 640 << 20  # of rows that are buffered until they are aggregated
 _ONE = "#one"  # the key of groups without keys
 
 
@@ -89,7 +89,7 @@ class RunningAggregate(Partial):
             self._rows.merge([morsel.batch for morsel in morsels])
             return []
         found = self._merged(self._partials(morsels))
-        if self._pre_aggregation.partitioned_bytes > MOST_PARTITIONED_BYTES:
+        if self._pre_aggregation.partitioned_bytes > MAX_PARTITIONED_BYTES:
             self.flush()
         if self._has_many and self.changes is None and self._two.is_by_column:
             self._rows = ByRow(self._fragment, self._context, self._store)

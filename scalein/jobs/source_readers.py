@@ -28,7 +28,7 @@ AHEAD_ROWS = 1 << 23  # of a partition, that wait to be taken
 AHEAD_BATCHES = 256
 AHEAD_BYTES = 1 << 28  # where no limit is given
 SLICE_S = 0.01  # of a rate, that is taken at once, and waited for afterwards
-MOST_SAVED_S = 1.0  # of a rate that was not used: a source that was silent for an hour does not flood the job
+MAX_SAVED_S = 1.0  # of a rate that was not used: a source that was silent for an hour does not flood the job
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +284,7 @@ class SourceReaders:
         if self._rate is None:
             return 1 << 62
         now = self._clock.now()
-        self._began = max(self._began, now - self._taken / self._rate - MOST_SAVED_S)
+        self._began = max(self._began, now - self._taken / self._rate - MAX_SAVED_S)
         ahead_s = self._taken / self._rate - (now - self._began)
         if ahead_s > 0:
             self._clock.sleep(min(ahead_s, wait_s))

@@ -11,7 +11,7 @@ from scalein.ir import ops
 from scalein.ir.rewrite import walk_ops
 from scalein.options import Options
 
-MOST_QUEUED = 1 << 29  # bytes of batches read ahead; more would not make anything faster
+MAX_QUEUED = 1 << 29  # bytes of batches read ahead; more would not make anything faster
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Shares:
         """
         if memory is None:
             return Shares(None, None)
-        queues, spare = min(memory // 4, MOST_QUEUED), memory // 8
+        queues, spare = min(memory // 4, MAX_QUEUED), memory // 8
         rest = memory - queues - spare
         return Shares(queues, max(1, 3 * rest // max(3, 4 * groups + 3 * others)), spare)
 

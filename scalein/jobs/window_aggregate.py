@@ -30,6 +30,7 @@ from scalein.exec.event_time import extent
 from scalein.ir import ops
 from scalein.ir.partials import fits, has_parts, width
 from scalein.ir.physical import Node, Scan, identity
+from scalein.jobs import speculation
 from scalein.jobs.aggregate_operator import FOREVER, ROW, Finalizer, Partial, aggregate_node
 from scalein.jobs.close_batches import Part
 from scalein.jobs.fragments import Fragment
@@ -42,19 +43,16 @@ from scalein.jobs.operators import (
 )
 from scalein.jobs.running_aggregate import RunningAggregate
 from scalein.jobs.window_close import WindowCloser
+from scalein.layout import MAX_KEYS, MAX_VALUES
 from scalein.state.row_buffer import BufferSegment, RowBuffer
 from scalein.storage.checked_json import Json, as_map
 
-MOST_KEYS, MOST_VALUES = 16, 32  # columns of a store
 FEW_ROWS = 1 << 20  # buffered partial groups below this number are not combined
-MOST_BATCHES = 512  # buffered, before they are combined
+MAX_BATCHES = 512  # buffered, before they are combined
 GROWN = 4  # growth since the last combine that makes another one worthwhile
-MIN_SPECULATIVE_ROWS = 1 << 20  # least rows of a speculative round: its groups are drained afterwards
-MAX_SPECULATIVE_GROUPS = 1 << 18  # groups of a speculative round
-SPECULATION_PAUSE = 16  # rounds without it, after one that was discarded or had too many groups
 AHEAD_SLICES = 3  # least slices of a ring besides those of one window, for out-of-order times and the delay
 MANY_OUTSIDE = 1 << 16  # rows outside the ring that make it wider
-MOST_RING_SLICES = 32
+MAX_RING_SLICES = 32
 RING_BYTES = 1 << 28  # of all records; a checkpoint writes them whole
 _SLICE = "#slice"
 
@@ -63,7 +61,7 @@ def open_aggregate(fragment: Fragment, context: Context, state: Json, emit: str)
     """The operator that suits an aggregation's table and how its results are emitted."""
     root = fragment.program("whole", lambda: fragment.op)
     table = aggregate_node(root).table
-    is_narrow = len(table.keys) < MOST_KEYS and width(table) <= MOST_VALUES
+    is_narrow = len(table.keys) < MAX_KEYS and width(table) <= MAX_VALUES
     if not fits(table) or (not is_narrow and (table.window is None or emit == "changes")):
         return BufferedAggregate(fragment, context, state)
     if state is not None and has_parts(table) and ROW not in as_map(state):
@@ -111,7 +109,7 @@ class WindowedAggregate(WindowCloser, Partial):
         self._speculation_pause = max(0, self._speculation_pause - 1)
         return (self._late is not None and self._late.column == column and self._check is None
                 and isinstance(self._two.partial.input, Scan)  # else a user's function would see rows twice
-                and rows >= MIN_SPECULATIVE_ROWS and not self._speculation_pause)  # fmt: skip
+                and rows >= speculation.MIN_ROWS and not self._speculation_pause)  # fmt: skip
 
     def is_late(self, time: int, watermark: int) -> bool:
         """Whether a row is late, or one of its windows should have been emitted before it came."""
@@ -145,16 +143,17 @@ class WindowedAggregate(WindowCloser, Partial):
         """Retain the speculative groups, or discard them."""
         assert self._speculative is not None
         if is_good:
-            self._speculation_pause = SPECULATION_PAUSE if self._speculative.count > MAX_SPECULATIVE_GROUPS else 0
+            has_many = self._speculative.count > speculation.MAX_GROUPS
+            self._speculation_pause = speculation.PAUSE_ROUNDS if has_many else 0
             self._row = self._speculative_row
             self._keep(list(self._speculative.drain()))
         else:
-            self._speculation_pause, self._speculative = SPECULATION_PAUSE, None
+            self._speculation_pause, self._speculative = speculation.PAUSE_ROUNDS, None
 
     def _keep(self, partials: Batches) -> None:
         for batch in partials:
             self._add(batch.select(self._columns))
-        if self._log.rows > max(FEW_ROWS, GROWN * self._together) or len(self._log.segments) > MOST_BATCHES:
+        if self._log.rows > max(FEW_ROWS, GROWN * self._together) or len(self._log.segments) > MAX_BATCHES:
             waiting = list(self._log.segments)
             with self._log.pinned(waiting):
                 self._log.replace([])
@@ -210,7 +209,7 @@ class SlidingAggregate(WindowedAggregate):
             self._closed_before = self.given()
             self._keep(self._ring.ring.drain_partials())
             self._ring, self._ring_slices, self._outside, self._inside = None, 2 * self._ring_slices, 0, 0
-            self._has_ring = is_narrow and self._ring_slices <= MOST_RING_SLICES
+            self._has_ring = is_narrow and self._ring_slices <= MAX_RING_SLICES
         return []
 
     def can_speculate(self, column: str, rows: int) -> bool:
@@ -311,7 +310,7 @@ class BufferedAggregate(WindowCloser):
         return []
 
     def flush(self) -> None:
-        if len(self._log.segments) > MOST_BATCHES:
+        if len(self._log.segments) > MAX_BATCHES:
             self._log.coalesce()
 
     def _in_order(self, morsels: Iterable[Morsel]) -> Iterator[pa.RecordBatch]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from scalein.layout import (
     DONE,
-    MOST_BITS,
+    MAX_BITS,
     OPEN_WORDS,
     OUTPUT_FULL,
     PAGE_COMPRESSED,
@@ -104,7 +104,7 @@ class DictionaryDecoder:
         values = np.zeros(1 << most_width, dictionary.dtype)
         values[: len(dictionary)] = dictionary
         self._frame.point("values", values)
-        self._frame["entries"], self._frame["most_width"] = len(dictionary), min(most_width, MOST_BITS)
+        self._frame["entries"], self._frame["most_width"] = len(dictionary), min(most_width, MAX_BITS)
 
     def set_pages(self, pages: np.ndarray) -> None:
         """Set the next pages: a row of `OPEN_WORDS` each; the caller keeps their bytes alive."""

@@ -36,7 +36,7 @@ OTHERS = [pa.string(), pa.bool_(), pa.timestamp("s"), pa.decimal128(9, 2), pa.ti
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats_parquet, "_WORTH_ROWS", 1)
     monkeypatch.setattr(parquet_decode, "_CODED", 0.0)
-    monkeypatch.setattr(parquet_decode, "_MOST_DICTIONARY_BYTES", 1 << 30)
+    monkeypatch.setattr(parquet_decode, "_MAX_DICTIONARY_BYTES", 1 << 30)
     monkeypatch.setattr(parquet, "_WORTH_COMPILING", 0)
 
 

@@ -14,7 +14,7 @@ import pytest
 import scalein as si
 from scalein import arrow_functions, col
 from scalein.api.flow import Flow
-from scalein.arrow_functions import taken
+from scalein.arrow_rows import taken
 from scalein.errors import ScaleinError
 from scalein.exec import arrow_offset_limits, host, pipeline, sort
 from tests import oracle
@@ -69,7 +69,7 @@ FLOWS: dict[str, Callable[[Flow], Flow]] = {
 @pytest.mark.parametrize("most", [1, 40, 1000])
 def test_rows_are_cut_where_they_weigh_too_much(kind: pa.DataType, name: str, most: int,
                                                 monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrow_offset_limits, "MOST_WEIGHT", most)
+    monkeypatch.setattr(arrow_offset_limits, "MAX_WEIGHT", most)
     monkeypatch.setattr(sort, "PIECE_ROWS", 64)
     monkeypatch.setattr(host, "PIECE_ROWS", 50)
     flow = FLOWS[name](si.from_arrow(_table(kind)))
@@ -85,7 +85,7 @@ def test_rows_are_cut_where_they_weigh_too_much(kind: pa.DataType, name: str, mo
 @pytest.mark.parametrize("kind", KINDS[:4], ids=str)
 def test_no_part_of_sorted_text_hangs_on_to_all_of_it(kind: pa.DataType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Offsets into all of it would not fit 32 bits."""
-    monkeypatch.setattr(arrow_offset_limits, "MOST_WEIGHT", 1000)
+    monkeypatch.setattr(arrow_offset_limits, "MAX_WEIGHT", 1000)
     text = _column(kind, [f"a text with number {n}" for n in range(1000)])
     flow = si.from_arrow(pa.table({"k": range(1000), "s": text})).sort("k")
     parts = list(flow.batches(workers=1))

@@ -60,7 +60,7 @@ def ran(build: Callable[[Flow], Flow], table: pa.Table, course: Course, folder: 
             patch.setattr(driver, "MAX_ROUND_ROWS", 9)
             patch.setattr(window_aggregate, "FEW_ROWS", 5)
             patch.setattr(window_aggregate, "GROWN", 2)
-            patch.setattr(close_batches, "LEAST_BYTES", 300)
+            patch.setattr(close_batches, "MIN_BYTES", 300)
         with using(Schedule() if course.seed is None else RandomSchedule(course.seed)):
             return _ran(build, table, course, folder)
 

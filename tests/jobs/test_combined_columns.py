@@ -52,7 +52,7 @@ def by_duckdb(table: pa.Table, *more: Any) -> pa.Table:
 def test_many_rows_and_groups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, keys: int, workers: int,
                               has_checkpoint: bool) -> None:
     monkeypatch.setattr(radix, "SAMPLE_ROWS", 1000)
-    monkeypatch.setattr(running_aggregate, "MOST_PARTITIONED_BYTES", 1 << 18)
+    monkeypatch.setattr(running_aggregate, "MAX_PARTITIONED_BYTES", 1 << 18)
     monkeypatch.setattr(driver, "MAX_ROUND_ROWS", 5000)
     table, out = keyed(MANY, keys), si.to_memory()
     started = grouped(si.from_batches(table.to_batches(max_chunksize=700))).start(

@@ -22,7 +22,7 @@ from scalein.exec.bounded import PreAggregationProgram
 from scalein.ir import ops
 from scalein.ir.rewrite import walk_ops
 from scalein.jobs import close_batches, window_aggregate
-from scalein.jobs.aggregate_operator import MIN_GROUPS, MOST_GROUPS, Finalizer, most_groups
+from scalein.jobs.aggregate_operator import MAX_GROUPS, MIN_GROUPS, Finalizer, most_groups
 from scalein.jobs.fragments import cut
 from scalein.jobs.source_readers import AHEAD_BYTES, Reader, SourcePosition, SourceReaders
 from scalein.jobs.spec import Shares
@@ -130,7 +130,7 @@ def test_steps_share_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_tables_between_two_borders_have_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
     schema = pa.schema({"k": pa.int64(), "#acc0": pa.int64(), "#acc1": pa.decimal128(38, 0), "w": pa.string()})
-    assert most_groups(schema, None) == MOST_GROUPS == most_groups(schema, 1 << 40)
+    assert most_groups(schema, None) == MAX_GROUPS == most_groups(schema, 1 << 40)
     assert most_groups(schema, 1) == MIN_GROUPS
     assert 100_000 < most_groups(schema, 48 * MB) < 200_000
     most: list[int] = []
@@ -210,7 +210,7 @@ def test_windows_that_close_together_are_finished_in_parts(
     """Many by time, one by its keys; what a part gives is written before the next is begun."""
     rows, least = 20_000, 40_000
     monkeypatch.setattr("os.fsync", lambda handle: None)
-    monkeypatch.setattr(close_batches, "LEAST_BYTES", least)
+    monkeypatch.setattr(close_batches, "MIN_BYTES", least)
     monkeypatch.setattr(window_aggregate, "ring", SimpleNamespace(fits=lambda table: False))
     given, written = list[tuple[int, int]](), [0]
     for name in ("all", "between"):

@@ -22,7 +22,7 @@ import pyarrow as pa
 from scalein.layout import PAGE_KIND, PAGE_PLAIN, PAGE_START, PAGE_VALUES, WITHIN
 from scalein.options import Options
 
-_MOST_DICTIONARY_BYTES = 1 << 18  # stays in L2
+_MAX_DICTIONARY_BYTES = 1 << 18  # stays in L2
 _CODED = 0.9  # least share of dictionary-encoded values
 _TOGETHER = 1 << 18  # least number of values decompressed by one call
 _UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
@@ -192,7 +192,7 @@ def columns_of(file: pa.Buffer, metadata: Any, groups: list[int], fields: Sequen
 def _is_worth(chunk: Chunk) -> bool:
     """Whether the kernel is faster than pyarrow: not for plain pages, nor for dictionaries larger than the cache."""
     values = chunk.pages[:, PAGE_VALUES]
-    is_small = chunk.dictionary is not None and chunk.dictionary.raw_size <= _MOST_DICTIONARY_BYTES
+    is_small = chunk.dictionary is not None and chunk.dictionary.raw_size <= _MAX_DICTIONARY_BYTES
     return is_small and bool(values[chunk.pages[:, PAGE_PLAIN] == 0].sum() >= _CODED * values.sum())
 
 

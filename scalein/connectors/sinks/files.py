@@ -14,7 +14,8 @@ Where other processes write the rows (Spark's tasks), each stages files with `fo
 attempts, only those whose names reach the driver are committed.
 
 Threads: one caller at a time, but `commit` may run beside `write`; the only mutable state they share is `_changed`.
-Rows are buffered until they make a good row group, at most `_BUFFERED_BYTES` in all.
+Rows are buffered until they make a good row group, at most `_BUFFERED_BYTES` in all. A file ends with its epoch, and at
+`roll` bytes (`write`).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ GROUP_ROWS = 1 << 20
 _BUFFERED_BYTES = 128 << 20
 _SYNC_THREADS = 16
 _LAST_TASK = 999_999  # number of the last task of an epoch written by several tasks
-_MOST_OPEN = 256  # files written at once; more values of `partition_by` close the oldest
+_MAX_OPEN = 256  # files written at once; more values of `partition_by` close the oldest
 
 
 @dataclass(slots=True, eq=False)
@@ -189,7 +190,7 @@ class FileSink:
                 staged.flush()
 
     def _begin(self, directory: str) -> StagedFile:
-        while len(self._open) >= _MOST_OPEN:
+        while len(self._open) >= _MAX_OPEN:
             self._finish(next(iter(self._open)))
         name = f"{STAGED}{self._prefix}-{self._epoch:06}-{self._attempt}{self._count:04}{self._format.suffix}"
         self._count += 1

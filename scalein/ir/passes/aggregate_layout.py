@@ -15,8 +15,6 @@ from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Agg, Named, NamedAgg, type_of
 from scalein.ir.tables import Acc, AccKind, Key, Output, Slicing, Table
 
-MAX_RING_SLICES = 16  # more slices a window go through keys: a record would not fit a few cache lines
-
 
 def aggregate_table(keys: tuple[Named, ...], window: ops.Window | None, aggs: tuple[NamedAgg, ...]) -> Table:
     """count, sum(x), mean(x) -> [rows, valid(x), sum(x)] and three outputs."""

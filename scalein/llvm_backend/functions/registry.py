@@ -82,11 +82,11 @@ class CallSite:
 
 
     def fail_with(self, what: str, condition: ir.Value, text: Str) -> None:
-        """As `fail`, with an error that shows a text of the row."""
+        """As `fail`, with an error that shows the text of the first such row."""
         self.fail(what, condition)
-        counted = self.f.all_of(condition, self.valid, self.live)
         if self.failed is None:
-            assert counted is not None
+            is_first = self.f.b.icmp_unsigned("==", self.f.get_slot("bad.error"), const(0))
+            counted = self.f.all_of(condition, self.valid, self.live, is_first)
             with self.f.when(counted, likely=False):
                 self.f.set_slot("bad.error", const(1 << self.code.bit(f"{what} in `{show_brief(self.call)}`")))
                 self.f.set_slot("bad.text", text.ptr)

@@ -19,7 +19,7 @@ from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import I1, I8, I32, I64, I128, Fn, Var, const
 from scalein.llvm_backend.functions.arithmetic import floor_divide
 from scalein.llvm_backend.functions.dates import civil, days_before, modulo
-from scalein.llvm_backend.functions.registry import CallSite, lowers
+from scalein.llvm_backend.functions.registry import CallSite
 from scalein.llvm_backend.made_text import new_text
 from scalein.llvm_backend.values import Str
 
@@ -233,8 +233,8 @@ def _iso_clock(read: _Reader, fraction: Var, dtype: DType) -> ir.Value:
     return read.clock(hour, minute.get(), second.get())
 
 
-@lowers("str_strptime")
-def _strptime(c: CallSite) -> ir.Value:
+def lower_strptime(c: CallSite) -> ir.Value:
+    """A time of a text in a format."""
     b, dtype = c.f.b, c.dtype
     read = _Reader(c.code, c.string)
     found: dict[str, ir.Value] = {}
@@ -421,8 +421,8 @@ def _most_bytes(pattern: tuple[Part, ...]) -> int:
         else _DIGITS.get(letter, _NAME_BYTES) for letter, text in pattern)  # fmt: skip
 
 
-@lowers("dt_strftime")
-def _strftime(c: CallSite) -> Str:
+def lower_strftime(c: CallSite) -> Str:
+    """A time as a text in a format."""
     f, b, (data,), (dtype,) = c.f, c.f.b, c.args, c.types
     pattern = parts(str(c.params[0]))
     time = _Time(f, b.sext(data, I64) if data.type == I32 else data, dtype)
