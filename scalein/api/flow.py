@@ -379,7 +379,8 @@ class Flow(Hinted):
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """The result as an Arrow stream, for `pa.table(flow)`, `pl.DataFrame(flow)`, DuckDB and others.
 
-        The flow runs while the stream is read, each time anew.
+        The flow runs while the stream is read, each time anew. The protocol carries errors as text: they are raised by
+        the library that reads, as an exception of its own.
 
         >>> import pyarrow as pa, scalein as si
         >>> pa.table(si.from_arrow({"x": [1, 2, 3]}).filter(si.col("x") > 1)).to_pydict()
