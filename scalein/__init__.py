@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from scalein.api import hints
-from scalein.api.column import Column, col, count, lit, when
+from scalein.api.column import Column, col, corr, count, cov, lit, when
 from scalein.api.flow import Flow
 from scalein.api.functions import coalesce, concat_str, max_horizontal, min_horizontal, struct
 from scalein.api.sinks import to_callback, to_console, to_csv, to_ipc, to_json, to_memory, to_parquet
@@ -60,7 +60,9 @@ __all__ = [
     "coalesce",
     "col",
     "concat_str",
+    "corr",
     "count",
+    "cov",
     "flow",
     "from_arrow",
     "from_batches",

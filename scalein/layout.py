@@ -91,7 +91,7 @@ _SLOT_FAMILIES = re.compile("|".join((
     r"out\d+\.(data|valid|offsets|used|room)",  # a column of the output
     rf"(table|{DEDUP}|bag\d+|join\d+)\.(groups|arena|arena_size|used|heap|heap_left|heap_need)",  # a hash table
     rf"{DEDUP}\.blocks",
-    r"join\d+\.(least|span|rows|next|at|cursor|marks)",
+    r"join\d+\.(least|span|rows|next|at|cursor|marks|mark_count)",
     rf"join\d+\..*\.({_COLUMN_PARTS}|rows|known)",  # a column of a joined table
     r"log\d+\.(arena|arena_size|used)",
     r"(log\d+\.)?heap\.(at|left|need)",

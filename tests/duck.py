@@ -199,9 +199,11 @@ def _aggregate(agg: Agg, number: int) -> str:
     args = [f"__arg{number}_{k}" for k in range(len(agg.args))]
     if agg.fn in ("sum", "mean") and type_of(agg.args[0]).precision > MAX_DIGITS_SUMMED:
         raise Untranslatable("sums that 128 bits may not hold on the way")
-    if agg.fn == "sum" and type_of(agg.args[0]).kind is Kind.BOOL:
+    if agg.fn in ("sum", "mean") and type_of(agg.args[0]).kind is Kind.BOOL:
         args = [f"CAST({args[0]} AS INTEGER)"]
     found = declared.duckdb.format(*args, order="__order", params=agg.params)
+    if len(args) > declared.arity:  # whether a first or last row counts
+        found = f"{found} FILTER (WHERE {args[-1]})"
     return f"CAST({found} AS {sql_type(type_of(agg))})" if agg.fn == "sum" else found
 
 

@@ -83,7 +83,7 @@ EXAMPLES: dict[str, Column] = {
 AGGS: dict[str, Column] = {
     "count": si.count(), "count_valid": x.count(),
     **{fn: getattr(x, fn)() for fn in ("sum", "mean", "min", "max", "var", "std", "first", "last")},
-    **{fn: getattr(x, fn)("f") for fn in ("arg_min", "arg_max")},
+    **{fn: getattr(x, fn)("f") for fn in ("arg_min", "arg_max")}, "cov": si.cov(x, "f"), "corr": si.corr(x, y),
     "n_unique": s.n_unique(), "quantile": f.quantile(0.7), "collect": s.collect(), "top_k": s.top_k(2, by="x"),
     "approx_n_unique": s.approx_n_unique(), "approx_quantile": f.approx_quantile(0.7),
 }  # fmt: skip

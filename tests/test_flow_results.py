@@ -74,6 +74,7 @@ def test_lists_of_names() -> None:
     assert flow.select(["k", col("x") * 2], y="t").columns == ["k", "x", "y"]
     assert flow.with_columns([col("x") + 1, (col("t") * 2).alias("u")]).columns == ["k", "x", "t", "u"]
     assert flow.drop(["k", "t"]).columns == ["x"]
+    assert flow.filter([col("x") > 1, col("t") < 10]).collect()["x"].to_pylist() == [2]
     assert flow.distinct(["k"]).collect()["x"].to_pylist() == [1, 2]
     assert flow.sort(["k", "x"], descending=[False, True]).collect()["x"].to_pylist() == [2, 3, 1]
     assert flow.sort("k", ["x"]).collect()["x"].to_pylist() == [2, 1, 3]

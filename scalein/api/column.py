@@ -7,16 +7,18 @@ where a column is asked for, as in Polars; where both could be meant, they are r
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import NoReturn
 
 from scalein.api import hints
 from scalein.api.hints import Hinted
 from scalein.api.methods import Aggregates, DtMethods, ListMethods, StrMethods, StructMethods
 from scalein.errors import BadArgument, SourceLoc, here
-from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, args_of
+from scalein.ir.exprs import Agg, AggregateResult, Call, Col, Expr, Lit, args_of, walk
 from scalein.ir.functions.registry import REGISTRY
 from scalein.ir.literals import as_dtype, fit, literal, own_type
 from scalein.ir.printer import show_agg, show_expr
+from scalein.ir.resolve import nested_aggregate
 
 
 class Column(Aggregates, Hinted):
@@ -45,8 +47,6 @@ class Column(Aggregates, Hinted):
         """The alias, else the name of the first column in it, else None."""
         if self._alias is not None:
             return self._alias
-        if isinstance(self._node, Agg):
-            return _first_column(self._node.args[0]) if self._node.args else self._node.fn
         return _first_column(self._node)
 
     def __repr__(self) -> str:
@@ -66,27 +66,41 @@ class Column(Aggregates, Hinted):
 
     # --- operators ---
 
-    def _expr(self, at: SourceLoc) -> Expr:
-        if isinstance(self._node, Agg):
-            raise BadArgument(f"{show_agg(self._node)} is an aggregate and can only be named, not computed with", at=at,
-                              hint="name it in agg(...), then compute in a with_columns(...) behind it")
-        return self._node
+    def _expr(self) -> Expr:
+        """The expression, or the column that an aggregate becomes in `agg`."""
+        return AggregateResult(show_agg(self._node), agg=self._node) if isinstance(self._node, Agg) else self._node
 
     def _call(self, fn: str, *others: object, params: tuple[object, ...] = (), dtype: object = None,
               tried: bool = False) -> Column:
         at = here()
-        args = (self._expr(at), *(as_expr(other, at) for other in others))
+        args = (self._expr(), *(as_expr(other, at) for other in others))
         call = Call(fn, args, params, None if dtype is None else as_dtype(dtype, at), at=at)
         return Column(Call("try", (call,), at=at) if tried else call)
 
     def _swapped(self, fn: str, other: object) -> Column:
         at = here()
-        return Column(Call(fn, (as_expr(other, at), self._expr(at)), at=at))
+        return Column(Call(fn, (as_expr(other, at), self._expr()), at=at))
 
     def _agg(self, fn: str, *others: object, params: tuple[object, ...] = ()) -> Column:
-        at = here()
-        args = (self._expr(at), *(as_column(other, fn)._expr(at) for other in others))
+        at, args = here(), (self._expr(), *(as_column(other, fn)._expr() for other in others))
+        nested = next((arg for arg in args if isinstance(arg, AggregateResult)), None)
+        if nested is not None:
+            raise nested_aggregate(nested, at)
         return Column(Agg(fn, args, params=params, at=at))
+
+    def _filtered(self, conditions: tuple[object, ...]) -> Column:
+        at, agg = here(), self._node
+        if not isinstance(agg, Agg):
+            whole = "an expression of aggregates" if _has_aggregate(agg) else "a column"
+            raise BadArgument(f"filter belongs to an aggregate, but this is {whole}", at=at, found=repr(self),
+                              hint='write col("x").sum().filter(...); flow.filter(...) drops rows of a flow')
+        if not conditions:
+            raise BadArgument("filter needs a condition", at=at, hint='for example col("x") > 1')
+        where = agg.where
+        for each in conditions:
+            condition = as_column(each, "filter")._expr()
+            where = condition if where is None else Call("and", (where, condition), at=at)
+        return Column(replace(agg, where=where), self._alias)
 
     def __add__(self, other: object) -> Column:
         return self._call("add", other)
@@ -523,20 +537,34 @@ class Column(Aggregates, Hinted):
         return self._call("try_divide", other)
 
 
-def _first_column(expr: Expr) -> str | None:
-    """The name of the leftmost column; a choice is named after what it chooses."""
-    waiting = [expr]
+def _first_column(node: Expr | Agg) -> str | None:
+    """The name of the leftmost column, or of an aggregate without one; a choice is named after what it chooses."""
+    waiting = [node]
     while waiting:
         node = waiting.pop()
-        if isinstance(node, Col):
-            return node.name
-        waiting += reversed(args_of(node)[1 if isinstance(node, Call) and node.fn == "if_else" else 0 :])
+        match node:
+            case AggregateResult(agg=agg):
+                waiting.append(agg)
+            case Agg(fn, args):
+                if not args:
+                    return fn
+                waiting += reversed(args)
+            case Col(name):
+                return name
+            case Call("if_else", (_, *values)):
+                waiting += reversed(values)
+            case _:
+                waiting += reversed(args_of(node))
     return None
+
+
+def _has_aggregate(expr: Expr) -> bool:
+    return any(isinstance(node, AggregateResult) for node in walk(expr))
 
 
 def as_expr(value: object, at: SourceLoc) -> Expr:
     """A column's expression, or the constant that `value` is."""
-    return value._expr(at) if isinstance(value, Column) else literal(value, at)
+    return value._expr() if isinstance(value, Column) else literal(value, at)
 
 
 def as_column(value: object, step: str) -> Column:
@@ -588,6 +616,32 @@ def count() -> Column:
     Column(count(), alias='views')
     """
     return Column(Agg("count", (), at=here()))
+
+
+def cov(x: Column | str, y: Column | str) -> Column:
+    """The sample covariance (ddof 1) of two columns, for `agg`; null for fewer than two rows.
+
+    A row counts if neither is null.
+
+    >>> import pyarrow as pa, scalein as si
+    >>> flow = si.from_arrow(pa.table({"x": [1.0, 2.0, 3.0, None], "y": [2.0, 4.0, 6.0, 8.0]}))
+    >>> flow.group_by().agg(c=si.cov("x", "y")).collect()["c"].to_pylist()
+    [2.0]
+    """
+    return as_column(x, "cov")._agg("cov", y)
+
+
+def corr(x: Column | str, y: Column | str) -> Column:
+    """The correlation (Pearson's) of two columns, for `agg`; null for fewer than two rows, NaN if either is constant.
+
+    A row counts if neither is null.
+
+    >>> import pyarrow as pa, scalein as si
+    >>> flow = si.from_arrow(pa.table({"x": [1.0, 2.0, 3.0], "y": [6.0, 4.0, 2.0]}))
+    >>> flow.group_by().agg(c=si.corr("x", "y")).collect()["c"].to_pylist()
+    [-1.0]
+    """
+    return as_column(x, "corr")._agg("corr", y)
 
 
 # Choices between values: `when(condition).then(value)`, more of these, and `otherwise(value)`.

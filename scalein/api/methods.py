@@ -610,6 +610,7 @@ class Aggregates:
     if TYPE_CHECKING:  # Column's own
 
         def _agg(self, fn: str, *others: object, params: tuple[object, ...] = ()) -> Column: ...
+        def _filtered(self, conditions: tuple[object, ...]) -> Column: ...
 
     def count(self) -> Column:
         """The number of values that are not null.
@@ -622,8 +623,21 @@ class Aggregates:
         """
         return self._agg("count_valid")
 
+    def filter(self, *conditions: object) -> Column:
+        """The aggregate over only the rows where every condition (a column, or the name of one) is true.
+
+        Null is not true. A group without such rows has a null, or a count of 0.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> flow = si.from_arrow(pa.table({"x": [1, 2, 4], "ok": [True, None, True]}))
+        >>> flow.group_by().agg(n=si.count().filter(col("x") > 1), s=col("x").sum().filter("ok")).collect().to_pydict()
+        {'n': [2], 's': [5]}
+        """
+        return self._filtered(conditions)
+
     def sum(self) -> Column:
-        """The sum of the values; integers come out in 64 bits, and overflow is an error.
+        """The sum of the values; integers come out in 64 bits, and overflow is an error. Of bools it counts the true.
 
         >>> import pyarrow as pa, scalein as si
         >>> from scalein import col
@@ -634,7 +648,7 @@ class Aggregates:
         return self._agg("sum")
 
     def mean(self) -> Column:
-        """The mean of the values, as a float.
+        """The mean of the values, as a float; of bools the share that is true.
 
         >>> import pyarrow as pa, scalein as si
         >>> from scalein import col
