@@ -93,7 +93,7 @@ class Flow(Hinted):
 
     # --- row by row ---
 
-    def filter(self, *predicates: Column | str) -> Flow:
+    def filter(self, *predicates: Column | str | Sequence[Column | str]) -> Flow:
         """The rows for which every predicate is true; null counts as false.
 
         >>> import pyarrow as pa, scalein as si
@@ -103,10 +103,11 @@ class Flow(Hinted):
         {'x': [1], 'ok': [True]}
         """
         scope = self._scope("filter")
-        if not predicates:
+        conditions = flat(predicates)
+        if not conditions:
             raise BadArgument("filter needs a condition", at=scope.at, hint='for example col("x") > 1')
         whole: Expr | None = None
-        for given in predicates:
+        for given in conditions:
             condition = _condition(given, scope)
             whole = condition if whole is None else Call(
                 "and", (whole, condition), dtype=BOOL, nullable=whole.nullable or condition.nullable, at=scope.at)
@@ -378,7 +379,8 @@ class Flow(Hinted):
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """The result as an Arrow stream, for `pa.table(flow)`, `pl.DataFrame(flow)`, DuckDB and others.
 
-        The flow runs while the stream is read, each time anew.
+        The flow runs while the stream is read, each time anew. The protocol carries errors as text: they are raised by
+        the library that reads, as an exception of its own.
 
         >>> import pyarrow as pa, scalein as si
         >>> pa.table(si.from_arrow({"x": [1, 2, 3]}).filter(si.col("x") > 1)).to_pydict()
@@ -401,8 +403,8 @@ class Flow(Hinted):
                  cpu: str | None = None) -> pa.Table:
         """Each column in nine numbers, in one pass: count, null_count, mean, std, min, 25%, 50%, 75%, max.
 
-        Numbers and bools are described as float64. Text and times have their least and greatest value, as text;
-        nested columns have their counts.
+        Numbers and bools are described as float64, with exact quantiles, so that their values are held in memory. Text
+        and times have their least and greatest value, as text; nested columns have their counts.
 
         >>> import scalein as si
         >>> table = si.from_arrow({"x": [1, 2, 3, None], "s": ["b", "a", "c", "a"]}).describe()
@@ -413,9 +415,12 @@ class Flow(Hinted):
         >>> table["s"].to_pylist()
         ['4', '0', None, None, 'a', None, None, None, 'c']
         """
-        from scalein.api.describe import describe
+        from scalein.api.describe import STATISTIC, describe
 
-        return describe(self, lambda flow: flow.collect(data, workers=workers, memory=memory, cpu=cpu))
+        if STATISTIC in self.columns:
+            raise BadName(f"describe names its own column {STATISTIC!r}", at=here(),
+                          hint="rename the other, or drop it")
+        return describe(self.op.schema, self.batches(data, workers=workers, memory=memory, cpu=cpu))
 
     def write_parquet(self, path: object, data: object = None, *, workers: int | None = None,
                       memory: str | int | None = None, cpu: str | None = None) -> int:
