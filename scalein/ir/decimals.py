@@ -8,7 +8,6 @@ numbers mean, in whole numbers of Python: constants are folded with it, kernels 
 from __future__ import annotations
 
 import math
-from fractions import Fraction
 
 from scalein.dtypes import MAX_PRECISION, DType, Kind
 from scalein.ir.exprs import Call, Expr, Lit, type_of
@@ -85,8 +84,8 @@ def from_float(value: float, scale: int) -> int | None:
     scaled = value * 10.0**scale if scale >= 0 else value / 10.0**-scale
     if not math.isfinite(scaled):
         return None
-    whole = math.trunc(scaled)
-    return whole + (1 if scaled > 0 else -1) if abs(Fraction(scaled) - whole) >= Fraction(1, 2) else whole
+    rest, whole = math.modf(scaled)  # both exact
+    return int(whole) + (1 if scaled > 0 else -1) if abs(rest) >= 0.5 else int(whole)
 
 
 def rounded(value: int, dtype: DType, digits: int) -> int:

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING, TypeAlias
 
 from scalein.dtypes import I64, DType
 from scalein.ir.exprs import Expr, Named, type_of
-from scalein.ir.store_kernels import StoreSink
 from scalein.ir.tables import StoredTable, Table
 from scalein.layout import size_of
+
+if TYPE_CHECKING:
+    from scalein.ir.store_kernels import StoreSink
 
 # --- what a stage reads
 
@@ -263,7 +266,8 @@ class Partition:
         return FromRows(tuple(reads), self.stride, self.null_offset)
 
 
-Sink = Collect | Group | Merge | MergeBag | ExpandLog | Rank | Partition | StoreSink
+FLOW_SINKS = (Collect, Group, Merge, MergeBag, ExpandLog, Rank, Partition)
+Sink: TypeAlias = "Collect | Group | Merge | MergeBag | ExpandLog | Rank | Partition | StoreSink"
 
 
 @dataclass(frozen=True, slots=True)
