@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from scalein.options import granted_cores
-from scalein.spark.errors import SparkFailed, translate_errors
+from scalein.spark.errors import SparkFailed, jvm_exception, translate_errors
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -132,18 +132,22 @@ def _start(conf: SparkConf) -> None:
     except SparkFailed:
         raise
     except Exception as error:
-        raise SparkFailed("Spark did not start", found=stderr.reason() or str(error).splitlines()[0],
-                          hint=_START_HINTS.get(stderr.hint())) from error
+        reason = jvm_exception(error) or stderr.reason() or str(error).splitlines()[0]
+        raise SparkFailed("Spark did not start", found=reason, hint=_start_hint(reason, conf)) from error
     finally:
         stderr.close_write_end()
         stderr.pass_on()
 
 
-_START_HINTS = {
-    "jdk.incubator.vector": "this Java lacks a module that Spark 4 needs; " + _GET_JAVA,
-    "UnsupportedClassVersionError": "this Java is too old; " + _GET_JAVA,
-    "": None,
-}
+def _start_hint(reason: str, conf: SparkConf) -> str | None:
+    """What to do about a failure to start."""
+    if "jdk.incubator.vector" in reason:
+        return "this Java lacks a module that Spark 4 needs; " + _GET_JAVA
+    if "UnsupportedClassVersionError" in reason:
+        return "this Java is too old; " + _GET_JAVA
+    if re.search(r"heap|memory", reason, re.I):
+        return f"give Spark another spark.driver.memory than {conf.get('spark.driver.memory', '1g')}"
+    return None
 
 
 class _JvmStderr:
@@ -172,10 +176,6 @@ class _JvmStderr:
         lines = [line.strip() for line in self._lines if line.strip()]
         return next((line for line in lines if re.search(r"error|exception|not set|cannot|could not", line, re.I)),
                     lines[-1] if lines else "")
-
-    def hint(self) -> str:
-        text = "".join(self._lines)
-        return next(marker for marker in _START_HINTS if marker in text)
 
     def _read(self, read_from: int) -> None:
         with open(read_from, encoding="utf-8", errors="replace") as file:

@@ -268,3 +268,45 @@ def test_a_killed_driver_is_resumed(tmp_path: Path) -> None:
 def _manifests(folder: Path) -> int:
     manifests = Manifests(parse_location(folder / "checkpoint", NOWHERE))
     return max((key.batch for key in manifests.all_keys()), default=-1)
+
+
+def test_a_damaged_file_is_named(spark: Any, tmp_path: Path) -> None:
+    """One without a footer, which Spark reads, and one with a damaged page, which a task reads."""
+    for name, damage in (("footer", slice(-8, None)), ("page", slice(4, 400))):
+        source = tmp_path / name
+        write(source, range(2))
+        frame = stream(spark, source)
+        path = source / "p001.parquet"
+        data = bytearray(path.read_bytes())
+        data[damage] = b"\xff" * len(data[damage])
+        path.write_bytes(data)
+        job = sis.start(GROUPS, frame, sink=si.to_parquet(tmp_path / "out"), checkpoint=tmp_path / f"{name} checkpoint",
+                        emit="changes", trigger=NOW)
+        with pytest.raises(BadData, match="p001.parquet") as raised:
+            job.wait()
+        assert "py4j" not in str(raised.value)
+
+
+def test_an_exception_of_the_jvm_is_one_sentence(spark: Any, tmp_path: Path) -> None:
+    write(tmp_path / "in", range(1))
+    frame = stream(spark, tmp_path / "in").filter("raise_error('no such luck') is null")
+    job = sis.start(GROUPS, frame, sink=si.to_parquet(tmp_path / "out"), checkpoint=tmp_path / "checkpoint",
+                    emit="changes", trigger=NOW)
+    with pytest.raises(ScaleinError, match="no such luck"):
+        job.wait()
+
+
+def test_a_stream_of_collated_text_or_of_another_clock_is_refused(spark: Any, tmp_path: Path) -> None:
+    write(tmp_path / "in", range(1))
+    where: dict[str, Any] = {"sink": si.to_parquet(tmp_path / "out"), "checkpoint": tmp_path / "checkpoint",
+                             "emit": "changes"}
+    collated = stream(spark, tmp_path / "in").selectExpr("* except (k)", "k collate UTF8_LCASE as k")
+    with pytest.raises(ScaleinError, match="column 'k' has the collation UTF8_LCASE"):
+        sis.start(GROUPS, collated, **where)
+    zoned = stream(spark, tmp_path / "in").selectExpr("* except (t)", "cast(t as timestamp) as t")
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    try:
+        with pytest.raises(ScaleinError, match="time zone Asia/Tokyo"):
+            sis.start(GROUPS, zoned, **where)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")

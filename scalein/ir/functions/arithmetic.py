@@ -218,11 +218,11 @@ def _root(value: float) -> float:
 
 declare(
     Function("add", _arithmetic, 2, fallible=_overflows, fold=_always(operator.add), show="{0} + {1}",
-             duckdb="({0} + {1})"),
+             duckdb="({0} + {1})", spark="__add__"),
     Function("sub", _arithmetic, 2, fallible=_overflows, fold=_always(operator.sub), show="{0} - {1}",
-             duckdb="({0} - {1})"),
+             duckdb="({0} - {1})", spark="__sub__"),
     Function("mul", _arithmetic, 2, fallible=_overflows, fold=_always(operator.mul), show="{0} * {1}",
-             duckdb="({0} * {1})"),
+             duckdb="({0} * {1})", spark="__mul__"),
     Function("div", _divide, 2, fold=_float(_quotient), show="{0} / {1}", duckdb="({0} / {1})"),
     Function("try_divide", _divide, 2, gives_null=always, show="{0}.try_divide({1})", sql=("TRY_DIVIDE",),
              duckdb="CASE WHEN {1} <> 0 THEN {0} / {1} END"),

@@ -70,7 +70,7 @@ class Function:
     show: str = ""
     sql: tuple[str, ...] = ()
     duckdb: str = ""
-    spark: str = ""  # the method of pyspark's Column that means the same
+    spark: str = ""  # the method of pyspark's Column that means the same; arithmetic: of floats
 
     @property
     def sign(self) -> str:

@@ -18,6 +18,7 @@ from scalein.spark.streaming.runs import MIGRATIONS
 from scalein.spark.streaming.sinks import make_committer
 from scalein.spark.streaming.work import StreamPlan, unbound_source, with_input_types
 from scalein.spark.types import check_input_schema
+from scalein.spark.zones import session_zone
 from scalein.storage.object_store import parse_location
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ def start(q: Flow, stream_df: DataFrame, *, sink: object, checkpoint: object, pa
             raise BadArgument(f"{name} takes a sink of its own", at=at, found=repr(argument),
                               hint=f'for example si.to_parquet("{"late" if name == "late" else "failed"}/")')
     location = parse_location(checkpoint, at)
-    input_schema = check_input_schema(unbound_source(q.op, at).arrow, stream_df.schema, at)
+    zone = session_zone(stream_df.sparkSession)
+    input_schema = check_input_schema(unbound_source(q.op, at).arrow, stream_df.schema, at, zone)
     op = read_static_tables(with_input_types(q.op, input_schema), at)
     plan = StreamPlan(tried(op) if error_policy == "null" else op, emit, late_policy, error_policy, at)
     committers = {"out": make_committer(sink, plan.schema, "out", location, at)}
