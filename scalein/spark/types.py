@@ -218,16 +218,15 @@ def _collation(spark: Any) -> str | None:
             return None if found == _BYTES else str(found)
 
 
-def check_input_schema(wanted: pa.Schema, struct: Any, at: SourceLoc, zone: str = "UTC") -> pa.Schema:
+def check_input_schema(wanted: pa.Schema, struct: Any, at: SourceLoc) -> pa.Schema:
     """The Arrow types in which a flow reads a DataFrame's columns; columns that it cannot read are refused.
 
-    They are the flow's own types, except that text and binary keep the layout in which Spark sends them. `zone` is that
-    of the session.
+    They are the flow's own types, except that text and binary keep the layout in which Spark sends them.
     """
     for field in struct.fields:
         if field.name in wanted.names:
             _refuse_collation(field, at)
-    found = {field.name: (_arrow_type(field.dataType, zone), field.dataType.simpleString()) for field in struct.fields}
+    found = {field.name: (_arrow_type(field.dataType, "UTC"), field.dataType.simpleString()) for field in struct.fields}
     names = [field.name for field in struct.fields]
     for name in wanted.names:
         if names.count(name) > 1:
@@ -237,8 +236,11 @@ def check_input_schema(wanted: pa.Schema, struct: Any, at: SourceLoc, zone: str 
 
 
 def check_batch_schema(wanted: pa.Schema, sent: pa.Schema) -> pa.Schema:
-    """The same as `check_input_schema`, for the schema of a batch that Spark has sent."""
-    return _check_columns(wanted, {field.name: (field.type, str(field.type)) for field in sent}, NOWHERE)
+    """The same as `check_input_schema` and `check_clocks`, for the schema of a batch that Spark has sent."""
+    found = _check_columns(wanted, {field.name: (field.type, str(field.type)) for field in sent}, NOWHERE)
+    for field in wanted:
+        _check_clock(field, sent.field(field.name).type, NOWHERE)
+    return found
 
 
 def _check_columns(wanted: pa.Schema, found: dict[str, tuple[pa.DataType | None, str]], at: SourceLoc) -> pa.Schema:
@@ -249,8 +251,6 @@ def _check_columns(wanted: pa.Schema, found: dict[str, tuple[pa.DataType | None,
                           has=", ".join(f"{name}: {shown}" for name, (_, shown) in found.items()),
                           hint=guess(field.name, found))
         sent, shown = found[field.name]
-        if pa.types.is_timestamp(field.type) and sent is not None and pa.types.is_timestamp(sent):
-            _check_zones(field, sent, at)
         if sent is None or not _is_convertible(sent, field.type):
             raise WrongType(f"column {field.name!r} of the DataFrame is {shown}, but the flow's schema says "
                             f"{field.type}", at=at, hint="cast the column, or make the flow with si.flow(df.schema)")
@@ -259,10 +259,18 @@ def _check_columns(wanted: pa.Schema, found: dict[str, tuple[pa.DataType | None,
     return pa.schema(fields)
 
 
-def _check_zones(field: pa.Field, sent: pa.DataType, at: SourceLoc) -> None:
+def check_clocks(wanted: pa.Schema, struct: Any, zone: str, at: SourceLoc) -> None:
+    """Refuse columns, of those that a flow needs, whose clock would be another one; `zone` is that of the session."""
+    for field in wanted:
+        if pa.types.is_timestamp(field.type):
+            _check_clock(field, _arrow_type(struct[field.name].dataType, zone), at)
+
+
+def _check_clock(field: pa.Field, sent: pa.DataType, at: SourceLoc) -> None:
     """Refuse to read a time with a zone as one without, or the other way round, where both clocks differ."""
-    zone = arrow_zone(sent.tz or field.type.tz or "UTC")
-    if (sent.tz is None) == (field.type.tz is None) or zone == "UTC":
+    if not pa.types.is_timestamp(field.type) or (sent.tz is None) == (field.type.tz is None):
+        return
+    if arrow_zone(sent.tz or field.type.tz) == "UTC":
         return
     if field.type.tz is None:
         raise WrongType(f"column {field.name!r} of the DataFrame is a time in the session's time zone {sent.tz}, but "

@@ -16,7 +16,7 @@ import scalein as si
 import scalein.spark as sis
 from scalein import col, lit
 from scalein.errors import NOWHERE, BadArgument, BadData, WrongType
-from scalein.spark.types import spark_arrow_schema
+from scalein.spark.types import spark_arrow_schema, spark_schema
 from tests.same import assert_same
 from tests.spark.flows import ADS, FLOWS, ORDERED, ROWS, SQL, rows
 
@@ -131,7 +131,7 @@ def test_a_time_without_a_zone_has_the_same_clock_in_every_session(spark: Any, i
     in_zone("America/New_York")
     data = pa.table({"t": pa.array([datetime(2024, 3, 11, 3, 30), datetime(2024, 7, 1)], pa.timestamp("us"))})
     q = si.flow(data.schema).select(h=col("t").dt.hour(), t="t")
-    df = spark.createDataFrame(data)
+    df = spark.createDataFrame(data, schema=spark_schema(data.schema, NOWHERE))
     same(sis.apply(q, df), q.collect(data))
     with pytest.raises(WrongType, match="time zone America/New_York"):
         sis.apply(q, df.selectExpr("cast(t as timestamp) t"))

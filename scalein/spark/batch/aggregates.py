@@ -29,6 +29,7 @@ from scalein.ir import ops
 from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, type_of
 from scalein.ir.functions.registry import REGISTRY
+from scalein.ir.physical import identity
 from scalein.ir.rewrite import stream_path
 from scalein.ir.tables import AccKind
 from scalein.jobs.fragments import Fragment
@@ -53,6 +54,8 @@ def aggregate_in_spark(fragment: Fragment, df: DataFrame) -> DataFrame | None:
     """The groups of a fragment's aggregation, in Spark's types; None if Spark would give them another meaning."""
     fragment, condition = push_to_spark(fragment, df.schema)
     state = fragment.state
+    if isinstance(state, ops.Distinct) and set(state.keys) == set(state.schema.names):
+        state = ops.Aggregate(state.input, identity(state.schema), None, (), at=state.at)
     if not isinstance(state, ops.Aggregate) or df.isStreaming:
         return None
     rows = df if condition is None else df.filter(condition)
@@ -148,7 +151,7 @@ def _grouped(state: ops.Aggregate, rows: DataFrame, columns: Columns) -> DataFra
     by = _all([*(_key(key.expr, columns) for key in state.keys), *start])
     plans = _all([_plan(named.agg, f"a{k}_", named.name, state.at) for k, named in enumerate(state.aggs)])
     values = _all([_column(arg, columns) for named in state.aggs for arg in named.agg.args])
-    if by is None or plans is None or values is None or not (by or plans):
+    if by is None or plans is None or values is None:
         return None
     keys = [f"k{k}" for k in range(len(by))]
     names = [f"a{k}_" for k, named in enumerate(state.aggs) for _ in named.agg.args]
@@ -185,8 +188,11 @@ def _window_start(window: ops.Window, columns: Columns, at: SourceLoc) -> Column
 def _window_end(window: ops.Window, start: Column, at: SourceLoc) -> Column:
     from pyspark.sql import functions
 
-    if type_of(window.time).kind is Kind.TS:
+    dtype = type_of(window.time)
+    if dtype.kind is Kind.TS and not dtype.tz:
         return start + functions.expr(f"interval {window.size} microseconds")
+    if dtype.kind is Kind.TS:  # a day of an interval may have 23 hours in the session's time zone
+        return functions.timestamp_micros(functions.unix_micros(start) + window.size)
     return _unless(start > _GREATEST - window.size, start + window.size, "a window ends after the greatest time", at)
 
 

@@ -46,7 +46,7 @@ from scalein.spark.batch.tasks import (
 from scalein.spark.phases import MapReduce
 from scalein.spark.serialize import optimise, read_static_tables
 from scalein.spark.shuffle import KEY_GROUPS, SHUFFLE_DDL, target_ids
-from scalein.spark.types import check_input_schema, spark_arrow_schema, spark_schema
+from scalein.spark.types import check_clocks, check_input_schema, spark_arrow_schema, spark_schema
 from scalein.spark.zones import session_zone
 
 if TYPE_CHECKING:
@@ -111,11 +111,14 @@ def plan_flow(op: ops.Op, spark: SparkSession, df: DataFrame | None, at: SourceL
     schema = op.schema.arrow
     if df is not None:
         source = next(each for each in walk_ops(op) if isinstance(each, ops.Source) and each.data is None)
-        typed = replace(source, arrow=check_input_schema(source.arrow, df.schema, at, session_zone(spark)))
+        typed = replace(source, arrow=check_input_schema(source.arrow, df.schema, at))
         op = rewrite(op, lambda each: typed if each is source else None)
     # Bounded input has no late rows.
     op = rewrite(op, lambda each: each.input if isinstance(each, ops.Watermark) else None)
     inputs = cut(read_static_tables(optimise(op), at))
+    if df is not None:
+        needed = [input.source.schema.arrow for input in inputs if input.source.data is None]
+        check_clocks(pa.unify_schemas(needed), df.schema, session_zone(spark), at)
     return _Planner(spark, df, at).plan(inputs, schema)
 
 
@@ -178,7 +181,7 @@ class _Planner:
     def _aggregate_in_spark(self, fragment: Fragment, source: ops.Source) -> PendingFrame | None:
         """The fragment with an aggregation of Spark's, if its rows come from the JVM and it means the same there."""
         state = fragment.state
-        if source.data is not None or self._df is None or not isinstance(state, ops.Aggregate):
+        if source.data is not None or self._df is None or not isinstance(state, ops.Aggregate | ops.Distinct):
             return None
         groups = aggregate_in_spark(fragment, self._df)
         return None if groups is None else _downstream(fragment, state, groups)

@@ -17,7 +17,7 @@ from scalein.spark.streaming.query import StreamJob
 from scalein.spark.streaming.runs import MIGRATIONS
 from scalein.spark.streaming.sinks import make_committer
 from scalein.spark.streaming.work import StreamPlan, unbound_source, with_input_types
-from scalein.spark.types import check_input_schema
+from scalein.spark.types import check_clocks, check_input_schema
 from scalein.spark.zones import session_zone
 from scalein.storage.object_store import parse_location
 
@@ -75,8 +75,7 @@ def start(q: Flow, stream_df: DataFrame, *, sink: object, checkpoint: object, pa
             raise BadArgument(f"{name} takes a sink of its own", at=at, found=repr(argument),
                               hint=f'for example si.to_parquet("{"late" if name == "late" else "failed"}/")')
     location = parse_location(checkpoint, at)
-    zone = session_zone(stream_df.sparkSession)
-    input_schema = check_input_schema(unbound_source(q.op, at).arrow, stream_df.schema, at, zone)
+    input_schema = check_input_schema(unbound_source(q.op, at).arrow, stream_df.schema, at)
     op = read_static_tables(with_input_types(q.op, input_schema), at)
     plan = StreamPlan(tried(op) if error_policy == "null" else op, emit, late_policy, error_policy, at)
     committers = {"out": make_committer(sink, plan.schema, "out", location, at)}
@@ -85,6 +84,7 @@ def start(q: Flow, stream_df: DataFrame, *, sink: object, checkpoint: object, pa
             raise BadArgument("late rows are those whose windows have closed, and the flow has no windows", at=at)
         committers["late"] = make_committer(late, plan.late_schema, "late", location, at)
     reads = pa.schema([input_schema.field(name) for name in plan.reads])
+    check_clocks(reads, stream_df.schema, session_zone(stream_df.sparkSession), at)
     if error_policy == "sink":
         committers["failed"] = make_committer(on_error, reads, "failed", location, at)
     return StreamJob(StreamSpec(plan, reads, committers, location, checked_partitions(partitions, at),
