@@ -19,7 +19,8 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from scalein.options import granted_cores
@@ -126,7 +127,8 @@ def _start(conf: SparkConf) -> None:
         with translate_errors():
             gateway = SparkContext._gateway
             if gateway is None:
-                gateway = launch_gateway(conf, {"stderr": stderr.write_to})  # type: ignore[no-untyped-call]
+                with _vm_output_to_stderr():
+                    gateway = launch_gateway(conf, {"stderr": stderr.write_to})  # type: ignore[no-untyped-call]
             stderr.close_write_end()
             SparkContext(conf=conf, gateway=gateway)
     except SparkFailed:
@@ -137,6 +139,20 @@ def _start(conf: SparkConf) -> None:
     finally:
         stderr.close_write_end()
         stderr.pass_on()
+
+
+@contextmanager
+def _vm_output_to_stderr() -> Iterator[None]:
+    """A JVM that starts meanwhile writes to its stderr why it cannot, and not to stdout, which is this process's."""
+    before = os.environ.get("SPARK_SUBMIT_OPTS")
+    os.environ["SPARK_SUBMIT_OPTS"] = f"{before or ''} -XX:+DisplayVMOutputToStderr".strip()
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["SPARK_SUBMIT_OPTS"]
+        else:
+            os.environ["SPARK_SUBMIT_OPTS"] = before
 
 
 def _start_hint(reason: str, conf: SparkConf) -> str | None:
@@ -171,9 +187,14 @@ class _JvmStderr:
         self._passes_on = True
 
     def reason(self) -> str:
-        """The most telling line on why the JVM did not start: the first that mentions an error."""
+        """Why the JVM did not start: its exception, or what it says instead, or the first line about an error."""
         self._thread.join(timeout=1)  # it ends with the JVM
         lines = [line.strip() for line in self._lines if line.strip()]
+        for first, line in zip(["", *lines], lines, strict=False):
+            if (thrown := re.match(r'Exception in thread "\w+" ', line)) is not None:
+                return line[thrown.end() :]
+            if first == "Error occurred during initialization of VM":
+                return line
         return next((line for line in lines if re.search(r"error|exception|not set|cannot|could not", line, re.I)),
                     lines[-1] if lines else "")
 
