@@ -27,7 +27,7 @@ from scalein.dtypes import F64, I64, SIGNED, Kind, Schema
 from scalein.errors import NOWHERE, ComputeError, SourceLoc
 from scalein.ir import ops
 from scalein.ir.aggregates import AGGREGATES
-from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, type_of
+from scalein.ir.exprs import Call, Col, Expr, Lit, NamedAgg, type_of
 from scalein.ir.functions.registry import REGISTRY
 from scalein.ir.physical import identity
 from scalein.ir.rewrite import stream_path
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 MAX_TABLE_BYTES = 8 << 20  # of a joined table, which every executor gets
 MAX_SUM_DIGITS = 28  # of decimals: ten more digits hold the sum of 10^10 of them
-MAX_SUM_ROWS = 1 << 31  # of a group: each adds less than 2^32 to a half of a 64-bit sum
+MAX_SUM_ROWS = 1 << 31  # of a group: each adds less than 2^32 to half of a 64-bit sum
 _JOINS = {"inner": "inner", "left": "left", "semi": "left_semi", "anti": "left_anti"}
 _KEYS = (*SIGNED, Kind.BOOL, Kind.STR, Kind.DATE, Kind.TS, Kind.DEC)
 _LEAST, _GREATEST, _HALF = -(1 << 63), (1 << 63) - 1, 1 << 32
@@ -149,15 +149,17 @@ def _grouped(state: ops.Aggregate, rows: DataFrame, columns: Columns) -> DataFra
 
     start = [] if state.window is None else [_window_start(state.window, columns, state.at)]
     by = _all([*(_key(key.expr, columns) for key in state.keys), *start])
-    plans = _all([_plan(named.agg, f"a{k}_", named.name, state.at) for k, named in enumerate(state.aggs)])
+    # Otherwise a sum that does not fit is a wrong one.
+    is_checked = rows.sparkSession.conf.get("spark.sql.ansi.enabled") == "true"
+    plans = _all([_plan(named, f"a{k}_", is_checked, state.at) for k, named in enumerate(state.aggs)])
     values = _all([_column(arg, columns) for named in state.aggs for arg in named.agg.args])
     if by is None or plans is None or values is None:
         return None
+    if state.window is not None and (time := _column(state.window.time, columns)) is not None:
+        rows = rows.filter(time.isNotNull())  # a row without a time is in no window
     keys = [f"k{k}" for k in range(len(by))]
     names = [f"a{k}_" for k, named in enumerate(state.aggs) for _ in named.agg.args]
     rows = rows.select(*(column.alias(name) for column, name in zip([*by, *values], [*keys, *names], strict=True)))
-    if state.window is not None:
-        rows = rows.filter(functions.col(keys[-1]).isNotNull())
     partial = {f"{plan.name}{k}": each for plan in plans for k, each in enumerate(plan.partial)}
     groups = (rows.groupBy(*keys).agg(*(each.alias(name) for name, each in partial.items())) if partial
               else rows.distinct())
@@ -171,10 +173,10 @@ def _grouped(state: ops.Aggregate, rows: DataFrame, columns: Columns) -> DataFra
 
 
 def _window_start(window: ops.Window, columns: Columns, at: SourceLoc) -> Column | None:
-    """The start of a row's window, null where the time is; None if windows overlap."""
+    """The start of a row's window, by a column; None if windows overlap."""
     from pyspark.sql import functions
 
-    time, dtype = _column(window.time, columns), type_of(window.time)
+    time, dtype = _key(window.time, columns), type_of(window.time)
     if time is None or not window.is_tumbling:
         return None
     if dtype.kind is Kind.TS:
@@ -213,46 +215,50 @@ class _Plan:
     final: Callable[..., Column]
 
 
-def _plan(agg: Agg, name: str, output: str, at: SourceLoc) -> _Plan | None:
+def _plan(named: NamedAgg, name: str, is_checked: bool, at: SourceLoc) -> _Plan | None:
     """The plan of an aggregate over a column `name`, if it means the same in Spark."""
     from pyspark.sql import functions
 
-    declared = AGGREGATES[agg.fn]
+    agg, declared = named.agg, AGGREGATES[named.agg.fn]
     if not declared.spark:
         return None
     if declared.accumulators(agg, grouped=True)[0].kind is AccKind.ISUM:
-        return _exact_sum(agg, name, output, at)
+        return _exact_sum(named, name, is_checked, at)
     value = functions.col(name) if agg.args else functions.lit(1)
     return _Plan(name, (getattr(functions, declared.spark)(value),), lambda found: found)
 
 
-def _exact_sum(agg: Agg, name: str, output: str, at: SourceLoc) -> _Plan | None:
+def _exact_sum(named: NamedAgg, name: str, is_checked: bool, at: SourceLoc) -> _Plan | None:
     """The sum, or the mean, of integers, bools or decimals."""
     from pyspark.sql import functions
 
-    value, own, is_mean = functions.col(name), type_of(agg.args[0]), type_of(agg).is_float
+    value, own, is_mean = functions.col(name), type_of(named.agg.args[0]), type_of(named.agg).is_float
     if own.kind is Kind.DEC and own.precision <= MAX_SUM_DIGITS and not is_mean:
         return _Plan(name, (functions.sum(value),), lambda total: total)
     if own.kind in (Kind.BOOL, Kind.I8, Kind.I16, Kind.I32):
-        def mean_of_few_bits(total: Column, count: Column) -> Column:
-            return functions.when(count > 0, total.cast("double") / count)
-
         partial = (functions.sum(value.cast("long")), functions.count(value))
-        return _Plan(name, partial, mean_of_few_bits) if is_mean else _Plan(name, partial[:1], lambda total: total)
+        return _Plan(name, partial, _quotient) if is_mean else _Plan(name, partial[:1], lambda total: total)
     if own != I64:
         return None
+    halves = (functions.sum(functions.shiftright(value, 32)), functions.sum(value.bitwiseAND(functions.lit(_HALF - 1))))
 
-    def whole(high: Column, low: Column, count: Column) -> Column:
+    def total(high: Column, low: Column, count: Column | None = None) -> Column:
         high, low = high + functions.shiftright(low, 32), low.bitwiseAND(functions.lit(_HALF - 1))
         is_wide = (high < -_HALF // 2) | (high >= _HALF // 2)
-        total = functions.shiftleft(high, 32).bitwiseOR(low)
+        found = functions.shiftleft(high, 32).bitwiseOR(low)
         if is_mean:
             wide = (high.cast("decimal(20, 0)") * _HALF + low).cast("double")
-            total = functions.when(is_wide, wide).otherwise(total.cast("double")) / count
+            found = functions.when(is_wide, wide).otherwise(found.cast("double"))
         else:
-            total = _unless(is_wide, total, f"integer overflow in the sum `{output}`", at)
-        total = _unless(count >= MAX_SUM_ROWS, total, f"more than 2^31 rows in the sum `{output}`", at)
-        return functions.when(count > 0, total)
+            found = _unless(is_wide, found, f"integer overflow in the sum `{named.name}`", at)
+        if count is not None and not is_checked:
+            found = _unless(count >= MAX_SUM_ROWS, found, f"too many rows in the sum `{named.name}`", at)
+        return _quotient(found, count) if is_mean and count is not None else found
 
-    return _Plan(name, (functions.sum(functions.shiftright(value, 32)),
-                        functions.sum(value.bitwiseAND(functions.lit(_HALF - 1))), functions.count(value)), whole)
+    return _Plan(name, halves if is_checked and not is_mean else (*halves, functions.count(value)), total)
+
+
+def _quotient(total: Column, count: Column) -> Column:
+    from pyspark.sql import functions
+
+    return functions.when(count > 0, total.cast("double") / count)
