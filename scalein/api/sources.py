@@ -23,9 +23,13 @@ from scalein.errors import BadArgument, SourceLoc, here
 def from_arrow(data: object) -> Flow:
     """A flow over data in memory or in a reader: pyarrow, pandas, polars, DuckDB, or any Arrow stream. No copy.
 
+    A dict of lists, or a list of dicts with the same names, is data too.
+
     >>> import pyarrow as pa, scalein as si
     >>> si.from_arrow(pa.table({"x": [1, 2, 3]})).limit(2).collect().to_pydict()
     {'x': [1, 2]}
+    >>> si.from_arrow([{"x": 1, "y": "a"}, {"x": 2, "y": None}]).collect().to_pydict()
+    {'x': [1, 2], 'y': ['a', None]}
     """
     at = here()
     if isinstance(data, Flow):

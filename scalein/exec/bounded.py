@@ -16,7 +16,7 @@ from scalein.connectors.formats.statistics import Condition
 from scalein.connectors.in_memory import Batches
 from scalein.dtypes import I64, Field, Schema
 from scalein.errors import ComputeError, InternalError
-from scalein.exec import array_limits
+from scalein.exec import arrow_offset_limits
 from scalein.exec.aggregate import HashAggregate, hash_aggregate
 from scalein.exec.error_location import located
 from scalein.exec.host import run_host
@@ -30,7 +30,19 @@ from scalein.exec.sort import run_sort
 from scalein.ir import ops
 from scalein.ir.exprs import Col
 from scalein.ir.partials import TwoPhase
-from scalein.ir.physical import Host, JoinBuild, Limit, Node, Pipeline, Scan, Sort, Union, WindowAggregate, walk_nodes
+from scalein.ir.physical import (
+    Host,
+    JoinBuild,
+    Limit,
+    Node,
+    OuterJoin,
+    Pipeline,
+    Scan,
+    Sort,
+    Union,
+    WindowAggregate,
+    walk_nodes,
+)
 from scalein.ir.printer import show_expr
 from scalein.ir.stages import FilterStep
 from scalein.ir.tables import Key, Slicing
@@ -87,7 +99,7 @@ class Query:
         run = _Run(options, join_tables=self._join_tables, inputs=inputs, idle=self._idle, static=self._static)
         try:
             rows = _conformed(lambda: run.rows(self._plan), self._schema)
-            yield from array_limits.with_limit_errors("this flow", rows)
+            yield from arrow_offset_limits.with_limit_errors("this flow", rows)
         except ComputeError as error:
             raise located(error, self._op, self._plan) from None
 
@@ -97,7 +109,7 @@ def _conformed(rows: Callable[[], Iterator[pa.RecordBatch]], schema: pa.Schema) 
         if batch.schema == schema:
             yield batch
         else:
-            yield from (conformed(part, schema) for part in array_limits.split_heavy(batch))
+            yield from (conformed(part, schema) for part in arrow_offset_limits.split_heavy(batch))
 
 
 class Program:
@@ -225,7 +237,7 @@ class _Run:
 
     def rows(self, node: Node) -> Iterator[pa.RecordBatch]:
         """The batches of a node; errors of pyarrow and the system name the step."""
-        return array_limits.with_limit_errors(_step(node), self._rows(node))
+        return arrow_offset_limits.with_limit_errors(_step(node), self._rows(node))
 
     def _rows(self, node: Node) -> Iterator[pa.RecordBatch]:
         match node:
@@ -237,6 +249,8 @@ class _Run:
                 return self._aggregate(node, None)
             case Pipeline():
                 return self._pipeline(node)
+            case OuterJoin():
+                return self._outer_join(node)
             case Host():
                 return run_host(node, self.rows(node.input))
             case Limit():
@@ -276,6 +290,15 @@ class _Run:
         else:
             known = prepare_pipeline(node, joins, self._options, table)
         return self._then_release(known, run_prepared(known, rows, self._options), key)
+
+    def _outer_join(self, node: OuterJoin) -> Iterator[pa.RecordBatch]:
+        """The rows of the pipeline, which marks the rows of the table that match, and then the unmarked ones."""
+        pipe, schema = node.input, node.schema.arrow
+        joins = self.joins(pipe.joins)
+        joins[node.table] = joins[node.table].with_marks()
+        rows = run_pipeline(pipe, self._input(pipe), joins, self._options, self._table(pipe.input))
+        yield from _conformed(lambda: rows, schema)
+        yield from joins[node.table].unmatched(node.origins, schema)
 
     def _idle_key(self, node: Node, table: pa.Table | None,
                   joins: Iterable[tuple[int, JoinBuild]]) -> tuple[object, ...] | None:
@@ -328,7 +351,7 @@ class _Run:
         """
         match node.input, node.steps:
             case Scan() as scan, (FilterStep(predicate), *_) if isinstance(self._data(scan), BoundSource):
-                rows = array_limits.with_limit_errors(_step(scan), self._scan(scan, conditions_of(predicate)))
+                rows = arrow_offset_limits.with_limit_errors(_step(scan), self._scan(scan, conditions_of(predicate)))
             case below, _:
                 rows = self.rows(below)
         data = self._data(node.input) if isinstance(node.input, Scan) else None
@@ -379,6 +402,8 @@ def _step(node: Node) -> str:
             return "sort" if node.count is None else "top_k, or a sort with a limit"
         case WindowAggregate():
             return "group_by"
+        case OuterJoin():
+            return "join"
         case _:
             return "this flow"
 

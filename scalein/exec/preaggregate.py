@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from scalein.exec import radix
 from scalein.exec.aggregate import AggregateWorker, HashAggregate
+from scalein.exec.direct_addressing import domain_of, with_headroom
 from scalein.exec.emit import Emitter
 from scalein.exec.join_build import JoinTable
-from scalein.exec.key_domain import domain_of, with_headroom
 from scalein.exec.morsels import Morsel, cut_morsels
 from scalein.exec.radix import RadixPartitions
 from scalein.exec.schedule import schedule

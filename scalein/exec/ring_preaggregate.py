@@ -25,9 +25,9 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.errors import InternalError
+from scalein.exec.direct_addressing import MAX_SLICE
 from scalein.exec.emit import Emitter
 from scalein.exec.join_build import JoinTable
-from scalein.exec.key_domain import MAX_SLICE
 from scalein.exec.tables import HashTable, handle_full
 from scalein.ir.passes.pass_through import kernel_steps
 from scalein.ir.physical import WindowAggregate

@@ -1,4 +1,5 @@
-"""Spill file: chunks of partitioned rows beyond the memory limit, in an anonymous temporary file.
+"""Spill file: chunks of partitioned rows beyond the memory limit, in an anonymous temporary file. When rows are spilled
+is decided in `radix.py`.
 
 The file has no name and disappears with the process. Written pages are dropped from the page cache, since a limit of
 the system on memory counts them.
@@ -16,7 +17,7 @@ import numpy as np
 from scalein.errors import ScaleinError
 from scalein.memory import address
 
-_MOST_PARTS = 512  # of one system call
+_MAX_PARTS = 512  # of one system call
 _UNSYNCED_BYTES = 64 << 20
 
 
@@ -37,8 +38,8 @@ class SpillFile:
         with self._lock:
             first, self._end = self._end, self._end + size * len(addresses)
         try:
-            for start in range(0, len(addresses), _MOST_PARTS):
-                part = addresses[start : start + _MOST_PARTS]
+            for start in range(0, len(addresses), _MAX_PARTS):
+                part = addresses[start : start + _MAX_PARTS]
                 self._write_all([_bytes_at(address_, size) for address_ in part], first + start * size)
             self._drop_from_cache()
         except OSError as error:

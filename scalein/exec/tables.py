@@ -1,6 +1,7 @@
 """Tables that kernels fill: a hash index with its arena, a direct-addressed arena, a single record.
 
 All three hold records of one layout; a reader needs only the address of the first record and the number of records.
+A hash table doubles (`HashTable.grow`) when it is full to `layout.LOAD_SIXTEENTHS`.
 """
 
 from __future__ import annotations

@@ -23,14 +23,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from scalein.ir.aggregates import AGGREGATES
-from scalein.ir.exprs import Call, Col, Expr, Named, walk
+from scalein.ir.exprs import Call, Col, Expr, Lit, Named, walk
 from scalein.ir.ops import Explode
 from scalein.ir.passes.pass_through import Origin, is_copy_free, split_items, taken_items
-from scalein.ir.physical import Host, Limit, Node, Pipeline, Scan, Sort, Union, WindowAggregate, inputs
+from scalein.ir.physical import Host, Limit, Node, OuterJoin, Pipeline, Scan, Sort, Union, WindowAggregate, inputs
 from scalein.ir.printer import show_expr, show_window
 from scalein.ir.stages import (
     Collect,
     DedupStep,
+    ExpandLog,
     FilterStep,
     FromBatches,
     FromPointers,
@@ -46,7 +47,6 @@ from scalein.ir.stages import (
     ProjectStep,
     Rank,
     Read,
-    Spread,
     Stage,
     Step,
 )
@@ -86,6 +86,8 @@ def _lines(node: Node) -> Iterator[str]:
         case WindowAggregate():
             yield f"kernel group {_by(node.table)}  -> {node.schema!r}"
             yield from (f"| {line}" for line in (*_state(node.table), *_steps(node.steps)))
+        case OuterJoin():
+            yield f"then unmatched rows of join{node.table}  -> {node.schema!r}"
         case Host():
             yield f"{_host(node)}  -> {node.schema!r}"
         case Limit():
@@ -126,7 +128,7 @@ def _taken(name: str, origin: Origin) -> str:
 
 def _host(node: Host) -> str:
     if isinstance(node.op, Explode):
-        return f"explode {node.op.column}, by pyarrow"
+        return f"explode {', '.join(node.op.lists)}, by pyarrow"
     if node.op is not None:
         return f"map_batches {getattr(node.op.fn, '__name__', type(node.op.fn).__name__)}, in Python"
     made = [item for item in node.items if not isinstance(item.expr, Col)]
@@ -162,9 +164,10 @@ def show_step(step: Step) -> str:
         case ProjectStep():
             return _line("project", _items(tuple(item for item in step.items if not _keeps_name(item))))
         case Probe():
-            keys = ", ".join(map(show_expr, step.keys))
-            several = "" if step.unique else ", several matches a row"
-            return _line("probe", f"join{step.table}, {step.how} on {keys}{_variant(step)}{several}")
+            is_cross = all(isinstance(key, Lit) for key in step.keys)
+            how = "cross" if is_cross else f"{step.how} on {', '.join(map(show_expr, step.keys))}"
+            more = ("" if step.unique else ", several matches a row") + (", marking matches" if step.marks else "")
+            return _line("probe", f"join{step.table}, {how}{_variant(step)}{more}")
         case DedupStep():
             keys = ", ".join(map(show_expr, step.keys))
             return _line("dedup", f"by {keys}: its first row, {step.table.layout.size} bytes a record")
@@ -284,7 +287,7 @@ def _sink(stage: Stage) -> Iterator[str]:
             yield _line("merge", f"{what} {_by(table)}, {_MODES[mode]}")
         case MergeBag(table, bag):
             yield _line("merge", f"the values of {_args(table.accs[table.bags[bag][0]])}, group by group")
-        case Spread(table, acc):
+        case ExpandLog(table, acc):
             yield _line("append", f"16 bytes to the group's values of {_args(table.accs[acc])}")
         case Rank(table, acc, fold):
             yield _line("fold" if fold else "rank", f"each group's values of {_args(table.accs[acc])}")

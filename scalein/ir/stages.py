@@ -133,6 +133,7 @@ class Probe:
     payload: tuple[Read, ...] = ()
     codes: tuple[tuple[str, str], ...] = ()  # name -> string column whose dictionary code it is
     build: Table | None = None
+    marks: bool = False  # rows of the table that match are marked
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +202,7 @@ class MergeBag:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class ExpandLog:
     """Write a pair (key, payload) for each entry of a log, group by group.
 
     It is (value in an order-preserving form, rows) where values are ranked, (number of the row, number of the entry)
@@ -262,7 +263,7 @@ class Partition:
         return FromRows(tuple(reads), self.stride, self.null_offset)
 
 
-Sink = Collect | Group | Merge | MergeBag | Spread | Rank | Partition | StoreSink
+Sink = Collect | Group | Merge | MergeBag | ExpandLog | Rank | Partition | StoreSink
 
 
 @dataclass(frozen=True, slots=True)

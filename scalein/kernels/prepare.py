@@ -44,7 +44,7 @@ from scalein.options import Options
 WIDE = 48
 LARGE = 1024  # parts of all expressions
 FEW_ROWS = 1 << 18
-MOST_VARIANTS = 16  # of a kernel, for different input facts
+MAX_VARIANTS = 16  # of a kernel, for different input facts
 
 FEW_VALUES = 4096  # of a dictionary: Python evaluates an expression over them before LLVM has compiled it (20 ms)
 
@@ -211,7 +211,7 @@ class Prepared:
         known = self.variants.get(key)
         if known is None:
             compiled = self.compile()
-            if len(self.variants) == MOST_VARIANTS:
+            if len(self.variants) == MAX_VARIANTS:
                 self.variants.clear()
             assert self.stage is not None
             self.variants[key] = (self.stage, self.lookups, compiled)

@@ -40,7 +40,7 @@ _TEMPORARY = "unfinished-"
 _SHAPES_CODE = ("ir", "kernels", "llvm_backend")
 
 # Of the folder: more is trimmed to three quarters of it, what has not been used for longest first.
-MOST_BYTES = 256 << 20
+MAX_BYTES = 256 << 20
 TRIM_EVERY = 32  # files written, on average: looking at all of them takes as long as compiling a kernel
 USED_S = 24 * 3600  # the time of a file's last use is right within this
 LEFT_OVER_S = 3600  # the age at which a file that is not whole was left by a process that ended
@@ -246,9 +246,9 @@ def trim(home: str) -> None:
     except OSError:
         return
     total = sum(size for _, size, _ in files)
-    if total > MOST_BYTES:
+    if total > MAX_BYTES:
         for _, size, path in sorted(files):
-            if total <= MOST_BYTES * 3 // 4:
+            if total <= MAX_BYTES * 3 // 4:
                 break
             with suppress(OSError):
                 os.unlink(path)

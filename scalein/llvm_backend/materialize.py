@@ -45,7 +45,7 @@ from scalein.llvm_backend.parts import is_many
 from scalein.llvm_backend.values import Binding, Env, Row, Str, Value, from_memory, memory_type, to_memory
 
 COSTLY_CALLS = 16  # to compute a column: then a trip through memory is cheaper than computing it in each loop
-MOST_MATERIALIZED = 64  # in a kernel: scratch is on the stack, 16 KB for a column of strings
+MAX_MATERIALIZED = 64  # in a kernel: scratch is on the stack, 16 KB for a column of strings
 
 
 @dataclass(eq=False, slots=True)
@@ -129,7 +129,7 @@ def find_materialized(stage: Stage) -> frozenset[tuple[int, str]]:
     costly = COSTLY_CALLS
     while not found:
         found = frozenset(_costly(stage, shared, costly))
-        if len(found) > MOST_MATERIALIZED:  # fewer, further apart
+        if len(found) > MAX_MATERIALIZED:  # fewer, further apart
             found, costly = frozenset(), 2 * costly
         elif not found:
             break
@@ -188,7 +188,7 @@ def _costly(stage: Stage, shared: set[tuple[int, str]], costly: int) -> Iterator
                 calls[item.name] = cost
 
 
-def name_costly(stage: Stage) -> Stage:
+def hoist_costly(stage: Stage) -> Stage:
     """The stage with a `ProjectStep` before its sink for the calls of udfs that several loops of the sink make."""
     count = Counter(call for exprs in _loops(stage.sink) for call in dict.fromkeys(chain(*map(_sure_calls, exprs))))
     names = {call: Col(f"#materialized{k}", call.dtype, call.nullable)

@@ -21,6 +21,7 @@ from scalein.ir.passes.pass_through import ROW
 from scalein.ir.stages import (
     Collect,
     DedupStep,
+    ExpandLog,
     FilterStep,
     FromBatches,
     FromPointers,
@@ -35,7 +36,6 @@ from scalein.ir.stages import (
     ProjectStep,
     Rank,
     Read,
-    Spread,
     Stage,
     Step,
 )
@@ -61,9 +61,9 @@ from scalein.llvm_backend.group_reader import table_env
 from scalein.llvm_backend.materialize import (
     bind,
     find_materialized,
+    hoist_costly,
     materialize_needed,
     multiplies,
-    name_costly,
     sink_exprs,
 )
 from scalein.llvm_backend.parts import columns_outside_parts, is_wide
@@ -73,7 +73,7 @@ from scalein.llvm_backend.sinks.collect import lower_collect
 from scalein.llvm_backend.sinks.group import Rows, lower_group, time_bounds
 from scalein.llvm_backend.sinks.merge import lower_merge
 from scalein.llvm_backend.sinks.partition import lower_partition
-from scalein.llvm_backend.sinks.side_state import lower_merge_bag, lower_rank, lower_spread
+from scalein.llvm_backend.sinks.side_state import lower_expand_log, lower_merge_bag, lower_rank
 from scalein.llvm_backend.store_bulk import lower_bulk
 from scalein.llvm_backend.store_index import stored_env
 from scalein.llvm_backend.store_records import (
@@ -103,7 +103,7 @@ class Lowered:
 
 def lower_stage(stage: Stage, target: Target, safe: bool = False) -> Lowered:
     """The kernel of a specialised stage."""
-    stage = name_costly(stage)
+    stage = hoist_costly(stage)
     f = Fn(stage.name, safe=safe, features="compress" if target.has_compress else "")
     code = Code(f)
     code.failed, code.rounds = f.var(I64, const(0)), f.var(I64, const(0))
@@ -280,8 +280,8 @@ def _sink(low: _Lowering, block: Block, env: Env) -> None:
             lower_merge(code, stage.sink, block, start)
         case MergeBag():
             lower_merge_bag(code, stage.sink, block, start)
-        case Spread():
-            lower_spread(code, stage.sink, block, start)
+        case ExpandLog():
+            lower_expand_log(code, stage.sink, block, start)
         case Rank():
             lower_rank(code, stage.sink, block, start)
         case Upsert():

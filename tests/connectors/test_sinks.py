@@ -245,7 +245,7 @@ def test_partitions_without_a_name_or_a_rest(tmp_path: Path) -> None:
 
 
 def test_many_partitions_do_not_need_many_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scalein.connectors.sinks.files._MOST_OPEN", 4)
+    monkeypatch.setattr("scalein.connectors.sinks.files._MAX_OPEN", 4)
     table = pa.table({"k": [n % 20 for n in range(200)], "v": range(200)})
     write(si.to_parquet(tmp_path, partition_by="k"), table)
     found = ds.dataset(tmp_path, partitioning="hive").to_table()

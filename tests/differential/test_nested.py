@@ -230,6 +230,28 @@ def test_explain_says_what_is_taken() -> None:
     flow.explain(analyze=True)
 
 
+@engines_and("arrow", STRUCTS, untranslated=[])
+@examples(4)
+@given(st.data())
+def test_unnest_gives_the_fields_in_place(engine: Engine, arrow: pa.DataType, data: st.DataObject) -> None:
+    table = data.draw(nested.tables(arrow))
+    found = check(engine, table, lambda flow: flow.unnest("n0"), ordered=True)
+    assert found is not None
+    names = [field.name for field in arrow]
+    assert found.schema.names == [each for name in table.schema.names for each in (names if name == "n0" else [name])]
+    structs = table["n0"].to_pylist()
+    for name in names:
+        assert repr(found[name].to_pylist()) == repr([None if each is None else each[name] for each in structs])
+    check(engine, table, lambda flow: flow.filter(col("k") > 2).unnest(["n0"]).select(names[0], "k"), ordered=True)
+
+
+def test_unnest_of_several_structs_and_of_structs_inside() -> None:
+    rows = [{"a": {"x": 1, "in": {"y": 2}}, "b": {"z": 3}}, {"a": None, "b": None}, {"a": {"x": None, "in": None},
+            "b": {"z": 4}}]  # fmt: skip
+    flow = si.from_arrow(rows).unnest("b", "a").unnest("in")
+    assert flow.collect().to_pydict() == {"x": [1, None, None], "y": [2, None, None], "z": [3, None, 4]}
+
+
 FLOW = si.from_arrow(pa.table({"k": [1], "n": [[1]], "s": [{"a": 1}]}))
 
 

@@ -37,7 +37,7 @@ def test_each_stage_counts_its_rows() -> None:
 
 @pytest.mark.parametrize("is_grouped", [True, False])
 def test_each_worker_of_a_stage_counts(monkeypatch: pytest.MonkeyPatch, is_grouped: bool) -> None:
-    monkeypatch.setattr(pipeline, "MORSEL_ROWS", 1 << 14)
+    monkeypatch.setattr(pipeline, "PIPELINE_MORSEL_ROWS", 1 << 14)
     flow = si.from_arrow(pa.table({"k": list(range(1 << 17))})).filter(col("k") * 3 % 7 != 1)
     flow = flow.group_by(col("k") % 5).agg(n=si.count()) if is_grouped else flow.select("k", j=col("k") + 1)
     job = flow.start(sink=si.to_memory(), workers=2)

@@ -234,7 +234,7 @@ def test_the_folder_is_trimmed_by_age(run: Run, tmp_path: Path, monkeypatch: pyt
     old = _kernel_files(tmp_path, 10, 100_000)
     run(tmp_path)
     assert all(file.exists() for file in old)  # far below 256 MB
-    monkeypatch.setattr(cache, "MOST_BYTES", 800_000)
+    monkeypatch.setattr(cache, "MAX_BYTES", 800_000)
     monkeypatch.setattr(cache, "TRIM_EVERY", 1)
     written = set(_files(tmp_path)) - set(old)
     for file in written:
@@ -268,7 +268,7 @@ def test_trimming_removes_what_was_never_finished_and_nothing_else(tmp_path: Pat
 
 def test_many_processes_trim_at_once(tmp_path: Path) -> None:
     _kernel_files(tmp_path, 400, 1000)
-    program = ("import sys; from scalein.llvm_backend import cache; cache.MOST_BYTES = 100_000\n"
+    program = ("import sys; from scalein.llvm_backend import cache; cache.MAX_BYTES = 100_000\n"
                "for _ in range(20): cache.trim(sys.argv[1])")
     children = [subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stderr=subprocess.PIPE, text=True)
                 for _ in range(3)]  # fmt: skip

@@ -12,12 +12,13 @@ import pyarrow.parquet as pq
 import scalein as si
 from scalein.api.flow import Flow
 from scalein.errors import NOWHERE
-from scalein.ir.passes.null_on_error import tried
+from scalein.ir.passes.null_on_error import null_on_error
 from scalein.options import Options
 from scalein.spark.serialize import BroadcastPlan, read_static_tables, serialize
-from scalein.spark.streaming.commits import Coordinator, StreamSpec
+from scalein.spark.streaming.coordinator import Coordinator, StreamSpec
 from scalein.spark.streaming.inputs import RowGroups, plan_row_groups
 from scalein.spark.streaming.sinks import make_committer
+from scalein.spark.streaming.stream_plan import StreamPlan
 from scalein.spark.streaming.tasks import (
     BatchResult,
     MapTask,
@@ -27,7 +28,6 @@ from scalein.spark.streaming.tasks import (
     RowwiseTask,
     collect_results,
 )
-from scalein.spark.streaming.work import StreamPlan
 from scalein.storage.object_store import Location, parse_location
 
 OPTIONS = Options.make(workers=1)
@@ -42,7 +42,7 @@ def start_stream(flow: Flow, checkpoint: Path | Location, sink: object, *, parti
     late_policy = late if isinstance(late, str) else "sink"
     error_policy = on_error if isinstance(on_error, str) else "sink"
     op = read_static_tables(flow.op, NOWHERE)
-    plan = StreamPlan(tried(op) if error_policy == "null" else op, emit, late_policy, error_policy, NOWHERE)
+    plan = StreamPlan(null_on_error(op) if error_policy == "null" else op, emit, late_policy, error_policy, NOWHERE)
     committers = {"out": make_committer(sink, plan.schema, "out", location, NOWHERE)}
     if late_policy == "sink":
         committers["late"] = make_committer(late, plan.late_schema, "late", location, NOWHERE)

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from scalein.errors import BadData
 
-MOST_ROWS = 1 << 18  # of a batch, whatever a file has
+MAX_ROWS = 1 << 18  # of a batch, whatever a file has
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from scalein.connectors.formats import statistics
-from scalein.connectors.formats.base import MOST_ROWS, FileSplit, check_schema, reading
+from scalein.connectors.formats.base import MAX_ROWS, FileSplit, check_schema, reading
 from scalein.connectors.formats.parquet_decode import Column, Unsupported, columns_of, may_be_decoded
 from scalein.connectors.formats.statistics import Condition, SkipCounter
 from scalein.options import granted_cores
@@ -109,7 +109,7 @@ def batches_of(path: str, file: Any, groups: list[int], names: list[str], batch_
         with pa.memory_map(path) as mapped:
             ours = columns_of(mapped.read_buffer(), file.metadata, groups, fields)
         row_bytes = sum(field.type.bit_width for field in fields) // 8
-        together = min(_OWN_BATCHES * batch_rows, MOST_ROWS, max(1024, _BATCH_BYTES // row_bytes))
+        together = min(_OWN_BATCHES * batch_rows, MAX_ROWS, max(1024, _BATCH_BYTES // row_bytes))
         threads = min(len(ours), granted_cores() // file.metadata.num_row_groups) if use_threads else 1
         with suppress(Unsupported), ThreadPoolExecutor(threads) if threads > 1 else nullcontext() as pool:
             while ours and given < rows:  # from an unsupported page on, pyarrow reads the rest, or reports the damage

@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 
 from scalein.connectors.base import QUIET_S
-from scalein.connectors.formats.base import MOST_ROWS, FileSplit, Format
+from scalein.connectors.formats.base import MAX_ROWS, FileSplit, Format
 from scalein.connectors.formats.lenient import MALFORMED
 from scalein.connectors.formats.parquet import Parquet
 from scalein.connectors.formats.statistics import Condition
@@ -35,7 +35,7 @@ from scalein.storage.checked_json import Json
 
 GRACE_NS = 3600 * 10**9
 _LIST_S = 0.05  # between two listings of a followed directory
-_MOST_THREADS = 8  # pyarrow decodes the columns of a file in its own threads; more would only hold more rows
+_MAX_THREADS = 8  # pyarrow decodes the columns of a file in its own threads; more would only hold more rows
 _PARTITION = "files"
 
 Item = tuple[pa.RecordBatch, Json]
@@ -116,7 +116,7 @@ class FileSource:
         """The rows after an offset; batches do not span files."""
         tasks = self._listed(offset) if self.bounded else self._followed(offset)
         empty = pa.RecordBatch.from_pylist([], schema=self.schema)
-        threads = min(granted_cores(), _MOST_THREADS) + 1
+        threads = min(granted_cores(), _MAX_THREADS) + 1
         for item in read_ahead(tasks, threads, QUIET_S, size_of=_size_of, most_bytes=self.memory,
                                tasks_wait=False):
             if item is not None:
@@ -209,10 +209,10 @@ def _numbered(split: FileSplit, row: int, offset: Offset, is_last: bool) -> Iter
         start, position = position, position + batch.num_rows
         if start < row:
             batch = batch.slice(min(row - start, batch.num_rows))
-        for first in range(0, batch.num_rows, MOST_ROWS):
+        for first in range(0, batch.num_rows, MAX_ROWS):
             if waiting is not None:
                 yield waiting
-            piece = batch.slice(first, MOST_ROWS)
+            piece = batch.slice(first, MAX_ROWS)
             after = position - batch.num_rows + first + piece.num_rows
             waiting = piece, {**offset, "row": after, "done": False}
     if position < row:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scalein.ir.exprs import Col
-from scalein.ir.physical import Node, Pipeline, Scan, Union, WindowAggregate, walk_nodes
+from scalein.ir.physical import Node, OuterJoin, Pipeline, Scan, Union, WindowAggregate, walk_nodes
 from scalein.ir.stages import ProjectStep, Step
 
 
@@ -35,6 +35,10 @@ def _fused(node: Node, done: dict[int, Node]) -> Node:
         case Pipeline() | WindowAggregate():
             joins = tuple((number, replace(table, input=done[id(table.input)])) for number, table in node.joins)
             return _absorb(replace(node, input=done[id(node.input)], joins=joins))
+        case OuterJoin():
+            pipe = done[id(node.input)]
+            assert isinstance(pipe, Pipeline)
+            return replace(node, input=pipe)
         case _:
             return replace(node, input=done[id(node.input)])
 

@@ -123,7 +123,7 @@ def _joined(join: ops.Join, rows: DataFrame, columns: Columns) -> DataFrame | No
     left = _all([_key(key, columns) for key in join.left_keys])
     right = [key.name for key in join.right_keys if isinstance(key, Col)]
     names = list(dict.fromkeys([*right, *(column for _, column in join.keep)]))
-    if not isinstance(data, Batches) or left is None or len(right) < len(left):
+    if join.how not in _JOINS or not isinstance(data, Batches) or left is None or len(right) < len(left):
         return None
     table = pa.Table.from_batches(list(data.read()), data.schema).select(names)
     if table.nbytes > MAX_TABLE_BYTES or any(pa.types.is_nested(field.type) for field in table.schema):

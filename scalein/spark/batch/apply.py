@@ -1,8 +1,8 @@
 """apply: a whole flow on a DataFrame, cut where rows must meet.
 
-The flow is cut into fragments (`jobs/fragments.py`), each with a map and a reduce side (`phases.py`). The reduce side
-of one fragment and the map side of the next run in one Python task; between the two sides of a fragment stands Spark's
-shuffle of blocks (`shuffle.py`):
+The flow is cut into fragments (`jobs/fragments.py`), each with a map and a reduce side (`map_reduce.py`). The reduce
+side of one fragment and the map side of the next run in one Python task; between the two sides of a fragment stands
+Spark's shuffle of blocks (`shuffle.py`):
 
     df -> filter, select -> [map] -> blocks -> repartition -> [reduce | map] -> ... -> df
           run by Spark
@@ -29,9 +29,10 @@ from scalein.ir import ops
 from scalein.ir.exprs import Named
 from scalein.ir.physical import identity
 from scalein.ir.rewrite import rewrite, walk_ops
-from scalein.jobs.fragments import Feed, Fragment, cut, fragments, over, placeholder
+from scalein.jobs.fragments import Fragment, SourceEdge, cut, fragments, over, placeholder
 from scalein.spark.batch.aggregates import aggregate_in_spark
 from scalein.spark.batch.filters import push_to_spark, quote_name
+from scalein.spark.batch.outer_join import expand_outer_joins
 from scalein.spark.batch.scan import scan_all_by_key, scan_source, shuffle_partitions
 from scalein.spark.batch.tasks import (
     CompleteAggregate,
@@ -43,9 +44,10 @@ from scalein.spark.batch.tasks import (
     Task,
     ToSpark,
 )
-from scalein.spark.phases import MapReduce
+from scalein.spark.key_groups import KEY_GROUPS
+from scalein.spark.map_reduce import MapReduce
 from scalein.spark.serialize import optimise, read_static_tables
-from scalein.spark.shuffle import KEY_GROUPS, SHUFFLE_DDL, target_ids
+from scalein.spark.shuffle import SHUFFLE_DDL, target_ids
 from scalein.spark.types import check_clocks, check_input_schema, spark_arrow_schema, spark_schema
 from scalein.spark.zones import session_zone
 
@@ -76,7 +78,8 @@ def apply(q: Flow, df: DataFrame) -> DataFrame:
 
     The flow begins with `si.flow(schema)`, where `schema` may be `df.schema`; a column that is missing or of another
     type is refused here. Nothing runs before an action, as with every DataFrame. Joins are with static tables, which
-    are read now and sent with the plan.
+    are read now and sent with the plan; a right or outer join reads its left side twice, the second time for the keys
+    that match.
 
     Spark does the reading, caching and scheduling; the projection (columns that the flow does not need are not sent to
     Python); comparisons of a column with a constant in filters next to the input; the shuffle, of partial groups; full
@@ -115,7 +118,7 @@ def plan_flow(op: ops.Op, spark: SparkSession, df: DataFrame | None, at: SourceL
         op = rewrite(op, lambda each: typed if each is source else None)
     # Bounded input has no late rows.
     op = rewrite(op, lambda each: each.input if isinstance(each, ops.Watermark) else None)
-    inputs = cut(read_static_tables(optimise(op), at))
+    inputs = cut(expand_outer_joins(read_static_tables(optimise(op), at)))
     if df is not None:
         needed = [input.source.schema.arrow for input in inputs if input.source.data is None]
         check_clocks(pa.unify_schemas(needed), df.schema, session_zone(spark), at)
@@ -128,7 +131,7 @@ class _Planner:
     def __init__(self, spark: SparkSession, df: DataFrame | None, at: SourceLoc) -> None:
         self._spark, self._df, self._at = spark, df, at
 
-    def plan(self, inputs: list[Feed], schema: pa.Schema) -> DataFrame:
+    def plan(self, inputs: list[SourceEdge], schema: pa.Schema) -> DataFrame:
         """The DataFrame of all fragments; each is planned when all its inputs are."""
         input_of = {id(input.first): input for input in inputs}
         pending: dict[int, list[PendingFrame]] = {}

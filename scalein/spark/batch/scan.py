@@ -32,7 +32,7 @@ from scalein.ir import ops
 from scalein.ir.rewrite import walk_ops
 from scalein.options import Options
 from scalein.spark.batch.tasks import FromSpark, Rows, Step
-from scalein.spark.phases import MapReduce
+from scalein.spark.map_reduce import MapReduce
 from scalein.spark.shuffle import key_hashes, rows_of_target
 from scalein.spark.types import spark_arrow_schema, spark_schema, to_spark
 from scalein.storage.checked_json import Json

@@ -1,8 +1,8 @@
 """A running stream: a flow inside Spark's Structured Streaming, seen from the driver.
 
 Spark owns the source, its offsets, the numbers of batches and the retries of tasks. A batch is one action inside
-`foreachBatch`; the coordinator (`commits.py`) runs and commits it. Whether Spark or the tasks read its rows is decided
-batch by batch (`inputs.py`).
+`foreachBatch`; the coordinator (`coordinator.py`) runs and commits it. Whether Spark or the tasks read its rows is
+decided batch by batch (`inputs.py`).
 
 Threads: Spark's thread calls `_on_batch`; users' threads query and set flags. A daemon thread waits for the end of the
 query, and then releases the checkpoint.
@@ -20,7 +20,7 @@ from scalein.spark.batch.apply import select_columns
 from scalein.spark.batch.scan import parallelism
 from scalein.spark.errors import explain_error, explain_jvm_error, translate_errors
 from scalein.spark.serialize import BroadcastPlan, serialize
-from scalein.spark.streaming.commits import Coordinator, StreamSpec, checked_partitions
+from scalein.spark.streaming.coordinator import Coordinator, StreamSpec, checked_partitions
 from scalein.spark.streaming.inputs import READ_ALL_BYTES, RowGroups, scan_of_batch
 from scalein.spark.streaming.tasks import (
     BLOCK_DDL,

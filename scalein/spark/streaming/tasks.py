@@ -25,14 +25,15 @@ import pyarrow as pa
 
 from scalein.options import Options
 from scalein.spark.batch.tasks import COALESCED_BYTES, task_options
+from scalein.spark.key_groups import key_group_ranges
 from scalein.spark.serialize import BroadcastPlan
 from scalein.spark.shuffle import coalesce_batches, decode_block, encode_block, route, rows_of_target, target_ids
-from scalein.spark.streaming.clocks import Clock, TimeSummary
+from scalein.spark.streaming.event_time import Clock, TimeSummary
 from scalein.spark.streaming.inputs import RowGroups
-from scalein.spark.streaming.reducing import ReduceInput, Reducer
-from scalein.spark.streaming.runs import Run, key_group_ranges, retain_only
+from scalein.spark.streaming.reduce_side import ReduceInput, Reducer
+from scalein.spark.streaming.runs import Run, retain_only
 from scalein.spark.streaming.sinks import TaskSink, TaskWriter
-from scalein.spark.streaming.work import MapSummary, StreamPlan
+from scalein.spark.streaming.stream_plan import MapSummary, StreamPlan
 from scalein.spark.types import from_spark
 from scalein.storage.checked_json import Json
 from scalein.storage.object_store import Location

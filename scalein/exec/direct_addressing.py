@@ -1,4 +1,4 @@
-"""Small key domains: whether groups can be addressed directly by their keys, and over which ranges.
+"""Direct addressing or hashing: whether the groups of a table can be addressed by their keys, and over which ranges.
 
 Ranges come from cheap facts: a join table's columns and a dictionary are known completely; a column of the input is
 sampled at both ends of each batch (time mostly grows, keys mostly repeat). On a key outside the range the kernel

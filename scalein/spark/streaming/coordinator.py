@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from scalein.errors import BadArgument, Damaged, InternalError, ScaleinError, SourceLoc, StoreFailed
+from scalein.spark.key_groups import KEY_GROUPS
 from scalein.spark.serialize import BroadcastPlan
-from scalein.spark.shuffle import KEY_GROUPS
-from scalein.spark.streaming.clocks import Clock
+from scalein.spark.streaming.event_time import Clock
 from scalein.spark.streaming.manifest import Manifests, key_of
 from scalein.spark.streaming.read_state import describe_state
 from scalein.spark.streaming.runs import Run, join_ranges
 from scalein.spark.streaming.sinks import Committer
+from scalein.spark.streaming.stream_plan import StreamPlan
 from scalein.spark.streaming.tasks import BatchResult, MicroBatch, TaskResult, batch_totals, time_summaries
-from scalein.spark.streaming.work import StreamPlan
 from scalein.storage.checked_json import Json, as_int, as_list, as_map
 from scalein.storage.object_store import Location
 
@@ -202,7 +202,7 @@ class Coordinator:
                           'last_progress["late_rows"], or give late= a sink', RuntimeWarning, stacklevel=2)
         return {"batch_id": number, "partitions": partitions, "rows_in": rows,
                 "rows_out": sum(as_int(each["rows_out"]) for each in results), "late_rows": late,
-                "failed_rows": failed, "timeless_rows": timeless, "far_rows": clock.outlier_rows,
+                "failed_rows": failed, "timeless_rows": timeless, "outlier_rows": clock.outlier_rows,
                 "watermark": clock.watermark, "state_files": len({run.file for run in runs}),
                 "state_bytes": sum({run.file: run.size_bytes for run in runs}.values())}
 
