@@ -15,7 +15,6 @@ import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Self, TypeVar
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -80,6 +79,8 @@ def _rebuild(kind: type[Kind], text: str, what: str, hint: str | None, facts: di
 
 def guess(name: str, among: Iterable[str]) -> str | None:
     """A hint for a mistyped name, or None when nothing is close."""
+    from difflib import get_close_matches
+
     close = get_close_matches(name, list(among), n=1)
     return f"did you mean {close[0]!r}?" if close else None
 

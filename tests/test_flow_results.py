@@ -250,6 +250,18 @@ def test_describe_of_other_types_and_of_no_rows() -> None:
     assert found["l"].to_pylist() == ["2", "1", *[None] * 7]
     assert found["m"].to_pylist()[:3] == [2.0, 1.0, 2.0]
     assert found["z"].to_pylist()[4] == "00:00:01"
+    times = pa.table({"ns": pa.array([1, 2], pa.timestamp("ns")), "zone": pa.array([0, 1], pa.timestamp("ms", "UTC")),
+                      "took": pa.array([1_000, 2_001], pa.duration("ns"))})
+    found = si.from_arrow(times).describe().slice(8)
+    assert found.to_pylist() == [{"statistic": "max", "ns": "1970-01-01 00:00:00.000000002",
+                                  "zone": "1970-01-01 00:00:00.001Z", "took": "0:00:00.000002"}]
+    odd = pa.table({"f": [math.nan, 1.0, math.inf, -1.0, 2.0],
+                    "v": pa.array(["b", "a", None, "c", "a"], pa.string_view()),
+                    "z": pa.array([b"b", None, None, b"", b"a"], pa.binary())})
+    found = si.from_arrow(odd).describe()
+    assert str(found["f"].to_pylist()[4:]) == "[-1.0, 1.0, 2.0, inf, nan]", "NaN is the greatest"
+    assert found["v"].to_pylist()[4::4] == ["a", "c"]
+    assert found["z"].to_pylist()[4::4] == ["b''", "b'b'"]
     empty = si.from_arrow(table.slice(0, 0)).describe()
     assert [empty[name].to_pylist()[:2] for name in ("d", "m")] == [["0", "0"], [0.0, 0.0]]
     assert pc.all(pc.is_null(empty["m"].slice(2))).as_py()

@@ -7,8 +7,6 @@ raised by that call; only what depends on the data waits for `collect`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from html import escape
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
@@ -83,6 +81,8 @@ class Flow(Hinted):
         return f"Flow\n{dump(self.op)}"
 
     def _repr_html_(self) -> str:
+        from html import escape
+
         rows = "".join(f"<tr><td>{escape(f.name)}</td><td>{escape(repr(f.dtype))}</td>"
                        f"<td>{'yes' if f.nullable else 'no'}</td></tr>" for f in self.op.schema)
         head = "<tr><th>column</th><th>type</th><th>nullable</th></tr>"
@@ -401,8 +401,8 @@ class Flow(Hinted):
                  cpu: str | None = None) -> pa.Table:
         """Each column in nine numbers, in one pass: count, null_count, mean, std, min, 25%, 50%, 75%, max.
 
-        Numbers and bools are described as float64. Text and times have their least and greatest value, as text;
-        nested columns have their counts.
+        Numbers and bools are described as float64, with exact quantiles, so that their values are held in memory. Text
+        and times have their least and greatest value, as text; nested columns have their counts.
 
         >>> import scalein as si
         >>> table = si.from_arrow({"x": [1, 2, 3, None], "s": ["b", "a", "c", "a"]}).describe()
@@ -413,9 +413,12 @@ class Flow(Hinted):
         >>> table["s"].to_pylist()
         ['4', '0', None, None, 'a', None, None, None, 'c']
         """
-        from scalein.api.describe import describe
+        from scalein.api.describe import STATISTIC, describe
 
-        return describe(self, lambda flow: flow.collect(data, workers=workers, memory=memory, cpu=cpu))
+        if STATISTIC in self.columns:
+            raise BadName(f"describe names its own column {STATISTIC!r}", at=here(),
+                          hint="rename the other, or drop it")
+        return describe(self.op.schema, self.batches(data, workers=workers, memory=memory, cpu=cpu))
 
     def write_parquet(self, path: object, data: object = None, *, workers: int | None = None,
                       memory: str | int | None = None, cpu: str | None = None) -> int:
@@ -564,6 +567,8 @@ class Flow(Hinted):
         return True
 
     def __reduce__(self) -> tuple[object, ...]:
+        from importlib.util import find_spec
+
         if find_spec("pyspark") is None:
             return type(self), (self.op,)
         from scalein.spark.serialize import rebuild_flow, serialize_plan

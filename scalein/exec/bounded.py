@@ -9,7 +9,7 @@ from functools import cached_property, partial
 import numpy as np
 import pyarrow as pa
 
-from scalein.arrow_functions import taken
+from scalein.arrow_rows import taken
 from scalein.compiler import Input, plan_of
 from scalein.connectors.base import BoundSource
 from scalein.connectors.formats.statistics import Condition
@@ -19,14 +19,12 @@ from scalein.errors import ComputeError, InternalError
 from scalein.exec import arrow_offset_limits
 from scalein.exec.aggregate import HashAggregate, hash_aggregate
 from scalein.exec.error_location import located
-from scalein.exec.host import run_host
 from scalein.exec.join_build import JoinTable, build
 from scalein.exec.morsels import coalesce
 from scalein.exec.pipeline import PipelineOperator, prepare_pipeline, run_pipeline, run_prepared
 from scalein.exec.preaggregate import PreAggregation
 from scalein.exec.ring_preaggregate import RingPreAggregation
 from scalein.exec.scan_predicates import conditions_of
-from scalein.exec.sort import run_sort
 from scalein.ir import ops
 from scalein.ir.exprs import Col
 from scalein.ir.partials import TwoPhase
@@ -252,10 +250,14 @@ class _Run:
             case OuterJoin():
                 return self._outer_join(node)
             case Host():
+                from scalein.exec.host import run_host  # imports pyarrow.compute, which takes 30 ms
+
                 return run_host(node, self.rows(node.input))
             case Limit():
                 return _limit(self.rows(node.input), node.count)
             case Sort():
+                from scalein.exec.sort import run_sort  # imports pyarrow.compute
+
                 return run_sort(node, self.rows(node.input))
             case Union():
                 return self._union(node)

@@ -1,4 +1,7 @@
-"""Emit: the records of a finalized table as batches, through the steps downstream of the aggregation."""
+"""Emit: the records of a finalized table as batches, through the steps downstream of the aggregation.
+
+The number of rows of a batch is decided in `kernels/output.py` (`CHUNK_ROWS`).
+"""
 
 from __future__ import annotations
 

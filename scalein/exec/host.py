@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from scalein.arrow_functions import Extents, evaluate, extents, taken
+from scalein.arrow_functions import evaluate
+from scalein.arrow_rows import Extents, extents, taken
 from scalein.dtypes import as_plain
 from scalein.errors import BadData, ComputeError, ScaleinError
 from scalein.exec import arrow_offset_limits

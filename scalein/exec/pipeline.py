@@ -10,14 +10,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, count, islice
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from scalein.arrow_functions import taken
+from scalein.arrow_rows import taken
 from scalein.exec.join_build import JoinTable
 from scalein.exec.morsels import PIPELINE_MORSEL_ROWS
 from scalein.exec.schedule import schedule
@@ -35,6 +35,9 @@ from scalein.kernels.workers import start_worker
 from scalein.layout import DEDUP, DONE, OUTPUT_FULL, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 FEW_ROWS = 1 << 16  # of the first output chunk after a filter: most of a larger one might stay unused
 
@@ -79,6 +82,8 @@ def run_prepared(operator: PipelineOperator, batches: Iterator[pa.RecordBatch],
 
 def _run_parallel(operator: PipelineOperator, morsels: Iterator[pa.RecordBatch],
                   options: Options) -> Iterator[pa.RecordBatch]:
+    from concurrent.futures import ThreadPoolExecutor  # a few rows need no threads
+
     stop, numbers, metrics = threading.Event(), count(), kernel_metrics.current_metrics()
 
     def initialize() -> None:

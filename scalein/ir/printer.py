@@ -25,7 +25,6 @@ from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, Named, args_of, branches, post_order
 from scalein.ir.functions.registry import REGISTRY
 from scalein.ir.rewrite import walk_ops
-from scalein.ir.udf import PythonUdf, Udf
 
 if TYPE_CHECKING:
     from scalein.ir.ops import Op, Window
@@ -171,7 +170,10 @@ class _Text:
                 return ", ".join(map(self._plain, call.args))
             case "type", _:
                 return repr(call.dtype)
-            case "name", (Udf() | PythonUdf() as udf,):
+            case "name", (udf,):
+                from scalein.ir.udf import AnyUdf  # most flows have no udf
+
+                assert isinstance(udf, AnyUdf)
                 return udf.name
             case "values", (tuple() as values, bool() as has_null):
                 of = call.args[0].dtype

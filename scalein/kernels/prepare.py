@@ -17,6 +17,7 @@ from scalein.dtypes import STR, Kind, Schema
 from scalein.ir.exprs import Call, Col, Expr, Named, type_of
 from scalein.ir.functions.registry import python_function
 from scalein.ir.stages import (
+    FLOW_SINKS,
     Collect,
     DedupStep,
     FilterStep,
@@ -29,7 +30,6 @@ from scalein.ir.stages import (
     Stage,
     Step,
 )
-from scalein.ir.store_kernels import Lookup, Upsert
 from scalein.ir.tables import Acc, AccKind, Key, Output, Table
 from scalein.kernels.bind import addressable, bind, bind_codes, code_bits, form_of, has_nulls
 from scalein.kernels.call import kernel
@@ -329,6 +329,11 @@ def _sink_exprs(sink: Sink) -> Iterable[Expr]:
             return [*keys, *table_exprs(table)]
         case Partition():
             return [*sink.keys, *(item.expr for item in sink.items)]
+        case _ if isinstance(sink, FLOW_SINKS):
+            return []
+    from scalein.ir.store_kernels import Lookup, Upsert  # only stores need them
+
+    match sink:
         case Upsert():
             return [*sink.keys, *(item for item in sink.items if item is not None)]
         case Lookup():

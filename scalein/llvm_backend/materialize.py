@@ -22,6 +22,7 @@ from scalein.ir.exprs import Call, Col, Expr, Named, columns, type_of, walk
 from scalein.ir.functions.udf import has_udf
 from scalein.ir.rewrite import map_args
 from scalein.ir.stages import (
+    FLOW_SINKS,
     Collect,
     DedupStep,
     FilterStep,
@@ -33,7 +34,6 @@ from scalein.ir.stages import (
     Sink,
     Stage,
 )
-from scalein.ir.store_kernels import Lookup, Upsert
 from scalein.ir.tables import AccKind
 from scalein.layout import BLOCK_ROWS, ERROR
 from scalein.llvm_backend.block import PADDED, Block, rows
@@ -252,9 +252,9 @@ def _loops(sink: Sink) -> list[Sequence[Expr]]:
                 late = [tuple(expr for exprs in late for expr in exprs)]
             times = [] if table.window is None else [[table.window.time]] * 2
             return [*times, *([keys] * (2 if sink.owned else 1)), *early, *late]
-        case Upsert():
-            return [sink.keys, [item for item in sink.items if item is not None]]
-        case Lookup():
-            return [sink.keys]
-        case _:
+        case _ if isinstance(sink, FLOW_SINKS):
             return []
+        case _:
+            from scalein.llvm_backend.store_sinks import store_loops
+
+            return store_loops(sink)

@@ -19,7 +19,7 @@ Nothing here imports pyspark before one of its types is needed: Spark types are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -156,11 +156,15 @@ _ARROW_TYPES = {"BooleanType": pa.bool_(), "ByteType": pa.int8(), "ShortType": p
                 "VarcharType": pa.string(), "CharType": pa.string(), "TimeType": pa.time64("ns")}  # fmt: skip
 
 
-def arrow_schema(struct: Any, at: SourceLoc) -> pa.Schema:
-    """The Arrow types in which Spark sends columns of a StructType; TIMESTAMP has the zone of the active session."""
+def flow_schema(struct: Any, at: SourceLoc) -> pa.Schema:
+    """The schema of a flow over a DataFrame of this StructType; TIMESTAMP has the zone of the active session."""
+    return arrow_schema(struct, at, zone=active_zone() if "timestamp" in struct.simpleString() else "UTC")
+
+
+def arrow_schema(struct: Any, at: SourceLoc, names: Sequence[str] | None = None, zone: str = "UTC") -> pa.Schema:
+    """The Arrow types in which Spark sends columns of a StructType, all or those of `names`, in a session's zone."""
     fields = []
-    zone = active_zone() if "timestamp" in struct.simpleString() else "UTC"
-    for field in struct.fields:
+    for field in struct.fields if names is None else [struct[name] for name in names]:
         _refuse_collation(field, at)
         found = _arrow_type(field.dataType, zone)
         if found is None:
@@ -259,7 +263,7 @@ def _check_columns(wanted: pa.Schema, found: dict[str, tuple[pa.DataType | None,
     return pa.schema(fields)
 
 
-def check_clocks(wanted: pa.Schema, struct: Any, zone: str, at: SourceLoc) -> None:
+def check_clocks(wanted: Iterable[pa.Field], struct: Any, zone: str, at: SourceLoc) -> None:
     """Refuse columns, of those that a flow needs, whose clock would be another one; `zone` is that of the session."""
     for field in wanted:
         if pa.types.is_timestamp(field.type):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import scalein as si
 from scalein import BadArgument, ScaleinError, WrongType, col, lit, when
 from scalein.api.flow import Flow
-from scalein.arrow_functions import taken
+from scalein.arrow_rows import taken
 from tests import nested, oracle
 from tests.engines import Engine, check, engines_and, every_compiler, every_engine, examples
 from tests.nested import LISTS, NESTED, STRUCTS, UNTRANSLATED

@@ -24,7 +24,7 @@ from scalein import col
 from scalein.api.flow import Flow
 from scalein.errors import ComputeError
 from scalein.exec import event_time, morsels, radix, ring_preaggregate
-from scalein.jobs import driver, job_graph, running_aggregate, window_aggregate
+from scalein.jobs import driver, job_graph, running_aggregate, speculation, window_aggregate
 
 WINDOWS = [(100, 100), (1000, 1000), (100, 20), (500, 200), (1000, 100), (30, 20)]
 
@@ -96,11 +96,11 @@ def test_trials_and_rings_give_what_the_plain_way_gives(
         more: int) -> None:
     batches = stream(seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(window_aggregate, "MIN_SPECULATIVE_ROWS", 1 << 60)
+        patch.setattr(speculation, "MIN_ROWS", 1 << 60)
         patch.setattr(window_aggregate, "ring", SimpleNamespace(fits=lambda table: False))
         want = run(windows(batches, *window, delay, thinned, keys, ordered), [], workers=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(window_aggregate, "MIN_SPECULATIVE_ROWS", 1)
+        patch.setattr(speculation, "MIN_ROWS", 1)
         patch.setattr(window_aggregate, "MANY_OUTSIDE", 50)
         patch.setattr(driver, "MAX_ROUND_ROWS", 60 * ahead)
         patch.setattr(driver, "MORE_ROWS", more)
@@ -116,7 +116,7 @@ def test_trials_and_rings_give_what_the_plain_way_gives(
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever there is comes at once, as all that is in memory does, and is counted in on trial."""
-    monkeypatch.setattr(window_aggregate, "MIN_SPECULATIVE_ROWS", 1)
+    monkeypatch.setattr(speculation, "MIN_ROWS", 1)
 
 
 def timed(*batches: list[int | None]) -> Flow:

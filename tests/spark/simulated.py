@@ -14,9 +14,10 @@ from scalein.api.flow import Flow
 from scalein.errors import NOWHERE
 from scalein.ir.passes.null_on_error import null_on_error
 from scalein.options import Options
+from scalein.spark.row_groups import RowGroups, ScannedFile, plan_row_groups
 from scalein.spark.serialize import BroadcastPlan, read_static_tables, serialize
 from scalein.spark.streaming.coordinator import Coordinator, StreamSpec
-from scalein.spark.streaming.inputs import RowGroups, plan_row_groups
+from scalein.spark.streaming.inputs import StreamInput
 from scalein.spark.streaming.sinks import make_committer
 from scalein.spark.streaming.stream_plan import StreamPlan
 from scalein.spark.streaming.tasks import (
@@ -50,7 +51,8 @@ def start_stream(flow: Flow, checkpoint: Path | Location, sink: object, *, parti
     reads = pa.schema([source.field(name) for name in plan.reads])
     if error_policy == "sink":
         committers["failed"] = make_committer(on_error, reads, "failed", location, NOWHERE)
-    spec = StreamSpec(plan, reads, committers, location, partitions, {}, migration, NOWHERE)
+    spec = StreamSpec(plan, StreamInput(reads, reads, (), True), committers, location, partitions, {}, migration,
+                      NOWHERE)
     return Coordinator(spec, BroadcastPlan(*serialize(plan)))
 
 
@@ -96,7 +98,7 @@ def _write_files(tables: Sequence[pa.Table], folder: Path, schema: pa.Schema) ->
     paths = [str(folder / f"{number}.parquet") for number in range(len(tables))]
     for table, path in zip(tables, paths, strict=True):
         pq.write_table(table, path, row_group_size=7)
-    row_groups = plan_row_groups(paths, schema)
+    row_groups = plan_row_groups([ScannedFile(path, {}) for path in paths], schema)
     assert row_groups is not None
     return row_groups
 

@@ -87,7 +87,7 @@ def test_spark_sql_gives_the_same(name: str, spark: Any, df: Any, table: pa.Tabl
 
 def test_a_dataframe_without_rows(spark: Any, df: Any, table: pa.Table) -> None:
     none = spark.createDataFrame([], df.schema)
-    for name in ("filter", "all", "unique_all", "chained", "union_group", "sort", "top_k"):
+    for name in ("filter", "all", "unique_all", "chained", "union_group", "join_outer", "sort", "top_k"):
         q = {**FLOWS, **ORDERED}[name](si.flow(table.schema))
         same(sis.apply(q, none), q.collect(table.slice(0, 0)))
 

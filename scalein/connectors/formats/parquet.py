@@ -2,7 +2,8 @@
 
 If all columns are numbers in pages that the compiled kernels support, these decode them (`parquet_decode.py`), else
 pyarrow does: text takes most of the time, so beside it there is nothing to gain. Row groups whose statistics rule out
-every row of a filter are not read.
+every row of a filter are not read. A column is read in the type of the first file, or of the schema given, if its own
+type converts losslessly (`conversion.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import pyarrow as pa
 
 from scalein.connectors.formats import statistics
 from scalein.connectors.formats.base import MAX_ROWS, FileSplit, check_schema, reading
+from scalein.connectors.formats.conversion import converted, converts
 from scalein.connectors.formats.parquet_decode import Column, Unsupported, columns_of, may_be_decoded
 from scalein.connectors.formats.statistics import Condition, SkipCounter
 from scalein.options import granted_cores
@@ -49,13 +51,13 @@ class Parquet:
 
         with reading(path):
             file = pq.ParquetFile(path, memory_map=True)
-            check_schema(path, file.schema_arrow, schema)
+            check_schema(path, file.schema_arrow, schema, converts)
             metadata = file.metadata
             groups = [metadata.row_group(k) for k in range(metadata.num_row_groups)]
             is_wanted = statistics.wanted(metadata, schema, self.tests) if self.tests else [True] * len(groups)
         sizes = [group.num_rows for group in groups]
         row_bytes = sum(group.total_byte_size for group in groups) / max(1, sum(sizes))
-        names = schema.names if columns is None else columns
+        wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
         # A small row group is one batch; larger batches would leave the caches before they are used. The kernels
         # decode so fast that the cost of Python for each batch weighs more there.
         most_rows = BATCH_ROWS if max(sizes, default=0) > 2 * BATCH_ROWS else 2 * BATCH_ROWS
@@ -65,7 +67,7 @@ class Parquet:
 
         def read(run: list[int]) -> Iterator[pa.RecordBatch]:
             with reading(path), next(spare, None) or pq.ParquetFile(path, metadata=metadata, memory_map=True) as mine:
-                yield from batches_of(path, mine, run, names, batch_rows)
+                yield from converted_batches(path, mine, run, wanted, batch_rows)
 
         is_any = False
         for run in _runs(sizes, is_wanted):
@@ -94,6 +96,17 @@ def _runs(sizes: list[int], is_wanted: list[bool]) -> Iterator[list[int]]:
             run, rows = [], 0
     if run:
         yield run
+
+
+def converted_batches(path: str, file: Any, groups: list[int], schema: pa.Schema, batch_rows: int,
+                      use_threads: bool = True) -> Iterator[pa.RecordBatch]:
+    """`batches_of` in the types of a schema, which the file's own types convert to."""
+    for batch in batches_of(path, file, groups, schema.names, batch_rows, use_threads):
+        if batch.schema.types == schema.types:
+            yield batch
+        else:
+            columns = [converted(column, field, path) for column, field in zip(batch.columns, schema, strict=True)]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def batches_of(path: str, file: Any, groups: list[int], names: list[str], batch_rows: int,

@@ -23,7 +23,7 @@ from scalein.ir.physical import identity
 from scalein.ir.rewrite import transform_streams
 from scalein.options import Options
 
-_NUMBER, _HIT, _KEY, _NULL = "#number", "#hit", "#key{}", "#null.{}"
+_NUMBER, _HIT, _KEY, _LEFT = "#outer.number", "#outer.hit", "#outer.key{}", "#outer.left.{}"
 
 
 def expand_outer_joins(op: ops.Op) -> ops.Op:
@@ -49,7 +49,7 @@ def _unmatched(join: ops.OuterJoin) -> ops.Op:
     found = ops.Join(numbers.op, table, number, number, "inner", kept, at=join.at)
     origins = {**{key.name: name for key, name in zip(join.left_keys, names, strict=True) if isinstance(key, Col)},
                **dict(join.keep)}
-    items = [Named(f.name, _column(found, origins.get(f.name, _NULL.format(f.name)))) for f in join.schema]
+    items = [Named(f.name, _column(found, origins.get(f.name, _LEFT.format(f.name)))) for f in join.schema]
     return ops.Project(found, tuple(items), at=join.at)
 
 
@@ -58,7 +58,7 @@ def _numbered(join: ops.OuterJoin) -> ops.Source:
     keys = [Named(_KEY.format(k), key) for k, key in enumerate(join.right_keys)]
     table = collect(ops.Project(join.right, (*identity(join.right.schema), *keys)), Options.make(at=join.at))
     for field in join.left.schema.arrow:
-        table = table.append_column(_NULL.format(field.name), pa.nulls(table.num_rows, field.type))
+        table = table.append_column(_LEFT.format(field.name), pa.nulls(table.num_rows, field.type))
     numbers = pa.array(np.arange(table.num_rows, dtype=np.int64))
     data = of_table(table.append_column(pa.field(_NUMBER, pa.int64(), False), numbers), join.at)
     return ops.Source("static", data.schema, tuple(data.schema.names), data, at=join.at)

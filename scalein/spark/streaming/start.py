@@ -11,13 +11,15 @@ from scalein.api.flow import Flow
 from scalein.connectors.base import Sink
 from scalein.errors import BadArgument, SourceLoc, here, type_name
 from scalein.ir.passes.null_on_error import null_on_error
+from scalein.spark.file_scan import are_columns_plain
 from scalein.spark.serialize import read_static_tables
 from scalein.spark.streaming.coordinator import StreamSpec, checked_partitions
+from scalein.spark.streaming.inputs import StreamInput
 from scalein.spark.streaming.query import StreamJob
 from scalein.spark.streaming.runs import MIGRATIONS
 from scalein.spark.streaming.sinks import make_committer
 from scalein.spark.streaming.stream_plan import StreamPlan, unbound_source, with_input_types
-from scalein.spark.types import check_clocks, check_input_schema
+from scalein.spark.types import arrow_schema, check_clocks, check_input_schema
 from scalein.spark.zones import session_zone
 from scalein.storage.object_store import parse_location
 
@@ -87,7 +89,9 @@ def start(q: Flow, stream_df: DataFrame, *, sink: object, checkpoint: object, pa
     check_clocks(reads, stream_df.schema, session_zone(stream_df.sparkSession), at)
     if error_policy == "sink":
         committers["failed"] = make_committer(on_error, reads, "failed", location, at)
-    return StreamJob(StreamSpec(plan, reads, committers, location, checked_partitions(partitions, at),
+    spark_types = arrow_schema(stream_df.schema, at, reads.names)
+    input = StreamInput(spark_types, reads, plan.scan_conditions, are_columns_plain(stream_df.schema, reads.names))
+    return StreamJob(StreamSpec(plan, input, committers, location, checked_partitions(partitions, at),
                                 _trigger(trigger, stream_df, at), migration, at), stream_df)
 
 

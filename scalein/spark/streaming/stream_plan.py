@@ -21,6 +21,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from scalein.compiler import compile_flow
+from scalein.connectors.formats.statistics import Condition
 from scalein.dtypes import Schema
 from scalein.errors import BadArgument, ComputeError, LateData, SourceLoc
 from scalein.exec.bounded import Program
@@ -191,6 +192,11 @@ class StreamPlan:
         count for the watermark, may be late, or may fail.
         """
         return None if self.watermark_op is not None or self._check is not None else self.map_reduce.source_keys
+
+    @cached_property
+    def scan_conditions(self) -> tuple[Condition, ...]:
+        """Conditions for which a source may skip rows, as with `row_keys`."""
+        return () if self.watermark_op is not None or self._check is not None else self.map_reduce.scan_conditions
 
     def advance_clock(self, clock: Clock, summaries: Iterable[TimeSummary]) -> Clock:
         """The clock after a batch, from the summaries of its tasks."""
