@@ -152,6 +152,17 @@ def test_collated_text_is_refused(spark: Any) -> None:
     assert sis.apply(si.flow(df.select("s").schema), df).count() == 2
 
 
+def test_filters_of_collated_columns_stay_with_spark(spark: Any, tmp_path: Path) -> None:
+    """Also where tasks could read the files themselves."""
+    df = spark.sql("select s, s collate UTF8_LCASE as c from values ('a'), ('A'), ('b') as t(s)")
+    df.write.parquet(str(tmp_path / "files"))
+    stored = spark.read.parquet(str(tmp_path / "files"))
+    assert dict(stored.dtypes)["c"] == "string collate UTF8_LCASE"
+    filtered = stored.filter("c = 'a'").select("s")
+    q = si.flow(filtered.schema).group_by("s").agg(n=si.count())
+    assert sorted(row["s"] for row in sis.apply(q, filtered).collect()) == ["A", "a"]
+
+
 def test_another_time_zone_of_the_session(spark: Any, df: Any, table: pa.Table) -> None:
     """A flow whose own schema says UTC reads the clock in UTC; the session's time zone does not change instants."""
     q = si.flow(table.schema).group_by("k").agg(z=col("z").max(), h=col("z").dt.hour().max())
