@@ -220,7 +220,7 @@ def _plan(named: NamedAgg, name: str, is_checked: bool, at: SourceLoc) -> _Plan 
     from pyspark.sql import functions
 
     agg, declared = named.agg, AGGREGATES[named.agg.fn]
-    if not declared.spark:
+    if not declared.spark or len(agg.args) > 1:
         return None
     if declared.accumulators(agg, grouped=True)[0].kind is AccKind.ISUM:
         return _exact_sum(named, name, is_checked, at)
