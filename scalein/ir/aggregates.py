@@ -1,7 +1,7 @@
 """One class an aggregate: how it is typed, which accumulators it is finished from, its names elsewhere.
 
 `AGGREGATES` has them by name. What accumulators do with a row, and how an aggregate is finished from them, is machine
-code: `llvm_backend/accumulators.py`.
+code: `llvm_backend/accumulators.py`. The precision of approximate ones: `SKETCH_BITS` and `COARSE_BITS` in `layout.py`.
 """
 
 from __future__ import annotations
