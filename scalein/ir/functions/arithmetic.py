@@ -249,11 +249,11 @@ def _root(value: float) -> float:
 
 declare(
     Function("add", _arithmetic, 2, fallible=_overflows, fold=_always(operator.add), show="{0} + {1}",
-             duckdb="({0} + {1})", numpy=("add",)),
+             duckdb="({0} + {1})", spark="__add__", numpy=("add",)),
     Function("sub", _arithmetic, 2, fallible=_overflows, fold=_always(operator.sub), show="{0} - {1}",
-             duckdb="({0} - {1})", numpy=("subtract",)),
+             duckdb="({0} - {1})", spark="__sub__", numpy=("subtract",)),
     Function("mul", _arithmetic, 2, fallible=_overflows, fold=_always(operator.mul), show="{0} * {1}",
-             duckdb="({0} * {1})", numpy=("multiply",)),
+             duckdb="({0} * {1})", spark="__mul__", numpy=("multiply",)),
     Function("div", _divide, 2, fold=_float(_quotient), show="{0} / {1}", duckdb="({0} / {1})",
              numpy=("divide", "true_divide")),
     Function("try_divide", _divide, 2, gives_null=always, show="{0}.try_divide({1})", sql=("TRY_DIVIDE",),
