@@ -403,8 +403,8 @@ class Flow(Hinted):
                  cpu: str | None = None) -> pa.Table:
         """Each column in nine numbers, in one pass: count, null_count, mean, std, min, 25%, 50%, 75%, max.
 
-        Numbers and bools are described as float64, with exact quantiles, so that their values are held in memory. Text
-        and times have their least and greatest value, as text; nested columns have their counts.
+        Numbers and bools are described as float64, times as text; their quantiles are exact, so their values are held
+        in memory. Text has its least and greatest value, nested columns have their counts.
 
         >>> import scalein as si
         >>> table = si.from_arrow({"x": [1, 2, 3, None], "s": ["b", "a", "c", "a"]}).describe()
