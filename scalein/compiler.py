@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from scalein.errors import BadName
 from scalein.ir import ops
 from scalein.ir.exprs import Call, walk
+from scalein.ir.functions.registry import is_host
 from scalein.ir.passes import OP_PASSES
 from scalein.ir.passes.fuse import fuse
 from scalein.ir.passes.physicalize import physicalize
 from scalein.ir.physical import Host, Node, walk_nodes
 from scalein.ir.rewrite import rewrite, walk_ops
-from scalein.ir.udf import PythonUdf
 from scalein.ir.verify import verify_ops, verify_program
 
 Trace = Callable[[str, ops.Op | Node], None]
@@ -64,7 +64,7 @@ def plan_of(op: ops.Op) -> tuple[Node, tuple[ops.Source, ...]]:
 def _holds_function(node: Host) -> bool:
     """Whether a Python function is called, which may hold anything."""
     calls = (part for item in node.items for part in walk(item.expr) if isinstance(part, Call))
-    return isinstance(node.op, ops.MapBatches) or any(isinstance(p, PythonUdf) for call in calls for p in call.params)
+    return isinstance(node.op, ops.MapBatches) or any(call.fn == "udf" and is_host(call) for call in calls)
 
 
 def compile_flow(op: ops.Op, trace: Trace | None = None) -> Node:

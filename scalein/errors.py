@@ -15,7 +15,6 @@ import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Self, TypeVar
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -29,7 +28,15 @@ class SourceLoc:
     line: int
 
     def __str__(self) -> str:
-        return f"{os.path.basename(self.file)}:{self.line}" if self.line else "unknown place"
+        return f"{_shown_file(self.file)}:{self.line}" if self.line else "unknown place"
+
+
+def _shown_file(path: str) -> str:
+    """The name of a file; of a notebook's cell, its number, by which the user knows it."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    name = None if shell is None else shell.compile.format_code_name(path)
+    return os.path.basename(path) if name is None else " ".join(name)
 
 
 NOWHERE = SourceLoc("", 0)
@@ -80,6 +87,8 @@ def _rebuild(kind: type[Kind], text: str, what: str, hint: str | None, facts: di
 
 def guess(name: str, among: Iterable[str]) -> str | None:
     """A hint for a mistyped name, or None when nothing is close."""
+    from difflib import get_close_matches
+
     close = get_close_matches(name, list(among), n=1)
     return f"did you mean {close[0]!r}?" if close else None
 
@@ -129,6 +138,8 @@ class ComputeError(ScaleinError):
     def __init__(self, what: str, *, at: SourceLoc | None = None, hint: str | None = None, **facts: object) -> None:
         if hint is None and what.startswith("impossible cast") and ".cast(" in what:
             hint = "try_cast gives null instead"
+        elif hint is None and what.startswith("text that is no such time"):
+            hint = "try_strptime gives null instead"
         super().__init__(what, at=at, hint=hint, **facts)
 
 

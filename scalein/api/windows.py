@@ -1,14 +1,17 @@
-"""Windows: values that `group_by` takes beside its keys. They meet the time column's type there."""
+"""Windows: values that `group_by` takes beside its keys. They meet the time column's type there.
+
+The slice of a row is computed in `llvm_backend/sinks/group.py`; when a window closes is decided in `jobs/lateness.py`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scalein.api.column import Column, as_column
+from scalein.api.column import Column, as_column, as_expr
 from scalein.dtypes import Kind
 from scalein.durations import Duration, Span, in_units, span
 from scalein.errors import BadDuration, WrongType, here
-from scalein.ir.exprs import Agg, type_of
+from scalein.ir.exprs import type_of
 from scalein.ir.ops import Window
 from scalein.ir.printer import show_expr
 from scalein.ir.resolve import Scope, resolve, shown
@@ -58,9 +61,7 @@ def sliding(time: str | Column, size: Duration, *, every: Duration) -> WindowSpe
 
 def resolve_window(spec: WindowSpec, scope: Scope) -> Window:
     """The window in units of its time column."""
-    node = spec.time.node
-    if isinstance(node, Agg):
-        raise WrongType("the time of a window cannot be an aggregate", at=scope.at, found=repr(spec.time))
+    node = as_expr(spec.time, scope.at)
     time = resolve(node, scope)
     name, dtype = show_expr(node), type_of(time)
     if not (dtype.kind is Kind.TS or dtype.is_int):

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from scalein.arrow_functions import extents, taken
+from scalein.arrow_rows import extents, taken
 from scalein.errors import ScaleinError
 
 MAX_WEIGHT = 1 << 30  # of an array that is made here: half of what fits, so that weights need not be exact

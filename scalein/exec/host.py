@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from scalein.arrow_functions import Extents, evaluate, extents, taken
+from scalein.arrow_functions import evaluate
+from scalein.arrow_rows import Extents, extents, taken
 from scalein.dtypes import as_plain
 from scalein.errors import BadData, ComputeError, ScaleinError
 from scalein.exec import arrow_offset_limits
@@ -110,9 +111,10 @@ def explode(op: ops.Explode, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.R
 def _check_sizes(op: ops.Explode, lists: dict[str, Extents], batch: pa.RecordBatch) -> None:
     """The lists of a row must have one length; null counts as empty."""
     first = lists[op.lists[0]].sizes
-    for name, each in lists.items():
-        if not np.array_equal(each.sizes, first):
-            row = int(np.flatnonzero(each.sizes != first)[0])
+    for other in op.lists[1:]:
+        differs = np.flatnonzero(lists[other].sizes != first)
+        if len(differs):
+            row = int(differs[0])
             lengths = ", ".join(f"{name}: {found.sizes[row]}" for name, found in lists.items())
             raise ComputeError(f"lists of different lengths in `explode({', '.join(op.lists)})`", at=op.at,
                                found=lengths, row=_shown_row(batch.slice(row, 1)),

@@ -16,9 +16,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from scalein.arrow_functions import taken
+from scalein.arrow_rows import taken
 from scalein.dtypes import I32, DType, Kind
 from scalein.exec.arrow_offset_limits import cut_points, total_weights
 from scalein.exec.arrow_offset_limits import weights as weights_of
@@ -103,6 +102,8 @@ class JoinTable:
             codes = np.asarray(distinct.indices)
             first[codes[::-1]] = np.arange(len(codes), dtype=np.int32)[::-1]
             self.distinct_keys = (distinct.dictionary, first)
+        import pyarrow.compute as pc
+
         keys, first = self.distinct_keys
         found = pc.index_in(values, value_set=keys)
         missing = np.asarray(found.is_null())
@@ -120,6 +121,7 @@ class JoinTable:
         frame[f"{name}.at"], frame[f"{name}.cursor"] = 0, -2
         if self.marks is not None:
             frame.point(f"{name}.marks", self.marks)
+            frame[f"{name}.mark_count"] = len(self.marks)
         if self.hash_table is not None:
             self.hash_table.attach(frame, name)
         for read in self.payload:
@@ -150,6 +152,8 @@ def _bytes(flags: pa.Array) -> np.ndarray:
 
 def build(table: JoinBuild, batches: Iterator[pa.RecordBatch], options: Options) -> JoinTable:
     """Read the build side of a join to its end, and index it."""
+    import pyarrow.compute as pc  # takes 30 ms, and most flows have no join
+
     schema = table.input.schema.arrow
     empty = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema.names)
     parts = [_plain(batch) for batch in batches] or [_plain(empty)]

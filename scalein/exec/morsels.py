@@ -1,4 +1,7 @@
-"""Morsels: pieces of batches with the number of their first row in the source. Small batches are coalesced."""
+"""Morsels: pieces of batches with the number of their first row in the source. Small batches are coalesced.
+
+The size of a round of a job is decided in `jobs/driver.py` (`ROUND_S`).
+"""
 
 from __future__ import annotations
 

@@ -10,15 +10,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, count, islice
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from scalein.arrow_functions import taken
-from scalein.exec.join_build import JoinTable
+from scalein.arrow_rows import taken
 from scalein.exec.morsels import PIPELINE_MORSEL_ROWS
 from scalein.exec.schedule import schedule
 from scalein.exec.tables import HashTable, handle_full
@@ -36,7 +35,12 @@ from scalein.layout import DEDUP, DONE, OUTPUT_FULL, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
 
-FEW_ROWS = 1 << 16  # of the first output chunk after a filter: most of a larger one might stay unused
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+    from scalein.exec.join_build import JoinTable
+
+FIRST_CHUNK_ROWS = 1 << 16  # of the first output chunk after a filter: most of a larger one might stay unused
 
 
 def run_pipeline(pipeline: Pipeline, batches: Iterator[pa.RecordBatch], joins: dict[int, JoinTable], options: Options,
@@ -79,6 +83,8 @@ def run_prepared(operator: PipelineOperator, batches: Iterator[pa.RecordBatch],
 
 def _run_parallel(operator: PipelineOperator, morsels: Iterator[pa.RecordBatch],
                   options: Options) -> Iterator[pa.RecordBatch]:
+    from concurrent.futures import ThreadPoolExecutor  # a few rows need no threads
+
     stop, numbers, metrics = threading.Event(), count(), kernel_metrics.current_metrics()
 
     def initialize() -> None:
@@ -161,7 +167,7 @@ class PipelineOperator:
         if bound is None:
             return [_assemble(self.schema, batch, self.passed, [])]
         drops_rows = any(isinstance(step, FilterStep | Probe | DedupStep) for step in self.prepared.steps)
-        parts = collect_chunks(*bound, self.computed, batch.num_rows, FEW_ROWS if drops_rows else CHUNK_ROWS,
+        parts = collect_chunks(*bound, self.computed, batch.num_rows, FIRST_CHUNK_ROWS if drops_rows else CHUNK_ROWS,
                           None if dedup is None else dedup.call)
         if self.taken:
             return [rows for arrays in parts if len(arrays[0]) for rows in self._with_nested(batch, arrays)]

@@ -5,7 +5,7 @@ oldest window not yet emitted, and `open` slices that rows may still belong to. 
 groups and skips the rows of the others.
 
 A row older than the open slices would belong to windows already emitted. Only data far out of order has such rows; then
-the run is abandoned and repeated by slice (`hash_aggregate.py`), which accepts any order. So a ring is used only where
+the run is abandoned and repeated by slice (`aggregate.py`), which accepts any order. So a ring is used only where
 the input can be read twice, and nothing is emitted downstream before the end.
 """
 

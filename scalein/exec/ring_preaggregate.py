@@ -11,6 +11,8 @@ shards are started (`repartition`); the old ones are retired: they get no more r
 slices have closed. Meanwhile a key may be in several tables, so windows are combined from partial groups by slice. All
 content is drained as partial groups (`drain_partials`) where a column has its first null (the layout of records has no
 null bits without need), and where most records are of expired keys.
+
+Which aggregations get a ring, and how wide it is, is decided by `SlidingAggregate` (`jobs/window_aggregate.py`).
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from scalein.layout import DONE, RING_ADVANCE, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
 
-FEW_RECORDS = 1 << 16
+MIN_DRAINED_RECORDS = 1 << 16
 THREAD_ROWS = 1 << 14
 _END_OF_TIME = 1 << 126
 EXPIRED_FACTOR = 4  # with more records than this multiple of the last window's groups, most are of expired keys
@@ -174,7 +176,8 @@ class RingPreAggregation:
     def is_mostly_expired(self) -> bool:
         if self._last_groups is None:
             return False
-        return sum(shard.records.count for shard in self._tables) > max(FEW_RECORDS, EXPIRED_FACTOR * self._last_groups)
+        records = sum(shard.records.count for shard in self._tables)
+        return records > max(MIN_DRAINED_RECORDS, EXPIRED_FACTOR * self._last_groups)
 
     # --- out
 

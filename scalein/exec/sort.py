@@ -2,6 +2,8 @@
 
 A sort holds its whole input. The first `count` rows are found in memory for about `count` rows and a piece of a batch:
 a row that cannot be among them is dropped by comparing its first key with that of the worst row held.
+
+NaN is the greatest number; nulls are where `nulls_last` says (`argsort`).
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scalein.arrow_functions import taken
+from scalein.arrow_rows import taken
 from scalein.exec import arrow_offset_limits
 from scalein.ir.physical import Sort
 from scalein.kernels.bind import conformed

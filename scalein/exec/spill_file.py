@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import tempfile
 import threading
 
 import numpy as np
@@ -25,6 +24,8 @@ class SpillFile:
     """Bytes by offset. Any number of threads may write and read."""
 
     def __init__(self) -> None:
+        import tempfile
+
         try:
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the run
         except OSError as error:
@@ -87,6 +88,8 @@ def _bytes_at(address_: int, size: int) -> memoryview:
 
 
 def _failed(error: OSError) -> ScaleinError:
+    import tempfile
+
     return ScaleinError("rows beyond the memory limit could not be spilled to disk", file=tempfile.gettempdir(),
                         found=error.strerror or error, hint="free some space there, set TMPDIR, or raise memory=")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +18,6 @@ from scalein.exec.side_state import SideState
 from scalein.ir.stages import FromRecords, GroupMode, Merge, MergeBag, Sink, Stage
 from scalein.ir.tables import Key, Slicing, Table
 from scalein.kernels.call import call, kernel
-from scalein.kernels.store import Grow, grow_kernel
 from scalein.layout import (
     ARENA_FULL,
     BLOCK_ROWS,
@@ -32,6 +32,9 @@ from scalein.layout import (
 from scalein.llvm_backend.cache import Compiled
 from scalein.memory import address, allocate, reserve
 from scalein.options import Options
+
+if TYPE_CHECKING:
+    from scalein.kernels.store import Grow
 
 ARENA_START = 64  # address 0 means "empty" in the index
 FIRST_BUCKETS = 8  # of a key group
@@ -179,6 +182,8 @@ def _side_state(table: Table, options: Options) -> SideState | None:
 
 @cache
 def _grow(options: Options) -> Grow:
+    from scalein.kernels.store import grow_kernel
+
     return grow_kernel(options)
 
 

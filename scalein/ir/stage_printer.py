@@ -24,6 +24,7 @@ from collections.abc import Iterator
 
 from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Call, Col, Expr, Lit, Named, walk
+from scalein.ir.functions.registry import is_host
 from scalein.ir.ops import Explode
 from scalein.ir.passes.pass_through import Origin, is_copy_free, split_items, taken_items
 from scalein.ir.physical import Host, Limit, Node, OuterJoin, Pipeline, Scan, Sort, Union, WindowAggregate, inputs
@@ -51,7 +52,6 @@ from scalein.ir.stages import (
     Step,
 )
 from scalein.ir.tables import Acc, AccKind, Output, Table, log_layout
-from scalein.ir.udf import PythonUdf
 
 _ACCS = {AccKind.VALID: "count", AccKind.ISUM: "sum", AccKind.FSUM: "sum"}
 _MODES = {GroupMode.ONE: "in one record", GroupMode.DIRECT: "in a direct table", GroupMode.HASH: "in a hash table"}
@@ -138,7 +138,7 @@ def _host(node: Host) -> str:
 
 def _is_python(item: Named) -> bool:
     """Whether a function of the user's that stays Python is called in it."""
-    return any(isinstance(e, Call) and e.fn == "udf" and isinstance(e.params[0], PythonUdf) for e in walk(item.expr))
+    return any(isinstance(e, Call) and e.fn == "udf" and is_host(e) for e in walk(item.expr))
 
 
 def _ordered(node: Sort) -> str:

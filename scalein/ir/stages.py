@@ -4,19 +4,22 @@ A stage reads rows (Arrow batches, or the records of a table), passes them throu
 at a time, and hands them to its sink. What is known only when data is there (which columns hold
 nulls, how strings are stored, how a table is addressed) is filled in by `specialise` at run time:
 `reads`, the variant of a probe, the mode of a group. A specialised stage is what the code cache
-is keyed by.
+is keyed by. Where a stage ends is decided in `passes/physicalize.py`, which stages become one in `passes/fuse.py`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING, TypeAlias
 
 from scalein.dtypes import I64, DType
 from scalein.ir.exprs import Expr, Named, type_of
-from scalein.ir.store_kernels import StoreSink
 from scalein.ir.tables import StoredTable, Table
 from scalein.layout import size_of
+
+if TYPE_CHECKING:
+    from scalein.ir.store_kernels import StoreSink
 
 # --- what a stage reads
 
@@ -263,7 +266,8 @@ class Partition:
         return FromRows(tuple(reads), self.stride, self.null_offset)
 
 
-Sink = Collect | Group | Merge | MergeBag | ExpandLog | Rank | Partition | StoreSink
+FLOW_SINKS = (Collect, Group, Merge, MergeBag, ExpandLog, Rank, Partition)
+Sink: TypeAlias = "Collect | Group | Merge | MergeBag | ExpandLog | Rank | Partition | StoreSink"
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,7 +138,7 @@ class Coordinator:
         if self._checkpoint is not None:
             self._checkpoint.note_committed(self.number)
         failpoint("committed")
-        self._metrics.checkpoint_s = time.monotonic() - began
+        self._metrics.checkpoint_s, self._metrics.checkpoint_at = time.monotonic() - began, time.time()
 
     def await_epoch(self, is_last: bool = False) -> None:
         """Wait for the epoch in flight. A failed one is covered by the next; the last one must not fail."""

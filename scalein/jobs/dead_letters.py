@@ -1,5 +1,7 @@
 """Malformed records of a source. They arrive among the rows, so that offsets count them, and leave here for the sink of
 failed rows, in the epoch that contains them.
+
+Rows that fail in an expression are found by `FragmentRunner` (`operators.py`); both reach the sink by `Driver._failed`.
 """
 
 from __future__ import annotations

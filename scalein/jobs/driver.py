@@ -2,7 +2,7 @@
 
 When a checkpoint is due (`Coordinator.is_due`), it takes a snapshot at that barrier and continues. Requests (`scale`,
 `snapshot`, `stop`) are served at barriers. User code runs on the job's threads as well: it may make requests, but not
-wait for them.
+wait for them. `ROUND_S` is the target duration of a round.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from pathlib import Path
 from scalein.errors import BadArgument, ScaleinError, here
 from scalein.jobs.diagnose import why_no_output
 from scalein.jobs.driver import Driver
+from scalein.jobs.job_card import JobCard
 from scalein.jobs.monitor import figures, log_lines, serve, show_bar
 from scalein.jobs.spec import JobSpec
 from scalein.kernels.workers import exit_on_sigterm
@@ -31,6 +32,7 @@ class Job:
     def __init__(self, plan: JobSpec) -> None:
         self._plan = plan
         self._driver = Driver(plan)
+        self._card: JobCard | None = None  # of a notebook
 
     # --- requests
 
@@ -159,3 +161,16 @@ class Job:
     def __repr__(self) -> str:
         found = self._driver.metrics
         return f"Job({self.status}, {found.rows_in:,} rows in, {found.rows_out:,} out, {found.epochs} checkpoints)"
+
+    def _repr_html_(self) -> str:
+        return self._as_card().html
+
+    def _ipython_display_(self) -> None:
+        """A card that is redrawn while the job runs; called by IPython in place of `repr`."""
+        self._as_card().show()
+
+    def _as_card(self) -> JobCard:
+        if self._card is None:
+            place = "" if self._plan.checkpoint is None else str(self._plan.checkpoint)
+            self._card = JobCard(self, place, self._driver.metrics.restored_rows)
+        return self._card

@@ -103,6 +103,8 @@ class Metrics:
     wait_s: float = 0.0
     rescales: list[dict[str, float | int]] = field(default_factory=list)
     checkpoint_s: float | None = None  # from the freeze to the commit, of the last one
+    checkpoint_at: float | None = None  # time of that commit, in seconds since 1970
+    restored_rows: int = 0  # rows in of earlier runs
     latency: Latency = field(default_factory=Latency)
     began: float = field(default_factory=time.time)
 
@@ -119,3 +121,4 @@ class Metrics:
     def restore(self, given: dict[str, Json]) -> None:
         for name in self.KEPT:
             setattr(self, name, as_int(given[name]))
+        self.restored_rows = self.rows_in

@@ -34,8 +34,8 @@ def figures(metrics: Metrics, graph: JobGraph, workers: int) -> dict[str, object
     return {
         **metrics.to_json(), "epochs": metrics.epochs, "failed_checkpoints": metrics.failed_checkpoints,
         "outlier_rows": graph.outlier_rows, "row_groups_skipped": graph.row_groups_skipped,
-        "checkpoint_s": metrics.checkpoint_s, "workers": workers, "rescales": list(metrics.rescales),
-        "watermark": watermark,
+        "checkpoint_s": metrics.checkpoint_s, "checkpoint_at": metrics.checkpoint_at, "workers": workers,
+        "rescales": list(metrics.rescales), "watermark": watermark,
         "watermark_time": None if watermark is None or dtype is None else shown(watermark, dtype),
         "lag_s": graph.lag_s, "state_bytes": graph.state_bytes,
         "busy_s": round(metrics.busy_s, 3), "wait_s": round(metrics.wait_s, 3),

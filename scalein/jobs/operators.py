@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scalein.arrow_functions import taken
+from scalein.arrow_rows import taken
 from scalein.compiler import compile_flow
 from scalein.errors import ComputeError
 from scalein.exec.bounded import Program

@@ -13,14 +13,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
 from scalein.exec.event_time import PartitionClock
 from scalein.jobs.metrics import Metrics
 from scalein.jobs.source_readers import SourceBatch
-from scalein.jobs.window_aggregate import WindowedAggregate
+
+if TYPE_CHECKING:
+    from scalein.jobs.window_aggregate import WindowedAggregate
+
+MIN_ROWS = 1 << 20  # of a speculative round: its groups are drained afterwards
+MAX_GROUPS = 1 << 18  # of a speculative round
+PAUSE_ROUNDS = 16  # without speculation, after a round that was discarded or had too many groups
 
 
 class WatermarkOwner(Protocol):

@@ -30,6 +30,7 @@ from scalein.exec.event_time import extent
 from scalein.ir import ops
 from scalein.ir.partials import fits, has_parts, width
 from scalein.ir.physical import Node, Scan, identity
+from scalein.jobs import speculation
 from scalein.jobs.aggregate_operator import FOREVER, ROW, Finalizer, Partial, aggregate_node
 from scalein.jobs.close_batches import Part
 from scalein.jobs.fragments import Fragment
@@ -46,14 +47,11 @@ from scalein.layout import MAX_KEYS, MAX_VALUES
 from scalein.state.row_buffer import BufferSegment, RowBuffer
 from scalein.storage.checked_json import Json, as_map
 
-FEW_ROWS = 1 << 20  # buffered partial groups below this number are not combined
+MIN_COMBINED_ROWS = 1 << 20  # buffered partial groups below this number are not combined
 MAX_BATCHES = 512  # buffered, before they are combined
-GROWN = 4  # growth since the last combine that makes another one worthwhile
-MIN_SPECULATIVE_ROWS = 1 << 20  # least rows of a speculative round: its groups are drained afterwards
-MAX_SPECULATIVE_GROUPS = 1 << 18  # groups of a speculative round
-SPECULATION_PAUSE = 16  # rounds without it, after one that was discarded or had too many groups
+COMBINE_GROWTH = 4  # growth since the last combine that makes another one worthwhile
 AHEAD_SLICES = 3  # least slices of a ring besides those of one window, for out-of-order times and the delay
-MANY_OUTSIDE = 1 << 16  # rows outside the ring that make it wider
+MIN_OUTSIDE_ROWS = 1 << 16  # rows outside the ring that make it wider
 MAX_RING_SLICES = 32
 RING_BYTES = 1 << 28  # of all records; a checkpoint writes them whole
 _SLICE = "#slice"
@@ -111,7 +109,7 @@ class WindowedAggregate(WindowCloser, Partial):
         self._speculation_pause = max(0, self._speculation_pause - 1)
         return (self._late is not None and self._late.column == column and self._check is None
                 and isinstance(self._two.partial.input, Scan)  # else a user's function would see rows twice
-                and rows >= MIN_SPECULATIVE_ROWS and not self._speculation_pause)  # fmt: skip
+                and rows >= speculation.MIN_ROWS and not self._speculation_pause)  # fmt: skip
 
     def is_late(self, time: int, watermark: int) -> bool:
         """Whether a row is late, or one of its windows should have been emitted before it came."""
@@ -145,16 +143,18 @@ class WindowedAggregate(WindowCloser, Partial):
         """Retain the speculative groups, or discard them."""
         assert self._speculative is not None
         if is_good:
-            self._speculation_pause = SPECULATION_PAUSE if self._speculative.count > MAX_SPECULATIVE_GROUPS else 0
+            has_many = self._speculative.count > speculation.MAX_GROUPS
+            self._speculation_pause = speculation.PAUSE_ROUNDS if has_many else 0
             self._row = self._speculative_row
             self._keep(list(self._speculative.drain()))
         else:
-            self._speculation_pause, self._speculative = SPECULATION_PAUSE, None
+            self._speculation_pause, self._speculative = speculation.PAUSE_ROUNDS, None
 
     def _keep(self, partials: Batches) -> None:
         for batch in partials:
             self._add(batch.select(self._columns))
-        if self._log.rows > max(FEW_ROWS, GROWN * self._together) or len(self._log.segments) > MAX_BATCHES:
+        most = max(MIN_COMBINED_ROWS, COMBINE_GROWTH * self._together)
+        if self._log.rows > most or len(self._log.segments) > MAX_BATCHES:
             waiting = list(self._log.segments)
             with self._log.pinned(waiting):
                 self._log.replace([])
@@ -205,7 +205,7 @@ class SlidingAggregate(WindowedAggregate):
         self._inside += sum(batch.num_rows for batch in inside)
         if not self._puts_off:
             self._closed_before = self.given()
-        is_narrow = self._outside > max(MANY_OUTSIDE, self._inside // 4)
+        is_narrow = self._outside > max(MIN_OUTSIDE_ROWS, self._inside // 4)
         if is_narrow or self._ring.ring.bytes > self._most_bytes:
             self._closed_before = self.given()
             self._keep(self._ring.ring.drain_partials())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
+import ctypes
 import threading
 import time
 
@@ -16,8 +16,10 @@ from scalein.kernels.kernel_metrics import Profile, current_profile
 from scalein.kernels.workers import raise_if_cancelled
 from scalein.layout import COLUMN, ERROR, OUT_OF_BOUNDS, PAUSED, FrameData
 from scalein.llvm_backend.cache import Compiled, load_kernel
-from scalein.llvm_backend.jit import Kernel
+from scalein.llvm_backend.image import Kernel
 from scalein.options import Options
+
+MAX_SHOWN = 80  # bytes of a text in an error
 
 
 def kernel(stage: Stage, options: Options) -> Compiled:
@@ -46,7 +48,7 @@ def call(compiled: Compiled, frame: FrameData) -> int:
     if status == OUT_OF_BOUNDS:
         raise _unsafe(compiled, frame)
     if status == ERROR:
-        raise failure(compiled, frame["errors"])
+        raise _failure(compiled, frame)
     return status
 
 
@@ -64,6 +66,8 @@ def _unsafe(compiled: Compiled, frame: FrameData) -> InternalError:
     """Safe mode caught an access outside of its memory; the batch is written to a file, so that it can be replayed."""
     arrays = {name.removeprefix(COLUMN): column for name, column in frame.keep.items() if isinstance(column, pa.Array)}
     batch = pa.table({name: column for name, column in arrays.items() if len(column) == frame["end"]})
+    import tempfile
+
     descriptor, path = tempfile.mkstemp(prefix="scalein-replay-", suffix=".arrow")
     with open(descriptor, "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
         writer.write_table(batch)
@@ -72,13 +76,18 @@ def _unsafe(compiled: Compiled, frame: FrameData) -> InternalError:
                          hint="the Arrow data is damaged (try table.validate(full=True)), or this is a bug of ours")
 
 
-def failure(compiled: Compiled, bits: int) -> ComputeError:
+def _failure(compiled: Compiled, frame: FrameData) -> ComputeError:
     """The first expression, in the order of the plan, that failed in some row."""
+    bits = frame["errors"]
     number = next(k for k in range(64) if bits >> k & 1)
     others = len(compiled.errors) - 64
     if number == 63 and others > 0:  # the last bit is shared
         return ComputeError(f"{compiled.errors[number]}, or in one of the {others} expressions after it")
-    return ComputeError(compiled.errors[number])
+    found = None
+    if frame.get("bad.error", 0) >> number & 1:
+        text = ctypes.string_at(frame["bad.text"], min(frame["bad.size"], MAX_SHOWN))
+        found = repr(text.decode(errors="replace")) + (" ..." if frame["bad.size"] > MAX_SHOWN else "")
+    return ComputeError(compiled.errors[number], found=found)
 
 
 # Kernels with loops of the user (`@si.udf`), run so that they can be cancelled.

@@ -1,4 +1,4 @@
-"""Output chunks: buffers that a collecting kernel fills, and the arrays over them."""
+"""Output chunks: buffers that a collecting kernel fills, of up to `CHUNK_ROWS` rows, and the arrays over them."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from functools import lru_cache
 import numpy as np
 import pyarrow as pa
 
-from scalein.arrow_functions import taken
+from scalein.arrow_rows import taken
 from scalein.compiler import compile_flow
 from scalein.dtypes import BOOL, I64
 from scalein.exec.bounded import Program

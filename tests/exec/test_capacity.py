@@ -14,7 +14,7 @@ import pytest
 import scalein as si
 from scalein import arrow_functions, col
 from scalein.api.flow import Flow
-from scalein.arrow_functions import taken
+from scalein.arrow_rows import taken
 from scalein.errors import ScaleinError
 from scalein.exec import arrow_offset_limits, host, pipeline, sort
 from tests import oracle

@@ -14,7 +14,8 @@ Where other processes write the rows (Spark's tasks), each stages files with `fo
 attempts, only those whose names reach the driver are committed.
 
 Threads: one caller at a time, but `commit` may run beside `write`; the only mutable state they share is `_changed`.
-Rows are buffered until they make a good row group, at most `_BUFFERED_BYTES` in all.
+Rows are buffered until they make a good row group, at most `_BUFFERED_BYTES` in all. A file ends with its epoch, and at
+`roll` bytes (`write`).
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ step needs them, and each is computed once a loop however often it is named (a c
 A `distinct` is a step like others, but its rows must not be run twice, as groups do that try a few rows first
 or read their input again: so a group starts a new stage after it. So does a second distinct, which keeps it
 to one table a kernel.
+
+Where a kernel must end at all is decided in `physicalize.py`.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scalein.arrow_functions import taken
+from scalein.arrow_rows import taken
 from scalein.spark.streaming.combine_partials import Combiner, scatter
 from scalein.spark.streaming.runs import BLOCK_ROWS, hashes_of, in_hash_range
 

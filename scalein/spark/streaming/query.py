@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from scalein.errors import ScaleinError, here
 from scalein.spark.batch.apply import select_columns
 from scalein.spark.batch.scan import parallelism
-from scalein.spark.errors import explain_error, translate_errors
+from scalein.spark.errors import explain_error, explain_jvm_error, translate_errors
 from scalein.spark.row_groups import RowGroups, coded_types
 from scalein.spark.serialize import BroadcastPlan, serialize
 from scalein.spark.streaming.coordinator import Coordinator, StreamSpec, checked_partitions
@@ -110,7 +110,7 @@ class StreamJob:
     def _record_error(self, error: BaseException) -> None:
         """Record the first error, unless it is that of a batch that a stop has cancelled."""
         if self._error is None and not self._is_cancelled:
-            self._error = explain_error(error) or error
+            self._error = explain_error(error) or explain_jvm_error(error) or error
 
     def _run_tasks(self, df: DataFrame, batch: MicroBatch, query: str) -> BatchResult:
         """Run the one action of a batch."""

@@ -33,7 +33,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from scalein.arrow_functions import taken
+from scalein.arrow_rows import taken
 from scalein.errors import Damaged
 from scalein.exec.event_time import as_integers
 from scalein.spark.key_groups import KEY_GROUPS
