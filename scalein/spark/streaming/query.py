@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 MAX_CODED_PLANS = 4  # of a stream; each is compiled in every process
+MAX_CODED_PLAN_BYTES = 1 << 20  # it has the static tables of joins once more
 STOP_S = 60.0  # for which a stop waits for the current batch
 # The plan of a batch is fixed: two stages that Spark need not replan. Larger Arrow batches cost less, but a batch of
 # shuffle blocks must stay below the 2 GB of an Arrow binary column.
@@ -67,7 +68,9 @@ class StreamJob:
         self._is_cancelled = False  # a stop has cancelled a batch, or prevented one: Spark's error is expected then
         self._batch_thread = 0  # the thread of the current batch
         self._ended, self._batch_lock = threading.Event(), threading.Lock()  # the lock is held during a batch
-        self._broadcast = BroadcastPlan.broadcast(stream.sparkSession.sparkContext, serialize(spec.plan))
+        serialized = serialize(spec.plan)
+        self._broadcast = BroadcastPlan.broadcast(stream.sparkSession.sparkContext, serialized)
+        self._may_be_coded = spec.plan.may_be_coded and len(serialized[1]) <= MAX_CODED_PLAN_BYTES
         self._coded: dict[frozenset[str], BroadcastPlan] = {}  # plans for dictionaries in some columns
         try:
             self._coordinator = Coordinator(spec, self._broadcast)
@@ -130,7 +133,7 @@ class StreamJob:
         """The batch with dictionaries in columns of text with few different values, and a plan for them."""
         coded = row_groups.coded
         is_known = coded in self._coded or len(self._coded) < MAX_CODED_PLANS
-        if not (coded and is_known and self._spec.plan.may_be_coded):
+        if not (coded and is_known and self._may_be_coded):
             return batch, row_groups
         if coded not in self._coded:
             self._coded[coded] = BroadcastPlan.broadcast(self._session.sparkContext,
