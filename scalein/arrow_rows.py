@@ -9,11 +9,14 @@ import pyarrow as pa
 
 
 def from_numpy(values: np.ndarray) -> pa.Array:
-    """Numbers as an Arrow array, without a copy. `pa.array` would import pandas, where it is installed: 0.2 s.
+    """Numbers or bools as an Arrow array. `pa.array` would import pandas, where it is installed, which takes 0.2 s.
 
     >>> from_numpy(np.arange(3)).to_pylist()
     [0, 1, 2]
     """
+    if values.dtype == bool:
+        bits = np.packbits(values, bitorder="little")
+        return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(bits)])
     values = np.ascontiguousarray(values)
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
 
