@@ -15,7 +15,7 @@ from scalein.connectors.base import BoundSource
 from scalein.connectors.formats.statistics import Condition
 from scalein.connectors.in_memory import Batches
 from scalein.dtypes import I64, Field, Schema
-from scalein.errors import ComputeError, InternalError
+from scalein.errors import ComputeError, InternalError, ScaleinError, here, reported
 from scalein.exec import array_limits
 from scalein.exec.aggregate import HashAggregate, hash_aggregate
 from scalein.exec.error_location import located
@@ -29,6 +29,7 @@ from scalein.exec.scan_predicates import conditions_of
 from scalein.exec.sort import run_sort
 from scalein.ir import ops
 from scalein.ir.exprs import Col
+from scalein.ir.internal_names import internal
 from scalein.ir.partials import TwoPhase
 from scalein.ir.physical import Host, JoinBuild, Limit, Node, Pipeline, Scan, Sort, Union, WindowAggregate, walk_nodes
 from scalein.ir.printer import show_expr
@@ -89,7 +90,12 @@ class Query:
             rows = _conformed(lambda: run.rows(self._plan), self._schema)
             yield from array_limits.with_limit_errors("this flow", rows)
         except ComputeError as error:
-            raise located(error, self._op, self._plan) from None
+            raise reported(located(error, self._op, self._plan), here(self._op.at)) from None
+        except ScaleinError as error:
+            error.locate(here(self._op.at))
+            raise
+        except (OSError, UnicodeError) as error:
+            raise reported(error, here(self._op.at)) from error
 
 
 def _conformed(rows: Callable[[], Iterator[pa.RecordBatch]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -385,9 +391,9 @@ def _step(node: Node) -> str:
 
 def _limit(rows: Iterator[pa.RecordBatch], count: int) -> Iterator[pa.RecordBatch]:
     left = count
+    if left <= 0:
+        return  # not one batch is asked for
     for batch in rows:
-        if left <= 0:
-            return
         yield batch.slice(0, left)
         left -= batch.num_rows
         if left <= 0:
@@ -396,7 +402,7 @@ def _limit(rows: Iterator[pa.RecordBatch], count: int) -> Iterator[pa.RecordBatc
 
 # Combining partial groups by group number instead of keys: for groups whose position is known already, next to those of
 # a store or a file. The output is in the order of the numbers.
-_NUMBER = "#number"
+_NUMBER = internal("number")
 
 
 class CombineByNumber:

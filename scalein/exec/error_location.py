@@ -7,6 +7,7 @@ import re
 from scalein.errors import ComputeError, SourceLoc
 from scalein.ir import ops
 from scalein.ir.exprs import Call, walk
+from scalein.ir.passes.host_steps import HOST
 from scalein.ir.physical import Host, Node, walk_nodes
 from scalein.ir.printer import show_brief, show_expr, show_operand
 from scalein.ir.rewrite import walk_ops
@@ -42,7 +43,7 @@ def _in_user_terms(text: str, program: Node) -> str:
     return _OURS.sub(shown, text)
 
 
-_OURS = re.compile(r"(?P<alone>((?<=[(`])|(?<=, ))#host\d+(?=[),`]))|#host\d+")
+_OURS = re.compile(rf"(?P<alone>((?<=[(`])|(?<=, )){HOST}\d+(?=[),`]))|{HOST}\d+")
 
 
 def _at(error: ComputeError, at: SourceLoc) -> ComputeError:
