@@ -13,7 +13,7 @@ import threading
 
 import numpy as np
 
-from scalein.errors import ScaleinError
+from scalein.errors import StoreFailed
 from scalein.memory import address
 
 _MOST_PARTS = 512  # of one system call
@@ -85,9 +85,9 @@ def _bytes_at(address_: int, size: int) -> memoryview:
     return memoryview((ctypes.c_char * size).from_address(address_)).cast("B")
 
 
-def _failed(error: OSError) -> ScaleinError:
-    return ScaleinError("rows beyond the memory limit could not be spilled to disk", file=tempfile.gettempdir(),
-                        found=error.strerror or error, hint="free some space there, set TMPDIR, or raise memory=")
+def _failed(error: OSError) -> StoreFailed:
+    return StoreFailed("rows beyond the memory limit could not be spilled to disk", file=tempfile.gettempdir(),
+                       found=error.strerror or error, hint="free some space there, set TMPDIR, or raise memory=")
 
 
 def pieces_in(found: np.ndarray, count: int, rows: int) -> list[tuple[int, int]]:

@@ -11,12 +11,13 @@ from scalein.jobs.metrics import Metrics
 
 def why_no_output(pipeline: Pipeline, metrics: Metrics, emit: str) -> str:
     """One or two sentences that explain why there are no rows yet."""
-    if metrics.rows_out:
-        return f"There is output: {metrics.rows_out:,} rows so far."
-    if not metrics.rows_in and pipeline.row_groups_skipped:
+    rows_in, rows_out = metrics.of_run("rows_in"), metrics.of_run("rows_out")
+    if rows_out:
+        return f"There is output: {rows_out:,} rows so far."
+    if not rows_in and pipeline.row_groups_skipped:
         return (f"The flow's filter keeps no row so far: {pipeline.row_groups_skipped:,} row groups were skipped, as "
                 "their statistics say so.")
-    if not metrics.rows_in:
+    if not rows_in:
         names = ", ".join(sorted({reader.data.name if hasattr(reader.data, "name") else "memory"
                                   for reader in pipeline.readers}))  # fmt: skip
         return f"No row has arrived yet from {names}."
@@ -27,10 +28,10 @@ def why_no_output(pipeline: Pipeline, metrics: Metrics, emit: str) -> str:
                     'emit="changes" gives each group whenever it changes.')
         if pipeline.has_sort:
             return "A sorted flow gives its rows when all of them have arrived: at the end of the input."
-        return f"{metrics.rows_in:,} rows have arrived, and the flow's filters or joins let none of them pass."
-    if metrics.late_rows == metrics.rows_in:
+        return f"{rows_in:,} rows have arrived, and the flow's filters or joins let none of them pass."
+    if metrics.of_run("late_rows") == rows_in:
         return "All rows came after their windows had closed: the delay of with_watermark is too short for this input."
-    if metrics.timeless_rows == metrics.rows_in:
+    if metrics.of_run("timeless_rows") == rows_in:
         return "The time of all rows is null: rows without a time are in no window."
     if not pipeline.has_watermark:
         return ("Windows close when time has passed them, and the flow does not say how late rows may come: "
@@ -63,4 +64,23 @@ def shown(time: int, dtype: DType) -> str:
 def _distance(units: int, dtype: DType) -> str:
     if dtype.kind is not Kind.TS:
         return f"{units:,}"
-    return f"{units / UNITS_PER_SECOND[dtype.unit]:g} s"
+    return distance(units / UNITS_PER_SECOND[dtype.unit])
+
+
+def distance(seconds: float) -> str:
+    """A length of time in its two greatest units.
+
+    >>> distance(0.25), distance(61.5), distance(90_000), distance(-3)
+    ('0.25 s', '1 m 2 s', '1 d 1 h', '-3 s')
+    """
+    if seconds < 0:
+        return f"-{distance(-seconds)}"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    parts: list[str] = []
+    left = round(seconds)
+    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        if count or parts:
+            parts.append(f"{count:,} {unit}" if count else "")
+    return " ".join(part for part in parts[:2] if part)

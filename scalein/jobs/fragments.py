@@ -202,7 +202,8 @@ def check_bounded(feeds: list[Feed], is_bounded: bool, emit: str, at: SourceLoc)
     for fragment in fragments(feeds):
         if isinstance(fragment.state, ops.Sort):
             raise BadArgument("an endless flow cannot be sorted", at=at, step="sort",
-                              hint="sort what windows give, or read a bounded source")
+                              hint='the greatest rows of each window: group_by(si.tumbling("t", "1m")).agg('
+                                   'col("x").top_k(10, by="x")); or read a bounded source')
         is_final = emit == "final" or fragment.then is not None
         if isinstance(fragment.state, ops.Aggregate) and fragment.state.window is None and is_final:
             raise BadArgument("a running aggregate over an endless source has no final result", at=at,

@@ -7,6 +7,7 @@ barriers. User code runs on the job's threads as well: it may make requests, but
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import shutil
@@ -14,18 +15,18 @@ import tempfile
 import threading
 import time
 import uuid
-import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
+from weakref import WeakSet
 
 import pyarrow as pa
 
 from scalein.connectors.sinks.sink_writer import SinkWriter
-from scalein.errors import BadArgument, LateData, ScaleinError, StoreFailed, here
+from scalein.errors import BadArgument, LateData, ScaleinError, StoreFailed, here, reported, warn
 from scalein.exec.bounded import batches
 from scalein.exec.event_time import IDLE_S
 from scalein.exec.schedule import schedule
@@ -55,12 +56,14 @@ QUIET_S = 0.05  # longest wait for rows before requests are served
 
 
 class Job:
-    """A flow at work. `wait()` gives back when it has ended, or raises what ended it.
+    """A flow at work. `wait()` returns when it has ended, or raises what ended it. A program that ends before its job
+    is warned.
 
     >>> import pyarrow as pa, scalein as si
     >>> seen = si.to_memory()
     >>> job = si.from_arrow(pa.table({"x": [1, 2, 3]})).limit(2).start(sink=seen)
     >>> job.wait()
+    True
     >>> seen.table().to_pydict()
     {'x': [1, 2]}
     """
@@ -87,11 +90,15 @@ class Job:
         self._readers: SourceReaders
         try:
             self._open()
-            self._readers = SourceReaders(self._pipeline.readers, plan.rows_per_second, plan.memory.queues)
+            read = [] if self._pipeline.is_done else self._pipeline.readers  # limit(0) asks for no batch
+            self._readers = SourceReaders(read, plan.rows_per_second, plan.memory.queues)
         except BaseException as error:
             self._release(isinstance(error, Crashed))
+            if (found := reported(error, plan.at)) is not error:
+                raise found from error
             raise
         self._thread = threading.Thread(target=self._main, name="scalein-job", daemon=True)
+        _started.add(self)
         self._thread.start()
 
     # --- opening
@@ -132,12 +139,12 @@ class Job:
             with keep_at_most(self._plan.memory.spare), resident_threads():
                 self._loop()
         except BaseException as error:
-            self._error = error
+            self._error = reported(error, self._plan.at)
         finally:
             try:
                 self._release(isinstance(self._error, Crashed))
             except BaseException as error:
-                self._error = self._error or error
+                self._error = self._error or reported(error, self._plan.at)
             self._ended.set()
             with suppress(IndexError):
                 while True:
@@ -215,8 +222,8 @@ class Job:
     def _warn_of_more(self) -> None:
         """What the sources have now, a finished job does not read: its windows are closed and its results are given."""
         if self._readers.has_more(MORE_S if self._pipeline.is_bounded else QUIET_S):
-            warnings.warn("the job of this checkpoint has finished, and rows that came later are not read: give another"
-                          f" directory than {self._plan.checkpoint} to begin anew", RuntimeWarning, stacklevel=2)
+            warn("the job of this checkpoint has finished, and rows that came later are not read: give another "
+                 f"directory than {self._plan.checkpoint} to begin anew", self._plan.at)
 
     def _write(self, batches: Iterable[pa.RecordBatch]) -> None:
         for batch in batches:
@@ -234,8 +241,8 @@ class Job:
             self._sinks["late"].write(rows)
         elif not self._has_warned:
             self._has_warned = True
-            warnings.warn(f"{rows.num_rows} rows came too late and were dropped; later ones are only counted: see "
-                          "metrics()[\"late_rows\"], or give late= a sink", RuntimeWarning, stacklevel=2)
+            warn(f"{rows.num_rows} rows came too late and were dropped; later ones are only counted: see "
+                 "metrics()[\"late_rows\"], or give late= a sink", self._plan.at)
 
     def _failed(self, rows: pa.RecordBatch, error: ScaleinError) -> None:
         found = in_columns(rows, self._pipeline.schema_of("failed", self._plan.emit))
@@ -307,6 +314,7 @@ class Job:
         self._check_outside()
         self._ask(take)
         if outcome:
+            outcome[0].locate(here(self._plan.at))
             raise outcome[0]
         if self._error is not None:
             self._ended.wait()  # it gives everything back first
@@ -331,8 +339,10 @@ class Job:
         if not self._is_inside():
             self.wait()
 
-    def wait(self, timeout: float | None = None, *, progress: bool = False) -> None:
-        """Until the job has ended; raises what ended it. Ctrl-C and SIGTERM stop it, with a last checkpoint.
+    def wait(self, timeout: float | None = None, *, progress: bool = False) -> bool:
+        """Until the job has ended, or some seconds have passed: whether it has ended. Raises what ended it.
+
+        Ctrl-C and SIGTERM stop it meanwhile, with a last checkpoint.
 
         `progress=True` shows a bar meanwhile, in a terminal or a notebook (it needs `scalein[jobs]`).
         """
@@ -350,6 +360,7 @@ class Job:
                 raise
         if self._error is not None:
             raise self._error
+        return self._ended.is_set()
 
     def _check_outside(self) -> None:
         if self._is_inside():
@@ -362,8 +373,7 @@ class Job:
 
     def await_termination(self, timeout: float | None = None) -> bool:
         """As in PySpark: wait, and say whether the job has ended."""
-        self.wait(timeout)
-        return self._ended.is_set()
+        return self.wait(timeout)
 
     # --- looking
 
@@ -389,6 +399,8 @@ class Job:
         """Figures so far: rows, late rows, rescales, epochs, latency; of each stage, rows and time of this run, and of
         each of its workers rows, bytes, the time in kernels and the time that it waited for the others.
 
+        Rows are counted from the first run of a checkpoint on; `run_rows_in` and `run_rows_out` are those of this run.
+        `lag` is how far the watermark is behind the clock, as text ("2 m 5 s"), and `lag_s` in seconds.
         `state_bytes_moved` of a rescale is 0: workers share the state, in whatever tables, stores or logs it is.
         """
         return figures(self._metrics, self._pipeline, self._workers)
@@ -436,6 +448,20 @@ class Job:
             self._checkpoint.close()
         if self._own_folder is not None:
             shutil.rmtree(self._own_folder, ignore_errors=True)
+
+
+_started: WeakSet[Job] = WeakSet()
+
+
+@atexit.register
+def _warn_of_running() -> None:
+    """Threads of jobs end with the program, whatever they are doing."""
+    for job in list(_started):
+        if job.is_active:
+            rest = ("what it had not written is lost" if job._plan.checkpoint is None else
+                    "it continues from its last checkpoint when it is started again")
+            warn(f"the program ends, but the job that it started here was still running, and {rest}: "
+                 "job.wait() waits for its end, job.stop() ends it", job._plan.at)
 
 
 def _own_folder() -> Path:
