@@ -38,7 +38,7 @@ from typing import Any
 
 BENCH = Path(__file__).resolve().parent
 BASELINE = BENCH / "baseline.json"
-LEAST_REPEATS, MOST_REPEATS, TURN_S = 3, 15, 0.4  # of a workload in a turn, on each side
+MIN_REPEATS, MAX_REPEATS, TURN_S = 3, 15, 0.4  # of a workload in a turn, on each side
 LASTING = ("spark",)  # groups that are prepared once, and not once a turn
 
 
@@ -125,7 +125,7 @@ def turn(sides: Sequence[Child], name: str) -> list[Best]:
     """The best times of each side, in the order of `sides`; both have run it once before."""
     best = [Best(), Best()]
     start, repeats = time.perf_counter(), 0
-    while repeats < LEAST_REPEATS or (repeats < MOST_REPEATS and time.perf_counter() - start < 2 * TURN_S):
+    while repeats < MIN_REPEATS or (repeats < MAX_REPEATS and time.perf_counter() - start < 2 * TURN_S):
         for mine, side in zip(best, sides, strict=True):
             mine.add(*side.ask("time", name))
         repeats += 1

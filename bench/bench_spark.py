@@ -11,12 +11,14 @@ import os
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
@@ -166,6 +168,126 @@ def bench_apply_yahoo(race: Race, spark: Any, rows: int, workers: int, tmp_path:
     race(lambda: drained(ours), drain=lambda: drained(needed), spark_sql=lambda: drained(in_sql),
          goals={"drain": 0.9}, rounds=5, row_count=rows, size_bytes=13 * rows, bound="rows from the JVM to Python")
     events.unpersist()
+
+
+# --- apply on a scan of files: the tasks read them
+
+
+def line_items(rows: int) -> pa.Table:
+    """What TPC-H's q1 reads: two short texts, four decimals and a date."""
+    rng = np.random.default_rng(data.SEED + 33)
+
+    def decimals(low: int, high: int) -> pa.Array:
+        values = np.zeros((rows, 2), np.int64)  # the low and the high half of 128 bits
+        values[:, 0] = rng.integers(low, high, rows)
+        return pa.Array.from_buffers(pa.decimal128(15, 2), rows, [None, pa.py_buffer(values)])
+
+    def texts(words: list[str]) -> pa.Array:
+        return pa.array(words).take(pa.array(rng.integers(0, len(words), rows)))
+
+    return pa.table({"flag": texts(["A", "N", "R"]), "status": texts(["F", "O"]), "quantity": decimals(100, 5_001),
+                     "price": decimals(90_000, 10_500_000), "discount": decimals(0, 11), "tax": decimals(0, 9),
+                     "shipped": pa.array(rng.integers(8_036, 10_562, rows, dtype=np.int32)).cast(pa.date32())})
+
+
+def pricing(items: Flow) -> Flow:
+    """q1."""
+    paid = col("price") * (1 - col("discount"))
+    return (items.filter(col("shipped") <= date(1998, 9, 2)).group_by("flag", "status")
+            .agg(quantity=col("quantity").sum(), price=col("price").sum(), paid=paid.sum(),
+                 charged=(paid * (1 + col("tax"))).sum(), mean=col("quantity").mean(), n=si.count()))  # fmt: skip
+
+
+PRICING = """SELECT flag, status, sum(quantity) AS quantity, sum(price) AS price, sum(price * (1 - discount)) AS paid,
+    sum(price * (1 - discount) * (1 + tax)) AS charged, CAST(avg(quantity) AS double) AS mean, count(*) AS n
+    FROM items WHERE shipped <= DATE'1998-09-02' GROUP BY flag, status"""
+
+
+@two_cores
+def bench_apply_scan_q1(race: Race, spark: Any, rows: int, workers: int, tmp_path: Path) -> None:
+    """q1 of TPC-H on a DataFrame that is a scan of 20 Parquet files; goal: three times Spark SQL."""
+    import scalein.spark as sis
+
+    table = line_items(rows)
+    size, folder = table.nbytes, in_files(table, tmp_path / "items")
+    del table
+    items = spark.read.parquet(str(folder))
+    items.createOrReplaceTempView("items")
+    in_sql, ours = spark.sql(PRICING), sis.apply(pricing(si.flow(items.schema)), items)
+    got, want = ({(row.flag, row.status): row for row in df.collect()} for df in (ours, in_sql))
+    assert got.keys() == want.keys()
+    for key, row in want.items():
+        assert [got[key][name] for name in ("quantity", "price", "paid", "charged", "n")] == [
+            row[name] for name in ("quantity", "price", "paid", "charged", "n")]
+        assert abs(float(got[key].mean) - row["mean"]) < 1e-4  # Spark rounds the mean of decimals to six digits
+    race(lambda: drained(ours), spark_sql=lambda: drained(in_sql), goals={"spark_sql": 3}, rounds=3, row_count=rows,
+         size_bytes=size, bound="decoding Parquet")
+
+
+@two_cores
+def bench_apply_scan_text_keys(race: Race, spark: Any, rows: int, workers: int, tmp_path: Path) -> None:
+    """A sum and a count of each of a million texts, of a DataFrame that is a scan; goal: three times Spark SQL."""
+    import scalein.spark as sis
+
+    rng = np.random.default_rng(data.SEED + 34)
+    keys = pa.array([f"customer-{k:07}" for k in range(rows // 20)])
+    table = pa.table({"key": keys.take(pa.array(rng.integers(0, len(keys), rows))),
+                      "value": rng.integers(0, 1 << 20, rows)})
+    size, folder = table.nbytes, in_files(table, tmp_path / "values")
+    del table
+    values = spark.read.parquet(str(folder))
+    values.createOrReplaceTempView("text_values")
+    in_sql = spark.sql("SELECT key, sum(value) AS s, count(*) AS n FROM text_values GROUP BY key")
+    ours = sis.apply(si.flow(values.schema).group_by("key").agg(s=col("value").sum(), n=si.count()), values)
+    assert_equal(ours, in_sql)
+    race(lambda: drained(ours), spark_sql=lambda: drained(in_sql), goals={"spark_sql": 3}, rounds=3, row_count=rows,
+         size_bytes=size, bound="decoding and hashing text")
+
+
+# --- a stream of files: Spark's half of the demo
+
+
+@two_cores
+@pytest.mark.parametrize("kind", ["ms_dictionary", "us_text"])
+def bench_stream_of_files(race: Race, spark: Any, rows: int, workers: int, kind: str, tmp_path: Path) -> None:
+    """The demo's query over its ten files, one a batch; goals: 2 and 2.5 times Spark's streaming with RocksDB. Both
+    write their results as Parquet, from an empty checkpoint."""
+    import scalein.spark as sis
+    from scalein.cli import demo
+
+    events, campaigns = demo.make_events(rows), demo.make_campaigns()
+    if kind == "us_text":
+        events = events.cast(pa.schema({"event_time": pa.timestamp("us"), "ad_id": pa.int32(),
+                                        "event_type": pa.string()}))
+    demo.write_files(events, tmp_path / "in")
+    schema = spark.read.parquet(str(tmp_path / "in")).schema
+    want = demo.count_views(si.from_arrow(events), campaigns).collect()
+    folders = (tmp_path / str(number) for number in range(100))
+
+    def ours() -> Path:
+        folder = next(folders)
+        stream = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(tmp_path / "in"))
+        job = sis.start(demo.count_views(si.flow(schema), campaigns), stream, sink=si.to_parquet(folder / "out"),
+                        checkpoint=folder / "checkpoint", partitions=demo.PARTITIONS, trigger={"availableNow": True})
+        job.wait()
+        assert job.last_progress is not None
+        assert job.last_progress["read_by"] == "tasks"
+        return folder
+
+    def theirs() -> Path:
+        folder = next(folders)
+        folder.mkdir()
+        (folder / "in").symlink_to(tmp_path / "in")
+        demo.stream_by_spark_alone(spark, campaigns, folder)
+        return folder
+
+    found, spark_found = ours(), theirs()
+    demo.check_spark_rows(spark_found / "spark-out", want)
+    closed = ds.dataset(found / "out").to_table()
+    whole = pa.concat_tables([closed, sis.read_state(found / "checkpoint").select(closed.column_names)])
+    assert_same(whole, want.cast(whole.schema), by=("window_start", "campaign_id"))
+    race(ours, rocksdb=theirs, goals={"rocksdb": 2 if kind == "ms_dictionary" else 2.5}, rounds=3, row_count=rows,
+         size_bytes=events.nbytes, bound="decoding Parquet, and Spark's fixed cost of a batch")
 
 
 def orders(rows: int) -> pa.Table:

@@ -1,7 +1,7 @@
 """compile_flow(): the whole pipeline on one screen.
 
     ops      fold -> push_down -> merge_filters -> top_rows -> prune      each verified
-    stages   split -> fuse                                                each verified; split calls aggregate_table
+    stages   physicalize -> fuse                                          each verified
     plans    cached by digest, without data: see `plan_of`
     kernels  specialise -> lower_stage -> verify -> optimise -> emit, at run time, cached by digest
 """
@@ -15,17 +15,17 @@ from dataclasses import dataclass, replace
 
 from scalein.ir import ops
 from scalein.ir.exprs import Call, walk
+from scalein.ir.functions.registry import is_host
 from scalein.ir.passes import OP_PASSES
 from scalein.ir.passes.fuse import fuse
-from scalein.ir.passes.physicalize import split
+from scalein.ir.passes.physicalize import physicalize
 from scalein.ir.physical import Host, Node, walk_nodes
 from scalein.ir.rewrite import rewrite, walk_ops
-from scalein.ir.udf import PythonUdf
 from scalein.ir.verify import verify_ops, verify_program
 
 Trace = Callable[[str, ops.Op | Node], None]
 
-_MOST_PLANS = 64
+_MAX_PLANS = 64
 _plans: OrderedDict[tuple[bytes, tuple[int, ...]], Node] = OrderedDict()  # those used last; they hold no data
 _lock = threading.Lock()
 
@@ -54,7 +54,7 @@ def plan_of(op: ops.Op) -> tuple[Node, tuple[ops.Source, ...]]:
     if not any(isinstance(node, Host) and _holds_function(node) for node in walk_nodes(plan)):
         with _lock:
             _plans[key] = plan
-            while len(_plans) > _MOST_PLANS:
+            while len(_plans) > _MAX_PLANS:
                 _plans.popitem(last=False)
     return plan, sources
 
@@ -62,7 +62,7 @@ def plan_of(op: ops.Op) -> tuple[Node, tuple[ops.Source, ...]]:
 def _holds_function(node: Host) -> bool:
     """Whether a Python function is called, which may hold anything."""
     calls = (part for item in node.items for part in walk(item.expr) if isinstance(part, Call))
-    return isinstance(node.op, ops.MapBatches) or any(isinstance(p, PythonUdf) for call in calls for p in call.params)
+    return isinstance(node.op, ops.MapBatches) or any(call.fn == "udf" and is_host(call) for call in calls)
 
 
 def compile_flow(op: ops.Op, trace: Trace | None = None) -> Node:
@@ -75,9 +75,9 @@ def compile_flow(op: ops.Op, trace: Trace | None = None) -> Node:
         op = step(op)
         verify_ops(op, known)
         tell(step.__name__, op)
-    node = split(op)
+    node = physicalize(op)
     verify_program(node)
-    tell("split", node)
+    tell("physicalize", node)
     node = fuse(node)
     verify_program(node)
     tell("fuse", node)

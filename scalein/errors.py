@@ -18,7 +18,6 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from types import FrameType
 from typing import Self, TypeVar
@@ -145,6 +144,8 @@ def _rebuild(kind: type[Kind], text: str, what: str, hint: str | None, facts: di
 
 def guess(name: str, among: Iterable[str]) -> str | None:
     """A hint for a mistyped name, or None when nothing is close."""
+    from difflib import get_close_matches
+
     close = get_close_matches(name, list(among), n=1)
     return f"did you mean {close[0]!r}?" if close else None
 

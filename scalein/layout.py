@@ -90,7 +90,7 @@ _SLOT_FAMILIES = re.compile("|".join((
     r"out\d+\.(data|valid|offsets|used|room)",  # a column of the output
     rf"(table|{DEDUP}|bag\d+|join\d+)\.(groups|arena|arena_size|used|heap|heap_left|heap_need)",  # a hash table
     rf"{DEDUP}\.blocks",
-    r"join\d+\.(least|span|rows|next|at|cursor)",
+    r"join\d+\.(least|span|rows|next|at|cursor|marks)",
     rf"join\d+\..*\.({_COLUMN_PARTS}|rows|known)",  # a column of a joined table
     r"log\d+\.(arena|arena_size|used)",
     r"(log\d+\.)?heap\.(at|left|need)",
@@ -175,7 +175,7 @@ PAGE_START, PAGE_SIZE, PAGE_RAW_SIZE, PAGE_VALUES, PAGE_PLAIN, PAGE_LEVELS, PAGE
 WITHIN = -1
 OPEN_WORDS = 4  # of a page that is open: address, bytes, values, whether there are levels before these
 SLOP = 16  # bytes after a decompressed page that may be overwritten
-MOST_BITS = 24  # of a dictionary index, in whole bytes: larger dictionaries are unsupported
+MAX_BITS = 24  # of a dictionary index, in whole bytes: larger dictionaries are unsupported
 
 # --- stored tables (see `scalein/state`)
 
@@ -197,7 +197,7 @@ PARTIAL = 2  # of rows since the group left memory: older records of the key cou
 FRESH = 4  # just inserted by a kernel that merges records, and empty
 ACCESSES_SHIFT, VALUE_NULLS, KEY_NULLS = 8, 16, 48
 MAX_ACCESSES = 255
-MOST_VALUES, MOST_KEYS = 32, 16
+MAX_VALUES, MAX_KEYS = 32, 16  # columns of a stored table
 UNDO_BATCH_SHIFT = 40  # of the number of the call, above a record's offset, in an entry of an undo log
 PAGE_BYTES = 4096  # what files and their checksums are made of
 

@@ -4,6 +4,9 @@ Huge pages spare a table of hundreds of megabytes a hundred thousand page faults
 was a third of the time of a large aggregation, so maps that are no longer used are pooled for the
 next request, up to a limit, and marked MADV_FREE: the system may reclaim their pages at any time. While a run with a
 small memory limit is active, fewer are pooled (`keep_at_most`).
+
+How much a run may take: `Options.memory` (no limit by default). A job divides that in `jobs/spec.py` (`Shares`), a
+store in `state/budget.py`; a bounded aggregation spills in `exec/radix.py`.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@
 | SCALEIN_CPU       | `cpu`     | CPU to compile for: "native", "x86-64", "x86-64-v3", ...          |
 | SCALEIN_SAFE      | `safe`    | 1: bounds-checked kernels, slow, for hunting a wrong run          |
 | SCALEIN_CACHE_DIR | `cache`   | folder of compiled code; "" keeps it in memory only               |
+
+`memory` has no variable: without the argument there is no limit.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from scalein.ir.functions.registry import REGISTRY, can_fail, is_host
 from tests.duck_types import Untranslatable, cast, crossed, floordiv, literal, restored, sql_type
 
 UNTRANSLATED = ("udf", "hash", "approx_n_unique", "approx_quantile")  # functions and aggregates that DuckDB has not
-MOST_DIGITS_SUMMED = 30  # DuckDB sums decimals in 128 bits: a few values of 38 digits overflow them on the way
+MAX_DIGITS_SUMMED = 30  # DuckDB sums decimals in 128 bits: a few values of 38 digits overflow them on the way
 
 def run(op: ops.Op) -> pa.Table:
     """The result of a flow by DuckDB, in the op's schema; in source order if there is one."""
@@ -102,10 +102,13 @@ class Query:
             case ops.Watermark():
                 return self.relation(op.input)
             case ops.Explode():
-                column = _name(op.column)
-                numbered = f"SELECT *, unnest(range(len({column}))) AS __nth FROM ({self.relation(op.input)})"
-                made = f"{column}[__nth + 1] AS {column}, list_append(__row, __nth) AS __row"
-                return f"SELECT * EXCLUDE __nth REPLACE ({made}) FROM ({numbered})"
+                columns = list(map(_name, op.lists))
+                lengths = [f"coalesce(len({column}), 0)" for column in columns]
+                alike = " AND ".join(f"{lengths[0]} = {each}" for each in lengths)
+                size = f"CASE WHEN {alike} THEN {lengths[0]} ELSE error('lists of different lengths') END"
+                numbered = f"SELECT *, unnest(range({size})) AS __nth FROM ({self.relation(op.input)})"
+                made = ", ".join(f"{column}[__nth + 1] AS {column}" for column in columns)
+                return f"SELECT * EXCLUDE __nth REPLACE ({made}, list_append(__row, __nth) AS __row) FROM ({numbered})"
             case ops.MapBatches():
                 raise Untranslatable("map_batches")
 
@@ -135,15 +138,21 @@ class Query:
         return f"SELECT {columns}, list_prepend({number}::BIGINT, __row) AS __row FROM ({self.relation(op)})"
 
     def _join(self, op: ops.Join) -> str:
-        left = f"SELECT *, {_keys(op.left_keys)} FROM ({self.relation(op.left)})"
-        right = f"SELECT *, {_keys(op.right_keys)} FROM ({self.relation(op.right)})"
+        left = f"SELECT *{_keys(op.left_keys)} FROM ({self.relation(op.left)})"
+        right = f"SELECT *{_keys(op.right_keys)} FROM ({self.relation(op.right)})"
         on = " AND ".join(f"l.__key{i} = r.__key{i}" for i in range(len(op.left_keys)))
         columns = [f"l.{_name(name)}" for name in op.left.schema.names]
         if op.how in ("semi", "anti"):
             return f"SELECT {', '.join(columns)}, l.__row FROM ({left}) l {op.how.upper()} JOIN ({right}) r ON {on}"
+        if isinstance(op, ops.OuterJoin):
+            keys = {key.name: k for k, key in enumerate(op.left_keys) if isinstance(key, Col)}
+            columns = [f"coalesce(l.{_name(name)}, r.__key{keys[name]}) AS {_name(name)}" if name in keys else
+                       f"l.{_name(name)}" for name in op.left.schema.names]  # fmt: skip
         columns += [f"r.{_name(column)} AS {_name(name)}" for name, column in op.keep]
-        row = "list_concat(l.__row, coalesce(r.__row, [])) AS __row"
-        return f"SELECT {', '.join(columns)}, {row} FROM ({left}) l {op.how.upper()} JOIN ({right}) r ON {on}"
+        row = f"list_concat(coalesce(l.__row, [{2**62}]), coalesce(r.__row, [])) AS __row"
+        how = {"outer": "FULL"}.get(op.how, op.how.upper())
+        condition = f" ON {on}" if on else ""
+        return f"SELECT {', '.join(columns)}, {row} FROM ({left}) l {how} JOIN ({right}) r{condition}"
 
     def _aggregate(self, op: ops.Aggregate) -> str:
         source = self.relation(op.input)
@@ -163,7 +172,7 @@ class Query:
 
 
 def _keys(exprs: tuple[Expr, ...]) -> str:
-    return ", ".join(f"{sql(expr)} AS __key{i}" for i, expr in enumerate(exprs))
+    return "".join(f", {sql(expr)} AS __key{i}" for i, expr in enumerate(exprs))
 
 
 def _is_ordered(op: ops.Op) -> bool:
@@ -187,7 +196,7 @@ def _aggregate(agg: Agg, number: int) -> str:
     if not declared.duckdb:
         raise Untranslatable(f"the aggregate {agg.fn}")
     args = [f"__arg{number}_{k}" for k in range(len(agg.args))]
-    if agg.fn in ("sum", "mean") and type_of(agg.args[0]).precision > MOST_DIGITS_SUMMED:
+    if agg.fn in ("sum", "mean") and type_of(agg.args[0]).precision > MAX_DIGITS_SUMMED:
         raise Untranslatable("sums that 128 bits may not hold on the way")
     if agg.fn == "sum" and type_of(agg.args[0]).kind is Kind.BOOL:
         args = [f"CAST({args[0]} AS INTEGER)"]

@@ -38,6 +38,7 @@ OPS: dict[type, Flow] = {
     ops.Union: FLOW.union(FLOW),
     ops.MapBatches: FLOW.map_batches(lambda batch: batch.slice(1), TABLE.schema),
     ops.Join: FLOW.join(OTHER, on="y"),
+    ops.OuterJoin: FLOW.join(OTHER, on="y", how="outer"),
     ops.Aggregate: FLOW.group_by("b").agg(n=si.count()),
     ops.Watermark: FLOW.with_watermark("t", "5s"),
 }

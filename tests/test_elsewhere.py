@@ -1,11 +1,13 @@
-"""Names from PySpark, pandas and Polars: each is answered with the name here, and Python's protocols still work."""
+"""Names from PySpark, pandas, Polars, Flink and Bytewax: each is answered with the name here, and Python's protocols
+still work.
+"""
 
 from __future__ import annotations
 
 import copy
 import pickle
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pyarrow as pa
 import pytest
@@ -58,9 +60,38 @@ def test_hints_are_about_names_that_are_missing_and_lead_to_some_that_are_not(
 
 @pytest.mark.parametrize(("met", "table"), MET[:-1], ids=IDS[:-1])
 def test_protocols_find_what_they_look_for_missing(met: object, table: Mapping[str, str]) -> None:
-    for name in ("_repr_png_", "_ipython_display_", "__array__", "__arrow_c_stream__", "__deepcopy__"):
+    for name in ("_repr_png_", "_ipython_display_", "__array__", "__arrow_c_array__", "__deepcopy__"):
         assert not hasattr(met, name)
+    assert hasattr(met, "__arrow_c_stream__") == isinstance(met, si.Flow)
     assert repr(copy.copy(met)).partition(" at ")[0] == repr(met).partition(" at ")[0]
+
+
+@pytest.mark.parametrize(("slip", "hint"), [
+    (lambda: FLOW["x"], "a Flow has no items; col('x') is the column, and flow.select('x') the flow of it alone"),
+    (lambda: FLOW["x", "s"], "a Flow has no items; use flow.select('x', 's')"),
+    (lambda: FLOW[["x", "s"]], "a Flow has no items; use flow.select('x', 's')"),
+    (lambda: FLOW[:3], "a Flow has no items; use flow.limit(n), or collect() and slice its table"),
+    (lambda: FLOW[col("x") > 1], "a Flow has no items; use flow.filter(condition), or flow.select(...)"),
+    (lambda: len(FLOW), "a Flow has no length before it runs; use flow.count()"),
+    (lambda: list(FLOW), "a Flow has no items; use flow.limit(n), or collect() and slice its table"),
+])  # fmt: skip
+def test_subscripts_and_length_are_answered(slip: Callable[[], object], hint: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        slip()
+    assert str(caught.value) == hint
+    assert bool(FLOW), "a flow is true, whatever it will give"
+
+
+@pytest.mark.parametrize(("name", "hint"), [
+    ("key_by", "group_by"), ("keyBy", "group_by"), ("window_all", "group_by(si.tumbling"), ("groupby", "group_by"),
+    ("where", "filter"), ("withColumn", "with_columns"), ("map", "@si.udf"), ("flat_map", "explode"),
+    ("show", "print(flow.head().collect())"), ("to_pandas", "collect().to_pandas()"), ("agg", "group_by().agg"),
+    ("crossJoin", 'join(other, how="cross")'), ("shape", "count()"), ("to_parquet", "write_parquet"),
+    ("fold_window", "group_by"), ("assign_timestamps_and_watermarks", "with_watermark"),
+])  # fmt: skip
+def test_what_is_written_first_by_habit(name: str, hint: str) -> None:
+    with pytest.raises(AttributeError, match=re.escape(hint)):
+        getattr(FLOW, name)
 
 
 def test_columns_can_be_copied_and_pickled() -> None:

@@ -76,7 +76,9 @@ CASES: dict[str, list[tuple[str, Callable[[], object]]]] = {
         ('flow.with_columns(col("price") + 1, col("price") * 2)',
          lambda: flow.with_columns(col("price") + 1, col("price") * 2)),
         ("flow.select(lit(1))", lambda: flow.select(lit(1))),
-        ('flow.select(["price", "kind"])', lambda: flow.select(["price", "kind"])),  # type: ignore[arg-type]
+        ('flow.select(["price", "prize"])', lambda: flow.select(["price", "prize"])),
+        ('flow.select(["price", "price"])', lambda: flow.select(["price", "price"])),
+        ('flow.select({"price"})', lambda: flow.select({"price"})),  # type: ignore[arg-type]
         ("flow.select(5)", lambda: flow.select(5)),  # type: ignore[arg-type]
         ("col(5)", lambda: col(5)),  # type: ignore[arg-type]
         ('col("x").alias("")', lambda: col("x").alias("")),
@@ -183,8 +185,8 @@ CASES: dict[str, list[tuple[str, Callable[[], object]]]] = {
         ("flow.group_by().agg()", lambda: flow.group_by().agg()),
         ('flow.group_by("kind").agg(col("price"))', lambda: flow.group_by("kind").agg(col("price"))),
         ('flow.group_by("kind").agg("price")', lambda: flow.group_by("kind").agg("price")),  # type: ignore[arg-type]
-        ('flow.group_by("kind").agg([si.count()])',
-         lambda: flow.group_by("kind").agg([si.count()])),  # type: ignore[arg-type]
+        ('flow.group_by("kind").agg(["price"])',
+         lambda: flow.group_by("kind").agg(["price"])),  # type: ignore[list-item]
         ('flow.group_by("kind").agg({"price": "sum"})',
          lambda: flow.group_by("kind").agg({"price": "sum"})),  # type: ignore[arg-type]
         ('flow.group_by("kind").agg({"total": col("price").sum()})',
@@ -250,7 +252,13 @@ CASES: dict[str, list[tuple[str, Callable[[], object]]]] = {
          lambda: flow.join(ADS, left_on=["ad_id", "price"], right_on="ad_id")),
         ('flow.join(ADS, on="campaign")', lambda: flow.join(ADS, on="campaign")),
         ('flow.join(ADS, on="kind")', lambda: flow.join(ADS, on="kind")),
-        ('flow.join(ADS, on="ad_id", how="outer")', lambda: flow.join(ADS, on="ad_id", how="outer")),
+        ('flow.join(ADS, on="ad_id", how="full")', lambda: flow.join(ADS, on="ad_id", how="full")),
+        ('flow.join(ADS, on="ad_id", how="both")', lambda: flow.join(ADS, on="ad_id", how="both")),
+        ('flow.join(ADS, on="ad_id", how="cross")', lambda: flow.join(ADS, on="ad_id", how="cross")),
+        ('flow.join(ADS, left_on=col("ad_id") + 1, right_on="ad_id", how="right")',
+         lambda: flow.join(ADS, left_on=col("ad_id") + 1, right_on="ad_id", how="right")),
+        ('flow.join(ADS, left_on=["price", "price"], right_on=["price", "price"], how="outer")',
+         lambda: flow.join(ADS, left_on=["price", "price"], right_on=["price", "price"], how="outer")),
         ('flow.join(ADS, left_on="ad_id", right_on="campaign")',
          lambda: flow.join(ADS, left_on="ad_id", right_on="campaign")),
         ('flow.join(ADS, left_on="hash", right_on="price")',
@@ -267,8 +275,24 @@ CASES: dict[str, list[tuple[str, Callable[[], object]]]] = {
     ],
     "data": [
         ("si.from_arrow(5)", lambda: si.from_arrow(5)),
-        ('si.from_arrow({"x": [1]})', lambda: si.from_arrow({"x": [1]})),
-        ('si.from_arrow([{"x": 1}])', lambda: si.from_arrow([{"x": 1}])),
+        ('si.from_arrow({"x": [1, 2], "y": [1]})', lambda: si.from_arrow({"x": [1, 2], "y": [1]})),
+        ('si.from_arrow({"x": 1})', lambda: si.from_arrow({"x": 1})),
+        ('si.from_arrow({"x": "abc"})', lambda: si.from_arrow({"x": "abc"})),
+        ('si.from_arrow({"x": [1, "a"]})', lambda: si.from_arrow({"x": [1, "a"]})),
+        ('si.from_arrow({1: ["a"]})', lambda: si.from_arrow({1: ["a"]})),
+        ("si.from_arrow({})", lambda: si.from_arrow({})),
+        ('si.from_arrow([{"x": 1, "y": 2}, {"x": 3, "z": 4}])',
+         lambda: si.from_arrow([{"x": 1, "y": 2}, {"x": 3, "z": 4}])),
+        ('si.from_arrow([{"x": 1}, None])', lambda: si.from_arrow([{"x": 1}, None])),
+        ('si.from_arrow([None, {"x": 1}])', lambda: si.from_arrow([None, {"x": 1}])),
+        ('si.from_arrow([{"x": 1}, {"x": "a"}])', lambda: si.from_arrow([{"x": 1}, {"x": "a"}])),
+        ("si.from_arrow([])", lambda: si.from_arrow([])),
+        ('si.flow({"x": int}).collect({"x": ["a"]})', lambda: collect(si.flow({"x": int}), {"x": ["a"]})),
+        ('si.flow({"x": int}).collect({"y": [1]})', lambda: collect(si.flow({"x": int}), {"y": [1]})),
+        ("describe of a column called statistic", lambda: si.from_arrow({"statistic": [1]}).describe()),
+        ("flow.write_parquet(5)", lambda: flow.write_parquet(5)),
+        ('flow.write_csv("s3://bucket/x.csv")', lambda: flow.write_csv("s3://bucket/x.csv")),
+        ('flow.head("kind")', lambda: flow.head("kind")),  # type: ignore[arg-type]
         ('si.from_arrow("file.parquet")', lambda: si.from_arrow("file.parquet")),
         ("si.from_arrow(a generator)", lambda: si.from_arrow(unread(BATCH))),
         ("si.from_arrow(flow)", lambda: si.from_arrow(flow)),
@@ -332,6 +356,11 @@ CASES: dict[str, list[tuple[str, Callable[[], object]]]] = {
         ('flow.select(col("price").str.strip())', lambda: flow.select(col("price").str.strip())),
         ('nested.filter(col("tags") == "a")', lambda: NESTED.filter(col("tags") == "a")),
         ('nested.select(col("tags").str.len())', lambda: NESTED.select(col("tags").str.len())),
+        ("nested.unnest()", lambda: NESTED.unnest()),
+        ('nested.unnest("tags")', lambda: NESTED.unnest("tags")),
+        ('nested.unnest("att")', lambda: NESTED.unnest("att")),
+        ('nested.with_columns(lat="x").unnest("at")', lambda: NESTED.with_columns(lat="x").unnest("at")),
+        ('flow.unnest("kind")', lambda: flow.unnest("kind")),
         ('nested.group_by("tags").agg(si.count())', lambda: NESTED.group_by("tags").agg(si.count())),
         ('nested.group_by("x").agg(col("tags").max())', lambda: NESTED.group_by("x").agg(col("tags").max())),
         ('nested.join(nested, on="at")', lambda: NESTED.join(NESTED, on="at")),

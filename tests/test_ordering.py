@@ -16,7 +16,7 @@ from scalein.errors import InternalError
 from scalein.ir import physical
 from scalein.ir.ops import By, Distinct, Filter, Sort
 from scalein.ir.passes.fuse import fuse
-from scalein.ir.passes.physicalize import split
+from scalein.ir.passes.physicalize import physicalize
 from scalein.ir.passes.prune import prune
 from scalein.ir.passes.push_down import push_down
 from scalein.ir.passes.top_rows import top_rows
@@ -32,13 +32,15 @@ flow = events()
 
 CASES: dict[str, Callable[[], object]] = {
     'flow.distinct("prize")': lambda: flow.distinct("prize"),
-    'flow.distinct(["user", "qty"])': lambda: flow.distinct(["user", "qty"]),  # type: ignore[arg-type]
+    'flow.distinct(["user", "prize"])': lambda: flow.distinct(["user", "prize"]),
+    'flow.distinct({"user"})': lambda: flow.distinct({"user"}),  # type: ignore[arg-type]
     'flow.distinct(col("qty") % 2)': lambda: flow.distinct(col("qty") % 2),  # type: ignore[arg-type]
     "nested.distinct()": lambda: NESTED.distinct(),
     'nested.distinct("tags")': lambda: NESTED.distinct("tags"),
     "flow.sort()": lambda: flow.sort(),
     'flow.sort("prise")': lambda: flow.sort("prise"),
-    'flow.sort(["user", "qty"])': lambda: flow.sort(["user", "qty"]),  # type: ignore[arg-type]
+    'flow.sort(["user", "quantity"])': lambda: flow.sort(["user", "quantity"]),
+    'flow.sort({"user"})': lambda: flow.sort({"user"}),  # type: ignore[arg-type]
     'flow.sort("user", descending=[True, False])': lambda: flow.sort("user", descending=[True, False]),
     'flow.sort("user", descending="qty")': lambda: flow.sort("user", descending="qty"),  # type: ignore[arg-type]
     'flow.sort("user", nulls_last=None)': lambda: flow.sort("user", nulls_last=None),  # type: ignore[arg-type]
@@ -94,7 +96,7 @@ def test_fused_plans(golden: Golden) -> None:
 
 def test_a_distinct_takes_in_what_is_around_it_but_no_second_one(golden: Golden) -> None:
     twice = flow.filter(col("flag")).distinct("user").filter(col("qty") > 0).distinct("kind").select("kind")
-    assert dump_program(fuse(split(twice.op))) == golden
+    assert dump_program(fuse(physicalize(twice.op))) == golden
 
 
 def test_graph_text() -> None:
@@ -167,8 +169,8 @@ def test_broken_ops_are_named() -> None:
 
 
 def test_broken_programs_are_named() -> None:
-    scan = split(flow.op)
-    node = split(flow.distinct("user").op)
+    scan = physicalize(flow.op)
+    node = physicalize(flow.distinct("user").op)
     assert isinstance(node, Pipeline)
     twice = Pipeline(scan, node.steps * 2, node.items)
     with pytest.raises(InternalError, match="a distinct too many"):

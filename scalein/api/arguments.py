@@ -1,4 +1,4 @@
-"""Two inputs become one: join keys brought to one type, output names settled, unions checked."""
+"""Arguments of Flow methods, checked and resolved: join keys and their types, unions, sort, distinct, explode."""
 
 from __future__ import annotations
 
@@ -9,13 +9,19 @@ from scalein.dtypes import DType, Schema, element_of, from_arrow_type
 from scalein.dtypes import alike as same_type
 from scalein.errors import BadArgument, BadName, SourceLoc, WrongType, type_name
 from scalein.ir.exprs import Agg, Call, Col, Expr, Named, type_of
+from scalein.ir.functions.nested import is_struct
 from scalein.ir.literals import PLAIN
-from scalein.ir.ops import By, Distinct, Explode, Join, Op, Project, Sort
-from scalein.ir.printer import show_agg
+from scalein.ir.ops import By, Distinct, Explode, Join, Op, OuterJoin, Project, Sort
+from scalein.ir.printer import show_agg, show_expr
 from scalein.ir.resolve import Scope, column, resolve, shown
 from scalein.ir.unify import as_decimal, cast_to, common_type, nested_hint
 
-HOWS = ("inner", "left", "semi", "anti")
+HOWS = ("inner", "left", "right", "outer", "semi", "anti", "cross")
+_HOWS_ELSEWHERE = {
+    **dict.fromkeys(("full", "full_outer", "fullouter", "outer_coalesce"), "outer"),
+    **dict.fromkeys(("left_outer", "leftouter"), "left"), **dict.fromkeys(("right_outer", "rightouter"), "right"),
+    **dict.fromkeys(("left_semi", "leftsemi"), "semi"), **dict.fromkeys(("left_anti", "leftanti"), "anti"),
+}  # fmt: skip
 Keys = str | Column | Sequence[str | Column]
 
 
@@ -23,7 +29,13 @@ def join(left: Op, right: Op, on: Keys | None, left_on: Keys | None, right_on: K
          at: SourceLoc) -> Join:
     """The join of two ops; `right` is read whole first."""
     if how not in HOWS:
-        raise BadArgument("no such join", at=at, found=repr(how), has=", ".join(HOWS))
+        hint = f"it is {_HOWS_ELSEWHERE[how]!r} here" if how in _HOWS_ELSEWHERE else None
+        raise BadArgument("no such join", at=at, found=repr(how), has=", ".join(HOWS), hint=hint)
+    if how == "cross":
+        if on is not None or left_on is not None or right_on is not None:
+            raise BadArgument("a cross join has no keys: it gives every pair of rows", at=at,
+                              hint="leave on= away, or how=")
+        return Join(left, right, (), (), how, _kept(left, right, [], at), at=at)
     left_given, right_given = _both_sides(on, left_on, right_on, at)
     left_scope = Scope(left.schema, "join (left side)", at)
     right_scope = Scope(right.schema, "join (right side)", at)
@@ -31,7 +43,30 @@ def join(left: Op, right: Op, on: Keys | None, left_on: Keys | None, right_on: K
     right_keys = [row_expr(as_column(key, "join"), right_scope) for key in right_given]
     pairs = [_same_type(a, b, at) for a, b in zip(left_keys, right_keys, strict=True)]
     keep = () if how in ("semi", "anti") else _kept(left, right, right_keys, at)
+    if how in ("right", "outer"):
+        return _outer_join(left, right, left_keys, pairs, how, keep, at)
     return Join(left, right, tuple(a for a, _ in pairs), tuple(b for _, b in pairs), how, keep, at=at)
+
+
+def _outer_join(left: Op, right: Op, given: list[Expr], pairs: list[tuple[Expr, Expr]], how: str,
+                keep: tuple[tuple[str, str], ...], at: SourceLoc) -> OuterJoin:
+    """A join whose left key columns hold the keys of either side, in the type that both have in common."""
+    names = [key.name for key in given if isinstance(key, Col)]
+    if len(names) < len(given):
+        raise BadArgument(f"with how={how!r} the left keys are columns, which hold the keys of either side", at=at,
+                          found=", ".join(show_expr(key) for key in given if not isinstance(key, Col)),
+                          hint="compute it first: with_columns(k=...).join(..., left_on=\"k\", ...)")
+    if len(set(names)) < len(names):
+        raise BadArgument(f"with how={how!r} the left keys are different columns, which hold the keys of either side",
+                          at=at, found=", ".join(names), hint="with_columns(k2=...) makes a second one")
+    typed = {name: key for name, (key, _) in zip(names, pairs, strict=True) if not isinstance(key, Col)}
+    if typed:
+        scope = Scope(left.schema, "join (left side)", at)
+        left = Project(left, tuple(Named(name, typed.get(name, column(name, scope))) for name in left.schema.names),
+                       at=at)
+    fields = [left.schema[name] for name in names]
+    keys = tuple(Col(field.name, field.dtype, field.nullable) for field in fields)
+    return OuterJoin(left, right, keys, tuple(b for _, b in pairs), how, keep, at=at)
 
 
 def _both_sides(on: Keys | None, left_on: Keys | None, right_on: Keys | None,
@@ -40,7 +75,8 @@ def _both_sides(on: Keys | None, left_on: Keys | None, right_on: Keys | None,
     if on is not None and (left_on is not None or right_on is not None):
         raise BadArgument("join takes on, or left_on and right_on, not both", at=at, hint=hint)
     if on is None and (left_on is None or right_on is None):
-        raise BadArgument("join needs on, or both left_on and right_on", at=at, hint=hint)
+        raise BadArgument("join needs on, or both left_on and right_on", at=at,
+                          hint=f'{hint}; how="cross" gives every pair of rows')
     left, right = _as_list(on if left_on is None else left_on), _as_list(on if right_on is None else right_on)
     if len(left) != len(right):
         raise BadArgument("left_on and right_on have different lengths", at=at, found=f"{len(left)} and {len(right)}")
@@ -92,7 +128,7 @@ def _kept(left: Op, right: Op, right_keys: list[Expr], at: SourceLoc) -> tuple[t
     return tuple(kept)
 
 
-def alike(op: Op, first: Schema, number: int, at: SourceLoc) -> Op:
+def projected_to(op: Op, first: Schema, number: int, at: SourceLoc) -> Op:
     """The op in the first one's schema; only the Arrow form of text and nulls may differ."""
     found = op.schema
     if found.names != first.names:
@@ -113,9 +149,14 @@ def alike(op: Op, first: Schema, number: int, at: SourceLoc) -> Op:
 
 # Outputs of a step: what the user gave, resolved, each under its own name.
 
+def flat(given: Iterable[object]) -> list[object]:
+    """Positional arguments; those of a list or tuple count as if they were given one by one."""
+    return [each for item in given for each in (item if isinstance(item, list | tuple) else [item])]
+
+
 def row_outputs(given: Iterable[object], named: Mapping[str, object], scope: Scope) -> list[Named]:
     """Positional columns under their own names, then keyword ones; names are distinct."""
-    items = [_own_name(as_item(item, scope), scope) for item in given]
+    items = [_own_name(as_item(item, scope), scope) for item in flat(given)]
     items += [Named(name, row_expr(_keyword(value), scope)) for name, value in named.items()]
     check_distinct([item.name for item in items], scope)
     return items
@@ -155,13 +196,13 @@ def _own_name(given: Column, scope: Scope) -> Named:
     return Named(given.name, expr)
 
 
-def check_distinct(names: list[str], scope: Scope) -> None:
+def check_distinct(names: list[str], scope: Scope, hint: str = "name one of them with .alias(...)") -> None:
     """Raise `BadName` for the first name that appears twice among the outputs."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
             raise BadName(f"two outputs of {scope.step} are called {name!r}", at=scope.at, has=", ".join(names),
-                          hint="name one of them with .alias(...)")
+                          hint=hint)
         if not name:
             raise BadName(f"an output of {scope.step} has an empty name", at=scope.at)
         seen.add(name)
@@ -169,18 +210,50 @@ def check_distinct(names: list[str], scope: Scope) -> None:
 
 # Lists into rows: what the user asked to explode, checked.
 
-def explode(op: Op, name: object, scope: Scope) -> Explode:
-    """The op with a row for each element of a list."""
-    if not isinstance(name, str) or not name:
-        raise BadArgument("explode takes the name of a column", at=scope.at, found=repr(name),
-                          hint="compute it first: with_columns(tags=...).explode(\"tags\")")
-    dtype = type_of(column(name, scope))
-    element = element_of(dtype)
-    if element is None:
-        raise WrongType(f"explode takes a list, but {name!r} is {dtype!r}", at=scope.at, step=scope.step,
-                        hint=nested_hint(dtype) if dtype.is_nested else _lists(scope))
-    from_arrow_type(element.type, name)  # refused here, where the user called, if nothing can be done with it
-    return Explode(op, name, at=scope.at)
+def explode(op: Op, given: Sequence[object], scope: Scope) -> Explode:
+    """The op with a row for each element of some lists."""
+    names = flat(given)
+    if not names:
+        raise BadArgument("explode needs the name of a list", at=scope.at, hint=_lists(scope))
+    for name in names:
+        if not isinstance(name, str) or not name:
+            raise BadArgument("explode takes the name of a column", at=scope.at, found=repr(name),
+                              hint="compute it first: with_columns(tags=...).explode(\"tags\")")
+        dtype = type_of(column(name, scope))
+        element = element_of(dtype)
+        if element is None:
+            raise WrongType(f"explode takes a list, but {name!r} is {dtype!r}", at=scope.at, step=scope.step,
+                            hint=nested_hint(dtype) if dtype.is_nested else _lists(scope))
+        from_arrow_type(element.type, name)  # refused here, where the user called, if nothing can be done with it
+    return Explode(op, tuple(dict.fromkeys(map(str, names))), at=scope.at)
+
+
+def unnest(op: Op, given: Sequence[object], scope: Scope) -> Project:
+    """The op with the fields of some structs in the places of these; a field of a null struct is null."""
+    names = flat(given)
+    structs = [field.name for field in scope.schema if is_struct(field.dtype)]
+    known = f"the structs here are {', '.join(map(repr, structs))}" if structs else "no column here is a struct"
+    if not names:
+        raise BadArgument("unnest needs the name of a struct", at=scope.at, hint=known)
+    for name in names:
+        if not isinstance(name, str) or not name:
+            raise BadArgument("unnest takes names of columns", at=scope.at, found=repr(name))
+        dtype = type_of(column(name, scope))
+        if not is_struct(dtype):
+            hint = f"explode({name!r}) makes rows of a list" if element_of(dtype) is not None else known
+            raise WrongType(f"unnest takes a struct, but {name!r} is {dtype!r}", at=scope.at, step=scope.step,
+                            hint=hint)
+    items: list[Named] = []
+    for field in scope.schema:
+        if field.name not in names:
+            items.append(Named(field.name, column(field.name, scope)))
+            continue
+        struct = as_column(field.name, scope.step).struct
+        items += [Named(part.name, row_expr(struct.field(part.name), scope)) for part in field.dtype.nested or ()]
+    if not items:
+        raise BadArgument("unnest would leave no column: the struct has no fields", at=scope.at)
+    check_distinct([item.name for item in items], scope, "rename the column, or take fields with .struct.field(name)")
+    return Project(op, tuple(items), at=scope.at)
 
 
 def _lists(scope: Scope) -> str:
@@ -195,11 +268,12 @@ def _lists(scope: Scope) -> str:
 Order = str | Column | Sequence[str | Column]
 
 
-def distinct(op: Op, names: Sequence[object], scope: Scope) -> Distinct:
+def distinct(op: Op, given: Sequence[object], scope: Scope) -> Distinct:
     """The first rows by the named columns; by all of them if none is named."""
+    names = flat(given)
     for name in names:
         if not isinstance(name, str):
-            hint = "unpack it: distinct(*names)" if isinstance(name, list | tuple | set) else (
+            hint = "unpack it: distinct(*names)" if isinstance(name, set) else (
                 "compute it first: with_columns(k=...).distinct(\"k\")")
             raise BadArgument("distinct takes names of columns", at=scope.at, found=repr(name), hint=hint)
     keys = [column(str(name), scope) for name in names] or [column(name, scope) for name in op.schema.names]
@@ -211,8 +285,9 @@ def distinct(op: Op, names: Sequence[object], scope: Scope) -> Distinct:
     return Distinct(op, tuple(dict.fromkeys(key.name for key in keys)), at=scope.at)
 
 
-def sort(op: Op, by: Sequence[object], descending: object, nulls_last: object, scope: Scope) -> Sort:
+def sort(op: Op, given: Sequence[object], descending: object, nulls_last: object, scope: Scope) -> Sort:
     """All rows in order."""
+    by = flat(given)
     example = f'for example {scope.step}("x", descending=True)'
     if not by:
         raise BadArgument(f"{scope.step} needs something to sort by", at=scope.at, has=shown(scope.schema),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from scalein.connectors.base import BoundSource
-from scalein.connectors.in_memory import Batches, bare, conform, of_arrow, of_table_as_is
+from scalein.connectors.in_memory import Batches, conform, of_arrow, of_table_as_is, plain_schema
 from scalein.dtypes import Schema, from_arrow_type
 from scalein.errors import BadArgument, SourceLoc, WrongType
 from scalein.ir.literals import as_dtype
@@ -43,7 +43,7 @@ def as_schema(given: object, step: str, at: SourceLoc) -> pa.Schema:
     if not isinstance(given, pa.Schema):
         raise BadArgument(f"{step} takes a pyarrow or Spark schema, or a dict of names and types", at=at,
                           found=repr(given), hint='for example {"price": pa.float64()}')
-    arrow = bare(given, at)
+    arrow = plain_schema(given, at)
     _check_types(arrow, at)
     return arrow
 
@@ -63,7 +63,7 @@ def bind(op: Op, data: object, at: SourceLoc, hint: str = _HINT) -> Op:
     waiting = _unbound(op, data, at, hint)
     if waiting is None:
         return op
-    bound = _bound(waiting, of_arrow(data, at), at)
+    bound = _bound(waiting, of_arrow(data, at, waiting.arrow), at)
     return rewrite(op, lambda below: bound if below is waiting else None)
 
 
@@ -109,7 +109,7 @@ class Queries:
     """
 
     __slots__ = ("_known", "_op", "_own")
-    MOST = 8
+    MAX_PLANS = 8
 
     def __init__(self, op: Op) -> None:
         self._op = op
@@ -132,11 +132,11 @@ class Queries:
         if waiting is None:
             self._own = Query(self._op)
             return self._own, None
-        bound = _bound(waiting, of_arrow(data, at), at)
+        bound = _bound(waiting, of_arrow(data, at, waiting.arrow), at)
         assert isinstance(bound.data, Batches)
         found = next((query for schema, query in self._known if schema.equals(bound.arrow)), None)
         if found is None:
             read = replace(bound, data=None)
             found = Query(rewrite(self._op, lambda below: read if below is waiting else None))
-            self._known = [(bound.arrow, found), *self._known[: self.MOST - 1]]
+            self._known = [(bound.arrow, found), *self._known[: self.MAX_PLANS - 1]]
         return found, bound.data

@@ -7,9 +7,7 @@ raised by that call; only what depends on the data waits for `collect`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from html import escape
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 
@@ -17,22 +15,25 @@ from scalein.api import hints
 from scalein.api.arguments import (
     Keys,
     Order,
-    alike,
     as_item,
     distinct,
     explode,
     first_rows,
+    flat,
     join,
+    projected_to,
     row_expr,
     row_outputs,
     sort,
+    unnest,
 )
 from scalein.api.binding import Queries, as_schema, bind, source
-from scalein.api.column import Column
+from scalein.api.column import Column, count
 from scalein.api.groupby import GroupBy, group
 from scalein.api.hints import Hinted
 from scalein.api.windows import WindowSpec
 from scalein.connectors.in_memory import of_arrow
+from scalein.connectors.sinks.file_writers import CsvFiles, IpcFiles, JsonFiles, ParquetFiles, WriteFormat
 from scalein.dtypes import BOOL, Kind
 from scalein.durations import Duration, in_units, span
 from scalein.errors import BadArgument, BadName, WrongType, here
@@ -83,6 +84,8 @@ class Flow(Hinted):
         return f"Flow\n{dump(self.op)}"
 
     def _repr_html_(self) -> str:
+        from html import escape
+
         rows = "".join(f"<tr><td>{escape(f.name)}</td><td>{escape(repr(f.dtype))}</td>"
                        f"<td>{'yes' if f.nullable else 'no'}</td></tr>" for f in self.op.schema)
         head = "<tr><th>column</th><th>type</th><th>nullable</th></tr>"
@@ -113,8 +116,8 @@ class Flow(Hinted):
         assert whole is not None
         return Flow(ops.Filter(self.op, whole, at=scope.at))
 
-    def select(self, *columns: Column | str, **named: object) -> Flow:
-        """Only these columns, in this order: names, expressions, and `name=expression`.
+    def select(self, *columns: Column | str | Sequence[Column | str], **named: object) -> Flow:
+        """Only these columns, in this order: names, expressions, lists of them, and `name=expression`.
 
         >>> import pyarrow as pa, scalein as si
         >>> from scalein import col
@@ -127,7 +130,7 @@ class Flow(Hinted):
             raise BadArgument("select needs at least one column", at=scope.at, has=shown(scope.schema))
         return Flow(ops.Project(self.op, tuple(items), at=scope.at))
 
-    def with_columns(self, *columns: Column | str, **named: object) -> Flow:
+    def with_columns(self, *columns: Column | str | Sequence[Column | str], **named: object) -> Flow:
         """All columns, and these: one of a name that exists takes its place, new ones follow at the end.
 
         All expressions see the columns as they were before.
@@ -144,10 +147,15 @@ class Flow(Hinted):
         kept = [new.pop(name, Named(name, column(name, scope))) for name in self.columns]
         return Flow(ops.Project(self.op, (*kept, *new.values()), at=scope.at))
 
-    def drop(self, *names: str) -> Flow:
-        """All columns but these."""
+    def drop(self, *names: str | Sequence[str]) -> Flow:
+        """All columns but these.
+
+        >>> import scalein as si
+        >>> si.from_arrow({"x": [1], "y": [2], "z": [3]}).drop("x", "z").columns
+        ['y']
+        """
         scope = self._scope("drop")
-        gone = {column(_name(name, scope), scope).name for name in names}
+        gone = {column(_name(name, scope), scope).name for name in flat(names)}
         if not gone:
             raise BadArgument("drop needs at least one name", at=scope.at)
         if len(gone) == len(self.columns):
@@ -181,14 +189,26 @@ class Flow(Hinted):
 
     def limit(self, count: int) -> Flow:
         """The first `count` rows in the source's order."""
+        return self._limit(count, "limit")
+
+    def head(self, n: int = 5) -> Flow:
+        """The first `n` rows, to look at: `limit` with a default.
+
+        >>> import scalein as si
+        >>> si.from_arrow({"x": list(range(100))}).head(3).collect().to_pydict()
+        {'x': [0, 1, 2]}
+        """
+        return self._limit(n, "head")
+
+    def _limit(self, count: int, step: str) -> Flow:
         at = here(self.op.at)
         if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count < 2**63:
-            raise BadArgument("limit takes a number of rows, 0 or more", at=at, found=repr(count))
+            raise BadArgument(f"{step} takes a number of rows, 0 or more", at=at, found=repr(count))
         return Flow(ops.Limit(self.op, count, at=at))
 
     # --- some rows, in some order ---
 
-    def distinct(self, *names: str) -> Flow:
+    def distinct(self, *names: str | Sequence[str]) -> Flow:
         """Rows unlike any before them; with names, the first row of each value of these columns.
 
         Rows keep the source's order. Null is a value of its own.
@@ -200,7 +220,8 @@ class Flow(Hinted):
         """
         return Flow(distinct(self.op, names, self._scope("distinct")))
 
-    def sort(self, *by: Column | str, descending: bool | Sequence[bool] = False, nulls_last: bool = False) -> Flow:
+    def sort(self, *by: Column | str | Sequence[Column | str], descending: bool | Sequence[bool] = False,
+             nulls_last: bool = False) -> Flow:
         """All rows in order; ties keep the source's order, and what follows row by row keeps this one.
 
         `descending` may be a list, one for each column. Nulls come first, or last with `nulls_last`, whatever the
@@ -245,17 +266,30 @@ class Flow(Hinted):
             raise BadArgument("map_batches takes a function of a record batch", at=at, found=repr(fn))
         return Flow(ops.MapBatches(self.op, fn, as_schema(schema, "map_batches", at), at=at))
 
-    def explode(self, column: str) -> Flow:
+    def explode(self, *columns: str | Sequence[str]) -> Flow:
         """A row for each element of a list column, in order; the other columns repeat.
 
-        A null or empty list gives no row.
+        A null or empty list gives no row. Several columns are exploded side by side: the lists of a row must have one
+        length.
 
         >>> import pyarrow as pa, scalein as si
-        >>> flow = si.from_arrow(pa.table({"user": ["a", "b"], "tags": [["x", "y"], []]}))
-        >>> flow.explode("tags").collect().to_pydict()
+        >>> flow = si.from_arrow(pa.table({"user": ["a", "b"], "tags": [["x", "y"], []], "n": [[1, 2], None]}))
+        >>> flow.explode("tags").select("user", "tags").collect().to_pydict()
         {'user': ['a', 'a'], 'tags': ['x', 'y']}
+        >>> flow.explode("tags", "n").collect().to_pydict()
+        {'user': ['a', 'a'], 'tags': ['x', 'y'], 'n': [1, 2]}
         """
-        return Flow(explode(self.op, column, self._scope("explode")))
+        return Flow(explode(self.op, columns, self._scope("explode")))
+
+    def unnest(self, *columns: str | Sequence[str]) -> Flow:
+        """The fields of struct columns as columns of their own, in the struct's place; null where the struct is null.
+
+        >>> import scalein as si
+        >>> flow = si.from_arrow({"id": [1, 2], "at": [{"x": 3, "y": 4}, None]})
+        >>> flow.unnest("at").collect().to_pydict()
+        {'id': [1, 2], 'x': [3, None], 'y': [4, None]}
+        """
+        return Flow(unnest(self.op, columns, self._scope("unnest")))
 
     # --- several inputs ---
 
@@ -265,28 +299,36 @@ class Flow(Hinted):
         if not others:
             raise BadArgument("union needs another flow", at=at)
         first = self.op.schema
-        rest = (alike(_as_op(other), first, number, at) for number, other in enumerate(others, 2))
+        rest = (projected_to(_as_op(other), first, number, at) for number, other in enumerate(others, 2))
         return Flow(ops.Union((self.op, *rest), at=at))
 
     def join(self, other: object, on: Keys | None = None, *, left_on: Keys | None = None,
              right_on: Keys | None = None, how: str = "inner") -> Flow:
         """Each row with the matching rows of a static table: a flow, or anything that `from_arrow` takes.
 
-        `how` is "inner", "left", "semi" (rows with a match, once) or "anti" (rows without one). The result has the
-        left columns, then the right ones except the keys; a name that both have gets `_right`. Null matches nothing.
+        `how` is "inner", "left", "right", "outer", "semi" (rows with a match, once), "anti" (rows without one), or
+        "cross" (every pair of rows, without keys). The result has the left columns, then the right ones except the
+        keys; a name that both have gets `_right`. Null matches nothing.
+
+        "right" and "outer" keep the table's rows without a match: they come last, and the left key columns hold their
+        keys. So the flow must end: jobs over endless input refuse them.
 
         >>> import pyarrow as pa, scalein as si
         >>> ads = pa.table({"ad": [1, 2], "campaign": ["a", "b"]})
-        >>> si.from_arrow(pa.table({"ad": [2, 2, 3]})).join(ads, on="ad").collect().to_pydict()
+        >>> views = si.from_arrow(pa.table({"ad": [2, 2, 3]}))
+        >>> views.join(ads, on="ad").collect().to_pydict()
         {'ad': [2, 2], 'campaign': ['b', 'b']}
+        >>> views.join(ads, on="ad", how="outer").collect().to_pydict()
+        {'ad': [2, 2, 3, 1], 'campaign': ['b', 'b', None, 'a']}
         """
         at = here(self.op.at)
         return Flow(join(self.op, _as_op(other), on, left_on, right_on, how, at))
 
     # --- groups and time ---
 
-    def group_by(self, *keys: Column | str | WindowSpec, **named: object) -> GroupBy:
-        """Groups of rows with equal keys: names, expressions, and at most one window. `agg` follows.
+    def group_by(self, *keys: Column | str | WindowSpec | Sequence[Column | str | WindowSpec],
+                 **named: object) -> GroupBy:
+        """Groups of rows with equal keys: names, expressions, lists of them, and at most one window. `agg` follows.
 
         Without keys all rows are one group, even if there are none.
 
@@ -335,6 +377,114 @@ class Flow(Hinted):
         options = Options.make(workers=workers, memory=memory, cpu=cpu, at=at)
         query, given = self._queries.of(data, at)
         return query.batches(options, given)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """The result as an Arrow stream, for `pa.table(flow)`, `pl.DataFrame(flow)`, DuckDB and others.
+
+        The flow runs while the stream is read, each time anew.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> pa.table(si.from_arrow({"x": [1, 2, 3]}).filter(si.col("x") > 1)).to_pydict()
+        {'x': [2, 3]}
+        """
+        return pa.RecordBatchReader.from_batches(self.schema, self.batches()).__arrow_c_stream__(requested_schema)
+
+    def count(self, data: object = None, *, workers: int | None = None, memory: str | int | None = None,
+              cpu: str | None = None) -> int:
+        """The number of rows. Only what decides about it is computed.
+
+        >>> import scalein as si
+        >>> si.from_arrow({"x": [1, 2, 3]}).filter(si.col("x") > 1).count()
+        2
+        """
+        found = self.group_by().agg(count()).collect(data, workers=workers, memory=memory, cpu=cpu)
+        return int(found["count"][0].as_py())
+
+    def describe(self, data: object = None, *, workers: int | None = None, memory: str | int | None = None,
+                 cpu: str | None = None) -> pa.Table:
+        """Each column in nine numbers, in one pass: count, null_count, mean, std, min, 25%, 50%, 75%, max.
+
+        Numbers and bools are described as float64, with exact quantiles, so that their values are held in memory. Text
+        and times have their least and greatest value, as text; nested columns have their counts.
+
+        >>> import scalein as si
+        >>> table = si.from_arrow({"x": [1, 2, 3, None], "s": ["b", "a", "c", "a"]}).describe()
+        >>> table["statistic"].to_pylist()
+        ['count', 'null_count', 'mean', 'std', 'min', '25%', '50%', '75%', 'max']
+        >>> table["x"].to_pylist()
+        [3.0, 1.0, 2.0, 1.0, 1.0, 1.5, 2.0, 2.5, 3.0]
+        >>> table["s"].to_pylist()
+        ['4', '0', None, None, 'a', None, None, None, 'c']
+        """
+        from scalein.api.describe import STATISTIC, describe
+
+        if STATISTIC in self.columns:
+            raise BadName(f"describe names its own column {STATISTIC!r}", at=here(),
+                          hint="rename the other, or drop it")
+        return describe(self.op.schema, self.batches(data, workers=workers, memory=memory, cpu=cpu))
+
+    def write_parquet(self, path: object, data: object = None, *, workers: int | None = None,
+                      memory: str | int | None = None, cpu: str | None = None) -> int:
+        """Write the result to one Parquet file, and return its number of rows.
+
+        The file is there when it is complete: rows go to a temporary file beside it, which takes its name at the end.
+        Batches are written as they are computed, so the result may be larger than memory.
+
+        >>> import scalein as si, tempfile
+        >>> path = tempfile.mkdtemp() + "/x.parquet"
+        >>> si.from_arrow({"x": [1, 2, 3]}).filter(si.col("x") > 1).write_parquet(path)
+        2
+        >>> si.read_parquet(path).collect().to_pydict()
+        {'x': [2, 3]}
+        """
+        return self._write(path, ParquetFiles(), "write_parquet", data, workers, memory, cpu)
+
+    def write_ipc(self, path: object, data: object = None, *, workers: int | None = None,
+                  memory: str | int | None = None, cpu: str | None = None) -> int:
+        """Write the result to one Arrow IPC file; otherwise like `write_parquet`.
+
+        >>> import scalein as si, tempfile
+        >>> si.from_arrow({"x": [1, 2, 3]}).write_ipc(tempfile.mkdtemp() + "/x.arrow")
+        3
+        """
+        return self._write(path, IpcFiles(), "write_ipc", data, workers, memory, cpu)
+
+    def write_csv(self, path: object, data: object = None, *, workers: int | None = None,
+                  memory: str | int | None = None, cpu: str | None = None) -> int:
+        """Write the result to one CSV file with a line of names; otherwise like `write_parquet`.
+
+        >>> import scalein as si, tempfile
+        >>> path = tempfile.mkdtemp() + "/x.csv"
+        >>> si.from_arrow({"x": [1, None], "s": ["a", "b,c"]}).write_csv(path)
+        2
+        >>> print(open(path).read().strip())
+        "x","s"
+        1,"a"
+        ,"b,c"
+        """
+        return self._write(path, CsvFiles(), "write_csv", data, workers, memory, cpu)
+
+    def write_json(self, path: object, data: object = None, *, workers: int | None = None,
+                   memory: str | int | None = None, cpu: str | None = None) -> int:
+        """Write the result to one file with a JSON object a line; otherwise like `write_parquet`.
+
+        >>> import scalein as si, tempfile
+        >>> path = tempfile.mkdtemp() + "/x.json"
+        >>> si.from_arrow({"x": [1, None]}).write_json(path)
+        2
+        >>> print(open(path).read().strip())
+        {"x":1}
+        {"x":null}
+        """
+        return self._write(path, JsonFiles(), "write_json", data, workers, memory, cpu)
+
+    def _write(self, path: object, format: WriteFormat, step: str, data: object, workers: int | None,
+               memory: str | int | None, cpu: str | None) -> int:
+        from scalein.connectors.sinks.single_file import file_path, write_file
+
+        target = file_path(path, step, here())
+        batches = self.batches(data, workers=workers, memory=memory, cpu=cpu)
+        return write_file(target, format, self.schema, batches)
 
     def start(self, data: object = None, *, sink: object, checkpoint: object = None, every: Duration = "1s",
               emit: str = "final", late: object = "drop", on_error: object = "raise", workers: int | None = None,
@@ -410,7 +560,20 @@ class Flow(Hinted):
 
         return map_partitions(self.op, rows)
 
+    # --- habits from elsewhere
+
+    def __getitem__(self, key: object) -> NoReturn:
+        raise TypeError(f"a Flow has no items; {hints.subscript(key)}")
+
+    def __len__(self) -> NoReturn:
+        raise TypeError("a Flow has no length before it runs; use flow.count()")
+
+    def __bool__(self) -> bool:
+        return True
+
     def __reduce__(self) -> tuple[object, ...]:
+        from importlib.util import find_spec
+
         if find_spec("pyspark") is None:
             return type(self), (self.op,)
         from scalein.spark.serialize import rebuild_flow, serialize_plan

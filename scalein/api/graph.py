@@ -16,7 +16,7 @@ from scalein.ir.ops import Op
 from scalein.ir.rewrite import walk_ops
 
 _WIDEST = 44  # characters in a line of a box
-_MOST_LINES = 4
+_MAX_LINES = 4
 _HARD_SPACE, _EQUALS = "\u00a0", re.compile(" ([=!<>]=?) ")
 _CHAR, _LINE, _PAD, _GAP_X, _GAP_Y = 7.3, 16, 10, 24, 36  # pixels, for a monospaced font of 12
 _LANE, _SPREAD = 12, 28  # room for an arrow that passes other boxes; between the arrows that end at one box
@@ -30,6 +30,7 @@ _COLOURS = {
     "Sort": ("#e2ecfa", "#3a6fb5"),
     "Aggregate": ("#e2ecfa", "#3a6fb5"),
     "Join": ("#e2ecfa", "#3a6fb5"),
+    "OuterJoin": ("#e2ecfa", "#3a6fb5"),
 }
 _OTHER = ("#f4f4f5", "#71717a")
 
@@ -82,8 +83,8 @@ def _lines(op: Op) -> list[str]:
     # No line ends beside an equals sign, and `wrap` breaks at no other space than this one.
     lines = [line.replace(_HARD_SPACE, " ")
              for line in wrap(_EQUALS.sub(rf"{_HARD_SPACE}\1{_HARD_SPACE}", detail), _WIDEST, break_on_hyphens=False)]
-    if len(lines) > _MOST_LINES:
-        lines = [*lines[: _MOST_LINES - 1], lines[_MOST_LINES - 1][: _WIDEST - 4] + " ..."]
+    if len(lines) > _MAX_LINES:
+        lines = [*lines[: _MAX_LINES - 1], lines[_MAX_LINES - 1][: _WIDEST - 4] + " ..."]
     return [name, *lines]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from scalein.api import hints
-from scalein.api.arguments import check_distinct, row_outputs
+from scalein.api.arguments import check_distinct, flat, row_outputs
 from scalein.api.column import Column
 from scalein.api.hints import Hinted
 from scalein.api.windows import WindowSpec, resolve_window
@@ -19,7 +19,7 @@ from scalein.ir.unify import nested_hint
 if TYPE_CHECKING:
     from scalein.api.flow import Flow
 
-MOST_KEYS = 64  # a record has one word of null bits
+MAX_KEYS = 64  # a record has one word of null bits
 _WINDOW_COLUMNS = ["window_start", "window_end"]
 
 
@@ -51,7 +51,7 @@ class GroupBy(Hinted):
         ['shop', 'count', 'total']
         """
         scope = Scope(self._op.schema, "agg", here())
-        given = [*((None, item) for item in aggregates), *named.items()]
+        given = [*((None, item) for item in flat(aggregates)), *named.items()]
         if not given:
             raise BadArgument("agg needs at least one aggregate", at=scope.at, hint="for example si.count()")
         grouped = bool(self._keys) or self._window is not None
@@ -90,6 +90,7 @@ def _how_to_write(given: object) -> str:
 def group(op: Op, keys: Iterable[object], named: Mapping[str, object], wrap: type[Flow]) -> GroupBy:
     """Keys and at most one window, resolved."""
     scope = Scope(op.schema, "group_by", here())
+    keys = flat(keys)
     windows = [key for key in keys if isinstance(key, WindowSpec)]
     misnamed = next((name for name, key in named.items() if isinstance(key, WindowSpec)), None)
     if misnamed is not None:
@@ -103,8 +104,8 @@ def group(op: Op, keys: Iterable[object], named: Mapping[str, object], wrap: typ
     if nested is not None:
         raise WrongType(f"group_by takes no nested keys, but {nested.name!r} is {type_of(nested.expr)!r}", at=scope.at,
                         hint=nested_hint(type_of(nested.expr)))
-    if len(resolved) > MOST_KEYS:
-        raise BadArgument(f"group_by takes at most {MOST_KEYS} keys", at=scope.at, found=str(len(resolved)))
+    if len(resolved) > MAX_KEYS:
+        raise BadArgument(f"group_by takes at most {MAX_KEYS} keys", at=scope.at, found=str(len(resolved)))
     window = resolve_window(windows[0], scope) if windows else None
     if window is not None:
         check_distinct([*(key.name for key in resolved), *_WINDOW_COLUMNS], scope)

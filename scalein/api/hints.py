@@ -1,4 +1,5 @@
-"""What users of PySpark, pandas and Polars write first, and what it is called here: hints for names that are missing.
+"""What users of PySpark, pandas, Polars, Flink and Bytewax write first, and what it is called here: hints for names
+that are missing.
 
 A name that is missing is an `AttributeError`, as Python's protocols (`hasattr`, pickle, copy, notebooks) expect.
 """
@@ -32,24 +33,59 @@ class Hinted:
             raise missing(self._called, name, self._elsewhere, self)
 
 
+def subscript(key: object) -> str:
+    """What to write for `flow[key]`."""
+    match key:
+        case str():
+            return f"col({key!r}) is the column, and flow.select({key!r}) the flow of it alone"
+        case list() | tuple() if key and all(isinstance(each, str) for each in key):
+            return f"use flow.select({', '.join(map(repr, key))})"
+        case slice() | int():
+            return "use flow.limit(n), or collect() and slice its table"
+        case _:
+            return "use flow.filter(condition), or flow.select(...)"
+
+
 FLOW = {
     "where": "use filter", "query": "use filter", "groupBy": "use group_by", "groupby": "use group_by",
     "withColumn": "use with_columns", "with_column": "use with_columns", "withColumns": "use with_columns",
     "assign": "use with_columns", "withColumnRenamed": "use rename", "selectExpr": "use select with expressions",
-    "head": "use limit", "take": "use limit", "first": "use limit(1)", "tail": "use collect() and slice its table",
-    "show": "use print(flow.collect())", "toPandas": "use collect().to_pandas()", "to_arrow": "use collect()",
-    "to_pandas": "use collect().to_pandas()", "toArrow": "use collect()", "to_batches": "use batches",
-    "merge": "use join", "agg": "use group_by().agg(...)", "count": "use group_by().agg(si.count())",
+    "take": "use limit", "first": "use limit(1)", "tail": "use collect() and slice its table",
+    **dict.fromkeys(("show", "print", "inspect"), "use print(flow.head().collect())"),
+    **dict.fromkeys(("toPandas", "to_pandas"), "use collect().to_pandas()"), "to_polars": "use pl.DataFrame(flow)",
+    **dict.fromkeys(("to_arrow", "toArrow", "to_table"), "use collect()"), "to_batches": "use batches",
+    **dict.fromkeys(("to_dicts", "to_pylist", "rows", "iter_rows", "itertuples"), "use collect().to_pylist()"),
+    **dict.fromkeys(("to_dict", "to_pydict"), "use collect().to_pydict()"),
+    "execute": "use collect(), or start(sink=...)",
+    **dict.fromkeys(("height", "shape", "len", "size"), "use count()"), "width": "flow.columns has the names",
+    **dict.fromkeys(("write", "writeStream", "sink_to", "sinkTo", "add_sink", "addSink"),
+                    "use write_parquet(path), or start(sink=si.to_parquet(folder)) for a job"),
+    **{f"{verb}_{kind}": f"use write_{kind}(path), or start(sink=si.to_{kind}(folder)) for a job"
+       for verb in ("to", "sink") for kind in ("parquet", "csv", "ipc", "json")},
+    **dict.fromkeys(("write_ndjson", "sink_ndjson"), "use write_json"), "to_feather": "use write_ipc",
+    "merge": "use join", **dict.fromkeys(("crossJoin", "cross_join"), 'use join(other, how="cross")'),
+    **dict.fromkeys(("agg", "aggregate", "reduce"), "use group_by().agg(...)"),
+    **dict.fromkeys(("key_by", "keyBy"), "use group_by(key, window).agg(...)"), "key_on": "use group_by(key).agg(...)",
+    **dict.fromkeys(("window_all", "windowAll", "window", "group_by_dynamic", "resample", "rolling"),
+                    'group_by takes windows: group_by(si.tumbling("t", "10s")).agg(...)'),
+    **dict.fromkeys(("count_window", "collect_window", "fold_window", "reduce_window"),
+                    'group_by takes windows: group_by("k", si.tumbling("t", "10s")).agg(...)'),
+    **dict.fromkeys(("assign_timestamps_and_watermarks", "assignTimestampsAndWatermarks"), "use with_watermark"),
+    **dict.fromkeys(("map", "map_rows", "map_elements", "map_value", "applymap"),
+                    "use select or with_columns, with @si.udf for a function of Python"),
+    **dict.fromkeys(("flat_map", "flatMap", "flat_map_batch"), "use explode, or map_batches"),
+    "filter_map": "use filter", "pipe": "call the function with the flow", "iterrows": "use batches",
     "mapInArrow": "use map_batches", "mapInPandas": "use map_batches", "apply": "use map_batches, or si.udf",
     "orderBy": "use sort", "order_by": "use sort", "sort_values": "use sort", "sort_by": "use sort",
     "sortWithinPartitions": "use sort", "dropDuplicates": "use distinct", "drop_duplicates": "use distinct",
     "unique": "use distinct", "nlargest": "use top_k", "nsmallest": "use bottom_k", "unionAll": "use union",
     "unionByName": "use union; bring the columns into one order with select", "concat": "use union",
-    "unnest": "use explode", "flatten": "use explode", "drop_nulls": 'use filter(col("x").is_not_null())',
+    "flatten": "use explode", "drop_nulls": 'use filter(col("x").is_not_null())',
     "dropna": 'use filter(col("x").is_not_null())', "fillna": 'use with_columns(col("x").fill_null(...))',
     "fill_null": 'use with_columns(col("x").fill_null(...))', "printSchema": "use schema", "dtypes": "use schema",
     "subtract": 'use join(..., how="anti")', "intersect": 'use join(..., how="semi")',
-    "withWatermark": "use with_watermark", "lazy": "a flow is lazy already",
+    "withWatermark": "use with_watermark", "lazy": "a flow is lazy already", "summary": "use describe",
+    "connect": "use union or join", "filterNot": "use filter(~condition)", "fetch": "use head(n).collect()",
     **dict.fromkeys(("cache", "persist"), "collect() it once, and go on with from_arrow"),
     **{name: f'use group_by().agg(col("x").{name}())' for name in (
         "sum", "mean", "min", "max", "median", "std", "var")},
@@ -120,7 +156,7 @@ LIST = {
 
 STRUCT = {
     **dict.fromkeys(("getField", "get_field", "get", "getItem"), "use field"),
-    **dict.fromkeys(("unnest", "fields"), "use field(name) for each, in a select"),
+    "unnest": "use flow.unnest(name)", "fields": "use field(name) for each, or flow.unnest(name)",
 }  # fmt: skip
 
 GROUP_BY = {
@@ -131,6 +167,8 @@ GROUP_BY = {
     "quantile": 'use .agg(col("x").quantile(q))', "aggregate": "use agg", "all": 'use .agg(col("x").collect())',
     **dict.fromkeys(("head", "tail", "nlargest"), 'use .agg(col("x").top_k(k, by=...))'),
     **dict.fromkeys(("filter", "having"), "use it behind .agg(...)"),
+    **dict.fromkeys(("window", "rolling", "time_window", "count_window"),
+                    'give the window with the keys: group_by("k", si.tumbling("t", "10s"))'),
     **dict.fromkeys(("collect", "select", "sort", "limit", "explain"), "call .agg(...) first"),
     **dict.fromkeys(("apply", "map_groups", "applyInPandas", "pivot"), "there is only .agg(...)"),
 }  # fmt: skip
@@ -152,6 +190,5 @@ MODULE = {
     **dict.fromkeys(("scan_ndjson", "read_ndjson"), "use read_json"),
     "readStream": "use read_parquet(..., follow=True)",
     **dict.fromkeys(("DataFrame", "LazyFrame", "createDataFrame", "from_pandas", "from_polars"), "use from_arrow"),
-    **dict.fromkeys(("from_dict", "from_pydict"), "use from_arrow(pa.table(data))"),
-    **dict.fromkeys(("from_dicts", "from_pylist"), "use from_arrow(pa.Table.from_pylist(rows))"),
+    **dict.fromkeys(("from_dict", "from_pydict", "from_dicts", "from_pylist"), "use from_arrow(data)"),
 }  # fmt: skip

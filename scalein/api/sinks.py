@@ -1,16 +1,19 @@
-"""Where a job's rows go: `flow.start(sink=...)`."""
+"""Where a job's rows go: `flow.start(sink=...)`. Sinks are imported when one is made: most flows have none."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from scalein.connectors.sinks.file_writers import CsvFiles, IpcFiles, JsonFiles, ParquetFiles, WriteFormat
-from scalein.connectors.sinks.files import FileSink
-from scalein.connectors.sinks.simple import CallbackSink, ConsoleSink, MemorySink, format_table
 from scalein.errors import BadArgument, here
 from scalein.options import parse_size
+
+if TYPE_CHECKING:
+    from scalein.connectors.sinks.file_writers import WriteFormat
+    from scalein.connectors.sinks.files import FileSink
+    from scalein.connectors.sinks.simple import CallbackSink, ConsoleSink, MemorySink
 
 
 def to_parquet(path: object, *, partition_by: str | Sequence[str] | None = None, roll: str | int = "256MB") -> FileSink:
@@ -24,6 +27,8 @@ def to_parquet(path: object, *, partition_by: str | Sequence[str] | None = None,
     >>> si.to_parquet(tempfile.gettempdir(), partition_by="country", roll="64MB")
     to_parquet(...)
     """
+    from scalein.connectors.sinks.file_writers import ParquetFiles
+
     return _files(path, ParquetFiles(), partition_by, roll, "to_parquet")
 
 
@@ -34,6 +39,8 @@ def to_ipc(path: object, *, partition_by: str | Sequence[str] | None = None, rol
     >>> si.to_ipc(tempfile.gettempdir())
     to_ipc(...)
     """
+    from scalein.connectors.sinks.file_writers import IpcFiles
+
     return _files(path, IpcFiles(), partition_by, roll, "to_ipc")
 
 
@@ -44,6 +51,8 @@ def to_csv(path: object, *, partition_by: str | Sequence[str] | None = None, rol
     >>> si.to_csv(tempfile.gettempdir())
     to_csv(...)
     """
+    from scalein.connectors.sinks.file_writers import CsvFiles
+
     return _files(path, CsvFiles(), partition_by, roll, "to_csv")
 
 
@@ -56,6 +65,8 @@ def to_json(path: object, *, partition_by: str | Sequence[str] | None = None, ro
     >>> si.to_json(tempfile.gettempdir())
     to_json(...)
     """
+    from scalein.connectors.sinks.file_writers import JsonFiles
+
     return _files(path, JsonFiles(), partition_by, roll, "to_json")
 
 
@@ -70,6 +81,8 @@ def to_callback(fn: Callable[[pa.RecordBatch], object]) -> CallbackSink:
     """
     if not callable(fn):
         raise BadArgument("to_callback takes a function of a record batch", at=here(), found=repr(fn))
+    from scalein.connectors.sinks.simple import CallbackSink
+
     return CallbackSink(fn)
 
 
@@ -82,6 +95,8 @@ def to_memory() -> MemorySink:
     >>> sink.table().to_pydict()
     {'x': [1, 2]}
     """
+    from scalein.connectors.sinks.simple import MemorySink
+
     return MemorySink()
 
 
@@ -98,11 +113,15 @@ def to_console(rows: int = 20) -> ConsoleSink:
     """
     if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
         raise BadArgument("to_console takes a number of rows, 1 or more", at=here(), found=repr(rows))
+    from scalein.connectors.sinks.simple import ConsoleSink, format_table
+
     return ConsoleSink(rows, format_table)
 
 
 def _files(path: object, format: WriteFormat, partition_by: str | Sequence[str] | None, roll: str | int,
            step: str) -> FileSink:
+    from scalein.connectors.sinks.files import FileSink
+
     at = here()
     by = [partition_by] if isinstance(partition_by, str) else list(partition_by or ())
     if not all(isinstance(name, str) for name in by) or len(set(by)) < len(by):

@@ -1,31 +1,35 @@
-"""Where flows begin: data in memory, files, streams, a generator, and sources of your own."""
+"""Where flows begin: data in memory, files, streams, a generator, and sources of your own.
+
+Formats and sources are imported when one is used: importing scalein does not read them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from scalein.api.binding import as_schema, source, unbound
 from scalein.api.flow import Flow
 from scalein.connectors.base import BoundSource, of_source
-from scalein.connectors.formats.base import Format
-from scalein.connectors.formats.ipc import Ipc
-from scalein.connectors.formats.parquet import Parquet
-from scalein.connectors.formats.text import Csv, JsonLines
 from scalein.connectors.in_memory import of_arrow, of_batches
-from scalein.connectors.sources.files import FileSource
-from scalein.connectors.sources.generate import BATCH_ROWS, Generated
-from scalein.connectors.sources.streams import FlightSource, SocketSource, is_address
 from scalein.errors import BadArgument, SourceLoc, here
+
+if TYPE_CHECKING:
+    from scalein.connectors.formats.base import Format
 
 
 def from_arrow(data: object) -> Flow:
     """A flow over data in memory or in a reader: pyarrow, pandas, polars, DuckDB, or any Arrow stream. No copy.
 
+    A dict of lists, or a list of dicts with the same names, is data too.
+
     >>> import pyarrow as pa, scalein as si
     >>> si.from_arrow(pa.table({"x": [1, 2, 3]})).limit(2).collect().to_pydict()
     {'x': [1, 2]}
+    >>> si.from_arrow([{"x": 1, "y": "a"}, {"x": 2, "y": None}]).collect().to_pydict()
+    {'x': [1, 2], 'y': ['a', None]}
     """
     at = here()
     if isinstance(data, Flow):
@@ -70,6 +74,8 @@ def read_parquet(path: object, *, follow: bool = False, schema: object = None) -
     >>> si.read_parquet(folder).filter(si.col("x") > 1).collect().to_pydict()
     {'x': [2, 3]}
     """
+    from scalein.connectors.formats.parquet import Parquet
+
     return _files(Parquet(), path, follow, schema, here())
 
 
@@ -86,6 +92,8 @@ def read_csv(path: object, *, delimiter: str = ",", follow: bool = False, schema
     >>> si.read_csv(file.name).collect().to_pydict()
     {'name': ['ann', 'bob'], 'age': [31, None]}
     """
+    from scalein.connectors.formats.text import Csv
+
     at = here()
     if not isinstance(delimiter, str) or len(delimiter) != 1:
         raise BadArgument("the delimiter is one character", at=at, found=repr(delimiter))
@@ -105,6 +113,8 @@ def read_json(path: object, *, follow: bool = False, schema: object = None) -> F
     >>> si.read_json(file.name).collect().to_pydict()
     {'name': ['ann', 'bob'], 'age': [31, None]}
     """
+    from scalein.connectors.formats.text import JsonLines
+
     return _files(JsonLines(), path, follow, schema, here())
 
 
@@ -121,6 +131,9 @@ def read_ipc(path: object, *, follow: bool = False, schema: object = None) -> Fl
     >>> si.read_ipc(path).collect().to_pydict()
     {'x': [1, 2]}
     """
+    from scalein.connectors.formats.ipc import Ipc
+    from scalein.connectors.sources.streams import SocketSource, is_address
+
     at = here()
     if not (isinstance(path, str) and is_address(path)):
         return _files(Ipc(), path, follow, schema, at)
@@ -143,6 +156,8 @@ def read_flight(location: str, ticket: bytes | str | None = None, *, path: str |
     ...     si.read_flight(f"grpc://127.0.0.1:{server.port}", "all").collect().to_pydict()
     {'x': [1, 2]}
     """
+    from scalein.connectors.sources.streams import FlightSource
+
     at = here()
     if not isinstance(location, str) or (ticket is None) == (path is None):
         raise BadArgument("read_flight takes the location of a server, and either a ticket or a path", at=at,
@@ -168,6 +183,8 @@ def generate(fn: Callable[[int, int], pa.RecordBatch], schema: object, *, rows_p
     >>> flow.group_by().agg(n=si.count(), top=si.col("price").max()).collect().to_pylist()
     [{'n': 1000000, 'top': 499999.5}]
     """
+    from scalein.connectors.sources.generate import BATCH_ROWS, Generated
+
     at = here()
     if not callable(fn):
         raise BadArgument("generate takes a function of a first row number and a number of rows", at=at, found=repr(fn))
@@ -202,6 +219,8 @@ def from_source(source: object) -> Flow:
 
 
 def _files(format: Format, path: object, follow: bool, schema: object, at: SourceLoc) -> Flow:
+    from scalein.connectors.sources.files import FileSource
+
     arrow = None if schema is None else as_schema(schema, f"read_{format.name}", at)
     return _flow(BoundSource(format.name, FileSource.open(format, path, arrow, follow, at), at), at)
 

@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from scalein.jobs.job import Job
 
 _METHODS = ("open", "write", "prepare", "commit", "close")
-_ONLY_LOOKING = ContextVar("_ONLY_LOOKING", default=False)
+_JOBS_DISABLED = ContextVar("_JOBS_DISABLED", default=False)
 
 
 @contextmanager
-def only_looking() -> Iterator[None]:
+def jobs_disabled() -> Iterator[None]:
     """While a script is run for the flows in it, jobs do not start."""
-    token = _ONLY_LOOKING.set(True)
+    token = _JOBS_DISABLED.set(True)
     try:
         yield
     finally:
-        _ONLY_LOOKING.reset(token)
+        _JOBS_DISABLED.reset(token)
 
 
 def start(op: ops.Op, data: object, sink: object, checkpoint: object, savepoint: object, bootstrap: ops.Op | None,
           every: Duration, emit: str, late: object, on_error: object, rows_per_second: float | None, options: Options,
           at: SourceLoc) -> Job:
     """The job of a flow, already running."""
-    if _ONLY_LOOKING.get():
+    if _JOBS_DISABLED.get():
         raise BadArgument("the script starts a job, but is only looked at", at=at,
                           hint='put it under if __name__ == "__main__":')
     op = bind(op, data, at, "give it here: start(data, ...)")
@@ -66,11 +66,11 @@ def start(op: ops.Op, data: object, sink: object, checkpoint: object, savepoint:
     if bootstrap is not None:
         _check_past(op, bootstrap, at)
     every_s = seconds(every, "argument every", at)
-    from scalein.ir.passes.null_on_error import tried
+    from scalein.ir.passes.null_on_error import null_on_error
     from scalein.jobs.job import Job
     from scalein.jobs.spec import JobSpec
 
-    op = tried(op) if how_wrong == "null" else op
+    op = null_on_error(op) if how_wrong == "null" else op
     return Job(JobSpec(op, options, sinks, folder, point, bootstrap, every_s, emit, how_late, how_wrong,
                        rows_per_second, at))
 
@@ -111,12 +111,12 @@ def _check_past(op: ops.Op, past: ops.Op, at: SourceLoc) -> None:
     """Rows of the past are what the one source of the flow would have given."""
     from scalein.jobs.fragments import cut
 
-    feeds = cut(op)
-    if len(feeds) > 1:
+    edges = cut(op)
+    if len(edges) > 1:
         raise BadArgument("bootstrap takes the past of one source, and the flow has several", at=at,
-                          found=", ".join(feed.source.name for feed in feeds),
+                          found=", ".join(edge.source.name for edge in edges),
                           hint="make one flow of each, or start it from a savepoint")
-    first = feeds[0].source.arrow
+    first = edges[0].source.arrow
     if [(f.name, f.type) for f in past.schema.arrow] != [(f.name, f.type) for f in first]:
         raise BadArgument("bootstrap gives other columns than the flow's source", at=at, found=repr(past.schema),
                           wanted=", ".join(f"{field.name}: {field.type}" for field in first))

@@ -1,4 +1,7 @@
-"""Windows: values that `group_by` takes beside its keys. They meet the time column's type there."""
+"""Windows: values that `group_by` takes beside its keys. They meet the time column's type there.
+
+The slice of a row is computed in `llvm_backend/sinks/group.py`; when a window closes is decided in `jobs/lateness.py`.
+"""
 
 from __future__ import annotations
 

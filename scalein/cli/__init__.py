@@ -1,1 +1,1 @@
-"""The command line: `main` parses, each verb is a file beside it."""
+"""The command line: `main` parses, each command is a file beside it."""

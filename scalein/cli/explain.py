@@ -16,7 +16,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 from scalein.api.flow import Flow
-from scalein.api.start import only_looking
+from scalein.api.start import jobs_disabled
 from scalein.errors import BadArgument, ScaleinError, SourceLoc, guess
 
 LEVELS = ("logical", "fused", "llvm", "asm")
@@ -54,7 +54,7 @@ def load_flow(target: str) -> Flow:
 def run_script(path: str) -> dict[str, object]:
     """The names that a Python file defines at top level; whatever it raises becomes one error that names its line."""
     try:
-        with redirect_stdout(sys.stderr), _no_arguments(path), only_looking():
+        with redirect_stdout(sys.stderr), _no_arguments(path), jobs_disabled():
             return runpy.run_path(path)
     except (ScaleinError, BrokenPipeError):
         raise

@@ -1,4 +1,4 @@
-"""`scalein VERB ...`: argument parsing and exit codes; each verb is a file beside this one.
+"""`scalein COMMAND ...`: argument parsing and exit codes; each command is a file beside this one.
 
 Exit codes: 0 success, 1 an error with scalein's explanation, 2 a command line that cannot be parsed, 130 interrupted.
 """
@@ -16,44 +16,44 @@ from scalein.cli import demo, doctor, explain
 from scalein.errors import BadArgument, ScaleinError, guess
 
 
-class Verb(Protocol):
-    """The interface of a verb's module; the first line of its docstring is its help."""
+class Command(Protocol):
+    """The interface of a command's module; the first line of its docstring is its help."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
     def run(self, args: argparse.Namespace) -> int: ...
 
 
-VERBS: dict[str, Verb] = {"demo": demo, "doctor": doctor, "explain": explain}
+COMMANDS: dict[str, Command] = {"demo": demo, "doctor": doctor, "explain": explain}
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="scalein", description="Dataflow queries compiled to machine code over Arrow data.")
     parser.add_argument("--version", action="version", version=f"scalein {__version__}")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", title="verbs")
-    for name, verb in VERBS.items():
-        about = (verb.__doc__ or "").splitlines()[0].split(": ", 1)[-1]
-        verb.add_arguments(verbs.add_parser(name, help=about, description=about[0].upper() + about[1:]))
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    for name, command in COMMANDS.items():
+        about = (command.__doc__ or "").splitlines()[0].split(": ", 1)[-1]
+        command.add_arguments(commands.add_parser(name, help=about, description=about[0].upper() + about[1:]))
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; gives the exit code."""
+    """Run one command; gives the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        if arguments and not arguments[0].startswith("-") and arguments[0] not in VERBS:
-            raise BadArgument(f"no verb {arguments[0]!r}", has=", ".join(VERBS),
-                              hint=guess(arguments[0], VERBS))
+        if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
+            raise BadArgument(f"no command {arguments[0]!r}", has=", ".join(COMMANDS),
+                              hint=guess(arguments[0], COMMANDS))
     except BadArgument as error:
         return _print_error(error, code=2)
     parser = make_parser()
     args = parser.parse_args(arguments)
-    if args.verb is None:
+    if args.command is None:
         parser.print_help()
         return 0
     try:
-        return VERBS[args.verb].run(args)
+        return COMMANDS[args.command].run(args)
     except ScaleinError as error:
         return _print_error(error, code=1)
     except KeyboardInterrupt:

@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 import pyarrow as pa
 
 from scalein.connectors.formats.statistics import Condition
-from scalein.connectors.in_memory import bare, checked
+from scalein.connectors.in_memory import checked, plain_schema
 from scalein.errors import BadArgument, BadData, ScaleinError, SourceLoc
 from scalein.storage.checked_json import Json
 
@@ -90,7 +90,7 @@ class BoundSource:
 
     def __init__(self, name: str, source: Source, at: SourceLoc, columns: Sequence[str] | None = None) -> None:
         self._at, self.name, self.source = at, name, source
-        self._whole = bare(source.schema, at)
+        self._whole = plain_schema(source.schema, at)
         self._columns = columns
         self.schema = self._whole if columns is None else pa.schema([self._whole.field(name) for name in columns])
         self.table = None  # nothing is in memory

@@ -1,5 +1,6 @@
 """Arrow data of this process: tables, data frames, readers, iterators. Nothing is copied except dictionaries of
-non-text values, which are decoded, and decimals of 32 and 64 bits, which are widened.
+non-text values, which are decoded, and decimals of 32 and 64 bits, which are widened. Dicts of lists and lists of dicts
+become tables.
 
 `Batches` checks each batch against the schema as it is read, so that kernels never see other types than they were
 compiled for. Data that is entirely in memory is a `table` and can be read any number of times; a reader or generator
@@ -8,15 +9,17 @@ yields its batches once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
 from scalein.dtypes import Data, as_plain, plain_arrow
 from scalein.errors import BadArgument, BadData, BadName, ScaleinError, SourceLoc
 
-_NO_ARROW = "give a pyarrow Table, RecordBatch or reader, or anything with __arrow_c_stream__ (pandas, polars, DuckDB)"
+_NO_ARROW = ("give a pyarrow Table, RecordBatch or reader, anything with __arrow_c_stream__ (pandas, polars, DuckDB), "
+             "a dict of lists, or a list of dicts")
 
 
 class Batches:
@@ -94,7 +97,7 @@ def _show(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name}: {field.type}" for field in schema)
 
 
-def bare(schema: pa.Schema, at: SourceLoc) -> pa.Schema:
+def plain_schema(schema: pa.Schema, at: SourceLoc) -> pa.Schema:
     """The schema in the types that kernels read, without metadata; its names are checked."""
     names = schema.names
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -108,7 +111,7 @@ def bare(schema: pa.Schema, at: SourceLoc) -> pa.Schema:
 
 def of_table(table: pa.Table, at: SourceLoc) -> Batches:
     """A table in memory."""
-    schema, table = bare(table.schema, at), as_plain(table)
+    schema, table = plain_schema(table.schema, at), as_plain(table)
     _check_nulls(table, schema, "the input", at)
     return Batches(schema, at, table=pa.Table.from_arrays(table.columns, schema=schema))
 
@@ -119,8 +122,8 @@ def of_table_as_is(table: pa.Table, at: SourceLoc) -> Batches:
     return Batches(table.schema, at, table=table)
 
 
-def of_arrow(data: object, at: SourceLoc) -> Batches:
-    """Any Arrow data, without a copy."""
+def of_arrow(data: object, at: SourceLoc, schema: pa.Schema | None = None) -> Batches:
+    """Any Arrow data, without a copy; Python's own values take the types of `schema`, where it has them."""
     if isinstance(data, Batches):
         return data
     if isinstance(data, pa.Table):
@@ -128,7 +131,7 @@ def of_arrow(data: object, at: SourceLoc) -> Batches:
     if isinstance(data, pa.RecordBatch):
         return of_table(pa.Table.from_batches([data]), at)
     if isinstance(data, pa.RecordBatchReader):
-        return Batches(bare(data.schema, at), at, open=lambda: data, once=True)
+        return Batches(plain_schema(data.schema, at), at, open=lambda: data, once=True)
     package = type(data).__module__.split(".")[0]
     try:
         if package == "pandas" and hasattr(data, "columns"):
@@ -137,7 +140,7 @@ def of_arrow(data: object, at: SourceLoc) -> Batches:
             return of_table(pa.table(data), at)
         if type(data).__module__ == "pyarrow._dataset":
             schema = getattr(data, "projected_schema", None) or data.schema  # type: ignore[attr-defined]
-            return Batches(bare(schema, at), at, open=data.to_batches)  # type: ignore[attr-defined]
+            return Batches(plain_schema(schema, at), at, open=data.to_batches)  # type: ignore[attr-defined]
         if hasattr(data, "__arrow_c_stream__"):
             return _of_stream(data, at)
         if hasattr(data, "__arrow_c_array__"):
@@ -145,16 +148,20 @@ def of_arrow(data: object, at: SourceLoc) -> Batches:
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise BadData(f"this {type(data).__name__} cannot be read as an Arrow table", at=at, found=str(error),
                       hint=_NO_ARROW) from error
+    if isinstance(data, Mapping):
+        return of_table(_table_of_columns(data, schema, at), at)
+    if isinstance(data, list | tuple) and data and isinstance(data[0], Mapping):
+        return of_table(_table_of_columns(_columns_of_rows(data, at), schema, at), at)
     if isinstance(data, list | tuple) and data and all(isinstance(item, pa.RecordBatch) for item in data):
         return of_batches(data, None, at)
     raise BadData(f"this {type(data).__name__} is no Arrow data", at=at, hint=_hint_for(data))
 
 
 def _hint_for(data: object) -> str:
-    if isinstance(data, dict):
-        return "pa.table(...) makes a table of a dict of columns"
-    if isinstance(data, list | tuple) and data and isinstance(data[0], dict):
-        return "pa.Table.from_pylist(...) makes a table of a list of rows"
+    if isinstance(data, list | tuple) and not data:
+        return "an empty list has no columns; from_batches([], schema) has some"
+    if isinstance(data, list | tuple) and any(isinstance(item, Mapping) for item in data):
+        return "each row is a dict of names and values, the first one as well"
     if isinstance(data, str):
         return "for a file, use read_parquet, read_csv, read_json or read_ipc"
     if isinstance(data, Iterator) or callable(data):
@@ -162,6 +169,54 @@ def _hint_for(data: object) -> str:
     if type(data).__name__ == "LazyFrame":
         return "collect() the LazyFrame first"
     return _NO_ARROW
+
+
+def _columns_of_rows(rows: Sequence[object], at: SourceLoc) -> dict[object, list[object]]:
+    """A list of dicts, column by column; all have the names of the first."""
+    first = rows[0]
+    assert isinstance(first, Mapping)
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise BadData(f"row {number} of the data is no dict, as the first one is", at=at, found=repr(row))
+        if row.keys() != first.keys():
+            lacks, more = [n for n in first if n not in row], [n for n in row if n not in first]
+            found = [f"lacks {', '.join(map(repr, lacks))}"] * bool(lacks) + [
+                f"has also {', '.join(map(repr, more))}"] * bool(more)
+            raise BadData(f"row {number} of the data has other names than the first one", at=at,
+                          found=" and ".join(found), hint="give every row the same names; None is null")
+    return {name: [row[name] for row in rows if isinstance(row, Mapping)] for name in first}
+
+
+def _table_of_columns(columns: Mapping[Any, object], schema: pa.Schema | None, at: SourceLoc) -> pa.Table:
+    """A dict of columns, each a list, a numpy or Arrow array, or a series; all have one length."""
+    arrays: dict[str, pa.Array | pa.ChunkedArray] = {}
+    for name, values in columns.items():
+        if not isinstance(name, str):
+            raise BadData("names of columns are text", at=at, found=repr(name))
+        if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+            raise BadData(f"column {name!r} of the data is no list of values", at=at, found=repr(values),
+                          hint="a dict has a list of values for each column, a list of dicts a value for each row")
+        wanted = schema.field(name).type if schema is not None and name in schema.names else None
+        arrays[name] = _array(name, values, wanted, at)
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        raise BadData("the columns of the data have different lengths", at=at,
+                      found=", ".join(f"{name}: {length}" for name, length in lengths.items()))
+    return pa.table(arrays)
+
+
+def _array(name: str, values: Iterable[object], wanted: pa.DataType | None,
+           at: SourceLoc) -> pa.Array | pa.ChunkedArray:
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return values
+    if hasattr(values, "__arrow_c_stream__"):  # a series of polars or pandas
+        return pa.chunked_array(values)
+    plain = values if hasattr(values, "__array__") else list(values)
+    try:
+        return pa.array(plain, wanted)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        what = "have no common type" if wanted is None else f"are not all {wanted}, as the flow's schema says"
+        raise BadData(f"the values of column {name!r} of the data {what}", at=at, found=str(error).strip()) from None
 
 
 @dataclass(slots=True)
@@ -179,7 +234,7 @@ class _Stream:
 def _of_stream(data: object, at: SourceLoc) -> Batches:
     stream = _Stream(data, pa.RecordBatchReader.from_stream(data))
     assert stream.first is not None
-    return Batches(bare(stream.first.schema, at), at, open=stream.open)
+    return Batches(plain_schema(stream.first.schema, at), at, open=stream.open)
 
 
 def of_batches(batches: object, schema: pa.Schema | None, at: SourceLoc) -> Batches:
@@ -188,7 +243,7 @@ def of_batches(batches: object, schema: pa.Schema | None, at: SourceLoc) -> Batc
         if schema is None and not batches:
             raise BadArgument("an empty list of batches needs a schema", at=at, hint="from_batches([], schema)")
         first = batches[0].schema if schema is None and isinstance(batches[0], pa.RecordBatch) else schema
-        schema = pa.schema([]) if first is None else bare(first, at)
+        schema = pa.schema([]) if first is None else plain_schema(first, at)
         items = [checked(item, schema, number, at) for number, item in enumerate(batches)]
         plain = [item if item.schema.equals(schema, check_metadata=True) else
                  pa.RecordBatch.from_arrays(item.columns, schema=schema) for item in items]
@@ -196,11 +251,11 @@ def of_batches(batches: object, schema: pa.Schema | None, at: SourceLoc) -> Batc
     if schema is None:
         raise BadArgument("from_batches needs a schema for an iterator", at=at, hint="from_batches(iterator, schema)")
     if isinstance(batches, Iterator | pa.RecordBatchReader):
-        return Batches(bare(schema, at), at, open=lambda: batches, once=True)
+        return Batches(plain_schema(schema, at), at, open=lambda: batches, once=True)
     if isinstance(batches, Iterable):
-        return Batches(bare(schema, at), at, open=lambda: batches)
+        return Batches(plain_schema(schema, at), at, open=lambda: batches)
     if callable(batches):
-        return Batches(bare(schema, at), at, open=batches)
+        return Batches(plain_schema(schema, at), at, open=batches)
     raise BadArgument("from_batches takes an iterable of record batches, or a function that gives one", at=at,
                       found=repr(batches))
 

@@ -6,8 +6,8 @@ one      no keys: a record per worker, merged at the end
 direct   keys and slices with small ranges: an array per worker, merged at the end; a key outside widens
          the ranges, or switches to a hash table
 hash     a hash table per worker, merged at the end
-radix    many groups: rows are partitioned by key group first, then each key group is aggregated and
-         emitted on its own, in a table that fits the cache (`radix.py`)
+radix    many groups, or a memory limit: rows are partitioned by key group first, then each key group is aggregated and
+         emitted on its own, in a table that fits the cache (`radix.py`); rows beyond the limit are spilled
 ring     sliding windows over data that can be read twice (`ring.py`)
 
 Sliding windows otherwise aggregate by slice and merge slices into windows at the end.
@@ -26,10 +26,10 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.exec import radix, ring
+from scalein.exec.direct_addressing import DIRECT_BYTES, domain_of, widened
 from scalein.exec.emit import Emitter
 from scalein.exec.finalize import compact_logs, mode_of
 from scalein.exec.join_build import JoinTable
-from scalein.exec.key_domain import DIRECT_BYTES, domain_of, widened
 from scalein.exec.morsels import Morsel, cut_morsels
 from scalein.exec.schedule import schedule
 from scalein.exec.tables import (

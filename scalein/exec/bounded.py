@@ -9,29 +9,39 @@ from functools import cached_property, partial
 import numpy as np
 import pyarrow as pa
 
-from scalein.arrow_functions import taken
+from scalein.arrow_rows import taken
 from scalein.compiler import Input, plan_of
 from scalein.connectors.base import BoundSource
 from scalein.connectors.formats.statistics import Condition
 from scalein.connectors.in_memory import Batches
 from scalein.dtypes import I64, Field, Schema
 from scalein.errors import ComputeError, InternalError, ScaleinError, here, reported
-from scalein.exec import array_limits
+from scalein.exec import arrow_offset_limits
 from scalein.exec.aggregate import HashAggregate, hash_aggregate
 from scalein.exec.error_location import located
-from scalein.exec.host import run_host
 from scalein.exec.join_build import JoinTable, build
 from scalein.exec.morsels import coalesce
 from scalein.exec.pipeline import PipelineOperator, prepare_pipeline, run_pipeline, run_prepared
 from scalein.exec.preaggregate import PreAggregation
 from scalein.exec.ring_preaggregate import RingPreAggregation
 from scalein.exec.scan_predicates import conditions_of
-from scalein.exec.sort import run_sort
 from scalein.ir import ops
 from scalein.ir.exprs import Col
 from scalein.ir.internal_names import internal
 from scalein.ir.partials import TwoPhase
-from scalein.ir.physical import Host, JoinBuild, Limit, Node, Pipeline, Scan, Sort, Union, WindowAggregate, walk_nodes
+from scalein.ir.physical import (
+    Host,
+    JoinBuild,
+    Limit,
+    Node,
+    OuterJoin,
+    Pipeline,
+    Scan,
+    Sort,
+    Union,
+    WindowAggregate,
+    walk_nodes,
+)
 from scalein.ir.printer import show_expr
 from scalein.ir.stages import FilterStep
 from scalein.ir.tables import Key, Slicing
@@ -88,7 +98,7 @@ class Query:
         run = _Run(options, join_tables=self._join_tables, inputs=inputs, idle=self._idle, static=self._static)
         try:
             rows = _conformed(lambda: run.rows(self._plan), self._schema)
-            yield from array_limits.with_limit_errors("this flow", rows)
+            yield from arrow_offset_limits.with_limit_errors("this flow", rows)
         except ComputeError as error:
             raise reported(located(error, self._op, self._plan), here(self._op.at)) from None
         except ScaleinError as error:
@@ -103,7 +113,7 @@ def _conformed(rows: Callable[[], Iterator[pa.RecordBatch]], schema: pa.Schema) 
         if batch.schema == schema:
             yield batch
         else:
-            yield from (conformed(part, schema) for part in array_limits.split_heavy(batch))
+            yield from (conformed(part, schema) for part in arrow_offset_limits.split_heavy(batch))
 
 
 class Program:
@@ -231,7 +241,7 @@ class _Run:
 
     def rows(self, node: Node) -> Iterator[pa.RecordBatch]:
         """The batches of a node; errors of pyarrow and the system name the step."""
-        return array_limits.with_limit_errors(_step(node), self._rows(node))
+        return arrow_offset_limits.with_limit_errors(_step(node), self._rows(node))
 
     def _rows(self, node: Node) -> Iterator[pa.RecordBatch]:
         match node:
@@ -243,11 +253,17 @@ class _Run:
                 return self._aggregate(node, None)
             case Pipeline():
                 return self._pipeline(node)
+            case OuterJoin():
+                return self._outer_join(node)
             case Host():
+                from scalein.exec.host import run_host  # imports pyarrow.compute, which takes 30 ms
+
                 return run_host(node, self.rows(node.input))
             case Limit():
                 return _limit(self.rows(node.input), node.count)
             case Sort():
+                from scalein.exec.sort import run_sort  # imports pyarrow.compute
+
                 return run_sort(node, self.rows(node.input))
             case Union():
                 return self._union(node)
@@ -282,6 +298,15 @@ class _Run:
         else:
             known = prepare_pipeline(node, joins, self._options, table)
         return self._then_release(known, run_prepared(known, rows, self._options), key)
+
+    def _outer_join(self, node: OuterJoin) -> Iterator[pa.RecordBatch]:
+        """The rows of the pipeline, which marks the rows of the table that match, and then the unmarked ones."""
+        pipe, schema = node.input, node.schema.arrow
+        joins = self.joins(pipe.joins)
+        joins[node.table] = joins[node.table].with_marks()
+        rows = run_pipeline(pipe, self._input(pipe), joins, self._options, self._table(pipe.input))
+        yield from _conformed(lambda: rows, schema)
+        yield from joins[node.table].unmatched(node.origins, schema)
 
     def _idle_key(self, node: Node, table: pa.Table | None,
                   joins: Iterable[tuple[int, JoinBuild]]) -> tuple[object, ...] | None:
@@ -334,7 +359,7 @@ class _Run:
         """
         match node.input, node.steps:
             case Scan() as scan, (FilterStep(predicate), *_) if isinstance(self._data(scan), BoundSource):
-                rows = array_limits.with_limit_errors(_step(scan), self._scan(scan, conditions_of(predicate)))
+                rows = arrow_offset_limits.with_limit_errors(_step(scan), self._scan(scan, conditions_of(predicate)))
             case below, _:
                 rows = self.rows(below)
         data = self._data(node.input) if isinstance(node.input, Scan) else None
@@ -385,6 +410,8 @@ def _step(node: Node) -> str:
             return "sort" if node.count is None else "top_k, or a sort with a limit"
         case WindowAggregate():
             return "group_by"
+        case OuterJoin():
+            return "join"
         case _:
             return "this flow"
 

@@ -1,4 +1,7 @@
-"""Emit: the records of a finalized table as batches, through the steps downstream of the aggregation."""
+"""Emit: the records of a finalized table as batches, through the steps downstream of the aggregation.
+
+The number of rows of a batch is decided in `kernels/output.py` (`CHUNK_ROWS`).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from scalein.ir.physical import Pipeline, WindowAggregate, identity
 from scalein.ir.stages import Collect, FromTable, Stage
 from scalein.ir.tables import Table
 from scalein.kernels.call import kernel
-from scalein.kernels.output import MOST_TEXT_BYTES, collect_chunks
+from scalein.kernels.output import MAX_TEXT_BYTES, collect_chunks
 from scalein.kernels.prepare import Prepared
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
@@ -158,4 +161,4 @@ def _piece(list_values: ListValues, first: int, end: int) -> pa.Array | None:
     """Some values of a list, or None if they are too many for one array."""
     before = list_values.bytes_before
     size = 0 if before is None else int(before[end] - before[first])
-    return None if max(end - first, size) > MOST_TEXT_BYTES else list_values.values.slice(first, end - first)
+    return None if max(end - first, size) > MAX_TEXT_BYTES else list_values.values.slice(first, end - first)

@@ -29,7 +29,7 @@ from scalein.ir.physical import Node, Pipeline, walk_nodes
 from scalein.ir.printer import dump
 from scalein.ir.rewrite import rewrite
 from scalein.ir.stage_printer import dump_program, dump_stage
-from scalein.ir.stages import Collect, FromTable, Partition, Spread, Stage
+from scalein.ir.stages import Collect, ExpandLog, FromTable, Partition, Stage
 from scalein.kernels.kernel_metrics import KernelMetrics, profiling
 from scalein.kernels.machine import copy_bandwidth
 from scalein.llvm_backend.jit import assembly
@@ -198,7 +198,7 @@ def _copies(stage: Stage, node: Node) -> str:
             return f"{_count(len(items), 'column')} written{rest}"
         case Partition(stride=stride):
             return f"{stride} bytes a row, into partitions"
-        case Spread():
+        case ExpandLog():
             return "16 bytes a value"
         case _:
             return "none, rows go into the groups' records"

@@ -16,7 +16,7 @@ import pyarrow as pa
 from scalein.dtypes import Kind
 from scalein.exec.side_state import HEAP_BYTES, Heap, Log
 from scalein.exec.tables import DirectTable, HashTable, OneRecord, State
-from scalein.ir.stages import FromRecords, GroupMode, Rank, Spread, Stage
+from scalein.ir.stages import ExpandLog, FromRecords, GroupMode, Rank, Stage
 from scalein.ir.tables import AccKind, Table
 from scalein.kernels.call import call, kernel
 from scalein.kernels.workers import run_parallel
@@ -140,8 +140,8 @@ def _rank(table: Table, state: State, number: int, log: Log, options: Options, f
     counts = _column(table, state, f"acc{number}")
     _set_counts(table, state, number, counts)
     pairs = allocate(max(16, 16 * log.count))[: 16 * log.count].view(np.int64).reshape(-1, 2)
-    spread = kernel(Stage("spread", FromRecords(), (), Spread(table, number, mode_of(state))), options)
-    _run(spread, state, log, log.first, 0, log.count, pairs, np.zeros(1, np.int64))
+    expand = kernel(Stage("expand_log", FromRecords(), (), ExpandLog(table, number, mode_of(state))), options)
+    _run(expand, state, log, log.first, 0, log.count, pairs, np.zeros(1, np.int64))
     rank = kernel(Stage("rank", FromRecords(), (), Rank(table, number, fold)), options)
     ends = np.cumsum(counts)
     workers = options.workers if log.count > PARALLEL_PAIRS and not fold else 1

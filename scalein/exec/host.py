@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from scalein.arrow_functions import Extents, evaluate, extents, taken
+from scalein.arrow_functions import evaluate
+from scalein.arrow_rows import Extents, extents, taken
 from scalein.dtypes import as_plain
-from scalein.errors import BadData, ScaleinError
-from scalein.exec import array_limits
-from scalein.exec.array_limits import is_too_long, too_long
+from scalein.errors import BadData, ComputeError, ScaleinError
+from scalein.exec import arrow_offset_limits
+from scalein.exec.arrow_offset_limits import is_too_long, too_long
 from scalein.ir import ops
 from scalein.ir.exprs import Col
 from scalein.ir.physical import Host
@@ -87,26 +88,49 @@ def _map_batches(op: ops.MapBatches, batches: Iterator[pa.RecordBatch]) -> Itera
 # them. Elements of consecutive lists, as they are in most arrays, are not copied.
 
 PIECE_ROWS = 1 << 18
+MAX_SHOWN = 200  # characters of a row in an error
 
 
 def explode(op: ops.Explode, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The rows of each batch, once for each element of their lists."""
     schema = op.schema.arrow
     for batch in batches:
-        lists = extents(batch.column(op.column))
-        others = [array_limits.weights(batch.column(name)) for name in schema.names if name != op.column]
-        for rows, starts, sizes in _pieces(lists, array_limits.total_weights(others)):
+        lists = {name: extents(batch.column(name)) for name in op.lists}
+        first = lists[op.lists[0]]
+        _check_sizes(op, lists, batch)
+        others = [arrow_offset_limits.weights(batch.column(name)) for name in schema.names if name not in lists]
+        for rows, offsets, sizes in _pieces(first, arrow_offset_limits.total_weights(others)):
             parents = pa.array(np.repeat(rows, sizes))
-            elements = _elements(lists.values, starts, sizes)
-            columns = [elements if name == op.column else taken(batch.column(name), parents) for name in schema.names]
+            elements = {name: _elements(each.values, each.starts[rows] + offsets, sizes)
+                        for name, each in lists.items()}
+            columns = [elements[name] if name in lists else taken(batch.column(name), parents) for name in schema.names]
             columns = [c if c.type == f.type else c.cast(f.type) for c, f in zip(columns, schema, strict=True)]
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
+def _check_sizes(op: ops.Explode, lists: dict[str, Extents], batch: pa.RecordBatch) -> None:
+    """The lists of a row must have one length; null counts as empty."""
+    first = lists[op.lists[0]].sizes
+    for name, each in lists.items():
+        if not np.array_equal(each.sizes, first):
+            row = int(np.flatnonzero(each.sizes != first)[0])
+            lengths = ", ".join(f"{name}: {found.sizes[row]}" for name, found in lists.items())
+            raise ComputeError(f"lists of different lengths in `explode({', '.join(op.lists)})`", at=op.at,
+                               found=lengths, row=_shown_row(batch.slice(row, 1)),
+                               hint="explode them one after the other for every pair of elements")
+
+
+def _shown_row(row: pa.RecordBatch) -> str:
+    text = ", ".join(f"{name}: {value!r}" for name, value in row.to_pylist()[0].items())
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]} ..."
+
+
 def _pieces(lists: Extents, weights: np.ndarray | None) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Rows with elements, and the ranges of those, cut so that no piece has too many or repeats too much."""
+    """Rows with elements, and of each how many are skipped and taken, cut so that no piece has too many elements or
+    repeats too much.
+    """
     rows = np.flatnonzero(lists.sizes)
-    starts, sizes = lists.starts[rows], lists.sizes[rows]
+    sizes = lists.sizes[rows]
     ends = np.cumsum(sizes)
     first, count = 0, int(ends[-1]) if len(ends) else 0
     while first < count:
@@ -121,7 +145,7 @@ def _pieces(lists: Extents, weights: np.ndarray | None) -> Iterator[tuple[np.nda
         # The first and the last list may be split between pieces.
         before = np.maximum(first - (ends[ours] - sizes[ours]), 0)
         beyond = np.maximum(ends[ours] - last, 0)
-        yield rows[ours], starts[ours] + before, sizes[ours] - before - beyond
+        yield rows[ours], before, sizes[ours] - before - beyond
         first = last
 
 
@@ -129,10 +153,10 @@ def _lightest(ends: np.ndarray, sizes: np.ndarray, weights: np.ndarray, first: i
     """The end of the elements from `first` on whose repeated rows stay below the limit; at least one element."""
     repeats = np.minimum(sizes, ends - first)  # of the first list, what is left
     totals = np.cumsum(repeats * weights)
-    k = int(np.searchsorted(totals, array_limits.MOST_WEIGHT, side="right"))
+    k = int(np.searchsorted(totals, arrow_offset_limits.MAX_WEIGHT, side="right"))
     if k == len(totals):
         return int(ends[-1])
-    room = array_limits.MOST_WEIGHT - int(totals[k] - repeats[k] * weights[k])
+    room = arrow_offset_limits.MAX_WEIGHT - int(totals[k] - repeats[k] * weights[k])
     return max(first + 1, int(ends[k] - repeats[k]) + room // int(weights[k]))
 
 

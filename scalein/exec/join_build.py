@@ -1,22 +1,26 @@
-"""The build side of joins: static tables, read completely and indexed by key.
+"""The build side of joins, always the right one (`Join.physical`): static tables, read completely, indexed by key.
 
 One integer-like key over a small range gives a direct table; if every key has one row, the payload itself is laid out
 by key. All others have a hash index whose records hold the first row of their key; further rows are chained in the
 table's order. Rows with a null key match nothing and are left out. String columns are dictionary-encoded, so that
 grouping by one groups by codes.
+
+The table of a right or outer join also keeps its rows as they are, and a run marks those that match: a byte a row,
+which all workers may set. The payload is never laid out by key then, so that a match is a row's number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from scalein.arrow_functions import taken
+from scalein.arrow_rows import taken
 from scalein.dtypes import I32, DType, Kind
+from scalein.exec.arrow_offset_limits import cut_points, total_weights
+from scalein.exec.arrow_offset_limits import weights as weights_of
 from scalein.exec.tables import HashTable, handle_full
 from scalein.ir.exprs import Col, Expr, type_of
 from scalein.ir.passes.pass_through import PLACE
@@ -32,6 +36,15 @@ from scalein.options import Options
 SPARSE_FACTOR = 4
 DIRECT_POSITIONS = 1 << 24
 DIRECT_ALWAYS = 1 << 12
+UNMATCHED_ROWS = 1 << 18  # of a batch
+
+
+@dataclass(frozen=True, slots=True)
+class TableRows:
+    """The rows of an outer join's table: columns as they were read, and which rows a probe can match, by number."""
+
+    columns: dict[str, pa.Array]
+    keyed: np.ndarray
 
 
 @dataclass(slots=True)
@@ -53,6 +66,28 @@ class JoinTable:
     distinct_keys: tuple[pa.Array, np.ndarray] | None = None  # distinct text keys, and the first row of each
     chain: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int32))
     nested: dict[str, pa.Array] = field(default_factory=dict)  # columns that kernels do not read, by row of the table
+    table: TableRows | None = None  # of an outer join
+    marks: np.ndarray | None = None  # 1 after a match, by the row's number + 1
+
+    def with_marks(self) -> JoinTable:
+        """The same table for one run, which marks the rows that match."""
+        assert self.table is not None
+        return replace(self, marks=np.zeros(len(self.table.keyed) + 1, np.uint8))
+
+    def unmatched(self, columns: Sequence[str | None], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """The rows that nothing has matched, in the table's order: some columns, null where there is none."""
+        assert self.table is not None and self.marks is not None  # noqa: PT018
+        arrays = [None if name is None else self.table.columns[name] for name in columns]
+        is_left = np.ones(len(next(iter(self.table.columns.values()))), np.bool_)
+        is_left[self.table.keyed[self.marks[1:] != 0]] = False
+        rows = np.flatnonzero(is_left)
+        weights = total_weights([weights_of(array) for array in arrays if array is not None])
+        for start, stop in cut_points(len(rows), UNMATCHED_ROWS, None if weights is None else weights[rows]):
+            these = pa.array(rows[start:stop])
+            found = [pa.nulls(len(these), field.type) if array is None else taken(array, these)
+                     for array, field in zip(arrays, schema, strict=True)]
+            found = [c if c.type == field.type else c.cast(field.type) for c, field in zip(found, schema, strict=True)]
+            yield pa.RecordBatch.from_arrays(found, schema=schema)
 
     def nulls(self, how: str) -> dict[str, bool]:
         """By column: whether the probe's output may be null."""
@@ -67,6 +102,8 @@ class JoinTable:
             codes = np.asarray(distinct.indices)
             first[codes[::-1]] = np.arange(len(codes), dtype=np.int32)[::-1]
             self.distinct_keys = (distinct.dictionary, first)
+        import pyarrow.compute as pc
+
         keys, first = self.distinct_keys
         found = pc.index_in(values, value_set=keys)
         missing = np.asarray(found.is_null())
@@ -82,6 +119,8 @@ class JoinTable:
         frame.point(f"{name}.rows", self.rows)
         frame.point(f"{name}.next", self.chain)
         frame[f"{name}.at"], frame[f"{name}.cursor"] = 0, -2
+        if self.marks is not None:
+            frame.point(f"{name}.marks", self.marks)
         if self.hash_table is not None:
             self.hash_table.attach(frame, name)
         for read in self.payload:
@@ -112,6 +151,8 @@ def _bytes(flags: pa.Array) -> np.ndarray:
 
 def build(table: JoinBuild, batches: Iterator[pa.RecordBatch], options: Options) -> JoinTable:
     """Read the build side of a join to its end, and index it."""
+    import pyarrow.compute as pc  # takes 30 ms, and most flows have no join
+
     schema = table.input.schema.arrow
     empty = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema.names)
     parts = [_plain(batch) for batch in batches] or [_plain(empty)]
@@ -119,6 +160,11 @@ def build(table: JoinBuild, batches: Iterator[pa.RecordBatch], options: Options)
     fields = table.input.schema
     nested = {name: _one(whole[name]) for name in table.columns if fields[name].dtype.is_nested}
     whole = whole.select([field.name for field in fields if not field.dtype.is_nested]).combine_chunks()
+    kept = None
+    if table.is_outer:
+        names = dict.fromkeys([*table.columns, *(key.name for key in table.keys)])
+        kept = TableRows({name: nested[name] if name in nested else _one(whole[name]) for name in names},
+                         np.arange(whole.num_rows))
     keys = [addressable(_one(whole[key.name])) for key in table.keys]
     valid = None
     for key in keys:
@@ -128,6 +174,7 @@ def build(table: JoinBuild, batches: Iterator[pa.RecordBatch], options: Options)
     if valid is not None:
         whole = whole.filter(valid).combine_chunks()
         keys = [key.filter(valid) for key in keys]
+        kept = None if kept is None else replace(kept, keyed=np.flatnonzero(np.asarray(valid)))
         nested = {name: taken(column, pc.indices_nonzero(valid)) for name, column in nested.items()}
     columns = {name: _encoded(_one(whole[name])) for name in table.columns if name not in nested}
     payload = [_payload_read(name, columns[name], fields[name].dtype) for name in columns]
@@ -135,10 +182,10 @@ def build(table: JoinBuild, batches: Iterator[pa.RecordBatch], options: Options)
         columns[PLACE] = pa.array(np.arange(whole.num_rows, dtype=np.int32))
         payload.append(Read(PLACE, I32, nulls=False))
     if len(keys) == 1 and (found := _direct(keys[0], type_of(table.keys[0]))) is not None:
-        built = _build_direct(keys[0], type_of(table.keys[0]), found, columns, tuple(payload))
+        built = _build_direct(keys[0], type_of(table.keys[0]), found, columns, tuple(payload), table.is_outer)
     else:
         built = _build_hash(table.keys, keys, columns, tuple(payload), options)
-    built.nested = nested
+    built.nested, built.table = nested, kept
     return built
 
 
@@ -192,7 +239,7 @@ def _integers(keys: pa.Array, dtype: DType) -> np.ndarray:
 
 
 def _build_direct(keys: pa.Array, dtype: DType, domain: tuple[int, int], columns: dict[str, pa.Array],
-                  payload: tuple[Read, ...]) -> JoinTable:
+                  payload: tuple[Read, ...], is_outer: bool) -> JoinTable:
     least, span = domain
     numbers = _integers(keys, dtype)
     # Unsigned of the same width: the distance of two int8 may be 255.
@@ -201,7 +248,7 @@ def _build_direct(keys: pa.Array, dtype: DType, domain: tuple[int, int], columns
     order = np.arange(len(places), dtype=np.int32)
     rows[places[::-1]] = order[::-1]  # the first row of each key
     unique = np.count_nonzero(rows >= 0) == len(places)
-    if unique and span <= 2 * len(places):
+    if unique and span <= 2 * len(places) and not is_outer:
         # The payload is laid out by key: a match is one load.
         where = pa.array(np.maximum(rows, 0))
         spread = {name: _take(column, where) for name, column in columns.items()}

@@ -1,4 +1,7 @@
-"""Morsels: pieces of batches with the number of their first row in the source. Small batches are coalesced."""
+"""Morsels: pieces of batches with the number of their first row in the source. Small batches are coalesced.
+
+The size of a round of a job is decided in `jobs/driver.py` (`ROUND_S`).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ import pyarrow as pa
 from scalein.exec.schedule import schedule
 
 # Rows of a morsel: a few milliseconds of work, so that dispatch costs nothing and Ctrl-C takes effect soon.
-MORSEL_ROWS = 1 << 20
+MORSEL_ROWS = 1 << 20  # of an aggregation
+PIPELINE_MORSEL_ROWS = 1 << 19  # of a pipeline without state: about a millisecond
 SMALL_ROWS = 1 << 13  # of a batch for which the call of a kernel costs as much as its rows
 COALESCED_ROWS = 1 << 16
 SERIAL_ROWS = 1 << 22  # of a morsel of a single worker

@@ -10,15 +10,16 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, count, islice
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from scalein.arrow_functions import taken
+from scalein.arrow_rows import taken
 from scalein.exec.join_build import JoinTable
+from scalein.exec.morsels import PIPELINE_MORSEL_ROWS
 from scalein.exec.schedule import schedule
 from scalein.exec.tables import HashTable, handle_full
 from scalein.ir.exprs import Named
@@ -35,7 +36,9 @@ from scalein.layout import DEDUP, DONE, OUTPUT_FULL, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
 
-MORSEL_ROWS = 1 << 19  # about a millisecond
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
 FEW_ROWS = 1 << 16  # of the first output chunk after a filter: most of a larger one might stay unused
 
 
@@ -67,7 +70,7 @@ def run_prepared(operator: PipelineOperator, batches: Iterator[pa.RecordBatch],
             if batch.num_rows:
                 yield from operator.run(batch, operator.bound(batch))
         return
-    rows = schedule().morsel_rows(MORSEL_ROWS)
+    rows = schedule().morsel_rows(PIPELINE_MORSEL_ROWS)
     morsels = (batch.slice(start, rows) for batch in batches for start in range(0, batch.num_rows, rows))
     first = list(islice(morsels, 2))
     if len(first) < 2:  # starting a thread is expensive
@@ -79,6 +82,8 @@ def run_prepared(operator: PipelineOperator, batches: Iterator[pa.RecordBatch],
 
 def _run_parallel(operator: PipelineOperator, morsels: Iterator[pa.RecordBatch],
                   options: Options) -> Iterator[pa.RecordBatch]:
+    from concurrent.futures import ThreadPoolExecutor  # a few rows need no threads
+
     stop, numbers, metrics = threading.Event(), count(), kernel_metrics.current_metrics()
 
     def initialize() -> None:
@@ -100,7 +105,7 @@ def _run_serial(operator: PipelineOperator, batches: Iterator[pa.RecordBatch],
                 options: Options) -> Iterator[pa.RecordBatch]:
     """Morsels one after the other, with one table of keys; the consumer may stop after a few rows."""
     dedup: DedupTable | None = None
-    rows = schedule().morsel_rows(MORSEL_ROWS)
+    rows = schedule().morsel_rows(PIPELINE_MORSEL_ROWS)
     for batch in batches:
         for start in range(0, batch.num_rows, rows):
             morsel = batch.slice(start, rows)

@@ -3,7 +3,8 @@
 Kernels and the workers' tables are retained between calls, so that few rows cost little. Any worker may get any row,
 and the number of workers may change: their tables are merged when groups are drained. Where there are nearly as many
 groups as rows, and the caller allows it, rows are partitioned by key group instead and aggregated when they are
-drained, as in a bounded run (`radix.py`).
+drained, as in a bounded run (`radix.has_many_groups`). When groups are drained is decided in
+`jobs/aggregate_operator.py` (`most_groups`).
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import pyarrow as pa
 
 from scalein.exec import radix
 from scalein.exec.aggregate import AggregateWorker, HashAggregate
+from scalein.exec.direct_addressing import domain_of, with_headroom
 from scalein.exec.emit import Emitter
 from scalein.exec.join_build import JoinTable
-from scalein.exec.key_domain import domain_of, with_headroom
 from scalein.exec.morsels import Morsel, cut_morsels
 from scalein.exec.radix import RadixPartitions
 from scalein.exec.schedule import schedule

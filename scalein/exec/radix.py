@@ -5,6 +5,9 @@ instead of a random access per row. Then a worker takes a key group, runs its ro
 reads batches otherwise, and emits the records while they are in cache. A worker reuses one table for all its key
 groups. The largest key groups go first; one that is larger than a worker's fair share is aggregated by all workers in
 parts, so a heavy key does no harm.
+
+Under a memory limit aggregations spill here: rows beyond `PARTITION_SHARE` of the limit go to a spill file
+(`_more_chunks`). `has_many_groups` decides whether rows are partitioned at all.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
 SAMPLE_ROWS = 1 << 18
 MANY_SHARE = 3 / 8  # groups per row of the sample, from which partitioning pays
 FEW_SHARE = 1 / 64  # the same under a memory limit
-MOST_FIELDS = 64  # a partition row has one word of null bits
+MAX_FIELDS = 64  # a partition row has one word of null bits
 CHUNK_BYTES = 1 << 16
 HEAVY_SHARE = 2  # a key group is heavy from 1/2 of a worker's fair share on
 SLAB_CHUNKS = 1 << 9
@@ -54,7 +57,7 @@ def fits(table: Table) -> bool:
     """Whether key groups can be emitted one by one: each key is in one of them."""
     fields = len(table.keys) + len(dict.fromkeys(table_args(table)))
     whole = not table.has_lists and (table.window is None or table.window.is_tumbling)
-    return len(table.keys) > 0 and fields <= MOST_FIELDS and whole
+    return len(table.keys) > 0 and fields <= MAX_FIELDS and whole
 
 
 def aggregate_sample(worker: AggregateWorker, morsels: Iterator[Morsel]) -> tuple[list[Morsel], Iterator[Morsel]]:

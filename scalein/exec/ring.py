@@ -5,7 +5,7 @@ oldest window not yet emitted, and `open` slices that rows may still belong to. 
 groups and skips the rows of the others.
 
 A row older than the open slices would belong to windows already emitted. Only data far out of order has such rows; then
-the run is abandoned and repeated by slice (`hash_aggregate.py`), which accepts any order. So a ring is used only where
+the run is abandoned and repeated by slice (`aggregate.py`), which accepts any order. So a ring is used only where
 the input can be read twice, and nothing is emitted downstream before the end.
 """
 
@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from scalein.exec.key_domain import MAX_SLICE
+from scalein.exec.direct_addressing import MAX_SLICE
 from scalein.exec.morsels import coalesce, cut_morsels
 from scalein.exec.tables import HashTable, handle_full
-from scalein.ir.passes.aggregate_table import MAX_RING_SLICES
 from scalein.ir.stages import Group, GroupMode
 from scalein.ir.tables import Slicing, Table
 from scalein.kernels.call import call
@@ -36,6 +35,7 @@ from scalein.llvm_backend.cache import Compiled
 if TYPE_CHECKING:
     from scalein.exec.aggregate import HashAggregate
 
+MAX_WINDOW_SLICES = 16  # of a window; with more of them a record would not fit a few cache lines
 OPEN_SLICES = 4  # minimum; how far out of order rows may be
 
 
@@ -45,7 +45,7 @@ def fits(table: Table) -> bool:
     if table.has_sides or table.has_heap:
         return False
     return window is not None and bool(table.keys) and not window.is_tumbling and (
-        window.size // table.slice_size <= MAX_RING_SLICES)
+        window.size // table.slice_size <= MAX_WINDOW_SLICES)
 
 
 def run_ring(run: HashAggregate, source: pa.Table) -> Iterator[pa.RecordBatch] | None:

@@ -11,6 +11,8 @@ shards are started (`repartition`); the old ones are retired: they get no more r
 slices have closed. Meanwhile a key may be in several tables, so windows are combined from partial groups by slice. All
 content is drained as partial groups (`drain_partials`) where a column has its first null (the layout of records has no
 null bits without need), and where most records are of expired keys.
+
+Which aggregations get a ring, and how wide it is, is decided by `SlidingAggregate` (`jobs/window_aggregate.py`).
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.errors import InternalError
+from scalein.exec.direct_addressing import MAX_SLICE
 from scalein.exec.emit import Emitter
 from scalein.exec.join_build import JoinTable
-from scalein.exec.key_domain import MAX_SLICE
 from scalein.exec.tables import HashTable, handle_full
 from scalein.ir.passes.pass_through import kernel_steps
 from scalein.ir.physical import WindowAggregate

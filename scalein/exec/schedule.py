@@ -1,8 +1,9 @@
 """Schedule: the choices of a run that no result may depend on, in one place, so that tests can make them at random.
 
 A driver asks the current schedule how to cut rows into rounds and morsels, which worker gets a morsel, which port is
-next, and what time it is. The schedule of production cuts as the driver proposes, lets whichever worker is free take
-the next morsel, and takes ports in turn. `using` puts another one in its place, for runs that start meanwhile.
+next, and what time it is. The schedule of production cuts as proposed (`morsels.py`, `jobs/driver.py`), lets whichever
+worker is free take the next morsel, and takes ports in turn. `using` puts another one in its place, for runs that start
+meanwhile.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 A sort holds its whole input. The first `count` rows are found in memory for about `count` rows and a piece of a batch:
 a row that cannot be among them is dropped by comparing its first key with that of the worst row held.
+
+NaN is the greatest number; nulls are where `nulls_last` says (`argsort`).
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scalein.arrow_functions import taken
-from scalein.exec import array_limits
+from scalein.arrow_rows import taken
+from scalein.exec import arrow_offset_limits
 from scalein.ir.physical import Sort
 from scalein.kernels.bind import conformed
 
@@ -27,7 +29,7 @@ def run_sort(node: Sort, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Recor
     """The sorted rows of a node."""
     schema = node.schema.arrow
     held = pa.schema([field.with_type(_storage_type(field.type)) for field in schema])
-    rows = (part for batch in batches if batch.num_rows for part in array_limits.split_heavy(batch))
+    rows = (part for batch in batches if batch.num_rows for part in arrow_offset_limits.split_heavy(batch))
     found = _sorted(node, rows, held) if node.count is None else _first_rows(node, rows, held, node.count)
     return (conformed(batch, schema) for batch in found)
 
@@ -48,12 +50,13 @@ def _in_order(node: Sort, parts: list[pa.RecordBatch], schema: pa.Schema,
     """The rows of some batches in order, or the first of them; text too long for one array becomes large text."""
     table = pa.Table.from_batches(parts, schema)
     parts.clear()
-    columns = [array_limits.WholeColumn(column) for column in table.columns]
+    columns = [arrow_offset_limits.WholeColumn(column) for column in table.columns]
     del table
     arrays = {name: column.arrays[0] for name, column in zip(schema.names, columns, strict=True)}
     order = _row_order(node, arrays)[:count]
     heavy = [column.weights[order] for column in columns if column.weights is not None]
-    for start, stop in array_limits.cut_points(len(order), RESULT_ROWS, array_limits.total_weights(heavy)):
+    weights = arrow_offset_limits.total_weights(heavy)
+    for start, stop in arrow_offset_limits.cut_points(len(order), RESULT_ROWS, weights):
         part = order[start:stop]
         yield pa.RecordBatch.from_arrays([column.take(part) for column in columns], schema.names)
 

@@ -1,4 +1,5 @@
-"""Spill file: chunks of partitioned rows beyond the memory limit, in an anonymous temporary file.
+"""Spill file: chunks of partitioned rows beyond the memory limit, in an anonymous temporary file. When rows are spilled
+is decided in `radix.py`.
 
 The file has no name and disappears with the process. Written pages are dropped from the page cache, since a limit of
 the system on memory counts them.
@@ -8,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import tempfile
 import threading
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from scalein.errors import StoreFailed
 from scalein.memory import address
 
-_MOST_PARTS = 512  # of one system call
+_MAX_PARTS = 512  # of one system call
 _UNSYNCED_BYTES = 64 << 20
 
 
@@ -24,6 +24,8 @@ class SpillFile:
     """Bytes by offset. Any number of threads may write and read."""
 
     def __init__(self) -> None:
+        import tempfile
+
         try:
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the run
         except OSError as error:
@@ -37,8 +39,8 @@ class SpillFile:
         with self._lock:
             first, self._end = self._end, self._end + size * len(addresses)
         try:
-            for start in range(0, len(addresses), _MOST_PARTS):
-                part = addresses[start : start + _MOST_PARTS]
+            for start in range(0, len(addresses), _MAX_PARTS):
+                part = addresses[start : start + _MAX_PARTS]
                 self._write_all([_bytes_at(address_, size) for address_ in part], first + start * size)
             self._drop_from_cache()
         except OSError as error:
@@ -86,6 +88,8 @@ def _bytes_at(address_: int, size: int) -> memoryview:
 
 
 def _failed(error: OSError) -> StoreFailed:
+    import tempfile
+
     return StoreFailed("rows beyond the memory limit could not be spilled to disk", file=tempfile.gettempdir(),
                        found=error.strerror or error, hint="free some space there, set TMPDIR, or raise memory=")
 

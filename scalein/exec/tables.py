@@ -1,6 +1,7 @@
 """Tables that kernels fill: a hash index with its arena, a direct-addressed arena, a single record.
 
 All three hold records of one layout; a reader needs only the address of the first record and the number of records.
+A hash table doubles (`HashTable.grow`) when it is full to `layout.LOAD_SIXTEENTHS`.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,7 +18,6 @@ from scalein.exec.side_state import SideState
 from scalein.ir.stages import FromRecords, GroupMode, Merge, MergeBag, Sink, Stage
 from scalein.ir.tables import Key, Slicing, Table
 from scalein.kernels.call import call, kernel
-from scalein.kernels.store import Grow, grow_kernel
 from scalein.layout import (
     ARENA_FULL,
     BLOCK_ROWS,
@@ -31,6 +32,9 @@ from scalein.layout import (
 from scalein.llvm_backend.cache import Compiled
 from scalein.memory import address, allocate, reserve
 from scalein.options import Options
+
+if TYPE_CHECKING:
+    from scalein.kernels.store import Grow
 
 ARENA_START = 64  # address 0 means "empty" in the index
 FIRST_BUCKETS = 8  # of a key group
@@ -178,6 +182,8 @@ def _side_state(table: Table, options: Options) -> SideState | None:
 
 @cache
 def _grow(options: Options) -> Grow:
+    from scalein.kernels.store import grow_kernel
+
     return grow_kernel(options)
 
 

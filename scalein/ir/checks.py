@@ -9,7 +9,7 @@ from scalein.dtypes import DType, alike
 from scalein.ir.exprs import Expr
 from scalein.ir.printer import show_expr
 
-_HOW = ("inner", "left", "semi", "anti")
+PROBES = ("inner", "left", "semi", "anti")  # the joins that look a row's keys up
 
 
 def expect(what: Callable[[], str], found: DType | None, expected: DType | None) -> Iterator[str]:
@@ -28,9 +28,10 @@ def wrong_names(names: Sequence[str]) -> Iterator[str]:
     yield from (f"two columns are called {name!r}" for name in set(names) if names.count(name) > 1)
 
 
-def wrong_keys(how: str, left: tuple[Expr, ...], right: tuple[Expr, ...], keeps: bool) -> Iterator[str]:
-    """What is wrong with how two sides are joined."""
-    if how not in _HOW:
+def wrong_keys(how: str, left: tuple[Expr, ...], right: tuple[Expr, ...], keeps: bool,
+               hows: tuple[str, ...] = PROBES) -> Iterator[str]:
+    """What is wrong with how two sides are joined; `hows` are the joins that are known there."""
+    if how not in hows:
         yield f"how is {how!r}"
     if keeps and how in ("semi", "anti"):
         yield f"a {how} join keeps nothing of the right side"

@@ -1,14 +1,13 @@
 """Decimals: digits without the point, as one integer of 128 bits, and a scale that stands in the type.
 
 Sums have the greater scale and a digit more, products the sum of scales and of digits; past 38 digits the type
-stays at 38, and a value that needs more is an error. Here is what those numbers mean, in whole numbers of Python:
-constants are folded with it, kernels are written after it.
+stays at 38, and a value that needs more is an error. `/` gives a float (`functions/arithmetic.py`). Here is what those
+numbers mean, in whole numbers of Python: constants are folded with it, kernels are written after it.
 """
 
 from __future__ import annotations
 
 import math
-from fractions import Fraction
 
 from scalein.dtypes import MAX_PRECISION, DType, Kind
 from scalein.ir.exprs import Call, Expr, Lit, type_of
@@ -85,8 +84,8 @@ def from_float(value: float, scale: int) -> int | None:
     scaled = value * 10.0**scale if scale >= 0 else value / 10.0**-scale
     if not math.isfinite(scaled):
         return None
-    whole = math.trunc(scaled)
-    return whole + (1 if scaled > 0 else -1) if abs(Fraction(scaled) - whole) >= Fraction(1, 2) else whole
+    rest, whole = math.modf(scaled)  # both exact
+    return int(whole) + (1 if scaled > 0 else -1) if abs(rest) >= 0.5 else int(whole)
 
 
 def rounded(value: int, dtype: DType, digits: int) -> int:

@@ -16,7 +16,7 @@ from scalein.dtypes import DType
 from scalein.errors import NOWHERE, SourceLoc
 from scalein.ir.digest import digest_of
 
-_MOST_SHOWN = 10_000  # nodes of an expression whose repr is written out; one that shares parts can have any number
+_MAX_SHOWN = 10_000  # nodes of an expression whose repr is written out; one that shares parts can have any number
 _STRIDE = 50  # levels that pickle descends at once; its limit is that of Python's stack
 
 
@@ -104,7 +104,7 @@ class Call:
         return hash(self.digest)
 
     def __repr__(self) -> str:
-        if self.size > _MOST_SHOWN:
+        if self.size > _MAX_SHOWN:
             return f"Call(fn={self.fn!r}, digest={self.digest.hex()!r})"
         found: list[str] = []
         waiting: list[Expr | str] = [self]

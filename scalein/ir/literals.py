@@ -1,4 +1,5 @@
-"""Python constants as typed literals: which type one has by itself, and whether it fits another.
+"""Python constants as typed literals: which type one has by itself (`own_type`), and whether it fits another (`fit`).
+Which of the two it takes beside a column is decided in `unify.py`.
 
 Physical values are what `Lit` holds once it is typed: an int for times (units since the epoch or midnight) and for
 decimals (all their digits, without the point), a float that the float type holds exactly, None for null.

@@ -66,11 +66,25 @@ class WindowAggregate:
 
 @dataclass(frozen=True, slots=True)
 class JoinBuild:
-    """A static table to probe: read whole, keyed by `keys`."""
+    """A static table to probe: read whole, keyed by `keys`. If it `is_outer`, its rows are kept as they are as well."""
 
     input: Node
     keys: tuple[Col, ...]
     columns: tuple[str, ...]
+    is_outer: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OuterJoin:
+    """The rows of a pipeline, and then those rows of a table that none of its rows matched.
+
+    `origins` has, for each column, the table's column that an unmatched row has it from; None: it is null.
+    """
+
+    input: Pipeline
+    table: int  # number of the join in the pipeline
+    origins: tuple[str | None, ...]
+    schema: Schema
 
 
 @dataclass(frozen=True)
@@ -130,7 +144,7 @@ class Union:
     schema: Schema
 
 
-Node = Scan | Pipeline | WindowAggregate | Host | Limit | Sort | Union
+Node = Scan | Pipeline | WindowAggregate | OuterJoin | Host | Limit | Sort | Union
 
 
 def _passed(node: Node) -> Node:

@@ -26,7 +26,6 @@ from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, Named, args_of, branches
 from scalein.ir.functions.registry import REGISTRY
 from scalein.ir.internal_names import is_internal
 from scalein.ir.rewrite import walk_ops
-from scalein.ir.udf import PythonUdf, Udf
 
 if TYPE_CHECKING:
     from scalein.ir.ops import Op, Window
@@ -40,8 +39,8 @@ _SIGNS = {
 }  # fmt: skip
 
 
-_MOST_NODES_OF_ERRORS = 400
-_MOST_NODES = 200_000  # of a part that is written out; shared parts can make a text of any length
+_MAX_NODES_OF_ERRORS = 400
+_MAX_NODES = 200_000  # of a part that is written out; shared parts can make a text of any length
 
 
 def show_expr(expr: Expr) -> str:
@@ -55,7 +54,7 @@ def show_expr(expr: Expr) -> str:
 
 def show_brief(expr: Expr) -> str:
     """As `show_expr`, but `...` for an argument that would be longer than anyone reads in an error."""
-    return _Text(expr, _MOST_NODES_OF_ERRORS).whole
+    return _Text(expr, _MAX_NODES_OF_ERRORS).whole
 
 
 def show_operand(expr: Expr) -> str:
@@ -113,7 +112,7 @@ def _parsed(template: str) -> tuple[list[tuple[str, str, int | None]], int]:
 class _Text:
     """The text of an expression, written from the leaves up; that of a part goes when all that hold it have used it."""
 
-    def __init__(self, expr: Expr, most_nodes: int = _MOST_NODES) -> None:
+    def __init__(self, expr: Expr, most_nodes: int = _MAX_NODES) -> None:
         def parts(node: Expr) -> tuple[Expr, ...]:
             return _parts(node) if node.size <= most_nodes or node is expr else ()
 
@@ -172,7 +171,10 @@ class _Text:
                 return ", ".join(map(self._plain, call.args))
             case "type", _:
                 return repr(call.dtype)
-            case "name", (Udf() | PythonUdf() as udf,):
+            case "name", (udf,):
+                from scalein.ir.udf import AnyUdf  # most flows have no udf
+
+                assert isinstance(udf, AnyUdf)
                 return udf.name
             case "values", (tuple() as values, bool() as has_null):
                 of = call.args[0].dtype

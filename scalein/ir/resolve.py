@@ -22,7 +22,7 @@ from scalein.ir.functions.registry import REGISTRY
 from scalein.ir.printer import show_agg, show_expr
 from scalein.ir.unify import Refused, settle
 
-_MOST_SHOWN = 24
+_MAX_SHOWN = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,8 @@ def _as_expression(name: str, schema: Schema) -> str | None:
 
 def shown(schema: Schema) -> str:
     """The columns there are, for errors; of a wide table the first ones."""
-    rest = len(schema) - _MOST_SHOWN
-    return f"{Schema(schema.fields[:_MOST_SHOWN])!r}" + (f", and {rest} more" if rest > 0 else "")
+    rest = len(schema) - _MAX_SHOWN
+    return f"{Schema(schema.fields[:_MAX_SHOWN])!r}" + (f", and {rest} more" if rest > 0 else "")
 
 
 def _resolve(expr: Expr, scope: Scope) -> Expr:

@@ -23,16 +23,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from scalein.ir.aggregates import AGGREGATES
-from scalein.ir.exprs import Call, Col, Expr, Named, walk
+from scalein.ir.exprs import Call, Col, Expr, Lit, Named, walk
+from scalein.ir.functions.registry import is_host
 from scalein.ir.internal_names import internal
 from scalein.ir.ops import Explode
 from scalein.ir.passes.pass_through import Origin, is_copy_free, split_items, taken_items
-from scalein.ir.physical import Host, Limit, Node, Pipeline, Scan, Sort, Union, WindowAggregate, inputs
+from scalein.ir.physical import Host, Limit, Node, OuterJoin, Pipeline, Scan, Sort, Union, WindowAggregate, inputs
 from scalein.ir.printer import show_expr, show_window
 from scalein.ir.stages import (
     ORDINAL,
     Collect,
     DedupStep,
+    ExpandLog,
     FilterStep,
     FromBatches,
     FromPointers,
@@ -48,12 +50,10 @@ from scalein.ir.stages import (
     ProjectStep,
     Rank,
     Read,
-    Spread,
     Stage,
     Step,
 )
 from scalein.ir.tables import Acc, AccKind, Output, Table, log_layout
-from scalein.ir.udf import PythonUdf
 
 _ACCS = {AccKind.VALID: "count", AccKind.ISUM: "sum", AccKind.FSUM: "sum"}
 _MODES = {GroupMode.ONE: "in one record", GroupMode.DIRECT: "in a direct table", GroupMode.HASH: "in a hash table"}
@@ -88,6 +88,8 @@ def _lines(node: Node) -> Iterator[str]:
         case WindowAggregate():
             yield f"kernel group {_by(node.table)}  -> {node.schema!r}"
             yield from (f"| {line}" for line in (*_state(node.table), *_steps(node.steps)))
+        case OuterJoin():
+            yield f"then unmatched rows of join{node.table}  -> {node.schema!r}"
         case Host():
             yield f"{_host(node)}  -> {node.schema!r}"
         case Limit():
@@ -128,7 +130,7 @@ def _taken(name: str, origin: Origin) -> str:
 
 def _host(node: Host) -> str:
     if isinstance(node.op, Explode):
-        return f"explode {node.op.column}, by pyarrow"
+        return f"explode {', '.join(node.op.lists)}, by pyarrow"
     if node.op is not None:
         return f"map_batches {getattr(node.op.fn, '__name__', type(node.op.fn).__name__)}, in Python"
     made = [item for item in node.items if not isinstance(item.expr, Col)]
@@ -138,7 +140,7 @@ def _host(node: Host) -> str:
 
 def _is_python(item: Named) -> bool:
     """Whether a function of the user's that stays Python is called in it."""
-    return any(isinstance(e, Call) and e.fn == "udf" and isinstance(e.params[0], PythonUdf) for e in walk(item.expr))
+    return any(isinstance(e, Call) and e.fn == "udf" and is_host(e) for e in walk(item.expr))
 
 
 def _ordered(node: Sort) -> str:
@@ -164,9 +166,10 @@ def show_step(step: Step) -> str:
         case ProjectStep():
             return _line("project", _items(tuple(item for item in step.items if not _keeps_name(item))))
         case Probe():
-            keys = ", ".join(map(show_expr, step.keys))
-            several = "" if step.unique else ", several matches a row"
-            return _line("probe", f"join{step.table}, {step.how} on {keys}{_variant(step)}{several}")
+            is_cross = all(isinstance(key, Lit) for key in step.keys)
+            how = "cross" if is_cross else f"{step.how} on {', '.join(map(show_expr, step.keys))}"
+            more = ("" if step.unique else ", several matches a row") + (", marking matches" if step.marks else "")
+            return _line("probe", f"join{step.table}, {how}{_variant(step)}{more}")
         case DedupStep():
             keys = ", ".join(map(show_expr, step.keys))
             return _line("dedup", f"by {keys}: its first row, {step.table.layout.size} bytes a record")
@@ -286,7 +289,7 @@ def _sink(stage: Stage) -> Iterator[str]:
             yield _line("merge", f"{what} {_by(table)}, {_MODES[mode]}")
         case MergeBag(table, bag):
             yield _line("merge", f"the values of {_args(table.accs[table.bags[bag][0]])}, group by group")
-        case Spread(table, acc):
+        case ExpandLog(table, acc):
             yield _line("append", f"16 bytes to the group's values of {_args(table.accs[acc])}")
         case Rank(table, acc, fold):
             yield _line("fold" if fold else "rank", f"each group's values of {_args(table.accs[acc])}")

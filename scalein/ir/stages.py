@@ -4,20 +4,23 @@ A stage reads rows (Arrow batches, or the records of a table), passes them throu
 at a time, and hands them to its sink. What is known only when data is there (which columns hold
 nulls, how strings are stored, how a table is addressed) is filled in by `specialise` at run time:
 `reads`, the variant of a probe, the mode of a group. A specialised stage is what the code cache
-is keyed by.
+is keyed by. Where a stage ends is decided in `passes/physicalize.py`, which stages become one in `passes/fuse.py`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING, TypeAlias
 
 from scalein.dtypes import I64, DType
 from scalein.ir.exprs import Expr, Named, type_of
 from scalein.ir.internal_names import internal
-from scalein.ir.store_kernels import StoreSink
 from scalein.ir.tables import StoredTable, Table
 from scalein.layout import size_of
+
+if TYPE_CHECKING:
+    from scalein.ir.store_kernels import StoreSink
 
 ORDINAL = internal("ordinal")  # a row's number in its source, carried through a partition
 
@@ -136,6 +139,7 @@ class Probe:
     payload: tuple[Read, ...] = ()
     codes: tuple[tuple[str, str], ...] = ()  # name -> string column whose dictionary code it is
     build: Table | None = None
+    marks: bool = False  # rows of the table that match are marked
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +208,7 @@ class MergeBag:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class ExpandLog:
     """Write a pair (key, payload) for each entry of a log, group by group.
 
     It is (value in an order-preserving form, rows) where values are ranked, (number of the row, number of the entry)
@@ -265,7 +269,8 @@ class Partition:
         return FromRows(tuple(reads), self.stride, self.null_offset)
 
 
-Sink = Collect | Group | Merge | MergeBag | Spread | Rank | Partition | StoreSink
+FLOW_SINKS = (Collect, Group, Merge, MergeBag, ExpandLog, Rank, Partition)
+Sink: TypeAlias = "Collect | Group | Merge | MergeBag | ExpandLog | Rank | Partition | StoreSink"
 
 
 @dataclass(frozen=True, slots=True)

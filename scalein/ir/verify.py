@@ -166,6 +166,8 @@ def _wrong_in_node(node: Node) -> Iterator[str]:
             yield f"count is {count}"
         case physical.Sort():
             yield from (f"no column {name!r} in its input" for name, _ in node.by if name not in node.schema.names)
+        case physical.OuterJoin():
+            yield from _wrong_in_outer_join(node)
         case physical.Union():
             for below in node.inputs:
                 yield from _wrong_in_part(below.schema, node.schema)
@@ -178,6 +180,18 @@ def _wrong_in_part(part: Schema, whole: Schema) -> Iterator[str]:
         return
     for found, expected in zip(part, whole, strict=True):
         yield from expect(partial("column {!r} of an input".format, found.name), found.dtype, expected.dtype)
+
+
+def _wrong_in_outer_join(node: physical.OuterJoin) -> Iterator[str]:
+    yield from _wrong_in_part(node.input.schema, node.schema)
+    table = dict(node.input.joins).get(node.table)
+    if table is None or not table.is_outer:
+        yield f"it has no outer table join{node.table}"
+        return
+    if not any(isinstance(step, Probe) and step.table == node.table and step.marks for step in node.input.steps):
+        yield f"nothing marks the rows of join{node.table}"
+    known = {*table.columns, *(key.name for key in table.keys)}
+    yield from (f"no column {name!r} in join{node.table}" for name in node.origins if name not in {None, *known})
 
 
 def _wrong_in_kernel(node: Pipeline | WindowAggregate) -> Generator[str, None, Fields]:

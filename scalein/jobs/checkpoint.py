@@ -13,6 +13,8 @@ last manifest, and no row is lost or duplicated.
     <checkpoint>/savepoints/<name>/        an epoch and its state that stay for good
 
 A manifest is one line of JSON and a line with its checksum; nothing in it is executed or unpickled.
+
+When an epoch begins is decided in `coordinator.py` (`Coordinator.is_due`).
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ from scalein.ir.exprs import Call, Expr, Named, columns
 from scalein.ir.functions.hashing import P1
 from scalein.options import Options
 
-LEAST_BYTES = 1 << 20  # that are always finished at once
+MIN_BYTES = 1 << 20  # that are always finished at once
 SHARE = 4  # of what a step may keep, for what is finished at once: tables and results come on top
-MOST_SHARES = 256
+MAX_SHARES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Part:
 
 def most_bytes(memory: int | None) -> int | None:
     """How much may be finished at once."""
-    return None if memory is None else max(LEAST_BYTES, memory // SHARE)
+    return None if memory is None else max(MIN_BYTES, memory // SHARE)
 
 
 def parts_of(whole: Part, starts: np.ndarray, sizes: np.ndarray, window: ops.Window | None, most: int,
@@ -69,7 +69,7 @@ def parts_of(whole: Part, starts: np.ndarray, sizes: np.ndarray, window: ops.Win
 
 
 def _shared(part: Part, size: int, most: int, has_keys: bool) -> Iterator[Part]:
-    shares = min(MOST_SHARES, -(-size // most)) if has_keys else 1
+    shares = min(MAX_SHARES, -(-size // most)) if has_keys else 1
     yield from (Part(part.after, part.end, share, max(1, shares)) for share in range(max(1, shares)))
 
 

@@ -2,7 +2,7 @@
 
 At most one epoch is in flight. The job's thread takes the snapshot at a barrier and continues; a second thread waits
 until the state is durable, publishes the epoch, and commits the output. A failed epoch is covered by the next one,
-which commits the output of both; a sink that cannot commit for `MOST_TRIES` epochs in a row ends the job.
+which commits the output of both; a sink that cannot commit for `MAX_TRIES` epochs in a row ends the job.
 
 The last committed output of a sink that an earlier run had stays in the manifests, so that the sink may return. It may
 not be left out, or replaced by one of another kind, while some of its output is not visible.
@@ -20,13 +20,13 @@ import pyarrow as pa
 from scalein.connectors.sinks.sink_writer import SinkWriter
 from scalein.errors import NOWHERE, BadArgument, ScaleinError, SourceLoc, warn
 from scalein.jobs.checkpoint import Checkpoint
-from scalein.jobs.driver import Pipeline
+from scalein.jobs.job_graph import JobGraph
 from scalein.jobs.metrics import Metrics
 from scalein.jobs.operators import SnapshotFuture
 from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text
 from scalein.storage.failpoints import failpoint
 
-MOST_TRIES = 10  # consecutive failed commits that end the job
+MAX_TRIES = 10  # consecutive failed commits that end the job
 
 
 class Coordinator:
@@ -45,6 +45,9 @@ class Coordinator:
         self._thread: threading.Thread | None = None
         self._publisher = ThreadPoolExecutor(1, "scalein-epoch")
         self._under_way: Future[None] | None = None
+        self._now: Callable[[], float] = time.monotonic
+        self._every_s = 0.0
+        self._due = 0.0  # when the next epoch should begin
 
     def open(self, epoch: dict[str, Json] | None, schema_of: Callable[[str], pa.Schema], at: SourceLoc) -> None:
         """Resume after an epoch, and open the sinks as it left them."""
@@ -75,29 +78,40 @@ class Coordinator:
             job = self._name if name == "out" else f"{self._name}{name}"
             sink.open(schema_of(name), words[-1] if words else None, f"{job}-{self._run}")
 
-    @property
-    def is_free(self) -> bool:
-        return self._under_way is None or self._under_way.done()
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether there is output that an epoch which failed should have committed."""
-        return bool(self._prepared)
-
     def has_thread(self, thread: threading.Thread) -> bool:
         return thread is self._thread
 
-    def begin(self, pipeline: Pipeline, is_finished: bool) -> None:
+    def schedule(self, every_s: float, now: Callable[[], float]) -> None:
+        """Epochs are due at an interval from now on."""
+        self._every_s, self._now, self._due = every_s, now, now() + every_s
+
+    @property
+    def due_in_s(self) -> float:
+        return self._due - self._now()
+
+    def is_due(self, has_changed: bool) -> bool:
+        """Whether an epoch should begin at this barrier: the last one is complete, the interval has passed, and the
+        job has advanced or output waits for its commit.
+        """
+        if self._under_way is not None and not self._under_way.done():
+            return False
+        self.await_epoch()
+        if self._now() < self._due:
+            return False
+        self._due = max(self._due + self._every_s, self._now())
+        return has_changed or bool(self._prepared)  # prepared: by an epoch that failed
+
+    def begin(self, graph: JobGraph, is_finished: bool) -> None:
         """Take a snapshot of the job at this barrier; publishing runs in the background."""
-        self.settle()
+        self.await_epoch()
         if self._checkpoint is not None:
-            pipeline.settle()
+            graph.flush()
         failpoint("prepare")
         self._prepared.append({name: sink.prepare() for name, sink in self._sinks.items()})
         self.number += 1
         failpoint("freeze")
         try:
-            content, frozen = pipeline.snapshot() if self._checkpoint is not None else ({}, [])
+            content, frozen = graph.snapshot() if self._checkpoint is not None else ({}, [])
         except ScaleinError as error:
             self._under_way = Future()
             self._under_way.set_exception(error)
@@ -105,17 +119,17 @@ class Coordinator:
         content |= {"finished": is_finished, "metrics": {**self._metrics.to_json()}, "job": self._name,
                     "run": self._run, "output": [{**self._absent, **self._prepared[0]}, *self._prepared[1:]],
                     "sinks": {**self._absent_kinds, **{name: sink.kind for name, sink in self._sinks.items()}}}
-        self._under_way = self._publisher.submit(self._publish, pipeline, content, frozen, time.monotonic())
+        self._under_way = self._publisher.submit(self._publish, graph, content, frozen, time.monotonic())
 
-    def _publish(self, pipeline: Pipeline, content: dict[str, Json], frozen: list[SnapshotFuture],
+    def _publish(self, graph: JobGraph, content: dict[str, Json], frozen: list[SnapshotFuture],
                  began: float) -> None:
         self._thread = threading.current_thread()
         kept: list[dict[str, Json]] = []
         if self._checkpoint is not None:
-            content["states"] = pipeline.stateful([wait() for wait in frozen])
+            content["states"] = graph.stateful([wait() for wait in frozen])
             failpoint("publish")
             kept = self._checkpoint.publish(self.number, content)
-        pipeline.retain(kept)
+        graph.retain(kept)
         failpoint("commit")
         self._failed += 1
         for each in map(as_map, as_list(content["output"])):
@@ -125,9 +139,9 @@ class Coordinator:
         if self._checkpoint is not None:
             self._checkpoint.note_committed(self.number)
         failpoint("committed")
-        self._metrics.checkpoint_s = time.monotonic() - began
+        self._metrics.checkpoint_s, self._metrics.checkpoint_at = time.monotonic() - began, time.time()
 
-    def settle(self, is_last: bool = False) -> None:
+    def await_epoch(self, is_last: bool = False) -> None:
         """Wait for the epoch in flight. A failed one is covered by the next; the last one must not fail."""
         if self._under_way is None:
             return
@@ -138,7 +152,7 @@ class Coordinator:
             self._metrics.epochs += 1
         except ScaleinError as error:
             self._metrics.failed_checkpoints += 1
-            if is_last or self._failed >= MOST_TRIES:
+            if is_last or self._failed >= MAX_TRIES:
                 raise
             warn(f"a checkpoint failed; the job continues, and the next one includes its output: {error}", self._at)
 

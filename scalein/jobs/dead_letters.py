@@ -1,5 +1,7 @@
 """Malformed records of a source. They arrive among the rows, so that offsets count them, and leave here for the sink of
 failed rows, in the epoch that contains them.
+
+Rows that fail in an expression are found by `FragmentRunner` (`operators.py`); both reach the sink by `Driver._failed`.
 """
 
 from __future__ import annotations
@@ -18,14 +20,14 @@ from scalein.jobs.source_readers import Reader
 def without_malformed(reader: Reader, batch: pa.RecordBatch,
                       failed: Callable[[pa.RecordBatch, ScaleinError], None] | None) -> pa.RecordBatch:
     """The rows of a batch that were decoded; the others go to `failed`, without values."""
-    if not reader.beside:
+    if not reader.malformed_columns:
         return batch
     rows, text = batch.select(reader.columns), batch.column(MALFORMED.names[-1])
     if text.null_count == len(text):
         return rows
     assert failed is not None
     is_bad = text.is_valid()
-    bad = filtered(batch.select(reader.beside), is_bad)
+    bad = filtered(batch.select(reader.malformed_columns), is_bad)
     nothing = [pa.nulls(bad.num_rows, column.type) for column in rows.columns]
     file, line, shown = (column[0].as_py() for column in bad.columns)
     failed(pa.RecordBatch.from_arrays([*nothing, *bad.columns], names=[*rows.schema.names, *bad.schema.names]),
@@ -36,7 +38,9 @@ def without_malformed(reader: Reader, batch: pa.RecordBatch,
 def failed_schema(source: pa.Schema, reader: Reader) -> pa.Schema:
     """The columns of rows that fail: those that are read, and, where lines may, what these are."""
     found = [source.field(name) for name in reader.columns]
-    return pa.schema([*(field.with_nullable(True) for field in found), *MALFORMED] if reader.beside else found)
+    if not reader.malformed_columns:
+        return pa.schema(found)
+    return pa.schema([*(field.with_nullable(True) for field in found), *MALFORMED])
 
 
 def in_columns(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch | None:

@@ -1,455 +1,319 @@
-"""The driver of a job: its operators in topological order, the source inputs that feed them, and the watermark.
+"""The driver of a job: its thread takes what has arrived, in rounds, runs the operators over it and writes the results.
 
-One thread runs it. A source batch passes the operators on the path of its source; then the watermark advances, and the
-results of windows that it closes pass the operators downstream.
+When a checkpoint is due (`Coordinator.is_due`), it takes a snapshot at that barrier and continues. Requests (`scale`,
+`snapshot`, `stop`) are served at barriers. User code runs on the job's threads as well: it may make requests, but not
+wait for them. `ROUND_S` is the target duration of a round.
 """
 
 from __future__ import annotations
 
+import re
+import shutil
+import tempfile
+import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+import uuid
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from itertools import groupby, islice
+from dataclasses import replace
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
 
 import pyarrow as pa
 
-from scalein.connectors.base import BoundSource
-from scalein.dtypes import UNITS_PER_SECOND, DType, Kind, Schema
-from scalein.errors import BadArgument, ScaleinError, SourceLoc
-from scalein.exec.event_time import extent, extents, least
-from scalein.exec.scan_predicates import row_groups_skipped
-from scalein.ir import ops
-from scalein.ir.exprs import type_of
-from scalein.jobs import fragments as cutting
-from scalein.jobs.changelog import changelog_rows
-from scalein.jobs.changelog import check as check_changes
-from scalein.jobs.compatibility import check_same, label, places, signature, state_number, states
-from scalein.jobs.dead_letters import failed_schema, without_malformed
-from scalein.jobs.fragments import Feed, Fragment
-from scalein.jobs.metrics import Metrics, Stage
-from scalein.jobs.operators import Context, Distinct, Limit, Morsel, Operator, SnapshotFuture, Sort, Stateless
-from scalein.jobs.running_aggregate import RunningAggregate
-from scalein.jobs.source_inputs import SourceInput, source_input_of
-from scalein.jobs.source_readers import Reader, SourceBatch
-from scalein.jobs.speculation import speculate
-from scalein.jobs.window_aggregate import BufferedAggregate, SlidingAggregate, WindowedAggregate, grouped
-from scalein.options import Options
-from scalein.storage.checked_json import Json, as_int
+from scalein.connectors.sinks.sink_writer import SinkWriter
+from scalein.errors import LateData, ScaleinError, StoreFailed, here, reported, warn
+from scalein.exec.bounded import batches
+from scalein.exec.event_time import IDLE_S
+from scalein.exec.schedule import schedule
+from scalein.jobs.checkpoint import Checkpoint
+from scalein.jobs.coordinator import Coordinator
+from scalein.jobs.dead_letters import in_columns
+from scalein.jobs.job_graph import JobGraph, OutputSpec
+from scalein.jobs.metrics import Metrics
+from scalein.jobs.source_readers import Reader, SourceBatch, SourceReaders
+from scalein.jobs.spec import JobSpec
+from scalein.kernels.workers import resident_threads
+from scalein.memory import keep_at_most
+from scalein.storage.checked_json import Json, as_map
+from scalein.storage.failpoints import Crashed, failpoint
 
-SHARED_TIMES = 1 << 20  # least rows whose times workers read in parallel: waking one costs a quarter of that
-NEVER = 1 << 62  # delay of rows that come only at the end of the input
-
-
-@dataclass(frozen=True)
-class OutputSpec:
-    """What the user asked of a job's results."""
-
-    emit: str
-    late: Callable[[pa.RecordBatch], None]
-    keeps_late: bool  # with all their columns
-    failed: Callable[[pa.RecordBatch, ScaleinError], None] | None
-    has_checkpoints: bool = True
+MAX_ROUND_ROWS = 1 << 25
+FIRST_ROUND_ROWS, MIN_ROUND_ROWS = 1 << 21, 1 << 18  # rows of the first round, and least rows of the others
+MORE_ROWS = 1 << 20  # rows added at a time to a round that is faster than expected
+ROUND_S = 0.03  # target duration of a round: requests and checkpoints wait for its end
+_WORKER = re.compile(r"scalein-(\d+|udf|pool)")  # names of threads that may be any job's
+MORE_S = 0.5  # longest check for rows that a finished job does not read
+QUIET_S = 0.05  # longest wait for rows before requests are served
 
 
-class Pipeline:
-    """Steps in an order in which each comes before the one that it feeds."""
+class Driver:
+    """A job at work: its graph of operators, sources, sinks and checkpoints, and the thread that drives them."""
 
-    def __init__(self, op: ops.Op, options: Options, output: OutputSpec, folder: Path, epoch: dict[str, Json] | None,
-                 metrics: Metrics, at: SourceLoc) -> None:
-        self.metrics, self._options, self._emit, self._at = metrics, options, output.emit, at
-        self._failed = output.failed
-        self._op, self._skipped_before = op, row_groups_skipped(op)
-        self._feeds = cutting.cut(op)
-        self._fragments = cutting.fragments(self._feeds)
-        cutting.check_bounded(self._feeds, self.is_bounded, output.emit, at)
-        if epoch is not None:
-            check_same(epoch, self.signature, self._emit_mode, at)
-        known = places(epoch, self._feeds, at)
-        kept = states(epoch, self._fragments)
-        self.steps: list[Operator] = []
-        self._contexts: list[Context] = []
+    def __init__(self, plan: JobSpec) -> None:
+        self._plan = plan
+        self._sinks = {name: SinkWriter(sink, name, plan.at) for name, sink in plan.sinks.items()}
+        self.metrics = Metrics()
+        self._has_warned = False
+        self._schedule = schedule()
+        self._clock = self._schedule.clock()
+        self.checkpoint = None if plan.checkpoint is None else Checkpoint(plan.checkpoint)
+        self._own_folder = _own_folder() if plan.checkpoint is None else None
+        self.workers = plan.options.workers
+        self._requests: list[tuple[Callable[[], None], threading.Event]] = []
+        self._wants_stop: str | None = None  # "stop" or "drain"
+        self.error: BaseException | None = None
+        self.ended = threading.Event()
+        self.stop_serving: Callable[[], None] = lambda: None
+        self.is_finished = False
+        self._marked: object = None  # how far the job had come at the last epoch
+        self.graph: JobGraph
+        self.coordinator: Coordinator
+        self.readers: SourceReaders
         try:
-            for number, fragment in enumerate(self._fragments):
-                context = Context(options, folder / f"state-{state_number(self._fragments, number)}", output.late,
-                                      output.keeps_late, self._count_timeless, output.failed, self._delay(fragment),
-                                      output.has_checkpoints)
-                self._contexts.append(context)
-                self.steps.append(_step(fragment, context, kept[number], self._emit_of(fragment, output.emit, at)))
-                if isinstance(self.steps[-1], BufferedAggregate) and fragment.window is None and not self.is_bounded:
-                    raise BadArgument("aggregates as large as their input have no result over an endless source",
-                                      at=at, step="group_by", hint="group by a window of time as well")
-            self._inputs = [self._input(feed, about) for feed, about in zip(self._feeds, known, strict=True)]
-            cutting.check_order(self._fragments, [(each.path, len(each.readers)) for each in self._inputs])
-        except BaseException:
-            self.close()
+            self._open()
+            read = [] if self.graph.is_done else self.graph.readers  # limit(0) asks for no batch
+            self.readers = SourceReaders(read, plan.rows_per_second, plan.memory.queues)
+        except BaseException as error:
+            self._release(isinstance(error, Crashed))
+            if (found := reported(error, plan.at)) is not error:
+                raise found from error
             raise
-        self.stages = [Stage("rows" if fragment.state is None else type(fragment.state).__name__.lower())
-                       for fragment in self._fragments]  # fmt: skip
-        self.watermark: int | None = None
-        self._advanced: int | None = None  # the watermark that the steps know of
-        if epoch is not None and epoch["watermark"] is not None:
-            self.watermark = self._advanced = as_int(epoch["watermark"])
+        self._thread = threading.Thread(target=self._main, name="scalein-job", daemon=True)
+        self._thread.start()
 
-    @cached_property
-    def signature(self) -> list[Json]:
-        """What the states depend on."""
-        return [signature(fragment) for fragment in self._fragments if fragment.state is not None]
+    # --- opening
 
-    @property
-    def _emit_mode(self) -> str:
-        """What the last state depends on besides its op: groups are stored differently for a changelog."""
-        return self._emit if isinstance(self._fragments[-1].state, ops.Aggregate) else "final"
+    def _open(self) -> None:
+        if self.checkpoint is None:
+            assert self._own_folder is not None
+            self.coordinator = Coordinator(None, self._sinks, self.metrics, uuid.uuid4().hex[:8])
+            self._begin(None, self._own_folder)
+        else:
+            self.checkpoint.open()
+            if self._plan.savepoint is not None:
+                self.checkpoint.begin_from(self._plan.savepoint)
+            self.coordinator = Coordinator(self.checkpoint, self._sinks, self.metrics, self.checkpoint.name())
+            folder = self.checkpoint.path
+            self.checkpoint.recovered(lambda epoch: self._begin(epoch, folder))
+            self.graph.retain(self.checkpoint.kept())
 
-    @property
-    def is_bounded(self) -> bool:
-        return all(not isinstance(feed.source.data, BoundSource) or feed.source.data.bounded for feed in self._feeds)
+    def _begin(self, epoch: dict[str, Json] | None, folder: Path) -> None:
+        """The graph and sinks as an epoch left them."""
+        plan = self._plan
+        failpoint("open")
+        if hasattr(self, "graph"):
+            self.graph.close()  # of a newer epoch, that turned out to be damaged
+        output = OutputSpec(plan.emit, self._late, "late" in plan.sinks,
+                        self._failed if plan.on_error == "sink" else None, plan.checkpoint is not None)
+        options = replace(plan.options, memory=plan.memory.kept)
+        self.graph = JobGraph(plan.op, options, output, folder, epoch, self.metrics, plan.at)
+        if epoch is not None:
+            self.metrics.restore(as_map(epoch["metrics"]))
+            self.is_finished = epoch["finished"] is True
+        self.coordinator.open(epoch, lambda name: self.graph.schema_of(name, plan.emit), plan.at)
 
-    @property
-    def readers(self) -> list[Reader]:
-        return [reader for source in self._inputs for reader in source.readers]
+    # --- the thread
 
-    @property
-    def mark(self) -> object:
-        """How far the job has come: where it is equal, an epoch would say nothing new."""
-        return self.metrics.to_json(), self.watermark, [reader.place for reader in self.readers]
+    def _main(self) -> None:
+        try:
+            with keep_at_most(self._plan.memory.spare), resident_threads():
+                self._loop()
+        except BaseException as error:
+            self.error = reported(error, self._plan.at)
+        finally:
+            try:
+                self._release(isinstance(self.error, Crashed))
+            except BaseException as error:
+                self.error = self.error or reported(error, self._plan.at)
+            self.ended.set()
+            with suppress(IndexError):
+                while True:
+                    self._requests.pop(0)[1].set()
 
-    def schema_of(self, sink: str, emit: str) -> pa.Schema:
-        """The columns of results ("out"), of late rows, or of rows that failed."""
-        if sink == "late":
-            return self._late_schema
-        if sink == "failed":
-            return failed_schema(self._fragments[0].input.arrow, self._inputs[0].readers[0])
-        schema = self._fragments[-1].op.schema.arrow
-        return schema.append(pa.field("op", pa.string(), False)) if emit == "changes" else schema
+    def _loop(self) -> None:
+        if self._plan.bootstrap is not None and not self.coordinator.number:
+            past = batches(self._plan.bootstrap, self._plan.options)
+            self.graph.fill(takewhile(lambda _: self._wants_stop is None, past))
+            if self._wants_stop is not None:
+                return  # without an epoch: the next run begins with the past again
+        if self.checkpoint is not None and self.checkpoint.is_adopted:
+            self.begin_epoch()  # what is written from here on is this job's: an epoch to go back to says so
+        if self.is_finished and not self.graph.is_done:
+            self._warn_of_more()
+        self.coordinator.schedule(self._plan.every_s, self._clock.now)
+        idle: set[Reader] = set()
+        round_rows = FIRST_ROUND_ROWS
+        while not self.is_finished:
+            self._serve()
+            if self._wants_stop == "stop":
+                break
+            if self._wants_stop == "drain":
+                self.readers.end()
+            start = time.monotonic()
+            most = self._schedule.round_rows(min(MAX_ROUND_ROWS, round_rows))
+            deliveries = self.readers.take(most, min(QUIET_S, max(self.coordinator.due_in_s, 0.001)))
+            now = time.monotonic()
+            self.metrics.wait_s += now - start
+            if deliveries:
+                arrived = {d.reader for d in deliveries if d.batch.num_rows}
+                for reader in arrived & idle:
+                    self.graph.mark_idle(reader, False)
+                idle -= arrived
+                # A partition that has been idle begins with a round: what it gives first holds others back again.
+                is_any_idle = any(not reader.has_ended for reader in idle)
+                self._write(self.graph.run(deliveries, (lambda: []) if is_any_idle else partial(self._more, now)))
+                end, rows = time.monotonic(), [delivery.batch.num_rows for delivery in deliveries]
+                self.metrics.latency.add([end - delivery.arrival_s for delivery in deliveries], rows)
+                self.metrics.busy_s += end - now
+                round_rows = max(MIN_ROUND_ROWS, int(sum(rows) * ROUND_S / max(end - now, 1e-6)))
+                failpoint("batch")
+            if self.graph.is_done or (not deliveries and self.readers.has_ended):
+                self._write(self.graph.finish())
+                self.is_finished = True
+                break
+            self._look_for_idle(idle)
+            if self.coordinator.is_due(has_changed=self.graph.mark != self._marked):
+                self.begin_epoch()
+        self.begin_epoch()
+        self.coordinator.await_epoch(is_last=True)
 
-    @property
-    def _late_schema(self) -> pa.Schema:
-        """The columns of late rows: rows are late in the first windows on their way."""
-        found: list[Schema] = []
-        for source in self._inputs:
-            windowed = (self._fragments[number] for number in source.path if self._fragments[number].window is not None)
-            found += [fragment.before.schema for fragment in islice(windowed, 1) if fragment.before.schema not in found]
-        if len(found) > 1:
-            raise BadArgument("late rows of these windows have different columns, and late= takes one sink",
-                              at=self._at, found="; ".join(map(repr, found)),
-                              hint='select the same columns before each group_by, or late="drop"')
-        return found[0].arrow if found else self._fragments[0].input.arrow
+    def _more(self, began: float) -> list[SourceBatch]:
+        """More rows for a round that is not long yet, unless a request waits for its end."""
+        if self._requests or self._wants_stop is not None or time.monotonic() - began > ROUND_S:
+            return []
+        return self.readers.take_more(MORE_ROWS)
 
-    def _count_timeless(self, rows: int) -> None:
-        self.metrics.timeless_rows += rows
+    def begin_epoch(self) -> None:
+        self._marked = self.graph.mark
+        self.coordinator.begin(self.graph, self.is_finished)
 
-    def _input(self, feed: Feed, known: dict[str, Json]) -> SourceInput:
-        first = self._fragments.index(feed.first)
-        path, fragment = [first], feed.first.then
-        while fragment is not None:
-            path.append(self._fragments.index(fragment))
-            fragment = fragment.then
-        is_timed = any(self._fragments[number].window is not None for number in path)
-        return source_input_of(feed, self.steps[first].reads, self._contexts[first], known, path, is_timed)
+    def _look_for_idle(self, idle: set[Reader]) -> None:
+        """Idle partitions do not hold the watermark back. One that is slow, or blocked by the job, is not idle."""
+        for reader in self.graph.readers:
+            if reader.has_ended or (reader.quiet_s > IDLE_S and not reader.rows and not reader.is_ended):
+                idle.add(reader)
+                self.graph.mark_idle(reader, True)
+        self._write(self.graph.advance())
 
-    # --- rows
+    def _warn_of_more(self) -> None:
+        """What the sources have now, a finished job does not read: its windows are closed and its results are given."""
+        if self.readers.has_more(MORE_S if self.graph.is_bounded else QUIET_S):
+            warn("the job of this checkpoint has finished, and rows that came later are not read: give another "
+                 f"directory than {self._plan.checkpoint} to begin anew", self._plan.at)
 
-    def run(self, deliveries: list[SourceBatch],
-            more: Callable[[], list[SourceBatch]] = lambda: []) -> Iterator[pa.RecordBatch]:
-        """Yields immediate results and those of closed windows, lazily; the caller must exhaust it.
-
-        Source batches that `more` returns meanwhile, on any thread, are appended to `deliveries`.
-        """
-        is_one = len(self._inputs) == 1
-        sources = [(self._inputs[0], deliveries)] if is_one else [
-            (source, list(each)) for source, each in groupby(deliveries, key=self._input_of)]  # fmt: skip
-        for source, some in sources:
-            mark, step, stage = source.feed.watermark, self.steps[source.path[0]], self.stages[source.path[0]]
-            if mark is not None and source.times is None and isinstance(step, WindowedAggregate):
-                with stage.working():
-                    is_done = speculate(self, step, mark.column, source.clocks, some,
-                                               more if is_one else lambda: [])
-                if is_done:
-                    stage.rows_in += sum(delivery.batch.num_rows for delivery in some)
-                    continue
-            morsels = self._morsels(source, some)
-            held_back: list[Morsel] = []  # a barrier
-            while True:
-                yield from self._as_changelog(self._along(source.path, self._until_due(morsels, held_back)))
-                if not held_back:
-                    break
-                yield from self._advance()
-        yield from self.advance()
-
-    def _until_due(self, morsels: Iterator[Morsel], held_back: list[Morsel]) -> Iterator[Morsel]:
-        """Morsels until an operator must see the watermark; the first one after that goes to `held_back`."""
-        while held_back:
-            yield held_back.pop()
-        before = self._advanced
-        for morsel in morsels:
-            due = min((step.due for step in self.steps if step.due is not None), default=None)
-            if due is not None and self.watermark is not None and self.watermark != before and self.watermark >= due:
-                held_back.append(morsel)
-                return
-            yield morsel
-
-    def _as_changelog(self, out: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-        """Results that nothing takes back are inserts to those who want changes."""
-        last = self.steps[-1]
-        if self._emit == "final" or (isinstance(last, RunningAggregate) and last.changes is not None):
-            return out
-        return [changelog_rows(batch, "insert") for batch in out]
-
-    def fill(self, rows: Iterable[pa.RecordBatch]) -> None:
-        """Bootstrap the state from historical rows: no output, no late rows, no metrics."""
-        source, counted = self._inputs[0], self.metrics.to_json()
-        late = [context.late for context in self._contexts]
-        for context in self._contexts:
-            context.late = lambda rows: None
-        names = source.readers[0].columns
-        for batch in rows:
-            past = SourceBatch(source.readers[0], batch.select(names), source.readers[0].place, True, 0.0)
-            self._along(source.path, self._morsels(source, [past]))
-            if source.clocks:  # they are the past of all partitions
-                greatest = source.clocks[source.readers[0].name].greatest
-                for clock in source.clocks.values():
-                    clock.greatest = greatest
-                self.move_watermark()
-            deque(self.advance(), maxlen=0)
-        for context, given in zip(self._contexts, late, strict=True):
-            context.late = given
-        self.metrics.restore({**counted})
-
-    def _input_of(self, delivery: SourceBatch) -> SourceInput:
-        return next(source for source in self._inputs if delivery.reader in source.readers)
-
-    def _morsels(self, source: SourceInput, deliveries: list[SourceBatch]) -> Iterator[Morsel]:
-        """Batches with the watermark before each; time moves after them."""
-        known = self._extents(source, deliveries)
-        for reader, batch, _, is_last, _, size in deliveries:
-            self.metrics.rows_in += batch.num_rows
-            self.metrics.bytes_in += size
-            batch = without_malformed(reader, batch, self._failed)
-            clock = source.clocks.get(reader.name)
-            if clock is None:
-                if batch.num_rows:
-                    yield Morsel(batch, self.watermark if source.is_timed else None)
-                continue
-            within = extent(self._times(source, batch)) if known is None else next(known)
+    def _write(self, batches: Iterable[pa.RecordBatch]) -> None:
+        for batch in batches:
             if batch.num_rows:
-                assert source.feed.watermark is not None
-                own = source.feed.watermark.column if source.times is None else ""
-                yield Morsel(batch, self.watermark if source.is_timed else None, own if within else "",
-                              *(within or ()))
-            if within is not None:
-                clock.observe(within, partial(self._times, source, batch))
-            if is_last:
-                clock.end_batch()
-                self.move_watermark()
+                self.metrics.rows_out += batch.num_rows
+                self._sinks["out"].write(batch)
 
-    def _extents(self, source: SourceInput, deliveries: list[SourceBatch]) -> Iterator[tuple[int, int] | None] | None:
-        """How far the times of each batch reach, where workers find out sooner than this thread does batch by batch."""
-        workers = self._contexts[source.path[0]].options.workers
-        if workers == 1 or not source.clocks or source.times is not None or source.readers[0].beside or (
-                sum(delivery.batch.num_rows for delivery in deliveries) < SHARED_TIMES):
-            return None
-        return iter(extents([self._times(source, delivery.batch) for delivery in deliveries], workers))
+    def _late(self, rows: pa.RecordBatch) -> None:
+        self.metrics.late_rows += rows.num_rows
+        if self._plan.late == "error":
+            raise LateData(f"{rows.num_rows} rows came too late: all windows that they are in are closed",
+                           at=self._plan.at, found=rows.slice(0, 1).to_pylist()[0],
+                           hint='a longer delay of with_watermark, late="drop", or a sink for them')
+        if "late" in self._plan.sinks:
+            self._sinks["late"].write(rows)
+        elif not self._has_warned:
+            self._has_warned = True
+            warn(f"{rows.num_rows} rows came too late and were dropped; later ones are only counted: see "
+                 "metrics()[\"late_rows\"], or give late= a sink", self._plan.at)
 
-    def _times(self, source: SourceInput, batch: pa.RecordBatch) -> pa.Array:
-        assert source.feed.watermark is not None
-        if source.times is None:
-            return batch.column(source.feed.watermark.column)
-        found = source.times.run([batch])
-        return pa.concat_arrays([each.column(0) for each in found]) if found else pa.array([], pa.int64())
+    def _failed(self, rows: pa.RecordBatch, error: ScaleinError) -> None:
+        found = in_columns(rows, self.graph.schema_of("failed", self._plan.emit))
+        if found is None:
+            raise error  # it failed after an aggregation: there is no source row to report
+        self.metrics.failed_rows += found.num_rows
+        self._sinks["failed"].write(found)
 
-    def _along(self, path: list[int], morsels: Iterable[Morsel]) -> list[pa.RecordBatch]:
-        for number in path:
-            stage = self.stages[number]
-            with stage.working():
-                morsels = found = self.steps[number].rows(stage.taking(morsels))
-            stage.rows_out += sum(morsel.batch.num_rows for morsel in found)
-        return [morsel.batch for morsel in morsels]
+    # --- requests
 
-    def move_watermark(self) -> None:
-        found = least([clock for source in self._inputs for clock in source.clocks.values()])
-        if found is not None and (self.watermark is None or found > self.watermark):
-            self.watermark = found
+    def scale(self, workers: int) -> None:
+        """Change the number of workers at the next barrier; they share the state."""
 
-    def advance(self) -> Iterator[pa.RecordBatch]:
-        """Results of windows that the watermark has closed, as they are asked for."""
-        yield from self._advance()
-        for step, stage in zip(self.steps, self.stages, strict=True):
-            if isinstance(step, SlidingAggregate):  # nothing follows one that puts results off
-                yield from self._as_changelog(list(stage.giving(step.given)))
+        def change() -> None:
+            start = time.perf_counter()
+            self.workers = workers
+            self.graph.set_workers(workers)
+            self.metrics.note_rescale(workers, time.perf_counter() - start)
 
-    def _advance(self) -> Iterator[pa.RecordBatch]:
-        if self.watermark is None or self.watermark == self._advanced:
-            return
-        before, self._advanced, now = self._advanced, self.watermark, self.watermark
-        for number, step in enumerate(self.steps):  # what one gives comes before the next one's time advances
-            for batch in self.stages[number].giving(partial(step.advance, now)):
-                yield from self._as_changelog(self._along(self._downstream(number), [Morsel(batch, before)]))
+        self.ask(change)
 
-    # --- for who looks
+    def snapshot(self, name: str | None) -> Path | None:
+        """Take a checkpoint at the next barrier and wait for it; with a name, the folder of a savepoint of it."""
+        failed: list[ScaleinError] = []
+        folders: list[Path] = []
 
-    @property
-    def has_watermark(self) -> bool:
-        return any(source.clocks for source in self._inputs)
+        def take() -> None:
+            self.begin_epoch()
+            try:
+                self.coordinator.await_epoch(is_last=True)
+                if name is not None and self.checkpoint is not None:
+                    folders.append(self.checkpoint.save_as(name))
+            except ScaleinError as error:
+                failed.append(error)
 
-    @property
-    def has_running(self) -> bool:
-        return any(isinstance(s.state, ops.Aggregate) and s.state.window is None for s in self._fragments)
+        self.ask(take)
+        if failed:
+            failed[0].locate(here(self._plan.at))
+            raise failed[0]
+        if self.error is not None:
+            self.ended.wait()  # everything is released first
+            raise self.error
+        return folders[0] if folders else None
 
-    @property
-    def has_sort(self) -> bool:
-        return any(isinstance(fragment.state, ops.Sort) for fragment in self._fragments)
+    def request_stop(self, *, drain: bool = False) -> None:
+        """End at the next barrier; any thread may call."""
+        self._wants_stop = "drain" if drain else "stop"
+        self.readers.wake()
 
-    @property
-    def first_window(self) -> DType | None:
-        """The type of time of the first windows, if there are any."""
-        windows = (fragment.window for fragment in self._fragments if fragment.window is not None)
-        return next((type_of(window.time) for window in windows), None)
+    def _serve(self) -> None:
+        while self._requests:
+            request, done = self._requests.pop(0)
+            request()
+            done.set()
 
-    @property
-    def partitions_without_time(self) -> list[str]:
-        return [name for source in self._inputs for name, clock in source.clocks.items() if clock.watermark is None]
+    def ask(self, request: Callable[[], None]) -> None:
+        """Serve a request at the next barrier, and wait for it unless the caller is one of the job's threads."""
+        done = threading.Event()
+        self._requests.append((request, done))
+        self.readers.wake()
+        while not self.is_inside() and not self.ended.is_set() and not done.wait(0.05):
+            pass
 
-    @property
-    def next_end(self) -> int | None:
-        """The end of the first window that something waits in."""
-        ends = [end for step in self.steps if (end := step.next_end) is not None]
-        return min(ends, default=None)
+    def is_inside(self) -> bool:
+        """Whether this thread is one that the job waits for."""
+        me = threading.current_thread()
+        return me is self._thread or self.coordinator.has_thread(me) or self.readers.has_thread(me) or bool(
+            _WORKER.fullmatch(me.name))
 
-    @property
-    def time_type(self) -> DType | None:
-        """The type of times that the watermark is about."""
-        return next((source.feed.timed.schema[source.feed.watermark.column].dtype for source in self._inputs
-                     if source.feed.watermark is not None), None)
+    # ---
 
-    @property
-    def lag_s(self) -> float | None:
-        """How far the watermark lags wall-clock time, in seconds."""
-        dtype = self.time_type
-        if self.watermark is None or dtype is None or dtype.kind is not Kind.TS:
-            return None
-        return round(time.time() - self.watermark / UNITS_PER_SECOND[dtype.unit], 3)
-
-    @property
-    def far_rows(self) -> int:
-        """Rows whose time was too far ahead to be believed."""
-        return sum(clock.outlier_rows for source in self._inputs for clock in source.clocks.values())
-
-    @property
-    def row_groups_skipped(self) -> int:
-        """Row groups of Parquet that had nothing the flow keeps."""
-        return row_groups_skipped(self._op) - self._skipped_before
-
-    @property
-    def state_bytes(self) -> int:
-        """What steps hold in memory."""
-        return sum(step.state_bytes for step in self.steps)
-
-    def mark_idle(self, reader: Reader, is_idle: bool) -> None:
-        for source in self._inputs:
-            clock = source.clocks.get(reader.name) if reader in source.readers else None
-            if clock is not None:
-                clock.is_idle, clock.is_ended = is_idle, reader.has_ended
-        self.move_watermark()
-
-    @property
-    def is_done(self) -> bool:
-        """Whether rows that may still come can change nothing: all of them would meet a limit that is reached."""
-        sated = {number for number, step in enumerate(self.steps) if isinstance(step, Limit) and step.is_done}
-        return all(sated & set(source.path) for source in self._inputs)
-
-    def finish(self) -> Iterator[pa.RecordBatch]:
-        """Everything that is left, one batch after the other: it may be more than fits into memory. Nothing follows."""
-        for number, step in enumerate(self.steps):
-            for batch in self.stages[number].giving(step.finish):
-                yield from self._as_changelog(self._along(self._downstream(number), [Morsel(batch, self._advanced)]))
-
-    def _delay(self, fragment: Fragment) -> int:
-        """How much earlier time is here: a window that is still open after an aggregation begins less than its size
-        ago.
-        """
-        return max((self._delay(each) + _holds_back(each) for each in self._fragments if each.then is fragment),
-                   default=0)
-
-    def _emit_of(self, fragment: Fragment, emit: str, at: SourceLoc) -> str:
-        """Only the last group tells its changes: what comes before it, the others take as it stays."""
-        if emit == "final" or fragment.then is not None:
-            return "final"
-        check_changes(fragment, at)
-        return emit
-
-    def _downstream(self, number: int) -> list[int]:
-        path = []
-        fragment = self._fragments[number].then
-        while fragment is not None:
-            path.append(self._fragments.index(fragment))
-            fragment = fragment.then
-        return path
-
-    # --- epochs
-
-    def set_workers(self, workers: int) -> None:
-        for context in self._contexts:
-            context.options = replace(context.options, workers=workers)
-
-    def settle(self) -> None:
-        """Take all that has arrived into the steps' states."""
-        for step in self.steps:
-            step.settle()
-
-    def snapshot(self) -> tuple[dict[str, Json], list[SnapshotFuture]]:
-        """Where sources and time are, and the steps' states, as of now."""
-        sources: list[Json] = [{"name": label(source.feed.source), "partitions": source.to_json()}
-                               for source in self._inputs]
-        frozen = [step.snapshot() for step in self.steps]
-        return {"sources": sources, "watermark": self.watermark, "steps": self.signature,
-                "emit": self._emit_mode}, frozen
-
-    def retain(self, kept: list[dict[str, Json]]) -> None:
-        """Remove the state that no retained epoch names."""
-        named = []
-        for epoch in kept:
-            with suppress(ValueError, KeyError):  # one that says something else could not be gone on from anyway
-                named.append(states(epoch, self._fragments))
-        for number, step in enumerate(self.steps):
-            step.retain([each[number] for each in named])
-
-    def stateful(self, states: list[Json]) -> list[Json]:
-        """Of all operators' states, those that an epoch stores."""
-        return [state for state, fragment in zip(states, self._fragments, strict=True) if fragment.state is not None]
-
-    def close(self) -> None:
-        for step in self.steps:
-            step.close()
-        # These callbacks reference the job: without them it, and the results in its sinks, are freed at once.
-        for context in self._contexts:
-            context.late, context.timeless, context.failed = _nothing, _nothing, None
-        self._failed = None
+    def _release(self, is_dead: bool = False) -> None:
+        """Give everything back, whatever happened; a job that died on purpose leaves its files as they are."""
+        self.stop_serving()
+        if hasattr(self, "readers"):
+            self.readers.close()
+        if hasattr(self, "coordinator"):
+            self.coordinator.close()
+        for sink in self._sinks.values():
+            with suppress(Exception):
+                sink.release() if is_dead else sink.close()
+        if hasattr(self, "graph"):
+            self.graph.close()
+        if self.checkpoint is not None:
+            self.checkpoint.close()
+        if self._own_folder is not None:
+            shutil.rmtree(self._own_folder, ignore_errors=True)
 
 
-def _nothing(given: object) -> None:
-    pass
-
-
-def _holds_back(fragment: Fragment) -> int:
-    """How much later than their event times a fragment emits rows."""
-    if isinstance(fragment.state, ops.Sort) or (isinstance(fragment.state, ops.Aggregate) and fragment.window is None):
-        return NEVER
-    return 0 if fragment.window is None else fragment.window.size
-
-
-def _step(fragment: Fragment, context: Context, state: Json, emit: str) -> Operator:
-    match fragment.state:
-        case None:
-            return Stateless(fragment, context)
-        case ops.Aggregate():
-            return grouped(fragment, context, state, emit)
-        case ops.Distinct():
-            return Distinct(fragment, context, state)
-        case ops.Limit():
-            return Limit(fragment, context, state)
-        case ops.Sort():
-            return Sort(fragment, context, state)
+def _own_folder() -> Path:
+    """A place for what does not fit into memory, of a job without a checkpoint."""
+    try:
+        return Path(tempfile.mkdtemp(prefix="scalein-job-"))
+    except OSError as error:
+        raise StoreFailed("a job needs a temporary folder", at=here(), file=tempfile.gettempdir(), found=error,
+                          hint="set TMPDIR, or give checkpoint=") from error

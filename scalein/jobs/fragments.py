@@ -30,7 +30,7 @@ class Fragment:
 
     op: ops.Op  # over `input`
     input: ops.Source  # without data
-    state: ops.Aggregate | ops.Distinct | ops.Limit | ops.Sort | None  # the op that waits or remembers, as in `op`
+    state: ops.Aggregate | ops.Distinct | ops.Limit | ops.OuterJoin | ops.Sort | None  # waits or remembers, as in `op`
     then: Fragment | None
     _programs: dict[str, Node] = field(default_factory=dict)
 
@@ -43,17 +43,22 @@ class Fragment:
     @property
     def before(self) -> ops.Op:
         """The rows that the op with state gets."""
-        return self.op if self.state is None else self.state.input
+        return self.op if self.state is None else self.state.streams[0]
 
     @property
     def window(self) -> ops.Window | None:
         """The windows that it groups by."""
         return self.state.window if isinstance(self.state, ops.Aggregate) else None
 
+    @property
+    def is_blocking(self) -> bool:
+        """Whether it gives its rows at the end of the input."""
+        return self.state is not None and self.state.is_blocking
+
 
 @dataclass(eq=False)
-class Feed:
-    """A source of a flow, its watermark, and where its rows go."""
+class SourceEdge:
+    """The edge from a source to the first fragment that takes its rows, with its watermark."""
 
     source: ops.Source
     first: Fragment
@@ -63,9 +68,9 @@ class Feed:
     def __post_init__(self) -> None:
         self.timed = self.first.input
 
-    def over(self, source: ops.Source) -> Feed:
-        """The same feed, from a source that only its data tells from this one."""
-        found = Feed(source, self.first, self.watermark)
+    def over(self, source: ops.Source) -> SourceEdge:
+        """The same edge, from a source that differs in its data only."""
+        found = SourceEdge(source, self.first, self.watermark)
         found.timed = self.timed
         return found
 
@@ -74,9 +79,9 @@ class _Known(NamedTuple):
     """A flow that was cut, cached without the user's data; its fragments hold static tables."""
 
     of: weakref.ref[object]  # the data of its first source; the entry dies with it
-    bare: ops.Op
+    plan: ops.Op  # with sources without data
     static: list[ops.Source]
-    feeds: list[Feed]
+    edges: list[SourceEdge]
 
 
 # Of the flows used last, by the op's identity: a flow that is started again is not compiled again, 2.4 of 7.3 ms.
@@ -85,21 +90,21 @@ _known: OrderedDict[int, _Known] = OrderedDict()
 _lock = threading.RLock()  # re-entrant: the weakref callback may run while it is held
 
 
-def cut(root: ops.Op) -> list[Feed]:
+def cut(root: ops.Op) -> list[SourceEdge]:
     """The sources of a flow, in order, each with the fragments its rows pass."""
     fed, static = _sources(root)
     with _lock:
         known = _known.get(id(root))
     # Identities are reused after garbage collection.
-    if known is not None and known.bare == root and all(
+    if known is not None and known.plan == root and all(
             a.data is b.data for a, b in zip(known.static, static, strict=True)):  # fmt: skip
-        return [feed.over(source) for feed, source in zip(known.feeds, fed, strict=True)]
-    feeds = list(_cut(root))
-    for feed in feeds:
-        feed.watermark, feed.timed = _marked(feed.first)
+        return [edge.over(source) for edge, source in zip(known.edges, fed, strict=True)]
+    edges = list(_cut(root))
+    for edge in edges:
+        edge.watermark, edge.timed = _marked(edge.first)
     if not {id(source.data) for source in fed} & {id(source.data) for source in static}:
-        _remember(root, static, feeds)
-    return feeds
+        _remember(root, static, edges)
+    return edges
 
 
 def _sources(root: ops.Op) -> tuple[list[ops.Source], list[ops.Source]]:
@@ -117,8 +122,8 @@ def _sources(root: ops.Op) -> tuple[list[ops.Source], list[ops.Source]]:
     return fed, static
 
 
-def _remember(root: ops.Op, static: list[ops.Source], feeds: list[Feed]) -> None:
-    first, key = feeds[0].source.data, id(root)
+def _remember(root: ops.Op, static: list[ops.Source], edges: list[SourceEdge]) -> None:
+    first, key = edges[0].source.data, id(root)
     if not isinstance(first, Batches | BoundSource):
         return  # a flow without data
 
@@ -127,14 +132,15 @@ def _remember(root: ops.Op, static: list[ops.Source], feeds: list[Feed]) -> None
             if key in _known and _known[key].of is of:
                 del _known[key]
 
-    bare = rewrite(root, lambda op: _bare(op) if isinstance(op, ops.Source) and op.data is not None else None)
+    plan = rewrite(root, lambda op: _without_data(op) if isinstance(op, ops.Source) and op.data is not None else None)
+    own = [edge.over(_without_data(edge.source)) for edge in edges]
     with _lock:
-        _known[key] = _Known(weakref.ref(first, drop), bare, static, [feed.over(_bare(feed.source)) for feed in feeds])
+        _known[key] = _Known(weakref.ref(first, drop), plan, static, own)
         while len(_known) > _KEPT:
             _known.popitem(last=False)
 
 
-def _bare(source: ops.Source) -> ops.Source:
+def _without_data(source: ops.Source) -> ops.Source:
     return replace(source, data=None)
 
 
@@ -143,7 +149,8 @@ def _marked(first: Fragment) -> tuple[ops.Watermark | None, ops.Op]:
     below: ops.Op = first.input
     fragment: Fragment | None = first
     while fragment is not None:
-        ends_here = isinstance(fragment.state, ops.Aggregate | ops.Sort)  # rows come out at other times than they go in
+        # Rows come out at other times than they go in.
+        ends_here = isinstance(fragment.state, ops.Aggregate) or fragment.is_blocking
         path = stream_path(fragment.before if ends_here else fragment.op, fragment.input)
         marks = [op for op in path if isinstance(op, ops.Watermark)]
         if marks:
@@ -160,8 +167,8 @@ def _without_state(op: ops.Op, fragment: Fragment, below: ops.Op) -> ops.Op:
     return stacked((each for each in stream_path(op, fragment.input) if each is not fragment.state), below)
 
 
-def _cut(root: ops.Op) -> Iterator[Feed]:
-    """The feeds of a flow, each with the fragment that its rows come to first."""
+def _cut(root: ops.Op) -> Iterator[SourceEdge]:
+    """The edges of the sources of a flow, each with the fragment that its rows come to first."""
     waiting: list[tuple[ops.Op, Fragment | None]] = [(root, None)]
     while waiting:
         top, then = waiting.pop()
@@ -171,7 +178,7 @@ def _cut(root: ops.Op) -> Iterator[Feed]:
             (op,) = op.streams
         fragment = _fragment(top, op, then)
         if isinstance(op, ops.Source):
-            yield Feed(op, fragment, None)
+            yield SourceEdge(op, fragment, None)
         else:
             waiting += [(below, fragment) for below in reversed(op.streams if isinstance(op, ops.Union) else (op,))]
 
@@ -181,7 +188,7 @@ def _fragment(top: ops.Op, bottom: ops.Op, then: Fragment | None) -> Fragment:
     source = placeholder(bottom.schema)
     op = over(top, bottom, source)
     state = next((each for each in stream_path(op, source) if each.has_state), None)
-    assert isinstance(state, ops.Aggregate | ops.Distinct | ops.Limit | ops.Sort | None)
+    assert isinstance(state, ops.Aggregate | ops.Distinct | ops.Limit | ops.OuterJoin | ops.Sort | None)
     return Fragment(op, source, state, then)
 
 
@@ -195,21 +202,25 @@ def over(op: ops.Op, old: ops.Op, new: ops.Op) -> ops.Op:
     return stacked(stream_path(op, old), new)
 
 
-def check_bounded(feeds: list[Feed], is_bounded: bool, emit: str, at: SourceLoc) -> None:
+def check_bounded(edges: list[SourceEdge], is_bounded: bool, emit: str, at: SourceLoc) -> None:
     """Refuse what would never come to an end."""
     if is_bounded:
         return
-    for fragment in fragments(feeds):
+    for fragment in fragments(edges):
         if isinstance(fragment.state, ops.Sort):
             raise BadArgument("an endless flow cannot be sorted", at=at, step="sort",
                               hint='the greatest rows of each window: group_by(si.tumbling("t", "1m")).agg('
                                    'col("x").top_k(10, by="x")); or read a bounded source')
+        if isinstance(fragment.state, ops.OuterJoin):
+            raise BadArgument(f"a join with how={fragment.state.how!r} needs a flow that ends: only then it is known "
+                              "which rows of the table have no match", at=fragment.state.at, step="join",
+                              hint='take how="left" or "inner", or read a bounded source')
         is_final = emit == "final" or fragment.then is not None
         if isinstance(fragment.state, ops.Aggregate) and fragment.state.window is None and is_final:
             raise BadArgument("a running aggregate over an endless source has no final result", at=at,
                               step="group_by", hint='give emit="changes", or group by a window of time as well')
         if isinstance(fragment.state, ops.Aggregate) and is_final and not any(
-                feed.watermark is not None for feed in feeds if fragment in fragments([feed])):
+                edge.watermark is not None for edge in edges if fragment in fragments([edge])):
             raise BadArgument("windows over an endless source never close without a watermark", at=at,
                               step="group_by", hint="with_watermark(column, delay) after the source")
 
@@ -234,12 +245,12 @@ def check_order(fragments: list[Fragment], inputs: list[tuple[list[int], int]]) 
                                   hint=f"use {instead}")
 
 
-def fragments(feeds: list[Feed]) -> list[Fragment]:
+def fragments(edges: list[SourceEdge]) -> list[Fragment]:
     """Every fragment once, in topological order."""
     found: list[Fragment] = []
-    for feed in feeds:
+    for edge in edges:
         path = []
-        fragment: Fragment | None = feed.first
+        fragment: Fragment | None = edge.first
         while fragment is not None:
             path.append(fragment)
             fragment = fragment.then

@@ -2,6 +2,8 @@
 
 A window [start, start + size) is closed once the watermark has reached its end; a row is late when all of its windows
 are closed. All in units of the time column.
+
+Late rows are dropped, written to a sink or an error: `Driver._late`. The watermark itself: `exec/event_time.py`.
 """
 
 from __future__ import annotations

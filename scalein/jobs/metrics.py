@@ -103,6 +103,7 @@ class Metrics:
     wait_s: float = 0.0
     rescales: list[dict[str, float | int]] = field(default_factory=list)
     checkpoint_s: float | None = None  # from the freeze to the commit, of the last one
+    checkpoint_at: float | None = None  # time of that commit, in seconds since 1970
     latency: Latency = field(default_factory=Latency)
     began: float = field(default_factory=time.time)
     earlier: dict[str, int] = field(default_factory=dict)  # counters as earlier runs left them

@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
+from scalein.card import format_seconds
 from scalein.errors import ScaleinError, StoreFailed, here, warn
-from scalein.jobs.diagnose import distance, shown
-from scalein.jobs.driver import Pipeline
+from scalein.jobs.diagnose import shown
+from scalein.jobs.job_graph import JobGraph
 from scalein.jobs.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -27,21 +28,21 @@ _WORKER_COUNTERS = ("rows", "bytes", "useful_s", "wait_s")
 _GAUGES = ("workers", "watermark", "state_bytes", "lag_s")
 
 
-def figures(metrics: Metrics, pipeline: Pipeline, workers: int) -> dict[str, object]:
+def figures(metrics: Metrics, graph: JobGraph, workers: int) -> dict[str, object]:
     """What a user sees of a job's figures."""
-    watermark, dtype = pipeline.watermark, pipeline.time_type
+    watermark, dtype = graph.watermark, graph.time_type
     return {
         **metrics.to_json(), "run_rows_in": metrics.of_run("rows_in"), "run_rows_out": metrics.of_run("rows_out"),
         "epochs": metrics.epochs, "failed_checkpoints": metrics.failed_checkpoints,
-        "far_rows": pipeline.far_rows, "row_groups_skipped": pipeline.row_groups_skipped,
-        "checkpoint_s": metrics.checkpoint_s, "workers": workers, "rescales": list(metrics.rescales),
-        "watermark": watermark,
+        "outlier_rows": graph.outlier_rows, "row_groups_skipped": graph.row_groups_skipped,
+        "checkpoint_s": metrics.checkpoint_s, "checkpoint_at": metrics.checkpoint_at, "workers": workers,
+        "rescales": list(metrics.rescales), "watermark": watermark,
         "watermark_time": None if watermark is None or dtype is None else shown(watermark, dtype),
-        "lag_s": pipeline.lag_s, "lag": None if pipeline.lag_s is None else distance(pipeline.lag_s),
-        "state_bytes": pipeline.state_bytes,
+        "lag_s": graph.lag_s, "lag": None if graph.lag_s is None else format_seconds(graph.lag_s),
+        "state_bytes": graph.state_bytes,
         "busy_s": round(metrics.busy_s, 3), "wait_s": round(metrics.wait_s, 3),
         "latency_s": {f"p{share * 100:g}": metrics.latency.percentile(share) for share in (0.5, 0.99, 0.999)},
-        "stages": [stage.to_json() for stage in pipeline.stages],
+        "stages": [stage.to_json() for stage in graph.stages],
     }  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 Threads: only the job's thread calls an operator, which parallelises its work over worker threads. `rows` consumes
 morsels one by one while they are in the cache; `advance` announces the watermark, `finish` the end of the input.
-`settle` flushes what has arrived into the state; `snapshot` captures that state in microseconds and returns a future
+`flush` flushes what has arrived into the state; `snapshot` captures that state in microseconds and returns a future
 that another thread waits for.
 """
 
@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scalein.arrow_functions import taken
+from scalein.arrow_rows import taken
 from scalein.compiler import compile_flow
 from scalein.errors import ComputeError
 from scalein.exec.bounded import Program
@@ -47,7 +47,7 @@ class Morsel(NamedTuple):
     greatest: int = 0
 
 
-MOST_WORKERS = 16  # that a store is opened for: jobs may be scaled up
+MAX_WORKERS = 16  # that a store is opened for: jobs may be scaled up
 RETAINED_SNAPSHOTS = 2  # of a store, besides those that epochs name: one may be in flight
 
 
@@ -90,7 +90,7 @@ class Operator(Protocol):
     def finish(self) -> Iterable[pa.RecordBatch]:
         """The remaining results, in the same way."""
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Flush what has arrived into the state. A failed `snapshot` costs one checkpoint, but a flush may fail
         halfway: an error ends the job.
         """
@@ -109,29 +109,29 @@ class FragmentRunner:
     """
 
     def __init__(self, op: ops.Op, context: Context, program: Program | None = None, by_row: bool = True) -> None:
-        self._op, self._contexts, self._by_row = op, context, by_row
+        self._op, self._context, self._by_row = op, context, by_row
         self.program = program or Program(compile_flow(op))
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Batches:
         """The results; failing rows go to the sink of failed rows, if there is one."""
         batches = [batch for batch in batches if batch.num_rows]
         try:
-            return list(self.program.run(batches, self._contexts.options))
+            return list(self.program.run(batches, self._context.options))
         except ComputeError as error:
-            if self._contexts.failed is None or not self._by_row:
+            if self._context.failed is None or not self._by_row:
                 raise located(error, self._op, self.program.node) from None
         return [out for batch in batches for out in self._without_failing(batch)]
 
     def passing(self, batch: pa.RecordBatch) -> Batches:
         """The rows of a batch that do not fail; the others go to the sink of failed rows."""
         try:
-            deque(self.program.run([batch], self._contexts.options), maxlen=0)
+            deque(self.program.run([batch], self._context.options), maxlen=0)
             return [batch]
         except ComputeError as error:
-            if self._contexts.failed is None:
+            if self._context.failed is None:
                 raise located(error, self._op, self.program.node) from None
             if batch.num_rows == 1:
-                self._contexts.failed(batch, located(error, self._op, self.program.node))
+                self._context.failed(batch, located(error, self._op, self.program.node))
                 return []
         half = batch.num_rows // 2
         return self.passing(batch.slice(0, half)) + self.passing(batch.slice(half))
@@ -139,11 +139,11 @@ class FragmentRunner:
     def _without_failing(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Bisects a batch until the failing rows are found."""
         try:
-            yield from list(self.program.run([batch], self._contexts.options))
+            yield from list(self.program.run([batch], self._context.options))
         except ComputeError as error:
             if batch.num_rows == 1:
-                assert self._contexts.failed is not None
-                self._contexts.failed(batch, located(error, self._op, self.program.node))
+                assert self._context.failed is not None
+                self._context.failed(batch, located(error, self._op, self.program.node))
                 return
             half = batch.num_rows // 2
             yield from self._without_failing(batch.slice(0, half))
@@ -173,7 +173,7 @@ class Stateless:
     def finish(self) -> Iterable[pa.RecordBatch]:
         return []
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         pass
 
     def snapshot(self) -> SnapshotFuture:
@@ -256,8 +256,8 @@ class Distinct(Stateless):
         self._store.abandon()
 
 
-class Sort(Stateless):
-    """All rows in order, at the end."""
+class Blocking(Stateless):
+    """What needs all rows (a sort, a right or outer join): they are buffered, and its rows come at the end."""
 
     def __init__(self, fragment: Fragment, context: Context, state: Json) -> None:
         super().__init__(fragment, context)
@@ -301,7 +301,7 @@ def open_store(context: Context, key: pa.Schema, value: pa.Schema, state: Json) 
     """An operator's store, at the snapshot that a checkpoint names."""
     return LogStore.open(context.folder, key=key, value=value, memory=context.options.memory,
                          snapshot=None if state is None else as_int(as_map(state)["snapshot"]),
-                         workers=MOST_WORKERS, keep=RETAINED_SNAPSHOTS)
+                         workers=MAX_WORKERS, keep=RETAINED_SNAPSHOTS)
 
 
 def snapshot_store(store: LogStore) -> SnapshotFuture:

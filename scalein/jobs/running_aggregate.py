@@ -22,8 +22,9 @@ from scalein.ir import ops
 from scalein.ir.exprs import Named
 from scalein.ir.internal_names import internal
 from scalein.ir.partials import row_values
-from scalein.ir.passes.aggregate_table import aggregate_table
+from scalein.ir.passes.aggregate_layout import aggregate_table
 from scalein.ir.physical import Node
+from scalein.jobs.aggregate_operator import FOREVER, Partial, aggregate_node
 from scalein.jobs.changelog import Changelog, changelog_rows
 from scalein.jobs.expiry_index import ExpiryIndex, windows_of
 from scalein.jobs.fragments import Fragment
@@ -38,11 +39,10 @@ from scalein.jobs.operators import (
     open_store,
     snapshot_store,
 )
-from scalein.jobs.partials import FOREVER, Partial, group_of
 from scalein.state import LogStore
 from scalein.storage.checked_json import Json, as_int, as_map
 
-MOST_PARTITIONED_BYTES = 640 << 20  # of rows that are buffered until they are aggregated
+MAX_PARTITIONED_BYTES = 640 << 20  # of rows that are buffered until they are aggregated
 _ONE = "#one"  # the key of groups without keys
 
 
@@ -62,7 +62,7 @@ class RunningAggregate(Partial):
         if state is not None or context.has_checkpoints:
             _ = self._store
         if self.changes is None:
-            self._pre_aggregation = PreAggregationProgram(self._two.partial, complete=group_of(root))
+            self._pre_aggregation = PreAggregationProgram(self._two.partial, complete=aggregate_node(root))
         self._oldest = FOREVER if state is None else as_int(as_map(state)["oldest"])  # window in the store
         self._slides = self._window is not None and not self._window.is_tumbling
         self._apart = (FragmentRunner(fragment.op, context, Program(self._two.combine), by_row=False)
@@ -90,10 +90,10 @@ class RunningAggregate(Partial):
             self._rows.merge([morsel.batch for morsel in morsels])
             return []
         found = self._merged(self._partials(morsels))
-        if self._pre_aggregation.partitioned_bytes > MOST_PARTITIONED_BYTES:
-            self.settle()
+        if self._pre_aggregation.partitioned_bytes > MAX_PARTITIONED_BYTES:
+            self.flush()
         if self._has_many and self.changes is None and self._two.is_by_column:
-            self._rows = ByRow(self._fragment, self._contexts, self._store)
+            self._rows = ByRow(self._fragment, self._context, self._store)
         if self.changes is not None:
             found += self._merged(self._taken())
         return [Morsel(batch, None) for batch in found]
@@ -103,7 +103,7 @@ class RunningAggregate(Partial):
         found: Batches = []
         if not partials:
             return []
-        self._store.set_workers(self._contexts.options.workers)
+        self._store.set_workers(self._context.options.workers)
         for batch in self._of_windows(partials):
             if self._keys == [_ONE]:
                 batch = batch.append_column(_ONE, pa.array(np.zeros(batch.num_rows, np.int8)))
@@ -153,7 +153,7 @@ class RunningAggregate(Partial):
         new = pa.RecordBatch.from_arrays([partials.column(name) for name in names], names=names)
         both = pa.concat_batches([filtered(before.select(names), pa.array(existed)), new])
         numbers = np.concatenate([np.flatnonzero(existed), np.arange(new.num_rows)])
-        values = self._combine_by_number.combine(both, numbers, self._contexts.options)
+        values = self._combine_by_number.combine(both, numbers, self._context.options)
         self._store.upsert(pa.RecordBatch.from_arrays(
             [*(partials.column(name) for name in self._keys), *values.columns], names=self._stored_columns))
         return None if self.changes is None else self._stored(partials)
@@ -174,7 +174,7 @@ class RunningAggregate(Partial):
         """Of windows that slide, a row may come after some that it is in have closed: see `window_close.py`."""
         if self._window is None or not self._slides:
             return None
-        return -FOREVER if self._first_open == -FOREVER else self._first_open + self._window.size + self._contexts.delay
+        return -FOREVER if self._first_open == -FOREVER else self._first_open + self._window.size + self._context.delay
 
     def advance(self, watermark: int) -> Batches:
         """Windows of a changelog are dropped when they close."""
@@ -198,7 +198,7 @@ class RunningAggregate(Partial):
                 return self._finish.downstream(list(self._pre_aggregation.drain_complete()))
             except ComputeError as error:
                 raise located(error, self._fragment.op, self._pre_aggregation.node) from None
-        self.settle()
+        self.flush()
         if self.changes is not None:
             is_empty = self._keys == [_ONE] and not len(self._store)
             return [changelog_rows(batch, "insert") for batch in (self._finish.all([]) if is_empty else [])]
@@ -213,7 +213,7 @@ class RunningAggregate(Partial):
             for batch in batches:
                 yield from self._finish.each([batch])
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         self._has_many |= self._pre_aggregation.is_partitioned
         self._merged(self._taken())
 
@@ -245,7 +245,7 @@ class ByRow:
     def __init__(self, fragment: Fragment, context: Context, store: LogStore) -> None:
         state = fragment.state
         assert isinstance(state, ops.Aggregate)
-        self._store, self._contexts = store, context
+        self._store, self._context = store, context
         table = aggregate_table(state.keys, None, state.aggs)
         values = [(f"#acc{k}", *value) for k, value in enumerate(row_values(table))]
         self._functions = {name: function for name, _, function in values}
@@ -255,7 +255,7 @@ class ByRow:
         self._runner = FragmentRunner(ops.Project(fragment.before, tuple(items)), context)
 
     def merge(self, batches: Batches) -> None:
-        self._store.set_workers(self._contexts.options.workers)
+        self._store.set_workers(self._context.options.workers)
         for batch in self._runner.run(batches):
             self._store.merge(batch.rename_columns(self._names), **self._functions)
 

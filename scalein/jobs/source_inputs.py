@@ -14,9 +14,9 @@ from scalein.exec.event_time import PartitionClock, outlier_distance
 from scalein.exec.scan_predicates import scan_conditions
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named
-from scalein.jobs.fragments import Feed
+from scalein.jobs.fragments import SourceEdge
 from scalein.jobs.operators import Context, FragmentRunner
-from scalein.jobs.source_readers import Place, Reader
+from scalein.jobs.source_readers import Reader, SourcePosition
 from scalein.storage.checked_json import Json, as_map
 
 
@@ -24,7 +24,7 @@ from scalein.storage.checked_json import Json, as_map
 class SourceInput:
     """A source, its partitions, and the numbers of the steps that its rows pass."""
 
-    feed: Feed
+    edge: SourceEdge
     readers: list[Reader]
     clocks: dict[str, PartitionClock]
     absent: dict[str, Json]  # partitions that only earlier runs had: if they return, they resume at their offset
@@ -36,67 +36,68 @@ class SourceInput:
     def to_json(self) -> dict[str, Json]:
         """The offset and the clock of each partition."""
         return {**self.absent, **{
-            reader.name: {"place": reader.place.to_json(), "tests": self.tests if reader.place.rows else "",
+            reader.name: {"place": reader.position.to_json(), "tests": self.tests if reader.position.rows else "",
                           "clock": self.clocks[reader.name].to_json() if self.clocks else None}
             for reader in self.readers}}  # fmt: skip
 
 
-def source_input_of(feed: Feed, needed: Sequence[str], context: Context, known: dict[str, Json], path: list[int],
+def source_input_of(edge: SourceEdge, needed: Sequence[str], context: Context, known: dict[str, Json], path: list[int],
             is_timed: bool) -> SourceInput:
     """The input of one source whose first operator reads some columns, restored from an epoch."""
-    data = feed.source.data
+    data = edge.source.data
     assert isinstance(data, Batches | BoundSource)
     reads, times = list(dict.fromkeys(needed)), None
-    if feed.watermark is not None:
-        if feed.timed is feed.first.input:
-            reads += [feed.watermark.column] if feed.watermark.column not in reads else []
+    if edge.watermark is not None:
+        if edge.timed is edge.first.input:
+            reads += [edge.watermark.column] if edge.watermark.column not in reads else []
         else:
-            times = _times(feed, feed.watermark, context)
-            reads = list(feed.first.input.columns)
-    reads = [name for name in feed.source.arrow.names if name in reads] or feed.source.arrow.names[:1]
-    tests, beside = "", list[str]()
+            times = _times(edge, edge.watermark, context)
+            reads = list(edge.first.input.columns)
+    reads = [name for name in edge.source.arrow.names if name in reads] or edge.source.arrow.names[:1]
+    tests, malformed_columns = "", list[str]()
     if isinstance(data, BoundSource):
-        conditions = _tests(feed)
+        conditions = _tests(edge)
         data, tests = data.project(reads).where(conditions), repr(conditions) if conditions else ""
         if context.failed is not None:
             kept = data.lenient("keep")
-            beside = [name for name in kept.schema.names if name not in data.schema.names]
+            malformed_columns = [name for name in kept.schema.names if name not in data.schema.names]
             data = kept
     names = data.partitions() if isinstance(data, BoundSource) else ["all"]
-    readers = [Reader(name, data, reads, Place.of(as_map(known[name])["place"]) if name in known else Place(),
-                      beside=beside) for name in names]
+    positions = {name: SourcePosition.of(as_map(known[name])["place"]) for name in names if name in known}
+    readers = [Reader(name, data, reads, positions.get(name, SourcePosition()), malformed_columns=malformed_columns)
+               for name in names]
     for reader in readers:
-        if reader.place.rows and as_map(known[reader.name]).get("tests", tests) != tests:
+        if reader.position.rows and as_map(known[reader.name]).get("tests", tests) != tests:
             raise BadArgument("a batch of the source is half read, and the filter by which it omits rows has changed",
-                              at=feed.source.at, source=feed.source.name, partition=reader.name,
+                              at=edge.source.at, source=edge.source.name, partition=reader.name,
                               hint="run the flow as it was for a moment, without max_rows_per_second; then change it")
     absent = {name: about for name, about in known.items() if name not in names}
-    return SourceInput(feed, readers, _clocks(feed, names, known), absent, path, times, is_timed, tests)
+    return SourceInput(edge, readers, _clocks(edge, names, known), absent, path, times, is_timed, tests)
 
 
-def _times(feed: Feed, mark: ops.Watermark, context: Context) -> FragmentRunner:
+def _times(edge: SourceEdge, mark: ops.Watermark, context: Context) -> FragmentRunner:
     """The times of a batch that the watermark is about."""
-    field = feed.timed.schema[mark.column]
+    field = edge.timed.schema[mark.column]
     item = Named("time", Col(field.name, field.dtype, field.nullable))
     # Rows that fail here fail again in the operators, which report them.
     failed = None if context.failed is None else lambda row, error: None
     context = replace(context, options=replace(context.options, workers=1), failed=failed)
-    return FragmentRunner(ops.Project(feed.timed, (item,)), context)
+    return FragmentRunner(ops.Project(edge.timed, (item,)), context)
 
 
-def _clocks(feed: Feed, names: Sequence[str], known: dict[str, Json]) -> dict[str, PartitionClock]:
-    if feed.watermark is None:
+def _clocks(edge: SourceEdge, names: Sequence[str], known: dict[str, Json]) -> dict[str, PartitionClock]:
+    if edge.watermark is None:
         return {}
     found = {}
-    far = outlier_distance(feed.timed.schema[feed.watermark.column].dtype)
+    far = outlier_distance(edge.timed.schema[edge.watermark.column].dtype)
     for name in names:
-        found[name] = PartitionClock(feed.watermark.delay, far)
+        found[name] = PartitionClock(edge.watermark.delay, far)
         if name in known and (clock := as_map(known[name])["clock"]) is not None:  # there was a watermark
             found[name].restore(clock)
     return found
 
 
-def _tests(feed: Feed) -> tuple[Condition, ...]:
+def _tests(edge: SourceEdge) -> tuple[Condition, ...]:
     """What holds for all rows of a source that matter: for results, and for its watermark."""
-    rows = feed.first.before if feed.watermark is None else feed.timed
-    return () if rows is feed.first.input else scan_conditions(compile_flow(rows))
+    rows = edge.first.before if edge.watermark is None else edge.timed
+    return () if rows is edge.first.input else scan_conditions(compile_flow(rows))

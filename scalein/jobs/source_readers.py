@@ -28,11 +28,11 @@ AHEAD_ROWS = 1 << 23  # of a partition, that wait to be taken
 AHEAD_BATCHES = 256
 AHEAD_BYTES = 1 << 28  # where no limit is given
 SLICE_S = 0.01  # of a rate, that is taken at once, and waited for afterwards
-MOST_SAVED_S = 1.0  # of a rate that was not used: a source that was silent for an hour does not flood the job
+MAX_SAVED_S = 1.0  # of a rate that was not used: a source that was silent for an hour does not flood the job
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SourcePosition:
     """A position in a partition: the source's offset, and the rows taken of the batch after it."""
 
     offset: Json = None
@@ -42,9 +42,9 @@ class Place:
         return [self.offset, self.rows]
 
     @staticmethod
-    def of(given: Json) -> Place:
+    def of(given: Json) -> SourcePosition:
         offset, rows = as_list(given)
-        return Place(offset, as_int(rows))
+        return SourcePosition(offset, as_int(rows))
 
 
 class SourceBatch(NamedTuple):
@@ -52,9 +52,9 @@ class SourceBatch(NamedTuple):
 
     reader: Reader
     batch: pa.RecordBatch
-    after: Place
+    after: SourcePosition
     is_last: bool
-    came_s: float  # when, by the monotonic clock
+    arrival_s: float  # when, by the monotonic clock
     size: int = 0  # bytes
 
 
@@ -65,8 +65,8 @@ class Reader:
     name: str
     data: Batches | BoundSource
     columns: list[str]
-    place: Place  # after what was taken
-    beside: list[str] = field(default_factory=list)  # columns that only lines which cannot be decoded have values in
+    position: SourcePosition  # after what was taken
+    malformed_columns: list[str] = field(default_factory=list)  # filled only for lines that cannot be decoded
     pending: deque[SourceBatch] = field(default_factory=deque)
     rows: int = 0  # that are pending
     bytes: int = 0
@@ -103,7 +103,7 @@ class Reader:
                                        or self.bytes >= self.most_bytes)
 
     def deliveries(self) -> Iterator[SourceBatch]:
-        at, skipped = self.place.offset, self.place.rows
+        at, skipped = self.position.offset, self.position.rows
         for batch, after in self._batches(at):
             first = min(skipped, batch.num_rows)  # the source may cut its rows elsewhere than the last time
             skipped -= first
@@ -112,11 +112,11 @@ class Reader:
                 piece = batch if not first and batch.num_rows <= PIECE_ROWS else batch.slice(first, PIECE_ROWS)
                 first += piece.num_rows
                 is_last = first >= batch.num_rows
-                yield SourceBatch(self, piece, Place(after, skipped) if is_last else Place(at, first), is_last,
-                               time.monotonic(), self._size(piece))
+                position = SourcePosition(after, skipped) if is_last else SourcePosition(at, first)
+                yield SourceBatch(self, piece, position, is_last, time.monotonic(), self._size(piece))
             at = after
 
-    def hear(self, delivery: SourceBatch, now: float) -> None:
+    def enqueue(self, delivery: SourceBatch, now: float) -> None:
         """Keep a delivery until it is taken. An empty one says that the source has nothing now."""
         self.pending.append(delivery)
         self.rows += delivery.batch.num_rows
@@ -134,11 +134,11 @@ class Reader:
         if most is not None and rows > most:
             size = found.size * most // rows
             self.pending.appendleft(found._replace(batch=found.batch.slice(most), size=found.size - size))
-            after = Place(self.place.offset, self.place.rows + most)
+            after = SourcePosition(self.position.offset, self.position.rows + most)
             found = found._replace(batch=found.batch.slice(0, most), after=after, is_last=False, size=size)
         self.rows -= found.batch.num_rows
         self.bytes -= found.size
-        self.place = found.after
+        self.position = found.after
         return found
 
     def _size(self, batch: pa.RecordBatch) -> int:
@@ -155,7 +155,7 @@ class Reader:
 
     def _batches(self, offset: Json) -> Iterator[tuple[pa.RecordBatch, Json]]:
         """With the columns that are wanted; those of a table are chosen once, not batch by batch."""
-        names = [*self.columns, *self.beside]
+        names = [*self.columns, *self.malformed_columns]
         if isinstance(self.data, BoundSource):
             return ((_with(names, batch), after) for batch, after in self.data.read_from(self.name, offset))
         if self.data.table is not None:
@@ -209,7 +209,7 @@ class SourceReaders:
             if found is None:
                 reader.is_ended = True
             else:
-                reader.hear(found, self._clock.now())
+                reader.enqueue(found, self._clock.now())
 
     def _read(self, reader: Reader) -> None:
         error: BaseException | None = None
@@ -220,7 +220,7 @@ class SourceReaders:
                         self._changed.wait()
                     if reader.is_ended:
                         return
-                    reader.hear(delivery, self._clock.now())
+                    reader.enqueue(delivery, self._clock.now())
                     self._changed.notify_all()
         except BaseException as raised:
             error = raised
@@ -284,7 +284,7 @@ class SourceReaders:
         if self._rate is None:
             return 1 << 62
         now = self._clock.now()
-        self._began = max(self._began, now - self._taken / self._rate - MOST_SAVED_S)
+        self._began = max(self._began, now - self._taken / self._rate - MAX_SAVED_S)
         ahead_s = self._taken / self._rate - (now - self._began)
         if ahead_s > 0:
             self._clock.sleep(min(ahead_s, wait_s))

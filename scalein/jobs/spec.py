@@ -11,15 +11,16 @@ from scalein.ir import ops
 from scalein.ir.rewrite import walk_ops
 from scalein.options import Options
 
-MOST_QUEUED = 1 << 29  # bytes of batches read ahead; more would not make anything faster
+MAX_QUEUED = 1 << 29  # bytes of batches read ahead; more would not make anything faster
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
     """How a job divides its memory, in bytes; None is no limit.
 
-        queues   a quarter: source batches that are read ahead spare    an eighth: memory maps pooled for reuse kept
-        the rest, in equal shares: the state of each operator, plus a third of that for tables of an aggregation
+    - `queues`, a quarter: source batches that are read ahead;
+    - `spare`, an eighth: memory maps pooled for reuse;
+    - `kept`, the rest, in equal shares: the state of each operator, plus a third of that for an aggregation's tables.
 
     Not included: static tables, the intermediate results of a batch, and windows that are being closed (at most a
     quarter of an operator's share, see `close_batches.py`).
@@ -38,7 +39,7 @@ class Shares:
         """
         if memory is None:
             return Shares(None, None)
-        queues, spare = min(memory // 4, MOST_QUEUED), memory // 8
+        queues, spare = min(memory // 4, MAX_QUEUED), memory // 8
         rest = memory - queues - spare
         return Shares(queues, max(1, 3 * rest // max(3, 4 * groups + 3 * others)), spare)
 
@@ -62,6 +63,6 @@ class JobSpec:
 
     @property
     def memory(self) -> Shares:
-        steps = [type(op) for op in walk_ops(self.op)]
-        return Shares.of(self.options.memory, steps.count(ops.Aggregate), steps.count(ops.Distinct)
-                         + steps.count(ops.Sort))
+        steps = list(walk_ops(self.op))
+        return Shares.of(self.options.memory, sum(isinstance(op, ops.Aggregate) for op in steps),
+                         sum(isinstance(op, ops.Distinct) or op.is_blocking for op in steps))

@@ -13,17 +13,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
 from scalein.exec.event_time import PartitionClock
 from scalein.jobs.metrics import Metrics
 from scalein.jobs.source_readers import SourceBatch
-from scalein.jobs.window_aggregate import WindowedAggregate
+
+if TYPE_CHECKING:
+    from scalein.jobs.window_aggregate import WindowedAggregate
+
+MIN_ROWS = 1 << 20  # of a speculative round: its groups are drained afterwards
+MAX_GROUPS = 1 << 18  # of a speculative round
+PAUSE_ROUNDS = 16  # without speculation, after a round that was discarded or had too many groups
 
 
-class Timed(Protocol):
+class WatermarkOwner(Protocol):
     """What has a watermark, which follows the clocks of partitions."""
 
     watermark: int | None
@@ -32,13 +38,13 @@ class Timed(Protocol):
     def move_watermark(self) -> None: ...
 
 
-def speculate(time: Timed, step: WindowedAggregate, column: str, clocks: dict[str, PartitionClock],
+def speculate(time: WatermarkOwner, step: WindowedAggregate, column: str, clocks: dict[str, PartitionClock],
                      deliveries: list[SourceBatch], more: Callable[[], list[SourceBatch]]) -> bool:
     """True if the rows were aggregated and the watermark advanced. Otherwise nothing changed, except that `deliveries`
     may have grown by `more()`.
     """
     full = [delivery for delivery in deliveries if delivery.batch.num_rows]
-    if not step.tries(column, sum(delivery.batch.num_rows for delivery in full)):
+    if not step.can_speculate(column, sum(delivery.batch.num_rows for delivery in full)):
         return False
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -49,7 +55,7 @@ def speculate(time: Timed, step: WindowedAggregate, column: str, clocks: dict[st
                 deliveries.extend(found)
                 full.extend(each for each in found if each.batch.num_rows)
 
-    found = step.trial(batches(), lambda: [delivery.batch for delivery in full])
+    found = step.speculate(batches(), lambda: [delivery.batch for delivery in full])
     if found is None:
         return False
     within = dict(zip(map(id, full), found, strict=True))
@@ -60,7 +66,7 @@ def speculate(time: Timed, step: WindowedAggregate, column: str, clocks: dict[st
             if time.watermark is not None and step.is_late(times[0], time.watermark):
                 clocks.update(before)
                 time.watermark = watermark
-                step.end_trial(False)
+                step.end_speculation(False)
                 return False
             clock.observe(times, partial(delivery.batch.column, column))
         if delivery.is_last:
@@ -68,5 +74,5 @@ def speculate(time: Timed, step: WindowedAggregate, column: str, clocks: dict[st
             time.move_watermark()
     time.metrics.rows_in += sum(delivery.batch.num_rows for delivery in full)
     time.metrics.bytes_in += sum(delivery.size for delivery in full)
-    step.end_trial(True)
+    step.end_speculation(True)
     return True

@@ -30,6 +30,8 @@ from scalein.exec.event_time import extent
 from scalein.ir import ops
 from scalein.ir.partials import fits, has_parts, width
 from scalein.ir.physical import Node, Scan, identity
+from scalein.jobs import speculation
+from scalein.jobs.aggregate_operator import FOREVER, ROW, Finalizer, Partial, aggregate_node
 from scalein.jobs.close_batches import Part
 from scalein.jobs.fragments import Fragment
 from scalein.jobs.operators import (
@@ -39,31 +41,27 @@ from scalein.jobs.operators import (
     Morsel,
     Operator,
 )
-from scalein.jobs.partials import FOREVER, ROW, Finish, Partial, group_of
 from scalein.jobs.running_aggregate import RunningAggregate
 from scalein.jobs.window_close import WindowCloser
+from scalein.layout import MAX_KEYS, MAX_VALUES
 from scalein.state.row_buffer import BufferSegment, RowBuffer
 from scalein.storage.checked_json import Json, as_map
 
-MOST_KEYS, MOST_VALUES = 16, 32  # columns of a store
 FEW_ROWS = 1 << 20  # buffered partial groups below this number are not combined
-MOST_BATCHES = 512  # buffered, before they are combined
+MAX_BATCHES = 512  # buffered, before they are combined
 GROWN = 4  # growth since the last combine that makes another one worthwhile
-TRIED_ROWS = 1 << 20  # least rows of a speculative round: its groups are drained afterwards
-MOST_TRIED = 1 << 18  # groups of a speculative round
-UNTRIED = 16
 AHEAD_SLICES = 3  # least slices of a ring besides those of one window, for out-of-order times and the delay
 MANY_OUTSIDE = 1 << 16  # rows outside the ring that make it wider
-MOST_RING_SLICES = 32
+MAX_RING_SLICES = 32
 RING_BYTES = 1 << 28  # of all records; a checkpoint writes them whole
 _SLICE = "#slice"
 
 
-def grouped(fragment: Fragment, context: Context, state: Json, emit: str) -> Operator:
-    """The step of an aggregation."""
+def open_aggregate(fragment: Fragment, context: Context, state: Json, emit: str) -> Operator:
+    """The operator that suits an aggregation's table and how its results are emitted."""
     root = fragment.program("whole", lambda: fragment.op)
-    table = group_of(root).table
-    is_narrow = len(table.keys) < MOST_KEYS and width(table) <= MOST_VALUES
+    table = aggregate_node(root).table
+    is_narrow = len(table.keys) < MAX_KEYS and width(table) <= MAX_VALUES
     if not fits(table) or (not is_narrow and (table.window is None or emit == "changes")):
         return BufferedAggregate(fragment, context, state)
     if state is not None and has_parts(table) and ROW not in as_map(state):
@@ -90,28 +88,28 @@ class WindowedAggregate(WindowCloser, Partial):
         self._log = RowBuffer(context.folder, schema, context.options.memory)
         self._restore(state)
         self._together = 0  # rows when they were put together last
-        self._trial: PreAggregationProgram | None = None
-        self._behind_trial = 0  # the number of the next row, if the trial is good
-        self._untried = 0  # times that nothing should be tried
+        self._speculative: PreAggregationProgram | None = None
+        self._speculative_row = 0  # the number of the next row, if the speculation holds
+        self._speculation_pause = 0  # rounds without speculation that are left
 
     def rows(self, morsels: Iterable[Morsel]) -> list[Morsel]:
         self._keep(self._partials(morsels))
         return []
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         self._keep(self._taken())
 
-    # --- on trial: times are looked at by the kernels that count the rows in
+    # --- speculation: the kernels that aggregate the rows report their times
 
-    def tries(self, column: str, rows: int) -> bool:
-        """Whether so many rows, with their times in a column, may be counted in before it is known that none is late.
+    def can_speculate(self, column: str, rows: int) -> bool:
+        """Whether so many rows, with their times in a column, may be aggregated before it is known that none is late.
 
-        It pays where they are many, and is in vain where some are late.
+        It pays for many rows, and is wasted if one is late.
         """
-        self._untried = max(0, self._untried - 1)
+        self._speculation_pause = max(0, self._speculation_pause - 1)
         return (self._late is not None and self._late.column == column and self._check is None
                 and isinstance(self._two.partial.input, Scan)  # else a user's function would see rows twice
-                and rows >= TRIED_ROWS and not self._untried)  # fmt: skip
+                and rows >= speculation.MIN_ROWS and not self._speculation_pause)  # fmt: skip
 
     def is_late(self, time: int, watermark: int) -> bool:
         """Whether a row is late, or one of its windows should have been emitted before it came."""
@@ -120,40 +118,42 @@ class WindowedAggregate(WindowCloser, Partial):
         end = self._late.last_end(watermark)
         return time < self._late.least_open(watermark) or (end > self._closed and time < end)
 
-    def trial(self, batches: Iterator[pa.RecordBatch], taken: Callable[[], Batches]) -> list[tuple[int, int]] | None:
-        """Count rows in, apart from all others; gives the least and the greatest time of each batch. Behind the last,
-        `taken` knows which there were.
+    def speculate(self, batches: Iterator[pa.RecordBatch],
+                  taken: Callable[[], Batches]) -> list[tuple[int, int]] | None:
+        """Aggregate rows apart from all others; the least and the greatest time of each batch, or None if it failed.
+        After the last batch `taken` returns all of them.
         """
-        self._trial = self._trial or PreAggregationProgram(self._two.partial, track_times=True)
-        is_short = self._contexts.options.memory is not None  # of memory: groups must not become many
+        self._speculative = self._speculative or PreAggregationProgram(self._two.partial, track_times=True)
+        is_short = self._context.options.memory is not None  # of memory: groups must not become many
         row = self._row
         found: list[tuple[int, int]] = []
         for some in ([batch] for batch in batches) if is_short else [batches]:
             bounds = None
             with suppress(ComputeError):  # perhaps of a late row, that would not have come so far
-                row = self._trial.add(some, self._contexts.options, row)
-                bounds = self._trial.time_bounds(some if isinstance(some, list) else taken())
-            if bounds is None or (is_short and self._trial.count > self._most_groups):
-                self.end_trial(False)
+                row = self._speculative.add(some, self._context.options, row)
+                bounds = self._speculative.time_bounds(some if isinstance(some, list) else taken())
+            if bounds is None or (is_short and self._speculative.count > self._most_groups):
+                self.end_speculation(False)
                 return None
             found += bounds
-        self._behind_trial = row
+        self._speculative_row = row
         return found
 
-    def end_trial(self, is_good: bool) -> None:
-        """Keep what was counted in, or forget it."""
-        assert self._trial is not None
+    def end_speculation(self, is_good: bool) -> None:
+        """Retain the speculative groups, or discard them."""
+        assert self._speculative is not None
         if is_good:
-            self._untried = UNTRIED if self._trial.count > MOST_TRIED else 0
-            self._row = self._behind_trial
-            self._keep(list(self._trial.drain()))
+            has_many = self._speculative.count > speculation.MAX_GROUPS
+            self._speculation_pause = speculation.PAUSE_ROUNDS if has_many else 0
+            self._row = self._speculative_row
+            self._keep(list(self._speculative.drain()))
         else:
-            self._untried, self._trial = UNTRIED, None
+            self._speculation_pause, self._speculative = speculation.PAUSE_ROUNDS, None
 
     def _keep(self, partials: Batches) -> None:
         for batch in partials:
             self._add(batch.select(self._columns))
-        if self._log.rows > max(FEW_ROWS, GROWN * self._together) or len(self._log.segments) > MOST_BATCHES:
+        if self._log.rows > max(FEW_ROWS, GROWN * self._together) or len(self._log.segments) > MAX_BATCHES:
             waiting = list(self._log.segments)
             with self._log.pinned(waiting):
                 self._log.replace([])
@@ -170,7 +170,7 @@ class SlidingAggregate(WindowedAggregate):
 
     def __init__(self, fragment: Fragment, context: Context, root: Node, state: Json) -> None:
         super().__init__(fragment, context, root, state)
-        self._node = group_of(root)
+        self._node = aggregate_node(root)
         assert self._window is not None
         slices = self._window.size // self._node.table.slice_size
         self._ring_slices = 1 << (slices + AHEAD_SLICES - 1).bit_length()
@@ -188,7 +188,7 @@ class SlidingAggregate(WindowedAggregate):
             return super().rows(morsels)
         if self._ring is None:
             self._ring = RingPreAggregationProgram(self._node, self._two.partial, self._ring_slices,
-                                                   self._contexts.options)
+                                                   self._context.options)
         checked: Batches = []
         inside: Batches = []
         outside: Batches = []
@@ -196,7 +196,7 @@ class SlidingAggregate(WindowedAggregate):
             is_inside = self._ring.ring.try_cover(morsel.least, morsel.greatest)
             (inside if is_inside else outside).append(morsel.batch)
         try:
-            self._keep(self._ring.add(inside, self._contexts.options.workers))
+            self._keep(self._ring.add(inside, self._context.options.workers))
         except ComputeError as error:
             raise located(error, self._fragment.op, self._ring.node) from None
         self._keep([*self._counted_in(outside), *self._of_checked(checked)])
@@ -209,11 +209,11 @@ class SlidingAggregate(WindowedAggregate):
             self._closed_before = self.given()
             self._keep(self._ring.ring.drain_partials())
             self._ring, self._ring_slices, self._outside, self._inside = None, 2 * self._ring_slices, 0, 0
-            self._has_ring = is_narrow and self._ring_slices <= MOST_RING_SLICES
+            self._has_ring = is_narrow and self._ring_slices <= MAX_RING_SLICES
         return []
 
-    def tries(self, column: str, rows: int) -> bool:
-        return not self._has_ring and super().tries(column, rows)
+    def can_speculate(self, column: str, rows: int) -> bool:
+        return not self._has_ring and super().can_speculate(column, rows)
 
     @property
     def next_end(self) -> int | None:  # type: ignore[override]
@@ -267,7 +267,7 @@ class SlidingAggregate(WindowedAggregate):
             return
         found = self._ring.ring
         found.clear_before(first_open)
-        found.repartition(self._contexts.options.workers)
+        found.repartition(self._context.options.workers)
         if found.is_mostly_expired:
             self._keep(found.drain_partials())
 
@@ -290,13 +290,13 @@ class BufferedAggregate(WindowCloser):
         needed = tuple(item for item in identity(fragment.before.schema) if item.name in self._names)
         self._before = FragmentRunner(ops.Project(fragment.before, needed), context)
         root = compile_flow(self._checked_op)
-        self._finish = Finish(self._checked_op, root, group_of(root), group_of(root), context)
+        self._finish = Finalizer(self._checked_op, root, aggregate_node(root), aggregate_node(root), context)
         assert isinstance(fragment.state, ops.Aggregate)
         self._by = tuple(key.expr for key in fragment.state.keys)
         self.reads = self._reads(self._before.program.node)
         schema = self._before.program.node.schema.arrow.append(pa.field(_SLICE, pa.int64()))
         self._log = RowBuffer(context.folder, schema, context.options.memory)
-        self._size = group_of(root).table.slice_size
+        self._size = aggregate_node(root).table.slice_size
         self._restore(state)
 
     def rows(self, morsels: Iterable[Morsel]) -> list[Morsel]:
@@ -304,13 +304,13 @@ class BufferedAggregate(WindowCloser):
             if self._late is None:
                 self._add(batch.append_column(_SLICE, pa.array(np.zeros(batch.num_rows, np.int64))))
                 continue
-            for found in self._late.timed(batch, self._contexts.options):
+            for found in self._late.timed(batch, self._context.options):
                 starts = np.asarray(found.times) // self._size * self._size
                 self._add(found.rows.append_column(_SLICE, pa.array(starts)))
         return []
 
-    def settle(self) -> None:
-        if len(self._log.segments) > MOST_BATCHES:
+    def flush(self) -> None:
+        if len(self._log.segments) > MAX_BATCHES:
             self._log.coalesce()
 
     def _in_order(self, morsels: Iterable[Morsel]) -> Iterator[pa.RecordBatch]:

@@ -15,23 +15,23 @@ import pyarrow as pa
 from scalein.exec.event_time import as_integers, extent
 from scalein.ir import ops
 from scalein.ir.exprs import Expr, columns
+from scalein.jobs.aggregate_operator import FOREVER, AggregateOperator, Finalizer
 from scalein.jobs.close_batches import KeyShares, Part, most_bytes, parts_of
 from scalein.jobs.operators import Batches, SnapshotFuture, files_of, filtered
-from scalein.jobs.partials import FOREVER, Finish, Timed
 from scalein.state.row_buffer import BufferSegment, RowBuffer
 from scalein.storage.checked_json import Json, as_int, as_map
 
 
-class WindowCloser(Timed):
+class WindowCloser(AggregateOperator):
     """Batches that wait in a log until the windows close that their slices are in."""
 
     _log: RowBuffer
-    _finish: Finish
+    _finish: Finalizer
     _slices: str  # the column with the start of a row's slice
     _by: tuple[Expr, ...]  # the keys of what waits
     _closed = -FOREVER  # windows that end here or before are done
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Put everything that has arrived into the log."""
 
     @property
@@ -49,7 +49,7 @@ class WindowCloser(Timed):
         """
         if self._window is None or self._window.size == self._window.every:
             return None
-        return -FOREVER if self._closed == -FOREVER else self._closed + self._window.every + self._contexts.delay
+        return -FOREVER if self._closed == -FOREVER else self._closed + self._window.every + self._context.delay
 
     @property
     def state_bytes(self) -> int:
@@ -63,13 +63,13 @@ class WindowCloser(Timed):
     def advance(self, watermark: int) -> Iterator[pa.RecordBatch]:
         if self._late is None or (end := self._late.last_end(watermark)) <= self._closed:
             return
-        self.settle()
+        self.flush()
         before, self._closed = self._closed, end
         yield from self._finished(before, end)
         self._drop(self._late.least_open(watermark))
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        self.settle()
+        self.flush()
         yield from self._finished(self._closed, FOREVER)
         self._closed = FOREVER
         self._log.replace([])
@@ -90,7 +90,7 @@ class WindowCloser(Timed):
 
     def _parts(self, waiting: list[BufferSegment], whole: Part, window: ops.Window | None) -> Iterable[Part]:
         """A part of what waits, in smaller ones if it is too large."""
-        most = most_bytes(self._contexts.options.memory)
+        most = most_bytes(self._context.options.memory)
         if most is None or (size := sum(self._log.batch(each).nbytes for each in waiting)) <= most:
             return [whole]
         found = [np.unique(self._starts(self._log.batch(each)), return_counts=True) for each in waiting]
@@ -111,7 +111,7 @@ class WindowCloser(Timed):
             starts = self._starts(batch)
             batch = filtered(batch, pa.array((starts >= least) & (starts < part.end)))
         if part.shares > 1 and batch.num_rows:
-            batch = filtered(batch, pa.array(self._shares.has(batch, part, self._contexts.options)))
+            batch = filtered(batch, pa.array(self._shares.has(batch, part, self._context.options)))
         return batch
 
     def _starts(self, batch: pa.RecordBatch) -> np.ndarray:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from scalein.ir.stages import Read
 from scalein.layout import COLUMN, FrameData, size_of
@@ -56,7 +55,7 @@ def addressable(array: pa.Array, bits: int = 32) -> pa.Array:
     if array.dictionary.type != pa.string():
         array = pa.DictionaryArray.from_arrays(array.indices, array.dictionary.cast(pa.string()))
     if array.indices.type.bit_width != bits:
-        return pa.DictionaryArray.from_arrays(pc.cast(array.indices, _CODES[bits]), array.dictionary)
+        return pa.DictionaryArray.from_arrays(array.indices.cast(_CODES[bits]), array.dictionary)
     return array
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
 import time
 
@@ -16,7 +15,7 @@ from scalein.kernels.kernel_metrics import Profile, current_profile
 from scalein.kernels.workers import raise_if_cancelled
 from scalein.layout import COLUMN, ERROR, OUT_OF_BOUNDS, PAUSED, FrameData
 from scalein.llvm_backend.cache import Compiled, load_kernel
-from scalein.llvm_backend.jit import Kernel
+from scalein.llvm_backend.image import Kernel
 from scalein.options import Options
 
 
@@ -64,6 +63,8 @@ def _unsafe(compiled: Compiled, frame: FrameData) -> InternalError:
     """Safe mode caught an access outside of its memory; the batch is written to a file, so that it can be replayed."""
     arrays = {name.removeprefix(COLUMN): column for name, column in frame.keep.items() if isinstance(column, pa.Array)}
     batch = pa.table({name: column for name, column in arrays.items() if len(column) == frame["end"]})
+    import tempfile
+
     descriptor, path = tempfile.mkstemp(prefix="scalein-replay-", suffix=".arrow")
     with open(descriptor, "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
         writer.write_table(batch)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from scalein.ir.exprs import type_of
 from scalein.ir.stages import (
     Collect,
+    ExpandLog,
     FromBatches,
     FromPointers,
     FromRecords,
@@ -25,7 +26,6 @@ from scalein.ir.stages import (
     ProjectStep,
     Rank,
     Sink,
-    Spread,
     Stage,
 )
 from scalein.ir.tables import log_layout
@@ -136,7 +136,7 @@ def _record_bytes(sink: Sink) -> int:
             return table.layout.size
         case MergeBag(table, bag):
             return table.bags[bag][1].layout.size
-        case Spread(table, number):
+        case ExpandLog(table, number):
             return log_layout(table.accs[number]).size
         case _:
             return 0

@@ -1,4 +1,4 @@
-"""Output chunks: buffers that a collecting kernel fills, and the arrays over them."""
+"""Output chunks: buffers that a collecting kernel fills, of up to `CHUNK_ROWS` rows, and the arrays over them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHUNK_ROWS = 1 << 20
 # Text bytes of a chunk: within reach of 32-bit offsets, with space for a block of long strings.
 TEXT_BYTES = 1 << 24
 TEXT_BYTES_A_ROW = 64  # a first estimate, so that a small batch does not allocate megabytes
-MOST_TEXT_BYTES = (1 << 31) - 1
+MAX_TEXT_BYTES = (1 << 31) - 1
 
 
 class Chunk:
@@ -125,11 +125,11 @@ class Collector:
                 self._rows = min(self._most, 4 * self._rows)
                 self._text = max(self._text, min(TEXT_BYTES, TEXT_BYTES_A_ROW * self._rows))
             else:  # one block's strings alone are more than a chunk holds
-                if self._text == MOST_TEXT_BYTES:
+                if self._text == MAX_TEXT_BYTES:
                     raise ScaleinError("a block of rows has more text than an Arrow string array can hold",
                                        found="more than 2 GiB",
                                        hint="shorten the strings with .str.slice, or drop them")
-                self._text = min(4 * self._text, MOST_TEXT_BYTES)
+                self._text = min(4 * self._text, MAX_TEXT_BYTES)
             self._new_chunk()
 
     def finish(self) -> list[pa.Array]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from scalein.layout import (
     DONE,
-    MOST_BITS,
+    MAX_BITS,
     OPEN_WORDS,
     OUTPUT_FULL,
     PAGE_COMPRESSED,
@@ -68,8 +68,8 @@ def page_headers(chunk: np.ndarray, values: int, is_optional: bool, is_compresse
         rows = np.concatenate((rows, np.empty_like(rows)))
 
 
-class Opener:
-    """Opens pages of a file; decompressed pages are in a buffer of the opener, valid until the next call."""
+class PageDecompressor:
+    """Decompresses pages of a file into a buffer of its own, valid until the next call."""
 
     def __init__(self, options: Options) -> None:
         self._kernel = load_lowered(_OPEN, _lower_open, options).kernel
@@ -88,7 +88,7 @@ class Opener:
         return out if self._kernel.call(frame.address) == DONE else None
 
 
-class Unpacker:
+class DictionaryDecoder:
     """Decodes dictionary-encoded pages, in order. Not thread-safe."""
 
     def __init__(self, value_bytes: int, options: Options) -> None:
@@ -104,7 +104,7 @@ class Unpacker:
         values = np.zeros(1 << most_width, dictionary.dtype)
         values[: len(dictionary)] = dictionary
         self._frame.point("values", values)
-        self._frame["entries"], self._frame["most_width"] = len(dictionary), min(most_width, MOST_BITS)
+        self._frame["entries"], self._frame["most_width"] = len(dictionary), min(most_width, MAX_BITS)
 
     def set_pages(self, pages: np.ndarray) -> None:
         """Set the next pages: a row of `OPEN_WORDS` each; the caller keeps their bytes alive."""

@@ -17,6 +17,7 @@ from scalein.dtypes import STR, Kind, Schema
 from scalein.ir.exprs import Call, Col, Expr, Named, type_of
 from scalein.ir.functions.registry import python_function
 from scalein.ir.stages import (
+    FLOW_SINKS,
     Collect,
     DedupStep,
     FilterStep,
@@ -29,7 +30,6 @@ from scalein.ir.stages import (
     Stage,
     Step,
 )
-from scalein.ir.store_kernels import Lookup, Upsert
 from scalein.ir.tables import Acc, AccKind, Key, Output, Table
 from scalein.kernels.bind import addressable, bind, bind_codes, code_bits, form_of, has_nulls
 from scalein.kernels.call import kernel
@@ -44,7 +44,7 @@ from scalein.options import Options
 WIDE = 48
 LARGE = 1024  # parts of all expressions
 FEW_ROWS = 1 << 18
-MOST_VARIANTS = 16  # of a kernel, for different input facts
+MAX_VARIANTS = 16  # of a kernel, for different input facts
 
 FEW_VALUES = 4096  # of a dictionary: Python evaluates an expression over them before LLVM has compiled it (20 ms)
 
@@ -211,7 +211,7 @@ class Prepared:
         known = self.variants.get(key)
         if known is None:
             compiled = self.compile()
-            if len(self.variants) == MOST_VARIANTS:
+            if len(self.variants) == MAX_VARIANTS:
                 self.variants.clear()
             assert self.stage is not None
             self.variants[key] = (self.stage, self.lookups, compiled)
@@ -328,6 +328,11 @@ def _sink_exprs(sink: Sink) -> Iterable[Expr]:
             return [*keys, *table_exprs(table)]
         case Partition():
             return [*sink.keys, *(item.expr for item in sink.items)]
+        case _ if isinstance(sink, FLOW_SINKS):
+            return []
+    from scalein.ir.store_kernels import Lookup, Upsert  # only stores need them
+
+    match sink:
         case Upsert():
             return [*sink.keys, *(item for item in sink.items if item is not None)]
         case Lookup():

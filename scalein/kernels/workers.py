@@ -1,6 +1,8 @@
-"""Worker threads that pull tasks, mostly morsels, until none are left. Kernels release the GIL, so they run in
-parallel. Threads are started here and in `exec/pipeline.py`. The iterator of the tasks may be the user's source: it is
-advanced under a lock, by the next free worker. The first error cancels all workers and is raised in the caller.
+"""Worker threads that pull tasks, mostly morsels, until none are left; how many there are: `options.granted_cores`.
+
+Kernels release the GIL, so they run in parallel. Threads are started here and in `exec/pipeline.py`. The iterator of
+the tasks may be the user's source: it is advanced under a lock, by the next free worker. The first error cancels all
+workers and is raised in the caller.
 """
 
 from __future__ import annotations

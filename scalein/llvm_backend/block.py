@@ -1,4 +1,4 @@
-"""Block: the rows a kernel works on at once, and how filters thin them out.
+"""Block: the rows a kernel works on at once (`layout.BLOCK_ROWS`), and how filters thin them out.
 
 A block starts dense: row k of the block is row base + k of the input. The first filter makes a
 selection vector (row numbers within the block, 32 bits, ascending); later ones compact it. A join adds a

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import stat
-import tempfile
 import threading
 import time
 from collections import OrderedDict
@@ -23,24 +22,28 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
+import llvmlite
+
 import scalein
 from scalein.ir.stages import FromBatches, Stage
 from scalein.layout import Frame
-from scalein.llvm_backend.jit import Kernel, emit, link
+from scalein.llvm_backend.image import Image, Kernel, flatten, load_image
 from scalein.llvm_backend.target import LLVM_LOCK, Target, target_for
 from scalein.options import Options
 
 if TYPE_CHECKING:
     from scalein.llvm_backend.stage import Lowered
 
-_MAGIC = b"scalein kernel 1\n"
+_MAGIC = b"scalein kernel 2\n"
 _TEMPORARY = "unfinished-"
+_NATIVE = "native.target"  # the CPU, as found by LLVM since the machine was started
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 # Packages below scalein/ that shape code, with all that is in them; the modules right in scalein/ do as well.
 _SHAPES_CODE = ("ir", "kernels", "llvm_backend")
 
 # Of the folder: more is trimmed to three quarters of it, what has not been used for longest first.
-MOST_BYTES = 256 << 20
+MAX_BYTES = 256 << 20
 TRIM_EVERY = 32  # files written, on average: looking at all of them takes as long as compiling a kernel
 USED_S = 24 * 3600  # the time of a file's last use is right within this
 LEFT_OVER_S = 3600  # the age at which a file that is not whole was left by a process that ended
@@ -115,7 +118,7 @@ def load_kernel(stage: Stage, options: Options) -> Compiled:
 def load_lowered(name: Stage | str, lower: Callable[[Target], Lowered], options: Options,
                  brief: bool = False) -> Compiled:
     """A kernel: from memory, from disk, or lowered and compiled now."""
-    target = target_for(options.cpu)
+    target = _target(options.cpu, options.cache)
     key = digest(name, target, options.safe)
     found = _from_memory(key)
     if found is not None:
@@ -139,7 +142,7 @@ def load_lowered(name: Stage | str, lower: Callable[[Target], Lowered], options:
 
 def has_kernel(name: str, options: Options) -> bool:
     """Whether a kernel without a stage is in memory or on disk: to load it takes a millisecond, not a hundred."""
-    key = digest(name, target_for(options.cpu), options.safe)
+    key = digest(name, _target(options.cpu, options.cache), options.safe)
     home = private_folder(options.cache, create=False)
     return _from_memory(key) is not None or (home is not None and os.path.exists(os.path.join(home, f"{key}.kernel")))
 
@@ -153,12 +156,51 @@ def _from_memory(key: str) -> Compiled | None:
 
 
 def _compile(lowered: Lowered, target: Target, folder: str, key: str, brief: bool, started: float) -> Compiled:
-    image = emit(lowered.text, target, brief)
-    kernel = link(lowered.name, image, lowered.frame)
+    from scalein.llvm_backend.jit import emit
+
+    code = emit(lowered.text, target, brief)
+    image = flatten(code, lowered.name) or code
+    kernel = _linked(lowered.name, image, lowered.frame)
     if _version_now() == _code_version():  # else what was imported to lower it may be another than the key says
         _to_disk(key, folder, lowered, image)
     took = time.perf_counter() - started
     return Compiled(kernel, lowered.errors, lowered.never_null, lowered.checks, "compiled", took)
+
+
+def _linked(name: str, image: Image | bytes, frame: Frame) -> Kernel:
+    """A kernel from an image, or from object code that LLVM has to link."""
+    if isinstance(image, Image):
+        return load_image(name, image, frame)
+    from scalein.llvm_backend.jit import link
+
+    return link(name, image, frame)
+
+
+@cache
+def _target(cpu: str, folder: str) -> Target:
+    """The target of a CPU name. What "native" means is remembered until the machine is started again: to find it out
+    takes all of LLVM.
+    """
+    machine = _machine_id() if cpu == "native" else None
+    if machine is None:
+        return target_for(cpu)
+    known = _read(folder, _NATIVE)
+    if known is not None:
+        name, *target = json.loads(known)
+        if name == machine:
+            return Target(*target)
+    found = target_for(cpu)
+    _write(folder, _NATIVE, json.dumps([machine, found.triple, found.cpu, found.features]).encode())
+    return found
+
+
+def _machine_id() -> str | None:
+    """Tells this machine from others and from itself before its last start, after which its CPU may be another one."""
+    try:
+        with open(_BOOT_ID, encoding="ascii") as file:
+            return " ".join((file.read().strip(), *os.uname(), llvmlite.__version__))
+    except OSError:
+        return None
 
 
 # --- disk
@@ -179,11 +221,40 @@ def private_folder(path: str, create: bool = True) -> str | None:
 
 
 def _from_disk(key: str, folder: str, started: float) -> Compiled | None:
+    body = _read(folder, f"{key}.kernel")
+    if body is None:
+        return None
+    try:
+        head, code = body.split(b"\n", 1)
+        about = json.loads(head)
+        errors, never_null, checks, slots = (tuple(about[name]) for name in ("errors", "never_null", "checks", "slots"))
+        image = code if about["image"] is None else Image(code, *about["image"])
+        kernel = _linked(about["name"], image, Frame(slots))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError):
+        return None
+    return Compiled(kernel, errors, never_null, checks, "disk", time.perf_counter() - started)
+
+
+def _to_disk(key: str, folder: str, lowered: Lowered, image: Image | bytes) -> None:
+    about: dict[str, object] = {"name": lowered.name, "slots": lowered.frame.slots, "errors": lowered.errors,
+                                "never_null": lowered.never_null, "checks": lowered.checks, "image": None}
+    if isinstance(image, Image):
+        about["image"], code = (image.entry, image.imports, image.pointers), image.content
+    else:
+        code = image
+    _write(folder, f"{key}.kernel", json.dumps(about).encode() + b"\n" + code)
+    home = private_folder(folder, create=False)
+    if home is not None and int(key[:8], 16) % TRIM_EVERY == 0:  # digests are as good as random
+        trim(home)
+
+
+def _read(folder: str, name: str) -> bytes | None:
+    """The content of a file; None if it is not there, not whole, or if others may write it."""
     home = private_folder(folder, create=False)
     if home is None:
         return None
     try:
-        descriptor = os.open(os.path.join(home, f"{key}.kernel"), os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+        descriptor = os.open(os.path.join(home, name), os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
         with open(descriptor, "rb") as file:
             facts = os.fstat(file.fileno())
             if time.time() - facts.st_mtime > USED_S:
@@ -192,39 +263,29 @@ def _from_disk(key: str, folder: str, started: float) -> Compiled | None:
             if facts.st_uid != os.getuid() or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 return None
             content = file.read()
-        body = content[len(_MAGIC) + 64 :]
-        check = content[len(_MAGIC) : len(_MAGIC) + 64].decode("ascii")
-        if not content.startswith(_MAGIC) or hashlib.sha256(body).hexdigest() != check:
-            return None
-        head, image = body.split(b"\n", 1)
-        about = json.loads(head)
-        errors, never_null, checks, slots = (tuple(about[name]) for name in ("errors", "never_null", "checks", "slots"))
-        kernel = link(about["name"], image, Frame(slots))
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError):
+    except OSError:
         return None
-    return Compiled(kernel, errors, never_null, checks, "disk", time.perf_counter() - started)
+    start = len(_MAGIC) + 64
+    body = content[start:]
+    check = content[len(_MAGIC) : start]
+    return body if content.startswith(_MAGIC) and hashlib.sha256(body).hexdigest().encode() == check else None
 
 
-def _to_disk(key: str, folder: str, lowered: Lowered, image: bytes) -> None:
+def _write(folder: str, name: str, body: bytes) -> None:
+    """Write a file that appears whole or not at all, and that only its owner may read; gives up on errors."""
+    import tempfile  # with what it imports it takes 10 ms, and kernels are mostly on disk
+
     home = private_folder(folder)
     if home is None:
         return
-    about = {"name": lowered.name, "slots": lowered.frame.slots, "errors": lowered.errors,
-             "never_null": lowered.never_null, "checks": lowered.checks}
-    body = json.dumps(about).encode() + b"\n" + image
-    content = _MAGIC + hashlib.sha256(body).hexdigest().encode() + body
-    try:
+    with suppress(OSError):
         descriptor, temporary = tempfile.mkstemp(dir=home, prefix=_TEMPORARY)  # mode 0600
         try:
             with open(descriptor, "wb") as file:
-                file.write(content)
-            os.replace(temporary, os.path.join(home, f"{key}.kernel"))
+                file.write(_MAGIC + hashlib.sha256(body).hexdigest().encode() + body)
+            os.replace(temporary, os.path.join(home, name))
         except OSError:
             os.unlink(temporary)
-    except OSError:
-        return
-    if int(key[:8], 16) % TRIM_EVERY == 0:  # digests are as good as random, whatever the number of processes
-        trim(home)
 
 
 def trim(home: str) -> None:
@@ -246,9 +307,9 @@ def trim(home: str) -> None:
     except OSError:
         return
     total = sum(size for _, size, _ in files)
-    if total > MOST_BYTES:
+    if total > MAX_BYTES:
         for _, size, path in sorted(files):
-            if total <= MOST_BYTES * 3 // 4:
+            if total <= MAX_BYTES * 3 // 4:
                 break
             with suppress(OSError):
                 os.unlink(path)

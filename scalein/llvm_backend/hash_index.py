@@ -6,7 +6,8 @@ matches in their home bucket. The rest take the slow path: walk on through the f
 and insert if an empty word comes first.
 
 Inserting only appends a record that means "no row yet". A kernel that must leave (index or arena
-full) before it has updated anything can therefore run the same block again.
+full) before it has updated anything can therefore run the same block again. The load factor is
+`layout.LOAD_SIXTEENTHS`; tables double in `exec/tables.py`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from scalein.llvm_backend.keys import KeyBlock, key_at, same_string
 if TYPE_CHECKING:
     from scalein.llvm_backend.stage import Lowered
 
-RUN = 64  # rows whose misses overlap; 32 to 128 are alike, 1,024 a quarter slower
+OVERLAPPED_ROWS = 64  # rows whose misses overlap; 32 to 128 are alike, 1,024 a quarter slower
 WORDS = ir.VectorType(I64, BUCKET_WORDS)
 NULL = ir.Constant(PTR, None)
 
@@ -105,9 +106,9 @@ class Index:
         """Pointers to the rows' records: scratch of PADDED pointers; null where there is none."""
         f, b = self.code.f, self.code.f.b
         records = f.scratch(PTR, PADDED, "records")
-        buckets = f.scratch(PTR, RUN, "buckets")
-        with f.loop(count, step=RUN) as start:
-            size = f.min(b.sub(count, start), const(RUN))
+        buckets = f.scratch(PTR, OVERLAPPED_ROWS, "buckets")
+        with f.loop(count, step=OVERLAPPED_ROWS) as start:
+            size = f.min(b.sub(count, start), const(OVERLAPPED_ROWS))
             with f.loop(size) as i:
                 h = f.load(keys.hashes, b.add(start, i), I64)
                 header = self._header(h)
@@ -119,7 +120,7 @@ class Index:
                 self._first_candidate(f.load(buckets, i, PTR), f.load(keys.hashes, k, I64), f.at(records, k, PTR))
             with f.loop(size) as i:
                 k = b.add(start, i)
-                self._settle(keys, k, slices, f.at(records, k, PTR), insert)
+                self._confirm_or_search(keys, k, slices, f.at(records, k, PTR), insert)
         return records
 
     def _first_candidate(self, bucket: ir.Value, h: ir.Value, place: ir.Value) -> ir.Value:
@@ -149,7 +150,8 @@ class Index:
         """Where the arena's records end."""
         return self.code.f.get_slot(f"{self.prefix}.used")
 
-    def _settle(self, keys: KeyBlock, k: ir.Value, slices: ir.Value | None, place: ir.Value, insert: bool) -> None:
+    def _confirm_or_search(self, keys: KeyBlock, k: ir.Value, slices: ir.Value | None, place: ir.Value,
+                           insert: bool) -> None:
         """Keep the candidate in `place` if its key is the row's, else look on."""
         f, b = self.code.f, self.code.f.b
         record = b.load(place, typ=PTR)

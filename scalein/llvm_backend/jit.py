@@ -1,31 +1,20 @@
-"""From an LLVM module to callable addresses: verify, optimise, emit, link, keep alive."""
+"""LLVM: verify, optimise and emit a module, and link object code that `image.py` cannot. Kernels from the cache do
+without all of this.
+"""
 
 from __future__ import annotations
 
-import ctypes
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 
 from llvmlite import binding as llvm
 
 from scalein.errors import InternalError
 from scalein.layout import Frame
+from scalein.llvm_backend.image import SIGNATURE, Kernel
 from scalein.llvm_backend.target import LLVM_LOCK, Target
 
 _library_names = itertools.count()
-_SIGNATURE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Kernel:
-    """Machine code of one stage: call it with a frame's address; a ctypes call releases the GIL."""
-
-    name: str
-    frame: Frame
-    call: Callable[[int], int]
-    keep: object  # the JIT's library: code lives as long as this
 
 
 def optimised(text: str, target: Target, brief: bool = False) -> llvm.ModuleRef:
@@ -81,4 +70,4 @@ def link(name: str, image: bytes, frame: Frame) -> Kernel:
         library = f"{name}.{next(_library_names)}"
         tracker = (llvm.JITLibraryBuilder().add_object_img(image).add_current_process()
                    .export_symbol(name).link(_lljit(), library))
-        return Kernel(name, frame, _SIGNATURE(tracker[name]), tracker)
+        return Kernel(name, frame, SIGNATURE(tracker[name]), tracker)

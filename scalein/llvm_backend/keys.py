@@ -1,6 +1,6 @@
-"""Keys in canonical form: equal keys have equal bits, so they hash and compare as integers.
+"""Keys of tables and joins: their canonical form, in which equal keys have equal bits, and their hash.
 
-A float's NaNs become one NaN and -0.0 becomes 0.0; a null's value is zero and its bit is set in
+A float's NaNs become one NaN and -0.0 becomes 0.0 (`values.canonical`); a null's value is zero and its bit is set in
 the row's null word; a string becomes 16 bytes: its size and 12 bytes of text, or its size, 4 bytes
 and a pointer. A block's keys are laid out in scratch, one array a key.
 """

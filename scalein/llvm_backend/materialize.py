@@ -23,6 +23,7 @@ from scalein.ir.functions.udf import has_udf
 from scalein.ir.internal_names import internal
 from scalein.ir.rewrite import map_args
 from scalein.ir.stages import (
+    FLOW_SINKS,
     Collect,
     DedupStep,
     FilterStep,
@@ -34,7 +35,6 @@ from scalein.ir.stages import (
     Sink,
     Stage,
 )
-from scalein.ir.store_kernels import Lookup, Upsert
 from scalein.ir.tables import AccKind
 from scalein.layout import BLOCK_ROWS, ERROR
 from scalein.llvm_backend.block import PADDED, Block, rows
@@ -46,7 +46,7 @@ from scalein.llvm_backend.parts import is_many
 from scalein.llvm_backend.values import Binding, Env, Row, Str, Value, from_memory, memory_type, to_memory
 
 COSTLY_CALLS = 16  # to compute a column: then a trip through memory is cheaper than computing it in each loop
-MOST_MATERIALIZED = 64  # in a kernel: scratch is on the stack, 16 KB for a column of strings
+MAX_MATERIALIZED = 64  # in a kernel: scratch is on the stack, 16 KB for a column of strings
 
 
 @dataclass(eq=False, slots=True)
@@ -130,7 +130,7 @@ def find_materialized(stage: Stage) -> frozenset[tuple[int, str]]:
     costly = COSTLY_CALLS
     while not found:
         found = frozenset(_costly(stage, shared, costly))
-        if len(found) > MOST_MATERIALIZED:  # fewer, further apart
+        if len(found) > MAX_MATERIALIZED:  # fewer, further apart
             found, costly = frozenset(), 2 * costly
         elif not found:
             break
@@ -189,7 +189,7 @@ def _costly(stage: Stage, shared: set[tuple[int, str]], costly: int) -> Iterator
                 calls[item.name] = cost
 
 
-def name_costly(stage: Stage) -> Stage:
+def hoist_costly(stage: Stage) -> Stage:
     """The stage with a `ProjectStep` before its sink for the calls of udfs that several loops of the sink make."""
     count = Counter(call for exprs in _loops(stage.sink) for call in dict.fromkeys(chain(*map(_sure_calls, exprs))))
     names = {call: Col(internal(f"materialized{k}"), call.dtype, call.nullable)
@@ -253,9 +253,9 @@ def _loops(sink: Sink) -> list[Sequence[Expr]]:
                 late = [tuple(expr for exprs in late for expr in exprs)]
             times = [] if table.window is None else [[table.window.time]] * 2
             return [*times, *([keys] * (2 if sink.owned else 1)), *early, *late]
-        case Upsert():
-            return [sink.keys, [item for item in sink.items if item is not None]]
-        case Lookup():
-            return [sink.keys]
-        case _:
+        case _ if isinstance(sink, FLOW_SINKS):
             return []
+        case _:
+            from scalein.llvm_backend.store_sinks import store_loops
+
+            return store_loops(sink)

@@ -36,7 +36,7 @@ def is_wide(stage: Stage) -> bool:
             return False
 
 
-def is_apart(acc: Acc) -> bool:
+def can_outline(acc: Acc) -> bool:
     """Whether a part can update or merge it: all but those with memory outside the record."""
     return not acc.has_side and not acc.has_heap
 
@@ -82,7 +82,7 @@ def columns_outside_parts(stage: Stage, materialized: frozenset[tuple[int, str]]
     wanted: set[str] = set()
     if isinstance(stage.sink, Group):
         table = stage.sink.table
-        exprs = [*stage.sink.keys, *(e for acc in table.accs if not is_apart(acc) for e in acc.exprs)]
+        exprs = [*stage.sink.keys, *(e for acc in table.accs if not can_outline(acc) for e in acc.exprs)]
         exprs += [] if table.window is None else [table.window.time]
         wanted = set().union(*map(columns, exprs))
     for at, step in reversed(list(enumerate(stage.steps))):

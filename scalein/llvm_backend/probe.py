@@ -43,6 +43,8 @@ def lower_probe(code: Code, step: Probe, block: Block, env: Env, then: Then) -> 
     def hit(row: Row) -> ir.Value:
         number = match(row)
         f.store(number, matches, row.k)
+        if step.marks and step.unique:
+            _mark(code, name, number)
         return b.icmp_signed(">=", number, const(0, I32))
 
     if step.how == "semi":
@@ -62,6 +64,12 @@ def lower_probe(code: Code, step: Probe, block: Block, env: Env, then: Then) -> 
         then(found, columns)
     else:
         _expand(code, step, found, name, lambda each: then(each, columns))
+
+
+def _mark(code: Code, name: str, number: ir.Value) -> None:
+    """Mark a row of the table, or nothing for -1. Several workers may mark the same one: each stores a 1."""
+    f = code.f
+    f.store(const(1, I8), f.slot(f"{name}.marks", PTR), f.b.sext(f.b.add(number, const(1, I32)), I64))
 
 
 def _without(block: Block, name: str) -> Block:
@@ -176,6 +184,8 @@ def _expand(code: Code, step: Probe, block: Block, name: str, then: Callable[[Bl
             fresh = b.icmp_signed("==", cursor.get(), const(-2, I32))
             this = b.select(fresh, f.load(matches, k, I32), cursor.get())
             has = b.icmp_signed(">=", this, const(0, I32))
+            if step.marks:
+                _mark(code, name, this)
             for source, old in block.vectors.items():
                 number = b.trunc(k, I32) if old is None else f.load(old, k, I32)
                 f.store(this if source == name else number, vectors[source], filled.get())

@@ -24,7 +24,7 @@ from scalein.llvm_backend.exprs import lower_expr
 from scalein.llvm_backend.fn import F64, I64, I128, Var, const
 from scalein.llvm_backend.functions.decimals import is_small, narrowed
 from scalein.llvm_backend.hash_index import place_in
-from scalein.llvm_backend.parts import acc_shape, is_apart, is_many
+from scalein.llvm_backend.parts import acc_shape, can_outline, is_many
 from scalein.llvm_backend.side_state import find_sides
 from scalein.llvm_backend.values import Env, Row, from_memory, memory_type, to_memory
 
@@ -50,7 +50,7 @@ def lower_reduce(code: Code, table: Table, block: Block, env: Env, ordinal: Call
                     accumulators.update(code, k, acc, place, row, env, lambda: ordinal(row))
 
     accs = [(k, acc) for k, acc in enumerate(table.accs) if acc.kind is not AccKind.QUANTILE]
-    apart = {k for k, acc in accs if is_apart(acc)} if is_many(table.accs) else set()
+    apart = {k for k, acc in accs if can_outline(acc)} if is_many(table.accs) else set()
     for k, acc in accs:
         if k in apart:
             write = partial(update, [(k, acc)]) if _is_slow(acc) else partial(_reduce, code, k, acc, block, env, place)

@@ -1,4 +1,4 @@
-"""Sides: what groups keep outside of their records, because it has no fixed size.
+"""Side state: what groups hold outside of their records, because it has no fixed size.
 
 A bag is a table of its own: (record of the group, value) -> number of rows. A value that is new to its group is
 counted in the group's record, so `n_unique` is read from there like any count. A log is a row of entries: (record

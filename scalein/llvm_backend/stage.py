@@ -15,14 +15,15 @@ from functools import partial
 
 from llvmlite import ir
 
-from scalein.errors import InternalError
 from scalein.ir.exprs import Col, Expr, columns
 from scalein.ir.internal_names import is_internal
 from scalein.ir.passes.pass_through import ROW
 from scalein.ir.stages import (
+    FLOW_SINKS,
     ORDINAL,
     Collect,
     DedupStep,
+    ExpandLog,
     FilterStep,
     FromBatches,
     FromPointers,
@@ -37,21 +38,8 @@ from scalein.ir.stages import (
     ProjectStep,
     Rank,
     Read,
-    Spread,
     Stage,
     Step,
-)
-from scalein.ir.store_kernels import (
-    BulkOp,
-    CombineRecords,
-    Evict,
-    HashKeys,
-    Lookup,
-    MergeRecords,
-    ReadBlocks,
-    Retain,
-    SeekHashes,
-    Upsert,
 )
 from scalein.layout import BLOCK_ROWS, COLUMN, DONE, ERROR, PROBING_BLOCK_ROWS, Frame, size_of
 from scalein.llvm_backend.block import Block, keep
@@ -63,9 +51,9 @@ from scalein.llvm_backend.group_reader import table_env
 from scalein.llvm_backend.materialize import (
     bind,
     find_materialized,
+    hoist_costly,
     materialize_needed,
     multiplies,
-    name_costly,
     sink_exprs,
 )
 from scalein.llvm_backend.parts import columns_outside_parts, is_wide
@@ -75,18 +63,7 @@ from scalein.llvm_backend.sinks.collect import lower_collect
 from scalein.llvm_backend.sinks.group import Rows, lower_group, time_bounds
 from scalein.llvm_backend.sinks.merge import lower_merge
 from scalein.llvm_backend.sinks.partition import lower_partition
-from scalein.llvm_backend.sinks.side_state import lower_merge_bag, lower_rank, lower_spread
-from scalein.llvm_backend.store_bulk import lower_bulk
-from scalein.llvm_backend.store_index import stored_env
-from scalein.llvm_backend.store_records import (
-    lower_combine_records,
-    lower_hash_keys,
-    lower_lookup,
-    lower_merge_records,
-    lower_seek_hashes,
-    lower_upsert,
-)
-from scalein.llvm_backend.store_spill import lower_evict, lower_read_blocks, lower_retain
+from scalein.llvm_backend.sinks.side_state import lower_expand_log, lower_merge_bag, lower_rank
 from scalein.llvm_backend.target import Target
 from scalein.llvm_backend.values import Binding, Env, Row, Value
 
@@ -105,7 +82,7 @@ class Lowered:
 
 def lower_stage(stage: Stage, target: Target, safe: bool = False) -> Lowered:
     """The kernel of a specialised stage."""
-    stage = name_costly(stage)
+    stage = hoist_costly(stage)
     f = Fn(stage.name, safe=safe, features="compress" if target.has_compress else "")
     code = Code(f)
     code.failed, code.rounds = f.var(I64, const(0)), f.var(I64, const(0))
@@ -114,7 +91,7 @@ def lower_stage(stage: Stage, target: Target, safe: bool = False) -> Lowered:
     materialized = find_materialized(stage)
     eager = columns_outside_parts(stage, materialized) if is_wide(stage) else None
     is_plain = isinstance(stage.sink, Collect) and not any(isinstance(s, Probe | DedupStep) for s in stage.steps)
-    step = BLOCK_ROWS if is_plain or isinstance(stage.sink, Upsert | MergeRecords) else PROBING_BLOCK_ROWS
+    step = BLOCK_ROWS if is_plain or _takes_large_blocks(stage) else PROBING_BLOCK_ROWS
 
     def lower_block(source: ir.Value | None, start: ir.Value, count: ir.Value, end: ir.Value) -> None:
         for column, read in zip(columns, reads, strict=True):
@@ -164,6 +141,14 @@ def _blocks(f: Fn, end: ir.Value, step: int) -> Iterator[tuple[ir.Value, ir.Valu
         row.set(f.b.add(start, count))
 
 
+def _takes_large_blocks(stage: Stage) -> bool:
+    if isinstance(stage.sink, FLOW_SINKS):
+        return False
+    from scalein.llvm_backend.store_sinks import takes_large_blocks
+
+    return takes_large_blocks(stage.sink)
+
+
 def _read(code: Code, stage: Stage, columns: list[ArrowColumn], source: ir.Value | None, start: ir.Value) -> Env:
     match stage.reader:
         case FromBatches(reads):
@@ -177,6 +162,8 @@ def _read(code: Code, stage: Stage, columns: list[ArrowColumn], source: ir.Value
         case FromRecords():
             return {}
         case FromPointers(table):
+            from scalein.llvm_backend.store_index import stored_env
+
             return stored_env(code, table, start)
 
 
@@ -282,34 +269,16 @@ def _sink(low: _Lowering, block: Block, env: Env) -> None:
             lower_merge(code, stage.sink, block, start)
         case MergeBag():
             lower_merge_bag(code, stage.sink, block, start)
-        case Spread():
-            lower_spread(code, stage.sink, block, start)
+        case ExpandLog():
+            lower_expand_log(code, stage.sink, block, start)
         case Rank():
             lower_rank(code, stage.sink, block, start)
-        case Upsert():
-            lower_upsert(code, stage.sink, block, env, start)
-        case Lookup():
-            lower_lookup(code, stage.sink, block, env, start)
-        case MergeRecords():
-            lower_merge_records(code, stage.sink, block, start)
-        case CombineRecords():
-            lower_combine_records(code, stage.sink, block, start)
-        case Retain():
-            lower_retain(code, stage.sink, block, start)
-        case Evict():
-            lower_evict(code, stage.sink, block, start)
-        case ReadBlocks():
-            lower_read_blocks(code, stage.sink, block, start)
-        case BulkOp():
-            lower_bulk(code, stage.sink, block, start)
-        case HashKeys():
-            lower_hash_keys(code, stage.sink, block, start)
-        case SeekHashes():
-            lower_seek_hashes(code, stage.sink, block, start)
         case Partition():
             lower_partition(code, stage.sink, block, env, ordinal)
         case _:
-            raise InternalError(f"no lowering for the sink {stage.sink!r}")
+            from scalein.llvm_backend.store_sinks import lower_store_sink
+
+            lower_store_sink(code, stage.sink, block, env, start)
 
 
 def _whole(low: _Lowering, sink: Group) -> Block | None:

@@ -46,7 +46,7 @@ from scalein.llvm_backend.store_values import header_word, is_set, long_bytes, s
 from scalein.llvm_backend.values import Binding, Env, Row, Value
 
 LINE = 64  # bytes of a cache line
-RUN = 4  # rows that are changed together; many at once would leave memory idle meanwhile (runs of 32: 8 % slower)
+FOUND_ROWS = 4  # that are changed together; many at once would leave memory idle meanwhile (32 at once: 8 % slower)
 # Rows that a record is fetched before it is changed, its bucket before that, and what overflowed into the next bucket
 # after it. Rows in flight are in rings of this many rows: rings as long as a block would push them out of L1.
 OVERFLOW_AHEAD, RECORDS_AHEAD, BUCKETS_AHEAD = 12, 24, 48
@@ -54,7 +54,7 @@ RING = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class FoundRows:
     """Rows [start, end) of a block and the ring with their records; null where there is none."""
 
     ring: ir.Value
@@ -84,12 +84,13 @@ class StoreIndex(Index):
         return self.table
 
     @contextmanager
-    def runs(self, keys: KeyBlock, count: ir.Value, number: Callable[[ir.Value], ir.Value]) -> Iterator[Run]:
-        """The rows of a block, a run after the other, with their records found or made.
+    def found_rows(self, keys: KeyBlock, count: ir.Value,
+                   number: Callable[[ir.Value], ir.Value]) -> Iterator[FoundRows]:
+        """The rows of a block, `FOUND_ROWS` at a time, with their records found or made.
 
-        While a run's records are changed, those of later ones are on their way from memory, and the buckets of rows
+        While their records are changed, those of later ones are on their way from memory, and the buckets of rows
         behind them: neither does memory wait for the CPU, nor the other way round. `number` gives the number of a row
-        in the batch; what was done of the runs before a kernel leaves stays.
+        in the batch; what was done of earlier rows before a kernel leaves stays.
         """
         f, b = self.code.f, self.code.f.b
         records, buckets = f.scratch(PTR, RING, "records"), f.scratch(PTR, RING, "buckets")
@@ -119,15 +120,15 @@ class StoreIndex(Index):
         fetch_buckets(const(0), BUCKETS_AHEAD)
         fetch_records(const(0), RECORDS_AHEAD)
         fetch_overflown(const(0), OVERFLOW_AHEAD)
-        with f.loop(count, step=RUN) as start:
-            fetch_buckets(b.add(start, const(BUCKETS_AHEAD)), RUN)
-            fetch_records(b.add(start, const(RECORDS_AHEAD)), RUN)
-            fetch_overflown(b.add(start, const(OVERFLOW_AHEAD)), RUN)
-            end = f.min(b.add(start, const(RUN)), count)
+        with f.loop(count, step=FOUND_ROWS) as start:
+            fetch_buckets(b.add(start, const(BUCKETS_AHEAD)), FOUND_ROWS)
+            fetch_records(b.add(start, const(RECORDS_AHEAD)), FOUND_ROWS)
+            fetch_overflown(b.add(start, const(OVERFLOW_AHEAD)), FOUND_ROWS)
+            end = f.min(b.add(start, const(FOUND_ROWS)), count)
             self.first[:] = [number(start)]
             with f.loop(end, start=start) as k:
-                self._settle(keys, k, None, _in_ring(f, records, k), insert=True)
-            yield Run(records, start, end)
+                self._confirm_or_search(keys, k, None, _in_ring(f, records, k), insert=True)
+            yield FoundRows(records, start, end)
             self.first.clear()
 
     def _second_candidate(self, h: ir.Value, place: ir.Value) -> None:
@@ -269,7 +270,7 @@ class StoreIndex(Index):
         offset = b.sub(b.ptrtoint(record, I64), b.ptrtoint(self.slot("arena"), I64))
         return offset, b.lshr(offset, f.slot("segment.shift"))
 
-    def protect(self, run: Run) -> None:
+    def protect(self, rows: FoundRows) -> None:
         """Before records are changed: keep what segments under copy held.
 
         Slots: `segment.shift`; `segment.copying`, a word a segment; `copying`, whether any is; `undo.at` and
@@ -278,8 +279,8 @@ class StoreIndex(Index):
         """
         f, b, size = self.code.f, self.code.f.b, self.table.layout.size
         with f.when(b.icmp_unsigned("!=", f.load_now(f.slot("copying", PTR)), const(0)), likely=False):
-            with f.loop(run.end, start=run.start, rare=True) as k:
-                record = run.record(f, k)
+            with f.loop(rows.end, start=rows.start, rare=True) as k:
+                record = rows.record(f, k)
                 with f.when(b.icmp_unsigned("!=", record, NULL)):
                     offset, segment = self._place_of(record)
                     copying = f.load_now(f.at(f.slot("segment.copying", PTR), segment, I64))

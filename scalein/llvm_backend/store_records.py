@@ -1,7 +1,7 @@
 """Sinks of the state store: rows into stored records, stored records into others, and where a key's record is.
 
-A run of rows is found, then protected (`StoreIndex.protect`), then changed. A kernel that leaves before it has changed
-anything of a run does that run again; one that runs out of space for text half-way resumes at that row.
+A few rows at a time are found, then protected (`StoreIndex.protect`), then changed. A kernel that leaves before it has
+changed anything of them does them again; one that runs out of space for text half-way resumes at that row.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def lower_upsert(code: Code, sink: Upsert, block: Block, env: Env, start: ir.Val
     def number(k: ir.Value) -> ir.Value:
         return f.b.add(start, block.row(f, k).offset("in"))
 
-    with index.runs(keys, block.count, number) as run:
-        index.protect(run)
-        with f.loop(run.end, start=run.start) as k:
-            record = run.record(f, k)
+    with index.found_rows(keys, block.count, number) as rows:
+        index.protect(rows)
+        with f.loop(rows.end, start=rows.start) as k:
+            record = rows.record(f, k)
             if sink.delete:
                 with f.when(f.b.icmp_unsigned("!=", record, NULL)):
                     index.touch(record)
@@ -217,10 +217,10 @@ def lower_merge_records(code: Code, sink: MergeRecords, block: Block, start: ir.
     f = code.f
     index = StoreIndex(code, sink.table, "table", flags=FRESH)
     keys = _keys_of(code, sink.table, block, start)
-    with index.runs(keys, block.count, lambda k: f.b.add(start, k)) as run:
-        index.protect(run)
-        with f.loop(run.end, start=run.start) as k:
-            record = run.record(f, k)
+    with index.found_rows(keys, block.count, lambda k: f.b.add(start, k)) as rows:
+        index.protect(rows)
+        with f.loop(rows.end, start=rows.start) as k:
+            record = rows.record(f, k)
             index.touch(record)
             _absorb(code, sink, index, record, _pointer(code, start, k),
                     f.load(keys.hashes, k, I64), f.b.add(start, k))

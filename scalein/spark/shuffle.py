@@ -18,7 +18,7 @@ from functools import lru_cache
 import numpy as np
 import pyarrow as pa
 
-from scalein.arrow_functions import taken
+from scalein.arrow_rows import taken
 from scalein.compiler import compile_flow
 from scalein.dtypes import BOOL, I64
 from scalein.exec.bounded import Program
@@ -26,8 +26,8 @@ from scalein.ir import ops
 from scalein.ir.exprs import Call, Col, Named
 from scalein.ir.functions.hashing import P1, P2
 from scalein.options import Options
+from scalein.spark.key_groups import key_groups, partition_of_key_groups
 
-KEY_GROUPS = 256
 BLOCK_BYTES = 384 << 10  # of a block, about: G1 allocates arrays of half a region (512 kB or more) apart
 BUFFERED_BYTES = 64 << 20  # of rows buffered until they are blocks, so that few blocks are small
 ROUTE_ROWS = 1 << 16  # routed at once: they fit in the CPU's caches
@@ -62,20 +62,6 @@ def _program(fields: tuple[pa.Field, ...]) -> Program:
     return Program(compile_flow(ops.Project(source, items)))
 
 
-def key_groups(hashes: Hashes) -> np.ndarray:
-    """The key group of each row, 0 to 255."""
-    return (hashes >> np.uint64(56)).astype(np.uint8)
-
-
-def target_of_key_groups(targets: int) -> np.ndarray:
-    """The target of each of the 256 key groups: ranges of (nearly) equal size.
-
-    >>> target_of_key_groups(3)[[0, 85, 86, 255]].tolist()
-    [0, 0, 1, 2]
-    """
-    return (np.arange(KEY_GROUPS) * targets // KEY_GROUPS).astype(np.uint8)
-
-
 def route(batches: Iterable[pa.RecordBatch], keys: Sequence[str], targets: int,
           options: Options) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The rows for each target (0 to `targets` - 1), in batches of at most about `BLOCK_BYTES`.
@@ -107,7 +93,7 @@ def route(batches: Iterable[pa.RecordBatch], keys: Sequence[str], targets: int,
 def _route_batch(batch: pa.RecordBatch, keys: Sequence[str], targets: int,
                  options: Options) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The rows of a batch for each target that has some."""
-    target_of_row = target_of_key_groups(targets)[key_groups(key_hashes(batch, keys, options))]
+    target_of_row = partition_of_key_groups(targets)[key_groups(key_hashes(batch, keys, options))]
     order = pa.array(np.argsort(target_of_row, kind="stable").astype(np.uint32))  # numpy sorts bytes by radix
     ends = np.cumsum(np.bincount(target_of_row, minlength=targets)).tolist()
     batch = pa.RecordBatch.from_arrays([taken(column, order) for column in batch.columns], schema=batch.schema)
@@ -123,7 +109,7 @@ def rows_of_target(batch: pa.RecordBatch, keys: Sequence[str], target: int, targ
         return batch
     if len(keys) == 1 and all(pa.types.is_primitive(column.type) for column in batch.columns):
         return _rows_in_hash_range(batch, keys[0], target, targets, options)
-    rows = np.flatnonzero((target_of_key_groups(targets) == target)[key_groups(key_hashes(batch, keys, options))])
+    rows = np.flatnonzero((partition_of_key_groups(targets) == target)[key_groups(key_hashes(batch, keys, options))])
     if len(rows) == batch.num_rows:
         return batch
     indices = pa.array(rows)
@@ -132,7 +118,7 @@ def rows_of_target(batch: pa.RecordBatch, keys: Sequence[str], target: int, targ
 
 def _rows_in_hash_range(batch: pa.RecordBatch, key: str, target: int, targets: int, options: Options) -> pa.RecordBatch:
     """`rows_of_target` in one kernel: a target's key groups are a range, and so are its hashes."""
-    groups = np.flatnonzero(target_of_key_groups(targets) == target)
+    groups = np.flatnonzero(partition_of_key_groups(targets) == target)
     least, greatest = int(groups[0]) << 56, (int(groups[-1]) + 1 << 56) - 1
     is_split = least < 1 << 63 <= greatest  # hashes are signed here: those with the top bit set are negative
     bounds = [_constant_column(bound - (bound >> 63 << 64), batch.num_rows) for bound in (least, greatest)]

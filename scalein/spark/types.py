@@ -17,7 +17,7 @@ Nothing here imports pyspark before one of its types is needed: Spark types are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -152,10 +152,10 @@ _ARROW_TYPES = {"BooleanType": pa.bool_(), "ByteType": pa.int8(), "ShortType": p
                 "VarcharType": pa.string(), "CharType": pa.string(), "TimeType": pa.time64("ns")}  # fmt: skip
 
 
-def arrow_schema(struct: Any, at: SourceLoc) -> pa.Schema:
-    """The Arrow types in which Spark sends columns of a StructType; TIMESTAMP is in UTC."""
+def arrow_schema(struct: Any, at: SourceLoc, names: Sequence[str] | None = None) -> pa.Schema:
+    """The Arrow types in which Spark sends columns of a StructType, all or those of `names`; TIMESTAMP is in UTC."""
     fields = []
-    for field in struct.fields:
+    for field in struct.fields if names is None else [struct[name] for name in names]:
         found = _arrow_type(field.dataType)
         if found is None:
             raise WrongType(f"column {field.name!r} has a Spark type that scalein does not read", at=at,

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from scalein.dtypes import DType, Kind, as_plain, from_arrow_type
 from scalein.errors import BadArgument, BadData, BadName, UnknownColumn, WrongType, guess, here
-from scalein.layout import FUNCTIONS, KEPT, MOST_KEYS, MOST_VALUES
+from scalein.layout import FUNCTIONS, KEPT, MAX_KEYS, MAX_VALUES
 
 if TYPE_CHECKING:
     from scalein.kernels.store import Functions
@@ -59,11 +59,11 @@ def format_schema(schema: pa.Schema) -> str:
 
 
 def key_schema(given: SchemaLike) -> pa.Schema:
-    return _parse_schema(given, "key", MOST_KEYS)
+    return _parse_schema(given, "key", MAX_KEYS)
 
 
 def value_schema(given: SchemaLike) -> pa.Schema:
-    return _parse_schema(given, "value", MOST_VALUES)
+    return _parse_schema(given, "value", MAX_VALUES)
 
 
 def to_batches(given: RowsLike, key: pa.Schema, value: Iterable[pa.Field], what: str) -> list[pa.RecordBatch]:

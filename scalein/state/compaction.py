@@ -22,11 +22,12 @@ import numpy as np
 
 from scalein.errors import InternalError
 from scalein.state import format
-from scalein.state.run_levels import SHARDS, MergeTable, Run, RunLevels, first_to_compact
+from scalein.state.run_levels import SHARDS, MergeTable, Run, RunLevels
 
 if TYPE_CHECKING:
     from scalein.kernels.store import StoreKernels
 
+COMPACTION_WIDTH = 8  # runs of about one size that are merged at once
 THREADS = 2  # one merges while the other waits for the disk
 MAX_RUNS = 32  # of a shard, before its next eviction waits for compaction
 BYTES_PER_READ = 16 << 10  # that can be merged in the time of one block read
@@ -134,3 +135,19 @@ def lower_priority() -> None:
     """Let threads that rows wait for run first on a busy core, where the system allows a process to say so."""
     with suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, get_native_id(), NICE)
+
+
+def first_to_compact(sizes: list[int]) -> int:
+    """The first of the runs, oldest first, to merge with all newer ones; the number of runs if there is none.
+
+    The oldest is merged when the newer ones together are as large, so all runs take at most twice the space of one;
+    newer ones when there are `COMPACTION_WIDTH` of about one size. So a record is written about
+    log8(state / budget) + 2 times, and a shard has a few times as many runs.
+    """
+    for first in range(len(sizes)):
+        count, newer = len(sizes) - first, sum(sizes[first + 1 :])
+        if first == 0 and count >= 3 and newer >= sizes[0]:
+            return 0
+        if count >= COMPACTION_WIDTH and 2 * newer >= (count - 1) * sizes[first]:
+            return first
+    return len(sizes)

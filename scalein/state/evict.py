@@ -4,6 +4,9 @@ Invariant: evicted records can always be found. Their run is in the list of the 
 removed them, and a reader of that run waits until it is written. A shard has at most one eviction in flight, so the
 records of a failed one, which go back to the memtable, are older than all in memory and newer than all runs.
 
+When to evict, and which shard: `Tiers.evict_to_budget`; how much memory the memtable may take: `budget.py`. Which of a
+shard's records leave is decided here (`eviction_threshold`).
+
 Threads: `_write_run` runs on threads of its own; everything else is called under the store's lock.
 """
 

@@ -1,4 +1,5 @@
-"""Manifest: the file that makes a snapshot. The files that it names are part of the snapshot; others are garbage.
+"""Manifest: the file that makes a snapshot. The files that it names are part of the snapshot; others are
+garbage, which `snapshot_writer.py` removes.
 
 Invariant: under its final name a manifest is complete, and so is every file that it names. It is written under a
 temporary name, synced and renamed, after the files that it names are synced and their names are durable. So a power cut

@@ -4,6 +4,8 @@ Invariant: every record of a group is in its index and lies in one of its chunks
 text chunks of its group. The group headers, which kernels share, hold the position of the next record and text
 (`layout.py`).
 
+When records leave for disk: `Tiers.evict_to_budget`; which ones: `evict.py`; how much memory there is: `budget.py`.
+
 Threads: kernels of several workers may run at once on different groups; `serve` allocates under a lock. Everything else
 is called between kernels, by the store's caller, except where a method says otherwise.
 """

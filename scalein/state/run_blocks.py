@@ -1,8 +1,8 @@
 """Blocks of a run file: records of one size and the text of their long strings, in multiples of 4 KiB.
 
-A block is a head of 16 bytes (count of records, bytes of text, checksum), the records, the text. In memory the cell of
-a long string (more than 12 bytes) ends in the address of its bytes; in a block it ends in their offset from the start
-of the block. `detach` and `pack` convert addresses to offsets, `unpack` converts them back.
+A block is a head of 16 bytes (count of records, bytes of text, checksum), the records, the text; none is compressed. In
+memory the cell of a long string (more than 12 bytes) ends in the address of its bytes; in a block it ends in their
+offset from the start of the block. `detach` and `pack` convert addresses to offsets, `unpack` converts them back.
 
 Invariant: `unpack` returns an address only after it has verified that the string lies in the text of its own block,
 whatever the file contains. Every cell of a record must be valid, also one whose value is null.

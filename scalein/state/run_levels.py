@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 SHARDS = 16
 SHARD_GROUPS = GROUPS // SHARDS
-COMPACTION_WIDTH = 8  # runs of about one size that are merged at once
 MERGE_SEGMENT = 1 << 22  # bytes of a segment of a merge table; the texts of a row must fit
 
 
@@ -376,22 +375,3 @@ def _split_range(groups: range, parts: int) -> list[tuple[int, int]]:
     step = (greatest - least + 1) // parts
     bounds = [least + k * step for k in range(parts)] + [greatest + 1]
     return [(low, high - 1) for low, high in pairwise(bounds)]
-
-
-# --- decisions
-
-
-def first_to_compact(sizes: list[int]) -> int:
-    """The first of the runs, oldest first, to merge with all newer ones; the number of runs if there is none.
-
-    The oldest is merged when the newer ones together are as large, so all runs take at most twice the space of one;
-    newer ones when there are `COMPACTION_WIDTH` of about one size. So a record is written about
-    log8(state / budget) + 2 times, and a shard has a few times as many runs.
-    """
-    for first in range(len(sizes)):
-        count, newer = len(sizes) - first, sum(sizes[first + 1 :])
-        if first == 0 and count >= 3 and newer >= sizes[0]:
-            return 0
-        if count >= COMPACTION_WIDTH and 2 * newer >= (count - 1) * sizes[first]:
-            return first
-    return len(sizes)

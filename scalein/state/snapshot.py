@@ -8,6 +8,8 @@ applies the undo log, newest entry first: the image is the segment as it was at 
 Invariant: one snapshot is copied at a time; a second capture waits for the copy of the first. Snapshots are written in
 order. If one fails, its segments count as changed again, and the last complete snapshot remains.
 
+Files of old snapshots are removed by `snapshot_writer.py`; `LogStore` is given how many stay (`store.KEEP_SNAPSHOTS`).
+
 Threads: `mark_changed` is called by the store's caller between kernels, `copy_now` by the thread of a kernel that has
 returned, `copy` by the thread that copies ahead, everything else by the thread that writes snapshots.
 """

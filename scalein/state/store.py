@@ -14,11 +14,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
 
+from scalein.card import Card, Display, format_bytes
 from scalein.errors import BadArgument, BadData, ScaleinError, StoreFailed, here, locating
 from scalein.options import Options, parse_size
 from scalein.state.budget import Budget
@@ -103,10 +104,38 @@ class LogStore:
         self._directory_lock: Lock | None = None
         self._is_closed = False
         self._is_inconsistent = False  # a call was interrupted: the content of memory is unknown
+        self._display: Display | None = None  # in a notebook
+        self._last_figures: dict[str, Any] | None = None  # of a closed store, for its card
 
     def __repr__(self) -> str:
         state = ", closed" if self._is_closed else ""
         return f"<LogStore {self._fs.path_of('')}: {format_schema(self._key)} -> {format_schema(self._value)}{state}>"
+
+    def _repr_html_(self) -> str:
+        return self._draw()[0]
+
+    def _ipython_display_(self) -> None:
+        """A card that is redrawn by calls until the store is closed; IPython calls this in place of `repr`."""
+        if self._is_closed:
+            raise NotImplementedError  # a card that does not change is `_repr_html_`
+        if self._display is None:
+            self._display = Display(self._draw)
+        self._display.show()
+
+    def _draw(self) -> tuple[str, str]:
+        with self._lock:
+            status = ("closed" if self._is_closed else "interrupted" if self._is_inconsistent
+                      else "read-only" if self._readonly else "open")  # fmt: skip
+            facts = [("key", format_schema(self._key)), ("value", format_schema(self._value))]
+            if not self._is_closed:
+                limit = "" if self._budget.total is None else f" of at most {format_bytes(self._budget.total)}"
+                facts.append(("in memory", f"{format_bytes(self.memory_bytes)}{limit}"))
+            found = self._last_figures if self._is_closed else self._figures()
+            if found is not None:
+                facts += [("on disk", format_bytes(found["disk_bytes"])),
+                          ("evicted", f"{found['cold_records']:,} records in {found['runs']:,} runs"),
+                          ("snapshots", ", ".join(map(str, found["snapshots"])) or "none")]
+            return Card("LogStore", status, self._fs.path_of(""), facts).html, repr(self)
 
     # --- opening
 
@@ -371,18 +400,21 @@ class LogStore:
     def stats(self) -> dict[str, object]:
         """Figures: bytes in memory and on disk, runs, records in runs, snapshots."""
         with self._call():
-            tiers = self._tiers
-            return {
-                "resident_bytes": self.memory_bytes,
-                "disk_bytes": sum(map(self._fs.size, self._fs.names())),
-                "record_bytes": self._kernels.record_bytes,
-                "runs": sum(map(len, tiers.levels.runs)),
-                "cold_records": sum(run.record_count for runs in tiers.levels.runs for run in runs),
-                "groups_not_loaded": len(tiers.restored.unloaded_groups()),
-                "snapshots": self._snapshots.ids,
-                "compaction_error": None if (error := tiers.compactor.error or self._snapshots.index_error) is None
-                else str(error),
-            }
+            return self._figures()
+
+    def _figures(self) -> dict[str, Any]:
+        tiers = self._tiers
+        return {
+            "resident_bytes": self.memory_bytes,
+            "disk_bytes": sum(map(self._fs.size, self._fs.names())),
+            "record_bytes": self._kernels.record_bytes,
+            "runs": sum(map(len, tiers.levels.runs)),
+            "cold_records": sum(run.record_count for runs in tiers.levels.runs for run in runs),
+            "groups_not_loaded": len(tiers.restored.unloaded_groups()),
+            "snapshots": self._snapshots.ids,
+            "compaction_error": None if (error := tiers.compactor.error or self._snapshots.index_error) is None
+            else str(error),
+        }
 
     # --- closing
 
@@ -407,11 +439,15 @@ class LogStore:
             self._release()
 
     def _release(self) -> None:
+        if self._display is not None:
+            self._last_figures = self._figures()
         self._snapshots.close()
         self._tiers.close()
         self._is_closed = True
         if self._directory_lock is not None:
             self._directory_lock.release()
+        if self._display is not None:
+            self._display.close()
 
     def __enter__(self) -> LogStore:
         return self
@@ -436,6 +472,8 @@ class LogStore:
                                   or self._tiers.memtable.is_inconsistent)  # fmt: skip
         if isinstance(error, ScaleinError):
             error.locate(here())
+        if self._display is not None:
+            self._display.update()
 
     def _call(self, writes: bool = False) -> ExitStack:
         """The context of a public call: exclusive, on an open store."""

@@ -27,19 +27,18 @@ A loop in a udf runs inside a kernel; Ctrl-C interrupts it too.
 from __future__ import annotations
 
 import functools
-import inspect
 import types
 import typing
 from collections.abc import Callable
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from scalein.api.column import Column, as_expr
 from scalein.dtypes import BOOL, F64, I64, STR, DType
 from scalein.errors import BadArgument, CannotCompile, SourceLoc, here
 from scalein.ir.exprs import Call
-from scalein.ir.udf import AnyUdf, PythonUdf, Variable
-from scalein.udf.body import compile_function
-from scalein.udf.python_source import read_source
+
+if TYPE_CHECKING:  # what compiles a function is imported with the first one
+    from scalein.ir.udf import AnyUdf, PythonUdf
 
 _TYPES: dict[object, DType] = {float: F64, int: I64, bool: BOOL, str: STR}
 
@@ -58,6 +57,8 @@ class UdfFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not any(isinstance(arg, Column) for arg in (*args, *kwargs.values())):
             return self.python(*args, **kwargs)
+        import inspect
+
         at = here()
         signature = inspect.signature(self.python)
         try:
@@ -113,11 +114,20 @@ def _make_udf(fn: Callable[..., Any], *, compile: bool) -> UdfFunction:
         fn = fn.python
     if not callable(fn):
         raise BadArgument("udf takes a function", at=here(), found=repr(fn))
-    return UdfFunction(fn, compile_function(read_source(fn)) if compile else _python_udf(fn))
+    if not compile:
+        return UdfFunction(fn, _python_udf(fn))
+    from scalein.udf.body import compile_function
+    from scalein.udf.python_source import read_source
+
+    return UdfFunction(fn, compile_function(read_source(fn)))
 
 
 def _python_udf(fn: Callable[..., Any]) -> PythonUdf:
     """A function that is not compiled; only its types must be known."""
+    import inspect
+
+    from scalein.ir.udf import PythonUdf, Variable
+
     name = getattr(fn, "__name__", type(fn).__name__)
     code = getattr(fn, "__code__", None)
     at = SourceLoc(code.co_filename, code.co_firstlineno) if code is not None else here()

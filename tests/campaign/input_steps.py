@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -35,14 +36,16 @@ def join(maker: Maker) -> Made | None:
     if not exact or maker.joins >= 2:
         return None
     maker.joins += 1
-    how = maker.rng.choice(["inner", "left", "semi", "anti"])
+    if maker.rng.random() < 0.1:
+        return _cross(maker)
+    how = maker.rng.choice(["inner", "left", "right", "outer", "semi", "anti"])
     keys = maker.rng.sample(exact, min(len(exact), maker.rng.choice([1, 1, 1, 2])))
     if maker.rng.random() < 0.15 and len(keys) == 1:
         return _join_itself(maker, keys[0], how)
     other = _right_side(maker, keys)
     maker.tables.append(other)
     right = f"si.from_arrow({other.name})" if maker.rng.random() < 0.3 else other.name
-    if maker.rng.random() < 0.2:
+    if maker.rng.random() < 0.2 and how not in ("right", "outer"):
         left = [maker.exprs.expr(key.dtype, 2) for key in keys]
         keyed = [Item("", Node(f"left_on=[{', '.join(f'{{{k}}}' for k in range(len(left)))}]", tuple(left))),
                  Item("", plain(f"right_on={[key.name for key in keys]!r}"))]
@@ -50,12 +53,36 @@ def join(maker: Maker) -> Made | None:
         keyed = [Item("", plain(f"on={[key.name for key in keys]!r}"))]
     made = step("join", Item("", plain(right)), *keyed, Item("", plain(f"how={how!r}")), fixed=2 + len(keyed))
     maker.ordered = maker.ordered and how in ("semi", "anti")
+    new = [] if how in ("semi", "anti") else _kept(maker, other.columns[len(keys):])
+    theirs = {column.name: column for column in other.columns[: len(keys)]} if how in ("right", "outer") else {}
+    return made, [_of_either(column, theirs.get(column.name)) for column in maker.known] + new
+
+
+def _kept(maker: Maker, columns: Sequence[ColumnSpec]) -> list[Known]:
+    """What comes from the right side."""
     names = {column.name for column in maker.known}
-    new = [] if how in ("semi", "anti") else [
-        Known(c.name if c.name not in names else f"{c.name}_right", dtype_of(c.type), True,
-              data.is_tame(dtype_of(c.type), c.values))
-        for c in other.columns[len(keys):]]
-    return made, [*maker.known, *new]
+    return [Known(c.name if c.name not in names else f"{c.name}_right", dtype_of(c.type), True,
+                  data.is_tame(dtype_of(c.type), c.values)) for c in columns]
+
+
+def _of_either(mine: Known, theirs: ColumnSpec | None) -> Known:
+    """A key column that holds the keys of both sides; one that was widened has the wide type."""
+    if theirs is None:
+        return mine
+    wide = dtype_of(theirs.type)
+    return replace(mine, dtype=wide if wide.is_int else mine.dtype,
+                   is_tame=mine.is_tame and data.is_tame(wide, theirs.values))
+
+
+def _cross(maker: Maker) -> Made:
+    count = maker.rng.choice([0, 1, 2, 5])
+    columns = tuple(data.column(maker.rng, maker.new_name(), column_type(maker.rng), count, maker.extreme)
+                    for _ in range(maker.rng.choice([1, 2])))
+    other = TableSpec(f"u{len(maker.tables)}", columns)
+    maker.tables.append(other)
+    maker.ordered = False
+    made = step("join", Item("", plain(other.name)), Item("", plain("how='cross'")), fixed=2)
+    return made, [*maker.known, *_kept(maker, columns)]
 
 
 def _right_side(maker: Maker, keys: list[Known]) -> TableSpec:

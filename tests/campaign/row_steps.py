@@ -129,4 +129,5 @@ def explode(maker: Maker) -> Made | None:
     lists = [column for column in maker.known if is_list(column.dtype)]
     if not lists:
         return None
-    return step("explode", name(maker.rng.choice(lists).name), fixed=1), maker.known
+    names = maker.rng.sample(lists, 2 if len(lists) > 1 and maker.rng.random() < 0.2 else 1)
+    return step("explode", *(name(each.name) for each in names), fixed=len(names)), maker.known

@@ -1,4 +1,4 @@
-"""The command line: verbs, help, exit codes, and the answers to wrong arguments."""
+"""The command line: commands, help, exit codes, and the answers to wrong arguments."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from scalein.cli.main import VERBS, main
+from scalein.cli.main import COMMANDS, main
 
 ROOT = Path(__file__).parent.parent.parent
 
 
-def test_without_a_verb_all_verbs_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_command_all_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     shown = capsys.readouterr().out
-    assert all(f"    {verb} " in shown for verb in VERBS)
+    assert all(f"    {command} " in shown for command in COMMANDS)
 
 
 def test_an_unknown_verb_gets_a_guess(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dmeo"]) == 2
     assert capsys.readouterr().err.splitlines() == [
-        "scalein: no verb 'dmeo'",
+        "scalein: no command 'dmeo'",
         "  has    demo, doctor, explain",
         "  hint   did you mean 'demo'?",
     ]
@@ -46,7 +46,7 @@ def test_ctrl_c_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(args: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(VERBS["doctor"], "run", interrupted)
+    monkeypatch.setattr(COMMANDS["doctor"], "run", interrupted)
     assert main(["doctor"]) == 130
 
 

@@ -78,7 +78,7 @@ def test_a_plan_prunes_what_the_reader_decodes(tmp_path: Path, monkeypatch: pyte
 @given(sizes=st.lists(st.integers(0, 12), min_size=1, max_size=4), block=st.integers(1, 5), batch=st.integers(1, 4))
 def test_an_offset_gives_exactly_the_rest(kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                           sizes: list[int], block: int, batch: int) -> None:
-    monkeypatch.setattr(files, "MOST_ROWS", batch)
+    monkeypatch.setattr(files, "MAX_ROWS", batch)
     monkeypatch.setattr(parquet, "_SPLIT_ROWS", 2 * block)
     for old in tmp_path.iterdir():
         old.unlink()

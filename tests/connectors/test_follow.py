@@ -78,7 +78,7 @@ def test_files_are_read_as_they_appear(tmp_path: Path) -> None:
 
 
 def test_every_offset_gives_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MOST_ROWS", 2)
+    monkeypatch.setattr(files, "MAX_ROWS", 2)
     for number, name in enumerate("cadb"):
         put(tmp_path, name, list(range(5 * number, 5 * number + 5)), number // 2)
     data = follow(tmp_path)
@@ -96,7 +96,7 @@ def test_every_offset_gives_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_begun_file_is_completed_before_older_ones_that_appeared(tmp_path: Path,
                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MOST_ROWS", 2)
+    monkeypatch.setattr(files, "MAX_ROWS", 2)
     put(tmp_path, "b", [1, 2, 3, 4], 10)
     with closing(follow(tmp_path).read_from("files", None)) as batches:
         values, offset = take(batches, 2)
@@ -155,7 +155,7 @@ def test_offsets_stay_small(tmp_path: Path) -> None:
 
 
 def test_names_of_files_that_are_gone_are_forgotten_if_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seen_files, "MOST_GONE", 10)
+    monkeypatch.setattr(seen_files, "MAX_GONE", 10)
     seen = SeenFiles()
     seen.add(*map(str, range(20)))
     seen.forget([str(number) for number in range(10, 25)])  # five are gone, and five are new

@@ -22,7 +22,7 @@ from scalein.connectors.formats import parquet_decode
 from scalein.connectors.formats.parquet_decode import columns_of, may_be_decoded
 from scalein.errors import BadData
 from scalein.kernels import parquet
-from scalein.kernels.parquet import Opener, Unpacker
+from scalein.kernels.parquet import DictionaryDecoder, PageDecompressor
 from scalein.layout import SLOP
 from scalein.llvm_backend import cache
 from scalein.options import Options
@@ -36,7 +36,7 @@ OTHERS = [pa.string(), pa.bool_(), pa.timestamp("s"), pa.decimal128(9, 2), pa.ti
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats_parquet, "_WORTH_ROWS", 1)
     monkeypatch.setattr(parquet_decode, "_CODED", 0.0)
-    monkeypatch.setattr(parquet_decode, "_MOST_DICTIONARY_BYTES", 1 << 30)
+    monkeypatch.setattr(parquet_decode, "_MAX_DICTIONARY_BYTES", 1 << 30)
     monkeypatch.setattr(parquet, "_WORTH_COMPILING", 0)
 
 
@@ -209,12 +209,12 @@ def test_damaged_files_give_what_pyarrow_gives(tmp_path: Path, compression: str,
 def decompressed(data: bytes, size: int) -> bytes | None:
     """What a page becomes; what stands behind its room stays as it is."""
     file = np.frombuffer(b"before" + data + b"behind", np.uint8)
-    opener = Opener(Options.make())
-    opener._room = np.full(size + 2 * SLOP, 0xEE, np.uint8)
-    opened = opener.open(file, np.array([[6, len(data), size, 9, 0, 0, 1, 0]], np.int64))
-    assert (opener._room[size + SLOP :] == 0xEE).all()
-    assert opened is None or opened.tolist() == [[opener._room.ctypes.data, size, 9, 0]]
-    return None if opened is None else opener._room[:size].tobytes()
+    decompressor = PageDecompressor(Options.make())
+    decompressor._room = np.full(size + 2 * SLOP, 0xEE, np.uint8)
+    opened = decompressor.open(file, np.array([[6, len(data), size, 9, 0, 0, 1, 0]], np.int64))
+    assert (decompressor._room[size + SLOP :] == 0xEE).all()
+    assert opened is None or opened.tolist() == [[decompressor._room.ctypes.data, size, 9, 0]]
+    return None if opened is None else decompressor._room[:size].tobytes()
 
 
 pieces = st.one_of(
@@ -283,22 +283,22 @@ def packed(*numbers: int) -> bytes:
 def test_numbers_that_a_dictionary_does_not_have(runs: bytes, count: int, is_sound: bool) -> None:
     """The kernel says so, wherever in a page they stand; what pads a run may be anything."""
     page = np.frombuffer(b"\x03" + runs, np.uint8)
-    unpacker = Unpacker(8, Options.make())
-    unpacker.set_dictionary(np.arange(5, dtype=np.int64) * 11)
-    unpacker.set_pages(np.array([[page.ctypes.data, len(page), count, 0]], np.int64))
+    decoder = DictionaryDecoder(8, Options.make())
+    decoder.set_dictionary(np.arange(5, dtype=np.int64) * 11)
+    decoder.set_pages(np.array([[page.ctypes.data, len(page), count, 0]], np.int64))
     out = np.zeros(count, np.int64)
-    assert unpacker.fill(out) == (count if is_sound else None)
+    assert decoder.fill(out) == (count if is_sound else None)
     assert not is_sound or out[-1] == 44
 
 
 def unpacked(pages: list[bytes], counts: list[int], entries: int) -> list[int] | None:
     memory = [np.frombuffer(page, np.uint8) for page in pages]
-    unpacker = Unpacker(8, Options.make())
-    unpacker.set_dictionary(np.arange(entries, dtype=np.int64) + 100)
+    decoder = DictionaryDecoder(8, Options.make())
+    decoder.set_dictionary(np.arange(entries, dtype=np.int64) + 100)
     table = [[page.ctypes.data, len(page), count, 0] for page, count in zip(memory, counts, strict=True)]
-    unpacker.set_pages(np.array(table, np.int64))
+    decoder.set_pages(np.array(table, np.int64))
     out = np.zeros(sum(counts), np.int64)
-    return out.tolist() if unpacker.fill(out) == len(out) else None
+    return out.tolist() if decoder.fill(out) == len(out) else None
 
 
 def test_pages_of_several_widths(tmp_path: Path) -> None:
@@ -350,11 +350,11 @@ def test_any_bytes_end_in_values_or_in_none(data: bytes, width: int, count: int,
         memory = np.full(len(data) + 129, beside, np.uint8)
         page = memory[64 : 64 + 1 + len(data)]
         page[0], page[1:] = width, np.frombuffer(data, np.uint8)
-        unpacker = Unpacker(4, Options.make())
-        unpacker.set_dictionary(np.arange(entries, dtype=np.int32))
-        unpacker.set_pages(np.array([[page.ctypes.data, len(page), count, has_levels]], np.int64))
+        decoder = DictionaryDecoder(4, Options.make())
+        decoder.set_dictionary(np.arange(entries, dtype=np.int32))
+        decoder.set_pages(np.array([[page.ctypes.data, len(page), count, has_levels]], np.int64))
         out = np.full(count + 1, -7, np.int32)
-        got = unpacker.fill(out[:count])
+        got = decoder.fill(out[:count])
         assert out[count] == -7
         assert got is None or 0 <= width <= 24 or has_levels
         found.append(None if got is None else out[:got].tolist())

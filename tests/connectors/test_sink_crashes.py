@@ -54,7 +54,7 @@ def power(monkeypatch: pytest.MonkeyPatch) -> Iterator[Power]:
     for name in ("rename", "fsync", "remove", "makedirs", "rmdir"):
         monkeypatch.setattr(os, name, power.around(getattr(os, name)))
     for name in ("flush", "finish"):
-        monkeypatch.setattr(file_sinks._Staged, name, power.around(getattr(file_sinks._Staged, name)))
+        monkeypatch.setattr(file_sinks.StagedFile, name, power.around(getattr(file_sinks.StagedFile, name)))
     yield power
     power.left = 0
     for sink in power.wreck:

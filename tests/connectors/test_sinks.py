@@ -39,7 +39,7 @@ def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_folders_within_folders_are_synced_up_to_the_sinks_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or a power failure may take a folder that nothing else names."""
     synced: list[str] = []
-    monkeypatch.setattr("scalein.connectors.sinks.files._sync", synced.append)
+    monkeypatch.setattr("scalein.connectors.sinks.files.sync_path", synced.append)
     sink = si.to_parquet(tmp_path / "out", partition_by=["a", "b"])
     table = pa.table({"a": [1], "b": [2], "x": [3]})
     sink.open(table.schema, None, "job-1")
@@ -245,7 +245,7 @@ def test_partitions_without_a_name_or_a_rest(tmp_path: Path) -> None:
 
 
 def test_many_partitions_do_not_need_many_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scalein.connectors.sinks.files._MOST_OPEN", 4)
+    monkeypatch.setattr("scalein.connectors.sinks.files._MAX_OPEN", 4)
     table = pa.table({"k": [n % 20 for n in range(200)], "v": range(200)})
     write(si.to_parquet(tmp_path, partition_by="k"), table)
     found = ds.dataset(tmp_path, partitioning="hive").to_table()

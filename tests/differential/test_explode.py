@@ -67,6 +67,32 @@ def test_back_and_forth(engine: Engine, table: pa.Table) -> None:
     check(engine, table, build, ordered=False)
 
 
+@every_engine
+@examples(6)
+@given(st.data())
+def test_several_lists_side_by_side(engine: Engine, data: st.DataObject) -> None:
+    """The lists have one length in a row, or both engines fail."""
+    table = data.draw(nested.tables(pa.list_(pa.int64())))
+    made = [None if each is None else [f"{k}" if k % 3 else None for k in range(len(each))]
+            for each in table["n0"].to_pylist()]
+    if data.draw(st.booleans()):  # null counts as empty
+        made = [None if each == [] else each for each in made]
+    if made and data.draw(st.sampled_from([False, False, True])):
+        made[data.draw(st.integers(0, len(made) - 1))] = ["one", "more", "than", "most", "lists", "have", "here"]
+    table = table.append_column("more", pa.array(made, pa.large_list(pa.string())))
+    check(engine, table, lambda flow: flow.explode("n0", "more"), ordered=True)
+    check(engine, table, lambda flow: flow.explode(["more", "n0"]).select("k", "more"), ordered=True)
+
+
+def test_lists_of_different_lengths_are_named() -> None:
+    flow = si.from_arrow({"id": [1, 2], "a": [[1, 2], [3]], "b": [["x", "y"], ["z", "w"]], "c": [0, 0]})
+    with pytest.raises(si.ComputeError) as caught:
+        flow.explode("a", "b").collect()
+    assert "`explode(a, b)`" in str(caught.value)
+    assert "a: 1, b: 2" in str(caught.value)
+    assert "id: 2" in str(caught.value)
+
+
 def test_the_result_has_the_elements_type() -> None:
     whole = pa.field("item", pa.int32(), nullable=False)
     table = pa.table({"a": ["x"], "n": pa.array([[1, 2]], pa.list_(whole)), "b": [1.5]})
@@ -116,5 +142,7 @@ def test_errors() -> None:
         flow.explode("s")
     with pytest.raises(UnknownColumn, match="no column 'm' in the input of explode"):
         flow.explode("m")
+    with pytest.raises(BadArgument, match=r"needs the name of a list(.*\n)*.*'n'"):
+        flow.explode()
     with pytest.raises(BadArgument, match="takes the name of a column"):
         flow.explode(col("n"))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""join with a static table: inner, left, semi, anti; several keys, duplicates, nulls."""
+"""join with a static table: all kinds of it; several keys, duplicates, nulls."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 import scalein as si
 from scalein import col
 from scalein.api.flow import Flow
+from tests import nested
 from tests.engines import Engine, check, each_engine, every_engine, examples
 from tests.strategies import ALL, STRINGS, of_types, schemas, tables
 
-HOWS = ["inner", "left", "semi", "anti"]
+HOWS = ["inner", "left", "right", "outer", "semi", "anti"]
+OUTER = ["right", "outer"]
 
 
 def named(table: pa.Table, *names: str) -> pa.Table:
@@ -82,6 +84,89 @@ def test_a_flow_on_the_right(engine: Engine, how: str, left: pa.Table) -> None:
         return flow.with_columns(c=col("b").fill_null(0)).join(right, on="a", how=how).filter(col("c") != 3)
 
     check(engine, left, build, ordered=False)
+
+
+@every_engine
+@pytest.mark.parametrize("how", OUTER)
+@examples(6)
+@given(st.data())
+def test_steps_around_an_outer_join(engine: Engine, how: str, data: st.DataObject) -> None:
+    """Filters above must stay there where rows without a match would differ; filters below are fused with the probe."""
+    left = named(data.draw(tables(of_types(pa.int32(), pa.int64(), pa.string()), most=64)), "k", "x", "s")
+    right = named(data.draw(tables(of_types(pa.int32(), pa.int64(), pa.string()), most=64)), "k", "y", "s")
+
+    def build(flow: Flow) -> Flow:
+        joined = flow.filter(col("x").fill_null(0) % 3 != 0).join(right, on="k", how=how)
+        return joined.filter((col("k") != 5) & (col("y").fill_null(1) > -100) & col("x").is_null())
+
+    check(engine, left, build, ordered=False)
+
+    def grouped(flow: Flow) -> Flow:
+        once = flow.distinct("k").join(right, on="k", how=how)
+        return once.group_by("s_right", known=col("x").is_not_null()).agg(n=si.count(), top=col("y").max())
+
+    check(engine, left, grouped, ordered=False)
+
+    def twice(flow: Flow) -> Flow:
+        other = si.from_arrow(right).group_by("k").agg(n=si.count())
+        return flow.join(right, on="k", how=how).join(other, on="k", how=how).select("k", "y", "n")
+
+    check(engine, left, twice, ordered=False)
+
+
+@every_engine
+@pytest.mark.parametrize("how", OUTER)
+@examples(4)
+@given(st.data())
+def test_nested_columns_of_either_side(engine: Engine, how: str, data: st.DataObject) -> None:
+    left = data.draw(nested.tables(pa.list_(pa.int64()), pa.struct({"a": pa.int32()})))
+    right = data.draw(nested.tables(pa.struct({"b": pa.string()}))).rename_columns({"n0": "there"})
+    check(engine, left, lambda flow: flow.join(right, on="k", how=how), ordered=False)
+
+
+@every_engine
+@examples(8)
+@given(st.data())
+def test_every_pair(engine: Engine, data: st.DataObject) -> None:
+    left = named(data.draw(tables(of_types(pa.int32(), pa.string()), most=40)), "x", "s")
+    right = named(data.draw(tables(of_types(pa.int64(), pa.string()), most=data.draw(st.sampled_from([0, 1, 7, 40])))),
+                  "y", "s")
+    check(engine, left, lambda flow: flow.join(right, how="cross"), ordered=False)
+    check(engine, left, lambda flow: flow.join(right, how="cross").filter((col("y") > col("x")) & (col("x") > 0)),
+          ordered=False)
+    check(engine, left, lambda flow: flow.join(right, how="cross").group_by("s_right").agg(n=si.count()), ordered=False)
+
+
+@each_engine
+def test_an_outer_join_in_an_example(engine: Engine) -> None:
+    left = pa.table({"id": pa.array([1, 2, None, 4], pa.int32()), "x": ["a", "b", "c", "d"]})
+    right = pa.table({"key": pa.array([4, None, 9, 1, 1]), "x": [40, 50, 90, 10, 11]})
+    found = check(engine, left, lambda flow: flow.join(right, left_on="id", right_on="key", how="outer"), ordered=True)
+    assert found is not None
+    assert found.to_pydict() == {"id": [1, 1, 2, None, 4, None, 9], "x": ["a", "a", "b", "c", "d", None, None],
+                                 "x_right": [10, 11, None, None, 40, 50, 90]}
+    assert found.schema.field("id").type == pa.int64(), "the type that both keys fit"
+    found = check(engine, left, lambda flow: flow.join(right, left_on="id", right_on="key", how="right"), ordered=True)
+    assert found is not None
+    assert found.to_pydict() == {"id": [1, 1, 4, None, 9], "x": ["a", "a", "d", None, None],
+                                 "x_right": [10, 11, 40, 50, 90]}
+    empty = check(engine, left.slice(0, 0), lambda flow: flow.join(right, left_on="id", right_on="key", how="right"),
+                  ordered=True)
+    assert empty is not None
+    assert empty["id"].to_pylist() == [4, None, 9, 1, 1]
+    none = check(engine, left, lambda flow: flow.join(right.slice(0, 0), left_on="id", right_on="key", how="outer"),
+                 ordered=True)
+    assert none is not None
+    assert none["x_right"].to_pylist() == [None] * 4
+
+
+def test_a_flow_runs_again_with_marks_of_its_own() -> None:
+    """Small tables are kept between runs, and what one run has matched must not count in the next."""
+    right = pa.table({"k": [1, 2, 3], "y": [10, 20, 30]})
+    flow = si.flow({"k": pa.int64()}).join(right, on="k", how="outer")
+    assert flow.collect({"k": [1, 2, 3]}).num_rows == 3
+    assert flow.collect({"k": [1]}).to_pydict() == {"k": [1, 2, 3], "y": [10, 20, 30]}
+    assert flow.collect({"k": [5]}).to_pydict() == {"k": [5, 1, 2, 3], "y": [None, 10, 20, 30]}
 
 
 @each_engine

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import scalein as si
 from scalein import BadArgument, ScaleinError, WrongType, col, lit, when
 from scalein.api.flow import Flow
-from scalein.arrow_functions import taken
+from scalein.arrow_rows import taken
 from tests import nested, oracle
 from tests.engines import Engine, check, engines_and, every_compiler, every_engine, examples
 from tests.nested import LISTS, NESTED, STRUCTS, UNTRANSLATED
@@ -228,6 +228,28 @@ def test_explain_says_what_is_taken() -> None:
     assert flow.graph().svg
     assert "list<item: int64>" in flow.explain()
     flow.explain(analyze=True)
+
+
+@engines_and("arrow", STRUCTS, untranslated=[])
+@examples(4)
+@given(st.data())
+def test_unnest_gives_the_fields_in_place(engine: Engine, arrow: pa.DataType, data: st.DataObject) -> None:
+    table = data.draw(nested.tables(arrow))
+    found = check(engine, table, lambda flow: flow.unnest("n0"), ordered=True)
+    assert found is not None
+    names = [field.name for field in arrow]
+    assert found.schema.names == [each for name in table.schema.names for each in (names if name == "n0" else [name])]
+    structs = table["n0"].to_pylist()
+    for name in names:
+        assert repr(found[name].to_pylist()) == repr([None if each is None else each[name] for each in structs])
+    check(engine, table, lambda flow: flow.filter(col("k") > 2).unnest(["n0"]).select(names[0], "k"), ordered=True)
+
+
+def test_unnest_of_several_structs_and_of_structs_inside() -> None:
+    rows = [{"a": {"x": 1, "in": {"y": 2}}, "b": {"z": 3}}, {"a": None, "b": None}, {"a": {"x": None, "in": None},
+            "b": {"z": 4}}]  # fmt: skip
+    flow = si.from_arrow(rows).unnest("b", "a").unnest("in")
+    assert flow.collect().to_pydict() == {"x": [1, None, None], "y": [2, None, None], "z": [3, None, 4]}
 
 
 FLOW = si.from_arrow(pa.table({"k": [1], "n": [[1]], "s": [{"a": 1}]}))

@@ -14,9 +14,9 @@ import pytest
 import scalein as si
 from scalein import arrow_functions, col
 from scalein.api.flow import Flow
-from scalein.arrow_functions import taken
+from scalein.arrow_rows import taken
 from scalein.errors import ScaleinError
-from scalein.exec import array_limits, host, pipeline, sort
+from scalein.exec import arrow_offset_limits, host, pipeline, sort
 from tests import oracle
 from tests.same import assert_same
 
@@ -69,7 +69,7 @@ FLOWS: dict[str, Callable[[Flow], Flow]] = {
 @pytest.mark.parametrize("most", [1, 40, 1000])
 def test_rows_are_cut_where_they_weigh_too_much(kind: pa.DataType, name: str, most: int,
                                                 monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(array_limits, "MOST_WEIGHT", most)
+    monkeypatch.setattr(arrow_offset_limits, "MAX_WEIGHT", most)
     monkeypatch.setattr(sort, "PIECE_ROWS", 64)
     monkeypatch.setattr(host, "PIECE_ROWS", 50)
     flow = FLOWS[name](si.from_arrow(_table(kind)))
@@ -85,7 +85,7 @@ def test_rows_are_cut_where_they_weigh_too_much(kind: pa.DataType, name: str, mo
 @pytest.mark.parametrize("kind", KINDS[:4], ids=str)
 def test_no_part_of_sorted_text_hangs_on_to_all_of_it(kind: pa.DataType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Offsets into all of it would not fit 32 bits."""
-    monkeypatch.setattr(array_limits, "MOST_WEIGHT", 1000)
+    monkeypatch.setattr(arrow_offset_limits, "MAX_WEIGHT", 1000)
     text = _column(kind, [f"a text with number {n}" for n in range(1000)])
     flow = si.from_arrow(pa.table({"k": range(1000), "s": text})).sort("k")
     parts = list(flow.batches(workers=1))
@@ -98,7 +98,7 @@ def test_the_weight_of_rows(kind: pa.DataType) -> None:
     words = [w for w in WORDS if w is not None]
     column = _column(kind, [None, *words, "x"])[1:-1]
     sizes = [len(word.encode()) for word in words]
-    found = array_limits.weights(column)
+    found = arrow_offset_limits.weights(column)
     if pa.types.is_integer(kind):
         assert found is None
         return
@@ -118,7 +118,7 @@ def _limited(monkeypatch: pytest.MonkeyPatch, most: int) -> list[int]:
 
     def limited(call: object, args: list[pa.Array]) -> pa.Array:
         found = apply(call, args)  # type: ignore[arg-type]
-        given.append(int(array_limits.weights(found).sum()))  # type: ignore[union-attr]
+        given.append(int(arrow_offset_limits.weights(found).sum()))  # type: ignore[union-attr]
         if given[-1] > most:
             raise pa.ArrowInvalid("Failed casting from large_string to string: input array too large")
         return found

@@ -10,7 +10,7 @@ import pytest
 
 import scalein as si
 from scalein import col
-from scalein.exec import key_domain, tables
+from scalein.exec import direct_addressing, tables
 from tests.scale import assert_same_rows, by_duckdb, every_way, source_of
 
 QUERY = "SELECT k, count(*) AS n, sum(x)::BIGINT AS s, min(x) AS lo FROM t GROUP BY k"
@@ -126,4 +126,4 @@ def test_these_tests_reach_direct_tables_that_widen(monkeypatch: pytest.MonkeyPa
     made.clear()
     _summed(si.from_arrow(_table(_growing(*RANGES["then hashed"])))).collect(workers=1)
     assert made[:2] == ["DirectTable", "HashTable"]
-    assert key_domain.DIRECT_BYTES < 100_000 * 32  # else the second case would not leave the domain
+    assert direct_addressing.DIRECT_BYTES < 100_000 * 32  # else the second case would not leave the domain

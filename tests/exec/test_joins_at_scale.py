@@ -41,6 +41,38 @@ def test_one_key_with_thousands_of_matches(how: str, key: str, source: str, work
 
 
 @every_way
+@pytest.mark.parametrize("key", ["direct", "hash", "string"])
+@pytest.mark.parametrize(("how", "sql"), [("right", "right"), ("outer", "full")])
+@pytest.mark.parametrize("repeated", [1, 3])
+def test_all_workers_mark_the_rows_that_match(how: str, sql: str, key: str, repeated: int, source: str,
+                                              workers: int) -> None:
+    def keys(numbers: np.ndarray, holes: int) -> pa.Array:
+        mask = np.arange(len(numbers)) % holes == 0
+        if key == "string":
+            return pa.array([f"key number {n} of many" for n in numbers], mask=mask)
+        return pa.array(numbers * (10**12 if key == "hash" else 1), mask=mask)
+
+    left = pa.table({"k": keys(_ints(1, 0, 30_000, 60_000), 97), "x": np.arange(60_000)})
+    numbers = np.repeat(_ints(2, 0, 1 << 31, 20_000).argsort(), repeated)
+    right = pa.table({"k": keys(numbers + 15_000, 89), "y": np.arange(len(numbers))})
+    got = source_of(left, source).filter(col("x") % 7 != 0).join(right, on="k", how=how).collect(workers=workers)
+    want = by_duckdb(f"""SELECT coalesce(l.k, r.k) AS k, x, y FROM (SELECT * FROM l WHERE x % 7 <> 0) l {sql} JOIN r
+        ON l.k = r.k ORDER BY x NULLS LAST, y""", l=left, r=right)
+    assert want["x"].null_count > 5_000
+    assert_same_rows(got, want)  # unmatched rows come last, in the table's order
+
+
+@every_way
+def test_a_cross_join_of_many_rows(source: str, workers: int) -> None:
+    left, right = pa.table({"x": np.arange(3000)}), pa.table({"y": np.arange(500), "s": [f"s{k}" for k in range(500)]})
+    pairs = source_of(left, source).join(right, how="cross")
+    got = pairs.filter((col("x") + col("y")) % 5 == 0).collect(workers=workers)
+    want = by_duckdb("SELECT x, y, s FROM l, r WHERE (x + y) % 5 = 0 ORDER BY x, y", l=left, r=right)
+    assert_same_rows(got, want)
+    assert source_of(left, source).join(right, how="cross").count(workers=workers) == 1_500_000
+
+
+@every_way
 def test_two_joins_that_both_expand(source: str, workers: int) -> None:
     left = pa.table(
         {

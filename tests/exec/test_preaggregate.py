@@ -13,13 +13,13 @@ from scalein.compiler import compile_flow
 from scalein.exec.bounded import PreAggregationProgram, Program
 from scalein.exec.morsels import COALESCED_ROWS, SMALL_ROWS, coalesce
 from scalein.ir.partials import two_phase
+from scalein.jobs.aggregate_operator import aggregate_node
 from scalein.jobs.fragments import cut
-from scalein.jobs.partials import group_of
 from scalein.options import Options
 
 
 def node_of(flow: Flow) -> object:
-    return group_of(compile_flow(cut(flow.op)[0].first.op))
+    return aggregate_node(compile_flow(cut(flow.op)[0].first.op))
 
 
 def batches(n: int, size: int, kind: pa.DataType) -> list[pa.RecordBatch]:

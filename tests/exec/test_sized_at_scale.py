@@ -103,14 +103,14 @@ def test_quantiles_of_a_long_run_are_selected_by_radix() -> None:
 
 
 def test_lists_of_more_text_than_an_array_holds_come_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(emit, "MOST_TEXT_BYTES", 1000)
+    monkeypatch.setattr(emit, "MAX_TEXT_BYTES", 1000)
     table = pa.table({"k": [n % 50 for n in range(1000)], "s": [f"some longer text {n}" for n in range(1000)]})
     flow = si.from_arrow(table).group_by("k").agg(all=col("s").collect())
     batches = list(flow.batches())
     assert len(batches) > 10
     assert pa.Table.from_batches(batches).sort_by("k")["all"].to_pylist() == [
         [f"some longer text {n}" for n in range(k, 1000, 50)] for k in range(50)]
-    monkeypatch.setattr(emit, "MOST_TEXT_BYTES", 100)
+    monkeypatch.setattr(emit, "MAX_TEXT_BYTES", 100)
     with pytest.raises(si.ScaleinError, match="a list of 'all' has more text"):
         flow.collect()
 

@@ -89,6 +89,27 @@ def test_a_left_join_keeps_its_rows_so_everything_of_the_left_passes() -> None:
     assert kept_on_top(flow.filter(col("age").is_null())) == ["age.is_null()"]
 
 
+def test_a_right_join_keeps_the_tables_rows_so_everything_of_the_right_passes() -> None:
+    flow = events().join(users(), on="user", how="right")
+    assert kept_on_top(flow.filter(10 // col("age") > 0)) == []
+    # Without a row of the left, another one of the right would have no match.
+    assert kept_on_top(flow.filter(SAFE)) != []
+    assert kept_on_top(flow.filter(col("user") == "ann")) == ["user == 'ann'"]
+
+
+def test_nothing_passes_an_outer_join() -> None:
+    flow = events().join(users(), on="user", how="outer")
+    for predicate in (SAFE, col("age") > 3, col("user") == "ann"):
+        assert kept_on_top(flow.filter(predicate)) != []
+
+
+def test_either_side_of_a_cross_join() -> None:
+    flow = events().join(users(), how="cross")
+    assert kept_on_top(flow.filter(SAFE & (col("age") > 3))) == []
+    assert kept_on_top(flow.filter(col("age") > col("qty"))) == ["age.cast(i64) > qty"]
+    assert kept_on_top(flow.filter(FALLIBLE)) == ["10 // qty > 0"]
+
+
 def test_a_filter_that_stays_guards_the_fallible_ones_behind_it() -> None:
     flow = events().join(users(), on="user", how="left")
     guarded = flow.filter(col("age") > 0).filter(FALLIBLE).filter(SAFE)

@@ -11,7 +11,7 @@ from scalein import col
 from scalein.dtypes import BOOL, F64, I32, I64, STR
 from scalein.errors import InternalError
 from scalein.ir.exprs import Agg, Call, Col, Lit, Named, NamedAgg
-from scalein.ir.ops import Aggregate, Filter, Join, Limit, Op, Project, Source, Union, Watermark, Window
+from scalein.ir.ops import Aggregate, Filter, Join, Limit, Op, OuterJoin, Project, Source, Union, Watermark, Window
 from scalein.ir.verify import verify_ops
 from tests.ir.plans import events, users
 
@@ -44,6 +44,9 @@ def call(fn: str, *args: Col | Lit | Call) -> Call:
     (Union((SOURCE, USERS)), "its inputs have columns"),
     (Join(SOURCE, USERS, (QTY,), (Col("age", I32),), "inner"), "key age of the right side is i32, not i64"),
     (Join(SOURCE, USERS, (USER,), (USER,), "outer"), "how is 'outer'"),
+    (Join(SOURCE, USERS, (USER,), (USER,), "cross"), "a cross join has keys"),
+    (OuterJoin(SOURCE, USERS, (USER,), (USER,), "left"), "how is 'left'"),
+    (OuterJoin(SOURCE, USERS, (USER, USER), (USER, USER), "outer"), "its left keys are not different columns"),
     (Join(SOURCE, USERS, (USER,), (), "inner"), "1 keys on the left and 0 on the right"),
     (Join(SOURCE, USERS, (USER,), (USER,), "semi", (("city", "city"),)), "a semi join keeps nothing"),
     (Join(SOURCE, USERS, (USER,), (USER,), "inner", (("qty", "age"),)), "two columns are called 'qty'"),

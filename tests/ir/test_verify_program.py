@@ -12,7 +12,7 @@ from scalein.compiler import compile_flow
 from scalein.dtypes import BOOL, I32, I64, STR, Field, Schema
 from scalein.errors import InternalError
 from scalein.ir.exprs import Call, Col, Lit, Named
-from scalein.ir.physical import Host, JoinBuild, Limit, Node, Pipeline, Scan, Union, WindowAggregate
+from scalein.ir.physical import Host, JoinBuild, Limit, Node, OuterJoin, Pipeline, Scan, Union, WindowAggregate
 from scalein.ir.stages import FilterStep, Probe, ProjectStep
 from scalein.ir.tables import Acc, AccKind
 from scalein.ir.verify import verify_program
@@ -21,6 +21,7 @@ from tests.ir.plans import events, users
 EVENTS, USERS = Scan(events().op), Scan(users().op)  # type: ignore[arg-type]
 QTY, USER, FLAG = Col("qty", I64), Col("user", STR), Col("flag", BOOL)
 ITEMS = (Named("qty", QTY),)
+QTYS = Schema((Field("qty", I64),))
 UPPER = Call("upper", (USER,), (), STR)
 TABLE = JoinBuild(USERS, (USER,), ("age",))
 PROBE = Probe(0, (USER,), "inner", (("age", "age"),))
@@ -55,6 +56,13 @@ def grouped(**changes: object) -> WindowAggregate:
     (joined(replace(PROBE, keep=(("city", "city"),))), "no column 'city' in join0"),
     (joined(PROBE, replace(TABLE, keys=(Col("name", STR),))), "no column 'name' in its input"),
     (joined(replace(PROBE, how="left"), TABLE, Named("age", Col("age", I32, nullable=False))), "can be null"),
+    (OuterJoin(joined(), 1, (None,), QTYS), "it has no outer table join1"),
+    (OuterJoin(joined(), 0, (None,), QTYS), "it has no outer table join0"),
+    (OuterJoin(joined(PROBE, replace(TABLE, is_outer=True)), 0, (None,), QTYS), "nothing marks the rows of join0"),
+    (OuterJoin(joined(replace(PROBE, marks=True), replace(TABLE, is_outer=True)), 0, ("city",), QTYS),
+     "no column 'city' in join0"),
+    (OuterJoin(joined(replace(PROBE, marks=True), replace(TABLE, is_outer=True)), 0, (None,), USERS.schema),
+     "an input has columns"),
     (grouped(keys=()), "1 keys for a table of 0"),
     (grouped(keys=(replace(GROUPED.table.keys[0], dtype=I64),)), "key 'user' is str, not i64"),
     (grouped(keys=(replace(GROUPED.table.keys[0], nullable=False),)), "key 'user' can be null, but its layout"),

@@ -13,8 +13,7 @@ import pytest
 import scalein as si
 from scalein.api.flow import Flow
 from scalein.exec.schedule import Schedule, using
-from scalein.jobs import close_batches, source_readers, window_aggregate
-from scalein.jobs import job as job_module
+from scalein.jobs import close_batches, driver, source_readers, window_aggregate
 from scalein.jobs.job import Job
 from scalein.testing import Stream, until
 from tests.schedules import RandomSchedule
@@ -58,10 +57,10 @@ def ran(build: Callable[[Flow], Flow], table: pa.Table, course: Course, folder: 
     with pytest.MonkeyPatch.context() as patch:
         if course.is_tight:
             patch.setattr(source_readers, "PIECE_ROWS", 4)
-            patch.setattr(job_module, "STEP_ROWS", 9)
+            patch.setattr(driver, "MAX_ROUND_ROWS", 9)
             patch.setattr(window_aggregate, "FEW_ROWS", 5)
             patch.setattr(window_aggregate, "GROWN", 2)
-            patch.setattr(close_batches, "LEAST_BYTES", 300)
+            patch.setattr(close_batches, "MIN_BYTES", 300)
         with using(Schedule() if course.seed is None else RandomSchedule(course.seed)):
             return _ran(build, table, course, folder)
 

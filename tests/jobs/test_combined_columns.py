@@ -16,8 +16,7 @@ import scalein as si
 from scalein import col
 from scalein.api.flow import Flow
 from scalein.exec import radix
-from scalein.jobs import job as job_module
-from scalein.jobs import running_aggregate
+from scalein.jobs import driver, running_aggregate
 from scalein.testing import Stream, until
 from tests import duck
 from tests.jobs.streams import rows_in
@@ -53,8 +52,8 @@ def by_duckdb(table: pa.Table, *more: Any) -> pa.Table:
 def test_many_rows_and_groups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, keys: int, workers: int,
                               has_checkpoint: bool) -> None:
     monkeypatch.setattr(radix, "SAMPLE_ROWS", 1000)
-    monkeypatch.setattr(running_aggregate, "MOST_PARTITIONED_BYTES", 1 << 18)
-    monkeypatch.setattr(job_module, "STEP_ROWS", 5000)
+    monkeypatch.setattr(running_aggregate, "MAX_PARTITIONED_BYTES", 1 << 18)
+    monkeypatch.setattr(driver, "MAX_ROUND_ROWS", 5000)
     table, out = keyed(MANY, keys), si.to_memory()
     started = grouped(si.from_batches(table.to_batches(max_chunksize=700))).start(
         sink=out, workers=workers, checkpoint=tmp_path if has_checkpoint else None, every="1ms")

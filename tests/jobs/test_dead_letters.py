@@ -14,8 +14,7 @@ import scalein as si
 from scalein import col
 from scalein.api.flow import Flow
 from scalein.connectors.formats import lenient
-from scalein.jobs import job as job_module
-from scalein.jobs import source_readers
+from scalein.jobs import driver, source_readers
 from scalein.jobs.job import Job
 from scalein.testing import Crashed, crash_at, until
 from tests.jobs.streams import rows_in
@@ -56,7 +55,7 @@ def test_each_line_comes_once_however_the_job_ends(files: Path, tmp_path: Path,
                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     """Among them one row that fails where it is computed: it has its values, and no line."""
     monkeypatch.setattr(source_readers, "PIECE_ROWS", 30)  # so that there are at least forty batches
-    monkeypatch.setattr(job_module, "STEP_ROWS", 30)
+    monkeypatch.setattr(driver, "MAX_ROUND_ROWS", 30)
     for point, times in (("commit", 1), ("batch", 7), ("batch", 9)):
         with crash_at(point, times), pytest.raises(Crashed):
             started(files, tmp_path, si.to_ipc(tmp_path / "bad")).wait()

@@ -313,9 +313,9 @@ def test_rows_on_disk_are_removed_also_without_a_checkpoint() -> None:
 
 
 def test_a_rate_that_was_not_used_is_not_saved_for_long() -> None:
-    feeds = SourceReaders([], 1_000.0)
-    feeds._began -= 3_600
-    assert 900 <= feeds._allowed(0.0) <= 1_100
+    edges = SourceReaders([], 1_000.0)
+    edges._began -= 3_600
+    assert 900 <= edges._allowed(0.0) <= 1_100
 
 
 def test_waiting_with_a_bar_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,6 +325,13 @@ def test_waiting_with_a_bar_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> Non
     job.wait(0.3, progress=True)
     assert job.is_active
     job.stop()
+
+
+@pytest.mark.parametrize("how", ["right", "outer"])
+def test_an_outer_join_of_an_endless_flow_is_refused(how: str) -> None:
+    endless = si.from_source(Stream({"all": BATCHES}, ends=False))
+    with pytest.raises(si.BadArgument, match=f"how='{how}' needs a flow that ends"):
+        endless.join({"x": [1]}, on="x", how=how).start(sink=si.to_memory())
 
 
 def test_a_join_with_an_endless_right_side_is_refused_before_anything_runs() -> None:

@@ -18,7 +18,7 @@ from scalein.api.flow import Flow
 from scalein.exec import event_time
 from scalein.exec.schedule import using
 from scalein.ir.ops import Aggregate
-from scalein.jobs import job as job_module
+from scalein.jobs import driver
 from scalein.jobs.job import Job
 from scalein.testing import Clock, Stream, until
 from tests.engines import examples
@@ -166,7 +166,7 @@ def test_times_far_ahead_do_not_close_windows(rest: list[int | None]) -> None:
     year = 365 * 86_400
     flow = stream_of(seconds(0, 5, 10), seconds(year, *rest), seconds(25), seconds(60))
     found, job = ran(flow.with_watermark("t", "30s").group_by(si.tumbling("t", "10s")).agg(n=si.count()))
-    assert (job.metrics()["late_rows"], job.metrics()["far_rows"]) == (0, 1)
+    assert (job.metrics()["late_rows"], job.metrics()["outlier_rows"]) == (0, 1)
     assert sum(found["n"]) == 6 + len([t for t in rest if t is not None])
 
 
@@ -178,7 +178,7 @@ def test_time_may_jump_when_all_rows_do() -> None:
 
 
 def test_an_idle_partition_does_not_hold_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_module, "IDLE_S", 0.2)
+    monkeypatch.setattr(driver, "IDLE_S", 0.2)
     assert event_time.IDLE_S == 5.0
     stream = Stream({"a": [batch()], "b": [batch()]}, ends=False)
     out = si.to_memory()
@@ -225,7 +225,7 @@ def test_drain_runs_all_rows_that_were_read(tmp_path: Any) -> None:
     out = si.to_memory()
     flow = si.from_batches(rows, SCHEMA).with_watermark("t", 0).group_by(si.tumbling("t", 10)).agg(n=si.count())
     job = flow.start(sink=out, checkpoint=tmp_path, max_rows_per_second=100)
-    until(lambda: job._readers.readers[0].is_ended, job)
+    until(lambda: job._driver.readers.readers[0].is_ended, job)
     job.stop(drain=True)
     assert (job.status, rows_in(job)) == ("finished", 200)
     assert out.table().column("n").to_pylist() == [10] * 20
@@ -249,8 +249,8 @@ def test_a_finished_job_warns_of_rows_that_it_does_not_read(is_drained: bool, tm
 
 def test_a_slow_job_makes_no_row_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Partitions whose rows wait for the job are not idle."""
-    monkeypatch.setattr(job_module, "IDLE_S", 0.05)
-    monkeypatch.setattr(job_module, "STEP_ROWS", 1)
+    monkeypatch.setattr(driver, "IDLE_S", 0.05)
+    monkeypatch.setattr(driver, "MAX_ROUND_ROWS", 1)
     stream = Stream({"a": [batch((t, 1)) for t in (100, 200, 300)], "b": [batch((t, 1)) for t in (0, 1, 2)]})
     flow = si.from_source(stream).map_batches(slowly, SCHEMA).with_watermark("t", 0)
     found, job = ran(flow.group_by(si.tumbling("t", 10)).agg(n=si.count()), workers=1)

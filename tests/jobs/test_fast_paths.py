@@ -24,7 +24,7 @@ from scalein import col
 from scalein.api.flow import Flow
 from scalein.errors import ComputeError
 from scalein.exec import event_time, morsels, radix, ring_preaggregate
-from scalein.jobs import driver, job, running_aggregate, window_aggregate
+from scalein.jobs import driver, job_graph, running_aggregate, speculation, window_aggregate
 
 WINDOWS = [(100, 100), (1000, 1000), (100, 20), (500, 200), (1000, 100), (30, 20)]
 
@@ -96,15 +96,15 @@ def test_trials_and_rings_give_what_the_plain_way_gives(
         more: int) -> None:
     batches = stream(seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(window_aggregate, "TRIED_ROWS", 1 << 60)
+        patch.setattr(speculation, "MIN_ROWS", 1 << 60)
         patch.setattr(window_aggregate, "ring", SimpleNamespace(fits=lambda table: False))
         want = run(windows(batches, *window, delay, thinned, keys, ordered), [], workers=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(window_aggregate, "TRIED_ROWS", 1)
+        patch.setattr(speculation, "MIN_ROWS", 1)
         patch.setattr(window_aggregate, "MANY_OUTSIDE", 50)
-        patch.setattr(job, "STEP_ROWS", 60 * ahead)
-        patch.setattr(job, "MORE_ROWS", more)
-        patch.setattr(driver, "SHARED_TIMES", 1)
+        patch.setattr(driver, "MAX_ROUND_ROWS", 60 * ahead)
+        patch.setattr(driver, "MORE_ROWS", more)
+        patch.setattr(job_graph, "SHARED_TIMES", 1)
         patch.setattr(event_time, "FEW_TIMES", 50)
         patch.setattr(morsels, "MORSEL_ROWS", 64)
         folder = tmp_path_factory.mktemp("job") if has_checkpoint else None
@@ -116,7 +116,7 @@ def test_trials_and_rings_give_what_the_plain_way_gives(
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever there is comes at once, as all that is in memory does, and is counted in on trial."""
-    monkeypatch.setattr(window_aggregate, "TRIED_ROWS", 1)
+    monkeypatch.setattr(speculation, "MIN_ROWS", 1)
 
 
 def timed(*batches: list[int | None]) -> Flow:
@@ -136,18 +136,18 @@ def test_a_trial_that_cannot_look_at_some_times_is_in_vain(monkeypatch: pytest.M
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_rows_are_added_to_a_trial_while_it_is_under_way(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
-    monkeypatch.setattr(job, "STEP_ROWS", 100)
-    monkeypatch.setattr(job, "MORE_ROWS", 70)
-    monkeypatch.setattr(job, "STEP_S", 60.0)
+    monkeypatch.setattr(driver, "MAX_ROUND_ROWS", 100)
+    monkeypatch.setattr(driver, "MORE_ROWS", 70)
+    monkeypatch.setattr(driver, "ROUND_S", 60.0)
     trials: list[int] = []
-    speculate = driver.speculate
+    speculate = job_graph.speculate
 
     def counted(*given: object) -> bool:
         is_good = speculate(*given)  # type: ignore[arg-type]
         trials.append(len(given[4]))  # type: ignore[arg-type]
         return is_good
 
-    monkeypatch.setattr(driver, "speculate", counted)
+    monkeypatch.setattr(job_graph, "speculate", counted)
     flow = timed(*([at] * 50 for at in range(0, 1000, 10))).group_by(si.tumbling("t", 100)).agg(n=si.count())
     found, _, late_rows, _ = run(flow, [], workers=workers)
     assert trials == [100]  # batches
@@ -156,7 +156,7 @@ def test_rows_are_added_to_a_trial_while_it_is_under_way(monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("at_once")
-def test_windows_that_slide_close_in_the_midst_of_a_trial() -> None:
+def test_windows_that_slide_close_during_speculation() -> None:
     flow = timed([100], [115], [105]).group_by(si.sliding("t", 20, every=10)).agg(n=si.count())
     found, *_ = run(flow, [], workers=1)
     assert found == ["{'window_start': 100, 'window_end': 120, 'n': 3}", "{'window_start': 110, 'window_end': 130, "
@@ -197,8 +197,8 @@ def keyed(n: int, keys: int) -> pa.Table:
 def test_rows_of_many_groups_are_partitioned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: int,
                                              most_parted: int, has_checkpoint: bool) -> None:
     monkeypatch.setattr(radix, "SAMPLE_ROWS", 1000)
-    monkeypatch.setattr(running_aggregate, "MOST_PARTITIONED_BYTES", most_parted)
-    monkeypatch.setattr(job, "STEP_ROWS", 5000)
+    monkeypatch.setattr(running_aggregate, "MAX_PARTITIONED_BYTES", most_parted)
+    monkeypatch.setattr(driver, "MAX_ROUND_ROWS", 5000)
     table = keyed(40_000, 30_000)
     flow = si.from_batches(table.to_batches(max_chunksize=700)).group_by("k").agg(
         n=si.count(), s=col("x").sum(), m=col("x").mean(), lo=col("x").min()).filter(col("n") > 1)
@@ -254,8 +254,8 @@ def test_results_do_not_keep_the_job() -> None:
     try:
         started = flow.start(sink=si.to_memory())
         started.wait()
-        started._thread.join()
-        gone = weakref.ref(started)
+        started._driver._thread.join()
+        gone = weakref.ref(started._driver)
         del started
         assert gone() is None
     finally:

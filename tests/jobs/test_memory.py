@@ -22,9 +22,9 @@ from scalein.exec.bounded import PreAggregationProgram
 from scalein.ir import ops
 from scalein.ir.rewrite import walk_ops
 from scalein.jobs import close_batches, window_aggregate
+from scalein.jobs.aggregate_operator import MAX_GROUPS, MIN_GROUPS, Finalizer, most_groups
 from scalein.jobs.fragments import cut
-from scalein.jobs.partials import MIN_GROUPS, MOST_GROUPS, Finish, most_groups
-from scalein.jobs.source_readers import AHEAD_BYTES, Place, Reader, SourceReaders
+from scalein.jobs.source_readers import AHEAD_BYTES, Reader, SourcePosition, SourceReaders
 from scalein.jobs.spec import Shares
 from scalein.state import LogStore
 from scalein.state.row_buffer import RowBuffer
@@ -58,18 +58,18 @@ class Counting:
 def test_batches_that_wait_have_their_share() -> None:
     source = Counting(["a", "b"])
     connected: Any = si.from_source(source).op.data  # type: ignore[union-attr]
-    readers = [Reader(name, connected, SCHEMA.names, Place()) for name in source.partitions()]
-    feeds = SourceReaders(readers, None, 16 * MB)  # half of it would be the source's, if it read ahead
+    readers = [Reader(name, connected, SCHEMA.names, SourcePosition()) for name in source.partitions()]
+    edges = SourceReaders(readers, None, 16 * MB)  # half of it would be the source's, if it read ahead
     until(lambda: all(reader.is_full for reader in readers))
     assert sum(reader.bytes for reader in readers) == 8 * MB
     assert source.given <= 8 + len(readers)  # one in each reader's hand
-    feeds.close()
-    tiny = [Reader("a", connected, SCHEMA.names, Place())]
-    feeds = SourceReaders(tiny, None, 1)  # one batch always may wait
+    edges.close()
+    tiny = [Reader("a", connected, SCHEMA.names, SourcePosition())]
+    edges = SourceReaders(tiny, None, 1)  # one batch always may wait
     until(lambda: tiny[0].is_full)
     assert len(tiny[0].pending) == 1
-    assert len(feeds.take(1 << 30, 1.0)) == 1
-    feeds.close()
+    assert len(edges.take(1 << 30, 1.0)) == 1
+    edges.close()
 
 
 def test_files_are_decoded_ahead_within_their_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +98,7 @@ def test_files_are_decoded_ahead_within_their_share(tmp_path: Path, monkeypatch:
 
 def test_rows_that_the_user_holds_anyway_do_not_count() -> None:
     table: Any = si.from_arrow(pa.table({"x": range(10)})).op.data  # type: ignore[union-attr]
-    reader = Reader("all", table, ["x"], Place())
+    reader = Reader("all", table, ["x"], SourcePosition())
     SourceReaders([reader], None, 1).close()
     assert reader.most_bytes == AHEAD_BYTES
 
@@ -130,7 +130,7 @@ def test_steps_share_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_tables_between_two_borders_have_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
     schema = pa.schema({"k": pa.int64(), "#acc0": pa.int64(), "#acc1": pa.decimal128(38, 0), "w": pa.string()})
-    assert most_groups(schema, None) == MOST_GROUPS == most_groups(schema, 1 << 40)
+    assert most_groups(schema, None) == MAX_GROUPS == most_groups(schema, 1 << 40)
     assert most_groups(schema, 1) == MIN_GROUPS
     assert 100_000 < most_groups(schema, 48 * MB) < 200_000
     most: list[int] = []
@@ -210,17 +210,17 @@ def test_windows_that_close_together_are_finished_in_parts(
     """Many by time, one by its keys; what a part gives is written before the next is begun."""
     rows, least = 20_000, 40_000
     monkeypatch.setattr("os.fsync", lambda handle: None)
-    monkeypatch.setattr(close_batches, "LEAST_BYTES", least)
+    monkeypatch.setattr(close_batches, "MIN_BYTES", least)
     monkeypatch.setattr(window_aggregate, "ring", SimpleNamespace(fits=lambda table: False))
     given, written = list[tuple[int, int]](), [0]
     for name in ("all", "between"):
-        real = getattr(Finish, name)
+        real = getattr(Finalizer, name)
 
-        def spied(self: Finish, batches: Any, *more: int, real: Any = real) -> Any:
+        def spied(self: Finalizer, batches: Any, *more: int, real: Any = real) -> Any:
             given.append((sum(batch.nbytes for batch in batches), written[0]))
             return real(self, batches, *more)
 
-        monkeypatch.setattr(Finish, name, spied)
+        monkeypatch.setattr(Finalizer, name, spied)
 
     def write(batch: pa.RecordBatch) -> None:
         written[0] += batch.num_rows
@@ -267,6 +267,6 @@ def test_the_rows_of_a_flow_that_is_gone_are_given_back() -> None:
 def test_a_flow_is_not_cut_twice() -> None:
     flow = si.from_arrow(pa.table({"k": [1]})).join(pa.table({"k": [1]}), on="k").group_by("k").agg(n=si.count())
     first, second = cut(flow.op), cut(flow.op)
-    assert [feed.first for feed in first] == [feed.first for feed in second]
-    assert [feed.source for feed in second] == [feed.source for feed in first]
+    assert [edge.first for edge in first] == [edge.first for edge in second]
+    assert [edge.source for edge in second] == [edge.source for edge in first]
     assert second[0].source.data is first[0].source.data is not None

@@ -17,7 +17,6 @@ import scalein as si
 from scalein import col
 from scalein.exec import pipeline
 from scalein.exec.ring_preaggregate import RingPreAggregation
-from scalein.jobs.diagnose import distance
 from scalein.jobs.monitor import show_bar
 from scalein.jobs.window_aggregate import SlidingAggregate
 from scalein.testing import Stream, assert_same, until
@@ -42,7 +41,7 @@ def test_each_stage_counts_its_rows() -> None:
 
 @pytest.mark.parametrize("is_grouped", [True, False])
 def test_each_worker_of_a_stage_counts(monkeypatch: pytest.MonkeyPatch, is_grouped: bool) -> None:
-    monkeypatch.setattr(pipeline, "MORSEL_ROWS", 1 << 14)
+    monkeypatch.setattr(pipeline, "PIPELINE_MORSEL_ROWS", 1 << 14)
     flow = si.from_arrow(pa.table({"k": list(range(1 << 17))})).filter(col("k") * 3 % 7 != 1)
     flow = flow.group_by(col("k") % 5).agg(n=si.count()) if is_grouped else flow.select("k", j=col("k") + 1)
     job = flow.start(sink=si.to_memory(), workers=2)
@@ -162,10 +161,8 @@ def test_lag_can_be_read() -> None:
     until(lambda: job.metrics()["watermark"] is not None, job)
     found = job.metrics()
     job.stop()
-    assert re.fullmatch(r"[\d,]+ d( \d+ h)?", str(found["lag"]))  # since 1970
+    assert re.fullmatch(r"\d\d\.\d years", str(found["lag"]))  # since 1970
     assert isinstance(found["lag_s"], float)
-    assert (distance(0.25), distance(59.9), distance(61), distance(3600)) == ("0.25 s", "59.9 s", "1 m 1 s", "1 h")
-    assert (distance(90_061), distance(-3)) == ("1 d 1 h", "-3 s")
 
 
 def test_wait_says_whether_the_job_has_ended() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import scalein as si
 from scalein import col, when
 from scalein.api.flow import Flow
-from scalein.ir.passes.null_on_error import tried
+from scalein.ir.passes.null_on_error import null_on_error
 from scalein.testing import stream
 from tests import oracle
 from tests.engines import examples
@@ -69,7 +69,7 @@ def test_a_table_that_may_not_be_null_may_be_so_then() -> None:
     assert [field.nullable for field in rows.schema] == [False, True, True, False]
     for group in (flow.group_by("y"), flow.group_by()):
         total = group.agg(s=col("z").sum(), m=col("y").mean())
-        assert_same(run(total, on_error="null"), oracle.run(tried(total.op)))
+        assert_same(run(total, on_error="null"), oracle.run(null_on_error(total.op)))
 
 
 FLOWS: dict[str, Callable[[Flow], Flow]] = {
@@ -99,7 +99,7 @@ def test_null_is_what_the_oracle_gives_for_a_plan_that_tries(
     table = pa.table([pa.array(list(c), t) for c, (_, t) in zip(columns, types, strict=True)], [n for n, _ in types])
     course = Course([size], checkpoint=checkpoint, options={"on_error": "null"})
     got, _ = ran(FLOWS[name], table, course, tmp_path_factory.mktemp("job"))
-    assert_same(got, oracle.run(tried(FLOWS[name](si.from_arrow(table)).op)))
+    assert_same(got, oracle.run(null_on_error(FLOWS[name](si.from_arrow(table)).op)))
 
 
 def test_a_job_that_a_row_has_ended_goes_on_with_null(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_job_that_a_row_has_ended_goes_on_with_null(tmp_path: Path) -> None:
         with pytest.raises(si.ScaleinError, match="division by zero"):
             run(flow(), checkpoint=folder, every="1ms", max_rows_per_second=100_000)
         got = run(flow(), checkpoint=folder, on_error="null")
-        assert_same(got, oracle.run(tried(flow().op)))
+        assert_same(got, oracle.run(null_on_error(flow().op)))
 
 
 @si.udf
@@ -153,9 +153,9 @@ def test_a_function_that_fails_is_null_in_that_row() -> None:
     assert got["c"] == [1, None, None, None, 12, 3]
     assert got["d"] == [0 if value is None else value for value in sums]
     assert got["e"] == [-3, None, -3, -3, 12, 3]
-    assert oracle.run(tried(flow.op)).to_pydict() == got
+    assert oracle.run(null_on_error(flow.op)).to_pydict() == got
     total = si.from_arrow(table).group_by(k=or_none(col("x"), col("y"))).agg(m=looping(col("x")).max(), n=si.count())
-    assert_same(run(total, on_error="null"), oracle.run(tried(total.op)))
+    assert_same(run(total, on_error="null"), oracle.run(null_on_error(total.op)))
     with pytest.raises(si.ScaleinError, match=r"looping\(x\)|or_none|plain"):
         run(flow)
 

@@ -127,7 +127,7 @@ def test_a_partition_that_comes_back_goes_on_where_it_was(tmp_path: Path) -> Non
         stream = Stream({name: BATCHES[:10] if name == "a" else BATCHES[10:] for name in partitions}, ends=False,
                         allowed=dict.fromkeys(partitions, allowed))  # fmt: skip
         job = si.from_source(stream).start(sink=si.to_ipc(tmp_path / "out"), checkpoint=tmp_path / "c", every="1h")
-        until(lambda: all(r.place.offset == 2 * allowed for r in job._pipeline.readers), job)  # noqa: B023
+        until(lambda: all(r.position.offset == 2 * allowed for r in job._driver.graph.readers), job)  # noqa: B023
         job.stop()
     assert written(tmp_path / "out") == WHOLE
 

@@ -15,7 +15,7 @@ import pytest
 import scalein as si
 from scalein import col, testing
 from scalein.api.flow import Flow
-from scalein.jobs.coordinator import MOST_TRIES
+from scalein.jobs.coordinator import MAX_TRIES
 from scalein.jobs.job import Job
 from scalein.jobs.monitor import log_lines
 from scalein.state.row_buffer import RowBuffer
@@ -113,7 +113,7 @@ def test_a_commit_that_fails_again_and_again_ends_the_job(tmp_path: Path) -> Non
                                                                      every="1ms")  # fmt: skip
     with pytest.raises(si.ScaleinError, match=r"RuntimeError when it was committed(.|\n)*no such table"):
         job.wait(30)
-    assert (job.status, len(tries)) == ("failed", MOST_TRIES)
+    assert (job.status, len(tries)) == ("failed", MAX_TRIES)
     again = Sink("", fails)
     si.from_source(Stream({"all": BATCHES})).start(sink=again, checkpoint=tmp_path).wait()
     assert again.rows == 0  # all that the first sink has prepared

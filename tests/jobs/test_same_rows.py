@@ -67,6 +67,10 @@ FLOWS: dict[str, tuple[Build, bool]] = {
     "udf": (lambda s: s.filter(col("x").is_not_null()).select("k", y=twice(col("x"))), True),
     "map": (lambda s: s.map_batches(add_one, MAPPED).filter(col("y") > 1), True),
     "join": (lambda s: s.join(NAMES, on="k", how="left").select("k", "x", "name"), False),
+    "cross join": (lambda s: s.join(NAMES, how="cross").filter(col("x") > col("weight")), False),
+    "right join": (lambda s: s.filter(col("x") > 0).join(NAMES, on="k", how="right").select("k", "x", "name"), False),
+    "outer join": (lambda s: s.distinct("k").join(NAMES, on="k", how="outer").group_by(b=col("x") > 1).agg(
+        n=si.count(), w=col("weight").sum()), False),
     "running": (lambda s: s.group_by(*KEYS).agg(**SIMPLE), False),
     "running joined": (lambda s: s.join(NAMES, on="k").group_by("name").agg(w=col("weight").sum()), False),
     "float keys": (lambda s: s.group_by("f").agg(n=si.count()), False),

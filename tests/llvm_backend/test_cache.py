@@ -41,6 +41,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 
         monkeypatch.setenv("SCALEIN_CACHE_DIR", str(folder))
         monkeypatch.setattr(cache, "_known", OrderedDict())
+        cache._target.cache_clear()
         monkeypatch.setattr(call, "load_kernel", recorded)
         for _ in range(2):  # a flow that was run before would not ask for its kernels again
             flow = si.from_arrow(TABLE).filter(col("x") != 2).group_by("k").agg(s=(col("x") + 1).sum())
@@ -64,7 +65,7 @@ def test_first_compiled_then_from_memory_and_from_disk(run: Run, tmp_path: Path)
     assert set(again[:half]) == {"disk"}
     assert set(again[half:]) == {"memory"}
     assert len(_files(folder)) == half
-    assert os.listdir(folder) == [file.name for file in folder.glob("*.kernel")]  # and nothing half-written
+    assert set(os.listdir(folder)) == {"native.target", *(file.name for file in _files(folder))}  # all of them whole
     assert folder.stat().st_mode & 0o777 == 0o700
     assert {file.stat().st_mode & 0o777 for file in _files(folder)} == {0o600}
 
@@ -198,7 +199,7 @@ table = pa.table({"k": [f"a key of some length {n % 7}" for n in range(5000)], "
 flow = si.from_arrow(table).filter(col("x") % 3 != 0).group_by("k").agg(n=si.count(), s=col("x").sum())
 found = flow.collect(workers=2)
 print(sum(found["s"].to_pylist()), {kernel.origin for kernel in cache._known.values()},
-      "scalein.llvm_backend.stage" in sys.modules)
+      {"scalein.llvm_backend.stage", "llvmlite.binding"} & set(sys.modules))
 """
 
 
@@ -217,8 +218,31 @@ def test_many_processes_at_once(tmp_path: Path) -> None:
             out, err = process.communicate(timeout=60)
             assert process.returncode == 0, err
             assert out.startswith(f"{total} "), out
-    assert out.split()[1:] == ["{'disk'}", "False"]  # a warm start compiles nothing, and needs no compiler
-    assert {path.suffix for path in tmp_path.iterdir()} == {".kernel"}
+    assert out.split()[1:] == ["{'disk'}", "set()"]  # a warm start compiles nothing, and does not load LLVM
+    assert {path.suffix for path in tmp_path.iterdir()} == {".kernel", ".target"}
+
+
+@pytest.mark.parametrize("change", [
+    lambda content: _signed(json.dumps(["another machine", "triple", "cpu", "features"]).encode()),
+    _flipped, lambda content: b""], ids=["another machine", "damaged", "empty"])  # fmt: skip
+def test_the_cpu_is_found_again(run: Run, tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
+    """A folder may be shared by machines with different CPUs, and a machine may get another one."""
+    run(tmp_path)
+    file = tmp_path / "native.target"
+    whole = file.read_bytes()
+    file.write_bytes(change(whole))
+    assert set(run(tmp_path)) == {"disk", "memory"}
+    assert file.read_bytes() == whole
+
+
+def test_what_the_cpu_is_called_is_remembered(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(tmp_path)
+
+    def refuse(cpu: str) -> None:
+        raise AssertionError("LLVM was asked for the CPU again")
+
+    monkeypatch.setattr(cache, "target_for", refuse)
+    assert set(run(tmp_path)) == {"disk", "memory"}
 
 
 def _kernel_files(folder: Path, count: int, size: int) -> list[Path]:
@@ -234,7 +258,7 @@ def test_the_folder_is_trimmed_by_age(run: Run, tmp_path: Path, monkeypatch: pyt
     old = _kernel_files(tmp_path, 10, 100_000)
     run(tmp_path)
     assert all(file.exists() for file in old)  # far below 256 MB
-    monkeypatch.setattr(cache, "MOST_BYTES", 800_000)
+    monkeypatch.setattr(cache, "MAX_BYTES", 800_000)
     monkeypatch.setattr(cache, "TRIM_EVERY", 1)
     written = set(_files(tmp_path)) - set(old)
     for file in written:
@@ -268,7 +292,7 @@ def test_trimming_removes_what_was_never_finished_and_nothing_else(tmp_path: Pat
 
 def test_many_processes_trim_at_once(tmp_path: Path) -> None:
     _kernel_files(tmp_path, 400, 1000)
-    program = ("import sys; from scalein.llvm_backend import cache; cache.MOST_BYTES = 100_000\n"
+    program = ("import sys; from scalein.llvm_backend import cache; cache.MAX_BYTES = 100_000\n"
                "for _ in range(20): cache.trim(sys.argv[1])")
     children = [subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stderr=subprocess.PIPE, text=True)
                 for _ in range(3)]  # fmt: skip

@@ -1,21 +1,30 @@
-"""Every notebook runs from top to bottom, and is kept without output."""
+"""Every notebook runs from top to bottom, and is stored with the outputs of the code that is in it."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import pytest
 
+from notebooks.execute import code_digest
 from scalein.cli.demo import missing_for_spark
 
-NOTEBOOKS = sorted((Path(__file__).parent.parent.parent / "notebooks").glob("*.ipynb"))
+FOLDER = Path(__file__).parent.parent.parent / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+OWN_PATH = re.compile(r"/(home|root|Users|work)/")  # temporary folders are nobody's
+
+
+def read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
 
 
 def code_cells(path: Path) -> list[dict[str, Any]]:
-    notebook = json.loads(path.read_text(encoding="utf-8"))
-    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    return [cell for cell in read(path)["cells"] if cell["cell_type"] == "code"]
 
 
 def test_there_are_notebooks() -> None:
@@ -23,14 +32,33 @@ def test_there_are_notebooks() -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_runs(path: Path) -> None:
+def test_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if "spark" in path.stem and (missing := missing_for_spark()):
         pytest.skip(missing)
+    monkeypatch.chdir(FOLDER)
     names: dict[str, Any] = {"__name__": "notebook"}
-    for cell in code_cells(path):
-        exec(compile("".join(cell["source"]), f"{path.name}:{cell['id']}", "exec"), names)
+    with matplotlib.rc_context({"backend": "agg"}):
+        for cell in code_cells(path):
+            exec(compile("".join(cell["source"]), f"{path.name}:{cell['id']}", "exec"), names)
+        matplotlib.pyplot.close("all")
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_is_stored_without_output(path: Path) -> None:
-    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code_cells(path))
+def test_notebook_is_stored_with_its_outputs(path: Path) -> None:
+    cells = code_cells(path)
+    assert read(path)["metadata"]["executed"] == code_digest(read(path)), "run `python notebooks/execute.py`"
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert len(outputs) > len(cells) / 2
+    assert {output["output_type"] for output in outputs} <= {"stream", "display_data", "execute_result"}  # no errors
+    shown = json.dumps([{**output, "data": {**output.get("data", {}), "image/png": ""}} for output in outputs])
+    assert "Traceback" not in shown
+    assert OWN_PATH.search(shown) is None
+
+
+def test_there_are_plots_and_cards() -> None:
+    data = [output.get("data", {}) for path in NOTEBOOKS for cell in code_cells(path) for output in cell["outputs"]]
+    assert sum("image/png" in each for each in data) >= 6
+    html = "".join("".join(each.get("text/html", "")) for each in data)
+    assert "<b>Job</b>" in html
+    assert "<b>LogStore</b>" in html

@@ -11,7 +11,7 @@ import pyarrow as pa
 from scalein.dtypes import plain_arrow
 from scalein.errors import BadData, ComputeError
 from scalein.ir import ops
-from scalein.ir.exprs import Expr, type_of
+from scalein.ir.exprs import Col, Expr, type_of
 from scalein.ir.printer import show_expr
 from tests.oracle.aggregates import aggregate
 from tests.oracle.exprs import Failures, meaning
@@ -68,7 +68,9 @@ class Relations:
             case ops.MapBatches():
                 return self._map_batches(op)
             case ops.Explode():
-                return [{**row, op.column: element} for row in self.rows(op.input) for element in row[op.column] or []]
+                return self._explode(op)
+            case ops.OuterJoin():
+                return self._outer_join(op)
             case ops.Join():
                 return self._join(op)
             case ops.Aggregate():
@@ -107,6 +109,39 @@ class Relations:
                 raise BadData("the function of map_batches gave something else than it said", at=op.at,
                               said=_plain(op.arrow), found=_plain(getattr(made, "schema", [])))
             found += rows_of([made], op.arrow.names)
+        return found
+
+    def _explode(self, op: ops.Explode) -> list[Row]:
+        """A row for each element of the lists, which have one length; null counts as empty."""
+        found: list[Row] = []
+        for row in self.rows(op.input):
+            lists = [row[name] or [] for name in op.lists]
+            if len(set(map(len, lists))) > 1:
+                self.failures.errors.append(ComputeError(
+                    f"lists of different lengths in `explode({', '.join(op.lists)})`", found=row))
+                continue
+            found += [{**row, **dict(zip(op.lists, each, strict=True))} for each in zip(*lists, strict=True)]
+        return found
+
+    def _outer_join(self, op: ops.OuterJoin) -> list[Row]:
+        """Every pair whose keys are equal, in the left's order; then the right's rows that are in none."""
+        left = self._columns(op.left_keys, self.rows(op.left))
+        right = self._columns(op.right_keys, self.rows(op.right))
+        found: list[Row] = []
+        matched: set[int] = set()
+        for row, key in left:
+            others = [k for k, (_, other) in enumerate(right)
+                      if None not in key and group_key(key) == group_key(other)]
+            matched.update(others)
+            found += [{**row, **{name: right[k][0][column] for name, column in op.keep}} for k in others]
+            if not others and op.how == "outer":
+                found.append({**row, **dict.fromkeys((name for name, _ in op.keep), None)})
+        nothing = dict.fromkeys(op.left.schema.names)
+        for k, (other, key) in enumerate(right):
+            if k not in matched:
+                names = [mine.name for mine in op.left_keys if isinstance(mine, Col)]
+                keys = dict(zip(names, key, strict=True))
+                found.append({**nothing, **keys, **{name: other[column] for name, column in op.keep}})
         return found
 
     def _join(self, op: ops.Join) -> list[Row]:

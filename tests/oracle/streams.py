@@ -132,6 +132,8 @@ class _Stream:
                 return self._appended(op)
             case ops.Sort():
                 return self._at_the_end(op, op.input)
+            case ops.OuterJoin():
+                return self._at_the_end(op, op.left)
             case ops.Aggregate(window=None):
                 return self._at_the_end(op, op.input)
             case ops.Aggregate():
@@ -211,9 +213,9 @@ class _Stream:
             case ops.Union():
                 parts = [self.watermarks(part) for part in op.inputs]
                 return [None if None in marks else min(marks) for marks in zip(*parts, strict=True)]  # type: ignore[type-var]
-            case ops.Join():
+            case ops.Join() if not isinstance(op, ops.OuterJoin):
                 return list(self.watermarks(op.left))
-            case ops.Sort() | ops.Aggregate(window=None):
+            case ops.OuterJoin() | ops.Sort() | ops.Aggregate(window=None):
                 return [None] * len(self.events)  # all rows come at the end: no time passes before
             case ops.Aggregate(window=window) if window is not None:
                 # No window that is still open, or opens later, begins before the least open start.

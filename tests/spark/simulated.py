@@ -12,12 +12,14 @@ import pyarrow.parquet as pq
 import scalein as si
 from scalein.api.flow import Flow
 from scalein.errors import NOWHERE
-from scalein.ir.passes.null_on_error import tried
+from scalein.ir.passes.null_on_error import null_on_error
 from scalein.options import Options
+from scalein.spark.row_groups import RowGroups, ScannedFile, plan_row_groups
 from scalein.spark.serialize import BroadcastPlan, read_static_tables, serialize
-from scalein.spark.streaming.commits import Coordinator, StreamSpec
-from scalein.spark.streaming.inputs import RowGroups, plan_row_groups
+from scalein.spark.streaming.coordinator import Coordinator, StreamSpec
+from scalein.spark.streaming.inputs import StreamInput
 from scalein.spark.streaming.sinks import make_committer
+from scalein.spark.streaming.stream_plan import StreamPlan
 from scalein.spark.streaming.tasks import (
     BatchResult,
     MapTask,
@@ -27,7 +29,6 @@ from scalein.spark.streaming.tasks import (
     RowwiseTask,
     collect_results,
 )
-from scalein.spark.streaming.work import StreamPlan
 from scalein.storage.object_store import Location, parse_location
 
 OPTIONS = Options.make(workers=1)
@@ -42,7 +43,7 @@ def start_stream(flow: Flow, checkpoint: Path | Location, sink: object, *, parti
     late_policy = late if isinstance(late, str) else "sink"
     error_policy = on_error if isinstance(on_error, str) else "sink"
     op = read_static_tables(flow.op, NOWHERE)
-    plan = StreamPlan(tried(op) if error_policy == "null" else op, emit, late_policy, error_policy, NOWHERE)
+    plan = StreamPlan(null_on_error(op) if error_policy == "null" else op, emit, late_policy, error_policy, NOWHERE)
     committers = {"out": make_committer(sink, plan.schema, "out", location, NOWHERE)}
     if late_policy == "sink":
         committers["late"] = make_committer(late, plan.late_schema, "late", location, NOWHERE)
@@ -50,7 +51,8 @@ def start_stream(flow: Flow, checkpoint: Path | Location, sink: object, *, parti
     reads = pa.schema([source.field(name) for name in plan.reads])
     if error_policy == "sink":
         committers["failed"] = make_committer(on_error, reads, "failed", location, NOWHERE)
-    spec = StreamSpec(plan, reads, committers, location, partitions, {}, migration, NOWHERE)
+    spec = StreamSpec(plan, StreamInput(reads, reads, (), True), committers, location, partitions, {}, migration,
+                      NOWHERE)
     return Coordinator(spec, BroadcastPlan(*serialize(plan)))
 
 
@@ -96,7 +98,7 @@ def _write_files(tables: Sequence[pa.Table], folder: Path, schema: pa.Schema) ->
     paths = [str(folder / f"{number}.parquet") for number in range(len(tables))]
     for table, path in zip(tables, paths, strict=True):
         pq.write_table(table, path, row_group_size=7)
-    row_groups = plan_row_groups(paths, schema)
+    row_groups = plan_row_groups([ScannedFile(path, {}) for path in paths], schema)
     assert row_groups is not None
     return row_groups
 

@@ -54,8 +54,9 @@ def same(got: Any, want: pa.Table, ordered: bool = False) -> None:
 
 
 # By default as many as CI has time for, each kind of plan among them; SCALEIN_SPARK_FLOWS=all runs every flow.
-SOME = ("filter", "decimals", "udf", "map_batches", "explode_count", "join_left", "join_group", "each", "keys",
-        "unique", "distinct", "tumbling_zone", "window_rows", "chained", "union_group", "sorted_then",
+SOME = ("filter", "decimals", "udf", "map_batches", "explode_count", "join_left", "join_right",
+        "join_outer", "join_group", "each", "keys", "unique", "distinct", "tumbling_zone", "window_rows", "chained",
+        "union_group", "sorted_then",
         "empty_all")  # fmt: skip
 SOME_ORDERED = ("sort_nulls_last", "top_groups")
 SOME_SQL = ("nan_filter", "join_anti", "all", "each", "float_key", "sliding")
@@ -84,7 +85,7 @@ def test_spark_sql_gives_the_same(name: str, spark: Any, df: Any, table: pa.Tabl
 
 def test_a_dataframe_without_rows(spark: Any, df: Any, table: pa.Table) -> None:
     none = spark.createDataFrame([], df.schema)
-    for name in ("filter", "all", "unique_all", "chained", "union_group", "sort", "top_k"):
+    for name in ("filter", "all", "unique_all", "chained", "union_group", "join_outer", "sort", "top_k"):
         q = {**FLOWS, **ORDERED}[name](si.flow(table.schema))
         same(sis.apply(q, none), q.collect(table.slice(0, 0)))
 

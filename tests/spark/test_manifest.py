@@ -14,10 +14,10 @@ from pyarrow import fs
 import scalein as si
 from scalein import col
 from scalein.errors import NOWHERE, BadArgument, Damaged, NewerFormat, StoreFailed
-from scalein.spark.streaming.commits import Coordinator
+from scalein.spark.streaming.coordinator import Coordinator
 from scalein.spark.streaming.manifest import Manifests
 from scalein.spark.streaming.read_state import read_state
-from scalein.spark.streaming.work import StreamPlan
+from scalein.spark.streaming.stream_plan import StreamPlan
 from scalein.storage.object_store import MANIFESTS, STATE, Location, parse_location
 from tests.same import assert_same
 from tests.spark.simulated import run, start_stream, tasks_over

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from pyarrow import fs
 
 from scalein.errors import NOWHERE, Damaged
-from scalein.spark.shuffle import target_of_key_groups
-from scalein.spark.streaming import merging, runs
-from scalein.spark.streaming.merging import key_numbers, look_up, merge_blocks
+from scalein.spark.key_groups import key_group_ranges, partition_of_key_groups
+from scalein.spark.streaming import merge_runs, runs
+from scalein.spark.streaming.merge_runs import key_numbers, look_up, merge_blocks
 from scalein.spark.streaming.runs import (
     HASH,
     Run,
@@ -29,7 +29,6 @@ from scalein.spark.streaming.runs import (
     hash_with_slices,
     hottest_range,
     join_ranges,
-    key_group_ranges,
     read_run,
     sort_by_hash,
     write_run,
@@ -97,7 +96,7 @@ def test_a_merge_has_every_key_once_with_all_its_values(parts: list[list[tuple[s
         for s, f in part:
             want[key_of({"s": s, "f": f})] += 10**k
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(merging, "BLOCK_ROWS", piece_rows)
+        patch.setattr(merge_runs, "BLOCK_ROWS", piece_rows)
         found = list(merge_blocks(blocks, ["s", "f"], AddingCombiner()))
     got = [row for each in found for row in each.block.to_pylist()]
     assert {key_of(row): row["v"] for row in got} == want
@@ -146,7 +145,7 @@ def test_key_numbers(keys: list[tuple[str | None, float | None]]) -> None:
 
 def test_ranges_are_those_of_the_shuffle() -> None:
     for count in (1, 2, 3, 5, 7, 100, 255, 256):
-        targets = target_of_key_groups(count)
+        targets = partition_of_key_groups(count)
         assert [(int(np.flatnonzero(targets == k)[0]), int(np.flatnonzero(targets == k)[-1]) + 1)
                 for k in range(count)] == key_group_ranges(count)
 

@@ -130,7 +130,7 @@ def test_a_scalein_error_is_rebuilt_from_its_text(error: ScaleinError) -> None:
      "the executors run Python 3.9, the driver 3.11, and Spark needs one version", "PYSPARK_PYTHON"),
     ("ModuleNotFoundError: No module named 'scalein'", "the Python of an executor has no package scalein",
      "scalein.spark.ship(spark)"),
-    ("ImportError: cannot import name 'X' from 'scalein.spark.phases' (/a/scalein/spark/phases.py)",
+    ("ImportError: cannot import name 'X' from 'scalein.spark.map_reduce' (/a/scalein/spark/map_reduce.py)",
      "an executor has another scalein than the driver", "scalein.spark.ship(spark)"),
     ("ModuleNotFoundError: No module named 'llvmlite.ir'", "the Python of an executor has no package llvmlite",
      'pip install "scalein[spark]"'),

@@ -8,7 +8,8 @@ import pytest
 
 from scalein.options import Options
 from scalein.spark import shuffle
-from scalein.spark.shuffle import key_groups, key_hashes, rows_of_target, target_of_key_groups
+from scalein.spark.key_groups import key_groups, partition_of_key_groups
+from scalein.spark.shuffle import key_hashes, rows_of_target
 
 KEYS = {
     "int": pa.array([None, *range(-500, 500)], pa.int64()),
@@ -24,7 +25,7 @@ KEYS = {
 def test_rows_of_a_target(key: str, targets: int) -> None:
     options = Options.make(workers=1)
     batch = pa.record_batch({"v": pa.array([*range(1000), None], pa.int16()), key: KEYS[key]})
-    target_of_row = target_of_key_groups(targets)[key_groups(key_hashes(batch, [key], options))]
+    target_of_row = partition_of_key_groups(targets)[key_groups(key_hashes(batch, [key], options))]
     for target in range(targets):
         own = rows_of_target(batch, [key], target, targets, options)
         want = batch.filter(pa.array(target_of_row == target))

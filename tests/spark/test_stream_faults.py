@@ -25,8 +25,8 @@ from scalein import col
 from scalein.connectors.sinks.files import FileSink
 from scalein.errors import NOWHERE, Damaged, StoreFailed, WriteFailed
 from scalein.spark.serialize import BroadcastPlan
-from scalein.spark.streaming import query, reducing, runs, sinks
-from scalein.spark.streaming.commits import Coordinator
+from scalein.spark.streaming import query, reduce_side, runs, sinks
+from scalein.spark.streaming.coordinator import Coordinator
 from scalein.spark.streaming.manifest import Manifests
 from scalein.spark.streaming.query import StreamJob
 from scalein.spark.streaming.read_state import read_state
@@ -101,7 +101,7 @@ STEPS: list[tuple[object, str, int]] = [
     (Location, "put", 2), (object_store.os, "rename", 4), (object_store.os, "rename", 5),  # while it is written
     (FileSink, "commit", 3), (object_store.os, "rename", 6), (object_store.os, "rename", 7),  # in a commit
     (Manifests, "remove_unreferenced", 2), (Location, "remove", 2),
-    (reducing, "write_run", 4), (FileSink, "prepare", 5),
+    (reduce_side, "write_run", 4), (FileSink, "prepare", 5),
 ]  # fmt: skip
 
 

@@ -19,7 +19,7 @@ import scalein as si
 from scalein import col
 from scalein.api.flow import Flow
 from scalein.errors import BadArgument, ComputeError, LateData, ScaleinError
-from scalein.spark.streaming import merging, reducing, runs
+from scalein.spark.streaming import merge_runs, reduce_side, runs
 from scalein.spark.streaming.read_state import read_state
 from scalein.spark.streaming.runs import MIGRATIONS
 from scalein.testing import Stream, until
@@ -63,10 +63,10 @@ def small_limits(has_small_limits: bool) -> Iterator[None]:
     """Limits so small that few rows meet what millions do: many runs, short blocks, colliding hashes."""
     with pytest.MonkeyPatch.context() as patch:
         if has_small_limits:
-            patch.setattr(merging, "BLOCK_ROWS", 3)
+            patch.setattr(merge_runs, "BLOCK_ROWS", 3)
             patch.setattr(runs, "MERGE_RATIO", 1)
-            key_hashes = reducing.key_hashes
-            patch.setattr(reducing, "key_hashes", lambda *args: key_hashes(*args) & np.uint64(0xFF << 56))
+            key_hashes = reduce_side.key_hashes
+            patch.setattr(reduce_side, "key_hashes", lambda *args: key_hashes(*args) & np.uint64(0xFF << 56))
         yield
 
 
@@ -383,7 +383,7 @@ def test_outlier_timestamps_close_nothing(tmp_path: Path) -> None:
     coordinator = start_stream(flow, tmp_path, sink)
     run(coordinator, [[events(1, 2, 3)], [events(4, 5, 400_000.0)], [events(6)]])
     assert coordinator.progress is not None
-    assert (coordinator.progress["far_rows"], coordinator.progress["late_rows"], sink.table().num_rows) == (1, 0, 0)
+    assert (coordinator.progress["outlier_rows"], coordinator.progress["late_rows"], sink.table().num_rows) == (1, 0, 0)
     # Three batches of mostly such times are a jump of time.
     run(coordinator, [[events(500_000.0 + k, 500_001.0 + k)] for k in range(4)], first=3)
     assert sorted(sink.table().column("n").to_pylist())[-1] == 6
@@ -396,6 +396,7 @@ def test_outlier_timestamps_close_nothing(tmp_path: Path) -> None:
     (lambda q: q.group_by("k").agg(n=si.count()).group_by("n").agg(m=si.count()), "changes", "has several"),
     (lambda q: q.limit(3), "final", "limit depends on the order"),
     (lambda q: q.sort("x"), "final", "cannot be sorted"),
+    (lambda q: q.join({"k": ["a"]}, on="k", how="outer"), "final", "how='outer' needs a flow that ends"),
     (lambda q: q.union(q), "final", "has a union"),
     (lambda q: q.distinct("k"), "final", "distinct of some columns"),
     (lambda q: q.group_by("k").agg(f=col("x").first()), "changes", "first depends on the order"),

@@ -14,7 +14,7 @@ import scalein as si
 from scalein.connectors.sinks import files
 from scalein.errors import NOWHERE, BadArgument, WriteFailed
 from scalein.spark.streaming import sinks
-from scalein.spark.streaming.commits import Coordinator
+from scalein.spark.streaming.coordinator import Coordinator
 from scalein.spark.streaming.manifest import Manifests
 from scalein.spark.streaming.tasks import BatchResult, MicroBatch
 from scalein.storage.object_store import parse_location

@@ -106,26 +106,9 @@ def test_results_do_not_depend_on_who_reads_the_files(reader: str, spark: Any, t
     wanted = everything.filter(pc.field("x") > -7) if reader == "spark" else everything
     assert_same(sis.read_state(tmp_path / "checkpoint"), GROUPS.collect(wanted))
     assert found == [reader != "spark"] * 2
+    assert job.last_progress is not None
+    assert job.last_progress["read_by"] == ("spark" if reader == "spark" else "tasks")
     assert [each.numInputRows for each in job.query.recentProgress if each.numInputRows] == [400, 400]
-
-
-def test_files_that_spark_must_read(tmp_path: Path) -> None:
-    """Files without a column, with another type, or with dates in the old calendar."""
-    table = rows(0)
-    path = str(tmp_path / "a.parquet")
-    for given, wanted, is_readable in (
-        (table, table.schema, True),
-        (table.drop_columns("x"), table.schema, False),
-        (table.drop_columns("x"), pa.schema([table.schema.field("k")]), True),
-        (table.set_column(2, "x", table["x"].cast(pa.int32())), table.schema, False),
-        (table.replace_schema_metadata({"org.apache.spark.legacyDateTime": ""}), table.schema, False),
-        (table.replace_schema_metadata({"org.apache.spark.version": "2.4.0"}), table.schema, False),
-        (table.replace_schema_metadata({"org.apache.spark.version": "2.4.0"}), table.select(["x"]).schema, True),
-    ):
-        pq.write_table(given, path)
-        assert (inputs.plan_row_groups([path], wanted) is not None) == is_readable
-    (tmp_path / "a.parquet").write_bytes(b"no Parquet")
-    assert inputs.plan_row_groups([path], table.schema) is None
 
 
 def test_windows_and_a_function_of_a_dataframe(spark: Any, tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ from scalein.options import Options
 from scalein.state import LogStore, arena
 from scalein.state.arena import Arena, BucketAllocator, Workspace
 from scalein.state.bloom import empty_filter, filter_shift, set_bits
+from scalein.state.compaction import first_to_compact
 from scalein.state.evict import eviction_threshold
 from scalein.state.memtable import MemTable
 from scalein.state.run_blocks import DetachedRecords, RecordShape, pack, plan_blocks
-from scalein.state.run_levels import first_to_compact, pointers_to
+from scalein.state.run_levels import pointers_to
 from scalein.storage.filesystem import aligned_buffer
 
 KEY, VALUE = pa.schema([("a", pa.int32()), ("b", pa.int64())]), pa.schema([("n", pa.int64())])

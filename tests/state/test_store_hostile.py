@@ -158,7 +158,7 @@ def _where(error: BaseException) -> str:
     return f"{Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}" if at is not None else ""
 
 
-def tried(places: dict[str, Path]) -> dict[str, str]:
+def null_on_error(places: dict[str, Path]) -> dict[str, str]:
     given = "".join(f"{name}\t{path}\n" for name, path in places.items())
     done = subprocess.run([sys.executable, "-X", "faulthandler", "-c", PROGRAM], input=given, capture_output=True,
                           text=True, cwd=Path(__file__).parents[2], timeout=300, check=False)  # fmt: skip
@@ -181,7 +181,7 @@ def test_hostile_manifests_do_no_harm(built: Built, tmp_path: Path) -> None:
         change(found)
         (path / format.manifest_name(found.id)).write_bytes(manifest.encode(found).tobytes())
         places[name] = path
-    found_errors = tried(places)
+    found_errors = null_on_error(places)
     wrong = {name: text for name, text in found_errors.items() if text.startswith("!")}
     assert not wrong, "\n".join(f"{name}: {text}" for name, text in wrong.items())
     for name, text in found_errors.items():
@@ -215,7 +215,7 @@ def test_hostile_records_do_no_harm(built: Built, tmp_path: Path) -> None:
             sums[:] = kernels.checksums(np.ascontiguousarray(area.reshape(-1, 4096)), seeds)
             file.write_bytes(raw.tobytes())
         places[str(number)] = path
-    wrong = {name: text for name, text in tried(places).items() if text.startswith("!")}
+    wrong = {name: text for name, text in null_on_error(places).items() if text.startswith("!")}
     assert not wrong, "\n".join(f"{name}: {text}" for name, text in wrong.items())
 
 
@@ -245,7 +245,7 @@ def test_hostile_indexes_do_no_harm(built: Built, tmp_path: Path) -> None:
             area.view("<u8")[:, 0] = kernels.checksums(np.ascontiguousarray(area), seeds)
             (path / name).write_bytes(raw.tobytes())
         places[str(number)] = path
-    wrong = {name: text for name, text in tried(places).items() if text.startswith("!")}
+    wrong = {name: text for name, text in null_on_error(places).items() if text.startswith("!")}
     assert not wrong, "\n".join(f"{name}: {text}" for name, text in wrong.items())
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import eq
 from typing import Protocol
 
 import pyarrow as pa
 
 from scalein.errors import BadData
 
-MOST_ROWS = 1 << 18  # of a batch, whatever a file has
+MAX_ROWS = 1 << 18  # of a batch, whatever a file has
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +69,11 @@ def check_names(path: str, found: list[str], wanted: list[str]) -> None:
         raise BadData(f"{path} has a column {extra!r} of its own", wanted=", ".join(wanted), hint=_ALIKE)
 
 
-def check_schema(path: str, found: pa.Schema, wanted: pa.Schema) -> None:
-    """`check_names`, and the types are the same."""
+def check_schema(path: str, found: pa.Schema, wanted: pa.Schema,
+                 is_alike: Callable[[pa.DataType, pa.DataType], bool] = eq) -> None:
+    """`check_names`, and each type is alike: the same, unless another relation of found and wanted type is given."""
     check_names(path, found.names, wanted.names)
     for column in wanted:
-        if found.field(column.name).type != column.type:
+        if not is_alike(found.field(column.name).type, column.type):
             raise BadData(f"column {column.name!r} of {path} is {found.field(column.name).type}, not {column.type}",
                           hint=_ALIKE)

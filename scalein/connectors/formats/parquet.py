@@ -2,7 +2,8 @@
 
 If all columns are numbers in pages that the compiled kernels support, these decode them (`parquet_decode.py`), else
 pyarrow does: text takes most of the time, so beside it there is nothing to gain. Row groups whose statistics rule out
-every row of a filter are not read.
+every row of a filter are not read. A column is read in the type of the first file, or of the schema given, if its own
+type converts losslessly (`conversion.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import Any
 import pyarrow as pa
 
 from scalein.connectors.formats import statistics
-from scalein.connectors.formats.base import MOST_ROWS, FileSplit, check_schema, reading
+from scalein.connectors.formats.base import MAX_ROWS, FileSplit, check_schema, reading
+from scalein.connectors.formats.conversion import converted, converts
 from scalein.connectors.formats.parquet_decode import Column, Unsupported, columns_of, may_be_decoded
 from scalein.connectors.formats.statistics import Condition, SkipCounter
 from scalein.options import granted_cores
@@ -49,13 +51,13 @@ class Parquet:
 
         with reading(path):
             file = pq.ParquetFile(path, memory_map=True)
-            check_schema(path, file.schema_arrow, schema)
+            check_schema(path, file.schema_arrow, schema, converts)
             metadata = file.metadata
             groups = [metadata.row_group(k) for k in range(metadata.num_row_groups)]
             is_wanted = statistics.wanted(metadata, schema, self.tests) if self.tests else [True] * len(groups)
         sizes = [group.num_rows for group in groups]
         row_bytes = sum(group.total_byte_size for group in groups) / max(1, sum(sizes))
-        names = schema.names if columns is None else columns
+        wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
         # A small row group is one batch; larger batches would leave the caches before they are used. The kernels
         # decode so fast that the cost of Python for each batch weighs more there.
         most_rows = BATCH_ROWS if max(sizes, default=0) > 2 * BATCH_ROWS else 2 * BATCH_ROWS
@@ -65,7 +67,7 @@ class Parquet:
 
         def read(run: list[int]) -> Iterator[pa.RecordBatch]:
             with reading(path), next(spare, None) or pq.ParquetFile(path, metadata=metadata, memory_map=True) as mine:
-                yield from batches_of(path, mine, run, names, batch_rows)
+                yield from converted_batches(path, mine, run, wanted, batch_rows)
 
         is_any = False
         for run in _runs(sizes, is_wanted):
@@ -96,6 +98,17 @@ def _runs(sizes: list[int], is_wanted: list[bool]) -> Iterator[list[int]]:
         yield run
 
 
+def converted_batches(path: str, file: Any, groups: list[int], schema: pa.Schema, batch_rows: int,
+                      use_threads: bool = True) -> Iterator[pa.RecordBatch]:
+    """`batches_of` in the types of a schema, which the file's own types convert to."""
+    for batch in batches_of(path, file, groups, schema.names, batch_rows, use_threads):
+        if batch.schema.types == schema.types:
+            yield batch
+        else:
+            columns = [converted(column, field, path) for column, field in zip(batch.columns, schema, strict=True)]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
 def batches_of(path: str, file: Any, groups: list[int], names: list[str], batch_rows: int,
                use_threads: bool = True) -> Iterator[pa.RecordBatch]:
     """Columns of some row groups, in batches of about `batch_rows` rows; `use_threads` decodes columns in parallel."""
@@ -109,7 +122,7 @@ def batches_of(path: str, file: Any, groups: list[int], names: list[str], batch_
         with pa.memory_map(path) as mapped:
             ours = columns_of(mapped.read_buffer(), file.metadata, groups, fields)
         row_bytes = sum(field.type.bit_width for field in fields) // 8
-        together = min(_OWN_BATCHES * batch_rows, MOST_ROWS, max(1024, _BATCH_BYTES // row_bytes))
+        together = min(_OWN_BATCHES * batch_rows, MAX_ROWS, max(1024, _BATCH_BYTES // row_bytes))
         threads = min(len(ours), granted_cores() // file.metadata.num_row_groups) if use_threads else 1
         with suppress(Unsupported), ThreadPoolExecutor(threads) if threads > 1 else nullcontext() as pool:
             while ours and given < rows:  # from an unsupported page on, pyarrow reads the rest, or reports the damage

@@ -22,7 +22,7 @@ import pyarrow as pa
 from scalein.layout import PAGE_KIND, PAGE_PLAIN, PAGE_START, PAGE_VALUES, WITHIN
 from scalein.options import Options
 
-_MOST_DICTIONARY_BYTES = 1 << 18  # stays in L2
+_MAX_DICTIONARY_BYTES = 1 << 18  # stays in L2
 _CODED = 0.9  # least share of dictionary-encoded values
 _TOGETHER = 1 << 18  # least number of values decompressed by one call
 _UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
@@ -37,13 +37,13 @@ class Column:
 
     def __init__(self, file: pa.Buffer, chunks: list[Chunk], stored: np.dtype[Any], arrow: pa.DataType,
                  options: Options) -> None:
-        from scalein.kernels.parquet import Opener, Unpacker
+        from scalein.kernels.parquet import DictionaryDecoder, PageDecompressor
 
         self._file, self._stored, self._arrow = file, stored, arrow
         self._bytes = np.frombuffer(file, np.uint8)
-        self._opener = Opener(options)
+        self._decompressor = PageDecompressor(options)
         self._dtype = np.dtype(f"{stored.kind}{arrow.bit_width // 8}")
-        self._unpacker = Unpacker(self._dtype.itemsize, options)
+        self._decoder = DictionaryDecoder(self._dtype.itemsize, options)
         self._parts = self._opened(chunks)
         self._plain: np.ndarray | None = np.zeros(0, self._dtype)  # None: the next values are in the unpacker
         self._left = 0  # remaining values of either
@@ -61,7 +61,7 @@ class Column:
                 self._plain, self._left = following
             n = min(self._left, count - done)
             if self._plain is None:
-                if self._unpacker.fill(out[done : done + n]) != n:
+                if self._decoder.fill(out[done : done + n]) != n:
                     raise Unsupported
             else:
                 first = len(self._plain) - self._left
@@ -73,16 +73,16 @@ class Column:
         """The values of some pages, or None if the unpacker has them, and their number."""
         for chunk in chunks:
             if chunk.dictionary is not None:
-                self._unpacker.set_dictionary(self._values(chunk.dictionary))
+                self._decoder.set_dictionary(self._values(chunk.dictionary))
             for is_plain, pages in _together(chunk.pages):
                 if is_plain:
                     for page in pages.tolist():
                         yield self._values(Page(*page)), page[PAGE_VALUES]
                     continue
-                opened = None if chunk.dictionary is None else self._opener.open(self._bytes, pages)
+                opened = None if chunk.dictionary is None else self._decompressor.open(self._bytes, pages)
                 if opened is None:
                     raise Unsupported
-                self._unpacker.set_pages(opened)
+                self._decoder.set_pages(opened)
                 yield None, int(pages[:, PAGE_VALUES].sum())
 
     def _values(self, page: Page) -> np.ndarray:
@@ -192,7 +192,7 @@ def columns_of(file: pa.Buffer, metadata: Any, groups: list[int], fields: Sequen
 def _is_worth(chunk: Chunk) -> bool:
     """Whether the kernel is faster than pyarrow: not for plain pages, nor for dictionaries larger than the cache."""
     values = chunk.pages[:, PAGE_VALUES]
-    is_small = chunk.dictionary is not None and chunk.dictionary.raw_size <= _MOST_DICTIONARY_BYTES
+    is_small = chunk.dictionary is not None and chunk.dictionary.raw_size <= _MAX_DICTIONARY_BYTES
     return is_small and bool(values[chunk.pages[:, PAGE_PLAIN] == 0].sum() >= _CODED * values.sum())
 
 

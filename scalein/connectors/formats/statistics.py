@@ -51,6 +51,17 @@ def wanted(metadata: Any, schema: pa.Schema, tests: Sequence[Condition]) -> list
     return found
 
 
+def holds(test: Condition, value: pa.Scalar) -> bool:
+    """Whether the test may hold for rows that all have this value of its column."""
+    if not value.is_valid:
+        return False
+    known = value.as_py()
+    if not (isinstance(known, str) or (isinstance(known, int) and not isinstance(known, bool))):
+        return True
+    return any(type(known) is not type(constant) or _meets(test.how, known, known, constant)
+               for constant in test.values)
+
+
 def _may_hold(test: Condition, statistics: Any, rows: int, leaf: Any, type_: pa.DataType) -> bool:
     if statistics is None:
         return True

@@ -14,7 +14,8 @@ Where other processes write the rows (Spark's tasks), each stages files with `fo
 attempts, only those whose names reach the driver are committed.
 
 Threads: one caller at a time, but `commit` may run beside `write`; the only mutable state they share is `_changed`.
-Rows are buffered until they make a good row group, at most `_BUFFERED_BYTES` in all.
+Rows are buffered until they make a good row group, at most `_BUFFERED_BYTES` in all. A file ends with its epoch, and at
+`roll` bytes (`write`).
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ from scalein.errors import BadArgument, SourceLoc, UnknownColumn, WriteFailed, W
 from scalein.storage.checked_json import Json
 
 STAGED, PART = "_staged-", "part-"
-_GROUP_BYTES = 32 << 20  # size of a row group or block of a file
-_GROUP_ROWS = 1 << 20
+GROUP_BYTES = 32 << 20  # size of a row group or block of a file
+GROUP_ROWS = 1 << 20
 _BUFFERED_BYTES = 128 << 20
 _SYNC_THREADS = 16
 _LAST_TASK = 999_999  # number of the last task of an epoch written by several tasks
-_MOST_OPEN = 256  # files written at once; more values of `partition_by` close the oldest
+_MAX_OPEN = 256  # files written at once; more values of `partition_by` close the oldest
 
 
 @dataclass(slots=True, eq=False)
-class _Staged:
+class StagedFile:
     """A file that is being written, and the rows buffered for it."""
 
     name: str  # below the sink's directory
@@ -96,7 +97,7 @@ class FileSink:
         self._file_schema = pa.schema([])  # the columns of the files, without `partition_by`
         self._prefix, self._epoch, self._count = "", 0, 0
         self._attempt = ""  # part of file names, where several tasks stage files of an epoch
-        self._open: dict[str, _Staged] = {}  # by directory below `path`; the least recently opened first
+        self._open: dict[str, StagedFile] = {}  # by directory below `path`; the least recently opened first
         self._finished: list[str] = []  # file names of the current epoch
         self._changed: set[str] = set()  # directories, below `path` or absolute, whose entries were not synced
 
@@ -118,7 +119,7 @@ class FileSink:
             raise BadArgument("partition_by names all columns, so none is left to write", at=self._at, step=self._step)
         with writing(self.path):
             os.makedirs(self.path, exist_ok=True)
-            _sync(os.path.dirname(self.path))
+            sync_path(os.path.dirname(self.path))
             # Refuses types that the format cannot write.
             self._format.begin(pa.BufferOutputStream(), self._file_schema).close()
         self.commit(committed)
@@ -179,7 +180,7 @@ class FileSink:
         for directory, rows in split(batch, self._by, self._file_schema):
             staged = self._open.get(directory) or self._begin(directory)
             staged.add(rows)
-            if staged.buffered_bytes >= min(_GROUP_BYTES, self._roll_bytes) or staged.buffered_rows >= _GROUP_ROWS:
+            if staged.buffered_bytes >= min(GROUP_BYTES, self._roll_bytes) or staged.buffered_rows >= GROUP_ROWS:
                 staged.flush()
                 if staged.file.tell() >= self._roll_bytes:
                     self._finish(directory)
@@ -187,8 +188,8 @@ class FileSink:
             for staged in self._open.values():
                 staged.flush()
 
-    def _begin(self, directory: str) -> _Staged:
-        while len(self._open) >= _MOST_OPEN:
+    def _begin(self, directory: str) -> StagedFile:
+        while len(self._open) >= _MAX_OPEN:
             self._finish(next(iter(self._open)))
         name = f"{STAGED}{self._prefix}-{self._epoch:06}-{self._attempt}{self._count:04}{self._format.suffix}"
         self._count += 1
@@ -197,7 +198,7 @@ class FileSink:
         with writing(path):
             self._make(directory)
             file = pa.OSFile(path, "wb")
-            staged = _Staged(name, path, file, self._format.begin(file, self._file_schema), self._file_schema)
+            staged = StagedFile(name, path, file, self._format.begin(file, self._file_schema), self._file_schema)
         self._changed.add(directory)
         self._open[directory] = staged
         return staged
@@ -257,12 +258,12 @@ class FileSink:
         """Sync these in parallel: file systems commit their journal for several at once."""
         paths = [os.path.join(self.path, name) for name in names]
         if len(paths) < 2:
-            list(map(_sync, paths))
+            list(map(sync_path, paths))
         else:
             from concurrent.futures import ThreadPoolExecutor
 
             with ThreadPoolExecutor(min(len(paths), _SYNC_THREADS)) as pool:
-                list(pool.map(_sync, paths))
+                list(pool.map(sync_path, paths))
 
     def close(self) -> None:
         """Prepared files stay: a manifest may name them, which only the next `open` can know."""
@@ -320,7 +321,7 @@ def _number(name: str) -> tuple[int, int] | None:
     return None
 
 
-def _sync(path: str) -> None:
+def sync_path(path: str) -> None:
     """fsync a file or directory."""
     with writing(path):
         handle = os.open(path, os.O_RDONLY)

@@ -13,26 +13,28 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from scalein.connectors.base import QUIET_S
-from scalein.connectors.formats.base import MOST_ROWS, FileSplit, Format
+from scalein.connectors.formats.base import MAX_ROWS, FileSplit, Format
 from scalein.connectors.formats.lenient import MALFORMED
 from scalein.connectors.formats.parquet import Parquet
 from scalein.connectors.formats.statistics import Condition
 from scalein.connectors.formats.text import Csv, JsonLines
 from scalein.connectors.sources.listing import Listing
 from scalein.connectors.sources.read_ahead import ReadTask, read_ahead
-from scalein.connectors.sources.seen_files import SeenFiles
 from scalein.errors import BadArgument, BadData, SourceLoc, here, locating
 from scalein.options import granted_cores
 from scalein.storage.checked_json import Json
 
+if TYPE_CHECKING:
+    from scalein.connectors.sources.seen_files import SeenFiles
+
 # Between two listings of a followed directory: it doubles while nothing appears; a listing takes a small share of it.
-_LEAST_WAIT_S, _MOST_WAIT_S, _LISTING_SHARE = 0.05, 0.4, 4
-_MOST_THREADS = 8  # pyarrow decodes the columns of a file in its own threads; more would only hold more rows
+_MIN_WAIT_S, _MAX_WAIT_S, _LISTING_SHARE = 0.05, 0.4, 4
+_MAX_THREADS = 8  # pyarrow decodes the columns of a file in its own threads; more would only hold more rows
 _PARTITION = "files"
 
 Item = tuple[pa.RecordBatch, Json]
@@ -114,7 +116,7 @@ class FileSource:
         """The rows after an offset; batches do not span files."""
         tasks = self._listed(offset) if self.bounded else self._followed(offset)
         empty = pa.RecordBatch.from_pylist([], schema=self.schema)
-        threads = min(granted_cores(), _MOST_THREADS) + 1
+        threads = min(granted_cores(), _MAX_THREADS) + 1
         for item in read_ahead(tasks, threads, QUIET_S, size_of=_size_of, most_bytes=self.memory,
                                tasks_wait=False):
             if item is not None:
@@ -141,7 +143,7 @@ class FileSource:
             name = position["file"]
             yield from self._tasks(name, position["row"], {"file": name, "seen": seen.to_json()})
             seen.add(name)
-        wait_s = _LEAST_WAIT_S
+        wait_s = _MIN_WAIT_S
         while True:
             started_s = time.monotonic()
             seen.forget(names)
@@ -150,13 +152,15 @@ class FileSource:
             for file in new:
                 yield from self._tasks(file.name, 0, {"file": file.name, "seen": seen.to_json()})
                 seen.add(file.name)
-            wait_s = _LEAST_WAIT_S if new else min(2 * wait_s, _MOST_WAIT_S)
+            wait_s = _MIN_WAIT_S if new else min(2 * wait_s, _MAX_WAIT_S)
             while time.monotonic() - listed_s < max(wait_s, _LISTING_SHARE * (listed_s - started_s)):
                 yield None
             names = self.listing.names()
 
     def _seen(self, position: Offset, names: list[str]) -> SeenFiles:
         """The files that were read before an offset, without one that was begun."""
+        from scalein.connectors.sources.seen_files import SeenFiles  # hashes, which other reads do not need
+
         seen = SeenFiles(position.get("seen"))
         if "since" in position:  # the first offsets had names of the last hour, and a time before which all were read
             seen.add(*position["read"])
@@ -195,10 +199,10 @@ def _numbered(split: FileSplit, row: int, offset: Offset, is_last: bool) -> Iter
         start, position = position, position + batch.num_rows
         if start < row:
             batch = batch.slice(min(row - start, batch.num_rows))
-        for first in range(0, batch.num_rows, MOST_ROWS):
+        for first in range(0, batch.num_rows, MAX_ROWS):
             if waiting is not None:
                 yield waiting
-            piece = batch.slice(first, MOST_ROWS)
+            piece = batch.slice(first, MAX_ROWS)
             after = position - batch.num_rows + first + piece.num_rows
             waiting = piece, {**offset, "row": after, "done": False}
     if position < row:

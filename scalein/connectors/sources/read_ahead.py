@@ -4,6 +4,8 @@ Each task has a queue; the consumer drains the oldest one. A thread waits while 
 hold too many bytes, and starts no task while there are too many queues: that bounds memory. The oldest queue is always
 being filled or complete and may always hold one item, so there is no deadlock. An error is raised in the place of the
 item that failed. Closing the iterator ends the threads.
+
+The number of threads is decided in `files.py`; a job reads ahead of its own in `jobs/source_readers.py`.
 """
 
 from __future__ import annotations

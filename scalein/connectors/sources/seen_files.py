@@ -15,7 +15,7 @@ from scalein.storage.checked_json import Json
 
 _BYTES = 8
 _CHUNK = 512  # names in a text of an offset: complete texts are shared by all offsets that follow
-MOST_GONE = 1 << 16
+MAX_GONE = 1 << 16
 
 
 class SeenFiles:
@@ -51,7 +51,7 @@ class SeenFiles:
 
         A few more are never forgotten: a directory may be seen without one of its files for a moment.
         """
-        if len(self._hashes) - len(present) > MOST_GONE:
+        if len(self._hashes) - len(present) > MAX_GONE:
             left = [name for name in present if name in self]
             self._names, self._hashes, self._complete, self._last = set(), set(), [], bytearray()
             self.add(*left)

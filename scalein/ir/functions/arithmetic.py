@@ -1,4 +1,8 @@
-"""Arithmetic of numbers, decimals, times and durations; functions of floats."""
+"""Arithmetic of numbers, decimals, times and durations; functions of floats.
+
+Integer overflow and a zero divisor are errors (`_overflows`, `_divides_badly`), floats give inf and NaN. How kernels
+find overflow: `llvm_backend/functions/arithmetic.py`. The types of decimals: `ir/decimals.py`.
+"""
 
 from __future__ import annotations
 

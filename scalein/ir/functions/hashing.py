@@ -13,7 +13,7 @@ It is XXH64 with the seed 42, read as a signed integer, of these bytes, least by
     null                                                   none at all: its hash is the seed
 
 Stored results and other systems depend on it, so none of this may change. The key hash of tables and joins is another
-one, and free to.
+one (`llvm_backend/keys.py`), and free to.
 """
 
 from __future__ import annotations

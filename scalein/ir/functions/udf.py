@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from scalein.dtypes import F64, I64, TIMES, Kind
 from scalein.ir.exprs import Call, Expr, walk
 from scalein.ir.functions.registry import ANY, Args, Function, Nulls, always, declare, typed
-from scalein.ir.udf import AnyUdf, PythonUdf, Variable, can_be_null
 from scalein.ir.unify import Refused, cast_to, own_type_of
+
+if TYPE_CHECKING:  # most flows have no udf
+    from scalein.ir.udf import AnyUdf, Variable
 
 _PYTHON_NAMES = {Kind.F64: "float", Kind.I64: "int", Kind.BOOL: "bool", Kind.STR: "str"}
 
 
 def _udf(call: Call, args: Args) -> Expr:
+    from scalein.ir.udf import AnyUdf
+
     (udf,) = call.params
     assert isinstance(udf, AnyUdf)
     given = [_udf_argument(udf, param, arg) for param, arg in zip(udf.params, args, strict=True)]
@@ -35,12 +40,16 @@ def _udf_argument(udf: AnyUdf, param: Variable, arg: Expr) -> Expr:
 
 
 def _nullable(call: Call, args: Sequence[Expr]) -> bool:
+    from scalein.ir.udf import AnyUdf, can_be_null
+
     (udf,) = call.params
     assert isinstance(udf, AnyUdf)
     return can_be_null(udf, args)
 
 
 def _stays_python(call: Call) -> bool:
+    from scalein.ir.udf import PythonUdf
+
     return isinstance(call.params[0], PythonUdf)
 
 

@@ -1,4 +1,7 @@
-"""Groups of rows, and windows of time."""
+"""Groups of rows, and windows of time.
+
+The result types of aggregates are in `ir/aggregates.py`, the length of slices in `passes/aggregate_layout.py`.
+"""
 
 from __future__ import annotations
 

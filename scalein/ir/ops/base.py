@@ -35,6 +35,7 @@ class Op:
     is_row_by_row: ClassVar[bool] = False  # each row gives its rows at once, whatever came before
     is_one_to_one: ClassVar[bool] = False  # each row gives exactly one
     has_state: ClassVar[bool] = False  # what comes of a row depends on others
+    is_blocking: ClassVar[bool] = False  # it needs all its rows, and a bounded run of them, before it gives the first
     names_columns: ClassVar[bool] = True  # it decides which columns come out; else they are the input's
     keeps_nullable: ClassVar[bool] = False  # its columns have their nullability from its expressions
 

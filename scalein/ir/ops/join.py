@@ -1,17 +1,21 @@
-"""Ops over several inputs."""
+"""Join and union: their schemas, which filters pass them (`push`), and which side is built: always the right one.
+
+A join is with a static table. `Join` gives its rows as those of the left side come; `OuterJoin` also keeps the table's
+rows without a match, which are known when the left side has ended.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
-from scalein.dtypes import Field, Schema
+from scalein.dtypes import I32, Field, Schema
 from scalein.errors import NOWHERE, SourceLoc
 from scalein.ir import physical
-from scalein.ir.checks import expect, wrong_keys
-from scalein.ir.exprs import Col, Expr, columns
+from scalein.ir.checks import PROBES, expect, wrong_keys
+from scalein.ir.exprs import Col, Expr, Lit, columns
 from scalein.ir.functions.registry import can_fail
 from scalein.ir.ops.base import Op
 from scalein.ir.ops.predicates import width
@@ -76,8 +80,8 @@ def _exactly(op: Op, needed: set[str]) -> Op:
 class Join(Op):
     """Rows of `left` with the matching rows of a static table (`right`, read whole first).
 
-    `how` is inner, left, semi or anti. Keys are expressions of equal types on both sides; `keep` maps
-    output name -> column of the right side (never its keys). Null keys match nothing.
+    `how` is inner, left, semi, anti, or cross, which has no keys. Keys are expressions of equal types on both sides;
+    `keep` maps output name -> column of the right side (never its keys). Null keys match nothing.
     """
 
     left: Op
@@ -89,6 +93,7 @@ class Join(Op):
     at: SourceLoc = field(default=NOWHERE, compare=False)
 
     is_row_by_row = True
+    _hows: ClassVar[tuple[str, ...]] = (*PROBES, "cross")
 
     @property
     def inputs(self) -> tuple[Op, ...]:
@@ -119,10 +124,13 @@ class Join(Op):
     def _detail(self) -> str:
         keys = ", ".join(show_equation(*pair) for pair in zip(self.left_keys, self.right_keys, strict=False))
         kept = ", ".join(name if name == column else f"{name} = {column}" for name, column in self.keep)
-        return f"{self.how} on {keys}" + (f" keep {kept}" if kept else "")
+        return self.how + (f" on {keys}" if keys else "") + (f" keep {kept}" if kept else "")
 
     def wrong(self) -> Iterator[str]:
-        yield from wrong_keys(self.how, self.left_keys, self.right_keys, bool(self.keep))
+        if self.how == "cross":
+            yield from ("a cross join has keys" for _ in self.exprs()[:1])
+        else:
+            yield from wrong_keys(self.how, self.left_keys, self.right_keys, bool(self.keep), self._hows)
         known = set(self.right.schema.names)
         yield from (f"no column {column!r} on the right" for _, column in self.keep if column not in known)
 
@@ -141,16 +149,75 @@ class Join(Op):
         wanted = columns(predicate)
         if wanted <= set(self.left.schema.names):
             return [(0, predicate)] if self.how == "left" or not can_fail(predicate) else None
-        fields, kept = self.right.schema, dict(self.keep)
-        if self.how != "inner" or not wanted <= kept.keys() or can_fail(predicate):
+        kept = dict(self.keep)
+        if self.how not in ("inner", "cross") or not wanted <= kept.keys() or can_fail(predicate):
             return None
-        there = {name: fields[kept[name]] for name in wanted}
-        return [(1, substitute(predicate, {name: Col(f.name, f.dtype, f.nullable) for name, f in there.items()}))]
+        return [(1, self._on_the_right(predicate))]
+
+    def _on_the_right(self, predicate: Expr) -> Expr:
+        """A predicate over kept columns, as one over the right side."""
+        there = {name: self.right.schema[column] for name, column in self.keep}
+        return substitute(predicate, {name: Col(f.name, f.dtype, f.nullable) for name, f in there.items()})
 
     def physical(self, p: Planner) -> Node:
-        left, left_keys = p.hosts(p.node(self.left), self.left_keys)
-        right, right_keys = p.columns(p.node(self.right), self.right_keys)
+        """A cross join is an inner one by a constant: one chain of all rows of the table."""
+        left, left_keys = p.hosts(p.node(self.left), self.left_keys or (_CONSTANT,))
+        right, right_keys = p.columns(p.node(self.right), self.right_keys or (_CONSTANT,))
         number = p.join_number()
         table = JoinBuild(right, tuple(right_keys), tuple(dict.fromkeys(column for _, column in self.keep)))
-        probe = Probe(number, tuple(left_keys), self.how, self.keep)
+        probe = Probe(number, tuple(left_keys), "inner" if self.how == "cross" else self.how, self.keep)
         return Pipeline(left, (probe,), identity(self.schema), joins=((number, table),), name="join")
+
+
+_CONSTANT = Lit(0, I32)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class OuterJoin(Join):
+    """A join that keeps all rows of the table: those without a match follow at the end, in the table's order.
+
+    `how` is right, or outer, which keeps all rows of the left side as well. The left keys are different columns; where
+    there is no row of the left side, they hold the right keys and its other columns are null.
+    """
+
+    is_row_by_row = False
+    has_state = True
+    is_blocking = True
+    keeps_nullable = True
+    _hows = ("right", "outer")
+
+    def _columns(self) -> Schema:
+        keys = {a.name: b for a, b in zip(self.left_keys, self.right_keys, strict=True) if isinstance(a, Col)}
+        is_outer = self.how == "outer"
+        fields = [Field(f.name, f.dtype, keys[f.name].nullable or (is_outer and f.nullable) if f.name in keys else True)
+                  for f in self.left.schema]
+        there = ((name, self.right.schema[column]) for name, column in self.keep)
+        return Schema((*fields, *(Field(name, f.dtype, f.nullable or is_outer) for name, f in there)))
+
+    def wrong(self) -> Iterator[str]:
+        yield from super().wrong()
+        names = [key.name for key in self.left_keys if isinstance(key, Col)]
+        if len(set(names)) < len(self.left_keys):
+            yield "its left keys are not different columns"
+
+    def hands_on(self, column: str) -> bool:
+        return False
+
+    def push(self, predicate: Expr) -> list[tuple[int, Expr]] | None:
+        """A right join keeps every row of the right side; fewer rows of the left would leave more without a match."""
+        if self.how != "right" or not columns(predicate) <= dict(self.keep).keys():
+            return None
+        return [(1, self._on_the_right(predicate))]
+
+    def physical(self, p: Planner) -> Node:
+        right, right_keys = p.columns(p.node(self.right), self.right_keys)
+        number = p.join_number()
+        table = JoinBuild(right, tuple(right_keys), tuple(dict.fromkeys(column for _, column in self.keep)), True)
+        is_outer = self.how == "outer"
+        probe = Probe(number, self.left_keys, "left" if is_outer else "inner", self.keep, marks=True)
+        kept = ((name, self.right.schema[column]) for name, column in self.keep)
+        matched = Schema((*self.left.schema, *(Field(name, f.dtype, f.nullable or is_outer) for name, f in kept)))
+        pipe = Pipeline(p.node(self.left), (probe,), identity(matched), joins=((number, table),), name="join")
+        keys = {a.name: b.name for a, b in zip(self.left_keys, right_keys, strict=True) if isinstance(a, Col)}
+        origins = {**keys, **dict(self.keep)}
+        return physical.OuterJoin(pipe, number, tuple(origins.get(f.name) for f in self.schema), self.schema)

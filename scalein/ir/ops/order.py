@@ -109,6 +109,7 @@ class Sort(SameColumns):
     at: SourceLoc = field(default=NOWHERE, compare=False)
 
     has_state = True
+    is_blocking = True
 
     def exprs(self) -> tuple[tuple[Expr, int], ...]:
         return tuple((by.expr, 0) for by in self.by)

@@ -45,7 +45,7 @@ def width(column: Field | Expr) -> int:
     return 1 << 16 if dtype.is_bytes else dtype.bits
 
 
-def effort(item: Named) -> tuple[int, int]:
+def cost(item: Named) -> tuple[int, int]:
     """What it costs to compute a column, for comparisons."""
     match item.expr:
         case Lit():

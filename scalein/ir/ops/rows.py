@@ -18,7 +18,7 @@ from scalein.ir.checks import expect
 from scalein.ir.exprs import Col, Expr, Named, columns, type_of
 from scalein.ir.functions.registry import can_fail
 from scalein.ir.ops.base import Op, SameColumns, Unary
-from scalein.ir.ops.predicates import effort, over
+from scalein.ir.ops.predicates import cost, over
 from scalein.ir.physical import Host, Node, Pipeline, identity
 from scalein.ir.printer import show_expr, show_named
 from scalein.ir.stages import FilterStep
@@ -90,7 +90,7 @@ class Project(Unary):
         return self if len(items) == len(self.items) else replace(self, items=items)
 
     def cheapest(self) -> set[str]:
-        return {min(self.items, key=effort).name}
+        return {min(self.items, key=cost).name}
 
     def hands_on(self, column: str) -> bool:
         return any(item.name == column and isinstance(item.expr, Col) and item.expr.name == column
@@ -132,34 +132,38 @@ class MapBatches(Unary):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Explode(Unary):
-    """A row for each element of a list column, in order, the element in its place; none for a null or empty list."""
+    """A row for each element of some list columns, in order, the elements in their places.
+
+    The lists of a row have one length; null counts as empty, and an empty list gives no row.
+    """
 
     input: Op
-    column: str
+    lists: tuple[str, ...]
     at: SourceLoc = field(default=NOWHERE, compare=False)
 
     is_row_by_row = True
 
     def _columns(self) -> Schema:
-        return Schema(tuple(_element(f) if f.name == self.column else f for f in self.input.schema))
+        return Schema(tuple(_element(f) if f.name in self.lists else f for f in self.input.schema))
 
     def _detail(self) -> str:
-        return self.column
+        return ", ".join(self.lists)
 
     def wrong(self) -> Iterator[str]:
-        column = self.input.schema.get(self.column)
-        if column is None or element_of(column.dtype) is None:
-            yield f"no list {self.column!r} in its input"
+        for name in self.lists:
+            column = self.input.schema.get(name)
+            if column is None or element_of(column.dtype) is None:
+                yield f"no list {name!r} in its input"
 
     def reads(self, needed: set[str]) -> tuple[set[str], ...]:
-        return (needed | {self.column},)
+        return (needed | set(self.lists),)
 
     def hands_on(self, column: str) -> bool:
-        return column != self.column
+        return column not in self.lists
 
     def push(self, predicate: Expr) -> list[tuple[int, Expr]] | None:
         """What the elements of a list share decides for all of them; a row without elements must not fail."""
-        return None if self.column in columns(predicate) or can_fail(predicate) else [(0, predicate)]
+        return None if set(self.lists) & columns(predicate) or can_fail(predicate) else [(0, predicate)]
 
     def physical(self, p: Planner) -> Node:
         return Host(p.node(self.input), self)

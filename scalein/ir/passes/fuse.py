@@ -7,6 +7,8 @@ step needs them, and each is computed once a loop however often it is named (a c
 A `distinct` is a step like others, but its rows must not be run twice, as groups do that try a few rows first
 or read their input again: so a group starts a new stage after it. So does a second distinct, which keeps it
 to one table a kernel.
+
+Where a kernel must end at all is decided in `physicalize.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scalein.ir.exprs import Col
-from scalein.ir.physical import Node, Pipeline, Scan, Union, WindowAggregate, walk_nodes
+from scalein.ir.physical import Node, OuterJoin, Pipeline, Scan, Union, WindowAggregate, walk_nodes
 from scalein.ir.stages import ProjectStep, Step
 
 
@@ -35,6 +37,10 @@ def _fused(node: Node, done: dict[int, Node]) -> Node:
         case Pipeline() | WindowAggregate():
             joins = tuple((number, replace(table, input=done[id(table.input)])) for number, table in node.joins)
             return _absorb(replace(node, input=done[id(node.input)], joins=joins))
+        case OuterJoin():
+            pipe = done[id(node.input)]
+            assert isinstance(pipe, Pipeline)
+            return replace(node, input=pipe)
         case _:
             return replace(node, input=done[id(node.input)])
 

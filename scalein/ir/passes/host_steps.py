@@ -10,6 +10,8 @@
 
 pyarrow computes whole columns, and no row may fail that does not ask for the value: where a branch is not taken, or
 `and` and `or` are decided. So what can fail there is given null for an argument in those rows: null cannot fail.
+
+Which functions pyarrow computes stands in their declarations (`host=`, in `ir/functions/`).
 """
 
 from __future__ import annotations

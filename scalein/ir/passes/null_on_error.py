@@ -22,7 +22,7 @@ _OURS = ("on_error",)  # what a `try` holds that the user did not write
 
 
 
-def tried(root: ops.Op) -> ops.Op:
+def null_on_error(root: ops.Op) -> ops.Op:
     """The plan with null where an expression would fail. A sum that leaves its 64 bits is no row's fault, and a
     function of `map_batches` no expression: they raise as ever.
     """
@@ -69,7 +69,7 @@ def _is_looser(call: Call | Agg, args: Sequence[Expr]) -> bool:
     return any(new.nullable and not old.nullable for new, old in zip(args, call.args, strict=True))
 
 
-def untried(op: ops.Op) -> ops.Op:
+def as_written(op: ops.Op) -> ops.Op:
     """An op as the user wrote it, where that makes no difference to what its state has.
 
     So a job that a row has ended can go on with on_error="null". A value that could not be null before is another: its

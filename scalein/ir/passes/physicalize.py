@@ -1,4 +1,5 @@
-"""split: an op tree into nodes, cut where a kernel must end.
+"""physicalize: an op tree into nodes, cut where a kernel must end. How an op becomes a node, each op says
+(`Op.physical`, in `ir/ops/`): a join, for example, builds its right side.
 
 A kernel ends at keyed state, at a limit, at a union, at Python code, and where an expression is
 pyarrow's to compute (`Host`). Each remaining op becomes a `Pipeline` of its own; `fuse` joins them.
@@ -13,14 +14,14 @@ from scalein.ir import ops
 from scalein.ir.exprs import Col, Expr, Named, NamedAgg
 from scalein.ir.functions.registry import has_host
 from scalein.ir.internal_names import internal
-from scalein.ir.passes.aggregate_table import aggregate_table, distinct_table
+from scalein.ir.passes.aggregate_layout import aggregate_table, distinct_table
 from scalein.ir.passes.host_steps import HostSteps
 from scalein.ir.physical import Node, Pipeline, identity
 from scalein.ir.rewrite import walk_ops
 from scalein.ir.tables import Table
 
 
-def split(root: ops.Op) -> Node:
+def physicalize(root: ops.Op) -> Node:
     """Filter(Source) -> Pipeline(Scan, [filter]); one node for every op that computes."""
     planner = Planner()
     for op in walk_ops(root):

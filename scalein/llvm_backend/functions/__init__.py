@@ -10,7 +10,15 @@ from scalein.llvm_backend.functions import (
     logic,
     membership,
     strings,
-    udf,
 )
+from scalein.llvm_backend.functions.registry import CallSite, lowers
+from scalein.llvm_backend.values import Value
 
-__all__ = ["arithmetic", "casts", "compare", "dates", "hashing", "internal", "logic", "membership", "strings", "udf"]
+__all__ = ["arithmetic", "casts", "compare", "dates", "hashing", "internal", "logic", "membership", "strings"]
+
+
+@lowers("udf")
+def _udf(c: CallSite) -> Value:
+    from scalein.llvm_backend.functions.udf import lower_udf  # most flows have none
+
+    return lower_udf(c)

@@ -1,4 +1,5 @@
-"""Column.hash() in a kernel: XXH64 as `scalein.ir.functions.hashing` defines it, word for word.
+"""Column.hash() in a kernel: XXH64 as `scalein.ir.functions.hashing` defines it, word for word. (Tables and joins hash
+their keys in another way: `llvm_backend/keys.py`.)
 
 Numbers have a fixed number of bytes, so their hash is straight code that vectorizes. Text goes through the whole
 algorithm: stripes of 32 bytes, then words of 8, of 4, and single bytes.

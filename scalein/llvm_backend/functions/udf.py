@@ -40,15 +40,14 @@ from scalein.ir.udf import (
 )
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import I1, I64, PTR, Fn, Loop, const
-from scalein.llvm_backend.functions.registry import CallSite, lowers
+from scalein.llvm_backend.functions.registry import CallSite
 from scalein.llvm_backend.functions.udf_apply import lower_apply, truth
 from scalein.llvm_backend.values import Str, Value, register_type
 
 STOPPED = "stopped"  # the error of a cancelled loop; the caller that cancelled it raises its own
 
 
-@lowers("udf")
-def _udf(c: CallSite) -> Value:
+def lower_udf(c: CallSite) -> Value:
     """The udf's value in a row; it is called only if the row is live and no argument that it needs is null."""
     code, f, args, live = c.code, c.f, c.values, c.live
     (udf,) = c.params

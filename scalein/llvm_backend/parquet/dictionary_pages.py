@@ -20,13 +20,13 @@ from collections.abc import Callable
 
 from llvmlite import ir
 
-from scalein.layout import DONE, ERROR, MOST_BITS, OPEN_WORDS
+from scalein.layout import DONE, ERROR, MAX_BITS, OPEN_WORDS
 from scalein.llvm_backend.fn import I1, I8, I64, PTR, Fn, Var, const
 from scalein.llvm_backend.stage import Lowered
 
 _LITERAL = -1  # in slot `number`: the run has numbers of its own
 _STATE = ("at", "left", "number", "base", "next", "values_left", "page", "width")
-_MOST_SHIFT = 35  # bits of a varint
+_MAX_SHIFT = 35  # bits of a varint
 
 
 def lower_unpack(value_bytes: int) -> Lowered:
@@ -155,7 +155,7 @@ class Cursor:
         f, b = self._f, self._f.b
         head, shift = f.var(I64, const(0)), f.var(I64, const(0))
         with f.forever() as more:
-            f.leave_if(b.icmp_signed(">=", shift.get(), const(_MOST_SHIFT)), ERROR)
+            f.leave_if(b.icmp_signed(">=", shift.get(), const(_MAX_SHIFT)), ERROR)
             found = self.byte()
             head.set(b.or_(head.get(), b.shl(b.and_(found, const(127)), shift.get())))
             shift.set(b.add(shift.get(), const(7)))
@@ -204,7 +204,7 @@ def _begin_run(f: Fn, page: Cursor, state: dict[str, Var], entries: ir.Value) ->
             page.skip(b.mul(length, width))
         with repeated:
             number = f.var(I64, const(0))
-            for k in range(MOST_BITS // 8):
+            for k in range(MAX_BITS // 8):
                 with f.when(b.icmp_unsigned(">", width, const(8 * k))):
                     number.set(b.or_(number.get(), b.shl(page.byte(), const(8 * k))))
             f.leave_if(b.icmp_unsigned(">=", number.get(), entries), ERROR)
@@ -248,7 +248,7 @@ class _Run:
         f, b, width = self._f, self._f.b, self._width.get()
         first, last = self.place(following), b.sub(self._page.size.get(), const(1))
         found = const(0)
-        for k in range((MOST_BITS + 14) // 8):  # bytes that it may touch
+        for k in range((MAX_BITS + 14) // 8):  # bytes that it may touch
             byte = f.load_input(f.byte_at(self._page.data.get(), f.min(b.add(first, const(k)), last)), I8)
             found = b.or_(found, b.shl(b.zext(byte, I64), const(8 * k)))
         bits = b.and_(b.mul(following, width), const(7))

@@ -38,8 +38,8 @@ _OF_DATA, _OF_DICTIONARY, _OF_DATA_V2 = 5, 7, 8  # fields that tell of a kind of
 
 _DEPTH = 4  # of structs in one another
 _ABSENT = -1
-_MOST_PAGE_BYTES = 1 << 28
-_MOST_GAIN = 32  # times the bytes that Snappy makes of some: 64 of 3 at most
+_MAX_PAGE_BYTES = 1 << 28
+_MAX_GAIN = 32  # times the bytes that Snappy makes of some: 64 of 3 at most
 
 
 def lower_page_headers() -> Lowered:
@@ -164,10 +164,10 @@ def _write_page(f: Fn, chunk: Cursor, inner: Var, fields: ir.Value, row: ir.Valu
     is_coded = f.all_of(b.not_(is_dictionary), one_of(encoding, _RLE_DICTIONARY))
     is_known = f.all_of(is_known, f.any_of(one_of(encoding, _PLAIN, _PLAIN_DICTIONARY), is_coded))
     is_sound = f.all_of(b.icmp_signed(">=", values, const(0)), b.icmp_signed("<=", before, f.min(size, raw_size)),
-                        b.icmp_signed("<=", raw_size, const(_MOST_PAGE_BYTES)))
+                        b.icmp_signed("<=", raw_size, const(_MAX_PAGE_BYTES)))
     packed = f.all_of(is_compressed, f.any_of(b.not_(is_v2), b.icmp_signed("!=", of(7), const(0))))
     # Sizes are bounded by what the page can expand to: a page of a few bytes does not become gigabytes.
-    most = b.mul(b.sub(size, before), const(_MOST_GAIN))
+    most = b.mul(b.sub(size, before), const(_MAX_GAIN))
     is_sound = f.all_of(is_sound, f.any_of(b.not_(packed), b.icmp_signed("<=", b.sub(raw_size, before), most)))
     f.leave_if(b.not_(f.all_of(is_known, is_sound)), ERROR)
     for word, value in ((PAGE_START, chunk.at.get()), (PAGE_SIZE, size), (PAGE_RAW_SIZE, raw_size),

@@ -30,7 +30,7 @@ from scalein.llvm_backend.fn import I32, I64, I128, PTR, const
 from scalein.llvm_backend.functions.arithmetic import floor_divide
 from scalein.llvm_backend.hash_index import Index, place_in
 from scalein.llvm_backend.keys import key_block, row_key
-from scalein.llvm_backend.parts import acc_shape, is_apart, is_many
+from scalein.llvm_backend.parts import acc_shape, can_outline, is_many
 from scalein.llvm_backend.side_state import Sides, base_of, find_sides, owner_of
 from scalein.llvm_backend.values import Env, Row, Value, canonical
 
@@ -249,7 +249,7 @@ class Found:
 def _count_in(given: Rows, sides: Sides, find: Callable[[Row], Found]) -> None:
     """Update the records of all rows: in one loop, or where accumulators are many in one for each of them."""
     code, accs = given.code, list(enumerate(sides.table.accs))
-    apart = [(number, acc) for number, acc in accs if is_apart(acc)] if is_many(accs) else []
+    apart = [(number, acc) for number, acc in accs if can_outline(acc)] if is_many(accs) else []
 
     def update(accs: Sequence[tuple[int, Acc]]) -> None:
         with rows(code, given.block) as row:
@@ -262,7 +262,7 @@ def _count_in(given: Rows, sides: Sides, find: Callable[[Row], Found]) -> None:
                     accumulators.update(code, number, acc, place, row, given.env, lambda: given.ordinal(row))
 
     if len(apart) < len(accs):
-        update([(number, acc) for number, acc in accs if not apart or not is_apart(acc)])
+        update([(number, acc) for number, acc in accs if not apart or not can_outline(acc)])
     for number, acc in apart:
         shape = acc_shape(number, acc, given.env)
         code.part(partial(update, [(number, acc)]), *(("update", shape[0]), shape[1]) if shape else ())

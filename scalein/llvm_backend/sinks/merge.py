@@ -23,7 +23,7 @@ from scalein.llvm_backend.fn import I64, PTR, const
 from scalein.llvm_backend.functions.arithmetic import floor_divide
 from scalein.llvm_backend.hash_index import Index, place_in
 from scalein.llvm_backend.keys import KeyBlock, array_type, first_bytes, halves, hash_string, hash_words, key_array, mix
-from scalein.llvm_backend.parts import is_apart, is_many
+from scalein.llvm_backend.parts import can_outline, is_many
 from scalein.llvm_backend.readers import stored_string
 from scalein.llvm_backend.side_state import base_of, owner_of
 from scalein.llvm_backend.values import Row
@@ -64,7 +64,7 @@ def _merge_into(code: Code, table: Table, target: ir.Value, record: ir.Value) ->
     into, other = place_in(code.f, table, target), place_in(code.f, table, record)
     is_wide = is_many(table.accs)
     for number, acc in enumerate(table.accs):
-        if is_wide and is_apart(acc):
+        if is_wide and can_outline(acc):
             key = "merge", acc.kind, acc.dtype, acc.by is None or type_of(acc.by), repr(acc.params)
             code.part(partial(accumulators.merge, code, number, acc, into, other), key, (f"acc{number}",))
         else:

@@ -1,6 +1,6 @@
 """What happens to bags and logs when tables are merged and groups are finished.
 
-Finishing ranks: the pairs of a group are written consecutively (`Spread`; where each group's begin is in
+Finishing ranks: the pairs of a group are written consecutively (`ExpandLog`; where each group's begin is in
 its records), then each group's are ranked (`Rank`). From values and their numbers of rows follow the quantiles,
 which go into the record; from sorted row numbers the runtime reads the order of a list. A log that has grown long is
 folded: its values are written anew, each once.
@@ -12,7 +12,7 @@ from functools import partial
 
 from llvmlite import ir
 
-from scalein.ir.stages import MergeBag, Rank, Spread
+from scalein.ir.stages import ExpandLog, MergeBag, Rank
 from scalein.ir.tables import Acc, AccKind, Table, log_layout
 from scalein.layout import BLOCK_ROWS, RecordLayout
 from scalein.llvm_backend.block import PADDED, Block, keep
@@ -66,7 +66,7 @@ def lower_merge_bag(code: Code, sink: MergeBag, block: Block, start: ir.Value) -
                    f.byte_at(group, table.layout.offset(f"acc{number}")))
 
 
-def lower_spread(code: Code, sink: Spread, block: Block, start: ir.Value) -> None:
+def lower_expand_log(code: Code, sink: ExpandLog, block: Block, start: ir.Value) -> None:
     """A group's `start` is where its next pair goes."""
     f, b, table = code.f, code.f.b, sink.table
     acc = table.accs[sink.acc]
@@ -97,7 +97,7 @@ def _field(f: Fn, layout: RecordLayout, entry: ir.Value, name: str) -> ir.Value:
 
 
 def lower_rank(code: Code, sink: Rank, block: Block, start: ir.Value) -> None:
-    """Behind `Spread`, a group's `start` is the end of its pairs; it becomes their start again."""
+    """Behind `ExpandLog`, a group's `start` is the end of its pairs; it becomes their start again."""
     f, b, table = code.f, code.f.b, sink.table
     with f.loop(block.count) as k:
         record = _source(f, table.layout, start, block.row(f, k))

@@ -1,8 +1,8 @@
 """apply: a whole flow on a DataFrame, cut where rows must meet.
 
-The flow is cut into fragments (`jobs/fragments.py`), each with a map and a reduce side (`phases.py`). The reduce side
-of one fragment and the map side of the next run in one Python task; between the two sides of a fragment stands Spark's
-shuffle of blocks (`shuffle.py`):
+The flow is cut into fragments (`jobs/fragments.py`), each with a map and a reduce side (`map_reduce.py`). The reduce
+side of one fragment and the map side of the next run in one Python task; between the two sides of a fragment stands
+Spark's shuffle of blocks (`shuffle.py`):
 
     df -> filter, select -> [map] -> blocks -> repartition -> [reduce | map] -> ... -> df
           run by Spark
@@ -24,14 +24,21 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from scalein.api.flow import Flow
-from scalein.errors import BadArgument, SourceLoc, here, type_name
+from scalein.errors import NOWHERE, BadArgument, BadData, ScaleinError, SourceLoc, here, type_name
 from scalein.ir import ops
 from scalein.ir.exprs import Named
 from scalein.ir.physical import identity
 from scalein.ir.rewrite import rewrite, walk_ops
-from scalein.jobs.fragments import Feed, Fragment, cut, fragments, over, placeholder
+from scalein.jobs.fragments import Fragment, SourceEdge, cut, fragments, over, placeholder
 from scalein.spark.batch.filters import push_to_spark, quote_name
-from scalein.spark.batch.scan import scan_all_by_key, scan_source, shuffle_partitions
+from scalein.spark.batch.outer_join import expand_outer_joins
+from scalein.spark.batch.scan import (
+    scan_all_by_key,
+    scan_row_groups,
+    scan_row_groups_by_key,
+    scan_source,
+    shuffle_partitions,
+)
 from scalein.spark.batch.tasks import (
     CompleteAggregate,
     FromSpark,
@@ -42,10 +49,13 @@ from scalein.spark.batch.tasks import (
     Task,
     ToSpark,
 )
-from scalein.spark.phases import MapReduce
+from scalein.spark.file_scan import FileScan, scan_of_dataframe
+from scalein.spark.key_groups import KEY_GROUPS
+from scalein.spark.map_reduce import MapReduce
+from scalein.spark.row_groups import RowGroups
 from scalein.spark.serialize import optimise, read_static_tables
-from scalein.spark.shuffle import KEY_GROUPS, SHUFFLE_DDL, target_ids
-from scalein.spark.types import check_input_schema, spark_arrow_schema, spark_schema
+from scalein.spark.shuffle import SHUFFLE_DDL, target_ids
+from scalein.spark.types import arrow_schema, check_input_schema, spark_arrow_schema, spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -74,13 +84,16 @@ def apply(q: Flow, df: DataFrame) -> DataFrame:
 
     The flow begins with `si.flow(schema)`, where `schema` may be `df.schema`; a column that is missing or of another
     type is refused here. Nothing runs before an action, as with every DataFrame. Joins are with static tables, which
-    are read now and sent with the plan.
+    are read now and sent with the plan; a right or outer join reads its left side twice, the second time for the keys
+    that match.
 
-    Spark does the reading, caching and scheduling; the projection (columns that the flow does not need are not sent to
-    Python); comparisons of a column with a constant in filters next to the input; the shuffle, of partial groups; and
-    full sorts. All else is compiled, and runs in Spark's Python workers. Sums, counts, minima, maxima, means and
-    distinct rows are aggregated before the shuffle. Aggregates that need all values (`n_unique`, `quantile`, `top_k`,
-    `arg_max`, ...) send the columns that they read.
+    Where the DataFrame is a scan of Parquet files that mean the same to both, perhaps with simple filters and a
+    selection of columns, and is not cached, tasks read the files themselves. Otherwise Spark does the reading, the
+    projection (columns that the flow does not need are not sent to Python), and comparisons of a column with a constant
+    in filters next to the input. In both cases it does the scheduling, the shuffle, of partial groups, and full sorts.
+    All else is compiled, and runs in Spark's Python workers. Sums, counts, minima, maxima, means and distinct rows are
+    aggregated before the shuffle. Aggregates that need all values (`n_unique`, `quantile`, `top_k`, `arg_max`, ...)
+    send the columns that they read.
 
     Spark's rows have no order of their own: `first`, `last`, `collect`, `limit` without `sort` and `distinct` of some
     columns are refused, and ties of `sort`, `top_k`, `arg_min` and `arg_max` are broken arbitrarily.
@@ -104,23 +117,44 @@ def apply(q: Flow, df: DataFrame) -> DataFrame:
 def plan_flow(op: ops.Op, spark: SparkSession, df: DataFrame | None, at: SourceLoc) -> DataFrame:
     """The DataFrame of a flow's rows; `df` is the input of its unbound source."""
     schema = op.schema.arrow
+    scan = None
     if df is not None:
         source = next(each for each in walk_ops(op) if isinstance(each, ops.Source) and each.data is None)
         typed = replace(source, arrow=check_input_schema(source.arrow, df.schema, at))
         op = rewrite(op, lambda each: typed if each is source else None)
+        op, scan = over_files(op, typed, scan_of_dataframe(df))
     # Bounded input has no late rows.
     op = rewrite(op, lambda each: each.input if isinstance(each, ops.Watermark) else None)
-    inputs = cut(read_static_tables(optimise(op), at))
-    return _Planner(spark, df, at).plan(inputs, schema)
+    inputs = cut(expand_outer_joins(read_static_tables(optimise(op), at)))
+    return _Planner(spark, df, scan, at).plan(inputs, schema)
+
+
+def over_files(op: ops.Op, source: ops.Source, scan: FileScan | None) -> tuple[ops.Op, FileScan | None]:
+    """The flow over the files that its DataFrame is a scan of; the flow itself, and None, if tasks cannot read them."""
+    if scan is None or scan.condition is None:
+        return op, scan
+    try:
+        more = arrow_schema(scan.struct, NOWHERE, [name for name in scan.condition_reads
+                                                   if name not in source.arrow.names])
+        whole = replace(source, arrow=pa.schema([*source.arrow, *more]), columns=(*source.columns, *more.names))
+        filtered = Flow(whole).filter(scan.condition).select(*source.columns).op
+    except ScaleinError:  # a column or a constant of a type that flows do not have
+        return op, None
+    found = rewrite(op, lambda each: filtered if each is source else None)
+    reads = next(each for each in walk_ops(optimise(found)) if isinstance(each, ops.Source) and each.data is None)
+    if scan.row_groups(reads.schema.arrow) is None:
+        return op, None
+    return found, scan
 
 
 class _Planner:
     """Plans the fragments of a flow, one after the other."""
 
-    def __init__(self, spark: SparkSession, df: DataFrame | None, at: SourceLoc) -> None:
-        self._spark, self._df, self._at = spark, df, at
+    def __init__(self, spark: SparkSession, df: DataFrame | None, scan: FileScan | None, at: SourceLoc) -> None:
+        self._spark, self._df, self._scan, self._at = spark, df, scan, at
+        self._row_groups: dict[tuple[object, ...], RowGroups | None] = {}  # of the scan, by columns and conditions
 
-    def plan(self, inputs: list[Feed], schema: pa.Schema) -> DataFrame:
+    def plan(self, inputs: list[SourceEdge], schema: pa.Schema) -> DataFrame:
         """The DataFrame of all fragments; each is planned when all its inputs are."""
         input_of = {id(input.first): input for input in inputs}
         pending: dict[int, list[PendingFrame]] = {}
@@ -162,19 +196,40 @@ class _Planner:
             df, step = scan_source(input, map_reduce, self._spark, self._at)
             return [PendingFrame(df, (step,))], map_reduce
         assert self._df is not None
+        map_reduce = MapReduce(fragment)
+        if (row_groups := self._scanned(input, map_reduce)) is not None:
+            df, step = scan_row_groups(row_groups, self._spark)
+            return [PendingFrame(df, (step, FromSpark(_read_schema(input, map_reduce))))], map_reduce
         fragment, condition = push_to_spark(fragment, self._df.schema)
         map_reduce = MapReduce(fragment)
         df = self._df if condition is None else self._df.filter(condition)
-        schema = pa.schema([input.arrow.field(name) for name in map_reduce.reads])
-        return [PendingFrame(select_columns(df, map_reduce.reads), (FromSpark(schema),))], map_reduce
+        steps = (FromSpark(_read_schema(input, map_reduce)),)
+        return [PendingFrame(select_columns(df, map_reduce.reads), steps)], map_reduce
+
+    def _scanned(self, source: ops.Source, map_reduce: MapReduce) -> RowGroups | None:
+        """The row groups with the columns that `map_reduce` reads, if the DataFrame is a scan that tasks can read."""
+        if self._scan is None:
+            return None
+        schema = _read_schema(source, map_reduce)
+        wanted = (*schema.names, *map_reduce.scan_conditions)
+        if wanted not in self._row_groups:
+            self._row_groups[wanted] = self._scan.row_groups(schema, map_reduce.scan_conditions)
+            if self._row_groups[wanted] is None and self._scan.condition is not None:
+                raise BadData("files of the DataFrame have changed while the flow was planned", at=self._at)
+        return self._row_groups[wanted]
 
     def _plan_without_shuffle(self, fragment: Fragment, source: ops.Source) -> PendingFrame | None:
         """The fragment with tasks that each read all files for the rows of their own keys, if a shuffle costs more."""
-        if source.data is None or not isinstance(fragment.state, ops.Aggregate):
+        if not isinstance(fragment.state, ops.Aggregate):
             return None
         map_reduce = MapReduce(fragment)
-        read = scan_all_by_key(source, map_reduce, self._spark)
-        return None if read is None else PendingFrame(read[0], (read[1], CompleteAggregate(map_reduce)))
+        if source.data is not None:
+            read = scan_all_by_key(source, map_reduce, self._spark)
+            return None if read is None else PendingFrame(read[0], (read[1], CompleteAggregate(map_reduce)))
+        row_groups = self._scanned(source, map_reduce)
+        read = None if row_groups is None else scan_row_groups_by_key(row_groups, map_reduce, self._spark)
+        return None if read is None else PendingFrame(
+            read[0], (read[1], FromSpark(_read_schema(source, map_reduce)), CompleteAggregate(map_reduce)))
 
     def _shuffle(self, frames: list[PendingFrame], map_reduce: MapReduce) -> PendingFrame:
         ids = target_ids(shuffle_partitions(self._spark))[:KEY_GROUPS] if map_reduce.keys else (0,)
@@ -212,6 +267,11 @@ class _Planner:
         downstream = MapReduce(Fragment(over(fragment.op, sort, source), source, None, None))
         schema = pa.schema([sort.schema.arrow.field(name) for name in downstream.reads])
         return [PendingFrame(select_columns(df, downstream.reads), (FromSpark(schema), MapRows(downstream)))]
+
+
+def _read_schema(source: ops.Source, map_reduce: MapReduce) -> pa.Schema:
+    """The columns of a source that `map_reduce` reads."""
+    return pa.schema([source.arrow.field(name) for name in map_reduce.reads])
 
 
 def _union(frames: Sequence[DataFrame]) -> DataFrame:

@@ -1,22 +1,23 @@
-"""run: a flow that is bound to its data, read by Spark's tasks themselves.
+"""Files that Spark's tasks read themselves: those of a flow that is bound to its data (`run`), and those of a DataFrame
+that is a scan (`file_scan.py`).
 
 Spark schedules and shuffles; rows never go through the JVM before they are aggregated. Files are cut into splits (parts
 of a Parquet file, whole files of other formats), which are assigned to tasks of about the same size: not more tasks
 than needed, because each sends partial groups of its own. Where groups are many and tasks few, each task reads all
 splits instead, for the rows of its own keys, and nothing is shuffled (`scan_all_by_key`). A task decodes its splits
 with scalein's readers, on a thread beside the kernels; row groups that statistics rule out are dropped on the driver.
-Sources with partitions of another kind (user-defined sources, generators) have one task for each partition. Data in
-this process's memory goes through `createDataFrame`.
+A DataFrame's files are read by row groups, in the types of its columns (`row_groups.py`). Sources with partitions of
+another kind (user-defined sources, generators) have one task for each partition. Data in this process's memory goes
+through `createDataFrame`.
 """
 
 from __future__ import annotations
 
-import heapq
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +33,8 @@ from scalein.ir import ops
 from scalein.ir.rewrite import walk_ops
 from scalein.options import Options
 from scalein.spark.batch.tasks import FromSpark, Rows, Step
-from scalein.spark.phases import MapReduce
+from scalein.spark.map_reduce import MapReduce
+from scalein.spark.row_groups import TASK_BYTES, RowGroups, assign_splits
 from scalein.spark.shuffle import key_hashes, rows_of_target
 from scalein.spark.types import spark_arrow_schema, spark_schema, to_spark
 from scalein.storage.checked_json import Json
@@ -42,11 +44,9 @@ if TYPE_CHECKING:
 
     from scalein.api.flow import Flow
 
-TASK_BYTES = 256 << 20  # of compressed files that a task reads, at least if there are enough cores
 MAX_FULL_READERS = 4  # tasks that each read all files
 MAX_ROWS_PER_GROUP = 8  # up to which partial groups are about as large as the rows
 
-Item = TypeVar("Item")
 Split = tuple[str, int, int | None]  # name of a file, first row, and the row after the last; None is the file's end
 
 
@@ -61,9 +61,9 @@ def run(flow: Flow, spark: SparkSession) -> DataFrame:
 
     at = here()
     if not isinstance(flow, Flow):
-        raise BadArgument("run takes a flow and a Spark session, in this order", at=at, hashes_=type(flow).__name__)
+        raise BadArgument("run takes a flow and a Spark session, in this order", at=at, found=type(flow).__name__)
     if not hasattr(spark, "createDataFrame"):
-        raise BadArgument("run takes a Spark session", at=at, hashes_=type(spark).__name__,
+        raise BadArgument("run takes a Spark session", at=at, found=type(spark).__name__,
                           hint="scalein.spark.session() gives one")
     for each in walk_ops(flow.op):
         if isinstance(each, ops.Source) and each.data is None:
@@ -116,30 +116,53 @@ def scan_all_by_key(source: ops.Source, map_reduce: MapReduce, spark: SparkSessi
     if not isinstance(files, FileSource) or not isinstance(files.format, Parquet):
         return None
     splits, sizes = file_splits(files)
-    if not splits or sum(sizes) > TASK_BYTES * cores or not _has_many_groups(files, keys, splits, sizes):
+    if not splits or sum(sizes) > TASK_BYTES * cores:
+        return None
+    name, row, _ = splits[len(splits) // 2]
+    path = files.listing.path(name)
+    part = next(files.format.splits(path, files.whole, list(dict.fromkeys(keys)), row), None)
+    file_bytes = sum(size for (each, *_), size in zip(splits, sizes, strict=True) if each == name)
+    if part is None or not _has_many_groups(next(part.open(), None), keys,
+                                            _rows(path) / max(1, file_bytes) * sum(sizes)):
         return None
     step = ScanAllByKey(ScanFiles(connected.name, files, (tuple(splits),), source.at), keys, cores)
     return spark.range(0, cores, 1, cores), step
 
 
-def _has_many_groups(files: FileSource, keys: Sequence[str], splits: Sequence[Split], sizes: Sequence[int]) -> bool:
+def scan_row_groups(row_groups: RowGroups, spark: SparkSession) -> tuple[DataFrame, Step]:
+    """A DataFrame, and the step that turns its batches into the rows of row groups."""
+    parts = row_groups.split(parallelism(spark))
+    return spark.range(0, len(parts), 1, max(1, len(parts))), ScanRowGroups(parts)
+
+
+def scan_row_groups_by_key(row_groups: RowGroups, map_reduce: MapReduce,
+                           spark: SparkSession) -> tuple[DataFrame, Step] | None:
+    """`scan_all_by_key` for row groups."""
+    keys, cores = map_reduce.source_keys, parallelism(spark)
+    if keys is None or cores > MAX_FULL_READERS or not 0 < sum(row_groups.sizes) <= TASK_BYTES * cores:
+        return None
+    middle = row_groups.row_group(len(row_groups.groups) // 2).select(list(dict.fromkeys(keys)))
+    if not _has_many_groups(next(middle.read(), None), keys, sum(row_groups.rows)):
+        return None
+    return spark.range(0, cores, 1, cores), ScanAllByKey(ScanRowGroups((row_groups,)), keys, cores)
+
+
+def _has_many_groups(sample: pa.RecordBatch | None, keys: Sequence[str], rows: float) -> bool:
     """Whether there are about as many groups as rows, or not many times fewer, by a sample from the middle.
 
     Of s rows of n equally frequent keys, where n is much greater, some s * s / 2n repeat an earlier key.
     """
+    if sample is None:
+        return False
+    hashes = key_hashes(sample, keys, Options.make(workers=1))
+    repeats = len(hashes) - len(np.unique(hashes))
+    return bool(4 * repeats <= len(hashes) and 2 * repeats * rows <= MAX_ROWS_PER_GROUP * len(hashes) ** 2)
+
+
+def _rows(path: str) -> int:
     import pyarrow.parquet as pq
 
-    name, row, _ = splits[len(splits) // 2]
-    path = files.listing.path(name)
-    part = next(files.format.splits(path, files.whole, list(dict.fromkeys(keys)), row), None)
-    batch = None if part is None else next(part.open(), None)
-    if batch is None:
-        return False
-    file_bytes = sum(size for (each, *_), size in zip(splits, sizes, strict=True) if each == name)
-    rows = pq.read_metadata(path, memory_map=True).num_rows / max(1, file_bytes) * sum(sizes)
-    hashes_ = key_hashes(batch, keys, Options.make(workers=1))
-    repeats = len(hashes_) - len(np.unique(hashes_))
-    return bool(4 * repeats <= len(hashes_) and 2 * repeats * rows <= MAX_ROWS_PER_GROUP * len(hashes_) ** 2)
+    return int(pq.read_metadata(path, memory_map=True).num_rows)
 
 
 def file_splits(source: FileSource) -> tuple[list[Split], list[int]]:
@@ -176,23 +199,6 @@ def _read_fraction(path: str, columns: list[str]) -> float | None:
     return read / total if total and read else None
 
 
-def assign_splits(splits: Sequence[Item], sizes: Sequence[int], cores: int) -> list[list[Item]]:
-    """The splits of each task, of about the same number of bytes, in their order.
-
-    >>> [[name for name, *_ in task] for task in assign_splits([(name, 0, None) for name in "abcd"], [9, 1, 1, 7], 2)]
-    [['a'], ['b', 'c', 'd']]
-    """
-    total = sum(sizes)
-    rounds = max(1, -(-total // (TASK_BYTES * cores)))
-    count = min(len(splits), rounds * cores)
-    tasks: list[tuple[int, int, list[int]]] = [(0, k, []) for k in range(count)]
-    for k in sorted(range(len(splits)), key=lambda k: -sizes[k]):  # the largest first, to the smallest task
-        size, number, numbers = heapq.heappop(tasks)
-        numbers.append(k)
-        heapq.heappush(tasks, (size + sizes[k], number, numbers))
-    return [[splits[k] for k in sorted(numbers)] for _, _, numbers in sorted(tasks, key=lambda each: each[1])]
-
-
 def parallelism(spark: SparkSession) -> int:
     """How many tasks run at a time."""
     try:
@@ -203,8 +209,8 @@ def parallelism(spark: SparkSession) -> int:
 
 def shuffle_partitions(spark: SparkSession) -> int:
     """How many partitions a shuffle has; some vendors' Spark has "auto"."""
-    hashes_ = str(spark.conf.get("spark.sql.shuffle.partitions", "200"))
-    return int(hashes_) if hashes_.isdigit() else 200
+    found = str(spark.conf.get("spark.sql.shuffle.partitions", "200"))
+    return int(found) if found.isdigit() else 200
 
 
 @dataclass(frozen=True)
@@ -232,24 +238,41 @@ class ScanFiles:
     def run(self, batches: Rows, options: Options) -> Rows:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from self.splits_of_task(number, options)
+                yield from self.rows_of_task(number, options)
 
-    def splits_of_task(self, number: int, options: Options) -> Rows:
+    def rows_of_task(self, number: int, options: Options) -> Rows:
         source = _SplitSource(self.files, self.task_splits[number], options.workers)
         return BoundSource(self.name, source, self.at).read()
 
 
 @dataclass(frozen=True)
-class ScanAllByKey:
-    """Reads all splits and selects the rows of each task's own keys; its input rows are the numbers of tasks."""
+class ScanRowGroups:
+    """Reads the row groups of tasks; its input rows are the numbers of tasks."""
 
-    rows: ScanFiles  # with all splits in one task
+    parts: tuple[RowGroups, ...]
+
+    def run(self, batches: Rows, options: Options) -> Rows:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from self.rows_of_task(number, options)
+
+    def rows_of_task(self, number: int, options: Options) -> Rows:
+        part = self.parts[number]
+        tasks = iter([part.row_group(k).read for k in range(len(part.groups))])
+        return (batch for batch in read_ahead(tasks, options.workers, QUIET_S) if batch is not None)
+
+
+@dataclass(frozen=True)
+class ScanAllByKey:
+    """Reads all rows and selects those of each task's own keys; its input rows are the numbers of tasks."""
+
+    rows: ScanFiles | ScanRowGroups  # with all of them in one task
     keys: tuple[str, ...]
     tasks: int
 
     def run(self, batches: Rows, options: Options) -> Rows:
         for number in (each for batch in batches for each in batch.column(0).to_pylist()):
-            for rows in self.rows.splits_of_task(0, options):
+            for rows in self.rows.rows_of_task(0, options):
                 if (own_rows := rows_of_target(rows, self.keys, number, self.tasks, options)).num_rows:
                     yield own_rows
 

@@ -26,7 +26,7 @@ from scalein.exec.error_location import located
 from scalein.ir import ops
 from scalein.ir.rewrite import walk_ops
 from scalein.options import Options
-from scalein.spark.phases import MapReduce
+from scalein.spark.map_reduce import MapReduce
 from scalein.spark.serialize import MAX_CACHED, Serialized, deserialize, optimise, read_static_tables, serialize
 from scalein.spark.shuffle import coalesce_batches, decode_blocks, route, shuffle_blocks
 from scalein.spark.types import check_batch_schema, from_spark, spark_arrow_schema, to_spark

@@ -1,8 +1,8 @@
 """A running stream: a flow inside Spark's Structured Streaming, seen from the driver.
 
 Spark owns the source, its offsets, the numbers of batches and the retries of tasks. A batch is one action inside
-`foreachBatch`; the coordinator (`commits.py`) runs and commits it. Whether Spark or the tasks read its rows is decided
-batch by batch (`inputs.py`).
+`foreachBatch`; the coordinator (`coordinator.py`) runs and commits it. Whether Spark or the tasks read its rows is
+decided batch by batch (`inputs.py`).
 
 Threads: Spark's thread calls `_on_batch`; users' threads query and set flags. A daemon thread waits for the end of the
 query, and then releases the checkpoint.
@@ -19,9 +19,10 @@ from scalein.errors import ScaleinError, here
 from scalein.spark.batch.apply import select_columns
 from scalein.spark.batch.scan import parallelism
 from scalein.spark.errors import explain_error, translate_errors
+from scalein.spark.row_groups import RowGroups
 from scalein.spark.serialize import BroadcastPlan, serialize
-from scalein.spark.streaming.commits import Coordinator, StreamSpec, checked_partitions
-from scalein.spark.streaming.inputs import READ_ALL_BYTES, RowGroups, scan_of_batch
+from scalein.spark.streaming.coordinator import Coordinator, StreamSpec, checked_partitions
+from scalein.spark.streaming.inputs import READ_ALL_BYTES, scan_of_batch
 from scalein.spark.streaming.tasks import (
     BLOCK_DDL,
     BatchResult,
@@ -111,7 +112,7 @@ class StreamJob:
     def _run_tasks(self, df: DataFrame, batch: MicroBatch, query: str) -> BatchResult:
         """Run the one action of a batch."""
         with translate_errors():
-            found = scan_of_batch(self._session, df.sparkSession, query, self._spec.input_schema)
+            found = scan_of_batch(self._session, df.sparkSession, query, self._spec.input)
             if found is None:
                 return self._read_by_spark(df, batch)
             result = self._read_files(df.sparkSession, batch, found.row_groups)
@@ -121,29 +122,31 @@ class StreamJob:
     def _read_by_spark(self, df: DataFrame, batch: MicroBatch) -> BatchResult:
         """Run a batch whose rows Spark reads."""
         with _settings(df.sparkSession):
-            return self._collect(select_columns(df, self._spec.input_schema.names), self._first_task(batch), batch)
+            return self._collect(select_columns(df, self._spec.input.flow_types.names), self._first_task(batch), batch,
+                                 "spark")
 
     def _read_files(self, spark: SparkSession, batch: MicroBatch, row_groups: RowGroups) -> BatchResult:
         """Run a batch whose rows tasks read from files; all tasks read all files if that costs less than a shuffle."""
         cores = parallelism(spark)
         if self._spec.plan.mode != "rowwise" and batch.partitions * sum(row_groups.sizes) <= cores * READ_ALL_BYTES:
             targets = spark.sparkContext.parallelize(range(batch.partitions), batch.partitions)
-            return collect_results(targets.mapPartitions(ReadAllTask(batch, row_groups)).collect())
+            return collect_results(targets.mapPartitions(ReadAllTask(batch, row_groups)).collect(), "tasks")
         parts = row_groups.split(cores)
         with _settings(spark):
             numbers = spark.range(0, len(parts), 1, max(1, len(parts)))
-            return self._collect(numbers, FileTask(self._first_task(batch), parts), batch)
+            return self._collect(numbers, FileTask(self._first_task(batch), parts), batch, "tasks")
 
     def _first_task(self, batch: MicroBatch) -> MapTask | RowwiseTask:
         """The task that reads the stream's rows."""
         return RowwiseTask(batch) if self._spec.plan.mode == "rowwise" else MapTask(batch)
 
-    def _collect(self, rows: DataFrame, first_task: Callable[..., Any], batch: MicroBatch) -> BatchResult:
+    def _collect(self, rows: DataFrame, first_task: Callable[..., Any], batch: MicroBatch,
+                 read_by: str) -> BatchResult:
         """The results of a batch's tasks, of which the first ones read these rows."""
         blocks = rows.mapInArrow(first_task, BLOCK_DDL)
         if self._spec.plan.mode != "rowwise":
             blocks = blocks.repartition(batch.partitions, "target").mapInArrow(ReduceTask(batch), BLOCK_DDL)
-        return collect_results((row[0], row[1], row[2]) for row in blocks.collect())
+        return collect_results(((row[0], row[1], row[2]) for row in blocks.collect()), read_by)
 
     # --- the user's methods
 
@@ -183,7 +186,9 @@ class StreamJob:
 
     @property
     def last_progress(self) -> dict[str, object] | None:
-        """Metrics of the last batch since this start: rows, late rows, watermark, state, seconds."""
+        """Metrics of the last batch since this start: rows, late rows, watermark, state, seconds, and which process
+        read its rows: "tasks" (compiled tasks read the files) or "spark" (rows came out of the JVM).
+        """
         return self._coordinator.progress
 
     @property

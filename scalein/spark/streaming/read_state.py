@@ -23,14 +23,14 @@ from scalein.ir.exprs import Agg, Col, Named, NamedAgg
 from scalein.ir.partials import two_phase
 from scalein.ir.physical import Scan, WindowAggregate
 from scalein.ir.tables import Acc, AccKind, Key, Output, Slicing, Table
+from scalein.jobs.aggregate_operator import aggregate_node
 from scalein.jobs.fragments import placeholder
 from scalein.jobs.operators import filtered
-from scalein.jobs.partials import group_of
 from scalein.options import Options
-from scalein.spark.streaming.clocks import least_open
+from scalein.spark.streaming.event_time import least_open
 from scalein.spark.streaming.manifest import Manifests
 from scalein.spark.streaming.runs import HASH, Run, read_run
-from scalein.spark.streaming.work import SLICE, StreamPlan
+from scalein.spark.streaming.stream_plan import SLICE, StreamPlan
 from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text
 from scalein.storage.object_store import parse_location
 
@@ -77,7 +77,7 @@ def describe_state(plan: StreamPlan) -> Json:
     if plan.map_reduce.kind != "partials":
         description["aggregate"] = _describe_aggregate(plan.map_reduce.over_shuffled_rows)
         return description
-    final = two_phase(group_of(compile_flow(plan.fragment.op))).final
+    final = two_phase(aggregate_node(compile_flow(plan.fragment.op))).final
     table = final.table
     time = [] if table.window is None else ["window_start"]
     names = (*(key.name for key in table.keys), *time)

@@ -27,16 +27,16 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from scalein.arrow_functions import taken
+from scalein.arrow_rows import taken
 from scalein.errors import Damaged
 from scalein.exec.event_time import as_integers
-from scalein.spark.shuffle import KEY_GROUPS
+from scalein.spark.key_groups import KEY_GROUPS
 from scalein.storage.checked_json import Json, as_int, as_list, as_text
 from scalein.storage.object_store import STATE, Location
 
@@ -116,16 +116,6 @@ def hottest_range(run: Run, width: int, rows: np.ndarray) -> tuple[Run, list[Run
     first = run.first + int(rows_in_range.argmax())
     rest = (run.within(run.first, first), run.within(first + width, run.last))
     return replace(run, first=first, last=first + width), [each for each in rest if each is not None]
-
-
-def key_group_ranges(partitions: int) -> list[tuple[int, int]]:
-    """The key groups [first, last) of each partition.
-
-    >>> key_group_ranges(3)
-    [(0, 86), (86, 171), (171, 256)]
-    """
-    starts = [-(-KEY_GROUPS * k // partitions) for k in range(partitions + 1)]
-    return list(pairwise(starts))
 
 
 def hash_with_slices(hashes: np.ndarray, slices: np.ndarray) -> np.ndarray:

@@ -10,14 +10,16 @@ import pyarrow as pa
 from scalein.api.flow import Flow
 from scalein.connectors.base import Sink
 from scalein.errors import BadArgument, SourceLoc, here, type_name
-from scalein.ir.passes.null_on_error import tried
+from scalein.ir.passes.null_on_error import null_on_error
+from scalein.spark.file_scan import are_columns_plain
 from scalein.spark.serialize import read_static_tables
-from scalein.spark.streaming.commits import StreamSpec, checked_partitions
+from scalein.spark.streaming.coordinator import StreamSpec, checked_partitions
+from scalein.spark.streaming.inputs import StreamInput
 from scalein.spark.streaming.query import StreamJob
 from scalein.spark.streaming.runs import MIGRATIONS
 from scalein.spark.streaming.sinks import make_committer
-from scalein.spark.streaming.work import StreamPlan, unbound_source, with_input_types
-from scalein.spark.types import check_input_schema
+from scalein.spark.streaming.stream_plan import StreamPlan, unbound_source, with_input_types
+from scalein.spark.types import arrow_schema, check_input_schema
 from scalein.storage.object_store import parse_location
 
 if TYPE_CHECKING:
@@ -76,7 +78,7 @@ def start(q: Flow, stream_df: DataFrame, *, sink: object, checkpoint: object, pa
     location = parse_location(checkpoint, at)
     input_schema = check_input_schema(unbound_source(q.op, at).arrow, stream_df.schema, at)
     op = read_static_tables(with_input_types(q.op, input_schema), at)
-    plan = StreamPlan(tried(op) if error_policy == "null" else op, emit, late_policy, error_policy, at)
+    plan = StreamPlan(null_on_error(op) if error_policy == "null" else op, emit, late_policy, error_policy, at)
     committers = {"out": make_committer(sink, plan.schema, "out", location, at)}
     if late_policy == "sink":
         if plan.window is None:
@@ -85,7 +87,9 @@ def start(q: Flow, stream_df: DataFrame, *, sink: object, checkpoint: object, pa
     reads = pa.schema([input_schema.field(name) for name in plan.reads])
     if error_policy == "sink":
         committers["failed"] = make_committer(on_error, reads, "failed", location, at)
-    return StreamJob(StreamSpec(plan, reads, committers, location, checked_partitions(partitions, at),
+    spark_types = arrow_schema(stream_df.schema, at, reads.names)
+    input = StreamInput(spark_types, reads, plan.scan_conditions, are_columns_plain(stream_df.schema, reads.names))
+    return StreamJob(StreamSpec(plan, input, committers, location, checked_partitions(partitions, at),
                                 _trigger(trigger, stream_df, at), migration, at), stream_df)
 
 

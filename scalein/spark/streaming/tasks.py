@@ -25,14 +25,15 @@ import pyarrow as pa
 
 from scalein.options import Options
 from scalein.spark.batch.tasks import COALESCED_BYTES, task_options
+from scalein.spark.key_groups import key_group_ranges
+from scalein.spark.row_groups import RowGroups
 from scalein.spark.serialize import BroadcastPlan
 from scalein.spark.shuffle import coalesce_batches, decode_block, encode_block, route, rows_of_target, target_ids
-from scalein.spark.streaming.clocks import Clock, TimeSummary
-from scalein.spark.streaming.inputs import RowGroups
-from scalein.spark.streaming.reducing import ReduceInput, Reducer
-from scalein.spark.streaming.runs import Run, key_group_ranges, retain_only
+from scalein.spark.streaming.event_time import Clock, TimeSummary
+from scalein.spark.streaming.reduce_side import ReduceInput, Reducer
+from scalein.spark.streaming.runs import Run, retain_only
 from scalein.spark.streaming.sinks import TaskSink, TaskWriter
-from scalein.spark.streaming.work import MapSummary, StreamPlan
+from scalein.spark.streaming.stream_plan import MapSummary, StreamPlan
 from scalein.spark.types import from_spark
 from scalein.storage.checked_json import Json
 from scalein.storage.object_store import Location
@@ -301,6 +302,7 @@ class BatchResult:
 
     tasks: dict[int, TaskResult]
     rows: dict[str, list[pa.Buffer]]
+    read_by: str  # "tasks" if these read the files of the batch, "spark" if its rows came out of the JVM
 
 
 def batch_totals(results: Sequence[TaskResult], mode: str) -> dict[str, int]:
@@ -308,9 +310,9 @@ def batch_totals(results: Sequence[TaskResult], mode: str) -> dict[str, int]:
     return {name: sum(each[name] for each in (results if mode == "rowwise" else results[:1])) for name in TOTALS}
 
 
-def collect_results(rows: Iterable[tuple[int, int, Any]]) -> BatchResult:
+def collect_results(rows: Iterable[tuple[int, int, Any]], read_by: str = "spark") -> BatchResult:
     """The results of tasks, from rows (task number, kind, block)."""
-    found = BatchResult({}, {role: [] for role in _KIND_OF})
+    found = BatchResult({}, {role: [] for role in _KIND_OF}, read_by)
     role_of = {kind: role for role, kind in _KIND_OF.items()}
     for number, kind, block in rows:
         if kind == RESULT:

@@ -19,14 +19,15 @@ import pyarrow.compute as pc
 from scalein.compiler import compile_flow
 from scalein.exec.event_time import as_integers
 from scalein.ir.partials import TwoPhase, two_phase
+from scalein.jobs.aggregate_operator import aggregate_node
 from scalein.jobs.changelog import OP, Changelog
 from scalein.jobs.operators import Context, filtered
-from scalein.jobs.partials import group_of
 from scalein.options import Options
-from scalein.spark.shuffle import KEY_GROUPS, key_hashes
-from scalein.spark.streaming.clocks import Clock
-from scalein.spark.streaming.combining import Combiner, scatter
-from scalein.spark.streaming.merging import Match, key_numbers, look_up, merge_blocks, take_rows
+from scalein.spark.key_groups import KEY_GROUPS
+from scalein.spark.shuffle import key_hashes
+from scalein.spark.streaming.combine_partials import Combiner, scatter
+from scalein.spark.streaming.event_time import Clock
+from scalein.spark.streaming.merge_runs import Match, key_numbers, look_up, merge_blocks, take_rows
 from scalein.spark.streaming.runs import (
     MIGRATION_STEPS,
     Run,
@@ -39,7 +40,7 @@ from scalein.spark.streaming.runs import (
     sort_by_hash,
     write_run,
 )
-from scalein.spark.streaming.work import SLICE, StreamPlan
+from scalein.spark.streaming.stream_plan import SLICE, StreamPlan
 from scalein.storage.object_store import Location
 
 Rows = Iterator[pa.RecordBatch]
@@ -245,7 +246,7 @@ class Reducer:
     def _two_phase(self) -> TwoPhase | None:
         if self._map_reduce.kind != "partials":
             return None
-        return two_phase(group_of(compile_flow(self._plan.fragment.op)))
+        return two_phase(aggregate_node(compile_flow(self._plan.fragment.op)))
 
     @cached_property
     def _combiner(self) -> Combiner | None:
@@ -254,7 +255,7 @@ class Reducer:
     @cached_property
     def _changes(self) -> Changelog:
         two = self._two_phase
-        final = group_of(compile_flow(self._map_reduce.state_over_shuffled)) if two is None else two.final
+        final = aggregate_node(compile_flow(self._map_reduce.state_over_shuffled)) if two is None else two.final
         context = Context(self._options, Path(), lambda rows: None, False, lambda rows: None, None, 0)
         return Changelog(self._plan.fragment, final, context)
 

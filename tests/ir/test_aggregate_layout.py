@@ -10,7 +10,7 @@ import scalein as si
 from scalein import col
 from scalein.api.column import Column
 from scalein.api.flow import Flow
-from scalein.ir.passes.physicalize import split
+from scalein.ir.passes.physicalize import physicalize
 from scalein.ir.physical import WindowAggregate
 from scalein.ir.stage_printer import dump_program
 from scalein.ir.tables import Slicing, Table
@@ -19,7 +19,7 @@ from tests.ir.plans import events
 
 
 def table_of(flow: Flow) -> Table:
-    node = split(flow.op)
+    node = physicalize(flow.op)
     assert isinstance(node, WindowAggregate)
     return node.table
 
@@ -84,4 +84,4 @@ def test_text(golden: Golden) -> None:
     flow = events().group_by("user", si.sliding("time", "10s", every="4s"), old=col("qty") > 40).agg(
         si.count().alias("n"), total=col("qty").sum(), mean=col("price").mean(), best=col("qty").arg_max("price"),
         seen=col("flag").count(), spread=col("price").std())  # fmt: skip
-    assert dump_program(split(flow.op)) == golden
+    assert dump_program(physicalize(flow.op)) == golden

@@ -19,9 +19,11 @@ from scalein.ir import ops
 from scalein.ir.functions.hashing import hash_value
 from scalein.jobs.fragments import cut, fragments
 from scalein.options import Options
-from scalein.spark import phases, shuffle
+from scalein.spark import map_reduce as sides
+from scalein.spark import shuffle
 from scalein.spark.batch.tasks import ReduceBlocks, ShuffleWrite
-from scalein.spark.phases import MapReduce
+from scalein.spark.key_groups import partition_of_key_groups
+from scalein.spark.map_reduce import MapReduce
 from scalein.spark.serialize import optimise, read_static_tables
 from tests.same import assert_same
 from tests.spark.flows import FLOWS, ORDERED, rows
@@ -95,8 +97,8 @@ def test_slices_of_sliding_windows_are_shuffled_once() -> None:
 
 
 def test_groups_are_sent_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(phases, "MAX_GROUPS", 50)
-    monkeypatch.setattr(phases, "CHECK_ROWS", 100)
+    monkeypatch.setattr(sides, "MAX_GROUPS", 50)
+    monkeypatch.setattr(sides, "CHECK_ROWS", 100)
     q = si.flow(TABLE.schema).group_by("n").agg(s=col("i").sum())
     (fragment,) = fragments(cut(q.op))
     map_reduce = MapReduce(fragment)
@@ -107,10 +109,10 @@ def test_groups_are_sent_when_there_are_many(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("name", ["each", "keys", "tumbling", "sliding", "join_group", "distinct", "having"])
 def test_rows_may_be_shuffled_instead_of_many_groups(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(phases, "MAX_GROUPS", 3)
-    monkeypatch.setattr(phases, "CHECK_ROWS", 100)
-    monkeypatch.setattr(phases, "MIN_ROWS_PER_GROUP", 1e9)
-    monkeypatch.setattr(phases, "BUFFERED_BYTES", 9000)
+    monkeypatch.setattr(sides, "MAX_GROUPS", 3)
+    monkeypatch.setattr(sides, "CHECK_ROWS", 100)
+    monkeypatch.setattr(sides, "MIN_ROWS_PER_GROUP", 1e9)
+    monkeypatch.setattr(sides, "BUFFERED_BYTES", 9000)
     map_reduce, q = map_reduce_of(name)
     assert map_reduce.row_shuffle_schema is not None
     task, ids = ShuffleWrite(map_reduce, shuffle.target_ids(5)), shuffle.target_ids(5)
@@ -123,8 +125,8 @@ def test_rows_may_be_shuffled_instead_of_many_groups(name: str, monkeypatch: pyt
 
 
 def test_partial_groups_are_made_while_they_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(phases, "MAX_GROUPS", 3)
-    monkeypatch.setattr(phases, "CHECK_ROWS", 100)
+    monkeypatch.setattr(sides, "MAX_GROUPS", 3)
+    monkeypatch.setattr(sides, "CHECK_ROWS", 100)
     map_reduce, _ = map_reduce_of("having")
     found = list(map_reduce.map(TABLE.select(map_reduce.reads).to_batches(50), OPTIONS, may_send_rows=True))
     assert all(batch.schema.names == map_reduce.shuffle_schema.names for batch in found)
@@ -201,7 +203,7 @@ def test_hashes_of_several_keys_are_uniform() -> None:
 
 def test_targets_are_ranges_of_key_groups() -> None:
     for targets in (1, 2, 3, 7, 200, 256):
-        target_of = shuffle.target_of_key_groups(targets)
+        target_of = partition_of_key_groups(targets)
         assert (np.diff(target_of.astype(int)) >= 0).all()
         assert set(target_of.tolist()) == set(range(targets))
         sizes = np.bincount(target_of)

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scalein.arrow_functions import taken
+from scalein.arrow_rows import taken
 from scalein.exec.bounded import CombineByNumber
 from scalein.ir.partials import TwoPhase
 from scalein.ir.tables import AccKind, Output

@@ -38,9 +38,9 @@ from scalein.ir.partials import TwoPhase, fits, two_phase
 from scalein.ir.physical import Node, Pipeline, Scan, WindowAggregate, identity, walk_nodes
 from scalein.ir.rewrite import transform_streams
 from scalein.ir.stages import FilterStep
+from scalein.jobs.aggregate_operator import aggregate_node, replaced, scan_of
 from scalein.jobs.fragments import Fragment, over, placeholder
 from scalein.jobs.operators import reads
-from scalein.jobs.partials import group_of, replaced, scan_of
 from scalein.options import Options
 
 MAX_GROUPS = 1 << 20  # held by a task before they are sent
@@ -79,7 +79,7 @@ class MapReduce:
         if isinstance(state, ops.Distinct):  # of all columns: a group_by without aggregates
             complete = ops.Aggregate(state.input, identity(state.schema), None, (), at=state.at)
             fragment = Fragment(over(fragment.op, state, complete), fragment.input, complete, None)
-        assert not isinstance(fragment.state, ops.Limit | ops.Distinct)
+        assert not isinstance(fragment.state, ops.Limit | ops.Distinct | ops.OuterJoin)  # see batch/outer_join.py
         self.fragment = replace(fragment, then=None)
         self.state = fragment.state
         self._idle_programs: list[PreAggregationProgram] = []  # they hold the tables of joins, and no groups
@@ -89,7 +89,7 @@ class MapReduce:
             case ops.Sort():
                 self.kind = "top"
             case ops.Aggregate():
-                self.kind = "partials" if fits(group_of(self._root).table) else "rows"
+                self.kind = "partials" if fits(aggregate_node(self._root).table) else "rows"
 
     def __reduce__(self) -> tuple[object, ...]:
         return MapReduce, (self.fragment,)
@@ -131,7 +131,7 @@ class MapReduce:
         """The columns of rows that are shuffled instead of partial groups; None if that is not possible."""
         if self.kind != "partials" or not self.keys:
             return None
-        over_rows = two_phase(group_of(compile_flow(self.over_shuffled_rows)))
+        over_rows = two_phase(aggregate_node(compile_flow(self.over_shuffled_rows)))
         two = self._two_phase
         is_same = over_rows.partial.schema == two.partial.schema and over_rows.functions == two.functions
         return self._shuffled_rows.schema.arrow if is_same else None
@@ -147,7 +147,7 @@ class MapReduce:
         """The columns of the input that are the keys; None if keys are computed, or there are none."""
         if not self.keys:
             return None
-        node = group_of(self._root)
+        node = aggregate_node(self._root)
         names = tuple(key.name for key in node.keys if isinstance(key, Col))
         is_plain = isinstance(node.input, Scan) and all(isinstance(step, FilterStep) for step in node.steps)
         return names if is_plain and len(names) == len(node.keys) else None
@@ -164,7 +164,7 @@ class MapReduce:
     @cached_property
     def slice_size(self) -> int:
         """The length of the time slices of partial groups, in units of the time column; 0 without a window."""
-        return group_of(self._root).table.slice_size if self.window is not None else 0
+        return aggregate_node(self._root).table.slice_size if self.window is not None else 0
 
     @cached_property
     def reads(self) -> list[str]:
@@ -265,7 +265,7 @@ class MapReduce:
 
     @cached_property
     def _two_phase(self) -> TwoPhase:
-        return two_phase(group_of(self._root))
+        return two_phase(aggregate_node(self._root))
 
     @cached_property
     def _map(self) -> Program:
@@ -290,7 +290,7 @@ class MapReduce:
 
     @cached_property
     def _partials_from_rows(self) -> Program:
-        return Program(two_phase(group_of(compile_flow(self.over_shuffled_rows))).partial)
+        return Program(two_phase(aggregate_node(compile_flow(self.over_shuffled_rows))).partial)
 
     @cached_property
     def _combine(self) -> Program | None:
@@ -305,7 +305,7 @@ class MapReduce:
     @cached_property
     def _final(self) -> Program:
         if self.kind == "partials":
-            return Program(replaced(self._root, group_of(self._root), self._two_phase.final))
+            return Program(replaced(self._root, aggregate_node(self._root), self._two_phase.final))
         assert self.state is not None
         return Program(compile_flow(over(self.fragment.op, self.state, self.state_over_shuffled)))
 
@@ -315,7 +315,7 @@ class MapReduce:
 
     @cached_property
     def _downstream(self) -> Program:
-        node = group_of(self._root)
+        node = aggregate_node(self._root)
         return Program(replaced(self._root, node, scan_of(node)))
 
     @cached_property

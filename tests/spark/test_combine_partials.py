@@ -17,9 +17,9 @@ from scalein.compiler import compile_flow
 from scalein.errors import ComputeError
 from scalein.exec.bounded import CombineByNumber, Program
 from scalein.ir.partials import TwoPhase, two_phase
-from scalein.jobs.partials import group_of
+from scalein.jobs.aggregate_operator import aggregate_node
 from scalein.options import Options
-from scalein.spark.streaming.combining import Combiner
+from scalein.spark.streaming.combine_partials import Combiner
 from tests.same import assert_same
 
 OPTIONS = Options.make(workers=1)
@@ -50,7 +50,7 @@ def rows(random: Random, count: int) -> pa.Table:
 
 def partials(flow: Flow, random: Random, count: int) -> tuple[TwoPhase, pa.RecordBatch]:
     """So many partial groups, each of one row."""
-    two = two_phase(group_of(compile_flow(flow.op)))
+    two = two_phase(aggregate_node(compile_flow(flow.op)))
     names = [*two.keys.names, *two.values.names]
     return two, pa.concat_batches(one_group_per_row(two, names, rows(random, count)))
 
@@ -93,7 +93,7 @@ def test_other_types_are_left_to_compiled_code() -> None:
 
 def test_an_overflowing_sum_is_left_to_compiled_code() -> None:
     flow = si.flow(SCHEMA).group_by("k").agg(i=col("i").sum())
-    two = two_phase(group_of(compile_flow(flow.op)))
+    two = two_phase(aggregate_node(compile_flow(flow.op)))
     table = pa.table({"k": [1, 1, 2], "i": [(1 << 63) - 1, 1, -(1 << 63)]})
     given = pa.concat_batches(one_group_per_row(two, [*two.keys.names, *two.values.names], table))
     combiner = Combiner(two, OPTIONS)

@@ -20,18 +20,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from scalein.errors import BadArgument, Damaged, InternalError, ScaleinError, SourceLoc, StoreFailed
+from scalein.spark.key_groups import KEY_GROUPS
 from scalein.spark.serialize import BroadcastPlan
-from scalein.spark.shuffle import KEY_GROUPS
-from scalein.spark.streaming.clocks import Clock
+from scalein.spark.streaming.event_time import Clock
+from scalein.spark.streaming.inputs import StreamInput
 from scalein.spark.streaming.manifest import Manifests, key_of
 from scalein.spark.streaming.read_state import describe_state
 from scalein.spark.streaming.runs import Run, join_ranges
 from scalein.spark.streaming.sinks import Committer
+from scalein.spark.streaming.stream_plan import StreamPlan
 from scalein.spark.streaming.tasks import BatchResult, MicroBatch, TaskResult, batch_totals, time_summaries
-from scalein.spark.streaming.work import StreamPlan
 from scalein.storage.checked_json import Json, as_int, as_list, as_map
 from scalein.storage.object_store import Location
 
@@ -46,7 +45,7 @@ class StreamSpec:
     """The arguments of `start`, checked."""
 
     plan: StreamPlan
-    input_schema: pa.Schema  # the stream's columns that are read
+    input: StreamInput  # the stream's columns that are read
     committers: dict[str, Committer]  # by role: out, and perhaps late and failed
     location: Location
     partitions: int
@@ -150,7 +149,7 @@ class Coordinator:
         started, partitions = time.monotonic(), self.partitions
         spec, prefix = self._spec, f"{self._manifests.name}-{number:010}"
         sinks = {role: committer.task_sink for role, committer in spec.committers.items()}
-        result = run_tasks(MicroBatch(self._broadcast, spec.input_schema, prefix, partitions, self._clock,
+        result = run_tasks(MicroBatch(self._broadcast, spec.input.flow_types, prefix, partitions, self._clock,
                                       tuple(self._runs), spec.location, spec.migration, sinks))
         results = [result.tasks[task] for task in sorted(result.tasks)]
         runs, clock = self._state_after(results, partitions)
@@ -158,7 +157,7 @@ class Coordinator:
         for role, committer in spec.committers.items():
             prepared = committer.prepare(prefix, [each[role] for each in results], result.rows[role])
             output[role] = [committer.kind, prepared]
-        progress = self._progress(results, number, partitions, runs, clock)
+        progress = {**self._progress(results, number, partitions, runs, clock), "read_by": result.read_by}
         content: dict[str, Json] = {
             "query": query, "job": self._manifests.name, "partitions": partitions, "flow": spec.plan.signature,
             "state": describe_state(spec.plan), "runs": [[*run.to_json()] for run in runs], "clock": clock.to_json(),
@@ -202,7 +201,7 @@ class Coordinator:
                           'last_progress["late_rows"], or give late= a sink', RuntimeWarning, stacklevel=2)
         return {"batch_id": number, "partitions": partitions, "rows_in": rows,
                 "rows_out": sum(as_int(each["rows_out"]) for each in results), "late_rows": late,
-                "failed_rows": failed, "timeless_rows": timeless, "far_rows": clock.outlier_rows,
+                "failed_rows": failed, "timeless_rows": timeless, "outlier_rows": clock.outlier_rows,
                 "watermark": clock.watermark, "state_files": len({run.file for run in runs}),
                 "state_bytes": sum({run.file: run.size_bytes for run in runs}.values())}
 

@@ -1,6 +1,8 @@
-"""Partial groups: workers aggregate what arrives as `collect` does, into tables that live between two barriers
-(`exec/preaggregate.py`); at a barrier the partial groups (`ir/partials.py`) are drained. So the fast path of a job is
-that of a bounded run, and a change of workers moves no state.
+"""What all aggregations of a job share: the check for late rows, pre-aggregation, and results from partial groups.
+
+Workers aggregate what arrives as `collect` does, into tables that live between two barriers (`exec/preaggregate.py`);
+at a barrier the partial groups (`ir/partials.py`) are drained. So the fast path of a job is that of a bounded run, and
+a change of workers moves no state.
 """
 
 from __future__ import annotations
@@ -37,18 +39,18 @@ from scalein.jobs.operators import (
 from scalein.storage.checked_json import Json, as_int, as_map
 
 FOREVER = (1 << 63) - 1  # in units of time
-MOST_GROUPS = 1 << 20  # in the workers' tables
+MAX_GROUPS = 1 << 20  # in the workers' tables
 MIN_GROUPS = 1 << 10  # the same under the smallest memory limit
 MANY_SHARE = 0.3  # of the rows, from which on groups are many
 ROW = "row"  # in the state of groups that count rows, or whose columns combine only together: the next row's number
 
 
-class Timed:
-    """What all kinds of groups share: late rows, and the aggregation over rows that were looked at for that."""
+class AggregateOperator:
+    """What the operators of aggregations share: the check for late rows, and the aggregation of the others."""
 
     def __init__(self, fragment: Fragment, context: Context) -> None:
         assert isinstance(fragment.state, ops.Aggregate)
-        self._fragment, self._contexts = fragment, context
+        self._fragment, self._context = fragment, context
         self._window = fragment.state.window
         used = fragment.state.state_reads()
         fields = Schema(tuple(field for field in fragment.before.schema if field.name in used)
@@ -78,10 +80,10 @@ class Timed:
                 yield good
             if self._late is None or rest is None:
                 continue
-            for found in self._late.split_late(rest, morsel.watermark, self._contexts.options):
-                self._contexts.timeless(found.timeless)
+            for found in self._late.split_late(rest, morsel.watermark, self._context.options):
+                self._context.timeless(found.timeless)
                 if found.late.num_rows:
-                    self._contexts.late(found.late)
+                    self._context.late(found.late)
                 if found.good.num_rows:
                     checked.append(found.good.select(self._names))
 
@@ -107,17 +109,17 @@ class Timed:
         pass
 
 
-class Partial(Timed):
+class Partial(AggregateOperator):
     """Rows to partial groups, and those to results."""
 
     def __init__(self, fragment: Fragment, context: Context, root: Node, is_told: bool = False) -> None:
         """With a changelog, each stored group belongs to one window."""
         super().__init__(fragment, context)
-        node = group_of(root)
+        node = aggregate_node(root)
         self._two = two = by_window(two_phase(node)) if is_told else two_phase(node)
         self._pre_aggregation = PreAggregationProgram(two.partial)
         self._most_groups = most_groups(two.partial.schema.arrow, context.options.memory)
-        self._finish = Finish(fragment.op, root, node, two.final, context, two)
+        self._finish = Finalizer(fragment.op, root, node, two.final, context, two)
         self.reads = self._reads(two.partial)
 
     @property
@@ -138,7 +140,7 @@ class Partial(Timed):
 
     def _counted_in(self, clean: Iterable[pa.RecordBatch]) -> Batches:
         """Partial groups that do not stay in workers' tables; where memory is short, that is looked at more often."""
-        if self._contexts.options.memory is None:
+        if self._context.options.memory is None:
             return self._added(clean)
         return [out for batch in clean for out in self._added([batch])]
 
@@ -160,13 +162,13 @@ class Partial(Timed):
 
     def _count_in(self, program: PreAggregationProgram, rows: Iterable[pa.RecordBatch]) -> None:
         try:
-            self._row = program.add(rows, self._contexts.options, self._row)
+            self._row = program.add(rows, self._context.options, self._row)
         except ComputeError as error:
             raise located(error, self._fragment.op, program.node) from None
 
     @cached_property
     def _checked_partial(self) -> PreAggregationProgram:
-        return PreAggregationProgram(two_phase(group_of(compile_flow(self._checked_op))).partial)
+        return PreAggregationProgram(two_phase(aggregate_node(compile_flow(self._checked_op))).partial)
 
     def _taken(self) -> Batches:
         """Partial groups of the rows since the last time."""
@@ -174,8 +176,8 @@ class Partial(Timed):
         return list(self._pre_aggregation.drain())
 
 
-class Finish:
-    """From what waits to results: all groups, or those of windows that end in a range."""
+class Finalizer:
+    """Computes results from partial groups: of all of them, or of the windows that end in a range."""
 
     def __init__(self, op: ops.Op, root: Node, node: WindowAggregate, final: WindowAggregate, context: Context,
                  two: TwoPhase | None = None) -> None:
@@ -184,14 +186,14 @@ class Finish:
         items = None if two is None else finished_rows(two)
         rows = None if items is None else replaced(root, node, Pipeline(final.input, (), items))
         self._rows = None if rows is None else FragmentRunner(op, context, Program(fuse(rows)))
-        self._behind = FragmentRunner(op, context, Program(replaced(root, node, scan_of(node))), by_row=False)
+        self._downstream = FragmentRunner(op, context, Program(replaced(root, node, scan_of(node))), by_row=False)
 
     def all(self, given: Batches) -> Batches:
-        """The results of partial groups, of which one key may have several."""
+        """The results of partial groups; a key may have several, which are merged."""
         return self._whole.run(given)
 
     def each(self, given: Batches) -> Batches:
-        """The results of groups that are whole: no key twice."""
+        """The results of complete groups: no key occurs twice."""
         return (self._whole if self._rows is None else self._rows).run(given)
 
     @property
@@ -209,7 +211,7 @@ class Finish:
 
     def downstream(self, windows: Batches) -> Batches:
         """The results of windows that are finished."""
-        return self._behind.run(windows)
+        return self._downstream.run(windows)
 
 
 def most_groups(schema: pa.Schema, memory: int | None) -> int:
@@ -217,9 +219,9 @@ def most_groups(schema: pa.Schema, memory: int | None) -> int:
     tables grow by doubling, and some bytes of an index.
     """
     if memory is None:
-        return MOST_GROUPS
+        return MAX_GROUPS
     sizes = (32 if (bits := _bits(field.type)) is None else (bits + 7) // 8 for field in schema)
-    return max(MIN_GROUPS, min(MOST_GROUPS, memory // 3 // (2 * sum(sizes) + 16)))
+    return max(MIN_GROUPS, min(MAX_GROUPS, memory // 3 // (2 * sum(sizes) + 16)))
 
 
 def _bits(type_: pa.DataType) -> int | None:
@@ -245,7 +247,7 @@ def all_computed(fragment: Fragment, keeps_all: bool) -> ops.Op:
     return ops.Project(fragment.before, (*whole, *(Named(internal(f"value{k}"), expr) for k, expr in enumerate(found))))
 
 
-def group_of(node: Node) -> WindowAggregate:
+def aggregate_node(node: Node) -> WindowAggregate:
     """The aggregation of a fragment's program."""
     while not isinstance(node, WindowAggregate):
         assert isinstance(node, Pipeline | Host | Limit | Sort)

@@ -5,8 +5,8 @@
     running    groups that never close, or windows with emit="changes": state, and the changes of each batch are results
     closing    windows: state until the watermark has passed their end, then results
 
-The map side turns the rows of a batch into rows to shuffle (`spark/phases.py`), without late rows: those whose windows
-were all closed by the batch before. The reduce side is in `reducing.py`.
+The map side turns the rows of a batch into rows to shuffle (`spark/map_reduce.py`), without late rows: those whose
+windows were all closed by the batch before. The reduce side is in `reduce_side.py`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from scalein.compiler import compile_flow
+from scalein.connectors.formats.statistics import Condition
 from scalein.dtypes import Schema
 from scalein.errors import BadArgument, ComputeError, LateData, SourceLoc
 from scalein.exec.bounded import Program
@@ -28,16 +29,16 @@ from scalein.exec.event_time import extent, outlier_distance
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named
 from scalein.ir.rewrite import rewrite, walk_ops
+from scalein.jobs.aggregate_operator import all_computed
 from scalein.jobs.changelog import OP, changelog_rows
 from scalein.jobs.changelog import check as check_changes
 from scalein.jobs.compatibility import signature
-from scalein.jobs.fragments import Feed, Fragment, cut, over, placeholder
+from scalein.jobs.fragments import Fragment, SourceEdge, cut, over, placeholder
 from scalein.jobs.lateness import Lateness
 from scalein.jobs.operators import Context, FragmentRunner, Morsel, reads
-from scalein.jobs.partials import all_computed
 from scalein.options import Options
-from scalein.spark.phases import MapReduce
-from scalein.spark.streaming.clocks import Clock, TimeSummary, advance, summarize_times
+from scalein.spark.map_reduce import MapReduce
+from scalein.spark.streaming.event_time import Clock, TimeSummary, advance, summarize_times
 from scalein.storage.checked_json import Json
 
 SLICE = "#slice"  # the start of the time slice of a buffered row
@@ -66,12 +67,12 @@ class StreamPlan:
 
     def __init__(self, op: ops.Op, emit: str, late: str, on_error: str, at: SourceLoc) -> None:
         self._op, self.emit, self._late, self._on_error, self._at = op, emit, late, on_error, at
-        feed = _single_input(op, at)
-        self.feed, fragment = feed, feed.first
+        edge = _single_input(op, at)
+        self.edge, fragment = edge, edge.first
         self.map_reduce = MapReduce(fragment)
         self.fragment = self.map_reduce.fragment  # where a distinct has become a group_by
         self.window = self.map_reduce.window
-        self.watermark_op = feed.watermark
+        self.watermark_op = edge.watermark
         self.mode = self._mode(fragment)
         if emit == "changes":
             check_changes(fragment, at)
@@ -79,7 +80,7 @@ class StreamPlan:
                 raise BadArgument('emit="changes" does not support sliding windows on Spark yet', at=at,
                                   step="group_by", hint='use tumbling windows, or emit="final"')
         self.sends_late = late == "sink"
-        dtype = None if self.watermark_op is None else feed.timed.schema[self.watermark_op.column].dtype
+        dtype = None if self.watermark_op is None else edge.timed.schema[self.watermark_op.column].dtype
         self.outlier_distance = None if dtype is None else outlier_distance(dtype)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -119,17 +120,17 @@ class StreamPlan:
     @property
     def signature(self) -> list[Json]:
         """What the state depends on: a checkpoint can be resumed by a flow with the same signature."""
-        if self.feed.first.state is None:
+        if self.edge.first.state is None:
             return []
         mode = self.mode if self.map_reduce.is_by_column else f"{self.mode}, columns together"
-        return [f"{mode} {signature(self.feed.first)}"]
+        return [f"{mode} {signature(self.edge.first)}"]
 
     @property
     def outdated_signatures(self) -> list[list[Json]]:
         """The signatures of the same flow in versions that buffered rows instead of partial groups."""
-        if self.feed.first.state is None or self.map_reduce.is_by_column:
+        if self.edge.first.state is None or self.map_reduce.is_by_column:
             return []
-        return [[f"{mode} {signature(self.feed.first)}"] for mode in ("running", "closing")]
+        return [[f"{mode} {signature(self.edge.first)}"] for mode in ("running", "closing")]
 
     @property
     def slice_column(self) -> str | None:
@@ -192,6 +193,11 @@ class StreamPlan:
         """
         return None if self.watermark_op is not None or self._check is not None else self.map_reduce.source_keys
 
+    @cached_property
+    def scan_conditions(self) -> tuple[Condition, ...]:
+        """Conditions for which a source may skip rows, as with `row_keys`."""
+        return () if self.watermark_op is not None or self._check is not None else self.map_reduce.scan_conditions
+
     def advance_clock(self, clock: Clock, summaries: Iterable[TimeSummary]) -> Clock:
         """The clock after a batch, from the summaries of its tasks."""
         if self.watermark_op is None:
@@ -207,10 +213,10 @@ class StreamPlan:
     @cached_property
     def _times(self) -> Program | None:
         """Computes the times of the watermark; None where they are a column of the stream."""
-        if self.watermark_op is None or self.feed.timed is self.feed.first.input:
+        if self.watermark_op is None or self.edge.timed is self.edge.first.input:
             return None
-        found = self.feed.timed.schema[self.watermark_op.column]
-        return Program(compile_flow(ops.Project(self.feed.timed, (Named("time", Col(found.name, found.dtype,
+        found = self.edge.timed.schema[self.watermark_op.column]
+        return Program(compile_flow(ops.Project(self.edge.timed, (Named("time", Col(found.name, found.dtype,
                                                                                     found.nullable)),))))
 
     @cached_property
@@ -323,7 +329,7 @@ def unbound_source(op: ops.Op, at: SourceLoc) -> ops.Source:
     return unbound[0]
 
 
-def _single_input(op: ops.Op, at: SourceLoc) -> Feed:
+def _single_input(op: ops.Op, at: SourceLoc) -> SourceEdge:
     """The input of a flow with at most one aggregation; other flows are refused."""
     for each in _stream_ops(op):
         match each:
@@ -333,11 +339,15 @@ def _single_input(op: ops.Op, at: SourceLoc) -> Feed:
             case ops.Limit():
                 raise BadArgument("limit depends on the order of rows, and a stream on Spark has none", at=at,
                                   step="limit")
-    feeds = cut(op)
-    if feeds[0].first.then is not None:
+            case ops.OuterJoin():
+                raise BadArgument(f"a join with how={each.how!r} needs a flow that ends: only then it is known which "
+                                  "rows of the table have no match", at=each.at, step="join",
+                                  hint='take how="left" or "inner"')
+    edges = cut(op)
+    if edges[0].first.then is not None:
         raise BadArgument("a flow over a stream has at most one aggregation or distinct, and this one has several",
                           at=at, hint="start a second stream over the output of the first")
-    return feeds[0]
+    return edges[0]
 
 
 def _stream_ops(op: ops.Op) -> Iterator[ops.Op]:

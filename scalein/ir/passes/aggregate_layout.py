@@ -1,4 +1,5 @@
-"""aggregate_table: a table for each aggregation: keys, accumulators, and how outputs come from them.
+"""The layout of an aggregation's table: keys, accumulators, and how outputs come from them. (Direct, hash or radix is
+chosen at run time: `exec/direct_addressing.py`, `exec/aggregate.py`.)
 
 Accumulators are shared: `sum`, `mean` and `count` of one column need one sum and one count. The number of
 rows is always the first accumulator: it says whether a record has been reached, and stands in for
@@ -13,8 +14,6 @@ from scalein.ir import ops
 from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Agg, Named, NamedAgg, type_of
 from scalein.ir.tables import Acc, AccKind, Key, Output, Slicing, Table
-
-MAX_RING_SLICES = 16  # more slices a window go through keys: a record would not fit a few cache lines
 
 
 def aggregate_table(keys: tuple[Named, ...], window: ops.Window | None, aggs: tuple[NamedAgg, ...]) -> Table:

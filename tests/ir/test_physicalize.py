@@ -1,4 +1,4 @@
-"""split: where a kernel must end, and what pyarrow computes in between."""
+"""physicalize: where a kernel must end, and what pyarrow computes in between."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import scalein as si
 from scalein import col
 from scalein.api.flow import Flow
-from scalein.ir.passes.physicalize import split
+from scalein.ir.passes.physicalize import physicalize
 from scalein.ir.physical import Host, Limit, Node, Pipeline, Scan, Sort, Union, WindowAggregate, walk_nodes
 from scalein.ir.stage_printer import dump_program
 from scalein.ir.verify import verify_program
@@ -16,15 +16,15 @@ from tests.conftest import Golden
 from tests.ir.plans import events, users
 
 
-def split_of(flow: Flow) -> Node:
-    node = split(flow.op)
+def physical_of(flow: Flow) -> Node:
+    node = physicalize(flow.op)
     verify_program(node)
     assert node.schema.names == flow.op.schema.names
     return node
 
 
 def kinds(flow: Flow) -> list[type]:
-    return [type(node) for node in walk_nodes(split_of(flow))]
+    return [type(node) for node in walk_nodes(physical_of(flow))]
 
 
 def unchanged(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -55,30 +55,30 @@ def test_one_node_for_every_op_that_computes(flow: Flow, expected: list[type]) -
 def test_pyarrow_computes_a_part_once_and_the_kernel_the_rest(golden: Golden) -> None:
     upper = col("user").str.upper()
     flow = events().filter((upper == "A") | upper.str.starts_with("B") & (col("qty") > 3))
-    assert dump_program(split_of(flow)) == golden
+    assert dump_program(physical_of(flow)) == golden
 
 
 def test_a_part_that_can_fail_is_given_null_where_nobody_asks_for_it(golden: Golden) -> None:
     number = col("user").cast(pa.int64())
     flow = events().filter(col("flag") & (number > 3) & (number < 9))
-    assert dump_program(split_of(flow)) == golden
+    assert dump_program(physical_of(flow)) == golden
 
 
 def test_kernels_compute_what_pyarrow_is_given(golden: Golden) -> None:
     text = (col("qty") + 1).cast(pa.string())
     flow = events().select(u=text.str.upper() == text, n=(text.str.len() + 1).cast(pa.string()).str.len())
-    assert dump_program(split_of(flow)) == golden
+    assert dump_program(physical_of(flow)) == golden
 
 
 def test_joins_and_host_columns_are_numbered_through() -> None:
     lower = events().with_columns(user=col("user").str.lower())
     flow = lower.join(users(), on="user").with_columns(city=col("city").str.upper())
-    text = dump_program(split_of(flow.join(users(), on="user", how="semi")))
+    text = dump_program(physical_of(flow.join(users(), on="user", how="semi")))
     assert [name for name in ("join0", "join1", "#:host0", "#:host1") if name not in text] == []
 
 
 def test_a_join_is_the_same_however_often_it_is_used() -> None:
     joined = events().join(users(), on="user")
-    root = split_of(joined.union(joined))
+    root = physical_of(joined.union(joined))
     assert isinstance(root, Union)
     assert root.inputs[0] is root.inputs[1]

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from scalein.arrow_functions import extents, taken
+from scalein.arrow_rows import extents, taken
 from scalein.errors import ScaleinError
 
-MOST_WEIGHT = 1 << 30  # of an array that is made here: half of what fits, so that weights need not be exact
+MAX_WEIGHT = 1 << 30  # of an array that is made here: half of what fits, so that weights need not be exact
 _SIGNS = ("overflow", "too large", "exceed", "capacity", "2gb", "cannot contain more than")  # in errors of pyarrow
 
 
@@ -75,7 +75,7 @@ def cut_points(count: int, most_rows: int, row_weights: np.ndarray | None) -> It
     while start < count:
         stop = min(count, start + most_rows)
         if ends is not None:
-            most = MOST_WEIGHT + (int(ends[start - 1]) if start else 0)
+            most = MAX_WEIGHT + (int(ends[start - 1]) if start else 0)
             stop = max(start + 1, min(stop, int(np.searchsorted(ends, most, side="right"))))
         yield start, stop
         start = stop
@@ -97,7 +97,7 @@ class WholeColumn:
     def __init__(self, column: pa.ChunkedArray) -> None:
         self.weights: np.ndarray | None = None  # only of a column that may exceed the limit
         chunks = column.chunks or [pa.nulls(0, column.type)]
-        if column.nbytes > MOST_WEIGHT:  # counts the bytes of each chunk, even where chunks share a buffer
+        if column.nbytes > MAX_WEIGHT:  # counts the bytes of each chunk, even where chunks share a buffer
             each = [weights(chunk) for chunk in chunks]
             self.weights = np.concatenate([w for w in each if w is not None]) if each[0] is not None else None
         if self.weights is None:

@@ -1,8 +1,8 @@
 """Lookups and merges of sorted blocks of state (`runs.py`), by key.
 
 Both work on whole columns: hashes are searched and sorted by numpy, rows are taken by pyarrow, and values of equal keys
-are combined pair by pair (`combining.py`). Where several keys share a hash, or a block has a key several times, rows
-are numbered by their keys instead.
+are combined pair by pair (`combine_partials.py`). Where several keys share a hash, or a block has a key several times,
+rows are numbered by their keys instead.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scalein.arrow_functions import taken
-from scalein.spark.streaming.combining import Combiner, scatter
+from scalein.arrow_rows import taken
+from scalein.spark.streaming.combine_partials import Combiner, scatter
 from scalein.spark.streaming.runs import BLOCK_ROWS, hashes_of, in_hash_range
 
 

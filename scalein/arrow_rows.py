@@ -1,0 +1,84 @@
+"""Rows of Arrow arrays by number, and lists of every layout: pyarrow's own functions do not know all of them yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class Extents:
+    """The lists of an array: rows `start .. start + size` of `values` each; a null list has size 0."""
+
+    values: pa.Array
+    starts: np.ndarray
+    sizes: np.ndarray
+    valid: np.ndarray
+
+
+def extents(array: pa.Array) -> Extents:
+    """Where the lists of an array are.
+
+    Arrow has lists by offsets (of 32 or 64 bits), by offsets and sizes (views), and of one size. Here they are alike,
+    slices and nulls included, and nothing is copied.
+    """
+    count = len(array)
+    valid = np.asarray(array.is_valid())
+    if pa.types.is_fixed_size_list(array.type):
+        size = array.type.list_size
+        starts = (np.arange(count, dtype=np.int64) + array.offset) * size
+        return Extents(array.values, starts, np.where(valid, size, 0), valid)
+    offsets = np.asarray(array.offsets).astype(np.int64)
+    if pa.types.is_list_view(array.type) or pa.types.is_large_list_view(array.type):
+        sizes = np.asarray(array.sizes).astype(np.int64)
+        return Extents(array.values, offsets[:count], np.where(valid, sizes, 0), valid)
+    return Extents(array.values, offsets[:-1], np.where(valid, np.diff(offsets), 0), valid)
+
+
+def taken(array: pa.Array, rows: pa.Array) -> pa.Array:
+    """The rows of an array at these places, null where the place is; a slice where they are neighbours in order.
+
+    For every Arrow type: pyarrow's own `take` does not know all of them yet.
+    """
+    if not rows.null_count and len(rows):
+        places = np.asarray(rows)
+        first = int(places[0])
+        if int(places[-1]) - first == len(places) - 1 and bool((np.diff(places) == 1).all()):
+            return array.slice(first, len(places))
+    plain = _without_views(array.type)
+    if plain != array.type:
+        return array.cast(plain).take(rows).cast(array.type)
+    try:
+        return array.take(rows)
+    except pa.ArrowNotImplementedError:
+        return _pieced(array, rows)
+
+
+def _without_views(arrow: pa.DataType) -> pa.DataType:
+    """The type with plain text and binary in the place of views, at any depth."""
+    if pa.types.is_string_view(arrow):
+        return pa.large_string()
+    if pa.types.is_binary_view(arrow):
+        return pa.large_binary()
+    if pa.types.is_struct(arrow):
+        return pa.struct([field.with_type(_without_views(field.type)) for field in arrow])
+    if pa.types.is_fixed_size_list(arrow):
+        return pa.list_(arrow.value_field.with_type(_without_views(arrow.value_type)), arrow.list_size)
+    if pa.types.is_map(arrow):
+        return pa.map_(_without_views(arrow.key_type), _without_views(arrow.item_type), arrow.keys_sorted)
+    for is_kind, kind in ((pa.types.is_list, pa.list_), (pa.types.is_large_list, pa.large_list)):
+        if is_kind(arrow):
+            return kind(arrow.value_field.with_type(_without_views(arrow.value_type)))
+    return arrow
+
+
+def _pieced(array: pa.Array, rows: pa.Array) -> pa.Array:
+    """Slices of neighbouring rows, joined: for run-ends inside of other values, which pyarrow can join but not take."""
+    places = np.asarray(rows.fill_null(-2))
+    starts = np.flatnonzero(np.diff(places, prepend=-9) != 1)
+    sizes = np.diff(np.append(starts, len(places)))
+    parts = [pa.nulls(1, array.type) if first < 0 else array.slice(first, size)
+             for first, size in zip(places[starts].tolist(), sizes.tolist(), strict=True)]
+    return pa.concat_arrays(parts) if parts else array.slice(0, 0)
