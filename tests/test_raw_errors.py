@@ -93,7 +93,7 @@ def test_paths_that_lead_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "file").write_text("x\n1\n")
     for path in ("loop", "broken", "nothing.csv", "a" * 300, "file/inside.csv", "folder", "folder/*.csv",
                  "no/such/*.csv", "[", "a\0b", "loop/x.csv"):
-        for read in ("read_csv", si.read_json, si.read_parquet, si.read_ipc):
+        for read in (si.read_csv, si.read_json, si.read_parquet, si.read_ipc):
             with pytest.raises(si.BadData) as caught:
                 read(tmp_path / path).collect()
             check(caught)

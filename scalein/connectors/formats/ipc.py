@@ -65,6 +65,7 @@ def _file(path: str) -> Iterator[pa.NativeFile]:
 
 def _open(file: pa.NativeFile, fields: list[int] | None) -> pa.RecordBatchReader | pa.ipc.RecordBatchFileReader:
     options = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.DataTypeSpecific, included_fields=fields)
+    file.seek(0)
     is_file = file.read(len(_MAGIC)) == _MAGIC
     file.seek(0)
     return pa.ipc.open_file(file, options=options) if is_file else pa.ipc.open_stream(file, options=options)
