@@ -195,6 +195,8 @@ class ComputeError(ScaleinError):
     def __init__(self, what: str, *, at: SourceLoc | None = None, hint: str | None = None, **facts: object) -> None:
         if hint is None and what.startswith("impossible cast") and ".cast(" in what:
             hint = "try_cast gives null instead"
+        elif hint is None and what.startswith("text that is no such time"):
+            hint = "try_strptime gives null instead"
         super().__init__(what, at=at, hint=hint, **facts)
 
 

@@ -66,6 +66,7 @@ DEDUP = "dedup"
 
 _OF_FLOWS = """
     row end errors unsafe stop progress first_row source base one piece piece.count pieces
+    text.at text.end text.chunk bad.error bad.text bad.size
     full full.group full.need full.segment owner.worker owner.workers time.least time.greatest
     out out.capacity out.count direct.arena direct.size direct.first_slice direct.slices direct.slice_stride
     ring.open ring.limit ring.least ring.greatest window.first slide.back range.first range.last
@@ -90,7 +91,7 @@ _SLOT_FAMILIES = re.compile("|".join((
     r"out\d+\.(data|valid|offsets|used|room)",  # a column of the output
     rf"(table|{DEDUP}|bag\d+|join\d+)\.(groups|arena|arena_size|used|heap|heap_left|heap_need)",  # a hash table
     rf"{DEDUP}\.blocks",
-    r"join\d+\.(least|span|rows|next|at|cursor|marks)",
+    r"join\d+\.(least|span|rows|next|at|cursor|marks|mark_count)",
     rf"join\d+\..*\.({_COLUMN_PARTS}|rows|known)",  # a column of a joined table
     r"log\d+\.(arena|arena_size|used)",
     r"(log\d+\.)?heap\.(at|left|need)",
@@ -135,6 +136,8 @@ class FrameData:
         self.address = ctypes.addressof(self._words)
         self._index = frame.places
         self.keep: dict[str, object] = {}
+        if _TEXT in self._index:
+            self.keep[_TEXT] = _MadeText(self._words, self._index[_TEXT])
         self.rows = 0  # of all pieces, for the metrics of a kernel that runs over pieces
 
     def __setitem__(self, name: str, value: int) -> None:
@@ -164,6 +167,27 @@ class FrameData:
         """Set a slot to an array's address and keep the array."""
         self.keep[name] = array
         self[name] = int(array.ctypes.data)
+
+
+_TEXT = "text.chunk"
+_free = ctypes.CDLL(None).free
+_free.argtypes, _free.restype = [ctypes.c_void_p], None
+
+
+class _MadeText:
+    """Frees the text that a kernel made, when nothing that could point to it is left (`llvm_backend/made_text.py`)."""
+
+    __slots__ = ("_place", "_words")
+
+    def __init__(self, words: ctypes.Array[ctypes.c_int64], place: int) -> None:
+        self._words, self._place = words, place
+
+    def __del__(self) -> None:
+        chunk = self._words[self._place]
+        while chunk:
+            before = ctypes.c_int64.from_address(chunk).value
+            _free(chunk)
+            chunk = before
 
 
 # --- Parquet (see `scalein/connectors/formats/parquet_decode.py`)

@@ -340,7 +340,7 @@ def test_calls() -> None:
     with pytest.raises(WrongType, match="grade takes int as 'qty', not u64"):
         flow.select(x=grade(1.0, col("u")))
     with pytest.raises(BadArgument, match="is an aggregate"):
-        twice(col("p").sum())
+        flow.select(x=twice(col("p").sum()))
 
 
 def test_pickling() -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from scalein.api.column import Column, as_column, lit
+from scalein.api.column import Column, as_column, as_expr, lit
 from scalein.dtypes import DType, Schema, element_of, from_arrow_type
 from scalein.dtypes import alike as same_type
 from scalein.errors import BadArgument, BadName, SourceLoc, WrongType, type_name
-from scalein.ir.exprs import Agg, Call, Col, Expr, Named, type_of
+from scalein.ir.exprs import Call, Col, Expr, Named, type_of
 from scalein.ir.functions.nested import is_struct
 from scalein.ir.literals import PLAIN
 from scalein.ir.ops import By, Distinct, Explode, Join, Op, OuterJoin, Project, Sort
-from scalein.ir.printer import show_agg, show_expr
+from scalein.ir.printer import show_expr
 from scalein.ir.resolve import Scope, column, resolve, shown
 from scalein.ir.unify import as_decimal, cast_to, common_type, nested_hint
 
@@ -182,10 +182,7 @@ def _keyword(value: object) -> Column:
 
 def row_expr(given: Column, scope: Scope) -> Expr:
     """The typed expression of a column that is computed row by row."""
-    if isinstance(given.node, Agg):
-        raise BadArgument(f"{show_agg(given.node)} is an aggregate, but {scope.step} works row by row", at=scope.at,
-                          hint="aggregates go into group_by(...).agg(...); group_by() takes all rows as one group")
-    return resolve(given.node, scope)
+    return resolve(as_expr(given, scope.at), scope)
 
 
 def _own_name(given: Column, scope: Scope) -> Named:

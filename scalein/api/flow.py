@@ -33,7 +33,6 @@ from scalein.api.groupby import GroupBy, group
 from scalein.api.hints import Hinted
 from scalein.api.windows import WindowSpec
 from scalein.connectors.in_memory import of_arrow
-from scalein.connectors.sinks.file_writers import CsvFiles, IpcFiles, JsonFiles, ParquetFiles, WriteFormat
 from scalein.dtypes import BOOL, Kind
 from scalein.durations import Duration, in_units, span
 from scalein.errors import BadArgument, BadName, WrongType, here
@@ -47,6 +46,7 @@ from scalein.options import Options
 
 if TYPE_CHECKING:
     from scalein.api.graph import Graph
+    from scalein.connectors.sinks.file_writers import WriteFormat
     from scalein.jobs.job import Job
 
 LEVELS = ("logical", "fused", "llvm", "asm")
@@ -96,7 +96,7 @@ class Flow(Hinted):
 
     # --- row by row ---
 
-    def filter(self, *predicates: Column | str) -> Flow:
+    def filter(self, *predicates: Column | str | Sequence[Column | str]) -> Flow:
         """The rows for which every predicate is true; null counts as false.
 
         >>> import pyarrow as pa, scalein as si
@@ -106,10 +106,11 @@ class Flow(Hinted):
         {'x': [1], 'ok': [True]}
         """
         scope = self._scope("filter")
-        if not predicates:
+        conditions = flat(predicates)
+        if not conditions:
             raise BadArgument("filter needs a condition", at=scope.at, hint='for example col("x") > 1')
         whole: Expr | None = None
-        for given in predicates:
+        for given in conditions:
             condition = _condition(given, scope)
             whole = condition if whole is None else Call(
                 "and", (whole, condition), dtype=BOOL, nullable=whole.nullable or condition.nullable, at=scope.at)
@@ -381,7 +382,8 @@ class Flow(Hinted):
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """The result as an Arrow stream, for `pa.table(flow)`, `pl.DataFrame(flow)`, DuckDB and others.
 
-        The flow runs while the stream is read, each time anew.
+        The flow runs while the stream is read, each time anew. The protocol carries errors as text: they are raised by
+        the library that reads, as an exception of its own.
 
         >>> import pyarrow as pa, scalein as si
         >>> pa.table(si.from_arrow({"x": [1, 2, 3]}).filter(si.col("x") > 1)).to_pydict()
@@ -404,8 +406,8 @@ class Flow(Hinted):
                  cpu: str | None = None) -> pa.Table:
         """Each column in nine numbers, in one pass: count, null_count, mean, std, min, 25%, 50%, 75%, max.
 
-        Numbers and bools are described as float64, with exact quantiles, so that their values are held in memory. Text
-        and times have their least and greatest value, as text; nested columns have their counts.
+        Numbers and bools are described as float64, times as text; their quantiles are exact, so their values are held
+        in memory. Text has its least and greatest value, nested columns have their counts.
 
         >>> import scalein as si
         >>> table = si.from_arrow({"x": [1, 2, 3, None], "s": ["b", "a", "c", "a"]}).describe()
@@ -437,6 +439,8 @@ class Flow(Hinted):
         >>> si.read_parquet(path).collect().to_pydict()
         {'x': [2, 3]}
         """
+        from scalein.connectors.sinks.file_writers import ParquetFiles
+
         return self._write(path, ParquetFiles(), "write_parquet", data, workers, memory, cpu)
 
     def write_ipc(self, path: object, data: object = None, *, workers: int | None = None,
@@ -447,6 +451,8 @@ class Flow(Hinted):
         >>> si.from_arrow({"x": [1, 2, 3]}).write_ipc(tempfile.mkdtemp() + "/x.arrow")
         3
         """
+        from scalein.connectors.sinks.file_writers import IpcFiles
+
         return self._write(path, IpcFiles(), "write_ipc", data, workers, memory, cpu)
 
     def write_csv(self, path: object, data: object = None, *, workers: int | None = None,
@@ -462,6 +468,8 @@ class Flow(Hinted):
         1,"a"
         ,"b,c"
         """
+        from scalein.connectors.sinks.file_writers import CsvFiles
+
         return self._write(path, CsvFiles(), "write_csv", data, workers, memory, cpu)
 
     def write_json(self, path: object, data: object = None, *, workers: int | None = None,
@@ -476,6 +484,8 @@ class Flow(Hinted):
         {"x":1}
         {"x":null}
         """
+        from scalein.connectors.sinks.file_writers import JsonFiles
+
         return self._write(path, JsonFiles(), "write_json", data, workers, memory, cpu)
 
     def _write(self, path: object, format: WriteFormat, step: str, data: object, workers: int | None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import count
 from typing import TYPE_CHECKING
 
 from scalein.api import hints
@@ -11,9 +12,9 @@ from scalein.api.column import Column
 from scalein.api.hints import Hinted
 from scalein.api.windows import WindowSpec, resolve_window
 from scalein.errors import BadArgument, BadName, WrongType, here
-from scalein.ir.exprs import Agg, Named, NamedAgg, type_of
-from scalein.ir.ops import Aggregate, Op, Window
-from scalein.ir.resolve import Scope, resolve_agg
+from scalein.ir.exprs import Agg, AggregateResult, Col, Expr, Named, NamedAgg, type_of, walk
+from scalein.ir.ops import Aggregate, Op, Project, Window
+from scalein.ir.resolve import Scope, column, resolve, resolve_agg
 from scalein.ir.unify import nested_hint
 
 if TYPE_CHECKING:
@@ -42,34 +43,79 @@ class GroupBy(Hinted):
     def agg(self, *aggregates: Column, **named: Column) -> Flow:
         """One row a group: the keys, `window_start` and `window_end` if there is a window, then the aggregates.
 
-        An aggregate is called like its column (`count` for `si.count()`) unless it gets an alias or a keyword.
+        Aggregates combine with operators and functions, with constants and with the keys. One is called like its column
+        (`count` for `si.count()`) unless it gets an alias or a keyword.
 
         >>> import pyarrow as pa, scalein as si
         >>> from scalein import col
-        >>> sales = si.from_arrow(pa.table({"shop": ["a", "b", "a"], "price": [1.0, 2.0, 3.0]}))
+        >>> sales = si.from_arrow(pa.table({"shop": ["a", "b", "a"], "price": [1.0, 2.0, 4.0]}))
         >>> sales.group_by("shop").agg(si.count(), total=col("price").sum()).columns
         ['shop', 'count', 'total']
+        >>> spread = (col("price").max() - col("price").min()) / col("price").mean()
+        >>> sales.group_by("shop").agg(spread=spread.round(2)).sort("shop").collect()["spread"].to_pylist()
+        [1.2, 0.0]
         """
         scope = Scope(self._op.schema, "agg", here())
         given = [*((None, item) for item in flat(aggregates)), *named.items()]
         if not given:
             raise BadArgument("agg needs at least one aggregate", at=scope.at, hint="for example si.count()")
-        grouped = bool(self._keys) or self._window is not None
-        aggs = tuple(self._named(name, item, scope, grouped) for name, item in given)
-        windowed = _WINDOW_COLUMNS if self._window is not None else []
-        check_distinct([*(key.name for key in self._keys), *windowed, *(agg.name for agg in aggs)], scope)
-        return self._wrap(Aggregate(self._op, self._keys, self._window, aggs, at=scope.at))
+        items = [_named(name, item, scope) for name, item in given]
+        fixed = [*(key.name for key in self._keys), *(_WINDOW_COLUMNS if self._window is not None else [])]
+        check_distinct([*fixed, *(name for name, _ in items)], scope)
+        results, aggs = self._aggregates(items, scope)
+        aggregate = Aggregate(self._op, self._keys, self._window, aggs, at=scope.at)
+        if all(isinstance(node, Agg) for _, node in items):
+            return self._wrap(aggregate)
+        over = Scope(aggregate.schema, "agg", scope.at, results)
+        columns = [Named(name, column(name, over)) for name in fixed]
+        columns += [Named(name, column(name, over) if isinstance(node, Agg) else resolve(node, over))
+                    for name, node in items]
+        return self._wrap(Project(aggregate, tuple(columns), at=scope.at))
 
-    @staticmethod
-    def _named(name: str | None, item: object, scope: Scope, grouped: bool) -> NamedAgg:
-        if not isinstance(item, Column) or not isinstance(item.node, Agg):
-            raise BadArgument("agg takes aggregates only", at=scope.at, found=repr(item), hint=_how_to_write(item))
-        agg = resolve_agg(item.node, scope, grouped=grouped)
-        name = item.name if name is None else name
-        if name is None:
-            raise BadName("an aggregate has no name", at=scope.at, found=repr(item),
-                          hint="name it with .alias(...), or give it as name=...")
-        return NamedAgg(name, agg)
+    def _aggregates(self, items: list[tuple[str, Expr | Agg]],
+                    scope: Scope) -> tuple[dict[Agg, str], tuple[NamedAgg, ...]]:
+        """The aggregates in what the user gave, each once, and the columns that they are.
+
+        One that has a name of its own is that column; the others get internal names.
+        """
+        grouped = bool(self._keys) or self._window is not None
+        aggs = {name: resolve_agg(node, scope, grouped=grouped) for name, node in items if isinstance(node, Agg)}
+        names = {agg: name for name, agg in reversed(aggs.items())}
+        taken = {*(key.name for key in self._keys), *(name for name, _ in items)}
+        internal = (name for number in count() if (name := f"#agg{number}") not in taken)
+        results: dict[Agg, str] = {}
+        for part in (part for _, node in items if not isinstance(node, Agg) for part in walk(node)):
+            if isinstance(part, AggregateResult):
+                agg = resolve_agg(part.agg, scope, grouped=grouped)
+                if agg not in names:
+                    names[agg] = next(internal)
+                    aggs[names[agg]] = agg
+                results[part.agg] = names[agg]
+            elif isinstance(part, Col):
+                self._check_key(part.name, scope)
+        return results, tuple(NamedAgg(name, agg) for name, agg in aggs.items())
+
+    def _check_key(self, name: str, scope: Scope) -> None:
+        """Of a group, an expression can take keys and aggregates only."""
+        keys = [key.name for key in self._keys]
+        if name in keys or (self._window is not None and name in _WINDOW_COLUMNS):
+            return
+        column(name, scope)
+        raise BadArgument(f"{name!r} is neither a key nor in an aggregate", at=scope.at, keys=", ".join(keys) or "none",
+                          hint=f"a group has many values of it: write col({name!r}).sum(), .max() or .first()")
+
+
+def _named(name: str | None, item: object, scope: Scope) -> tuple[str, Expr | Agg]:
+    """What the user gave, with its name: an aggregate, or an expression of aggregates."""
+    is_one = isinstance(item, Column) and (isinstance(item.node, Agg) or any(
+        isinstance(node, AggregateResult) for node in walk(item.node)))
+    if not isinstance(item, Column) or not is_one:
+        raise BadArgument("agg takes aggregates only", at=scope.at, found=repr(item), hint=_how_to_write(item))
+    name = item.name if name is None else name
+    if name is None:
+        raise BadName("an aggregate has no name", at=scope.at, found=repr(item),
+                      hint="name it with .alias(...), or give it as name=...")
+    return name, item.node
 
 
 def _how_to_write(given: object) -> str:

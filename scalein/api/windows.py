@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scalein.api.column import Column, as_column
+from scalein.api.column import Column, as_column, as_expr
 from scalein.dtypes import Kind
 from scalein.durations import Duration, Span, in_units, span
 from scalein.errors import BadDuration, WrongType, here
-from scalein.ir.exprs import Agg, type_of
+from scalein.ir.exprs import type_of
 from scalein.ir.ops import Window
 from scalein.ir.printer import show_expr
 from scalein.ir.resolve import Scope, resolve, shown
@@ -61,9 +61,7 @@ def sliding(time: str | Column, size: Duration, *, every: Duration) -> WindowSpe
 
 def resolve_window(spec: WindowSpec, scope: Scope) -> Window:
     """The window in units of its time column."""
-    node = spec.time.node
-    if isinstance(node, Agg):
-        raise WrongType("the time of a window cannot be an aggregate", at=scope.at, found=repr(spec.time))
+    node = as_expr(spec.time, scope.at)
     time = resolve(node, scope)
     name, dtype = show_expr(node), type_of(time)
     if not (dtype.kind is Kind.TS or dtype.is_int):

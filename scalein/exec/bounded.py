@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -18,17 +19,12 @@ from scalein.dtypes import I64, Field, Schema
 from scalein.errors import ComputeError, InternalError, ScaleinError, here, reported
 from scalein.exec import arrow_offset_limits
 from scalein.exec.aggregate import HashAggregate, hash_aggregate
-from scalein.exec.error_location import located
-from scalein.exec.join_build import JoinTable, build
 from scalein.exec.morsels import coalesce
 from scalein.exec.pipeline import PipelineOperator, prepare_pipeline, run_pipeline, run_prepared
-from scalein.exec.preaggregate import PreAggregation
-from scalein.exec.ring_preaggregate import RingPreAggregation
 from scalein.exec.scan_predicates import conditions_of
 from scalein.ir import ops
 from scalein.ir.exprs import Col
 from scalein.ir.internal_names import internal
-from scalein.ir.partials import TwoPhase
 from scalein.ir.physical import (
     Host,
     JoinBuild,
@@ -48,8 +44,13 @@ from scalein.ir.tables import Key, Slicing
 from scalein.kernels.bind import conformed
 from scalein.options import Options
 
+if TYPE_CHECKING:  # what only some flows need is imported with the first of them
+    from scalein.exec.join_build import JoinTable
+    from scalein.exec.preaggregate import PreAggregation
+    from scalein.ir.partials import TwoPhase
+
 FEW_ROWS = 1 << 16  # preparing the operators would take longer than running them
-ReusedOperators = dict[int, PreAggregation | PipelineOperator]  # by the node's identity
+ReusedOperators: TypeAlias = "dict[int, PreAggregation | PipelineOperator]"  # by the node's identity
 IdleOperators = dict[tuple[object, ...], HashAggregate | PipelineOperator]  # by the node's identity and options
 
 
@@ -100,6 +101,8 @@ class Query:
             rows = _conformed(lambda: run.rows(self._plan), self._schema)
             yield from arrow_offset_limits.with_limit_errors("this flow", rows)
         except ComputeError as error:
+            from scalein.exec.error_location import located
+
             raise reported(located(error, self._op, self._plan), here(self._op.at)) from None
         except ScaleinError as error:
             error.locate(here(self._op.at))
@@ -159,6 +162,8 @@ class PreAggregationProgram:
 
         After an error, the groups are undefined.
         """
+        from scalein.exec.preaggregate import PreAggregation
+
         run = _Run(options, batches, join_tables=self._join_tables)
         if self._pre_aggregation is None:
             self._pre_aggregation = PreAggregation(self.node, run.joins(self.node.joins), options,
@@ -200,6 +205,8 @@ class RingPreAggregationProgram:
     """A plan that ends in sliding windows, over the batches of many calls: see `ring_preaggregate.py`."""
 
     def __init__(self, node: WindowAggregate, partial: WindowAggregate, size: int, options: Options) -> None:
+        from scalein.exec.ring_preaggregate import RingPreAggregation
+
         self.node, self._options = node, options
         self._join_tables: dict[int, JoinTable] = {}
         joins = _Run(options, join_tables=self._join_tables).joins(node.joins)
@@ -335,6 +342,8 @@ class _Run:
 
     def _aggregate_reusing(self, top: Node, node: WindowAggregate, downstream: Pipeline | None,
                            reused: ReusedOperators) -> Iterator[pa.RecordBatch]:
+        from scalein.exec.preaggregate import PreAggregation
+
         known = reused.pop(id(top), None)
         if not isinstance(known, PreAggregation):
             known = PreAggregation(node, self.joins(node.joins), self._options, downstream,
@@ -391,6 +400,8 @@ class _Run:
     def _join(self, table: JoinBuild) -> JoinTable:
         known = self._join_tables.get(id(table))
         if known is None:
+            from scalein.exec.join_build import build
+
             known = build(table, self.rows(table.input), self._options)
             if self._static is None or id(table) in self._static:
                 self._join_tables[id(table)] = known

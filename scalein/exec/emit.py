@@ -14,7 +14,6 @@ import pyarrow as pa
 from scalein.dtypes import I32, I64
 from scalein.errors import ScaleinError
 from scalein.exec.finalize import ListValues, finalize
-from scalein.exec.join_build import JoinTable
 from scalein.exec.pipeline import run_pipeline
 from scalein.exec.tables import OneRecord
 from scalein.ir.exprs import Col, Named
@@ -29,8 +28,8 @@ from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
 
 if TYPE_CHECKING:
+    from scalein.exec.join_build import JoinTable
     from scalein.exec.tables import State
-
 
 BRIEF_ROWS = 1 << 16  # for fewer groups, optimizing the loop takes longer than it saves
 

@@ -111,9 +111,10 @@ def explode(op: ops.Explode, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.R
 def _check_sizes(op: ops.Explode, lists: dict[str, Extents], batch: pa.RecordBatch) -> None:
     """The lists of a row must have one length; null counts as empty."""
     first = lists[op.lists[0]].sizes
-    for name, each in lists.items():
-        if not np.array_equal(each.sizes, first):
-            row = int(np.flatnonzero(each.sizes != first)[0])
+    for other in op.lists[1:]:
+        differs = np.flatnonzero(lists[other].sizes != first)
+        if len(differs):
+            row = int(differs[0])
             lengths = ", ".join(f"{name}: {found.sizes[row]}" for name, found in lists.items())
             raise ComputeError(f"lists of different lengths in `explode({', '.join(op.lists)})`", at=op.at,
                                found=lengths, row=_shown_row(batch.slice(row, 1)),

@@ -121,6 +121,7 @@ class JoinTable:
         frame[f"{name}.at"], frame[f"{name}.cursor"] = 0, -2
         if self.marks is not None:
             frame.point(f"{name}.marks", self.marks)
+            frame[f"{name}.mark_count"] = len(self.marks)
         if self.hash_table is not None:
             self.hash_table.attach(frame, name)
         for read in self.payload:

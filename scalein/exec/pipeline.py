@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from scalein.arrow_rows import taken
-from scalein.exec.join_build import JoinTable
 from scalein.exec.morsels import PIPELINE_MORSEL_ROWS
 from scalein.exec.schedule import schedule
 from scalein.exec.tables import HashTable, handle_full
@@ -38,6 +37,8 @@ from scalein.options import Options
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
+
+    from scalein.exec.join_build import JoinTable
 
 FEW_ROWS = 1 << 16  # of the first output chunk after a filter: most of a larger one might stay unused
 

@@ -32,16 +32,25 @@ class Aggregate:
 
     name: ClassVar[str]  # stable: checkpoints know it
     arity: ClassVar[int] = 1
+    optional: ClassVar[int] = 0  # further arguments that a typed aggregate may have
     never_null: ClassVar[bool] = False
     always_nullable: ClassVar[bool] = False  # null in a group with too few values
     without_order: ClassVar[str] = ""  # it depends on the order of rows; this form does not
     method: ClassVar[str] = ""  # of a Column, where that has another name
+    is_method: ClassVar[bool] = True  # col("x").sum(), and not si.corr("x", "y")
     sql: ClassVar[tuple[str, ...]] = ()
     duckdb: ClassVar[str] = ""  # SQL over {0}, {1}, {params[0]}, and {order}, by which the source sorts
 
     def rule(self, args: Args) -> Typed:
         """Types it over typed arguments; raises `Refused`."""
         return Typed(type_of(args[0]), args)
+
+    def filtered(self, agg: Agg, where: Expr) -> Agg:
+        """The typed aggregate over the rows where a condition is true: its arguments are null in all others.
+
+        So what can fail among them fails in these rows only. It is for aggregates that skip nulls.
+        """
+        return replace(agg, args=tuple(_only_where(where, arg) for arg in agg.args), nullable=not self.never_null)
 
     def accumulators(self, agg: Agg, grouped: bool) -> tuple[Acc, ...]:
         """What a group remembers; the first gives the value, and the second, if any, counts the values.
@@ -52,8 +61,8 @@ class Aggregate:
         raise NotImplementedError
 
 
-def typed(agg: Agg, args: Args, grouped: bool) -> Agg:
-    """The aggregate over typed arguments; raises `Refused`."""
+def typed(agg: Agg, args: Args, where: Expr | None, grouped: bool) -> Agg:
+    """The aggregate over typed arguments, of the rows where a condition is true; raises `Refused`."""
     declared = AGGREGATES[agg.fn]
     nullable = not declared.never_null and (
         declared.always_nullable or not grouped or any(arg.nullable for arg in args))  # fmt: skip
@@ -62,7 +71,18 @@ def typed(agg: Agg, args: Args, grouped: bool) -> Agg:
     if nested is not None:
         what = "a column of type null" if nested.nested == pa.null() else f"a nested column: {nested!r}"
         raise Refused(f"{agg.fn} does not take {what}", nested_hint(nested))
-    return Agg(agg.fn, args, dtype, nullable, agg.params, agg.at)
+    found = Agg(agg.fn, args, dtype, nullable, agg.params, agg.at)
+    if where is None:
+        return found
+    if type_of(where).kind is not Kind.BOOL:
+        raise Refused(f"filter takes a condition, which is true or false, not {type_of(where)!r}",
+                      'compare it with something: .filter(col("x") > 0)')
+    return declared.filtered(found, where)
+
+
+def _only_where(condition: Expr, value: Expr) -> Expr:
+    """The value, and null where the condition is not true."""
+    return Call("if_else", (condition, value, Lit(None, type_of(value))), dtype=type_of(value))
 
 
 def _values(arg: Expr) -> Acc:
@@ -94,10 +114,13 @@ def _number_hint(own: DType) -> str | None:
 
 
 class Count(Aggregate):
-    name, arity, never_null, sql, duckdb = "count", 0, True, ("COUNT",), "count(*)"
+    name, arity, never_null, is_method, sql, duckdb = "count", 0, True, False, ("COUNT",), "count(*)"
 
     def rule(self, args: Args) -> Typed:
         return Typed(I64, args)
+
+    def filtered(self, agg: Agg, where: Expr) -> Agg:
+        return replace(agg, fn=CountValid.name, args=(_only_where(where, Lit(True, BOOL)),))
 
     def accumulators(self, agg: Agg, grouped: bool) -> tuple[Acc, ...]:
         return (Acc(AccKind.ROWS),)
@@ -144,7 +167,9 @@ class Mean(Aggregate):
     name, sql, duckdb = "mean", ("AVG",), "avg({0})"
 
     def rule(self, args: Args) -> Typed:
-        _number(self.name, args[0])
+        """The mean of bools is the share that is true."""
+        if type_of(args[0]).kind is not Kind.BOOL:
+            _number(self.name, args[0])
         return Typed(F64, args)
 
     def accumulators(self, agg: Agg, grouped: bool) -> tuple[Acc, ...]:
@@ -185,21 +210,53 @@ class Std(_Spread):
     name, sql, duckdb = "std", ("STDDEV_SAMP", "STDDEV"), "stddev_samp({0})"
 
 
+class _Pair(Aggregate):
+    """Of two numbers a row; rows in which either is null do not count."""
+
+    arity, always_nullable, is_method = 2, True, False
+
+    def rule(self, args: Args) -> Typed:
+        for arg in args:
+            _number(self.name, arg)
+        return Typed(F64, tuple(cast_to(arg, F64) for arg in args))
+
+    def accumulators(self, agg: Agg, grouped: bool) -> tuple[Acc, ...]:
+        x, y = agg.args
+        return (Acc(AccKind.COMOMENTS, x, y),)
+
+
+class Cov(_Pair):
+    name, sql, duckdb = "cov", ("COVAR_SAMP",), "covar_samp({0}, {1})"
+
+
+class Corr(_Pair):
+    name, sql, duckdb = "corr", ("CORR",), "CASE WHEN regr_count({0}, {1}) > 1 THEN corr({0}, {1}) END"
+
+
 class _Row(Aggregate):
     """The value of one row, null included."""
 
     kind: ClassVar[AccKind]
 
     def accumulators(self, agg: Agg, grouped: bool) -> tuple[Acc, ...]:
-        return (Acc(self.kind, agg.args[0], agg.args[1] if self.arity == 2 else None),)
+        return (Acc(self.kind, agg.args[0], agg.args[1] if len(agg.args) > 1 else None),)
 
 
-class First(_Row):
+class _AtEnd(_Row):
+    """The value of the first or last row, or of the first or last one in which the second argument is true."""
+
+    optional = 1
+
+    def filtered(self, agg: Agg, where: Expr) -> Agg:
+        return replace(agg, args=(_only_where(where, agg.args[0]), where), nullable=True)
+
+
+class First(_AtEnd):
     name, kind, without_order, sql = "first", AccKind.FIRST, "arg_min(by)", ("FIRST_VALUE",)
     duckdb = "first({0} ORDER BY {order})"
 
 
-class Last(_Row):
+class Last(_AtEnd):
     name, kind, without_order, sql = "last", AccKind.LAST, "arg_max(by)", ("LAST_VALUE",)
     duckdb = "last({0} ORDER BY {order})"
 
@@ -294,7 +351,8 @@ class TopK(_Values):
 AGGREGATES: dict[str, Aggregate] = {
     aggregate.name: aggregate
     for aggregate in (
-        Count(), CountValid(), Sum(), Mean(), Min(), Max(), Var(), Std(), First(), Last(), ArgMin(), ArgMax(),
+        Count(), CountValid(), Sum(), Mean(), Min(), Max(), Var(), Std(), Cov(), Corr(), First(), Last(),
+        ArgMin(), ArgMax(),
         NUnique(), Quantile(), Collect(), TopK(), ApproxNUnique(), ApproxQuantile(),
     )
 }  # fmt: skip

@@ -179,7 +179,10 @@ Expr = Col | Lit | Call
 
 @dataclass(frozen=True, slots=True)
 class Agg:
-    """An aggregate of `aggregates.AGGREGATES` over arguments, typed like expressions; `params` are Python constants."""
+    """An aggregate of `aggregates.AGGREGATES` over arguments, typed like expressions; `params` are Python constants.
+
+    `where` is the condition of `.filter(...)` as the user wrote it; a typed aggregate has it in its arguments.
+    """
 
     fn: str
     args: tuple[Expr, ...]
@@ -187,6 +190,17 @@ class Agg:
     nullable: bool = True
     params: tuple[object, ...] = ()
     at: SourceLoc = field(default=NOWHERE, compare=False, repr=False)
+    where: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AggregateResult(Col):
+    """An aggregate in an expression that the user wrote, called by its text: `x.sum()` in `x.sum() / count()`.
+
+    `GroupBy.agg` puts a column of the aggregation in its place, so typed expressions have none.
+    """
+
+    agg: Agg = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ put together into one (`combine`); a state store can keep them, and other machin
     group(k, sum(x), mean(x))  ->  partial: k, #acc0 = rows, #acc1 = sum(x), #acc2 = valid(x)
                                    final:   sum(#acc1), sum(#acc1) / sum(#acc2)
     group(k, var(x))           ->  partial: k, #acc0 = rows, #acc1_n, #acc1_mean, #acc1_m2
+    group(k, corr(x, y))       ->  partial: k, #acc0 = rows, #acc1_n, #acc1_mean, #acc1_m2, and #acc1_by_mean,
+                                   #acc1_by_m2, #acc1_co
     group(k, last(x))          ->  partial: k, #acc0 = rows, #acc1_row = its number in the source, #acc1_value
     group(k, arg_min(x, y))    ->  partial: k, #acc0 = rows, #acc1_row, #acc1_by = the least y, #acc1_value
 
@@ -25,11 +27,12 @@ from scalein.dtypes import BOOL, F64, I64, DType, Field, Kind, Schema
 from scalein.ir import ops
 from scalein.ir.exprs import Call, Col, Expr, Lit, Named, type_of
 from scalein.ir.physical import Node, Scan, WindowAggregate
-from scalein.ir.tables import Acc, AccKind, Output, Table
+from scalein.ir.tables import COMOMENTS, Acc, AccKind, Output, Table
 
 _FUNCTIONS = {AccKind.ROWS: "sum", AccKind.VALID: "sum", AccKind.ISUM: "sum", AccKind.FSUM: "sum",
               AccKind.MIN: "min", AccKind.MAX: "max"}  # fmt: skip
-_PARTS = {AccKind.MOMENTS: ("n", "mean", "m2"), AccKind.FIRST: ("row", "value"), AccKind.LAST: ("row", "value"),
+_PARTS = {AccKind.MOMENTS: ("n", "mean", "m2"), AccKind.COMOMENTS: COMOMENTS,
+          AccKind.FIRST: ("row", "value"), AccKind.LAST: ("row", "value"),
           AccKind.ARG_MIN: ("row", "by", "value"), AccKind.ARG_MAX: ("row", "by", "value")}  # fmt: skip
 
 
@@ -130,9 +133,12 @@ def _row_value(acc: Acc) -> tuple[Expr | None, str]:
 
 
 def finished_rows(two: TwoPhase) -> tuple[Named, ...] | None:
-    """The results of partial groups that are whole, each a row of its own; None where a sum must be checked first."""
+    """The results of partial groups that are whole, each a row of its own; None where machine code must finish them.
+
+    It checks sums, and computes from comoments.
+    """
     table = two.partial.table
-    if any(acc.kind is AccKind.ISUM for acc in table.accs) or table.window is not None:
+    if any(acc.kind in (AccKind.ISUM, AccKind.COMOMENTS) for acc in table.accs) or table.window is not None:
         return None
     keys = [Named(key.name, Col(key.name, key.dtype, key.nullable)) for key in table.keys]
     return (*keys, *(Named(output.name, _finished(output, table.accs)) for output in two.final.table.outputs))
@@ -172,7 +178,7 @@ def _columns(number: int, acc: Acc) -> tuple[Output, ...]:
     if acc.kind in _FUNCTIONS:
         return (Output(name, "raw", _type(acc), _has_nulls(acc), (number,)),)
     by = I64 if acc.by is None else type_of(acc.by)
-    types = {"n": F64, "mean": F64, "m2": F64, "row": I64, "by": by, "value": acc.dtype}
+    types = {**dict.fromkeys(COMOMENTS, F64), "row": I64, "by": by, "value": acc.dtype}
     return tuple(Output(f"{name}_{part}", "raw", types[part], part in ("by", "value"), (number,), part)
                  for part in _PARTS[acc.kind])
 
@@ -204,6 +210,9 @@ def _again(acc: Acc, columns: tuple[Output, ...]) -> Acc:
             return Acc(AccKind.ISUM, given[""])
         case AccKind.MOMENTS:
             return Acc(acc.kind, given["mean"], parts=(given["n"], given["m2"]))
+        case AccKind.COMOMENTS:
+            parts = tuple(given[part] for part in COMOMENTS if part not in ("mean", "by_mean"))
+            return Acc(acc.kind, given["mean"], given["by_mean"], parts=parts)
         case AccKind.FIRST | AccKind.LAST | AccKind.ARG_MIN | AccKind.ARG_MAX:
             return Acc(acc.kind, given["value"], given.get("by"), parts=(given["row"],))
         case _:

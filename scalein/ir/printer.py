@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from scalein.dtypes import DATE, UNITS_PER_SECOND, DType, Kind
 from scalein.ir.aggregates import AGGREGATES
-from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, Named, args_of, branches, post_order
+from scalein.ir.exprs import Agg, AggregateResult, Call, Col, Expr, Lit, Named, args_of, branches, post_order
 from scalein.ir.functions.registry import REGISTRY
 from scalein.ir.internal_names import is_internal
 from scalein.ir.rewrite import walk_ops
@@ -63,12 +63,15 @@ def show_operand(expr: Expr) -> str:
 
 
 def show_agg(agg: Agg) -> str:
-    """Text of an aggregate: `price.sum()`, `price.arg_max(time)`, `count()`."""
-    method = AGGREGATES[agg.fn].method or agg.fn
-    if not agg.args:
-        return f"{method}()"
-    inside = [*map(repr, agg.params), *map(show_expr, agg.args[1:])]
-    return f"{_Text(agg.args[0]).receiver(agg.args[0])}.{method}({', '.join(inside)})"
+    """Text of an aggregate: `price.sum()`, `price.arg_max(time)`, `count()`, `corr(x, y)`, `count().filter(x > 2)`."""
+    declared = AGGREGATES[agg.fn]
+    method = declared.method or agg.fn
+    if declared.is_method:
+        inside = [*map(repr, agg.params), *map(show_expr, agg.args[1:])]
+        text = f"{_Text(agg.args[0]).receiver(agg.args[0])}.{method}({', '.join(inside)})"
+    else:
+        text = f"{method}({', '.join(map(show_expr, agg.args))})"
+    return text if agg.where is None else f"{text}.filter({show_expr(agg.where)})"
 
 
 def _parts(expr: Expr) -> tuple[Expr, ...]:
@@ -142,6 +145,8 @@ class _Text:
 
     def _written(self, expr: Expr) -> tuple[str, int]:
         match expr:
+            case AggregateResult(name):
+                return name, _METHOD
             case Col(name):
                 is_plain = name.isidentifier() or is_internal(name)  # in fused plans
                 return (name if is_plain else f"col({name!r})"), _METHOD
@@ -169,6 +174,8 @@ class _Text:
                 return self.receiver(call.args[0])
             case "args", _:
                 return ", ".join(map(self._plain, call.args))
+            case "fields", names:
+                return ", ".join(f"{name}={self._plain(arg)}" for name, arg in zip(names, call.args, strict=True))
             case "type", _:
                 return repr(call.dtype)
             case "name", (udf,):

@@ -9,14 +9,14 @@ raised at the user's call.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scalein.dtypes import Schema
-from scalein.errors import SourceLoc, UnknownColumn, WrongType, guess
+from scalein.errors import BadArgument, SourceLoc, UnknownColumn, WrongType, guess
 from scalein.ir import aggregates
-from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, args_of, branches, post_order
+from scalein.ir.exprs import Agg, AggregateResult, Call, Col, Expr, Lit, args_of, branches, post_order
 from scalein.ir.functions.nested import is_struct
 from scalein.ir.functions.registry import REGISTRY
 from scalein.ir.printer import show_agg, show_expr
@@ -27,11 +27,15 @@ _MAX_SHOWN = 24
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What an expression is resolved against: the input's columns, and the user's call for errors."""
+    """What an expression is resolved against: the input's columns, and the user's call for errors.
+
+    `results` are the columns that aggregates have become; elsewhere an aggregate is refused.
+    """
 
     schema: Schema
     step: str
     at: SourceLoc
+    results: Mapping[Agg, str] = field(default_factory=dict)
 
 
 def resolve(expr: Expr, scope: Scope) -> Expr:
@@ -43,8 +47,9 @@ def resolve(expr: Expr, scope: Scope) -> Expr:
 def resolve_agg(agg: Agg, scope: Scope, *, grouped: bool) -> Agg:
     """The aggregate with types; `grouped` says that there are keys or a window, so that no group is empty."""
     args = tuple(resolve(arg, scope) for arg in agg.args)
+    where = None if agg.where is None else resolve(agg.where, scope)
     with _explained(agg, scope):
-        return aggregates.typed(agg, args, grouped)
+        return aggregates.typed(agg, args, where, grouped)
 
 
 def column(name: str, scope: Scope) -> Col:
@@ -89,9 +94,27 @@ def _resolve(expr: Expr, scope: Scope) -> Expr:
         if isinstance(node, Call):
             with _explained(node, scope):
                 done[id(node)] = REGISTRY[node.fn].rule(node, tuple(done[id(part)] for part in _given(node)))
+        elif isinstance(node, AggregateResult):
+            done[id(node)] = column(_result(node, scope), scope)
         else:
             done[id(node)] = column(node.name, scope) if isinstance(node, Col) else node
     return done[id(expr)]
+
+
+def nested_aggregate(node: AggregateResult, at: SourceLoc) -> BadArgument:
+    """The error of an aggregate where rows are meant."""
+    return BadArgument(f"{node.name} is an aggregate, inside of another or of its filter", at=at,
+                       hint="aggregate in two steps: the second over what the first gives, perhaps joined to the rows")
+
+
+def _result(node: AggregateResult, scope: Scope) -> str:
+    """The column that an aggregate has become."""
+    if node.agg in scope.results:
+        return scope.results[node.agg]
+    if scope.step == "agg":
+        raise nested_aggregate(node, scope.at)
+    raise BadArgument(f"{node.name} is an aggregate, but {scope.step} works row by row", at=scope.at,
+                      hint="aggregates go into group_by(...).agg(...); group_by() takes all rows as one group")
 
 
 def _given(expr: Expr) -> tuple[Expr, ...]:

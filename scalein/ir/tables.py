@@ -31,6 +31,7 @@ class AccKind(Enum):
     MIN = "min"
     MAX = "max"
     MOMENTS = "moments"
+    COMOMENTS = "comoments"
     FIRST = "first"
     LAST = "last"
     ARG_MIN = "arg_min"
@@ -48,8 +49,9 @@ class AccKind(Enum):
 class Acc:
     """One accumulator: its kind and the expressions it takes.
 
-    One that counts partial groups in (`partials.py`) takes their columns: as `arg` a value, or a mean; the `parts` are
-    the number of that value's row, or count and spread.
+    `by` is what rows are compared by, the second of a pair, or whether a first or last row counts. One that counts
+    partial groups in (`partials.py`) takes their columns: as `arg` a value, or a mean; the `parts` are the number of
+    that value's row, or count and spread.
     """
 
     kind: AccKind
@@ -237,6 +239,9 @@ def _cell(name: str, dtype: DType) -> list[Slot]:
     return [Slot(name, size_of(dtype)), *own]
 
 
+# Of pairs: their number, mean and sum of squared deviations of either side, and the sum of products of deviations.
+COMOMENTS = ("n", "mean", "m2", "by_mean", "by_m2", "co")
+
 # A trillion values of this many digits have a sum of less than 2^127.
 _DIGITS_SUMMED = 26
 
@@ -275,6 +280,8 @@ def acc_slots(number: int, acc: Acc) -> list[Slot]:
             return [Slot(name, size_of(acc.dtype), extreme(acc.dtype, least=acc.kind is AccKind.MAX))]
         case AccKind.MOMENTS:
             return [Slot(f"{name}.n", 8), Slot(f"{name}.mean", 8), Slot(f"{name}.m2", 8)]
+        case AccKind.COMOMENTS:
+            return [Slot(f"{name}.{part}", 8) for part in COMOMENTS]
         case AccKind.FIRST | AccKind.LAST:
             worst = 2**63 - 1 if acc.kind is AccKind.FIRST else -1
             return [Slot(f"{name}.row", 8, worst.to_bytes(8, "little", signed=True)), *value, ok]

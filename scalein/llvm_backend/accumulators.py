@@ -15,7 +15,7 @@ from llvmlite import ir
 from scalein.dtypes import F64 as DOUBLE
 from scalein.dtypes import DType
 from scalein.ir.exprs import type_of
-from scalein.ir.tables import Acc, AccKind, Output, Table, sum_bytes
+from scalein.ir.tables import COMOMENTS, Acc, AccKind, Output, Table, sum_bytes
 from scalein.llvm_backend.cells import Data, Place, ordering, read_cell, write_cell
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.exprs import lower_expr
@@ -70,9 +70,22 @@ def update(code: Code, number: int, acc: Acc, place: Place, row: Row, env: Env,
             if valid is not None:
                 data = b.select(valid, data, b.load(place(f"{name}.mean"), typ=F64))
             merge_moments(f, name, place, one, data, const(0.0, F64))
+        case AccKind.COMOMENTS:
+            assert acc.by is not None
+            by = lower_expr(code, acc.by, env, row)
+            if acc.parts:
+                n, m2, by_m2, co = (lower_expr(code, part, env, row) for part in acc.parts)
+                counted = n.data if n.valid is None else b.select(n.valid, n.data, const(0.0, F64))
+                merge_comoments(f, name, place, counted, data, m2.data, by.data, by_m2.data, co.data)
+            else:
+                both, zero = f.all_of(valid, by.valid), const(0.0, F64)
+                one = const(1.0, F64) if both is None else b.uitofp(both, F64)
+                merge_comoments(f, name, place, one, data, zero, by.data, zero, zero)
         case AccKind.FIRST | AccKind.LAST:
             this, known = _row_number(code, acc, row, env, ordinal)
-            wins = f.all_of(_is_before(f, acc.kind, name, place, this), known)
+            counts = None if acc.by is None else lower_expr(code, acc.by, env, row)
+            is_asked = (None, None) if counts is None else (counts.number, counts.valid)
+            wins = f.all_of(_is_before(f, acc.kind, name, place, this), known, *is_asked)
             assert wins is not None
             _take(code, name, place, wins, this, data, valid)
         case AccKind.ARG_MIN | AccKind.ARG_MAX:
@@ -128,6 +141,8 @@ def merge(code: Code, number: int, acc: Acc, place: Place, other: Place) -> None
             f.store(to_memory(f, better(f, acc.kind, old, new, dtype)), place(name))
         case AccKind.MOMENTS:
             merge_moments(f, name, place, *(b.load(other(f"{name}.{part}"), typ=F64) for part in ("n", "mean", "m2")))
+        case AccKind.COMOMENTS:
+            merge_comoments(f, name, place, *(b.load(other(f"{name}.{part}"), typ=F64) for part in COMOMENTS))
         case AccKind.FIRST | AccKind.LAST | AccKind.ARG_MIN | AccKind.ARG_MAX:
             this = b.load(other(f"{name}.row"), typ=I64)
             if acc.kind in (AccKind.FIRST, AccKind.LAST):
@@ -202,6 +217,10 @@ def finish(code: Code, table: Table, output: Output, place: Place) -> Value:
             if output.fn == "std":
                 variance = f.call("llvm.sqrt.f64", F64, [variance])
             return Value(variance, b.fcmp_ordered(">=", n, const(2.0, F64)))
+        case "cov" | "corr":
+            n, _, m2, _, by_m2, co = (b.load(place(f"{name}.{part}"), typ=F64) for part in COMOMENTS)
+            together = b.fdiv(co, b.fsub(n, const(1.0, F64))) if output.fn == "cov" else _correlation(f, m2, by_m2, co)
+            return Value(together, b.fcmp_ordered(">=", n, const(2.0, F64)))
         case _:  # first, last, arg_min, arg_max, and bytes of any kind
             data = read_cell(f, place(f"{name}.value"), acc.dtype)
             return Value(data, b.icmp_unsigned("!=", b.load(place(f"{name}.ok"), typ=I8), const(0, I8)))
@@ -224,7 +243,7 @@ def _raw(code: Code, acc: Acc, name: str, output: Output, place: Place) -> Value
             return Value(data, b.icmp_unsigned("!=", b.load(place(f"{name}.ok"), typ=I8), const(0, I8)))
         case AccKind.MIN | AccKind.MAX:
             return Value(from_memory(f, b.load(place(name), typ=memory_type(acc.dtype)), acc.dtype))
-        case AccKind.MOMENTS:
+        case AccKind.MOMENTS | AccKind.COMOMENTS:
             return Value(b.load(place(f"{name}.{output.part}"), typ=F64))
         case AccKind.FIRST | AccKind.LAST | AccKind.ARG_MIN | AccKind.ARG_MAX:
             row = b.load(place(f"{name}.row"), typ=I64)
@@ -308,6 +327,48 @@ def merge_moments(f: Fn, name: str, place: Place, n: ir.Value, mean: ir.Value, m
     spread = b.fadd(b.fadd(old_m2, m2), b.fmul(b.fmul(delta, step), old_n))
     spread = b.fadd(b.select(fresh, m2, spread), undefined)
     f.store(b.select(none, old_m2, spread), place(f"{name}.m2"))
+
+
+def merge_comoments(f: Fn, name: str, place: Place, n: ir.Value, mean: ir.Value, m2: ir.Value, by_mean: ir.Value,
+                    by_m2: ir.Value, co: ir.Value) -> None:
+    """Chan's formula for pairs: count, mean and squared deviations of either side, and products of deviations."""
+    b = f.b
+    old = {part: b.load(place(f"{name}.{part}"), typ=F64) for part in COMOMENTS}
+    total = b.fadd(old["n"], n)
+    nothing = b.fcmp_ordered("==", total, const(0.0, F64))
+    share = b.fdiv(n, b.select(nothing, const(1.0, F64), total))
+    fresh = b.fcmp_ordered("==", old["n"], const(0.0, F64))
+    none = b.fcmp_ordered("==", n, const(0.0, F64))
+    deltas = [b.fsub(new, old[part]) for part, new in (("mean", mean), ("by_mean", by_mean))]
+    steps = [b.fmul(delta, share) for delta in deltas]
+    # A group without rows yet takes the other's means as they are: no rounding, no inf - inf.
+    means = [b.select(fresh, new, b.fadd(old[part], step))
+             for part, new, step in (("mean", mean, steps[0]), ("by_mean", by_mean, steps[1]))]
+    undefined = [b.fsub(new, new) for new in means]  # inf - inf: an infinite value has no spread; 0 otherwise
+
+    def spread(part: str, new: ir.Value, delta: ir.Value, step: ir.Value, *infinite: ir.Value) -> ir.Value:
+        joined = b.fadd(b.fadd(old[part], new), b.fmul(b.fmul(delta, step), old["n"]))
+        found = b.select(fresh, new, joined)
+        for each in infinite:
+            found = b.fadd(found, each)
+        return found
+
+    found = {"n": total, "mean": means[0], "by_mean": means[1],
+             "m2": spread("m2", m2, deltas[0], steps[0], undefined[0]),
+             "by_m2": spread("by_m2", by_m2, deltas[1], steps[1], undefined[1]),
+             "co": spread("co", co, deltas[0], steps[1], *undefined)}
+    for part, new in found.items():
+        f.store(b.select(none, old[part], new), place(f"{name}.{part}"))
+
+
+def _correlation(f: Fn, m2: ir.Value, by_m2: ir.Value, co: ir.Value) -> ir.Value:
+    """Between -1 and 1 whatever was rounded; NaN where a side has no spread."""
+    b = f.b
+    roots = [f.call("llvm.sqrt.f64", F64, [each]) for each in (m2, by_m2)]
+    found = b.fdiv(b.fdiv(co, roots[0]), roots[1])
+    one, minus = const(1.0, F64), const(-1.0, F64)
+    found = b.select(b.fcmp_ordered(">", found, one), one, found)
+    return b.select(b.fcmp_ordered("<", found, minus), minus, found)
 
 
 def _is_before(f: Fn, kind: AccKind, name: str, place: Place, this: ir.Value) -> ir.Value:

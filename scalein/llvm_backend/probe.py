@@ -69,7 +69,9 @@ def lower_probe(code: Code, step: Probe, block: Block, env: Env, then: Then) -> 
 def _mark(code: Code, name: str, number: ir.Value) -> None:
     """Mark a row of the table, or nothing for -1. Several workers may mark the same one: each stores a 1."""
     f = code.f
-    f.store(const(1, I8), f.slot(f"{name}.marks", PTR), f.b.sext(f.b.add(number, const(1, I32)), I64))
+    place = f.b.sext(f.b.add(number, const(1, I32)), I64)
+    code.check_within(f"a row of {name} that is marked", place, lambda: f.slot(f"{name}.mark_count"))
+    f.store(const(1, I8), f.slot(f"{name}.marks", PTR), place)
 
 
 def _without(block: Block, name: str) -> Block:

@@ -3,7 +3,7 @@
 Counts, sums, min and max are reductions that LLVM vectorizes. A 64-bit integer sum must not wrap: a
 block's low and high halves are summed apart (each far from overflow within a block) and joined in
 128 bits. Variance takes two passes over the block, which is in L1, and merges the result. The
-rest (first, last, arg_min, arg_max) is updated row by row.
+rest (first, last, arg_min, arg_max, covariance) is updated row by row.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from scalein.llvm_backend.parts import acc_shape, can_outline, is_many
 from scalein.llvm_backend.side_state import find_sides
 from scalein.llvm_backend.values import Env, Row, from_memory, memory_type, to_memory
 
-_ROW_BY_ROW = (AccKind.FIRST, AccKind.LAST, AccKind.ARG_MIN, AccKind.ARG_MAX, AccKind.CHAIN, AccKind.SKETCH)
+_ROW_BY_ROW = (AccKind.FIRST, AccKind.LAST, AccKind.ARG_MIN, AccKind.ARG_MAX, AccKind.CHAIN, AccKind.SKETCH,
+               AccKind.COMOMENTS)
 
 
 def _is_slow(acc: Acc) -> bool:

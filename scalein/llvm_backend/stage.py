@@ -48,6 +48,7 @@ from scalein.llvm_backend.dedup import lower_dedup
 from scalein.llvm_backend.exprs import lower_expr
 from scalein.llvm_backend.fn import I64, PTR, Fn, const
 from scalein.llvm_backend.group_reader import table_env
+from scalein.llvm_backend.made_text import begin_block, forgets_text
 from scalein.llvm_backend.materialize import (
     bind,
     find_materialized,
@@ -93,7 +94,11 @@ def lower_stage(stage: Stage, target: Target, safe: bool = False) -> Lowered:
     is_plain = isinstance(stage.sink, Collect) and not any(isinstance(s, Probe | DedupStep) for s in stage.steps)
     step = BLOCK_ROWS if is_plain or _takes_large_blocks(stage) else PROBING_BLOCK_ROWS
 
+    is_forgetful = forgets_text(stage, sink_exprs(stage.sink))
+
     def lower_block(source: ir.Value | None, start: ir.Value, count: ir.Value, end: ir.Value) -> None:
+        if is_forgetful:
+            begin_block(code)
         for column, read in zip(columns, reads, strict=True):
             column.open_block(start, count, only_parts=eager is not None and read.name not in eager)
         block = Block(count, {"in": None})

@@ -160,6 +160,19 @@ def test_an_outer_join_in_an_example(engine: Engine) -> None:
     assert none["x_right"].to_pylist() == [None] * 4
 
 
+@each_engine
+@pytest.mark.parametrize("how", HOWS)
+def test_dictionaries_on_both_sides(engine: Engine, how: str) -> None:
+    """Each part has a dictionary of its own; a match is looked up by code."""
+    def coded(numbers: range, word: str, hole: int) -> pa.Array:
+        return pa.array([None if n % hole == 0 else f"{word}{n % 13}" for n in numbers]).dictionary_encode()
+
+    parts = [pa.table({"k": coded(range(n, n + 60), "w", 7), "s": coded(range(n, n + 60), "s", 5)})
+             for n in (0, 4, 300)]  # fmt: skip
+    right = pa.table({"k": coded(range(8, 50, 2), "w", 5), "p": coded(range(21), "p", 3)}).slice(2, 15)
+    check(engine, pa.concat_tables(parts), lambda flow: flow.join(right, on="k", how=how), ordered=False)
+
+
 def test_a_flow_runs_again_with_marks_of_its_own() -> None:
     """Small tables are kept between runs, and what one run has matched must not count in the next."""
     right = pa.table({"k": [1, 2, 3], "y": [10, 20, 30]})

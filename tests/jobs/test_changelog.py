@@ -21,7 +21,7 @@ from tests import oracle
 from tests.engines import examples
 from tests.jobs.streams import Course, ran, rows_in
 from tests.jobs.test_fast_paths import rows, run, stream, windows
-from tests.jobs.test_same_rows import DELAY_MS, NAMES, SIMPLE, TOGETHER, courses, tables
+from tests.jobs.test_same_rows import DELAY_MS, EXPRESSIONS, NAMES, SIMPLE, TOGETHER, courses, tables
 from tests.same import assert_same
 
 Build = Callable[[Flow], Flow]
@@ -49,6 +49,9 @@ FLOWS: dict[str, tuple[Build, list[str]]] = {
         "k", si.sliding("u", "30ms", every="10ms")).agg(n=si.count()), ["k", "window_start"]),
     "sliding large": (lambda s: s.with_watermark("t", f"{DELAY_MS}ms").group_by("k", si.sliding(
         "t", "40ms", every="20ms")).agg(u=col("x").n_unique()), ["k", "window_start"]),
+    "expressions": (lambda s: s.group_by("k").agg(**EXPRESSIONS), ["k"]),
+    "sliding expressions": (lambda s: s.with_watermark("t", f"{DELAY_MS}ms").group_by("g", si.sliding(
+        "t", "40ms", every="20ms")).agg(**EXPRESSIONS, c=si.corr("x", "g")), ["g", "window_start"]),
     "computed": (lambda s: s.group_by("k").agg(n=si.count()).select("k", m=col("n") * 2), ["k"]),
     "filtered": (lambda s: s.group_by("k").agg(n=si.count(), s=col("x").sum()).filter(col("s") % 3 == 0), ["k"]),
     "joined": (lambda s: s.group_by("k").agg(n=si.count()).join(NAMES, on="k"), ["k", "name"]),

@@ -202,3 +202,12 @@ def test_poison_among_late_rows_does_not_end_the_job(agg: Any) -> None:
     got = run(flow, on_error=bad, late=late)
     assert got.column("window_start").to_pylist() == [0, 30, 70]
     assert (bad.table().to_pylist(), late.table().to_pylist()) == ([{"t": 31, "x": 0}], [{"t": 2, "x": 5}])
+
+
+def test_a_row_whose_lists_differ_in_length_is_set_aside() -> None:
+    rows = [{"id": 1, "a": [1, 2], "b": ["x", "y"]}, {"id": 2, "a": [1], "b": []}, {"id": 3, "a": None, "b": []},
+            {"id": 4, "a": [7], "b": ["z"]}]  # fmt: skip
+    good, bad = si.to_memory(), si.to_memory()
+    si.from_arrow(rows).explode("a", "b").start(sink=good, on_error=bad).wait()
+    assert good.table().to_pydict() == {"id": [1, 1, 4], "a": [1, 2, 7], "b": ["x", "y", "z"]}
+    assert bad.table().to_pylist() == [rows[1]]

@@ -55,9 +55,14 @@ TRIPLED = pa.schema({"k": pa.string(), "y": pa.int64()})
 MAPPED = pa.schema({"k": pa.string(), "y": pa.int64()})
 KEYS = ["k", "g"]
 SIMPLE = {"n": si.count(), "total": col("x").sum(), "m": col("f").mean(), "lo": col("x").min(), "hi": col("f").max(),
-          "word": col("k").max(), "first_word": col("k").min(), "known": col("x").count()}  # fmt: skip
+          "word": col("k").max(), "first_word": col("k").min(), "known": col("x").count(),
+          "share": (col("x") > 1).mean(), "few": si.count().filter(col("x") > 2),
+          "some": col("x").sum().filter(col("f") > 0)}  # fmt: skip
 TOGETHER = {"v": col("x").var(), "s": col("f").std(), "af": col("k").arg_min(col("f")), "ak": col("f").arg_max("k"),
-            "ff": col("k").first(), "lf": col("f").last(), "lb": (col("x") > 1).last(), "lt": col("t").last()}
+            "ff": col("k").first(), "lf": col("f").last(), "lb": (col("x") > 1).last(), "lt": col("t").last(),
+            "co": si.cov("x", "g"), "cr": si.corr("x", "g"), "fx": col("k").first().filter(col("x") > 1)}
+EXPRESSIONS = {"mean": col("x").sum() / si.count(), "span": col("x").max() - col("x").min(),
+               "share": (si.count().filter(col("x") > 1) / si.count()).round(2), "n": si.count()}
 ORDERED = {"f": col("x").first(), "l": col("x").last(), "c": col("x").collect(), "a": col("k").arg_max(col("x"))}
 LARGE = {"u": col("x").n_unique(), "q": col("f").quantile(0.5), "v": col("x").var(), "s": col("f").std(),
          "top": col("x").top_k(2, by=col("f"))}  # fmt: skip
@@ -87,6 +92,11 @@ FLOWS: dict[str, tuple[Build, bool]] = {
         **TOGETHER)), False),
     "sliding spread": (marked(lambda s: s.group_by("g", si.sliding("t", "40ms", every="15ms")).agg(
         v=col("x").var(), s=col("f").std())), False),
+    "expressions": (lambda s: s.group_by("k").agg(**EXPRESSIONS), False),
+    "expressions, no keys": (lambda s: s.group_by().agg(**EXPRESSIONS, r=si.corr("x", "g") * 2), False),
+    "tumbling expressions": (marked(lambda s: s.group_by("g", si.tumbling("t", "50ms")).agg(**EXPRESSIONS)), False),
+    "sliding expressions": (marked(lambda s: s.group_by(si.sliding("t", "40ms", every="15ms")).agg(
+        **EXPRESSIONS, r=si.cov("x", "g") + 1, u=col("x").n_unique() / si.count())), False),
     "no keys, large": (lambda s: s.group_by().agg(**ORDERED, **LARGE), False),
     "ordered": (lambda s: s.group_by("k").agg(**ORDERED), False),
     "large": (lambda s: s.group_by("g").agg(**LARGE), False),

@@ -68,6 +68,47 @@ def _std(agg: Agg, values: Values) -> float | None:
     return None if var is None else math.sqrt(var)
 
 
+def _products(xs: Values, ys: Values) -> tuple[Fraction, Fraction, Fraction, int] | None:
+    """Sums of squared deviations of either side and of their products, exactly, and the number of pairs without null;
+    None where a value is infinite or NaN.
+    """
+    pairs = [(x, y) for x, y in zip(xs, ys, strict=True) if x is not None and y is not None]
+    if not all(map(math.isfinite, (value for pair in pairs for value in pair))):
+        return None
+    sides = [list(map(Fraction, side)) for side in zip(*pairs, strict=True)] or [[], []]
+    a, b = ([value - sum(side) / len(side) for value in side] for side in sides)
+    first, second, both = (sum((p * q for p, q in zip(*two, strict=True)), Fraction())
+                           for two in ((a, a), (b, b), (a, b)))
+    return first, second, both, len(pairs)
+
+
+def _cov(agg: Agg, xs: Values, ys: Values) -> float | None:
+    if (found := _products(xs, ys)) is None:
+        return math.nan
+    *_, both, count = found
+    return None if count < 2 else float(both / (count - 1))
+
+
+def _corr(agg: Agg, xs: Values, ys: Values) -> float | None:
+    """NaN where a side has the same value in all rows."""
+    if (found := _products(xs, ys)) is None:
+        return math.nan
+    x, y, both, count = found
+    if count < 2:
+        return None
+    return math.copysign(math.sqrt(both * both / (x * y)), both) if x and y else math.nan
+
+
+def _end(number: int) -> Callable[..., Any]:
+    """The value, null or not, of the first or last row; of those that count, if a condition says which do."""
+
+    def apply(agg: Agg, values: Values, counts: Values | None = None) -> Any:
+        rows = values if counts is None else [value for value, each in zip(values, counts, strict=True) if each is True]
+        return rows[number] if rows else None
+
+    return apply
+
+
 def _by(choose: Callable[..., Any]) -> Callable[..., Any]:
     """The value, null or not, of the first row whose `by` is least or greatest."""
 
@@ -139,8 +180,10 @@ AGGREGATES: dict[str, Callable[..., Any]] = {
     "std": _std,
     "min": lambda agg, values: min(valid(values), key=order_key, default=None),
     "max": lambda agg, values: max(valid(values), key=order_key, default=None),
-    "first": lambda agg, values: values[0] if values else None,
-    "last": lambda agg, values: values[-1] if values else None,
+    "cov": _cov,
+    "corr": _corr,
+    "first": _end(0),
+    "last": _end(-1),
     "arg_min": _by(min),
     "arg_max": _by(max),
     "n_unique": lambda agg, values: len({order_key(value) for value in valid(values)}),

@@ -95,6 +95,12 @@ FLOWS: dict[str, Callable[[Flow], Flow]] = {
     "having": lambda f: f.filter(col("x") > 0).group_by("k").agg(n=si.count()).filter(col("n") > 20).select(
         "k", m=col("n") * 10),
     "spread": lambda f: f.filter(~col("x").is_nan()).group_by("k").agg(v=col("x").var(), s=col("i").std()),
+    "pairs": lambda f: f.group_by("s").agg(v=si.cov("i", "n"), c=si.corr("i", "n")),
+    "expressions": lambda f: f.group_by("k").agg(
+        mean=col("i").sum() / si.count(), span=col("i").max() - col("i").min(), share=col("b").mean(), n=si.count(),
+        few=si.count().filter(col("i") > 2), some=(col("i") * 2).sum().filter(col("b"))),
+    "expressions_all": lambda f: f.group_by().agg(mean=(col("i").sum() / si.count()).round(3), c=si.corr("i", "n")),
+    "expressions_unique": lambda f: f.group_by("s").agg(u=col("i").n_unique().filter(col("b")) / si.count()),
     "unique": lambda f: f.group_by("k").agg(u=col("s").n_unique(), a=col("i").approx_n_unique(), n=si.count()),
     "quantile": lambda f: f.group_by("s").agg(q=col("i").quantile(0.5), m=col("x").sum()),
     "best": lambda f: f.group_by("s").agg(last=col("k").arg_max("n"), least=col("i").arg_min("n"),
@@ -108,6 +114,8 @@ FLOWS: dict[str, Callable[[Flow], Flow]] = {
     "tumbling": lambda f: f.group_by("k", si.tumbling("t", "1m")).agg(n=si.count(), s=col("x").sum()),
     "tumbling_zone": lambda f: f.group_by(si.tumbling("z", "90s")).agg(n=si.count(), m=col("i").max()),
     "sliding": lambda f: f.group_by("s", si.sliding("t", "2m", every="45s")).agg(n=si.count(), m=col("x").min()),
+    "tumbling_expressions": lambda f: f.with_watermark("t", "1s").group_by("k", si.tumbling("t", "1m")).agg(
+        share=si.count().filter(col("b")) / si.count(), c=si.corr("i", "n"), span=col("i").max() - col("i").min()),
     "window_rows": lambda f: f.group_by("k", si.tumbling("t", "2m")).agg(u=col("s").n_unique()),
     "watermark": lambda f: f.with_watermark("t", "1s").filter(col("i") > 0).group_by("k", si.tumbling("t", "5m")).agg(
         n=si.count()),

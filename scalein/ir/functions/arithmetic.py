@@ -17,6 +17,7 @@ from scalein.dtypes import F64, I64, MAX_PRECISION, SIGNED, TIMES, UNSIGNED, DTy
 from scalein.ir import decimals
 from scalein.ir.exprs import Call, Expr, Lit, type_of
 from scalein.ir.functions.registry import REGISTRY, Args, Fold, Function, always, declare, typed
+from scalein.ir.functions.strings import concatenated
 from scalein.ir.literals import fit
 from scalein.ir.unify import NOT_A_NUMBER, Refused, cast_to, finer, own_type_of, settle, unify
 
@@ -34,13 +35,13 @@ def _numbers(call: Call, args: Args) -> list[Expr]:
     dtype = type_of(left)
     if not dtype.is_number:
         hint = NOT_A_NUMBER if dtype.kind is Kind.BOOL else None
-        if dtype.is_string and call.fn == "add":
-            hint = "text cannot be concatenated yet, neither by + nor by a function; map_batches with pyarrow can"
         raise Refused(f"{_refusal(call.fn)} {dtype!r} and {type_of(right)!r}", hint)
     return [left, right]
 
 
 def _arithmetic(call: Call, args: Args) -> Expr:
+    if call.fn == "add" and any(own is not None and own.is_string for own in map(own_type_of, args)):
+        return concatenated(call, args)
     if any(own is not None and own.kind in TIMES for own in map(own_type_of, args)):
         return _time_arithmetic(call, args)
     if decimals.is_decimal_arithmetic(args):
@@ -59,9 +60,16 @@ def _decimal_arithmetic(call: Call, args: Args) -> Expr:
 
 
 def _time_arithmetic(call: Call, args: Args) -> Expr:
-    """`ts + dur`, `ts - dur`, `ts - ts`, `dur + dur`, `dur - dur`, `dur * int`; the time goes first."""
+    """`ts + dur`, `ts - dur`, `ts - ts`, `dur + dur`, `dur - dur`, `dur * int`, and dates in the place of `ts`."""
     left, right = args
     match call.fn, *(own and own.kind for own in map(own_type_of, args)):
+        case "sub", (Kind.DATE | Kind.DATE64), (Kind.DATE | Kind.DATE64):
+            both = [_midnight(arg) for arg in unify(args, _refusal(call.fn))]
+            return typed(call, both, DType(Kind.DUR, unit=type_of(both[0]).unit))
+        case ("add" | "sub"), (Kind.DATE | Kind.DATE64), Kind.DUR:
+            return _shift_date(call, left, right)
+        case "add", Kind.DUR, (Kind.DATE | Kind.DATE64):
+            return _shift_date(call, right, left)
         case ("add" | "sub"), Kind.TS, Kind.DUR:
             return _shift(call, left, right)
         case "add", Kind.DUR, Kind.TS:
@@ -78,9 +86,28 @@ def _time_arithmetic(call: Call, args: Args) -> Expr:
             return _scale(call, right, left)
     shown = " and ".join("null" if own is None else repr(own) for own in map(own_type_of, args))
     hint = "with times one can write ts + dur, ts - dur, ts - ts, dur + dur, dur - dur and dur * int"
-    if any(own is not None and own.kind in (Kind.DATE, Kind.DATE64) for own in map(own_type_of, args)):
-        hint = 'cast the date to a timestamp first: .cast(pa.timestamp("us"))'
+    kinds = [own.kind for own in map(own_type_of, args) if own is not None]
+    if call.fn in ("add", "sub") and any(kind in (Kind.DATE, Kind.DATE64) for kind in kinds):
+        hint = "days are added as a duration, for example timedelta(days=1)"
+        if Kind.TS in kinds:
+            hint = 'cast the date to a timestamp first: .cast(pa.timestamp("us"))'
     raise Refused(f"{_refusal(call.fn)} {shown}", hint)
+
+
+def _midnight(date: Expr, unit: str = "") -> Expr:
+    """A date as a timestamp: in the coarsest unit that holds it, or in one that is given."""
+    date = settle(date)
+    own = "s" if type_of(date).kind is Kind.DATE else "ms"
+    return cast_to(date, DType(Kind.TS, unit=finer(own, unit) if unit else own))
+
+
+def _shift_date(call: Call, date: Expr, by: Expr) -> Expr:
+    """The date of midnight moved by a duration: as in Python and Polars, a part of a day is cut, towards the past."""
+    date = settle(date)
+    if isinstance(by, Lit) and by.dtype is None:
+        by = fit(by.value, DType(Kind.DUR, unit="s")) or settle(by)
+    moved = _shift(call, _midnight(date, type_of(by).unit), by)
+    return typed(Call("cast", (), at=call.at), [moved], type_of(date))
 
 
 def _shift(call: Call, instant: Expr, by: Expr) -> Expr:
@@ -222,27 +249,32 @@ def _root(value: float) -> float:
 
 declare(
     Function("add", _arithmetic, 2, fallible=_overflows, fold=_always(operator.add), show="{0} + {1}",
-             duckdb="({0} + {1})"),
+             duckdb="({0} + {1})", numpy=("add",)),
     Function("sub", _arithmetic, 2, fallible=_overflows, fold=_always(operator.sub), show="{0} - {1}",
-             duckdb="({0} - {1})"),
+             duckdb="({0} - {1})", numpy=("subtract",)),
     Function("mul", _arithmetic, 2, fallible=_overflows, fold=_always(operator.mul), show="{0} * {1}",
-             duckdb="({0} * {1})"),
-    Function("div", _divide, 2, fold=_float(_quotient), show="{0} / {1}", duckdb="({0} / {1})"),
+             duckdb="({0} * {1})", numpy=("multiply",)),
+    Function("div", _divide, 2, fold=_float(_quotient), show="{0} / {1}", duckdb="({0} / {1})",
+             numpy=("divide", "true_divide")),
     Function("try_divide", _divide, 2, gives_null=always, show="{0}.try_divide({1})", sql=("TRY_DIVIDE",),
              duckdb="CASE WHEN {1} <> 0 THEN {0} / {1} END"),
-    Function("floordiv", _arithmetic, 2, fallible=_divides_badly, fold=_exact(operator.floordiv), show="{0} // {1}"),
+    Function("floordiv", _arithmetic, 2, fallible=_divides_badly, fold=_exact(operator.floordiv), show="{0} // {1}",
+             numpy=("floor_divide",)),
     Function("mod", _arithmetic, 2, fallible=_divides_badly, fold=_exact(operator.mod), show="{0} % {1}",
-             sql=("MOD",)),
-    Function("pow", _power, 2, show="{0} ** {1}", sql=("POWER", "POW"), duckdb="pow({0}, {1})"),
-    Function("neg", _negate, fallible=_has_no_negative, fold=_always(operator.neg), show="-{0}", duckdb="(-{0})"),
+             sql=("MOD",), numpy=("remainder", "mod")),
+    Function("pow", _power, 2, show="{0} ** {1}", sql=("POWER", "POW"), duckdb="pow({0}, {1})",
+             numpy=("power", "float_power")),
+    Function("neg", _negate, fallible=_has_no_negative, fold=_always(operator.neg), show="-{0}", duckdb="(-{0})",
+             numpy=("negative",)),
     Function("abs", _absolute, fallible=_has_no_negative, fold=_always(abs), show="{0}.abs()", sql=("ABS",),
-             duckdb="abs({0})"),
+             duckdb="abs({0})", numpy=("absolute", "fabs")),
     Function("floor", _float_function, fold=_float(_whole(math.floor)), show="{0}.floor()", sql=("FLOOR",),
-             duckdb="floor({0})"),
+             duckdb="floor({0})", numpy=("floor",)),
     Function("ceil", _float_function, fold=_float(_whole(math.ceil)), show="{0}.ceil()", sql=("CEIL", "CEILING"),
-             duckdb="ceil({0})"),
+             duckdb="ceil({0})", numpy=("ceil",)),
     Function("round", _round, fallible=_rounds_up, show="{0}.round({params})", sql=("ROUND",)),
-    Function("sqrt", _float_function, fold=_float(_root), show="{0}.sqrt()", sql=("SQRT",), duckdb="sqrt({0})"),
-    Function("exp", _float_function, show="{0}.exp()", sql=("EXP",), duckdb="exp({0})"),
-    Function("log", _float_function, show="{0}.log()", sql=("LN",), duckdb="ln({0})"),
+    Function("sqrt", _float_function, fold=_float(_root), show="{0}.sqrt()", sql=("SQRT",), duckdb="sqrt({0})",
+             numpy=("sqrt",)),
+    Function("exp", _float_function, show="{0}.exp()", sql=("EXP",), duckdb="exp({0})", numpy=("exp",)),
+    Function("log", _float_function, show="{0}.log()", sql=("LN",), duckdb="ln({0})", numpy=("log",)),
 )

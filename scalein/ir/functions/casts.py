@@ -132,9 +132,9 @@ def _cast_fails(call: Call) -> bool:
 
 
 def _reads_or_writes_text(call: Call) -> bool:
-    """Text from and to other types but its own bytes, and the clock of a zone."""
+    """Text from and to other types but its own bytes, times and dates of text, and the clock of a zone."""
     source, target = type_of(call.args[0]), type_of(call)
-    if source.is_string and target.kind is Kind.BIN:
+    if source.is_string and target.kind in (Kind.BIN, Kind.TS, Kind.DATE, Kind.DATE64):
         return False
     return source.is_string != target.is_string or (target.kind is Kind.TIME and not is_utc(source))
 

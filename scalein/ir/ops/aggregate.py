@@ -87,7 +87,7 @@ class Aggregate(Unary):
                 yield f"aggregate {agg.fn} has no type"
             if agg.fn not in AGGREGATES:
                 yield f"no aggregate {agg.fn!r}"
-            elif len(agg.args) != AGGREGATES[agg.fn].arity:
+            elif not 0 <= len(agg.args) - AGGREGATES[agg.fn].arity <= AGGREGATES[agg.fn].optional:
                 yield f"aggregate {agg.fn} with {len(agg.args)} arguments"
 
     def reads(self, needed: set[str]) -> tuple[set[str], ...]:
