@@ -37,7 +37,15 @@ class SourceLoc:
     line: int
 
     def __str__(self) -> str:
-        return f"{os.path.basename(self.file)}:{self.line}" if self.line else "unknown place"
+        return f"{_shown_file(self.file)}:{self.line}" if self.line else "unknown place"
+
+
+def _shown_file(path: str) -> str:
+    """The name of a file; of a notebook's cell, its number, by which the user knows it."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    name = None if shell is None else shell.compile.format_code_name(path)
+    return os.path.basename(path) if name is None else " ".join(name)
 
 
 NOWHERE = SourceLoc("", 0)

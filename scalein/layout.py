@@ -213,7 +213,7 @@ GROUP_WORDS = 10
 # What a row, or a newer record, may do to a value. All of them are associative, so records of rows that came later
 # (partials) can be merged into older ones at any time.
 FUNCTIONS = ("sum", "count", "min", "max", "first", "last", "replace")
-KEPT = ""  # the value stays as it is
+UNCHANGED = ""  # the value stays as it is
 # The first word of a stored record:
 #   | nulls of keys 16 | nulls of values 32 | accesses 8 | flags 8 |
 TOMB = 1  # deleted; hides whatever older record there is

@@ -49,7 +49,7 @@ if TYPE_CHECKING:  # what only some flows need is imported with the first of the
     from scalein.exec.preaggregate import PreAggregation
     from scalein.ir.partials import TwoPhase
 
-FEW_ROWS = 1 << 16  # preparing the operators would take longer than running them
+SMALL_INPUT_ROWS = 1 << 16  # preparing the operators would take longer than running them
 ReusedOperators: TypeAlias = "dict[int, PreAggregation | PipelineOperator]"  # by the node's identity
 IdleOperators = dict[tuple[object, ...], HashAggregate | PipelineOperator]  # by the node's identity and options
 
@@ -85,7 +85,7 @@ class Query:
         below = list(walk_nodes(table.input))
         inputs = [node.source.data for node in below if isinstance(node, Scan)]
         data = [self._sources[each.number].data for each in inputs if isinstance(each, Input)]
-        is_small = all(isinstance(each, Batches) and each.table is not None and each.table.num_rows <= FEW_ROWS
+        is_small = all(isinstance(each, Batches) and each.table is not None and each.table.num_rows <= SMALL_INPUT_ROWS
                      for each in data)  # fmt: skip
         return is_small and not any(isinstance(node, Host) for node in below)
 
@@ -135,7 +135,7 @@ class Program:
     def run(self, batches: Iterable[pa.RecordBatch], options: Options) -> Iterator[pa.RecordBatch]:
         """The output for these batches."""
         reused = None
-        if isinstance(batches, list) and 0 < sum(batch.num_rows for batch in batches) <= FEW_ROWS:
+        if isinstance(batches, list) and 0 < sum(batch.num_rows for batch in batches) <= SMALL_INPUT_ROWS:
             if any(batch.schema != self._given for batch in batches):
                 self._reused, self._given = {}, batches[0].schema
             if all(batch.schema == self._given for batch in batches):

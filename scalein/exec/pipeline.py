@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from scalein.exec.join_build import JoinTable
 
-FEW_ROWS = 1 << 16  # of the first output chunk after a filter: most of a larger one might stay unused
+FIRST_CHUNK_ROWS = 1 << 16  # of the first output chunk after a filter: most of a larger one might stay unused
 
 
 def run_pipeline(pipeline: Pipeline, batches: Iterator[pa.RecordBatch], joins: dict[int, JoinTable], options: Options,
@@ -167,7 +167,7 @@ class PipelineOperator:
         if bound is None:
             return [_assemble(self.schema, batch, self.passed, [])]
         drops_rows = any(isinstance(step, FilterStep | Probe | DedupStep) for step in self.prepared.steps)
-        parts = collect_chunks(*bound, self.computed, batch.num_rows, FEW_ROWS if drops_rows else CHUNK_ROWS,
+        parts = collect_chunks(*bound, self.computed, batch.num_rows, FIRST_CHUNK_ROWS if drops_rows else CHUNK_ROWS,
                           None if dedup is None else dedup.call)
         if self.taken:
             return [rows for arrays in parts if len(arrays[0]) for rows in self._with_nested(batch, arrays)]

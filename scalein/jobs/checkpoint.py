@@ -39,7 +39,7 @@ from scalein.storage.filesystem import LOCK
 Opened = TypeVar("Opened")
 
 FORMAT = 1
-KEPT = 3  # epochs that stay
+RETAINED_EPOCHS = 3  # besides savepoints
 SAVEPOINTS = "savepoints"
 _NAME = re.compile(r"epoch-(\d{10})\.json")
 _JOB = re.compile(r"[0-9a-f]{8}")
@@ -202,7 +202,7 @@ class Checkpoint:
             _write(staged, text + b"\n%08x\n" % zlib.crc32(text))
             os.rename(staged, path)
             _sync(self.path)
-            gone = [number for number in self.numbers()[:-KEPT] if number != self._adopted]
+            gone = [number for number in self.numbers()[:-RETAINED_EPOCHS] if number != self._adopted]
             if self._adopted is not None:  # who goes back to it would not know what this job has written
                 gone.append(self._adopted)
             for old in gone:
@@ -232,7 +232,7 @@ class Checkpoint:
     def kept(self) -> list[dict[str, Json]]:
         """The manifests that there are, oldest first, without damaged ones."""
         found = []
-        for number in self.numbers()[-KEPT:]:
+        for number in self.numbers()[-RETAINED_EPOCHS:]:
             with suppress(Damaged):
                 found.append(self.read(number))
         return found

@@ -41,12 +41,12 @@ from scalein.options import Options
 
 # A kernel of many columns takes long to vectorize, although it is compiled in parts. For a small input of known size it
 # is compiled with few optimizations.
-WIDE = 48
-LARGE = 1024  # parts of all expressions
-FEW_ROWS = 1 << 18
+BRIEF_COLUMNS = 48
+BRIEF_PARTS = 1024  # parts of all expressions
+BRIEF_ROWS = 1 << 18
 MAX_VARIANTS = 16  # of a kernel, for different input facts
 
-FEW_VALUES = 4096  # of a dictionary: Python evaluates an expression over them before LLVM has compiled it (20 ms)
+MAX_PYTHON_VALUES = 4096  # of a dictionary: Python computes an expression over them before LLVM has compiled it (20 ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class Prepared:
     def observe_table(self, table: pa.Table | None) -> None:
         """Observe the facts of a whole table, so that no batch of it can add any."""
         if table is not None:
-            self.few_rows, self.has_all_facts = table.num_rows < FEW_ROWS, True
+            self.few_rows, self.has_all_facts = table.num_rows < BRIEF_ROWS, True
             for name in self.names:
                 column = table[name]
                 nulls = bool(column.null_count) or (
@@ -175,7 +175,7 @@ class Prepared:
         reads += [read for read in special.lookups.values() if read.name in inner]
         exprs = list(_sink_exprs(sink))
         sizes = [e.size for e in (*exprs, *(step.predicate for step in steps if isinstance(step, FilterStep)))]
-        brief = self.few_rows and (len(exprs) > WIDE or sum(sizes) > LARGE)
+        brief = self.few_rows and (len(exprs) > BRIEF_COLUMNS or sum(sizes) > BRIEF_PARTS)
         return Stage(self.name, FromBatches(tuple(reads)), steps, sink, brief)
 
     def _probe_nulls(self, probe: Probe) -> dict[str, bool]:
@@ -293,7 +293,7 @@ def _table(expr: Expr, read: Read, dictionary: pa.Array, options: Options) -> np
     Few values are folded like constants: compiling a kernel for the expression would take longer, and for each constant
     in it anew. Many are the input column of such a kernel.
     """
-    function = python_function(expr) if len(dictionary) <= FEW_VALUES else None
+    function = python_function(expr) if len(dictionary) <= MAX_PYTHON_VALUES else None
     dtype = type_of(expr)
     if function is not None and (dtype.is_number or dtype.kind is Kind.BOOL):
         try:

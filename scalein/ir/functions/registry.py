@@ -73,7 +73,7 @@ class Function:
     show: str = ""
     sql: tuple[str, ...] = ()
     duckdb: str = ""
-    spark: str = ""  # the method of pyspark's Column that means the same
+    spark: str = ""  # the method of pyspark's Column that means the same; arithmetic: of floats
     numpy: tuple[str, ...] = ()  # ufuncs that mean the same
 
     @property

@@ -19,7 +19,7 @@ from scalein.llvm_backend.made_text import joined
 from scalein.llvm_backend.values import Str, Value
 
 _WORDS = {1: I8, 2: I16, 4: I32, 8: I64}
-LONG = 32  # bytes; a longer constant is compared by memcmp
+MAX_UNROLLED_BYTES = 32  # a longer constant is compared by memcmp
 
 
 @lowers("str_len")
@@ -88,7 +88,7 @@ def _same_bytes(code: Code, ptr: ir.Value, content: bytes, fits: ir.Value) -> ir
         return fits
     constant = code.text(content)
     ptr = f.b.select(fits, ptr, constant)
-    if size > LONG:
+    if size > MAX_UNROLLED_BYTES:
         return f.b.and_(fits, _memcmp_is_zero(f, ptr, constant, const(size)))
     width = max(w for w in _WORDS if w <= size)
     starts = sorted({*range(0, size - width + 1, width), size - width})
