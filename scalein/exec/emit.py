@@ -18,6 +18,7 @@ from scalein.exec.finalize import ListValues, finalize
 from scalein.exec.pipeline import run_pipeline
 from scalein.exec.tables import OneRecord
 from scalein.ir.exprs import Col, Named
+from scalein.ir.internal_names import internal
 from scalein.ir.physical import Pipeline, WindowAggregate, identity
 from scalein.ir.stages import Collect, FromTable, Stage
 from scalein.ir.tables import Table
@@ -86,9 +87,10 @@ class Emitter:
         lists = {output.name for output in table.outputs if output.is_list}
         for item in identity(table.schema):
             if item.name in coded:
-                items.append(Named(item.name, Col(f"#id.{item.name}", I32, coded[item.name].nullable)))
+                items.append(Named(item.name, Col(internal(f"id.{item.name}"), I32, coded[item.name].nullable)))
             elif item.name in lists:
-                items += [Named(item.name, Col(f"#{part}.{item.name}", I64, False)) for part in ("start", "count")]
+                items += [Named(item.name, Col(internal(f"{part}.{item.name}"), I64, False))
+                          for part in ("start", "count")]
             else:
                 items.append(item)
         return tuple(items)

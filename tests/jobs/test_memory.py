@@ -30,7 +30,7 @@ from scalein.state import LogStore
 from scalein.state.row_buffer import RowBuffer
 from scalein.testing import Stream, until
 
-MB = 1 << 20
+MB = 10**6
 SCHEMA = pa.schema({"t": pa.int64(), "k": pa.int64()})
 
 
