@@ -30,7 +30,8 @@ from tests.spark.flows import FLOWS, ORDERED, rows
 
 OPTIONS = Options.make(workers=1)
 TABLE = rows(700)
-FRAGMENT_FLOWS = ("filter", "join", "explode", "join_group", "all", "each", "keys", "float_key", "unique", "best",
+FRAGMENT_FLOWS = ("filter", "rowwise", "text_key", "join", "explode",
+                  "join_group", "all", "each", "keys", "float_key", "unique", "best",
                   "spread", "picked", "unique_all", "distinct", "tumbling_zone", "sliding", "window_rows", "integers",
                   "empty_all", "top_k", "sort_limit")  # fmt: skip
 
