@@ -8,14 +8,14 @@ the piece under way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 from llvmlite import ir
 
-from scalein.ir.exprs import Col, Expr, columns
+from scalein.ir.exprs import Call, Col, Expr, columns, walk
 from scalein.ir.passes.pass_through import ROW
 from scalein.ir.stages import (
     FLOW_SINKS,
@@ -39,6 +39,7 @@ from scalein.ir.stages import (
     Stage,
     Step,
 )
+from scalein.ir.udf import builds_text
 from scalein.layout import BLOCK_ROWS, COLUMN, DONE, ERROR, PROBING_BLOCK_ROWS, Frame, size_of
 from scalein.llvm_backend.block import Block, keep
 from scalein.llvm_backend.code import Code
@@ -90,8 +91,11 @@ def lower_stage(stage: Stage, target: Target, safe: bool = False) -> Lowered:
     eager = columns_outside_parts(stage, materialized) if is_wide(stage) else None
     is_plain = isinstance(stage.sink, Collect) and not any(isinstance(s, Probe | DedupStep) for s in stage.steps)
     step = BLOCK_ROWS if is_plain or _takes_large_blocks(stage) else PROBING_BLOCK_ROWS
+    forget_texts = _open_texts(code) if _builds_text(stage) else None
 
     def lower_block(source: ir.Value | None, start: ir.Value, count: ir.Value, end: ir.Value) -> None:
+        if forget_texts is not None:
+            forget_texts()
         for column, read in zip(columns, reads, strict=True):
             column.open_block(start, count, only_parts=eager is not None and read.name not in eager)
         block = Block(count, {"in": None})
@@ -108,9 +112,35 @@ def lower_stage(stage: Stage, target: Target, safe: bool = False) -> Lowered:
     else:
         with _blocks(f, f.slot("end"), step) as (start, count):
             lower_block(None, start, count, f.slot("end"))
+    f.before_return()
     f.b.ret(const(DONE))
     frame = f.finish()
     return Lowered(stage.name, f.text(), frame, tuple(code.errors), tuple(code.never_null), tuple(code.checks))
+
+
+def _builds_text(stage: Stage) -> bool:
+    """Whether a udf in it builds text, which needs memory."""
+    exprs = sink_exprs(stage.sink)
+    for step in stage.steps:
+        match step:
+            case FilterStep(predicate):
+                exprs.append(predicate)
+            case ProjectStep(items):
+                exprs += [item.expr for item in items]
+            case Probe(keys=keys) | DedupStep(keys=keys):
+                exprs += keys
+    udfs = {param for expr in exprs for node in walk(expr) if isinstance(node, Call) and node.fn == "udf"
+            for param in node.params}
+    return any(map(builds_text, udfs))
+
+
+def _open_texts(code: Code) -> Callable[[], None]:
+    """Memory for the text that udfs build, until the kernel returns; gives what a block begins with."""
+    from scalein.llvm_backend.functions import udf_text
+
+    code.texts = arena = udf_text.open_arena(code)
+    code.f.before_return = lambda: udf_text.close(code, arena)
+    return lambda: udf_text.clear(code, arena)
 
 
 @contextmanager
