@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from scalein.api import hints
 from scalein.api.column import Column, col, corr, count, cov, lit, when
 from scalein.api.flow import Flow
+from scalein.api.functions import coalesce, concat_str, max_horizontal, min_horizontal, struct
 from scalein.api.sinks import to_callback, to_console, to_csv, to_ipc, to_json, to_memory, to_parquet
 from scalein.api.sources import (
     flow,
@@ -56,7 +57,9 @@ __all__ = [
     "WriteFailed",
     "WrongType",
     "__version__",
+    "coalesce",
     "col",
+    "concat_str",
     "corr",
     "count",
     "cov",
@@ -66,12 +69,15 @@ __all__ = [
     "from_source",
     "generate",
     "lit",
+    "max_horizontal",
+    "min_horizontal",
     "read_csv",
     "read_flight",
     "read_ipc",
     "read_json",
     "read_parquet",
     "sliding",
+    "struct",
     "to_callback",
     "to_console",
     "to_csv",

@@ -1,7 +1,7 @@
 """What pyarrow computes between kernels: functions whose meaning is pyarrow's.
 
-A function that declares `arrow="reverse"` is `reverse(call, array)` here, over whole arrays; `functions.is_host` says
-which calls these are.
+A function that declares `arrow="reverse"` is `reverse(call, array)` here, over whole arrays, one an argument;
+`registry.is_host` says which calls these are.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _dictionary(call: Call, batch: pa.RecordBatch) -> pa.DictionaryArray | None:
 
     A word that no row has must not fail.
     """
-    if fallible(call) or not isinstance(call.args[0], Col):
+    if fallible(call) or len(call.args) > 1 or not isinstance(call.args[0], Col):
         return None
     column = batch.column(call.args[0].name)
     is_coded = isinstance(column, pa.DictionaryArray) and type_of(call.args[0]).is_string
@@ -85,10 +85,9 @@ def _failure(error: NoValue, call: Call) -> ComputeError:
 
 def apply(call: Call, args: Sequence[pa.Array]) -> pa.Array:
     """The call over its arguments' arrays; raises `NoValue` if a row has none."""
-    (array,) = args
-    function: Callable[[Call, pa.Array], pa.Array] = getattr(sys.modules[__name__], REGISTRY[call.fn].arrow)
+    function: Callable[..., pa.Array] = getattr(sys.modules[__name__], REGISTRY[call.fn].arrow)
     try:
-        found = function(call, array)
+        found = function(call, *args)
     except pa.ArrowInvalid as error:
         raise NoValue("impossible cast") from error
     except pa.ArrowNotImplementedError as error:
@@ -319,6 +318,10 @@ def _fraction(digits: int, call: Call, array: pa.Array) -> pa.Array:
     return total
 
 
+def local_time(call: Call, array: pa.Array) -> pa.Array:
+    return pc.local_timestamp(array)
+
+
 local_year = partial(_local, pc.year)
 local_quarter = partial(_local, pc.quarter)
 local_month = partial(_local, pc.month)
@@ -346,6 +349,10 @@ def list_get(call: Call, array: pa.Array) -> pa.Array:
     (number,) = call.params
     assert isinstance(number, int)
     return element(array, number)
+
+
+def make_struct(call: Call, *arrays: pa.Array) -> pa.Array:
+    return pa.StructArray.from_arrays(arrays, fields=list(type_of(call).arrow))
 
 
 def struct_field(call: Call, array: pa.Array) -> pa.Array:

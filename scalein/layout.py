@@ -66,6 +66,7 @@ DEDUP = "dedup"
 
 _OF_FLOWS = """
     row end errors unsafe stop progress first_row source base one piece piece.count pieces
+    text.at text.end text.chunk bad.error bad.text bad.size
     full full.group full.need full.segment owner.worker owner.workers time.least time.greatest
     out out.capacity out.count direct.arena direct.size direct.first_slice direct.slices direct.slice_stride
     ring.open ring.limit ring.least ring.greatest window.first slide.back range.first range.last
@@ -135,6 +136,8 @@ class FrameData:
         self.address = ctypes.addressof(self._words)
         self._index = frame.places
         self.keep: dict[str, object] = {}
+        if _TEXT in self._index:
+            self.keep[_TEXT] = _MadeText(self._words, self._index[_TEXT])
         self.rows = 0  # of all pieces, for the metrics of a kernel that runs over pieces
 
     def __setitem__(self, name: str, value: int) -> None:
@@ -166,6 +169,27 @@ class FrameData:
         self[name] = int(array.ctypes.data)
 
 
+_TEXT = "text.chunk"
+_free = ctypes.CDLL(None).free
+_free.argtypes, _free.restype = [ctypes.c_void_p], None
+
+
+class _MadeText:
+    """Frees the text that a kernel made, when nothing that could point to it is left (`llvm_backend/made_text.py`)."""
+
+    __slots__ = ("_place", "_words")
+
+    def __init__(self, words: ctypes.Array[ctypes.c_int64], place: int) -> None:
+        self._words, self._place = words, place
+
+    def __del__(self) -> None:
+        chunk = self._words[self._place]
+        while chunk:
+            before = ctypes.c_int64.from_address(chunk).value
+            _free(chunk)
+            chunk = before
+
+
 # --- Parquet (see `scalein/connectors/formats/parquet_decode.py`)
 
 HEADER_FIELDS = 16  # numbers of fields in a page's header, below which they are looked at
@@ -189,7 +213,7 @@ GROUP_WORDS = 10
 # What a row, or a newer record, may do to a value. All of them are associative, so records of rows that came later
 # (partials) can be merged into older ones at any time.
 FUNCTIONS = ("sum", "count", "min", "max", "first", "last", "replace")
-KEPT = ""  # the value stays as it is
+UNCHANGED = ""  # the value stays as it is
 # The first word of a stored record:
 #   | nulls of keys 16 | nulls of values 32 | accesses 8 | flags 8 |
 TOMB = 1  # deleted; hides whatever older record there is

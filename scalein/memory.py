@@ -26,8 +26,8 @@ import numpy as np
 from scalein.errors import ScaleinError
 
 HUGE = 2 << 20
-SMALL = 2 * HUGE
-KEPT_BYTES = 1 << 30
+MIN_MAPPED_BYTES = 2 * HUGE
+MAX_POOLED_BYTES = 1 << 30
 SHARES = 16  # a reservation takes at most this share of the remaining address space
 _DONTNEED = getattr(mmap, "MADV_DONTNEED", 4)
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -39,12 +39,12 @@ _LIMITS = [(resource.RLIMIT_AS, 0), (resource.RLIMIT_DATA, 5)]
 _lock = threading.Lock()
 _free: dict[int, list[mmap.mmap]] = {}
 _free_bytes = 0
-_most_kept: list[int] = [KEPT_BYTES]  # limits of the active runs; the least one applies
+_max_pooled: list[int] = [MAX_POOLED_BYTES]  # limits of the active runs; the least one applies
 
 
 def allocate(size: int) -> np.ndarray:
     """Memory of at least this size, aligned to a cache line. Its content is anything."""
-    if size < SMALL or not hasattr(mmap, "MAP_ANONYMOUS"):
+    if size < MIN_MAPPED_BYTES or not hasattr(mmap, "MAP_ANONYMOUS"):
         try:
             raw = np.empty(size + 64, np.uint8)
         except MemoryError as error:
@@ -63,15 +63,15 @@ def reserve(size: int, huge: bool = True) -> np.ndarray:
     """
     left = _allowed()
     if left is not None:
-        size = max(SMALL, min(size, left // SHARES // HUGE * HUGE))
+        size = max(MIN_MAPPED_BYTES, min(size, left // SHARES // HUGE * HUGE))
     while True:
         try:
             # The first pages stay small, so that a table of a few records does not pay for 2 MiB.
             return np.frombuffer(_map(size, _NORESERVE, huge_from=HUGE if huge else size), np.uint8)
         except (OSError, ValueError, OverflowError) as error:
-            if size // 2 < SMALL and not _forget():
+            if size // 2 < MIN_MAPPED_BYTES and not _forget():
                 raise _too_much(size) from error
-            size = max(SMALL, size // 2)
+            size = max(MIN_MAPPED_BYTES, size // 2)
 
 
 def forget(place: int, size: int) -> bool:
@@ -105,14 +105,14 @@ def _allowed() -> int | None:
 @contextmanager
 def keep_at_most(size: int | None) -> Iterator[None]:
     """Pool at most this many bytes of unused maps; None sets no limit."""
-    size = KEPT_BYTES if size is None else size
-    _most_kept.append(size)
+    size = MAX_POOLED_BYTES if size is None else size
+    _max_pooled.append(size)
     if _free_bytes > size:
         _forget()
     try:
         yield
     finally:
-        _most_kept.remove(size)
+        _max_pooled.remove(size)
 
 
 def _new(size: int) -> mmap.mmap:
@@ -189,7 +189,7 @@ def _give_back(area: mmap.mmap) -> None:
     if not _lock.acquire(blocking=False):
         return  # a garbage collection inside of this module: let the map go
     try:
-        if _free_bytes + size <= min(_most_kept):
+        if _free_bytes + size <= min(_max_pooled):
             if hasattr(mmap, "MADV_FREE"):
                 area.madvise(mmap.MADV_FREE)
             _free.setdefault(size, []).append(area)

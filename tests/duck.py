@@ -28,7 +28,8 @@ from scalein.ir.exprs import Agg, Call, Col, Expr, Lit, type_of
 from scalein.ir.functions.registry import REGISTRY, can_fail, is_host
 from tests.duck_types import Untranslatable, cast, crossed, floordiv, literal, restored, sql_type
 
-UNTRANSLATED = ("udf", "hash", "approx_n_unique", "approx_quantile")  # functions and aggregates that DuckDB has not
+# Functions and aggregates that DuckDB has not.
+UNTRANSLATED = ("udf", "hash", "approx_n_unique", "approx_quantile", "dt_local")
 MAX_DIGITS_SUMMED = 30  # DuckDB sums decimals in 128 bits: a few values of 38 digits overflow them on the way
 
 def run(op: ops.Op) -> pa.Table:
@@ -250,6 +251,8 @@ def _call(call: Call) -> str:
         case "list_get":
             number = int(str(call.params[0]))
             return f"{args[0]}[{number + 1 if number >= 0 else number}]"
+        case "str_strptime":
+            return _strptime(call, args[0])
         case "cast":
             return cast(args[0], type_of(call.args[0]), dtype)
     return _declared(call, args)
@@ -260,7 +263,8 @@ def _declared(call: Call, args: list[str]) -> str:
     if not template:
         raise Untranslatable(f"the function {call.fn}")
     params = [str(p) if isinstance(p, int) else literal(p, DType(Kind.STR)) for p in call.params]
-    return template.format(*args, params=params)
+    fields = ", ".join(f"{_name(str(name))} := {arg}" for name, arg in zip(call.params, args, strict=False))
+    return template.format(*args, args=", ".join(args), params=params, fields=fields)
 
 
 def _try(call: Call) -> str:
@@ -324,6 +328,17 @@ def _slice(call: Call, x: str) -> str:
     return f"substring({x}, {begin} + 1, greatest(greatest({start} + {length}, 0) - {begin}, 0))"
 
 
+def _strptime(call: Call, x: str) -> str:
+    dtype = type_of(call)
+    if dtype.kind is Kind.TIME:
+        raise Untranslatable("a time of the day of a text")
+    found = f"epoch_us(strptime({x}, {literal(call.params[0], DType(Kind.STR))}))"
+    return floordiv(f"({found}::HUGEINT * {ticks_per_day(dtype)})", str(86_400 * 10**6))
+
+
+_TOTALS = {"dt_total_days": 1, "dt_total_hours": 24, "dt_total_minutes": 1440, "dt_total_seconds": 86_400,
+           **{f"dt_total_{unit}": 86_400 * 10**digits for unit, digits in (
+               ("milliseconds", 3), ("microseconds", 6), ("nanoseconds", 9))}}  # fmt: skip
 _FRACTIONS = {"dt_millisecond": 10**3, "dt_microsecond": 10**6, "dt_nanosecond": 10**9}
 
 
@@ -335,6 +350,8 @@ def _time_part(call: Call, x: str) -> str:
     match call.fn:
         case "dt_truncate":
             return f"({floordiv(x, str(call.params[0]))} * {call.params[0]})"
+        case fn if fn.startswith("dt_total_"):  # towards zero
+            return f"({x}::HUGEINT * {_TOTALS[fn]} // {per_day})"
         case "dt_epoch":
             return floordiv(f"({x}::HUGEINT * {86_400 * UNITS_PER_SECOND[str(call.params[0])]})", str(per_day))
         case "dt_second":

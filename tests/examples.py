@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 
 import pyarrow as pa
 
@@ -54,7 +55,8 @@ def odd_or_more(x: int, y: int) -> float:
 
 
 EXAMPLES: dict[str, Column] = {
-    "udf": odd_or_more(x, y),
+    "udf": odd_or_more(x, y), "concat": s + "-" + s, "clip": x.clip(0, y), "row_max": si.max_horizontal(x, y, 3),
+    "row_min": si.min_horizontal("f", x), "make_struct": si.struct("x", v=s),
     "add": x + y, "sub": x - y, "mul": x * y, "div": f / 3, "floordiv": x // y, "mod": x % y, "divisible": y % 2 == 0,
     "pow": f.pow(2.0), "neg": -x, "abs": abs(x), "floor": f.floor(), "ceil": f.ceil(), "round": f.round(1),
     "sqrt": f.sqrt(), "exp": f.exp(), "log": f.log(), "eq": x == y, "ne": x != y, "lt": x < y, "le": x <= y,
@@ -68,7 +70,11 @@ EXAMPLES: dict[str, Column] = {
     "str_split_part": s.str.split_part(" ", 2), "str_extract": s.str.extract("(.)e"),
     "str_matches": s.str.matches("b?c"), "str_replace": s.str.replace("a", "bb"),
     "list_len": tags.list.len(), "list_get": tags.list.get(-1), "struct_field": at.struct.field("u"),
+    "dt_strftime": t.dt.strftime("%Y-%m-%d %H:%M:%S.%f"), "dt_local": col("z").dt.strftime("%d.%m.%y %I%p"),
+    "str_strptime": t.dt.strftime("%Y %j %H%M%S").str.strptime(pa.timestamp("us"), "%Y %j %H%M%S"),
     "dt_truncate": t.dt.truncate("1h"), "dt_epoch": t.dt.epoch("s"),
+    **{f"dt_total_{unit}": getattr((t - datetime(1970, 1, 3)).dt, f"total_{unit}")() for unit in (
+        "days", "hours", "minutes", "seconds", "milliseconds", "microseconds", "nanoseconds")},
     **{f"dt_{part}": getattr(t.dt, part)() for part in (
         "year", "quarter", "month", "day", "weekday", "ordinal_day", "hour", "minute", "second", "millisecond",
         "microsecond", "nanosecond")},

@@ -1,20 +1,23 @@
 """Names from PySpark, pandas, Polars, Flink and Bytewax: each is answered with the name here, and Python's protocols
-still work.
+still work. So are functions of numpy and math.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 import re
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 import scalein as si
-from scalein import col
+from scalein import BadArgument, col
 from scalein.api import hints
+from scalein.api.column import Column
 
 FLOW = si.from_arrow(pa.table({"x": [1, 2], "s": ["a", "b"]}))
 GROUPS = FLOW.group_by("s")
@@ -35,7 +38,9 @@ IDS = ["flow", "column", "str", "dt", "list", "struct", "group_by", "module"]
     (col("x").list, "last", ".list has no 'last'; use get(-1)"),
     (col("x").struct, "getField", ".struct has no 'getField'; use field"),
     (GROUPS, "count", "a GroupBy has no 'count'; use .agg(si.count())"),
-    (si, "coalesce", 'scalein has no \'coalesce\'; use col("x").fill_null(...)'),
+    (si, "greatest", "scalein has no 'greatest'; use max_horizontal"),
+    (si, "hopping", 'scalein has no \'hopping\'; use sliding("t", "10s", every="2s")'),
+    (si, "window_all", "scalein has no 'window_all'; use flow.group_by(si.tumbling(...)), without keys"),
     (col("x"), "nothing_like_it", "a Column has no 'nothing_like_it'"),
 ])  # fmt: skip
 def test_a_name_from_elsewhere_is_answered(met: object, name: str, hint: str) -> None:
@@ -104,3 +109,44 @@ def test_modules_of_the_package_are_still_found() -> None:
     from scalein import compiler
 
     assert compiler.compile_flow(FLOW.op) is not None
+
+
+@pytest.mark.parametrize(("made", "same"), [
+    (lambda x: np.log(x), lambda x: x.log()), (lambda x: np.sqrt(x), lambda x: x.sqrt()),
+    (lambda x: np.exp(x), lambda x: x.exp()), (lambda x: np.abs(x), lambda x: x.abs()),
+    (lambda x: np.floor(x), lambda x: x.floor()), (lambda x: np.power(x, 2), lambda x: x**2),
+    (lambda x: np.isnan(x), lambda x: x.is_nan()), (lambda x: np.add(1, x), lambda x: 1 + x),
+    (lambda x: np.float64(2) * x, lambda x: 2.0 * x), (lambda x: np.int64(1) - x, lambda x: 1 - x),
+    (lambda x: x / np.float32(0.5), lambda x: x / 0.5), (lambda x: np.int8(3) < x, lambda x: si.lit(3) < x),
+    (lambda x: np.logical_and(x > 1, x < 2), lambda x: (x > 1) & (x < 2)), (lambda x: np.negative(x), lambda x: -x),
+    (lambda x: round(x, 2), lambda x: x.round(2)), (lambda x: math.floor(x), lambda x: x.floor()),
+    (lambda x: math.ceil(x), lambda x: x.ceil()), (lambda x: abs(x), lambda x: x.abs()),
+])  # fmt: skip
+def test_functions_of_numpy_and_math_that_have_an_equal(
+    made: Callable[[Column], Column], same: Callable[[Column], Column]
+) -> None:
+    found, want = made(col("x")), same(col("x"))
+    assert isinstance(found, Column)
+    assert repr(found) == repr(want)
+    table = pa.table({"x": [1.5, 0.25, None, float("nan")]})
+    flow = si.from_arrow(table)
+    assert repr(flow.select(y=found).collect()) == repr(flow.select(y=want).collect())
+
+
+@pytest.mark.parametrize(("slip", "says"), [
+    (lambda x: np.log10(x), "np.log10 does not take a column(.|\n)*log\\(\\) / math"),
+    (lambda x: np.maximum(x, 1), "si.max_horizontal"), (lambda x: np.sin(x), "np.sin(.|\n)*@si.udf"),
+    (lambda x: np.add(x, 1, out=np.zeros(1)), "np.add does not take"), (lambda x: np.add.reduce(x), "np.add"),
+    (lambda x: np.where(x > 1, 2, 3), r"np.where(.|\n)*when"), (lambda x: np.round(x, 1), r"np.round(.|\n)*\.round"),
+    (lambda x: np.sum(x), r"np.sum(.|\n)*\.sum\(\)"), (lambda x: np.array([1, 2]) + x, "ndarray cannot be used"),
+    (lambda x: math.sqrt(x), r"not one number(.|\n)*\.sqrt\(\)"), (lambda x: math.log(x), r"\.log\(\)"),
+    (lambda x: float(x), r"\.cast\(float\)"), (lambda x: int(x), r"\.cast\(int\)"),
+    (lambda x: range(x), "not one number"), (lambda x: len(x), "si.count"), (lambda x: x[0], r"\.list\.get"),
+    (lambda x: x["a"], r"\.struct\.field\('a'\)"), (lambda x: bool(x), "neither true nor false"),
+    (lambda x: [*x], "looped over"), (lambda x: 1 if x > 2 else 3, "& for and"),
+    (lambda x: 3 in x, "is_in"), (lambda x: list(x), "looped over"),
+])  # fmt: skip
+def test_slips_are_answered_at_their_line(slip: Callable[[Column], object], says: str) -> None:
+    with pytest.raises(BadArgument, match=says) as caught:
+        slip(col("x"))
+    assert caught.value.facts["at"].startswith("test_elsewhere.py:")

@@ -247,7 +247,8 @@ def test_describe_of_other_types_and_of_no_rows() -> None:
     table = pa.table({"d": pa.array([date(2024, 1, 2), None, date(2023, 5, 6)]), "l": [[1], [], None],
                       "m": [Decimal("1.50"), Decimal("2.50"), None], "z": pa.array([1, 2, 3], pa.time32("s"))})
     found = si.from_arrow(table).describe()
-    assert found["d"].to_pylist() == ["2", "1", None, None, "2023-05-06", None, None, None, "2024-01-02"]
+    assert found["d"].to_pylist() == ["2", "1", "2023-09-03", None, "2023-05-06", "2023-07-05", "2023-09-03",
+                                      "2023-11-03", "2024-01-02"]
     assert found["l"].to_pylist() == ["2", "1", *[None] * 7]
     assert found["m"].to_pylist()[:3] == [2.0, 1.0, 2.0]
     assert found["z"].to_pylist()[4] == "00:00:01"
@@ -256,6 +257,10 @@ def test_describe_of_other_types_and_of_no_rows() -> None:
     found = si.from_arrow(times).describe().slice(8)
     assert found.to_pylist() == [{"statistic": "max", "ns": "1970-01-01 00:00:00.000000002",
                                   "zone": "1970-01-01 00:00:00.001Z", "took": "0:00:00.000002"}]
+    ends = pa.table({"t": pa.array([2**63 - 1, -(2**63), 1_357_016_400_000_000_001], pa.timestamp("ns"))})
+    found = si.from_arrow(ends).describe()["t"].to_pylist()
+    assert found[4:9:2] == ["1677-09-21 00:12:43.145224192", "2013-01-01 05:00:00.000000001",
+                            "2262-04-11 23:47:16.854775807"], "to the last digit"  # fmt: skip
     odd = pa.table({"f": [math.nan, 1.0, math.inf, -1.0, 2.0],
                     "v": pa.array(["b", "a", None, "c", "a"], pa.string_view()),
                     "z": pa.array([b"b", None, None, b"", b"a"], pa.binary())})

@@ -35,9 +35,9 @@ def unbound(schema: object, at: SourceLoc) -> Source:
 def as_schema(given: object, step: str, at: SourceLoc) -> pa.Schema:
     """The schema meant by a pyarrow schema, a mapping of names to types, or a StructType of Spark's."""
     if type(given).__name__ == "StructType" and type(given).__module__.startswith("pyspark."):
-        from scalein.spark.types import arrow_schema
+        from scalein.spark.types import flow_schema
 
-        given = arrow_schema(given, at)
+        given = flow_schema(given, at)
     if isinstance(given, Mapping):
         given = pa.schema([pa.field(str(name), as_dtype(dtype, at).arrow) for name, dtype in given.items()])
     if not isinstance(given, pa.Schema):

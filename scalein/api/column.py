@@ -15,6 +15,7 @@ from scalein.api.hints import Hinted
 from scalein.api.methods import Aggregates, DtMethods, ListMethods, StrMethods, StructMethods
 from scalein.errors import BadArgument, SourceLoc, here
 from scalein.ir.exprs import Agg, AggregateResult, Call, Col, Expr, Lit, args_of, walk
+from scalein.ir.functions.registry import REGISTRY
 from scalein.ir.literals import as_dtype, fit, literal, own_type
 from scalein.ir.printer import show_agg, show_expr
 from scalein.ir.resolve import nested_aggregate
@@ -30,7 +31,6 @@ class Column(Aggregates, Hinted):
 
     __slots__ = ("_alias", "_node")
     _called, _elsewhere = "a Column", hints.COLUMN
-    __array_ufunc__ = None  # numpy scalars leave operators to us: np.int64(1) + col("x")
     __hash__ = None  # type: ignore[assignment]  # == gives a Column, so a Column cannot be a key
 
     def __init__(self, node: Expr | Agg, alias: str | None = None) -> None:
@@ -70,15 +70,12 @@ class Column(Aggregates, Hinted):
         """The expression, or the column that an aggregate becomes in `agg`."""
         return AggregateResult(show_agg(self._node), agg=self._node) if isinstance(self._node, Agg) else self._node
 
-    def _call(self, fn: str, *others: object, params: tuple[object, ...] = ()) -> Column:
-        at = here()
-        return Column(Call(fn, (self._expr(), *(as_expr(other, at) for other in others)), params, at=at))
-
-    def _tried(self, fn: str, *others: object, dtype: object = None) -> Column:
+    def _call(self, fn: str, *others: object, params: tuple[object, ...] = (), dtype: object = None,
+              tried: bool = False) -> Column:
         at = here()
         args = (self._expr(), *(as_expr(other, at) for other in others))
-        call = Call(fn, args, dtype=None if dtype is None else as_dtype(dtype, at), at=at)
-        return Column(Call("try", (call,), at=at))
+        call = Call(fn, args, params, None if dtype is None else as_dtype(dtype, at), at=at)
+        return Column(Call("try", (call,), at=at) if tried else call)
 
     def _swapped(self, fn: str, other: object) -> Column:
         at = here()
@@ -153,6 +150,15 @@ class Column(Aggregates, Hinted):
     def __abs__(self) -> Column:
         return self._call("abs")
 
+    def __round__(self, digits: int = 0) -> Column:
+        return self.round(digits)
+
+    def __floor__(self) -> Column:
+        return self.floor()
+
+    def __ceil__(self) -> Column:
+        return self.ceil()
+
     def __and__(self, other: object) -> Column:
         return self._call("and", other)
 
@@ -204,6 +210,40 @@ class Column(Aggregates, Hinted):
         raise BadArgument("`in` does not look into a column", at=here(), found=repr(self),
                           hint="use .is_in([...]) for rows, .str.contains(...) for text")
 
+    def __len__(self) -> NoReturn:
+        raise BadArgument("a column has no length by itself", at=here(), found=repr(self),
+                          hint="use si.count() in agg for rows, .str.len() for text, .list.len() for lists")
+
+    def __getitem__(self, item: object) -> NoReturn:
+        hint = f"use .struct.field({item!r})" if isinstance(item, str) else (
+            ".list.get(i) gives an element, .str.slice(i, 1) a character; flow.limit(n) takes rows")
+        raise BadArgument("a column has no items", at=here(), found=f"{self!r}[{item!r}]", hint=hint)
+
+    def __float__(self) -> NoReturn:
+        raise BadArgument("a column is not one number", at=here(), found=repr(self),
+                          hint="functions of math take one number; a column has .sqrt(), .exp(), .log(), .pow(y), "
+                          ".floor(), .ceil() and .abs(), and .cast(float)")
+
+    def __int__(self) -> NoReturn:
+        raise BadArgument("a column is not one number", at=here(), found=repr(self), hint="use .cast(int)")
+
+    __index__ = __int__
+
+    # --- numpy ---
+
+    def __array_ufunc__(self, ufunc: object, method: str, *inputs: object, **options: object) -> Column:
+        """`np.log(col("x"))`, and what a numpy scalar asks for in `np.int64(1) + col("x")`."""
+        at, name = here(), str(getattr(ufunc, "__name__", ufunc))
+        fn = next((fn for fn, function in REGISTRY.items() if name in function.numpy), None)
+        if fn is None or method != "__call__" or options:
+            raise BadArgument(f"np.{name} does not take a column", at=at, hint=hints.NUMPY.get(name, hints.NO_NUMPY))
+        return Column(Call(fn, tuple(as_expr(each, at) for each in inputs), at=at))
+
+    def __array_function__(self, function: object, *given: object) -> NoReturn:
+        name = str(getattr(function, "__name__", function))
+        raise BadArgument(f"np.{name} does not take a column", at=here(),
+                          hint=hints.NUMPY.get(name, hints.NO_NUMPY))
+
     # --- functions ---
 
     def cast(self, dtype: object) -> Column:
@@ -215,8 +255,7 @@ class Column(Aggregates, Hinted):
         >>> col("price").cast("int32")
         Column(price.cast(i32))
         """
-        at = here()
-        return Column(Call("cast", (self._expr(),), dtype=as_dtype(dtype, at), at=at))
+        return self._call("cast", dtype=dtype)
 
     def is_null(self) -> Column:
         """True where the value is missing; never null itself.
@@ -286,6 +325,17 @@ class Column(Aggregates, Hinted):
         [False, True, True, None]
         """
         return self._call("between", low, high)
+
+    def clip(self, low: object = None, high: object = None) -> Column:
+        """The value, `low` where it is less, `high` where it is greater; a bound that is null is none.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> flow = si.from_arrow(pa.table({"x": [1, 2, 5, None]}))
+        >>> flow.select(y=col("x").clip(2, 4)).collect()["y"].to_pylist()
+        [2, 2, 4, None]
+        """
+        return self._call("clip", low, high)
 
     def abs(self) -> Column:
         """The value without its sign.
@@ -420,7 +470,7 @@ class Column(Aggregates, Hinted):
         >>> si.from_arrow(pa.table({"x": ["7", "seven"]})).select(n=col("x").try_cast(int)).collect()["n"].to_pylist()
         [7, None]
         """
-        return self._tried("cast", dtype=dtype)
+        return self._call("cast", dtype=dtype, tried=True)
 
     def try_add(self, other: object) -> Column:
         """`+`, but null where it overflows.
@@ -431,7 +481,7 @@ class Column(Aggregates, Hinted):
         >>> flow.select(y=col("x").try_add(1)).collect()["y"].to_pylist()
         [2, None]
         """
-        return self._tried("add", other)
+        return self._call("add", other, tried=True)
 
     def try_sub(self, other: object) -> Column:
         """`-`, but null where it overflows.
@@ -442,7 +492,7 @@ class Column(Aggregates, Hinted):
         >>> flow.select(y=col("x").try_sub(1)).collect()["y"].to_pylist()
         [0, None]
         """
-        return self._tried("sub", other)
+        return self._call("sub", other, tried=True)
 
     def try_mul(self, other: object) -> Column:
         """`*`, but null where it overflows.
@@ -451,7 +501,7 @@ class Column(Aggregates, Hinted):
         >>> col("price").try_mul(col("count"))
         Column(price.try_mul(count))
         """
-        return self._tried("mul", other)
+        return self._call("mul", other, tried=True)
 
     def try_floordiv(self, other: object) -> Column:
         """`//`, but null where an integer is divided by zero, or the quotient overflows.
@@ -462,7 +512,7 @@ class Column(Aggregates, Hinted):
         >>> flow.select(y=lit(20).try_floordiv(col("x"))).collect()["y"].to_pylist()
         [2, None]
         """
-        return self._tried("floordiv", other)
+        return self._call("floordiv", other, tried=True)
 
     def try_mod(self, other: object) -> Column:
         """`%`, but null where an integer is divided by zero.
@@ -473,7 +523,7 @@ class Column(Aggregates, Hinted):
         >>> flow.select(y=lit(20).try_mod(col("x"))).collect()["y"].to_pylist()
         [6, None]
         """
-        return self._tried("mod", other)
+        return self._call("mod", other, tried=True)
 
     def try_divide(self, other: object) -> Column:
         """`/`, but null where the divisor is zero.

@@ -1,7 +1,7 @@
 """describe(): each column of a flow in a few numbers.
 
 One pass over the batches of the result, by pyarrow and numpy: an aggregation would compile a kernel for each quantile,
-which takes longer than to describe a million rows. The values of numeric columns are held, 8 bytes each, since exact
+which takes longer than to describe a million rows. The values of numbers and times are held, 8 bytes each, since exact
 quantiles need them all.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scalein.dtypes import DType, Kind, Schema
+from scalein.dtypes import TIMES, DType, Kind, Schema
 
 STATISTIC = "statistic"
 NAMES = ("count", "null_count", "mean", "std", "min", "25%", "50%", "75%", "max")
@@ -40,34 +40,31 @@ class _Counted:
         self._count += len(values) - values.null_count
 
     def result(self) -> pa.Array:
-        return pa.array([self._count, self._nulls, *[None] * 7]).cast(pa.string())
+        return self._shown([None] * 7)
+
+    def _shown(self, others: list[str | None]) -> pa.Array:
+        return pa.array([str(self._count), str(self._nulls), *others], pa.string())
 
 
-class _Ordered(_Counted):
-    """Text, binary and times: the least and the greatest value as well, as text."""
+class _Texts(_Counted):
+    """Text and binary: the least and the greatest value as well."""
 
     def __init__(self) -> None:
         super().__init__()
         self._ends: list[pa.Scalar] = []
-        self._type: pa.DataType | None = None
 
     def add(self, values: pa.Array) -> None:
         super().add(values)
-        found = pc.min_max(values.cast(_COMPARABLE.get(values.type.id, values.type)))
-        self._type = values.type
+        if pa.types.is_string_view(values.type) or pa.types.is_binary_view(values.type):  # pyarrow compares none
+            values = values.cast(pa.large_string() if pa.types.is_string_view(values.type) else pa.large_binary())
+        found = pc.min_max(values)
         self._ends += [end for end in (found["min"], found["max"]) if end.is_valid]
 
     def result(self) -> pa.Array:
-        least, greatest = None, None
-        if self._ends:
-            ends = pc.min_max(pa.array(self._ends, self._ends[0].type))
-            least, greatest = (_text(ends[end].cast(self._type)) for end in ("min", "max"))
-        return pa.array([str(self._count), str(self._nulls), None, None, least, None, None, None, greatest])
-
-
-# What pyarrow compares in the place of types that it does not.
-_COMPARABLE = {pa.string_view().id: pa.large_string(), pa.binary_view().id: pa.large_binary(),
-               pa.duration("s").id: pa.int64()}
+        if not self._ends:
+            return super().result()
+        ends = pc.min_max(pa.array(self._ends, self._ends[0].type))
+        return self._shown([None, None, str(ends["min"].as_py()), None, None, None, str(ends["max"].as_py())])
 
 
 class _Numbers(_Counted):
@@ -88,26 +85,62 @@ class _Numbers(_Counted):
         found: list[Any] = [self._count, self._nulls, *[None] * 7]
         if self._count:
             values = np.concatenate(self._parts)
-            places = np.array([0, 0.25, 0.5, 0.75, 1]) * (self._count - 1)
-            low, high = np.floor(places).astype(np.int64), np.ceil(places).astype(np.int64)
-            values.partition(np.unique([low, high]))  # as if sorted at these places, with NaN last
             with np.errstate(invalid="ignore"):  # infinite values
+                low, between = _quantiles(values)
+                found[4:] = low + between
                 found[2] = values.mean()
                 found[3] = values.std(ddof=1) if self._count > 1 else None
-                found[4:] = values[low] + np.where(high > low, (places - low) * (values[high] - values[low]), 0.0)
         return pa.array(found, pa.float64())
+
+
+class _Times(_Counted):
+    """Dates, times and durations, as text: by their integers, since Python's own types hold no nanoseconds."""
+
+    def __init__(self, dtype: DType) -> None:
+        super().__init__()
+        self._type = dtype.arrow
+        self._parts: list[np.ndarray] = []
+
+    def add(self, values: pa.Array) -> None:
+        super().add(values)
+        plain = values.drop_null() if values.null_count else values
+        self._parts.append(np.asarray(plain.view(self._integer)).astype(np.int64))
+
+    @property
+    def _integer(self) -> pa.DataType:
+        return pa.int32() if self._type.bit_width == 32 else pa.int64()
+
+    def result(self) -> pa.Array:
+        if not self._count:
+            return super().result()
+        values = np.concatenate(self._parts)
+        least = int(values.min())
+        offsets = values.view(np.uint64) - np.uint64(least % 2**64)  # two times may lie further apart than int64 holds
+        low, between = _quantiles(offsets)
+        shown = [round(offsets.mean()), *(int(each) + round(more) for each, more in zip(low, between, strict=True))]
+        mean, *quantiles = pa.array([least + each for each in shown], self._integer).view(self._type)
+        return self._shown([_text(mean), None, *map(_text, quantiles)])
+
+
+def _quantiles(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The least value, the quartiles and the greatest: the values at or below these places, and what is to be added
+    where a place lies between two of them. Reorders the values.
+    """
+    places = np.array([0, 0.25, 0.5, 0.75, 1]) * (len(values) - 1)
+    low, high = np.floor(places).astype(np.int64), np.ceil(places).astype(np.int64)
+    values.partition(np.unique([low, high]))  # as if sorted at these places, with NaN last
+    return values[low], np.where(high > low, (places - low) * (values[high] - values[low]), 0.0)
 
 
 def _described(dtype: DType) -> _Counted:
     if dtype.is_int or dtype.is_float or dtype.is_decimal or dtype.kind is Kind.BOOL:
         return _Numbers()
-    return _Counted() if dtype.is_nested else _Ordered()
+    if dtype.kind in TIMES:
+        return _Times(dtype)
+    return _Counted() if dtype.is_nested else _Texts()
 
 
 def _text(value: pa.Scalar) -> str:
-    """Times by pyarrow: Python's own do not hold nanoseconds."""
-    if pa.types.is_duration(value.type):
-        value = value.cast(pa.duration("us"), safe=False)
-    elif pa.types.is_temporal(value.type):
-        value = value.cast(pa.string())
-    return str(value.as_py())
+    if pa.types.is_duration(value.type):  # no cast of pyarrow's gives text
+        return str(value.cast(pa.duration("us"), safe=False).as_py())
+    return str(value.cast(pa.string()).as_py())

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-_NO_CONCAT = "text cannot be concatenated yet; map_batches with pyarrow can"
 _ALONE = "a row does not see the others; group_by(...).agg(...) does"
 _CHOICE = "begin with when(...).then(...)"
 
@@ -94,7 +93,8 @@ FLOW = {
 COLUMN = {
     "isin": "use is_in", "isNull": "use is_null", "isnull": "use is_null", "isna": "use is_null",
     "isNotNull": "use is_not_null", "notnull": "use is_not_null", "notna": "use is_not_null", "isNaN": "use is_nan",
-    "isnan": "use is_nan", "is_not_nan": "use ~column.is_nan()", "fillna": "use fill_null", "coalesce": "use fill_null",
+    "isnan": "use is_nan", "is_not_nan": "use ~column.is_nan()", "fillna": "use fill_null",
+    "coalesce": "use si.coalesce(...)",
     "is_between": "use between", "astype": "use cast", "avg": "use mean", "average": "use mean", "stddev": "use std",
     "stddev_samp": "use std", "variance": "use var", "var_samp": "use var", "nunique": "use n_unique",
     "count_distinct": "use n_unique", "countDistinct": "use n_unique", "approx_count_distinct": "use approx_n_unique",
@@ -106,14 +106,15 @@ COLUMN = {
     **dict.fromkeys(("desc_nulls_last", "asc_nulls_last"), "use flow.sort(column, descending=..., nulls_last=True)"),
     **dict.fromkeys(("desc_nulls_first", "asc_nulls_first"), "use flow.sort(column, descending=...)"),
     "getField": "use .struct.field(name)", "getItem": "use .list.get(i), or .struct.field(name)", "arr": "use .list",
-    "clip": "use when(column > high).then(high).otherwise(column)",
+    **dict.fromkeys(("clip_lower", "clip_upper", "clip_min", "clip_max"), "use clip(low, high)"),
     "replace": "use when(column == old).then(new).otherwise(column), or .str.replace", "when": _CHOICE,
     "otherwise": _CHOICE, "over": "aggregate with group_by, and join the result", "explode": "use flow.explode(name)",
     "unique": "use flow.distinct(name)", "drop_nulls": "use flow.filter(column.is_not_null())",
     "value_counts": "use flow.group_by(name).agg(si.count())", "dtype": "flow.schema has the types",
     "like": "use .str.contains, .str.starts_with or .str.matches", "rlike": "use .str.matches",
     "contains": "use .str.contains", "startswith": "use .str.starts_with", "endswith": "use .str.ends_with",
-    "substr": "use .str.slice, which counts from 0", "concat": _NO_CONCAT, "try_div": "use try_divide",
+    "substr": "use .str.slice, which counts from 0", "concat": "use +, or si.concat_str(...)",
+    "try_div": "use try_divide",
     "log10": "use log() / math.log(10)", "log2": "use log() / math.log(2)", "xxhash64": "use hash", "eq": "use ==",
     "ne": "use !=", "and_": "use &", "or_": "use |", "not_": "use ~",
     **dict.fromkeys(("map", "apply", "map_elements"), "call a function under @si.udf with the column"),
@@ -130,9 +131,9 @@ STR = {
     "get": "use slice(i, 1)", "match": "use matches", "rlike": "use matches", "regexp_like": "use matches",
     "regexp_extract": "use extract", "extract_all": "extract gives the first match",
     "find": "contains says whether it is there", "to_integer": "use .cast(pa.int64()) of the column",
-    "to_date": "use .cast(pa.date32()) of the column",
-    **dict.fromkeys(("to_datetime", "strptime"), 'use .cast(pa.timestamp("us")) of the column'),
-    **dict.fromkeys(("concat", "cat", "join"), _NO_CONCAT),
+    "to_date": "use strptime(pa.date32(), format)", "to_time": 'use .cast(pa.time64("us")) of the column',
+    **dict.fromkeys(("to_datetime", "to_timestamp", "parse"), 'use strptime(pa.timestamp("us"), format)'),
+    **dict.fromkeys(("concat", "cat", "join"), "use + of columns, or si.concat_str(...)"),
 }  # fmt: skip
 
 DT = {
@@ -141,9 +142,9 @@ DT = {
     **dict.fromkeys(("floor", "trunc", "date_trunc"), "use truncate"), "dayofmonth": "use day",
     "timestamp": "use epoch", "date": "use .cast(pa.date32()) of the column",
     "time": 'use .cast(pa.time64("us")) of the column', "offset_by": "add a timedelta to the column",
-    **dict.fromkeys(("strftime", "to_string", "format"), "use .cast(pa.string()) of the column"),
+    **dict.fromkeys(("to_string", "format", "date_format"), "use strftime(format)"),
     **dict.fromkeys(("convert_time_zone", "tz_convert"), 'use .cast(pa.timestamp("us", zone)) of the column'),
-    "total_seconds": "use .cast(pa.int64()) of the column, which counts its unit",
+    "days": "use total_days", "seconds": "use total_seconds", "microseconds": "use total_microseconds",
 }  # fmt: skip
 
 LIST = {
@@ -174,8 +175,9 @@ GROUP_BY = {
 }  # fmt: skip
 
 MODULE = {
-    "coalesce": 'use col("x").fill_null(...)', "concat": "use flow.union(other)", "union": "use flow.union(other)",
-    **dict.fromkeys(("concat_str", "concat_ws", "format"), _NO_CONCAT),
+    "concat": "use flow.union(other)", "union": "use flow.union(other)",
+    **dict.fromkeys(("concat_ws", "format"), "use concat_str(..., separator=...)"), "greatest": "use max_horizontal",
+    "least": "use min_horizontal", "ifnull": "use coalesce", "nvl": "use coalesce", "named_struct": "use struct",
     **{name: f'use col("x").{name}()' for name in (
         "sum", "mean", "min", "max", "first", "last", "median", "std", "var", "n_unique", "collect", "abs", "round",
         "floor", "ceil", "sqrt", "exp", "log", "hash")},
@@ -186,9 +188,36 @@ MODULE = {
     "len": "use count()", "date_trunc": 'use col("x").dt.truncate(every)', "xxhash64": 'use col("x").hash()',
     "explode": "use flow.explode(name)", "desc": "use flow.sort(column, descending=True)",
     "window": "use tumbling or sliding", "session_window": "there are tumbling and sliding windows",
+    **dict.fromkeys(("tumble", "TumblingWindower", "TumblingEventTimeWindows", "Tumble"), 'use tumbling("t", "10s")'),
+    **dict.fromkeys(("hopping", "hop", "Slide", "SlidingWindower", "SlidingEventTimeWindows"),
+                    'use sliding("t", "10s", every="2s")'),
+    **dict.fromkeys(("window_all", "windowAll"), "use flow.group_by(si.tumbling(...)), without keys"),
+    **dict.fromkeys(("key_by", "keyBy", "key_on"), "use flow.group_by(...)"),
+    **dict.fromkeys(("WatermarkStrategy", "EventClock"), "use flow.with_watermark(time, delay)"),
+    **dict.fromkeys(("StreamExecutionEnvironment", "TableEnvironment", "Dataflow", "SparkSession"),
+                    "use from_arrow, read_parquet or another source to begin a flow"),
     "scan_parquet": "use read_parquet", "scan_csv": "use read_csv", "scan_ipc": "use read_ipc",
     **dict.fromkeys(("scan_ndjson", "read_ndjson"), "use read_json"),
     "readStream": "use read_parquet(..., follow=True)",
     **dict.fromkeys(("DataFrame", "LazyFrame", "createDataFrame", "from_pandas", "from_polars"), "use from_arrow"),
     **dict.fromkeys(("from_dict", "from_pydict", "from_dicts", "from_pylist"), "use from_arrow(data)"),
+}  # fmt: skip
+
+# Functions of numpy that have no equal as one function here.
+NO_NUMPY = "use the column's operators and methods; @si.udf compiles a Python function, map_batches runs any on batches"
+NUMPY = {
+    **dict.fromkeys(("maximum", "fmax"), "use si.max_horizontal(a, b)"),
+    **dict.fromkeys(("minimum", "fmin"), "use si.min_horizontal(a, b)"),
+    "log10": "use col(...).log() / math.log(10)", "log2": "use col(...).log() / math.log(2)",
+    "log1p": "use (col(...) + 1).log()", "expm1": "use col(...).exp() - 1", "square": "use col(...) ** 2",
+    "cbrt": "use col(...) ** (1 / 3)", "positive": "leave the + out", "rint": "use col(...).round()",
+    "isfinite": "use col(...).is_nan() and comparisons", "where": "use when(...).then(...).otherwise(...)",
+    "clip": "use col(...).clip(low, high)", **dict.fromkeys(("round", "around"), "use col(...).round(digits)"),
+    "select": "use when(...).then(...).when(...).then(...)", "isin": "use col(...).is_in([...])",
+    "nan_to_num": "use when(col(...).is_nan()).then(0.0).otherwise(col(...))",
+    "concatenate": "use flow.union(other) for rows, si.concat_str(...) for text",
+    **{name: f"use col(...).{name}() in group_by(...).agg(...)" for name in (
+        "sum", "mean", "min", "max", "median", "std", "var", "quantile")},
+    "average": "use col(...).mean() in group_by(...).agg(...)", "unique": "use flow.distinct(name)",
+    **dict.fromkeys(("amax", "amin"), "use col(...).max() or .min() in group_by(...).agg(...)"),
 }  # fmt: skip

@@ -11,6 +11,7 @@ from scalein.api.hints import Hinted
 from scalein.dtypes import UNITS_PER_SECOND
 from scalein.durations import Duration, span
 from scalein.errors import BadArgument, here
+from scalein.ir import time_formats
 
 if TYPE_CHECKING:
     from scalein.api.column import Column
@@ -129,6 +130,34 @@ class StrMethods(Hinted):
         _try_regex(pattern, group, "extract")
         return self._column._call("str_extract", params=(pattern, group))
 
+    def strptime(self, dtype: object, format: str) -> Column:
+        """The time that a text says in a format: a timestamp, date or time of the day, as `dtype` is.
+
+        Directives are Python's: `%Y %m %d %H %M %S %f`, `%y %j %I %p %b %B %a %A`, `%z` for an offset (which Z is too);
+        everything else stands for itself. A year has four digits, other numbers may have fewer than two. What the
+        format does not have is the first: of the month, of the day. A text that does not follow it is an error;
+        `try_strptime` gives null there. ISO's own formats need none: `.cast(pa.timestamp("us"))`.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> flow = si.from_arrow(pa.table({"x": ["1.5.2024 13:45", None]}))
+        >>> flow.select(y=col("x").str.strptime(pa.timestamp("s"), "%d.%m.%Y %H:%M")).collect()["y"].to_pylist()
+        [datetime.datetime(2024, 5, 1, 13, 45), None]
+        """
+        return self._column._call("str_strptime", params=(_format(format, "str.strptime"),), dtype=dtype)
+
+    def try_strptime(self, dtype: object, format: str) -> Column:
+        """As `strptime`, but null where the text does not follow the format.
+
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> flow = si.from_arrow(pa.table({"x": ["2024-05-01", "n/a"]}))
+        >>> flow.select(y=col("x").str.try_strptime(pa.date32(), "%Y-%m-%d")).collect()["y"].to_pylist()
+        [datetime.date(2024, 5, 1), None]
+        """
+        params = (_format(format, "str.strptime"),)
+        return self._column._call("str_strptime", params=params, dtype=dtype, tried=True)
+
     def replace(self, old: str, new: str) -> Column:
         """The text with `new` wherever `old` stands; this is no regular expression.
 
@@ -223,6 +252,21 @@ def _text(value: object, method: str) -> str:
     return value
 
 
+def _format(pattern: object, method: str) -> str:
+    """A format of times, spelled out, if it is one."""
+    if not isinstance(pattern, str):
+        raise BadArgument(f"{method} takes a format", at=here(), found=repr(pattern), hint='for example "%Y-%m-%d"')
+    given, pattern = pattern, time_formats.spelled_out(pattern)
+    try:
+        time_formats.parts(pattern)
+        if method == "str.strptime":
+            time_formats.check_readable(pattern)
+    except time_formats.BadFormat as error:
+        raise BadArgument(f"{method} takes a format of known directives", at=here(), found=repr(given),
+                          why=error) from None
+    return pattern
+
+
 class ListMethods(Hinted):
     """Functions of lists; `flow.explode(name)` makes rows of their elements."""
 
@@ -281,7 +325,10 @@ class StructMethods(Hinted):
 
 
 class DtMethods(Hinted):
-    """Functions of timestamps; those down to `ordinal_day` take dates as well. A zone means its local time."""
+    """Functions of timestamps; those down to `ordinal_day` take dates as well. A zone means its local time.
+
+    `total_days` and its like are of durations: what `-` of two times or dates gives.
+    """
 
     __slots__ = ("_column",)
     _called, _elsewhere = ".dt", hints.DT
@@ -455,6 +502,102 @@ class DtMethods(Hinted):
         if unit not in UNITS_PER_SECOND:
             raise BadArgument("dt.epoch takes a unit", at=here(), found=repr(unit), has=", ".join(UNITS_PER_SECOND))
         return self._column._call("dt_epoch", params=(unit,))
+
+    def strftime(self, format: str) -> Column:
+        """The time or date as a text in a format, in the directives of Python's own `strftime`, and in English.
+
+        >>> from datetime import datetime
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> flow = si.from_arrow(pa.table({"x": [datetime(2024, 5, 1, 13, 45, 30, 250_000), None]}))
+        >>> flow.select(y=col("x").dt.strftime("%d %b %Y, %H:%M")).collect()["y"].to_pylist()
+        ['01 May 2024, 13:45', None]
+        """
+        return self._column._call("dt_strftime", params=(_format(format, "dt.strftime"),))
+
+    def total_days(self) -> Column:
+        """The whole days of a duration, without fractions.
+
+        >>> from datetime import datetime
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> flow = si.from_arrow(pa.table({"x": [datetime(2024, 5, 3, 12), None]}))
+        >>> flow.select(y=(col("x") - datetime(2024, 5, 1)).dt.total_days()).collect()["y"].to_pylist()
+        [2, None]
+        """
+        return self._column._call("dt_total_days")
+
+    def total_hours(self) -> Column:
+        """The whole hours of a duration, without fractions.
+
+        >>> from datetime import datetime
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> flow = si.from_arrow(pa.table({"x": [datetime(2024, 5, 3, 12), None]}))
+        >>> flow.select(y=(col("x") - datetime(2024, 5, 1)).dt.total_hours()).collect()["y"].to_pylist()
+        [60, None]
+        """
+        return self._column._call("dt_total_hours")
+
+    def total_minutes(self) -> Column:
+        """The whole minutes of a duration, without fractions.
+
+        >>> from datetime import datetime
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> flow = si.from_arrow(pa.table({"x": [datetime(2024, 5, 3, 12), None]}))
+        >>> flow.select(y=(col("x") - datetime(2024, 5, 1)).dt.total_minutes()).collect()["y"].to_pylist()
+        [3600, None]
+        """
+        return self._column._call("dt_total_minutes")
+
+    def total_seconds(self) -> Column:
+        """The whole seconds of a duration, without fractions.
+
+        >>> from datetime import datetime
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> flow = si.from_arrow(pa.table({"x": [datetime(2024, 5, 3, 12), None]}))
+        >>> flow.select(y=(col("x") - datetime(2024, 5, 1)).dt.total_seconds()).collect()["y"].to_pylist()
+        [216000, None]
+        """
+        return self._column._call("dt_total_seconds")
+
+    def total_milliseconds(self) -> Column:
+        """The whole milliseconds of a duration, without fractions.
+
+        >>> from datetime import datetime
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> flow = si.from_arrow(pa.table({"x": [datetime(2024, 5, 3, 12), None]}))
+        >>> flow.select(y=(col("x") - datetime(2024, 5, 1)).dt.total_milliseconds()).collect()["y"].to_pylist()
+        [216000000, None]
+        """
+        return self._column._call("dt_total_milliseconds")
+
+    def total_microseconds(self) -> Column:
+        """The whole microseconds of a duration, without fractions.
+
+        >>> from datetime import datetime
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> flow = si.from_arrow(pa.table({"x": [datetime(2024, 5, 3, 12), None]}))
+        >>> flow.select(y=(col("x") - datetime(2024, 5, 1)).dt.total_microseconds()).collect()["y"].to_pylist()
+        [216000000000, None]
+        """
+        return self._column._call("dt_total_microseconds")
+
+    def total_nanoseconds(self) -> Column:
+        """The whole nanoseconds of a duration, without fractions.
+
+        >>> from datetime import datetime
+        >>> import pyarrow as pa, scalein as si
+        >>> from scalein import col
+        >>> flow = si.from_arrow(pa.table({"x": [datetime(2024, 5, 3, 12), None]}))
+        >>> flow.select(y=(col("x") - datetime(2024, 5, 1)).dt.total_nanoseconds()).collect()["y"].to_pylist()
+        [216000000000000, None]
+        """
+        return self._column._call("dt_total_nanoseconds")
 
 
 # Aggregates of a column, for `group_by(...).agg(...)`: `col("price").sum()`.

@@ -20,7 +20,7 @@ from collections.abc import Hashable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +29,6 @@ from scalein.exec import radix, ring
 from scalein.exec.direct_addressing import DIRECT_BYTES, domain_of, widened
 from scalein.exec.emit import Emitter
 from scalein.exec.finalize import compact_logs, mode_of
-from scalein.exec.join_build import JoinTable
 from scalein.exec.morsels import Morsel, cut_morsels
 from scalein.exec.schedule import schedule
 from scalein.exec.tables import (
@@ -55,6 +54,9 @@ from scalein.kernels.workers import run_workers
 from scalein.layout import DONE, OUT_OF_DOMAIN, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
+
+if TYPE_CHECKING:
+    from scalein.exec.join_build import JoinTable
 
 PART_VALUES = 1 << 23  # values in bags and logs of the windows that are built at once
 

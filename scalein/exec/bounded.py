@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -15,19 +16,15 @@ from scalein.connectors.base import BoundSource
 from scalein.connectors.formats.statistics import Condition
 from scalein.connectors.in_memory import Batches
 from scalein.dtypes import I64, Field, Schema
-from scalein.errors import ComputeError, InternalError
+from scalein.errors import ComputeError, InternalError, ScaleinError, here, reported
 from scalein.exec import arrow_offset_limits
 from scalein.exec.aggregate import HashAggregate, hash_aggregate
-from scalein.exec.error_location import located
-from scalein.exec.join_build import JoinTable, build
 from scalein.exec.morsels import coalesce
 from scalein.exec.pipeline import PipelineOperator, prepare_pipeline, run_pipeline, run_prepared
-from scalein.exec.preaggregate import PreAggregation
-from scalein.exec.ring_preaggregate import RingPreAggregation
 from scalein.exec.scan_predicates import conditions_of
 from scalein.ir import ops
 from scalein.ir.exprs import Col
-from scalein.ir.partials import TwoPhase
+from scalein.ir.internal_names import internal
 from scalein.ir.physical import (
     Host,
     JoinBuild,
@@ -47,8 +44,13 @@ from scalein.ir.tables import Key, Slicing
 from scalein.kernels.bind import conformed
 from scalein.options import Options
 
-FEW_ROWS = 1 << 16  # preparing the operators would take longer than running them
-ReusedOperators = dict[int, PreAggregation | PipelineOperator]  # by the node's identity
+if TYPE_CHECKING:  # what only some flows need is imported with the first of them
+    from scalein.exec.join_build import JoinTable
+    from scalein.exec.preaggregate import PreAggregation
+    from scalein.ir.partials import TwoPhase
+
+SMALL_INPUT_ROWS = 1 << 16  # preparing the operators would take longer than running them
+ReusedOperators: TypeAlias = "dict[int, PreAggregation | PipelineOperator]"  # by the node's identity
 IdleOperators = dict[tuple[object, ...], HashAggregate | PipelineOperator]  # by the node's identity and options
 
 
@@ -83,7 +85,7 @@ class Query:
         below = list(walk_nodes(table.input))
         inputs = [node.source.data for node in below if isinstance(node, Scan)]
         data = [self._sources[each.number].data for each in inputs if isinstance(each, Input)]
-        is_small = all(isinstance(each, Batches) and each.table is not None and each.table.num_rows <= FEW_ROWS
+        is_small = all(isinstance(each, Batches) and each.table is not None and each.table.num_rows <= SMALL_INPUT_ROWS
                      for each in data)  # fmt: skip
         return is_small and not any(isinstance(node, Host) for node in below)
 
@@ -99,7 +101,14 @@ class Query:
             rows = _conformed(lambda: run.rows(self._plan), self._schema)
             yield from arrow_offset_limits.with_limit_errors("this flow", rows)
         except ComputeError as error:
-            raise located(error, self._op, self._plan) from None
+            from scalein.exec.error_location import located
+
+            raise reported(located(error, self._op, self._plan), here(self._op.at)) from None
+        except ScaleinError as error:
+            error.locate(here(self._op.at))
+            raise
+        except (OSError, UnicodeError) as error:
+            raise reported(error, here(self._op.at)) from error
 
 
 def _conformed(rows: Callable[[], Iterator[pa.RecordBatch]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -126,7 +135,7 @@ class Program:
     def run(self, batches: Iterable[pa.RecordBatch], options: Options) -> Iterator[pa.RecordBatch]:
         """The output for these batches."""
         reused = None
-        if isinstance(batches, list) and 0 < sum(batch.num_rows for batch in batches) <= FEW_ROWS:
+        if isinstance(batches, list) and 0 < sum(batch.num_rows for batch in batches) <= SMALL_INPUT_ROWS:
             if any(batch.schema != self._given for batch in batches):
                 self._reused, self._given = {}, batches[0].schema
             if all(batch.schema == self._given for batch in batches):
@@ -153,6 +162,8 @@ class PreAggregationProgram:
 
         After an error, the groups are undefined.
         """
+        from scalein.exec.preaggregate import PreAggregation
+
         run = _Run(options, batches, join_tables=self._join_tables)
         if self._pre_aggregation is None:
             self._pre_aggregation = PreAggregation(self.node, run.joins(self.node.joins), options,
@@ -194,6 +205,8 @@ class RingPreAggregationProgram:
     """A plan that ends in sliding windows, over the batches of many calls: see `ring_preaggregate.py`."""
 
     def __init__(self, node: WindowAggregate, partial: WindowAggregate, size: int, options: Options) -> None:
+        from scalein.exec.ring_preaggregate import RingPreAggregation
+
         self.node, self._options = node, options
         self._join_tables: dict[int, JoinTable] = {}
         joins = _Run(options, join_tables=self._join_tables).joins(node.joins)
@@ -329,6 +342,8 @@ class _Run:
 
     def _aggregate_reusing(self, top: Node, node: WindowAggregate, downstream: Pipeline | None,
                            reused: ReusedOperators) -> Iterator[pa.RecordBatch]:
+        from scalein.exec.preaggregate import PreAggregation
+
         known = reused.pop(id(top), None)
         if not isinstance(known, PreAggregation):
             known = PreAggregation(node, self.joins(node.joins), self._options, downstream,
@@ -385,6 +400,8 @@ class _Run:
     def _join(self, table: JoinBuild) -> JoinTable:
         known = self._join_tables.get(id(table))
         if known is None:
+            from scalein.exec.join_build import build
+
             known = build(table, self.rows(table.input), self._options)
             if self._static is None or id(table) in self._static:
                 self._join_tables[id(table)] = known
@@ -412,9 +429,9 @@ def _step(node: Node) -> str:
 
 def _limit(rows: Iterator[pa.RecordBatch], count: int) -> Iterator[pa.RecordBatch]:
     left = count
+    if left <= 0:
+        return  # not one batch is asked for
     for batch in rows:
-        if left <= 0:
-            return
         yield batch.slice(0, left)
         left -= batch.num_rows
         if left <= 0:
@@ -423,7 +440,7 @@ def _limit(rows: Iterator[pa.RecordBatch], count: int) -> Iterator[pa.RecordBatc
 
 # Combining partial groups by group number instead of keys: for groups whose position is known already, next to those of
 # a store or a file. The output is in the order of the numbers.
-_NUMBER = "#number"
+_NUMBER = internal("number")
 
 
 class CombineByNumber:

@@ -14,10 +14,10 @@ import pyarrow as pa
 from scalein.dtypes import I32, I64
 from scalein.errors import ScaleinError
 from scalein.exec.finalize import ListValues, finalize
-from scalein.exec.join_build import JoinTable
 from scalein.exec.pipeline import run_pipeline
 from scalein.exec.tables import OneRecord
 from scalein.ir.exprs import Col, Named
+from scalein.ir.internal_names import internal
 from scalein.ir.physical import Pipeline, WindowAggregate, identity
 from scalein.ir.stages import Collect, FromTable, Stage
 from scalein.ir.tables import Table
@@ -28,8 +28,8 @@ from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
 
 if TYPE_CHECKING:
+    from scalein.exec.join_build import JoinTable
     from scalein.exec.tables import State
-
 
 BRIEF_ROWS = 1 << 16  # for fewer groups, optimizing the loop takes longer than it saves
 
@@ -86,9 +86,10 @@ class Emitter:
         lists = {output.name for output in table.outputs if output.is_list}
         for item in identity(table.schema):
             if item.name in coded:
-                items.append(Named(item.name, Col(f"#id.{item.name}", I32, coded[item.name].nullable)))
+                items.append(Named(item.name, Col(internal(f"id.{item.name}"), I32, coded[item.name].nullable)))
             elif item.name in lists:
-                items += [Named(item.name, Col(f"#{part}.{item.name}", I64, False)) for part in ("start", "count")]
+                items += [Named(item.name, Col(internal(f"{part}.{item.name}"), I64, False))
+                          for part in ("start", "count")]
             else:
                 items.append(item)
         return tuple(items)

@@ -22,7 +22,7 @@ from scalein.kernels.workers import run_parallel
 from scalein.storage.checked_json import Json, as_int, as_map
 
 JUMP_BATCHES = 3  # consecutive batches of outlier timestamps after which time has jumped, as after a pause
-FEW_TIMES = 1 << 16
+MAX_NUMPY_TIMES = 1 << 16
 IDLE_S = 5.0  # without a row, after which a partition of an unbounded source holds no watermark back
 _DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
 
@@ -43,7 +43,7 @@ def extent(times: pa.Array) -> tuple[int, int] | None:
     """The least and the greatest of some times."""
     if not len(times):
         return None
-    if len(times) < FEW_TIMES and not times.null_count:  # numpy starts sooner, pyarrow needs only one pass
+    if len(times) < MAX_NUMPY_TIMES and not times.null_count:  # numpy starts sooner, pyarrow needs only one pass
         values = np.asarray(as_integers(times))
         return int(values.min()), int(values.max())
     found = pc.min_max(as_integers(times))

@@ -1,7 +1,8 @@
 """Finalize: compute the values of groups that need all of their rows, and write them into the records.
 
-Quantiles and lists come from logs: kernels gather the entries of each group into consecutive pairs and sort them; the
-start of each group is computed here, from the counts in the records.
+Quantiles and lists come from logs: kernels (`llvm_backend/sinks/side_state.py`) gather the entries of each group into
+consecutive pairs, sort them and compute quantiles; the start of each group is computed here, from the counts in the
+records.
 """
 
 from __future__ import annotations

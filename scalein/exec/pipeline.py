@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from scalein.arrow_rows import taken
-from scalein.exec.join_build import JoinTable
 from scalein.exec.morsels import PIPELINE_MORSEL_ROWS
 from scalein.exec.schedule import schedule
 from scalein.exec.tables import HashTable, handle_full
@@ -39,7 +38,9 @@ from scalein.options import Options
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
-FEW_ROWS = 1 << 16  # of the first output chunk after a filter: most of a larger one might stay unused
+    from scalein.exec.join_build import JoinTable
+
+FIRST_CHUNK_ROWS = 1 << 16  # of the first output chunk after a filter: most of a larger one might stay unused
 
 
 def run_pipeline(pipeline: Pipeline, batches: Iterator[pa.RecordBatch], joins: dict[int, JoinTable], options: Options,
@@ -166,7 +167,7 @@ class PipelineOperator:
         if bound is None:
             return [_assemble(self.schema, batch, self.passed, [])]
         drops_rows = any(isinstance(step, FilterStep | Probe | DedupStep) for step in self.prepared.steps)
-        parts = collect_chunks(*bound, self.computed, batch.num_rows, FEW_ROWS if drops_rows else CHUNK_ROWS,
+        parts = collect_chunks(*bound, self.computed, batch.num_rows, FIRST_CHUNK_ROWS if drops_rows else CHUNK_ROWS,
                           None if dedup is None else dedup.call)
         if self.taken:
             return [rows for arrays in parts if len(arrays[0]) for rows in self._with_nested(batch, arrays)]

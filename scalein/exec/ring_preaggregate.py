@@ -44,7 +44,7 @@ from scalein.layout import DONE, RING_ADVANCE, FrameData
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
 
-FEW_RECORDS = 1 << 16
+MIN_DRAINED_RECORDS = 1 << 16
 THREAD_ROWS = 1 << 14
 _END_OF_TIME = 1 << 126
 EXPIRED_FACTOR = 4  # with more records than this multiple of the last window's groups, most are of expired keys
@@ -176,7 +176,8 @@ class RingPreAggregation:
     def is_mostly_expired(self) -> bool:
         if self._last_groups is None:
             return False
-        return sum(shard.records.count for shard in self._tables) > max(FEW_RECORDS, EXPIRED_FACTOR * self._last_groups)
+        records = sum(shard.records.count for shard in self._tables)
+        return records > max(MIN_DRAINED_RECORDS, EXPIRED_FACTOR * self._last_groups)
 
     # --- out
 

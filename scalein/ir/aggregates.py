@@ -1,7 +1,7 @@
 """One class an aggregate: how it is typed, which accumulators it is finished from, its names elsewhere.
 
 `AGGREGATES` has them by name. What accumulators do with a row, and how an aggregate is finished from them, is machine
-code: `llvm_backend/accumulators.py`.
+code: `llvm_backend/accumulators.py`. The precision of approximate ones: `SKETCH_BITS` and `COARSE_BITS` in `layout.py`.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Aggregate:
     is_method: ClassVar[bool] = True  # col("x").sum(), and not si.corr("x", "y")
     sql: ClassVar[tuple[str, ...]] = ()
     duckdb: ClassVar[str] = ""  # SQL over {0}, {1}, {params[0]}, and {order}, by which the source sorts
+    spark: ClassVar[str] = ""  # the function of pyspark that means the same; sums of integers are checked besides
 
     def rule(self, args: Args) -> Typed:
         """Types it over typed arguments; raises `Refused`."""
@@ -115,6 +116,7 @@ def _number_hint(own: DType) -> str | None:
 
 class Count(Aggregate):
     name, arity, never_null, is_method, sql, duckdb = "count", 0, True, False, ("COUNT",), "count(*)"
+    spark = "count"
 
     def rule(self, args: Args) -> Typed:
         return Typed(I64, args)
@@ -128,6 +130,7 @@ class Count(Aggregate):
 
 class CountValid(Aggregate):
     name, never_null, method, sql, duckdb = "count_valid", True, "count", ("COUNT",), "count({0})"
+    spark = "count"
 
     def rule(self, args: Args) -> Typed:
         if type_of(args[0]).is_nested:  # no kernel reads the column, but one can count a bool that is null where it is
@@ -140,7 +143,7 @@ class CountValid(Aggregate):
 
 
 class Sum(Aggregate):
-    name, sql, duckdb = "sum", ("SUM",), "sum({0})"
+    name, sql, duckdb, spark = "sum", ("SUM",), "sum({0})", "sum"
 
     def rule(self, args: Args) -> Typed:
         """Sums of integers come out in 64 bits, of floats as f64."""
@@ -164,7 +167,7 @@ class Sum(Aggregate):
 
 
 class Mean(Aggregate):
-    name, sql, duckdb = "mean", ("AVG",), "avg({0})"
+    name, sql, duckdb, spark = "mean", ("AVG",), "avg({0})", "avg"
 
     def rule(self, args: Args) -> Typed:
         """The mean of bools is the share that is true."""
@@ -184,11 +187,11 @@ class _Extreme(Aggregate):
 
 
 class Min(_Extreme):
-    name, kind, sql, duckdb = "min", AccKind.MIN, ("MIN",), "min({0})"
+    name, kind, sql, duckdb, spark = "min", AccKind.MIN, ("MIN",), "min({0})", "min"
 
 
 class Max(_Extreme):
-    name, kind, sql, duckdb = "max", AccKind.MAX, ("MAX",), "max({0})"
+    name, kind, sql, duckdb, spark = "max", AccKind.MAX, ("MAX",), "max({0})", "max"
 
 
 class _Spread(Aggregate):

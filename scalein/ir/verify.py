@@ -20,7 +20,6 @@ from scalein.ir.functions.registry import ANY, REGISTRY, has_host
 from scalein.ir.physical import Host, JoinBuild, Node, Pipeline, WindowAggregate, walk_nodes
 from scalein.ir.printer import dump, show_expr
 from scalein.ir.rewrite import walk_ops
-from scalein.ir.stage_printer import dump_program
 from scalein.ir.stages import DedupStep, FilterStep, Probe, ProjectStep
 from scalein.ir.tables import Acc, AccKind, Table
 
@@ -55,6 +54,8 @@ def verify_program(root: Node) -> None:
     for node in walk_nodes(root):
         wrong = next(_wrong_in_node(node), None)
         if wrong is not None:
+            from scalein.ir.stage_printer import dump_program
+
             raise InternalError(f"{type(node).__name__}: {wrong}", plan="\n" + _text_of(root, dump_program),
                                 hint=_HINT)
 

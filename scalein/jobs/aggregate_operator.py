@@ -22,6 +22,7 @@ from scalein.exec.error_location import located
 from scalein.exec.event_time import as_integers
 from scalein.ir import ops
 from scalein.ir.exprs import Call, Lit, Named, type_of
+from scalein.ir.internal_names import internal
 from scalein.ir.partials import TwoPhase, by_window, finished_rows, two_phase
 from scalein.ir.passes.fuse import fuse
 from scalein.ir.physical import Host, Limit, Node, Pipeline, Scan, Sort, WindowAggregate, identity
@@ -243,7 +244,7 @@ def all_computed(fragment: Fragment, keeps_all: bool) -> ops.Op:
         there = Call("is_not_null", (time,), dtype=BOOL, nullable=False)
         found = [Call("if_else", (there, each, Lit(None, type_of(each))), dtype=each.dtype) for each in found]
     whole = tuple(identity(fragment.before.schema)) if keeps_all or not found else ()
-    return ops.Project(fragment.before, (*whole, *(Named(f"#value{k}", expr) for k, expr in enumerate(found))))
+    return ops.Project(fragment.before, (*whole, *(Named(internal(f"value{k}"), expr) for k, expr in enumerate(found))))
 
 
 def aggregate_node(node: Node) -> WindowAggregate:

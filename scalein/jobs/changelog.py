@@ -19,6 +19,7 @@ from scalein.errors import BadArgument, SourceLoc
 from scalein.exec.bounded import Program
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named
+from scalein.ir.internal_names import internal
 from scalein.ir.physical import Scan, WindowAggregate
 from scalein.ir.rewrite import stacked, stream_path
 from scalein.ir.tables import Key
@@ -26,7 +27,7 @@ from scalein.jobs.fragments import Fragment
 from scalein.jobs.operators import Batches, Context, FragmentRunner, filtered
 
 OP = "op"
-_ROW = "#number"
+_ROW = internal("number")
 _NUMBER = Col(_ROW, I64, False)
 
 

@@ -26,21 +26,20 @@ import os
 import re
 import shutil
 import uuid
-import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TypeVar
 
-from scalein.errors import Damaged, NewerFormat, ScaleinError, StoreFailed, here
+from scalein.errors import Damaged, NewerFormat, ScaleinError, StoreFailed, here, warn
 from scalein.storage.checked_json import Json, as_int
 from scalein.storage.filesystem import LOCK
 
 Opened = TypeVar("Opened")
 
 FORMAT = 1
-KEPT = 3  # epochs that stay
+RETAINED_EPOCHS = 3  # besides savepoints
 SAVEPOINTS = "savepoints"
 _NAME = re.compile(r"epoch-(\d{10})\.json")
 _JOB = re.compile(r"[0-9a-f]{8}")
@@ -120,8 +119,7 @@ class Checkpoint:
                                              file=self.path / _name(number), found=repr(error))
                 continue
             if damaged is not None:
-                warnings.warn(f"the newest checkpoint is damaged, going back to epoch {number}: {damaged}",
-                              RuntimeWarning, stacklevel=5)
+                warn(f"the newest checkpoint is damaged, going back to epoch {number}: {damaged}")
                 with _named("cannot remove a damaged epoch", self.path):
                     for newer in self.numbers():
                         if newer > number:
@@ -137,7 +135,7 @@ class Checkpoint:
 
     def save_as(self, name: str) -> Path:
         """Keep the newest epoch under a name, for good: files are linked where that can be. No epoch is under way."""
-        path, staged = self.path / SAVEPOINTS / name, self.path / SAVEPOINTS / f"_{name}"
+        path, staged = self.path / SAVEPOINTS / name, self.path / SAVEPOINTS / f".{name}"  # no name begins with a dot
         try:
             shutil.rmtree(staged, ignore_errors=True)
             staged.mkdir(parents=True)
@@ -204,7 +202,7 @@ class Checkpoint:
             _write(staged, text + b"\n%08x\n" % zlib.crc32(text))
             os.rename(staged, path)
             _sync(self.path)
-            gone = [number for number in self.numbers()[:-KEPT] if number != self._adopted]
+            gone = [number for number in self.numbers()[:-RETAINED_EPOCHS] if number != self._adopted]
             if self._adopted is not None:  # who goes back to it would not know what this job has written
                 gone.append(self._adopted)
             for old in gone:
@@ -234,7 +232,7 @@ class Checkpoint:
     def kept(self) -> list[dict[str, Json]]:
         """The manifests that there are, oldest first, without damaged ones."""
         found = []
-        for number in self.numbers()[-KEPT:]:
+        for number in self.numbers()[-RETAINED_EPOCHS:]:
             with suppress(Damaged):
                 found.append(self.read(number))
         return found

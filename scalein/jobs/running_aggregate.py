@@ -20,6 +20,7 @@ from scalein.exec.error_location import located
 from scalein.exec.event_time import extent
 from scalein.ir import ops
 from scalein.ir.exprs import Named
+from scalein.ir.internal_names import internal
 from scalein.ir.partials import row_values
 from scalein.ir.passes.aggregate_layout import aggregate_table
 from scalein.ir.physical import Node
@@ -249,7 +250,7 @@ class ByRow:
         values = [(f"#acc{k}", *value) for k, value in enumerate(row_values(table))]
         self._functions = {name: function for name, _, function in values}
         given = [(name, expr) for name, expr, _ in values if expr is not None]
-        items = [*state.keys, *(Named(f"#given{k}", expr) for k, (_, expr) in enumerate(given))]
+        items = [*state.keys, *(Named(internal(f"given{k}"), expr) for k, (_, expr) in enumerate(given))]
         self._names = [*(key.name for key in state.keys), *(name for name, _ in given)]
         self._runner = FragmentRunner(ops.Project(fragment.before, tuple(items)), context)
 

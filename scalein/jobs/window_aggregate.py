@@ -47,11 +47,11 @@ from scalein.layout import MAX_KEYS, MAX_VALUES
 from scalein.state.row_buffer import BufferSegment, RowBuffer
 from scalein.storage.checked_json import Json, as_map
 
-FEW_ROWS = 1 << 20  # buffered partial groups below this number are not combined
+MIN_COMBINED_ROWS = 1 << 20  # buffered partial groups below this number are not combined
 MAX_BATCHES = 512  # buffered, before they are combined
-GROWN = 4  # growth since the last combine that makes another one worthwhile
+COMBINE_GROWTH = 4  # growth since the last combine that makes another one worthwhile
 AHEAD_SLICES = 3  # least slices of a ring besides those of one window, for out-of-order times and the delay
-MANY_OUTSIDE = 1 << 16  # rows outside the ring that make it wider
+MIN_OUTSIDE_ROWS = 1 << 16  # rows outside the ring that make it wider
 MAX_RING_SLICES = 32
 RING_BYTES = 1 << 28  # of all records; a checkpoint writes them whole
 _SLICE = "#slice"
@@ -153,7 +153,8 @@ class WindowedAggregate(WindowCloser, Partial):
     def _keep(self, partials: Batches) -> None:
         for batch in partials:
             self._add(batch.select(self._columns))
-        if self._log.rows > max(FEW_ROWS, GROWN * self._together) or len(self._log.segments) > MAX_BATCHES:
+        most = max(MIN_COMBINED_ROWS, COMBINE_GROWTH * self._together)
+        if self._log.rows > most or len(self._log.segments) > MAX_BATCHES:
             waiting = list(self._log.segments)
             with self._log.pinned(waiting):
                 self._log.replace([])
@@ -204,7 +205,7 @@ class SlidingAggregate(WindowedAggregate):
         self._inside += sum(batch.num_rows for batch in inside)
         if not self._puts_off:
             self._closed_before = self.given()
-        is_narrow = self._outside > max(MANY_OUTSIDE, self._inside // 4)
+        is_narrow = self._outside > max(MIN_OUTSIDE_ROWS, self._inside // 4)
         if is_narrow or self._ring.ring.bytes > self._most_bytes:
             self._closed_before = self.given()
             self._keep(self._ring.ring.drain_partials())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 
@@ -17,6 +18,8 @@ from scalein.layout import COLUMN, ERROR, OUT_OF_BOUNDS, PAUSED, FrameData
 from scalein.llvm_backend.cache import Compiled, load_kernel
 from scalein.llvm_backend.image import Kernel
 from scalein.options import Options
+
+MAX_SHOWN = 80  # bytes of a text in an error
 
 
 def kernel(stage: Stage, options: Options) -> Compiled:
@@ -45,7 +48,7 @@ def call(compiled: Compiled, frame: FrameData) -> int:
     if status == OUT_OF_BOUNDS:
         raise _unsafe(compiled, frame)
     if status == ERROR:
-        raise failure(compiled, frame["errors"])
+        raise _failure(compiled, frame)
     return status
 
 
@@ -73,13 +76,18 @@ def _unsafe(compiled: Compiled, frame: FrameData) -> InternalError:
                          hint="the Arrow data is damaged (try table.validate(full=True)), or this is a bug of ours")
 
 
-def failure(compiled: Compiled, bits: int) -> ComputeError:
+def _failure(compiled: Compiled, frame: FrameData) -> ComputeError:
     """The first expression, in the order of the plan, that failed in some row."""
+    bits = frame["errors"]
     number = next(k for k in range(64) if bits >> k & 1)
     others = len(compiled.errors) - 64
     if number == 63 and others > 0:  # the last bit is shared
         return ComputeError(f"{compiled.errors[number]}, or in one of the {others} expressions after it")
-    return ComputeError(compiled.errors[number])
+    found = None
+    if frame.get("bad.error", 0) >> number & 1:
+        text = ctypes.string_at(frame["bad.text"], min(frame["bad.size"], MAX_SHOWN))
+        found = repr(text.decode(errors="replace")) + (" ..." if frame["bad.size"] > MAX_SHOWN else "")
+    return ComputeError(compiled.errors[number], found=found)
 
 
 # Kernels with loops of the user (`@si.udf`), run so that they can be cancelled.

@@ -1,6 +1,8 @@
 """The kernel library of the Parquet reader: page headers, decompression and dictionary decoding.
 
 The loops are in `llvm_backend/parquet`: `page_headers`, `snappy`, `dictionary_pages`.
+
+Which columns they decode is decided in `connectors/formats/parquet_decode.py`.
 """
 
 from __future__ import annotations

@@ -34,19 +34,19 @@ from scalein.ir.tables import Acc, AccKind, Key, Output, Table
 from scalein.kernels.bind import addressable, bind, bind_codes, code_bits, form_of, has_nulls
 from scalein.kernels.call import kernel
 from scalein.kernels.output import collect_chunks
-from scalein.kernels.specialise import Specialiser, code_name, needed
+from scalein.kernels.specialise import CODE, IDS, Specialiser, code_name, needed
 from scalein.layout import COLUMN, FrameData, size_of
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
 
 # A kernel of many columns takes long to vectorize, although it is compiled in parts. For a small input of known size it
 # is compiled with few optimizations.
-WIDE = 48
-LARGE = 1024  # parts of all expressions
-FEW_ROWS = 1 << 18
+BRIEF_COLUMNS = 48
+BRIEF_PARTS = 1024  # parts of all expressions
+BRIEF_ROWS = 1 << 18
 MAX_VARIANTS = 16  # of a kernel, for different input facts
 
-FEW_VALUES = 4096  # of a dictionary: Python evaluates an expression over them before LLVM has compiled it (20 ms)
+MAX_PYTHON_VALUES = 4096  # of a dictionary: Python computes an expression over them before LLVM has compiled it (20 ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class Prepared:
     def observe_table(self, table: pa.Table | None) -> None:
         """Observe the facts of a whole table, so that no batch of it can add any."""
         if table is not None:
-            self.few_rows, self.has_all_facts = table.num_rows < FEW_ROWS, True
+            self.few_rows, self.has_all_facts = table.num_rows < BRIEF_ROWS, True
             for name in self.names:
                 column = table[name]
                 nulls = bool(column.null_count) or (
@@ -175,7 +175,7 @@ class Prepared:
         reads += [read for read in special.lookups.values() if read.name in inner]
         exprs = list(_sink_exprs(sink))
         sizes = [e.size for e in (*exprs, *(step.predicate for step in steps if isinstance(step, FilterStep)))]
-        brief = self.few_rows and (len(exprs) > WIDE or sum(sizes) > LARGE)
+        brief = self.few_rows and (len(exprs) > BRIEF_COLUMNS or sum(sizes) > BRIEF_PARTS)
         return Stage(self.name, FromBatches(tuple(reads)), steps, sink, brief)
 
     def _probe_nulls(self, probe: Probe) -> dict[str, bool]:
@@ -266,10 +266,9 @@ class Prepared:
         """The strings of a dictionary-encoded key, by id."""
         key = self.key_exprs[position]
         assert isinstance(key, Col)
-        kind, _, name = key.name.partition(".")
-        if kind == "#ids":
-            return self.interners[name].values()
-        number, _, column = name.partition(".")
+        if key.name.startswith(IDS):
+            return self.interners[key.name.removeprefix(IDS)].values()
+        number, _, column = key.name.removeprefix(CODE).partition(".")
         return self.joins[int(number)].columns[column].dictionary
 
     def attach_joins(self, frame: FrameData) -> None:
@@ -294,7 +293,7 @@ def _table(expr: Expr, read: Read, dictionary: pa.Array, options: Options) -> np
     Few values are folded like constants: compiling a kernel for the expression would take longer, and for each constant
     in it anew. Many are the input column of such a kernel.
     """
-    function = python_function(expr) if len(dictionary) <= FEW_VALUES else None
+    function = python_function(expr) if len(dictionary) <= MAX_PYTHON_VALUES else None
     dtype = type_of(expr)
     if function is not None and (dtype.is_number or dtype.kind is Kind.BOOL):
         try:

@@ -34,7 +34,7 @@ from scalein.kernels.output import collect_chunks
 from scalein.kernels.prepare import Prepared
 from scalein.kernels.specialise import Specialiser
 from scalein.kernels.workers import ThreadPool
-from scalein.layout import DONE, KEPT, PAGE_BYTES, FrameData, SortedRecords
+from scalein.layout import DONE, PAGE_BYTES, UNCHANGED, FrameData, SortedRecords
 from scalein.llvm_backend.cache import Compiled, load_lowered
 from scalein.llvm_backend.image import Kernel
 from scalein.llvm_backend.target import Target as CpuTarget
@@ -88,7 +88,7 @@ class StoreKernels:
     def upsert(self, target: TargetTable, batch: pa.RecordBatch, functions: Functions, workers: int) -> None:
         """Merge rows into the records of their keys."""
         workers = _worker_count(workers, batch)
-        items = tuple(_column(value) if function != KEPT and value.name in batch.schema.names else None
+        items = tuple(_column(value) if function != UNCHANGED and value.name in batch.schema.names else None
                       for value, function in zip(self._table.values, functions, strict=True))
 
         def sink(special: Specialiser) -> Upsert:

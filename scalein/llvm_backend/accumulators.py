@@ -2,8 +2,10 @@
 
 Each works on fields of a record, reached through `place(name) -> pointer`, so the same code serves
 records, slices of a ring and the one record of an ungrouped aggregate. Every accumulator can be
-merged in any order: first, last and ties carry the row's number in the source. Sums of floats are plain
-additions; without keys, blocks of rows are summed in `reduce.py`.
+merged in any order: first, last and ties carry the row's number in the source.
+
+Sums of integers have 128 bits and fail in `finish`; sums of floats are plain additions. Without keys, blocks of rows
+are summed in `reduce.py`.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class Compiled:
 
 
 # Most recently used kernels; an evicted one is unloaded when it no longer runs.
-KEPT_KERNELS = 512
+MAX_KERNELS = 512
 _known: OrderedDict[str, Compiled] = OrderedDict()
 _lock = threading.Lock()
 
@@ -135,7 +135,7 @@ def load_lowered(name: Stage | str, lower: Callable[[Target], Lowered], options:
                 found = replace(found, row_bytes=row_bytes, stage=name)
             with _lock:
                 _known[key] = found
-                if len(_known) > KEPT_KERNELS:
+                if len(_known) > MAX_KERNELS:
                     _known.popitem(last=False)
     return found
 

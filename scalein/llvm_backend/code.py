@@ -27,7 +27,6 @@ class Code:
     sure: dict[object, bool] = field(default_factory=dict)  # the same by the key of the part that writes them
     checks: list[str] = field(default_factory=list)  # of safe mode
     strings: dict[bytes, int] = field(default_factory=dict)
-    texts: ir.Value | None = None  # the arena of text that udfs build, if they do
     helpers: dict[str, ir.Function] = field(default_factory=dict)
 
     def fail(self, what: str, condition: ir.Value) -> None:

@@ -162,7 +162,6 @@ class Fn:
         self._part: _Part | None = None
         self._before = self.b  # of a part: what comes before its body
         self._parts: dict[object, _Part] = {}
-        self.before_return: Callable[[], None] = lambda: None  # what the kernel does last, whatever it returns
         domain = self.module.add_metadata([ir.MetaDataString(self.module, "scalein")])
         scope = self.module.add_metadata([ir.MetaDataString(self.module, "input"), domain])
         # Input buffers are never written by a kernel: say so on every load and store, or the
@@ -372,7 +371,6 @@ class Fn:
             out, on = self.b.append_basic_block("leave"), self.b.append_basic_block("stay")
             self.b.cbranch(self.b.icmp_unsigned("!=", status, const(DONE)), out, on)
             self.b.position_at_end(out)
-            self.before_return()
             self.b.ret(status)
             self.b.position_at_end(on)
         return found.names is names
@@ -422,22 +420,19 @@ class Fn:
 
     def leave(self, status: int) -> None:
         """Return from the kernel here. What follows in this block is dead."""
-        self._return(status)
+        if self._part is not None:
+            self._part.leaves = True
+        self.b.ret(const(status))
         self.b.position_at_end(self.b.append_basic_block("dead"))
 
     def leave_if(self, condition: ir.Value, status: int) -> None:
+        if self._part is not None:
+            self._part.leaves = True
         out, on = self.b.append_basic_block("leave"), self.b.append_basic_block("stay")
         self.b.cbranch(condition, out, on)
         self.b.position_at_end(out)
-        self._return(status)
-        self.b.position_at_end(on)
-
-    def _return(self, status: int) -> None:
-        if self._part is None:
-            self.before_return()
-        else:
-            self._part.leaves = True
         self.b.ret(const(status))
+        self.b.position_at_end(on)
 
     # --- small things
 

@@ -19,7 +19,9 @@ from itertools import chain
 from llvmlite import ir
 
 from scalein.ir.exprs import Call, Col, Expr, Named, columns, type_of, walk
+from scalein.ir.functions.registry import REGISTRY, makes_text
 from scalein.ir.functions.udf import has_udf
+from scalein.ir.internal_names import internal
 from scalein.ir.rewrite import map_args
 from scalein.ir.stages import (
     FLOW_SINKS,
@@ -170,7 +172,9 @@ def _shared(stage: Stage) -> set[tuple[int, str]]:
 
 
 def _costly(stage: Stage, shared: set[tuple[int, str]], costly: int) -> Iterator[tuple[int, str]]:
-    """Of shared columns those with a udf, and those that take many calls from the materialized columns before."""
+    """Of shared columns those that take many calls from the materialized columns before; a udf counts for many, and
+    so does text that is made.
+    """
     calls: dict[str, int] = {}  # by column
     for at, step in enumerate(stage.steps):
         if isinstance(step, ProjectStep):
@@ -182,16 +186,18 @@ def _costly(stage: Stage, shared: set[tuple[int, str]], costly: int) -> Iterator
                 nodes = list(walk(item.expr))
                 own = sum(isinstance(node, Call) for node in nodes)
                 cost = own + sum(before.get(name, 0) for name in {n.name for n in nodes if isinstance(n, Col)})
-                if (at, item.name) in shared and (cost >= costly or has_udf(item.expr)):
+                if has_udf(item.expr) or makes_text(item.expr):
+                    cost += 64 * COSTLY_CALLS
+                if (at, item.name) in shared and cost >= costly:
                     yield at, item.name
                     cost = 0
                 calls[item.name] = cost
 
 
 def hoist_costly(stage: Stage) -> Stage:
-    """The stage with a `ProjectStep` before its sink for the calls of udfs that several loops of the sink make."""
+    """The stage with a `ProjectStep` before its sink for the costly calls that several loops of the sink make."""
     count = Counter(call for exprs in _loops(stage.sink) for call in dict.fromkeys(chain(*map(_sure_calls, exprs))))
-    names = {call: Col(f"#materialized{k}", call.dtype, call.nullable)
+    names = {call: Col(internal(f"materialized{k}"), call.dtype, call.nullable)
              for k, call in enumerate(call for call, n in count.items() if n > 1)}
     if not names:
         return stage
@@ -202,11 +208,11 @@ def hoist_costly(stage: Stage) -> Stage:
 
 
 def _sure_calls(expr: Expr) -> Iterator[Call]:
-    """The udf calls that are made for every row, whatever else is in it: not those that a condition guards."""
+    """The calls of udfs, and of what makes text, that are made for every row: not those that a condition guards."""
     waiting = [expr]
     while waiting:
         node = waiting.pop()
-        if isinstance(node, Call) and node.fn == "udf":
+        if isinstance(node, Call) and (node.fn == "udf" or REGISTRY[node.fn].makes_text(node)):
             yield node
         elif isinstance(node, Call) and node.fn not in LAZY:
             waiting += reversed(node.args)

@@ -1,8 +1,8 @@
 """Wide kernels in parts: a function for each column or accumulator, and one for all that differ in names only.
 
-LLVM's time grows faster than a function: 400 columns in one took 15 s. A kernel with more than `WIDE` columns or
-accumulators filters, probes and finds records as ever; then it calls parts, each with a loop of its own over the same
-selection. A filter over 2,000 columns of three types has three parts.
+LLVM's time grows faster than a function: 400 columns in one took 15 s. A kernel with more than `MAX_IN_ONE_FUNCTION`
+columns or accumulators filters, probes and finds records as ever; then it calls parts, each with a loop of its own over
+the same selection. A filter over 2,000 columns of three types has three parts.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from scalein.llvm_backend.fn import literal_name
 from scalein.llvm_backend.functions.registry import PLAIN
 from scalein.llvm_backend.values import Env
 
-WIDE = 64  # columns or accumulators of a kernel that is one function
+MAX_IN_ONE_FUNCTION = 64  # columns or accumulators of a kernel
 
 Shape = tuple[object, tuple[str, ...]]  # equal for what makes the same code but for names; the names
 
 
 def is_many(what: Sized) -> bool:
     """Whether columns or accumulators are too many for one function."""
-    return len(what) > WIDE
+    return len(what) > MAX_IN_ONE_FUNCTION
 
 
 def is_wide(stage: Stage) -> bool:

@@ -31,7 +31,7 @@ from scalein.llvm_backend.hash_index import Index
 from scalein.llvm_backend.keys import KeyBlock, key_array, mix, row_key
 from scalein.llvm_backend.values import Env, Row, Value, canonical
 
-NOBODY = -1
+NO_OWNER = -1
 NO_LIMIT = -(2**63)
 
 
@@ -145,7 +145,7 @@ def find_sides(code: Code, table: Table, block: Block, env: Env, owner: Callable
         with rows(code, block) as row:
             _, h = row_key(code, row, env, [arg], False, [values])
             valid = lower_expr(code, arg, env, row).valid
-            at = owner(row) if valid is None else b.select(valid, owner(row), const(NOBODY))
+            at = owner(row) if valid is None else b.select(valid, owner(row), const(NO_OWNER))
             f.store(at, owners, row.k)
             f.store(mix(f, h, at), hashes, row.k)
         keys = KeyBlock(tuple(key.dtype for key in side.keys), (owners, values), None, hashes)

@@ -1,4 +1,4 @@
-"""approx_n_unique: HyperLogLog over the stable hash of a value, in 512 registers of a byte.
+"""approx_n_unique: HyperLogLog over the stable hash of a value, in 512 registers of a byte (`layout.SKETCH_BITS`).
 
 A register keeps the longest run of leading zeros, plus one, of the hashes that chose it. The same values give the same
 registers in whatever order and split they come, and two groups merge by the greater of each: so results depend on

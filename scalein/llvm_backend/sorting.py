@@ -14,7 +14,7 @@ from llvmlite import ir
 
 from scalein.llvm_backend.fn import I64, Fn, const
 
-SHORT = 40  # pairs; above it the histograms of a radix sort are cheaper than the moves of an insertion sort
+MAX_INSERTION_SORT = 40  # pairs; with more of them the histograms of a radix sort are cheaper than the moves
 BYTES = 8
 VALUES = 256
 SIGN = 1 << 63
@@ -22,7 +22,7 @@ SIGN = 1 << 63
 
 def sort_run(f: Fn, pairs: ir.Value, spare: ir.Value, count: ir.Value) -> None:
     """Sort the `count` pairs at `pairs`; `spare` is memory for as many."""
-    with f.when_else(f.b.icmp_signed("<=", count, const(SHORT)), likely=True) as (short, long):
+    with f.when_else(f.b.icmp_signed("<=", count, const(MAX_INSERTION_SORT)), likely=True) as (short, long):
         with short:
             _insert(f, pairs, count)
         with long:

@@ -8,17 +8,19 @@ the piece under way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 from llvmlite import ir
 
-from scalein.ir.exprs import Call, Col, Expr, columns, walk
+from scalein.ir.exprs import Col, Expr, columns
+from scalein.ir.internal_names import is_internal
 from scalein.ir.passes.pass_through import ROW
 from scalein.ir.stages import (
     FLOW_SINKS,
+    ORDINAL,
     Collect,
     DedupStep,
     ExpandLog,
@@ -39,7 +41,6 @@ from scalein.ir.stages import (
     Stage,
     Step,
 )
-from scalein.ir.udf import builds_text
 from scalein.layout import BLOCK_ROWS, COLUMN, DONE, ERROR, PROBING_BLOCK_ROWS, Frame, size_of
 from scalein.llvm_backend.block import Block, keep
 from scalein.llvm_backend.code import Code
@@ -47,6 +48,7 @@ from scalein.llvm_backend.dedup import lower_dedup
 from scalein.llvm_backend.exprs import lower_expr
 from scalein.llvm_backend.fn import I64, PTR, Fn, const
 from scalein.llvm_backend.group_reader import table_env
+from scalein.llvm_backend.made_text import begin_block, forgets_text
 from scalein.llvm_backend.materialize import (
     bind,
     find_materialized,
@@ -91,11 +93,12 @@ def lower_stage(stage: Stage, target: Target, safe: bool = False) -> Lowered:
     eager = columns_outside_parts(stage, materialized) if is_wide(stage) else None
     is_plain = isinstance(stage.sink, Collect) and not any(isinstance(s, Probe | DedupStep) for s in stage.steps)
     step = BLOCK_ROWS if is_plain or _takes_large_blocks(stage) else PROBING_BLOCK_ROWS
-    forget_texts = _open_texts(code) if _builds_text(stage) else None
+
+    is_forgetful = forgets_text(stage, sink_exprs(stage.sink))
 
     def lower_block(source: ir.Value | None, start: ir.Value, count: ir.Value, end: ir.Value) -> None:
-        if forget_texts is not None:
-            forget_texts()
+        if is_forgetful:
+            begin_block(code)
         for column, read in zip(columns, reads, strict=True):
             column.open_block(start, count, only_parts=eager is not None and read.name not in eager)
         block = Block(count, {"in": None})
@@ -112,35 +115,9 @@ def lower_stage(stage: Stage, target: Target, safe: bool = False) -> Lowered:
     else:
         with _blocks(f, f.slot("end"), step) as (start, count):
             lower_block(None, start, count, f.slot("end"))
-    f.before_return()
     f.b.ret(const(DONE))
     frame = f.finish()
     return Lowered(stage.name, f.text(), frame, tuple(code.errors), tuple(code.never_null), tuple(code.checks))
-
-
-def _builds_text(stage: Stage) -> bool:
-    """Whether a udf in it builds text, which needs memory."""
-    exprs = sink_exprs(stage.sink)
-    for step in stage.steps:
-        match step:
-            case FilterStep(predicate):
-                exprs.append(predicate)
-            case ProjectStep(items):
-                exprs += [item.expr for item in items]
-            case Probe(keys=keys) | DedupStep(keys=keys):
-                exprs += keys
-    udfs = {param for expr in exprs for node in walk(expr) if isinstance(node, Call) and node.fn == "udf"
-            for param in node.params}
-    return any(map(builds_text, udfs))
-
-
-def _open_texts(code: Code) -> Callable[[], None]:
-    """Memory for the text that udfs build, until the kernel returns; gives what a block begins with."""
-    from scalein.llvm_backend.functions import udf_text
-
-    code.texts = arena = udf_text.open_arena(code)
-    code.f.before_return = lambda: udf_text.close(code, arena)
-    return lambda: udf_text.clear(code, arena)
 
 
 @contextmanager
@@ -231,7 +208,7 @@ def _steps(low: _Lowering, steps: tuple[Step, ...], block: Block, env: Env) -> N
                     _fetch_ahead(low, block, columns(predicate))
             case ProjectStep(items):
                 # Bound lazily: a column is computed in the loop that needs it, under the rows live there.
-                ours = {name: binding for name, binding in env.items() if name[:1] in ("#", "?")}
+                ours = {name: binding for name, binding in env.items() if is_internal(name)}
                 env = {**ours, **{i.name: bind(code, i.expr, env, (at, i.name) in low.materialized) for i in items}}
             case Probe() | DedupStep():
                 materialize_needed(block, env, step.keys)
@@ -283,8 +260,8 @@ def _sink(low: _Lowering, block: Block, env: Env) -> None:
 
     def ordinal(row: Row) -> ir.Value:
         """The row's number in the source."""
-        if "?row" in env:  # carried through a partition
-            return row.get(env["?row"]).data
+        if ORDINAL in env:  # carried through a partition
+            return row.get(env[ORDINAL]).data
         return f.b.add(f.b.add(f.slot("first_row"), start), row.offset("in"))
 
     match stage.sink:

@@ -11,7 +11,7 @@ from llvmlite import ir
 from scalein.ir.stages import Read
 from scalein.ir.store_kernels import CombineRecords, HashKeys, Lookup, MergeRecords, SeekHashes, Upsert
 from scalein.ir.tables import StoredTable
-from scalein.layout import ACCESSES_SHIFT, ERROR, FRESH, KEPT, KEY_NULLS, MAX_ACCESSES, PARTIAL, TOMB, VALUE_NULLS
+from scalein.layout import ACCESSES_SHIFT, ERROR, FRESH, KEY_NULLS, MAX_ACCESSES, PARTIAL, TOMB, UNCHANGED, VALUE_NULLS
 from scalein.llvm_backend.block import PADDED, Block, keep, rows
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.exprs import lower_expr
@@ -29,7 +29,7 @@ _KEYS = ~((1 << KEY_NULLS) - 1) & (1 << 64) - 1  # bits of a record's head that 
 
 # What a newer record does to an older one's value, and an older one to a newer one's, by what rows did to the newer.
 _NEWER = {"count": "sum"}
-_OLDER = {"count": "sum", "first": "last", "last": "first", "replace": KEPT, KEPT: "replace"}
+_OLDER = {"count": "sum", "first": "last", "last": "first", "replace": UNCHANGED, UNCHANGED: "replace"}
 
 
 def lower_upsert(code: Code, sink: Upsert, block: Block, env: Env, start: ir.Value) -> None:
@@ -99,7 +99,7 @@ def _merge_row(code: Code, sink: Upsert, index: StoreIndex, row: Row, env: Env, 
     gone = is_set(f, head, TOMB)
     head = b.select(gone, b.or_(b.and_(head, const(_KEYS)), const(_all_null(table))), head)
     for k, (function, value) in enumerate(zip(sink.functions, given, strict=True)):
-        if function == KEPT:
+        if function == UNCHANGED:
             continue
         place = _value_place(code, table, k, record, header)
         bit = table.null_bit(k)
@@ -259,7 +259,7 @@ def _absorb(code: Code, sink: MergeRecords, index: StoreIndex, record: ir.Value,
         with f.when(combined.get()):
             for k, value in enumerate(values):
                 function = (_OLDER if sink.older else _NEWER).get(sink.functions[k], sink.functions[k])
-                if function == KEPT:
+                if function == UNCHANGED:
                     continue
                 bit = table.null_bit(k)
                 place = _value_place(code, table, k, record, header)

@@ -75,6 +75,8 @@ def _literal(expression: Any) -> pa.Scalar | None:
 
     if expression.getClass().getSimpleName() != "Literal" or expression.value() is None:
         return None
+    if " collate " in expression.dataType().simpleString():
+        return None
     try:
         struct = StructType.fromJson({"type": "struct", "fields": [
             {"name": "x", "type": json.loads(expression.dataType().json()), "nullable": True, "metadata": {}}]})

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 PACKAGES = ("pyspark", "scalein", "pyarrow", "llvmlite", "numpy", "pandas")
 PAUSE_S = 0.3  # a task occupies its slot this long, so that other tasks go to other executors
 MAX_TASKS = 1000
+REMOTE_SLOTS = 4  # assumed for a session of Spark Connect, which does not say how many it has
 BROKEN = "broken"  # installed, but cannot be imported
 
 
@@ -223,8 +224,7 @@ def _prober(spark: SparkSession) -> tuple[int, int, Callable[[int], list[str]]]:
         for answer in probe(batches):
             yield pa.RecordBatch.from_pydict({"answer": [answer]})
 
-    slots = int(spark.conf.get("spark.sql.shuffle.partitions") or "2")
-    return slots, 1, lambda tasks: [row[0] for row in spark.range(0, tasks, 1, tasks).mapInArrow(
+    return REMOTE_SLOTS, 1, lambda tasks: [row[0] for row in spark.range(0, tasks, 1, tasks).mapInArrow(
         as_batches, "answer string").collect()]
 
 

@@ -15,9 +15,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from urllib.parse import unquote
 
 import scalein.errors
-from scalein.errors import ScaleinError, _rebuild
+from scalein.errors import BadData, ScaleinError, _rebuild
 
 
 class SparkFailed(ScaleinError):
@@ -43,7 +44,42 @@ def explain_error(error: BaseException) -> ScaleinError | None:
     if isinstance(error, ScaleinError):
         return error
     text = str(error)
-    return _raised_in_worker(text) or _unusable_executor(text)
+    return _raised_in_worker(text) or _unreadable_file(text) or _out_of_memory(text) or _unusable_executor(text)
+
+
+def explain_jvm_error(error: BaseException) -> ScaleinError | None:
+    """The ScaleinError for any exception of the JVM, in its own words; None for other errors."""
+    found = jvm_exception(error)
+    return None if found is None else explain_error(error) or SparkFailed("Spark failed", found=found)
+
+
+def jvm_exception(error: BaseException) -> str | None:
+    """The innermost cause of an exception of the JVM, as one line; None for other errors."""
+    thrown = getattr(error, "java_exception", None)
+    if thrown is None:
+        return None
+    while (cause := thrown.getCause()) is not None:
+        thrown = cause
+    return str(thrown.toString()).strip().partition("\n")[0]
+
+
+# --- files that Spark cannot read
+
+_FILE = re.compile(r"\[FAILED_READ_FILE\.(\w+)\] Encountered error while reading file (\S+?)[.:]*\s")
+_CAUSE = re.compile(r"^Caused by: (.*)$", re.MULTILINE)
+
+
+def _unreadable_file(text: str) -> BadData | None:
+    found = _FILE.search(text)
+    if found is None:
+        return None
+    path = unquote(re.sub(r"^file:(?://)?(?=/)", "", found[2]))
+    causes = _CAUSE.findall(text[found.end():])
+    if found[1] == "FILE_NOT_EXIST":
+        return BadData(f"the file {path} is gone", hint="bring it back, or set spark.sql.files.ignoreMissingFiles")
+    return BadData(f"Spark cannot read the file {path}", found=causes[-1] if causes else None,
+                   hint="remove the file, or replace it by a good copy; spark.sql.files.ignoreCorruptFiles=true skips "
+                        "such files")
 
 
 # --- ScaleinErrors raised in a Python worker
@@ -72,6 +108,32 @@ def _raised_in_worker(text: str) -> ScaleinError | None:
         elif name:
             facts[name] += "\n" + line
     return _rebuild(cls, "\n".join(lines), found[2], facts.get("hint"), facts)
+
+
+# --- memory
+
+_LIMIT = "spark.executor.pyspark.memory"
+_NO_MEMORY = re.compile(r"^(?:[\w.]+\.)?(?:MemoryError|ArrowMemoryError)\b|LLVM ERROR: out of memory|"
+                        r"(?i:cannot allocate memory)|can't start new thread", re.MULTILINE)
+_WORKER_ENDED = re.compile(r"Python worker exited unexpectedly")
+
+
+def _out_of_memory(text: str) -> SparkFailed | None:
+    """Of a Python worker, whose address space may have a limit; a process that meets it may end without a message."""
+    limit = _python_memory_limit()
+    if limit is None or not (_NO_MEMORY.search(text) or _WORKER_ENDED.search(text)):
+        return None
+    return SparkFailed(f"a Python worker of Spark has no memory left: {_LIMIT} is {limit}", on=_executor(text),
+                       hint=f"raise {_LIMIT}, or leave it unset: it limits addresses, of which compiled code and "
+                            "threads reserve more than they use")
+
+
+def _python_memory_limit() -> str | None:
+    """The limit of this process's session, if it has one."""
+    from pyspark import SparkContext
+
+    context = SparkContext._active_spark_context
+    return None if context is None else context.getConf().get(_LIMIT)
 
 
 # --- executors that cannot run flows
@@ -106,7 +168,11 @@ def _unusable_executor(text: str) -> SparkFailed | None:
     for pattern, sentence, remedy in _UNUSABLE:
         found = re.search(pattern, text)
         if found is not None:
-            place = _EXECUTOR.search(text)
-            on = f"{place[1]}, executor {place[2]}" if place is not None and place[2] != "driver" else None
-            return SparkFailed(found.expand(sentence), on=on, hint=found.expand(remedy))
+            return SparkFailed(found.expand(sentence), on=_executor(text), hint=found.expand(remedy))
     return None
+
+
+def _executor(text: str) -> str | None:
+    """The executor that an error names, unless it is the driver."""
+    place = _EXECUTOR.search(text)
+    return f"{place[1]}, executor {place[2]}" if place is not None and place[2] != "driver" else None

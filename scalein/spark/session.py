@@ -19,11 +19,12 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from scalein.options import granted_cores
-from scalein.spark.errors import SparkFailed, translate_errors
+from scalein.spark.errors import SparkFailed, jvm_exception, translate_errors
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -126,24 +127,43 @@ def _start(conf: SparkConf) -> None:
         with translate_errors():
             gateway = SparkContext._gateway
             if gateway is None:
-                gateway = launch_gateway(conf, {"stderr": stderr.write_to})  # type: ignore[no-untyped-call]
+                with _vm_output_to_stderr():
+                    gateway = launch_gateway(conf, {"stderr": stderr.write_to})  # type: ignore[no-untyped-call]
             stderr.close_write_end()
             SparkContext(conf=conf, gateway=gateway)
     except SparkFailed:
         raise
     except Exception as error:
-        raise SparkFailed("Spark did not start", found=stderr.reason() or str(error).splitlines()[0],
-                          hint=_START_HINTS.get(stderr.hint())) from error
+        reason = jvm_exception(error) or stderr.reason() or str(error).splitlines()[0]
+        raise SparkFailed("Spark did not start", found=reason, hint=_start_hint(reason, conf)) from error
     finally:
         stderr.close_write_end()
         stderr.pass_on()
 
 
-_START_HINTS = {
-    "jdk.incubator.vector": "this Java lacks a module that Spark 4 needs; " + _GET_JAVA,
-    "UnsupportedClassVersionError": "this Java is too old; " + _GET_JAVA,
-    "": None,
-}
+@contextmanager
+def _vm_output_to_stderr() -> Iterator[None]:
+    """A JVM that starts meanwhile writes to its stderr why it cannot, and not to stdout, which is this process's."""
+    before = os.environ.get("SPARK_SUBMIT_OPTS")
+    os.environ["SPARK_SUBMIT_OPTS"] = f"{before or ''} -XX:+DisplayVMOutputToStderr".strip()
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["SPARK_SUBMIT_OPTS"]
+        else:
+            os.environ["SPARK_SUBMIT_OPTS"] = before
+
+
+def _start_hint(reason: str, conf: SparkConf) -> str | None:
+    """What to do about a failure to start."""
+    if "jdk.incubator.vector" in reason:
+        return "this Java lacks a module that Spark 4 needs; " + _GET_JAVA
+    if "UnsupportedClassVersionError" in reason:
+        return "this Java is too old; " + _GET_JAVA
+    if re.search(r"heap|memory", reason, re.I):
+        return f"give Spark another spark.driver.memory than {conf.get('spark.driver.memory', '1g')}"
+    return None
 
 
 class _JvmStderr:
@@ -167,15 +187,16 @@ class _JvmStderr:
         self._passes_on = True
 
     def reason(self) -> str:
-        """The most telling line on why the JVM did not start: the first that mentions an error."""
+        """Why the JVM did not start: its exception, or what it says instead, or the first line about an error."""
         self._thread.join(timeout=1)  # it ends with the JVM
         lines = [line.strip() for line in self._lines if line.strip()]
+        for first, line in zip(["", *lines], lines, strict=False):
+            if (thrown := re.match(r'Exception in thread "\w+" ', line)) is not None:
+                return line[thrown.end() :]
+            if first == "Error occurred during initialization of VM":
+                return line
         return next((line for line in lines if re.search(r"error|exception|not set|cannot|could not", line, re.I)),
                     lines[-1] if lines else "")
-
-    def hint(self) -> str:
-        text = "".join(self._lines)
-        return next(marker for marker in _START_HINTS if marker in text)
 
     def _read(self, read_from: int) -> None:
         with open(read_from, encoding="utf-8", errors="replace") as file:

@@ -9,21 +9,24 @@ Spark has fewer types than Arrow. A column that is sent to Spark is widened wher
     dictionary, large and view           string, binary
     decimal of a negative scale          decimal of the scale 0
 
-A DataFrame's column is read by a flow if its type is the one that the flow's own column would be sent as. A time
-without a zone is UTC, for both of Spark's timestamp types. A column whose type is the same in memory is not copied.
+A DataFrame's column is read by a flow if its type is the one that the flow's own column would be sent as. A TIMESTAMP
+has the session's time zone (`zones.py`), and a TIMESTAMP_NTZ none. In UTC each may be read as the other; in another
+zone that would shift the clock, and is refused. Collated text, which compares otherwise than by its bytes, is refused.
+A column whose type is the same in memory is not copied.
 
 Nothing here imports pyspark before one of its types is needed: Spark types are recognised by their class names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from scalein.dtypes import from_arrow_type_or_none
 from scalein.errors import NOWHERE, BadData, ComputeError, SourceLoc, WrongType, guess, here
+from scalein.spark.zones import SETTING, active_zone, arrow_zone
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
@@ -144,19 +147,26 @@ def _spark_type(arrow: pa.DataType) -> DataType:
 
 # --- from Spark
 
+_BYTES = "UTF8_BINARY"  # Spark's collation that compares bytes
 _ARROW_TYPES = {"BooleanType": pa.bool_(), "ByteType": pa.int8(), "ShortType": pa.int16(), "IntegerType": pa.int32(),
                 "LongType": pa.int64(), "FloatType": pa.float32(), "DoubleType": pa.float64(),
                 "StringType": pa.string(),
-                "BinaryType": pa.binary(), "DateType": pa.date32(), "TimestampType": pa.timestamp("us", "UTC"),
-                "TimestampNTZType": pa.timestamp("us"), "DayTimeIntervalType": pa.duration("us"), "NullType": pa.null(),
+                "BinaryType": pa.binary(), "DateType": pa.date32(), "TimestampNTZType": pa.timestamp("us"),
+                "DayTimeIntervalType": pa.duration("us"), "NullType": pa.null(),
                 "VarcharType": pa.string(), "CharType": pa.string(), "TimeType": pa.time64("ns")}  # fmt: skip
 
 
-def arrow_schema(struct: Any, at: SourceLoc, names: Sequence[str] | None = None) -> pa.Schema:
-    """The Arrow types in which Spark sends columns of a StructType, all or those of `names`; TIMESTAMP is in UTC."""
+def flow_schema(struct: Any, at: SourceLoc) -> pa.Schema:
+    """The schema of a flow over a DataFrame of this StructType; TIMESTAMP has the zone of the active session."""
+    return arrow_schema(struct, at, zone=active_zone() if "timestamp" in struct.simpleString() else "UTC")
+
+
+def arrow_schema(struct: Any, at: SourceLoc, names: Sequence[str] | None = None, zone: str = "UTC") -> pa.Schema:
+    """The Arrow types in which Spark sends columns of a StructType, all or those of `names`, in a session's zone."""
     fields = []
     for field in struct.fields if names is None else [struct[name] for name in names]:
-        found = _arrow_type(field.dataType)
+        _refuse_collation(field, at)
+        found = _arrow_type(field.dataType, zone)
         if found is None:
             raise WrongType(f"column {field.name!r} has a Spark type that scalein does not read", at=at,
                             found=field.dataType.simpleString(), hint="leave it out with select, or cast it")
@@ -164,20 +174,22 @@ def arrow_schema(struct: Any, at: SourceLoc, names: Sequence[str] | None = None)
     return pa.schema(fields)
 
 
-def _arrow_type(spark: Any) -> pa.DataType | None:
+def _arrow_type(spark: Any, zone: str) -> pa.DataType | None:
     match type(spark).__name__:
+        case "TimestampType":
+            return pa.timestamp("us", zone)
         case "DecimalType":
             return pa.decimal128(spark.precision, spark.scale)
         case "ArrayType":
-            element = _arrow_type(spark.elementType)
+            element = _arrow_type(spark.elementType, zone)
             return None if element is None else pa.list_(pa.field("element", element, spark.containsNull))
         case "MapType":
-            key, value = _arrow_type(spark.keyType), _arrow_type(spark.valueType)
+            key, value = _arrow_type(spark.keyType, zone), _arrow_type(spark.valueType, zone)
             if key is None or value is None:
                 return None
             return pa.map_(key, pa.field("value", value, spark.valueContainsNull))
         case "StructType":
-            inner_types = [_arrow_type(field.dataType) for field in spark.fields]
+            inner_types = [_arrow_type(field.dataType, zone) for field in spark.fields]
             if any(each is None for each in inner_types):
                 return None
             return pa.struct([pa.field(field.name, each, field.nullable)
@@ -186,12 +198,39 @@ def _arrow_type(spark: Any) -> pa.DataType | None:
             return _ARROW_TYPES.get(name)
 
 
+def _refuse_collation(field: Any, at: SourceLoc) -> None:
+    """Refuse text that is not compared by its bytes, as flows do, also inside of lists, maps and structs."""
+    collation = _collation(field.dataType)
+    if collation is not None:
+        raise WrongType(f"column {field.name!r} has the collation {collation}, and flows compare text by its bytes",
+                        at=at, found=field.dataType.simpleString(),
+                        hint=f"cast it to STRING, or read `{field.name} collate UTF8_BINARY`; "
+                             "lower(...) before that ignores case")
+
+
+def _collation(spark: Any) -> str | None:
+    """The collation of a type, if it has one other than that of bytes."""
+    match type(spark).__name__:
+        case "ArrayType":
+            return _collation(spark.elementType)
+        case "MapType":
+            return _collation(spark.keyType) or _collation(spark.valueType)
+        case "StructType":
+            return next((found for field in spark.fields if (found := _collation(field.dataType)) is not None), None)
+        case _:
+            found = getattr(spark, "collation", _BYTES)
+            return None if found == _BYTES else str(found)
+
+
 def check_input_schema(wanted: pa.Schema, struct: Any, at: SourceLoc) -> pa.Schema:
     """The Arrow types in which a flow reads a DataFrame's columns; columns that it cannot read are refused.
 
     They are the flow's own types, except that text and binary keep the layout in which Spark sends them.
     """
-    found = {field.name: (_arrow_type(field.dataType), field.dataType.simpleString()) for field in struct.fields}
+    for field in struct.fields:
+        if field.name in wanted.names:
+            _refuse_collation(field, at)
+    found = {field.name: (_arrow_type(field.dataType, "UTC"), field.dataType.simpleString()) for field in struct.fields}
     names = [field.name for field in struct.fields]
     for name in wanted.names:
         if names.count(name) > 1:
@@ -201,8 +240,11 @@ def check_input_schema(wanted: pa.Schema, struct: Any, at: SourceLoc) -> pa.Sche
 
 
 def check_batch_schema(wanted: pa.Schema, sent: pa.Schema) -> pa.Schema:
-    """The same as `check_input_schema`, for the schema of a batch that Spark has sent."""
-    return _check_columns(wanted, {field.name: (field.type, str(field.type)) for field in sent}, NOWHERE)
+    """The same as `check_input_schema` and `check_clocks`, for the schema of a batch that Spark has sent."""
+    found = _check_columns(wanted, {field.name: (field.type, str(field.type)) for field in sent}, NOWHERE)
+    for field in wanted:
+        _check_clock(field, sent.field(field.name).type, NOWHERE)
+    return found
 
 
 def _check_columns(wanted: pa.Schema, found: dict[str, tuple[pa.DataType | None, str]], at: SourceLoc) -> pa.Schema:
@@ -219,6 +261,29 @@ def _check_columns(wanted: pa.Schema, found: dict[str, tuple[pa.DataType | None,
         is_same = from_arrow_type_or_none(sent) == from_arrow_type_or_none(field.type)
         fields.append(pa.field(field.name, sent if is_same else field.type, field.nullable))
     return pa.schema(fields)
+
+
+def check_clocks(wanted: Iterable[pa.Field], struct: Any, zone: str, at: SourceLoc) -> None:
+    """Refuse columns, of those that a flow needs, whose clock would be another one; `zone` is that of the session."""
+    for field in wanted:
+        if pa.types.is_timestamp(field.type):
+            _check_clock(field, _arrow_type(struct[field.name].dataType, zone), at)
+
+
+def _check_clock(field: pa.Field, sent: pa.DataType, at: SourceLoc) -> None:
+    """Refuse to read a time with a zone as one without, or the other way round, where both clocks differ."""
+    if not pa.types.is_timestamp(field.type) or (sent.tz is None) == (field.type.tz is None):
+        return
+    if arrow_zone(sent.tz or field.type.tz) == "UTC":
+        return
+    if field.type.tz is None:
+        raise WrongType(f"column {field.name!r} of the DataFrame is a time in the session's time zone {sent.tz}, but "
+                        f"the flow's schema says {field.type}, a time without a zone", at=at,
+                        hint=f"make the flow with si.flow(df.schema), which has the zone; or set {SETTING} to UTC, or "
+                             "cast the column to TIMESTAMP_NTZ")
+    raise WrongType(f"column {field.name!r} of the DataFrame is a time without a zone, but the flow's schema says "
+                    f"{field.type}", at=at,
+                    hint="make the flow with si.flow(df.schema), or cast the column to TIMESTAMP")
 
 
 def _is_convertible(sent: pa.DataType, wanted: pa.DataType) -> bool:

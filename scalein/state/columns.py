@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from scalein.dtypes import DType, Kind, as_plain, from_arrow_type
 from scalein.errors import BadArgument, BadData, BadName, UnknownColumn, WrongType, guess, here
-from scalein.layout import FUNCTIONS, KEPT, MAX_KEYS, MAX_VALUES
+from scalein.layout import FUNCTIONS, MAX_KEYS, MAX_VALUES, UNCHANGED
 
 if TYPE_CHECKING:
     from scalein.kernels.store import Functions
@@ -169,7 +169,7 @@ def merge_functions(value: pa.Schema, given: Mapping[str, str], columns: Iterabl
             raise UnknownColumn(f"the rows given to merge have a column {name!r} that the store does not have",
                                 at=here(), has=", ".join([*key.names, *value.names]),
                                 hint=guess(name, value.names))
-    return tuple(given.get(name, KEPT) for name in value.names)
+    return tuple(given.get(name, UNCHANGED) for name in value.names)
 
 
 def check_stored_functions(given: object, value: pa.Schema) -> Functions:
@@ -177,7 +177,7 @@ def check_stored_functions(given: object, value: pa.Schema) -> Functions:
     if not isinstance(given, list) or len(given) != len(value):
         raise ValueError(f"merge functions: {given!r}")
     for function, field in zip(given, value, strict=True):
-        if function not in (*FUNCTIONS, KEPT):
+        if function not in (*FUNCTIONS, UNCHANGED):
             raise ValueError(f"merge function {function!r}")
         try:
             _check_function(field.name, function, from_arrow_type(field.type, field.name))

@@ -5,6 +5,7 @@ text chunks of its group. The group headers, which kernels share, hold the posit
 (`layout.py`).
 
 When records leave for disk: `Tiers.evict_to_budget`; which ones: `evict.py`; how much memory there is: `budget.py`.
+When a group is rewritten without its garbage: `Tiers.collect_garbage`.
 
 Threads: kernels of several workers may run at once on different groups; `serve` allocates under a lock. Everything else
 is called between kernels, by the store's caller, except where a method says otherwise.

@@ -33,7 +33,7 @@ _REFUSED: dict[type[ast.expr], str] = {
 # Methods of text that are compiled, with the numbers of arguments they take.
 _METHODS = {"startswith": (1,), "endswith": (1,), "upper": (0,), "lower": (0,), "strip": (0, 1), "lstrip": (0, 1),
             "rstrip": (0, 1), "replace": (2,)}  # fmt: skip
-_MANY = 32  # values that `x in (...)` is compared with one after the other
+_MAX_COMPARED = 32  # values that `x in (...)` is compared with one after the other
 
 
 class Exprs:
@@ -249,8 +249,8 @@ class Exprs:
         """`"text" in s`, or `x in (1, 2, 3)`."""
         part = self.value(left, known)
         if isinstance(right, ast.Tuple | ast.List | ast.Set):
-            if len(right.elts) > _MANY:
-                raise self.source.refuse(node, f"more than {_MANY} values are not looked through")
+            if len(right.elts) > _MAX_COMPARED:
+                raise self.source.refuse(node, f"more than {_MAX_COMPARED} values are not looked through")
             local = self.new_local(_type(part))
             tests = [self._test(node, ast.Eq(), local, self.value(each, known)) for each in right.elts]
             return Let(local.name, part, _join_conditions("or", tests, BOOL) if tests else Lit(False, BOOL), BOOL)

@@ -18,6 +18,7 @@ from tests import nested, oracle
 from tests.engines import Engine, check, engines_and, every_compiler, every_engine, examples
 from tests.nested import LISTS, NESTED, STRUCTS, UNTRANSLATED
 from tests.same import assert_same
+from tests.strategies import of_types, tables
 
 any_nested = st.sampled_from(NESTED)
 
@@ -224,7 +225,7 @@ def test_explain_says_what_is_taken() -> None:
     flow = si.from_arrow(table).filter(col("k") > 0).join(table, on="k").select("n", m=col("n_right"))
     text = flow.explain("fused")
     assert "take    n, m = join0.n, by row number" in text
-    assert "#row" in flow.explain("llvm")
+    assert "#:row" in flow.explain("llvm")
     assert flow.graph().svg
     assert "list<item: int64>" in flow.explain()
     flow.explain(analyze=True)
@@ -302,3 +303,43 @@ def test_fields_of_types_that_nobody_computes_with() -> None:
     assert flow.collect().num_rows == 1
     with pytest.raises(ScaleinError, match="halffloat"):
         flow.select(h=col("s").struct.field("h"))
+
+
+@every_engine
+@examples(10)
+@given(st.data())
+def test_structs_are_made(engine: Engine, data: st.DataObject) -> None:
+    plain = st.sampled_from([pa.int64(), pa.float64(), pa.string(), pa.bool_(), pa.dictionary(pa.int8(), pa.string())])
+    table = data.draw(tables(of_types(data.draw(plain), data.draw(plain), pa.int32())))
+
+    def build(flow: Flow) -> Flow:
+        made = flow.filter(col("c") != 3).select("c", s=si.struct("a", col("b"), twice=col("c").cast(int) * 2, one=1))
+        return made.with_columns(a=col("s").struct.field("a"), n=col("s").is_null(), t=si.struct(inner="s", c="c"))
+
+    check(engine, table, build, ordered=True)
+
+
+def test_structs_in_examples() -> None:
+    flow = si.from_arrow(pa.table({"x": [1, None], "s": pa.array(["a", None]).dictionary_encode()}))
+    found = flow.select(t=si.struct("x", text="s", more=lit("c"))).collect()
+    assert found["t"].to_pylist() == [{"x": 1, "text": "a", "more": "c"}, {"x": None, "text": None, "more": "c"}]
+    assert found.schema.field("t").type == pa.struct({"x": pa.int64(), "text": pa.string(), "more": pa.string()})
+    assert not found.schema.field("t").nullable
+    assert repr(si.struct(one=col("x"), two=col("x") * 2)) == "Column(struct(one=x, two=x * 2))"
+    direct = flow.select(y=si.struct(a=col("x") * 2, b="s").struct.field("a"))
+    assert "struct" not in direct.explain()
+    assert direct.collect()["y"].to_pylist() == [2, None]
+
+
+def test_structs_that_cannot_be() -> None:
+    flow = si.from_arrow(pa.table({"x": [1]}))
+    with pytest.raises(BadArgument, match="at least one field"):
+        si.struct()
+    with pytest.raises(si.BadName, match="two fields of struct are called 'x'"):
+        si.struct("x", x=1)
+    with pytest.raises(si.BadName, match="has no name"):
+        si.struct(lit(1))
+    with pytest.raises(WrongType, match="null alone has no type"):
+        flow.select(s=si.struct(x=None))
+    with pytest.raises(si.UnknownColumn, match="no column 'y'"):
+        flow.select(s=si.struct("y"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, date, datetime, time
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 
 import pyarrow as pa
@@ -16,7 +16,7 @@ from scalein import ScaleinError, col
 from scalein.api.column import Column
 from tests.engines import COLLECTS, Engine, check, each_compiler, each_engine, every_engine, examples, or_refused
 from tests.programs import COMPARISONS
-from tests.strategies import CLOCKS, ENCODED, INTS, NAIVE, ZONED, of_types, tables
+from tests.strategies import CLOCKS, DURATIONS, ENCODED, INTS, NAIVE, ZONED, of_types, tables
 
 DAYS = [pa.date32(), pa.date64()]
 CLOCK_PARTS = ["hour", "minute", "second", "millisecond", "microsecond", "nanosecond"]
@@ -215,3 +215,51 @@ def test_windows_want_moments() -> None:
     flow = si.from_arrow(pa.table({"d": pa.array([0], pa.date64())}))
     with pytest.raises(ScaleinError, match="cast it to a timestamp"):
         flow.group_by(si.tumbling("d", "1d")).agg(n=si.count())
+
+
+@every_engine
+@examples(16)
+@given(st.data())
+def test_dates_and_durations(engine: Engine, data: st.DataObject) -> None:
+    day, other, unit = (data.draw(st.sampled_from(each)) for each in (DAYS, DAYS, DURATIONS))
+    table = data.draw(tables(of_types(day, other, unit), most=64))
+    a, b, d = col("a"), col("b"), col("c")
+    check(engine, table, lambda flow: flow.select(
+        between=a - b, days=(a - b).dt.total_days(), later=a + d, sooner=a - d, also=d + b,
+        week=a + timedelta(days=7), before=a - timedelta(hours=36), part=a + timedelta(microseconds=-1)), ordered=True)
+
+
+@every_engine
+@examples(16)
+@given(st.data())
+def test_totals(engine: Engine, data: st.DataObject) -> None:
+    type_, extreme = data.draw(st.sampled_from(DURATIONS)), data.draw(st.booleans())
+    table = data.draw(tables(of_types(type_), most=64, extreme=extreme))
+    for unit in ("days", "hours", "minutes", "seconds", "milliseconds", "microseconds", "nanoseconds"):
+        check(engine, table, lambda flow, unit=unit: flow.select(  # type: ignore[misc]
+            out=getattr(col("a").dt, f"total_{unit}")()), ordered=True)
+
+
+@each_engine
+def test_days_in_examples(engine: Engine) -> None:
+    table = pa.table({"d": [date(2024, 3, 1), date(2024, 2, 28), None],
+                      "e": [date(2024, 2, 29), date(2025, 1, 1), None]})
+    d, e = col("d"), col("e")
+    found = check(engine, table, lambda flow: flow.select(
+        gap=d - e, days=(d - e).dt.total_days(), hours=(d - date(2024, 3, 2)).dt.total_hours(),
+        next=d + timedelta(days=1), late=e + timedelta(hours=36), early=e - timedelta(hours=1)), ordered=True)
+    assert found is not None
+    assert found.to_pydict() == {
+        "gap": [timedelta(days=1), timedelta(days=-308), None], "days": [1, -308, None], "hours": [-24, -72, None],
+        "next": [date(2024, 3, 2), date(2024, 2, 29), None], "late": [date(2024, 3, 1), date(2025, 1, 2), None],
+        "early": [date(2024, 2, 28), date(2024, 12, 31), None],
+    }  # fmt: skip
+    assert found.schema.field("gap").type == pa.duration("s")
+
+
+def test_days_are_no_numbers() -> None:
+    flow = si.from_arrow(pa.table({"d": [date(2024, 3, 1)], "t": [datetime(2024, 3, 1)]}))
+    with pytest.raises(ScaleinError, match=r"timedelta\(days=1\)"):
+        flow.select(y=col("d") + 1)
+    with pytest.raises(ScaleinError, match="cast the date to a timestamp"):
+        flow.select(y=col("t") - col("d"))

@@ -139,7 +139,7 @@ _CONDITIONS = {
 @pytest.mark.parametrize("name", _CONDITIONS)
 def test_a_table_of_values_has_what_text_would_give(name: str, few_words: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """An expression over a dictionary column is computed once a word: as constants are, or by a kernel."""
-    monkeypatch.setattr(prepare, "FEW_VALUES", few_words)
+    monkeypatch.setattr(prepare, "MAX_PYTHON_VALUES", few_words)
     table = pa.Table.from_batches(_batches(null_words=True))
     plain = table.set_column(0, "d", table["d"].cast(pa.string()))
     condition = _CONDITIONS[name]
@@ -154,7 +154,7 @@ def test_a_table_over_many_words_is_not_made_word_by_word(monkeypatch: pytest.Mo
         raise AssertionError("Python computes each word")
 
     monkeypatch.setattr(prepare, "python_function", refuse)
-    words = pa.array([f"word {n}" for n in range(prepare.FEW_VALUES + 1)])
+    words = pa.array([f"word {n}" for n in range(prepare.MAX_PYTHON_VALUES + 1)])
     codes = pa.array(np.arange(len(words), dtype=np.int32)[::-1])
     flow = si.from_arrow(pa.table({"d": pa.DictionaryArray.from_arrays(codes, words)}))
     assert flow.filter(_D.str.ends_with("99")).group_by().agg(n=si.count()).collect().to_pydict() == {"n": [40]}

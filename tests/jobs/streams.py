@@ -58,8 +58,8 @@ def ran(build: Callable[[Flow], Flow], table: pa.Table, course: Course, folder: 
         if course.is_tight:
             patch.setattr(source_readers, "PIECE_ROWS", 4)
             patch.setattr(driver, "MAX_ROUND_ROWS", 9)
-            patch.setattr(window_aggregate, "FEW_ROWS", 5)
-            patch.setattr(window_aggregate, "GROWN", 2)
+            patch.setattr(window_aggregate, "MIN_COMBINED_ROWS", 5)
+            patch.setattr(window_aggregate, "COMBINE_GROWTH", 2)
             patch.setattr(close_batches, "MIN_BYTES", 300)
         with using(Schedule() if course.seed is None else RandomSchedule(course.seed)):
             return _ran(build, table, course, folder)

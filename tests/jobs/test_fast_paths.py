@@ -101,11 +101,11 @@ def test_trials_and_rings_give_what_the_plain_way_gives(
         want = run(windows(batches, *window, delay, thinned, keys, ordered), [], workers=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(speculation, "MIN_ROWS", 1)
-        patch.setattr(window_aggregate, "MANY_OUTSIDE", 50)
+        patch.setattr(window_aggregate, "MIN_OUTSIDE_ROWS", 50)
         patch.setattr(driver, "MAX_ROUND_ROWS", 60 * ahead)
         patch.setattr(driver, "MORE_ROWS", more)
         patch.setattr(job_graph, "SHARED_TIMES", 1)
-        patch.setattr(event_time, "FEW_TIMES", 50)
+        patch.setattr(event_time, "MAX_NUMPY_TIMES", 50)
         patch.setattr(morsels, "MORSEL_ROWS", 64)
         folder = tmp_path_factory.mktemp("job") if has_checkpoint else None
         got = run(windows(batches, *window, delay, thinned, keys, ordered), scales, workers=workers,
@@ -178,7 +178,7 @@ def test_a_function_of_the_users_sees_no_row_twice() -> None:
 
 
 def test_a_ring_stays_while_a_log_has_a_part_of_its_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ring_preaggregate, "FEW_RECORDS", 2)
+    monkeypatch.setattr(ring_preaggregate, "MIN_DRAINED_RECORDS", 2)
     monkeypatch.setattr(ring_preaggregate.RingPreAggregation, "drain_partials", None)
     times = [500, 480, *range(505, 900, 5)]  # the second is no ring's
     batches = [pa.record_batch({"k": list(range(10)), "t": [at] * 10}) for at in times]

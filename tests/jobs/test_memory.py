@@ -30,7 +30,7 @@ from scalein.state import LogStore
 from scalein.state.row_buffer import RowBuffer
 from scalein.testing import Stream, until
 
-MB = 1 << 20
+MB = 10**6
 SCHEMA = pa.schema({"t": pa.int64(), "k": pa.int64()})
 
 
@@ -166,8 +166,8 @@ def test_maps_that_nobody_uses_count_as_well() -> None:
     assert memory._free_bytes >= 8 * MB
     seen: list[int] = []
     flow = si.from_arrow(pa.table({"x": [1]}))
-    flow.start(sink=si.to_callback(lambda batch: seen.append(min(memory._most_kept))), memory="8MB").wait()
-    assert (seen, min(memory._most_kept)) == ([MB], memory.KEPT_BYTES)
+    flow.start(sink=si.to_callback(lambda batch: seen.append(min(memory._max_pooled))), memory="8MB").wait()
+    assert (seen, min(memory._max_pooled)) == ([MB], memory.MAX_POOLED_BYTES)
 
 
 def test_a_small_budget_changes_nothing_but_time() -> None:

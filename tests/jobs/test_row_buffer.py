@@ -42,8 +42,8 @@ def test_a_checkpoint_removes_nothing_that_is_being_combined(tmp_path: Path, mon
         removed.append(True)
         return parts(self, *given)
 
-    monkeypatch.setattr(window_aggregate, "FEW_ROWS", 5)
-    monkeypatch.setattr(window_aggregate, "GROWN", 1)
+    monkeypatch.setattr(window_aggregate, "MIN_COMBINED_ROWS", 5)
+    monkeypatch.setattr(window_aggregate, "COMBINE_GROWTH", 1)
     monkeypatch.setattr(WindowedAggregate, "_parts", meanwhile)
     flow = si.from_batches(BATCHES, BATCHES[0].schema).with_watermark("t", 50).group_by(
         "v", si.tumbling("t", 10)).agg(n=si.count(), s=col("v").sum())

@@ -75,7 +75,7 @@ def collect(monkeypatch: pytest.MonkeyPatch) -> Callable[..., pa.Table]:
     """Runs a flow with kernels that are compiled now, in parts if they have more than `wide` columns."""
 
     def run(made: Flow, wide: int, workers: int = 1) -> pa.Table:
-        monkeypatch.setattr(parts, "WIDE", wide)
+        monkeypatch.setattr(parts, "MAX_IN_ONE_FUNCTION", wide)
         monkeypatch.setattr(cache, "_known", OrderedDict())
         monkeypatch.setenv("SCALEIN_CACHE_DIR", "")
         return made.collect(workers=workers)
@@ -130,7 +130,7 @@ def test_columns_of_one_shape_share_a_part(collect: Callable[..., pa.Table], mon
 
     monkeypatch.setattr(cache, "emit", emit)
     wide = pa.table({f"c{k}": rng.random(10) if k % 2 else rng.integers(0, 9, 10) for k in range(200)})
-    found = collect(si.from_arrow(wide).filter(col("c0") > 3), parts.WIDE)
+    found = collect(si.from_arrow(wide).filter(col("c0") > 3), parts.MAX_IN_ONE_FUNCTION)
     assert found.equals(wide.filter(pa.compute.greater(wide["c0"], 3)))
     assert texts[0].count("define internal") == 2
 
@@ -145,5 +145,5 @@ def test_wide_kernels_compile_in_linear_time(collect: Callable[..., pa.Table], w
             "sums": source.group_by().agg(**{f"s{name}": col(name).sum() for name in names}),
             "computed": source.select(**{f"d{name}": col(name) * k for k, name in enumerate(names)})}[what]
     started = time.perf_counter()
-    collect(made, parts.WIDE)
+    collect(made, parts.MAX_IN_ONE_FUNCTION)
     assert time.perf_counter() - started < 5 * most_s

@@ -15,7 +15,17 @@ from fractions import Fraction
 from typing import Any
 
 from scalein.dtypes import TIMES, UNITS_PER_SECOND, DType, Kind, ticks_per_day
-from tests.oracle.functions import SECONDS_PER_DAY, NoValue, date_of, half_up, in_range, local, offset_s, zone
+from tests.oracle.functions import (
+    SECONDS_PER_DAY,
+    NoValue,
+    date_of,
+    day_number,
+    half_up,
+    in_range,
+    local,
+    offset_s,
+    zone,
+)
 from tests.oracle.values import as_float32, rounded
 
 
@@ -230,8 +240,8 @@ def _parsed(a: str, target: DType) -> Any:
             days = _days(*found.groups()) if (found := re.fullmatch(_DATE, a, re.ASCII)) else None
             return None if days is None else days * ticks_per_day(target)
         case Kind.TIME:
-            ticks = _parsed_timestamp(f"1970-01-01 {a}", DType(Kind.TS, unit=target.unit))
-            return ticks
+            return None if re.search(_ZONE + "$", a) else (
+                _parsed_timestamp(f"1970-01-01 {a}", DType(Kind.TS, unit=target.unit)))
     return _parsed_int(a, target) if _INT.fullmatch(a) else None
 
 
@@ -283,16 +293,15 @@ def _parsed_decimal(a: str, target: DType) -> int | None:
 
 def _days(year: str, month: str, day: str) -> int | None:
     try:
-        date = datetime.date(int(year) + 400, int(month), int(day))  # Python's years begin at 1
+        return day_number(int(year), int(month), int(day))
     except ValueError:
         return None
-    return date.toordinal() - datetime.date(1970, 1, 1).toordinal() - 146_097
 
 
 def _parsed_timestamp(a: str, target: DType) -> int | None:
     """A date, and after it the hour, minute, second and as many digits of it as the unit has.
 
-    A zone or Z is wanted where the type has one, and not allowed where it has none.
+    An offset or Z gives the time in UTC. Without one it is UTC's as well, if the type has no other zone.
     """
     found = _TIMESTAMP.fullmatch(a)
     if found is None:
@@ -303,7 +312,7 @@ def _parsed_timestamp(a: str, target: DType) -> int | None:
     digits = len(str(UNITS_PER_SECOND[target.unit])) - 1
     if days is None or clock[0] > 23 or max(clock[1:]) > 59 or len(fraction or "") > digits:
         return None
-    if (offset is None) != (target.tz == "") or int(ahead_h or 0) > 23 or int(ahead_m or 0) > 59:
+    if (offset is None and zone(target.tz) is not datetime.UTC) or int(ahead_h or 0) > 23 or int(ahead_m or 0) > 59:
         return None
     ahead = (int(ahead_h or 0) * 3600 + int(ahead_m or 0) * 60) * (-1 if sign == "-" else 1)
     seconds = days * SECONDS_PER_DAY + clock[0] * 3600 + clock[1] * 60 + clock[2] - ahead

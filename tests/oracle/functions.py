@@ -6,6 +6,7 @@ except for the functions in NULL_TAKING: null in, null out is decided in `exprs.
 
 from __future__ import annotations
 
+import calendar
 import datetime
 import functools
 import math
@@ -131,6 +132,23 @@ def _pow(call: Call, a: float, b: float) -> float:
         return -math.inf if a < 0 and is_odd else math.inf
     except ValueError:  # 0 to a negative power, or a root of a negative number
         return (math.copysign(math.inf, a) if is_odd else math.inf) if a == 0 else math.nan
+
+
+# --- the least and greatest of a row --------------------------------------------------------------------------------
+
+
+def _beyond(call: Call, *values: Any) -> Any:
+    """The greatest or least value that is not null, of equal ones the first."""
+    known = [value for value in values if value is not None]
+    return (max if call.fn == "row_max" else min)(known, key=order_key, default=None)
+
+
+def _clip(call: Call, a: Any, low: Any, high: Any) -> Any:
+    """A bound that is null is none; where the bounds are the wrong way round, the high one counts."""
+    if a is None:
+        return None
+    a = low if low is not None and order_key(a) < order_key(low) else a
+    return high if high is not None and order_key(a) > order_key(high) else a
 
 
 # --- sets, hashes ---------------------------------------------------------------------------------------------------
@@ -303,6 +321,103 @@ def _epoch(call: Call, a: int) -> int:
     return in_range(a * ticks // ticks_per_day(type_of(call.args[0])), type_of(call))
 
 
+def _total(ticks_in_a_day: int) -> Function:
+    """Whole units of a duration, towards zero."""
+
+    def apply(call: Call, a: int) -> int:
+        have = ticks_per_day(type_of(call.args[0]))
+        return in_range(abs(a) * ticks_in_a_day // have * (-1 if a < 0 else 1), type_of(call))
+
+    return apply
+
+
+_NAMES = {letter: getattr(calendar, names) for letter, names in (
+    ("b", "month_abbr"), ("B", "month_name"), ("a", "day_abbr"), ("A", "day_name"))}  # fmt: skip
+
+
+def _strftime(call: Call, a: int) -> str:
+    """Each directive as Python's own `datetime` writes it; a year may have more digits, and a sign."""
+    dtype = type_of(call.args[0])
+    day = ticks_per_day(dtype)
+    date, moved = date_of(a // day)
+    seconds, fraction = divmod(a % day * SECONDS_PER_DAY * 10**6 // day, 10**6)
+    time = datetime.datetime.combine(date, datetime.time()) + datetime.timedelta(seconds=seconds, microseconds=fraction)
+    if dtype.tz:
+        time = time.replace(tzinfo=datetime.UTC)
+    year = date.year + moved
+
+    def written(found: re.Match[str]) -> str:
+        match found[1]:
+            case "Y":
+                return f"{'-' if year < 0 else ''}{abs(year):04}"
+            case "%":
+                return "%"
+            case letter:
+                return time.strftime(f"%{letter}")
+
+    return re.sub("%(.)", written, str(call.params[0]), flags=re.DOTALL)
+
+
+_READ = {
+    "Y": r"([0-9]{4})", "y": r"([0-9]{2})", "j": r"([0-9]{1,3}+)", "f": r"([0-9]{1,6}+)", "p": "([AaPp][Mm])",
+    "z": r"(Z|[+-][0-9]{2}(?::?[0-9]{2})?+)", "%": "%",
+    **dict.fromkeys("mdHIMS", r"([0-9]{1,2}+)"),
+    **{letter: "(?ai:(" + "|".join(f"{name[:3]}(?:{name[3:]})?+" for name in _NAMES[letter.upper()] if name) + "))"
+       for letter in "bBaA"},
+}  # fmt: skip
+
+
+def _strptime(call: Call, a: str) -> int:
+    """By a regular expression in which numbers take all digits that they can; then by the calendar."""
+    pattern, target = str(call.params[0]), type_of(call)
+    pieces = re.split("%(.)", pattern, flags=re.DOTALL)
+    found = re.fullmatch("".join(_READ[piece] if number % 2 else re.escape(piece)
+                                 for number, piece in enumerate(pieces)), a)
+    if found is None:
+        raise NoValue("text that is no such time")
+    given = dict(zip((letter for letter in pieces[1::2] if letter != "%"), found.groups(), strict=True))
+    try:
+        return in_range(_instant(given, target), target)
+    except (ValueError, NoValue):
+        raise NoValue("text that is no such time") from None
+
+
+def day_number(year: int, month: int, day: int) -> int:
+    """Days since the epoch of a date in any year; raises ValueError if the calendar does not have it."""
+    cycles, rest = divmod(year, 400)  # Python's years are 1 to 9999, the calendar's repeat
+    date = datetime.date(2000 + rest, month, day)
+    return date.toordinal() - datetime.date(1970, 1, 1).toordinal() + (cycles - 5) * 146_097
+
+
+def _instant(given: dict[str, str], target: DType) -> int:
+    """Ticks of a type of what a text says; raises ValueError for what the calendar or the clock does not have."""
+    month = next((number for letter in "bB" if letter in given for number, name in enumerate(_NAMES["b"])
+                  if name and name.lower() == given[letter][:3].lower()), int(given.get("m", 1)))  # fmt: skip
+    year = int(given.get("Y", 1970))
+    if "y" in given:
+        year = int(given["y"]) + (2000 if int(given["y"]) < 69 else 1900)
+    days = day_number(year, month, int(given.get("d", 1)))
+    if "j" in given:
+        days = day_number(year, 1, 1) + int(given["j"]) - 1
+        if not day_number(year, 1, 1) <= days <= day_number(year, 12, 31):
+            raise ValueError("no such day")
+    hour = int(given.get("H", 0))
+    if "I" in given:
+        if not 1 <= int(given["I"]) <= 12:
+            raise ValueError("no such hour")
+        hour = int(given["I"]) % 12 + (12 if given["p"].lower() == "pm" else 0)
+    clock = datetime.time(hour, int(given.get("M", 0)), int(given.get("S", 0)))
+    seconds = clock.hour * 3600 + clock.minute * 60 + clock.second
+    micros = int(given.get("f", "0").ljust(6, "0"))
+    if target.kind is not Kind.TIME:
+        offset = given.get("z", "Z").replace(":", "")
+        ahead_h, ahead_m = (int(offset[1:3] or 0), int(offset[3:] or 0)) if offset != "Z" else (0, 0)
+        if ahead_h > 23 or ahead_m > 59:
+            raise ValueError("no such offset")
+        seconds += days * SECONDS_PER_DAY - (ahead_h * 3600 + ahead_m * 60) * (-1 if offset[0] == "-" else 1)
+    return (seconds * 10**6 + micros) * ticks_per_day(target) // (SECONDS_PER_DAY * 10**6)
+
+
 def date_of(days: int) -> tuple[datetime.date, int]:
     """The date `days` after the epoch as one of the 400 years from 2000 on, and the years it was moved by.
 
@@ -358,6 +473,10 @@ def _cast(call: Call, a: Any) -> Any:
 
 FUNCTIONS: dict[str, Function] = {
     "udf": _udf,
+    "concat": lambda call, a, b: a + b,
+    "clip": _clip,
+    "row_max": _beyond,
+    "row_min": _beyond,
     "add": lambda call, a, b: _result(call, a + b),
     "sub": lambda call, a, b: _result(call, a - b),
     "mul": lambda call, a, b: _result(call, a * b),
@@ -414,12 +533,23 @@ FUNCTIONS: dict[str, Function] = {
     "dt_millisecond": _clock_part(10**9, 10**6),
     "dt_microsecond": _clock_part(10**9, 10**3),
     "dt_nanosecond": _clock_part(10**9, 1),
+    "dt_total_days": _total(1),
+    "dt_total_hours": _total(24),
+    "dt_total_minutes": _total(24 * 60),
+    "dt_total_seconds": _total(SECONDS_PER_DAY),
+    "dt_total_milliseconds": _total(SECONDS_PER_DAY * 10**3),
+    "dt_total_microseconds": _total(SECONDS_PER_DAY * 10**6),
+    "dt_total_nanoseconds": _total(SECONDS_PER_DAY * 10**9),
+    "dt_strftime": _strftime,
+    "dt_local": lambda call, a: local(a, type_of(call.args[0])),
+    "str_strptime": _strptime,
     "dt_truncate": _truncate,
     "dt_epoch": _epoch,
     "list_len": lambda call, a: len(a),
     "list_get": _list_get,
+    "make_struct": lambda call, *values: dict(zip(call.params, values, strict=True)),
     "struct_field": lambda call, a: a[call.params[0]],
 }
 
-NULL_TAKING = {"is_null", "is_not_null", "hash", "udf"}
+NULL_TAKING = {"is_null", "is_not_null", "hash", "udf", "clip", "row_max", "row_min", "make_struct"}
 LAZY = {"and", "or", "if_else", "fill_null", "try"}  # `exprs.py` says which of their arguments are asked for

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import scalein as si
 import scalein.spark as sis
 from scalein import col, lit
 from scalein.errors import NOWHERE, BadArgument, BadData, WrongType
-from scalein.spark.types import spark_arrow_schema
+from scalein.spark.types import spark_arrow_schema, spark_schema
 from tests.same import assert_same
 from tests.spark.flows import ADS, FLOWS, ORDERED, ROWS, SQL, rows
 
@@ -93,6 +95,7 @@ def test_a_dataframe_without_rows(spark: Any, df: Any, table: pa.Table) -> None:
 def test_transform(df: Any, table: pa.Table) -> None:
     q = FLOWS["each"](si.flow(table.schema))
     same(df.transform(lambda df: sis.apply(q, df)), q.collect(table))
+    same(df.transform(sis.apply, q), q.collect(table))
 
 
 def test_a_flow_of_sparks_schema(df: Any, table: pa.Table) -> None:
@@ -101,8 +104,67 @@ def test_a_flow_of_sparks_schema(df: Any, table: pa.Table) -> None:
     same(sis.apply(q, df), q.collect(table.set_column(5, "t", table["t"].cast(pa.timestamp("us", "UTC")))))
 
 
+@pytest.fixture
+def in_zone(spark: Any) -> Iterator[Callable[[str], None]]:
+    """Sets the session's time zone."""
+    yield lambda zone: spark.conf.set("spark.sql.session.timeZone", zone)
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
+@pytest.mark.parametrize("zone", ["America/New_York", "Asia/Kolkata", "GMT+8", "-03:30", "Etc/UTC"])
+def test_a_clock_is_read_in_the_sessions_time_zone(spark: Any, in_zone: Callable[[str], None], zone: str) -> None:
+    """Across the beginning and the end of summer time."""
+    in_zone(zone)
+    starts = [datetime(2024, 3, 9, 23, 30, tzinfo=UTC), datetime(2024, 11, 2, 1, 15, tzinfo=UTC)]
+    times = [(start + timedelta(hours=k),) for start in starts for k in range(48)]
+    df = spark.createDataFrame(times, "t timestamp")
+    assert si.flow(df.schema).schema.field("t").type.tz in (zone, "+08:00", "UTC")
+    t = col("t").dt
+    q = si.flow(df.schema).select("t", y=t.year(), m=t.month(), d=t.day(), h=t.hour(), mi=t.minute(), w=t.weekday(),
+                                  n=t.ordinal_day(), day=t.truncate("1d"), text=col("t").cast(pa.string()))
+    want = df.selectExpr("t", "year(t) y", "month(t) m", "day(t) d", "hour(t) h", "minute(t) mi",
+                         "weekday(t) + 1 w", "dayofyear(t) n", "date_trunc('DAY', t) day")  # fmt: skip
+    got = from_spark(sis.apply(q, df)).drop("text").sort_by("t")
+    assert got.to_pylist() == from_spark(want).sort_by("t").to_pylist()
+
+
+def test_a_time_without_a_zone_has_the_same_clock_in_every_session(spark: Any, in_zone: Callable[[str], None]) -> None:
+    in_zone("America/New_York")
+    data = pa.table({"t": pa.array([datetime(2024, 3, 11, 3, 30), datetime(2024, 7, 1)], pa.timestamp("us"))})
+    q = si.flow(data.schema).select(h=col("t").dt.hour(), t="t")
+    df = spark.createDataFrame(data, schema=spark_schema(data.schema, NOWHERE))
+    same(sis.apply(q, df), q.collect(data))
+    with pytest.raises(WrongType, match="time zone America/New_York"):
+        sis.apply(q, df.selectExpr("cast(t as timestamp) t"))
+    with pytest.raises(Exception, match="time zone America/New_York"):
+        df.selectExpr("cast(t as timestamp) t").mapInArrow(q.map_in_arrow, sis.schema(q)).collect()
+
+
+def test_collated_text_is_refused(spark: Any) -> None:
+    df = spark.sql("select s, s collate UTF8_LCASE as c from values ('a'), ('A') as t(s)")
+    with pytest.raises(WrongType, match="column 'c' has the collation UTF8_LCASE"):
+        si.flow(df.schema)
+    q = si.flow({"c": pa.string()}).group_by("c").agg(n=si.count())
+    with pytest.raises(WrongType, match="column 'c' has the collation UTF8_LCASE"):
+        sis.apply(q, df)
+    for plain in (df.selectExpr("c collate UTF8_BINARY as c"), df.selectExpr("cast(c as string) as c")):
+        assert sis.apply(q, plain).count() == 2
+    assert sis.apply(si.flow(df.select("s").schema), df).count() == 2
+
+
+def test_filters_of_collated_columns_stay_with_spark(spark: Any, tmp_path: Path) -> None:
+    """Also where tasks could read the files themselves."""
+    df = spark.sql("select s, s collate UTF8_LCASE as c from values ('a'), ('A'), ('b') as t(s)")
+    df.write.parquet(str(tmp_path / "files"))
+    stored = spark.read.parquet(str(tmp_path / "files"))
+    assert dict(stored.dtypes)["c"] == "string collate UTF8_LCASE"
+    filtered = stored.filter("c = 'a'").select("s")
+    q = si.flow(filtered.schema).group_by("s").agg(n=si.count())
+    assert sorted(row["s"] for row in sis.apply(q, filtered).collect()) == ["A", "a"]
+
+
 def test_another_time_zone_of_the_session(spark: Any, df: Any, table: pa.Table) -> None:
-    """The session's time zone does not change instants."""
+    """A flow whose own schema says UTC reads the clock in UTC; the session's time zone does not change instants."""
     q = si.flow(table.schema).group_by("k").agg(z=col("z").max(), h=col("z").dt.hour().max())
     spark.conf.set("spark.sql.session.timeZone", "America/St_Johns")
     try:
@@ -211,8 +273,8 @@ def test_nulls_in_a_column_declared_without_nulls(df: Any) -> None:
 def test_wrong_arguments_are_refused(table: pa.Table, df: Any) -> None:
     with pytest.raises(BadArgument, match=r"takes a Spark DataFrame(.|\n)*found  pyarrow.Table"):
         sis.apply(si.flow(table.schema), table)  # type: ignore[arg-type]
-    with pytest.raises(BadArgument, match="in this order"):
-        sis.apply(df, si.flow(table.schema))  # type: ignore[arg-type]
+    with pytest.raises(BadArgument, match="a flow and a DataFrame"):
+        sis.apply(df, df)
     with pytest.raises(BadArgument, match="has its data already"):
         sis.apply(si.from_arrow(table), df)
     f = si.flow(table.schema)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -91,6 +92,22 @@ def test_the_error_of_a_java_that_does_not_start_is_shown(tmp_path: Path) -> Non
     assert "this Java lacks a module" in last[2]
 
 
+@pytest.mark.parametrize(("config", "reason", "hint"), [
+    ({"spark.driver.memory": "1k"}, "heap", "spark.driver.memory than 1k"),
+    ({"spark.driver.memory": "20m"}, "java.lang.OutOfMemoryError", "spark.driver.memory than 20m"),
+    ({"spark.master": "nonsense"}, "org.apache.spark.SparkException: Master must", None),
+    ({"spark.serializer": "no.such.Serializer"}, "no.such.Serializer", None),
+])  # fmt: skip
+def test_a_failure_to_start_has_the_jvms_own_words(config: dict[str, str], reason: str, hint: str | None) -> None:
+    code = f"from scalein.spark.session import session\nsession(config={config!r})\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    last = done.stderr[done.stderr.rindex("scalein.spark.errors.SparkFailed: ") :]
+    assert last.splitlines()[0].endswith("Spark did not start")
+    assert re.search(rf"^  found  .*{re.escape(reason)}", last, re.M | re.I), last
+    assert "lacks a module" not in last
+    assert (hint in last) if hint is not None else ("hint" not in last)
+
+
 # --- translated errors
 
 _TRACE = """Job aborted due to stage failure: Task 0 in stage 1.0 failed 4 times, most recent failure: Lost task 0.3 \
@@ -154,6 +171,15 @@ def test_an_unusable_executor_is_one_sentence_and_a_remedy(text: str, what: str,
     assert "org.apache" not in str(caught.value)
     assert isinstance(caught.value.__context__, RuntimeError)
     assert caught.value.__suppress_context__
+
+
+def test_a_file_that_spark_cannot_read_is_named() -> None:
+    text = ("[FAILED_READ_FILE.CANNOT_READ_FILE_FOOTER] Encountered error while reading file "
+            "file:///data/a%20b.parquet. Could not read footer. SQLSTATE: KD001\n\tat x\n"
+            "Caused by: java.lang.RuntimeException: no Parquet file\n")
+    with pytest.raises(BadData, match=r"^Spark cannot read the file /data/a b\.parquet") as caught, translate_errors():
+        raise RuntimeError(text)
+    assert caught.value.facts["found"] == "java.lang.RuntimeException: no Parquet file"
 
 
 def test_other_errors_pass_unchanged() -> None:

@@ -251,3 +251,46 @@ def test_a_killed_driver_is_resumed(tmp_path: Path) -> None:
 def _manifests(folder: Path) -> int:
     manifests = Manifests(parse_location(folder / "checkpoint", NOWHERE))
     return max((key.batch for key in manifests.all_keys()), default=-1)
+
+
+@pytest.mark.parametrize("where", ["footer", "page"])
+def test_a_damaged_file_is_named(spark: Any, tmp_path: Path, where: str) -> None:
+    """Spark reads a file whose footer is damaged, and a task one whose footer is not."""
+    write(tmp_path / "in", range(2))
+    frame, path = stream(spark, tmp_path / "in"), tmp_path / "in" / "p001.parquet"
+    column = pq.read_metadata(path).row_group(0).column(2)
+    first = -8 if where == "footer" else column.dictionary_page_offset or column.data_page_offset
+    data = bytearray(path.read_bytes())
+    data[first : first + 8] = b"\xff" * 8
+    path.write_bytes(data)
+    job = sis.start(GROUPS, frame, sink=si.to_parquet(tmp_path / "out"), checkpoint=tmp_path / "checkpoint",
+                    emit="changes", trigger=NOW)
+    with pytest.raises(BadData, match=r"p001\.parquet") as raised:
+        job.wait()
+    assert "py4j" not in str(raised.value)
+
+
+def test_an_exception_of_the_jvm_is_one_sentence(spark: Any, tmp_path: Path) -> None:
+    write(tmp_path / "in", range(1))
+    frame = stream(spark, tmp_path / "in").filter("reflect('java.lang.Integer', 'parseInt', k) is null")
+    job = sis.start(GROUPS, frame, sink=si.to_parquet(tmp_path / "out"), checkpoint=tmp_path / "checkpoint",
+                    emit="changes", trigger=NOW)
+    with pytest.raises(ScaleinError, match="NumberFormatException") as raised:
+        job.wait()
+    assert len(str(raised.value).splitlines()) == 2
+
+
+def test_a_stream_of_collated_text_or_of_another_clock_is_refused(spark: Any, tmp_path: Path) -> None:
+    write(tmp_path / "in", range(1))
+    where: dict[str, Any] = {"sink": si.to_parquet(tmp_path / "out"), "checkpoint": tmp_path / "checkpoint",
+                             "emit": "changes"}
+    collated = stream(spark, tmp_path / "in").selectExpr("* except (k)", "k collate UTF8_LCASE as k")
+    with pytest.raises(ScaleinError, match="column 'k' has the collation UTF8_LCASE"):
+        sis.start(GROUPS, collated, **where)
+    zoned = stream(spark, tmp_path / "in").selectExpr("* except (t)", "cast(t as timestamp) as t")
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    try:
+        with pytest.raises(ScaleinError, match="time zone Asia/Tokyo"):
+            sis.start(WINDOWS, zoned, **where)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")

@@ -14,6 +14,8 @@ import scalein.spark as sis
 from scalein.errors import NOWHERE, BadData, ComputeError, WrongType
 from scalein.spark.types import (
     arrow_schema,
+    check_batch_schema,
+    check_clocks,
     check_input_schema,
     from_spark,
     spark_arrow_schema,
@@ -114,3 +116,37 @@ def test_large_batches_are_sent_in_slices() -> None:
     batch = pa.record_batch({"x": list(range(200_000))})
     parts = list(to_spark(batch, batch.schema))
     assert [part.num_rows for part in parts] == [65536, 65536, 65536, 3392]
+
+
+@pytest.mark.parametrize("spark", [
+    t.StringType("UTF8_LCASE"), t.ArrayType(t.StringType("UNICODE")), t.MapType(t.StringType("de"), t.LongType()),
+    t.StructType([t.StructField("inner", t.StringType("UTF8_LCASE"))]),
+])
+def test_collated_text_is_refused(spark: t.DataType) -> None:
+    struct = t.StructType([t.StructField("plain", t.StringType()), t.StructField("name", spark)])
+    wanted = pa.schema({"name": pa.string()})
+    for read in (lambda: si.flow(struct), lambda: check_input_schema(wanted, struct, NOWHERE)):
+        with pytest.raises(WrongType, match="column 'name' has the collation") as raised:
+            read()
+        assert "name collate UTF8_BINARY" in str(raised.value.hint)
+    assert check_input_schema(pa.schema({"plain": pa.string()}), struct, NOWHERE).names == ["plain"]
+
+
+def test_a_clock_of_another_zone_is_refused() -> None:
+    """TIMESTAMP is read as a time without a zone, and TIMESTAMP_NTZ as one with, only if both clocks are the same."""
+    struct = t.StructType([t.StructField("z", t.TimestampType()), t.StructField("n", t.TimestampNTZType())])
+
+    def read(name: str, arrow: pa.DataType, zone: str) -> pa.Schema:
+        check_clocks(pa.schema({name: arrow}), struct, zone, NOWHERE)
+        return check_input_schema(pa.schema({name: arrow}), struct, NOWHERE)
+
+    with pytest.raises(WrongType, match="'z' of the DataFrame is a time in the session's time zone Asia/Tok") as raised:
+        read("z", pa.timestamp("us"), "Asia/Tokyo")
+    assert "spark.sql.session.timeZone to UTC" in str(raised.value.hint)
+    with pytest.raises(WrongType, match="'n' of the DataFrame is a time without a zone"):
+        read("n", pa.timestamp("us", "Asia/Tokyo"), "UTC")
+    for name, arrow, zone in (("z", pa.timestamp("us"), "UTC"), ("z", pa.timestamp("ms", "UTC"), "Asia/Tokyo"),
+                              ("n", pa.timestamp("us"), "Asia/Tokyo"), ("n", pa.timestamp("us", "UTC"), "UTC")):
+        assert read(name, arrow, zone).types == [arrow]
+    with pytest.raises(WrongType, match="time zone Asia/Tokyo"):  # the same in a task
+        check_batch_schema(pa.schema({"z": pa.timestamp("us")}), pa.schema({"z": pa.timestamp("us", "Asia/Tokyo")}))

@@ -11,7 +11,7 @@ from random import Random
 
 import pyarrow as pa
 
-from scalein.layout import KEPT
+from scalein.layout import UNCHANGED
 
 Key = tuple[object, ...]
 Content = dict[Key, tuple[object, ...]]
@@ -55,7 +55,7 @@ def _added(old: object, new: object) -> object:
 
 def combined(function: str, old: object, new: object, kind: pa.DataType, counts: bool) -> object:
     """The new value after a row is merged. `counts`: whether `count` counts the row."""
-    if function == KEPT:
+    if function == UNCHANGED:
         return old
     if function == "count":
         found: object = (0 if old is None else old) + (1 if counts else 0)  # type: ignore[operator]
@@ -90,7 +90,7 @@ class Model:
         """Merge all rows, or none if one overflows."""
         after: Content = {}
         nothing = (None,) * len(self.value)
-        chosen = [functions.get(name, KEPT) for name in self.value.names]
+        chosen = [functions.get(name, UNCHANGED) for name in self.value.names]
         kinds = [field.type for field in self.value]
         given = [table[name].to_pylist() if name in table.column_names else None for name in self.value.names]
         for k, key in enumerate(keys_in(table, self.key)):

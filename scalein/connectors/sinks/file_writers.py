@@ -1,4 +1,7 @@
-"""File formats as sinks write them: pyarrow's writers behind one interface."""
+"""File formats as sinks write them: pyarrow's writers behind one interface.
+
+The size of row groups and of files is decided in `files.py` (`GROUP_BYTES`, `FileSink.write`).
+"""
 
 from __future__ import annotations
 

@@ -17,8 +17,9 @@ from scalein.dtypes import F64, I64, MAX_PRECISION, SIGNED, TIMES, UNSIGNED, DTy
 from scalein.ir import decimals
 from scalein.ir.exprs import Call, Expr, Lit, type_of
 from scalein.ir.functions.registry import REGISTRY, Args, Fold, Function, always, declare, typed
+from scalein.ir.functions.strings import concatenated
 from scalein.ir.literals import fit
-from scalein.ir.unify import NOT_A_NUMBER, Refused, cast_to, finer, own_type_of, settle, unify
+from scalein.ir.unify import NOT_A_NUMBER, Refused, cast_to, finer, own_type_of, type_literal, unify
 
 
 def _refusal(fn: str) -> str:
@@ -34,13 +35,13 @@ def _numbers(call: Call, args: Args) -> list[Expr]:
     dtype = type_of(left)
     if not dtype.is_number:
         hint = NOT_A_NUMBER if dtype.kind is Kind.BOOL else None
-        if dtype.is_string and call.fn == "add":
-            hint = "text cannot be concatenated yet, neither by + nor by a function; map_batches with pyarrow can"
         raise Refused(f"{_refusal(call.fn)} {dtype!r} and {type_of(right)!r}", hint)
     return [left, right]
 
 
 def _arithmetic(call: Call, args: Args) -> Expr:
+    if call.fn == "add" and any(own is not None and own.is_string for own in map(own_type_of, args)):
+        return concatenated(call, args)
     if any(own is not None and own.kind in TIMES for own in map(own_type_of, args)):
         return _time_arithmetic(call, args)
     if decimals.is_decimal_arithmetic(args):
@@ -59,9 +60,16 @@ def _decimal_arithmetic(call: Call, args: Args) -> Expr:
 
 
 def _time_arithmetic(call: Call, args: Args) -> Expr:
-    """`ts + dur`, `ts - dur`, `ts - ts`, `dur + dur`, `dur - dur`, `dur * int`; the time goes first."""
+    """`ts + dur`, `ts - dur`, `ts - ts`, `dur + dur`, `dur - dur`, `dur * int`, and dates in the place of `ts`."""
     left, right = args
     match call.fn, *(own and own.kind for own in map(own_type_of, args)):
+        case "sub", (Kind.DATE | Kind.DATE64), (Kind.DATE | Kind.DATE64):
+            both = [_midnight(arg) for arg in unify(args, _refusal(call.fn))]
+            return typed(call, both, DType(Kind.DUR, unit=type_of(both[0]).unit))
+        case ("add" | "sub"), (Kind.DATE | Kind.DATE64), Kind.DUR:
+            return _shift_date(call, left, right)
+        case "add", Kind.DUR, (Kind.DATE | Kind.DATE64):
+            return _shift_date(call, right, left)
         case ("add" | "sub"), Kind.TS, Kind.DUR:
             return _shift(call, left, right)
         case "add", Kind.DUR, Kind.TS:
@@ -78,9 +86,28 @@ def _time_arithmetic(call: Call, args: Args) -> Expr:
             return _scale(call, right, left)
     shown = " and ".join("null" if own is None else repr(own) for own in map(own_type_of, args))
     hint = "with times one can write ts + dur, ts - dur, ts - ts, dur + dur, dur - dur and dur * int"
-    if any(own is not None and own.kind in (Kind.DATE, Kind.DATE64) for own in map(own_type_of, args)):
-        hint = 'cast the date to a timestamp first: .cast(pa.timestamp("us"))'
+    kinds = [own.kind for own in map(own_type_of, args) if own is not None]
+    if call.fn in ("add", "sub") and any(kind in (Kind.DATE, Kind.DATE64) for kind in kinds):
+        hint = "days are added as a duration, for example timedelta(days=1)"
+        if Kind.TS in kinds:
+            hint = 'cast the date to a timestamp first: .cast(pa.timestamp("us"))'
     raise Refused(f"{_refusal(call.fn)} {shown}", hint)
+
+
+def _midnight(date: Expr, unit: str = "") -> Expr:
+    """A date as a timestamp: in the coarsest unit that holds it, or in one that is given."""
+    date = type_literal(date)
+    own = "s" if type_of(date).kind is Kind.DATE else "ms"
+    return cast_to(date, DType(Kind.TS, unit=finer(own, unit) if unit else own))
+
+
+def _shift_date(call: Call, date: Expr, by: Expr) -> Expr:
+    """The date of midnight moved by a duration: as in Python and Polars, a part of a day is cut, towards the past."""
+    date = type_literal(date)
+    if isinstance(by, Lit) and by.dtype is None:
+        by = fit(by.value, DType(Kind.DUR, unit="s")) or type_literal(by)
+    moved = _shift(call, _midnight(date, type_of(by).unit), by)
+    return typed(Call("cast", (), at=call.at), [moved], type_of(date))
 
 
 def _shift(call: Call, instant: Expr, by: Expr) -> Expr:
@@ -88,24 +115,24 @@ def _shift(call: Call, instant: Expr, by: Expr) -> Expr:
     if isinstance(by, Lit) and by.dtype is None:
         own = own_type_of(instant)
         assert own is not None
-        by = fit(by.value, DType(Kind.DUR, unit=own.unit)) or settle(by)
+        by = fit(by.value, DType(Kind.DUR, unit=own.unit)) or type_literal(by)
     if isinstance(instant, Lit) and instant.dtype is None:
         own = own_type_of(instant)
         assert own is not None
-        instant = fit(instant.value, replace(own, unit=type_of(by).unit)) or settle(instant)
+        instant = fit(instant.value, replace(own, unit=type_of(by).unit)) or type_literal(instant)
     unit = finer(type_of(instant).unit, type_of(by).unit)
     dtype = replace(type_of(instant), unit=unit)
     return typed(call, [cast_to(instant, dtype), cast_to(by, DType(Kind.DUR, unit=unit))], dtype)
 
 
 def _scale(call: Call, length: Expr, by: Expr) -> Expr:
-    length = settle(length)
+    length = type_literal(length)
     return typed(call, [length, cast_to(by, I64)], type_of(length))
 
 
 def _as_float(arg: Expr, what: str) -> Expr:
     """A float as it is, an integer or decimal as f64."""
-    arg = settle(arg)
+    arg = type_literal(arg)
     if not type_of(arg).is_number and not type_of(arg).is_decimal:
         raise Refused(f"{what} takes a number, not {type_of(arg)!r}")
     return arg if type_of(arg).is_float else cast_to(arg, F64)
@@ -125,8 +152,8 @@ def _power(call: Call, args: Args) -> Expr:
 def _negate(call: Call, args: Args) -> Expr:
     (arg,) = args
     if isinstance(arg, Lit) and arg.dtype is None and type(arg.value) in (int, float, Decimal):
-        return Lit(-arg.value)  # type: ignore[operator]  # `settle` refuses what has no 64 bits any more
-    arg = settle(arg)
+        return Lit(-arg.value)  # type: ignore[operator]  # `type_literal` refuses what has no 64 bits any more
+    arg = type_literal(arg)
     dtype = type_of(arg)
     if not (dtype.is_number or dtype.is_decimal or dtype.kind is Kind.DUR):
         hint = "~ negates a condition" if dtype.kind is Kind.BOOL else None
@@ -137,7 +164,7 @@ def _negate(call: Call, args: Args) -> Expr:
 
 
 def _absolute(call: Call, args: Args) -> Expr:
-    arg = settle(args[0])
+    arg = type_literal(args[0])
     if not (type_of(arg).is_number or type_of(arg).is_decimal or type_of(arg).kind is Kind.DUR):
         raise Refused(f"abs takes a number or a duration, not {type_of(arg)!r}")
     return typed(call, [arg], type_of(arg))
@@ -149,7 +176,7 @@ def _float_function(call: Call, args: Args) -> Expr:
 
 
 def _round(call: Call, args: Args) -> Expr:
-    arg = settle(args[0])
+    arg = type_literal(args[0])
     if type_of(arg).is_decimal:
         return arg if int(str(call.params[0])) >= type_of(arg).scale else typed(call, [arg], type_of(arg))
     return arg if type_of(arg).is_int else _float_function(call, (arg,))
@@ -222,27 +249,32 @@ def _root(value: float) -> float:
 
 declare(
     Function("add", _arithmetic, 2, fallible=_overflows, fold=_always(operator.add), show="{0} + {1}",
-             duckdb="({0} + {1})"),
+             duckdb="({0} + {1})", spark="__add__", numpy=("add",)),
     Function("sub", _arithmetic, 2, fallible=_overflows, fold=_always(operator.sub), show="{0} - {1}",
-             duckdb="({0} - {1})"),
+             duckdb="({0} - {1})", spark="__sub__", numpy=("subtract",)),
     Function("mul", _arithmetic, 2, fallible=_overflows, fold=_always(operator.mul), show="{0} * {1}",
-             duckdb="({0} * {1})"),
-    Function("div", _divide, 2, fold=_float(_quotient), show="{0} / {1}", duckdb="({0} / {1})"),
+             duckdb="({0} * {1})", spark="__mul__", numpy=("multiply",)),
+    Function("div", _divide, 2, fold=_float(_quotient), show="{0} / {1}", duckdb="({0} / {1})",
+             numpy=("divide", "true_divide")),
     Function("try_divide", _divide, 2, gives_null=always, show="{0}.try_divide({1})", sql=("TRY_DIVIDE",),
              duckdb="CASE WHEN {1} <> 0 THEN {0} / {1} END"),
-    Function("floordiv", _arithmetic, 2, fallible=_divides_badly, fold=_exact(operator.floordiv), show="{0} // {1}"),
+    Function("floordiv", _arithmetic, 2, fallible=_divides_badly, fold=_exact(operator.floordiv), show="{0} // {1}",
+             numpy=("floor_divide",)),
     Function("mod", _arithmetic, 2, fallible=_divides_badly, fold=_exact(operator.mod), show="{0} % {1}",
-             sql=("MOD",)),
-    Function("pow", _power, 2, show="{0} ** {1}", sql=("POWER", "POW"), duckdb="pow({0}, {1})"),
-    Function("neg", _negate, fallible=_has_no_negative, fold=_always(operator.neg), show="-{0}", duckdb="(-{0})"),
+             sql=("MOD",), numpy=("remainder", "mod")),
+    Function("pow", _power, 2, show="{0} ** {1}", sql=("POWER", "POW"), duckdb="pow({0}, {1})",
+             numpy=("power", "float_power")),
+    Function("neg", _negate, fallible=_has_no_negative, fold=_always(operator.neg), show="-{0}", duckdb="(-{0})",
+             numpy=("negative",)),
     Function("abs", _absolute, fallible=_has_no_negative, fold=_always(abs), show="{0}.abs()", sql=("ABS",),
-             duckdb="abs({0})"),
+             duckdb="abs({0})", numpy=("absolute", "fabs")),
     Function("floor", _float_function, fold=_float(_whole(math.floor)), show="{0}.floor()", sql=("FLOOR",),
-             duckdb="floor({0})"),
+             duckdb="floor({0})", numpy=("floor",)),
     Function("ceil", _float_function, fold=_float(_whole(math.ceil)), show="{0}.ceil()", sql=("CEIL", "CEILING"),
-             duckdb="ceil({0})"),
+             duckdb="ceil({0})", numpy=("ceil",)),
     Function("round", _round, fallible=_rounds_up, show="{0}.round({params})", sql=("ROUND",)),
-    Function("sqrt", _float_function, fold=_float(_root), show="{0}.sqrt()", sql=("SQRT",), duckdb="sqrt({0})"),
-    Function("exp", _float_function, show="{0}.exp()", sql=("EXP",), duckdb="exp({0})"),
-    Function("log", _float_function, show="{0}.log()", sql=("LN",), duckdb="ln({0})"),
+    Function("sqrt", _float_function, fold=_float(_root), show="{0}.sqrt()", sql=("SQRT",), duckdb="sqrt({0})",
+             numpy=("sqrt",)),
+    Function("exp", _float_function, show="{0}.exp()", sql=("EXP",), duckdb="exp({0})", numpy=("exp",)),
+    Function("log", _float_function, show="{0}.log()", sql=("LN",), duckdb="ln({0})", numpy=("log",)),
 )

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from dataclasses import replace
 
 from scalein.dtypes import BOOL, Kind
 from scalein.ir.exprs import Call, Expr, Lit, type_of
-from scalein.ir.functions.registry import REGISTRY, Args, Function, Nulls, declare, fallible, is_host, typed
-from scalein.ir.unify import Refused, nested_hint, own_type_of, settle, unify
+from scalein.ir.functions.registry import ANY, REGISTRY, Args, Function, Nulls, declare, fallible, is_host, typed
+from scalein.ir.unify import Refused, nested_hint, own_type_of, type_literal, unify
 
 
 def _condition(arg: Expr, what: str) -> Expr:
     """The argument as a bool."""
     if isinstance(arg, Lit) and arg.value is None:
         return Lit(None, BOOL)
-    arg = settle(arg)
+    arg = type_literal(arg)
     if type_of(arg).kind is not Kind.BOOL:
         hint = "comparisons need parentheses beside & and |: (a > 1) & (b < 2)" if what in "&|~" else None
         raise Refused(f"{what} takes conditions, not {type_of(arg)!r}", hint)
@@ -27,12 +28,20 @@ def _logic(call: Call, args: Args) -> Expr:
 
 
 def _null_test(call: Call, args: Args) -> Expr:
-    return typed(call, [settle(args[0])], BOOL)
+    return typed(call, [type_literal(args[0])], BOOL)
 
 
 def _fill_null(call: Call, args: Args) -> Expr:
     value, default = unify(args, "fill_null does not take")
     return typed(call, [value, default], type_of(value))
+
+
+def _coalesce(call: Call, args: Args) -> Expr:
+    """`a.fill_null(b.fill_null(c))`, all in one type."""
+    *values, last = unify(args, "coalesce does not take")
+    for value in reversed(values):
+        last = typed(replace(call, fn="fill_null"), [value, last], type_of(value))
+    return last
 
 
 def _choose(call: Call, args: Args) -> Expr:
@@ -89,16 +98,21 @@ def _tries_host(call: Call) -> bool:
 
 declare(
     Function("and", _logic, 2, Nulls.OWN, nullable=_any, fold=lambda call: operator.and_,
-             show="{0} & {1}", duckdb="({0} AND {1})", spark="__and__"),
+             show="{0} & {1}", duckdb="({0} AND {1})", spark="__and__",
+             numpy=("logical_and", "bitwise_and")),
     Function("or", _logic, 2, Nulls.OWN, nullable=_any, fold=lambda call: operator.or_,
-             show="{0} | {1}", duckdb="({0} OR {1})", spark="__or__"),
-    Function("not", _logic, fold=lambda call: operator.not_, show="~{0}", duckdb="(NOT {0})", spark="__invert__"),
+             show="{0} | {1}", duckdb="({0} OR {1})", spark="__or__",
+             numpy=("logical_or", "bitwise_or")),
+    Function("not", _logic, fold=lambda call: operator.not_, show="~{0}", duckdb="(NOT {0})", spark="__invert__",
+             numpy=("logical_not", "invert")),
     Function("is_null", _null_test, nulls=Nulls.NEVER, host=_of_nested, arrow="is_null", canonical=True,
              show="{0}.is_null()", duckdb="({0} IS NULL)", spark="isNull"),
     Function("is_not_null", _null_test, nulls=Nulls.NEVER, host=_of_nested, arrow="is_not_null", canonical=True,
              show="{0}.is_not_null()", duckdb="({0} IS NOT NULL)", spark="isNotNull"),
     Function("fill_null", _fill_null, 2, Nulls.OWN, nullable=_every, show="{0}.fill_null({1})",
-             sql=("COALESCE", "IFNULL", "NVL"), duckdb="coalesce({0}, {1})"),
+             sql=("IFNULL", "NVL"), duckdb="coalesce({0}, {1})"),
+    Function("coalesce", _coalesce, ANY, Nulls.OWN, nullable=_every, spelled_out=True, show="coalesce({args})",
+             sql=("COALESCE",)),
     Function("if_else", _choose, 3, Nulls.OWN, nullable=_in_a_branch, sql=("IF",),
              duckdb="CASE WHEN {0} THEN {1} ELSE {2} END"),
     # null where its argument, a call, fails itself

@@ -26,7 +26,7 @@ Args = tuple[Expr, ...]
 Rule = Callable[[Call, Args], Expr]
 Fold = Callable[[Call], Callable[..., Any] | None]
 
-ANY = -1  # as many arguments as a udf has parameters
+ANY = -1  # any number of arguments
 
 
 def never(call: Call) -> bool:
@@ -50,9 +50,11 @@ class Function:
     """A function that expressions may call. Callables look at a typed call alone, not at the calls among its arguments.
 
     `show` is its text in Python: `{0}` and `{1}` are arguments, `{args}` are all, `{params}` are the constants in
-    parentheses, `{values}` those of a list, `{span}` a length of time, `{type}` the type, `{name}` the name of a udf.
+    parentheses, `{values}` those of a list, `{span}` a length of time, `{type}` the type, `{name}` the name of a udf,
+    `{fields}` the arguments under the names that the constants are.
     `fold` gives the function of its arguments' values in Python, if that is bit-equal to the kernel of a typed call.
-    `duckdb` is SQL over `{0}`, `{1}` and `{params[0]}`, and empty where the meaning differs or depends on types.
+    `duckdb` is SQL over `{0}`, `{1}`, `{args}` and `{params[0]}`, and empty where the meaning differs or depends on
+    types.
     """
 
     name: str  # stable: checkpoints and caches know it
@@ -67,10 +69,12 @@ class Function:
     canonical: bool = False  # gives the same for -0.0 and 0.0, and for every NaN, as grouping does
     fold: Fold | None = None
     spelled_out: bool = False  # its rule gives other calls, so no typed plan has it
+    makes_text: Callable[[Call], bool] = never  # of bytes that no argument has: they stay until the block ends
     show: str = ""
     sql: tuple[str, ...] = ()
     duckdb: str = ""
-    spark: str = ""  # the method of pyspark's Column that means the same
+    spark: str = ""  # the method of pyspark's Column that means the same; arithmetic: of floats
+    numpy: tuple[str, ...] = ()  # ufuncs that mean the same
 
     @property
     def sign(self) -> str:
@@ -141,6 +145,12 @@ def is_host(call: Call) -> bool:
 def has_host(expr: Expr) -> bool:
     """Whether anything in a typed expression is computed by pyarrow."""
     return isinstance(expr, Call) and any(isinstance(node, Call) and is_host(node) for node in walk(expr))
+
+
+def makes_text(expr: Expr) -> bool:
+    """Whether a kernel that computes a typed expression stores text of its own."""
+    return isinstance(expr, Call) and any(
+        isinstance(node, Call) and REGISTRY[node.fn].makes_text(node) and not is_host(node) for node in walk(expr))
 
 
 # --- calls of constants ------------------------------------------------------------------------------------------

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from scalein.dtypes import BOOL, I64
-from scalein.ir.exprs import Call, Expr, type_of
-from scalein.ir.functions.registry import Args, Function, always, declare, typed
-from scalein.ir.unify import Refused, nested_hint, settle
+from scalein.dtypes import BOOL, I64, STR
+from scalein.ir.exprs import Call, Expr, Lit, type_of
+from scalein.ir.functions.registry import ANY, REGISTRY, Args, Function, Nulls, always, declare, typed
+from scalein.ir.unify import Refused, nested_hint, own_type_of, type_literal, unify
 
 
-def _text(call: Call, args: Args) -> Expr:
-    arg = settle(args[0])
+def text_argument(call: Call, args: Args) -> Expr:
+    """The first argument, a text."""
+    arg = type_literal(args[0])
     if not type_of(arg).is_string:
         raise Refused(f"str.{call.fn.removeprefix('str_')} takes text, not {type_of(arg)!r}",
                       nested_hint(type_of(arg)) if type_of(arg).is_nested else "cast it first: .cast(pa.string())")
@@ -20,18 +22,53 @@ def _text(call: Call, args: Args) -> Expr:
 
 def text_to_text(call: Call, args: Args) -> Expr:
     """Text of the same form as the argument."""
-    arg = _text(call, args)
+    arg = text_argument(call, args)
     return typed(call, [arg], type_of(arg))
 
 
 def text_to_bool(call: Call, args: Args) -> Expr:
     """A condition on a text."""
-    return typed(call, [_text(call, args)], BOOL)
+    return typed(call, [text_argument(call, args)], BOOL)
 
 
 def text_to_int(call: Call, args: Args) -> Expr:
     """A number of a text."""
-    return typed(call, [_text(call, args)], I64)
+    return typed(call, [text_argument(call, args)], I64)
+
+
+def concatenated(call: Call, args: Args) -> Expr:
+    """`+` of two texts; constants are joined here."""
+    owns = [own_type_of(arg) for arg in args]
+    other = next((own for own in owns if own is not None and not own.is_string), None)
+    if other is not None:
+        shown = " and ".join("null" if own is None else repr(own) for own in owns)
+        hint = nested_hint(other) if other.is_nested else (
+            f"cast the {other!r} with .cast(pa.string()), or let si.concat_str(...) do so")
+        raise Refused(f"+ does not take {shown}", hint)
+    left, right = unify(args, "+ does not take")
+    if isinstance(left, Lit) and isinstance(right, Lit):
+        is_known = isinstance(left.value, str) and isinstance(right.value, str)
+        return Lit(f"{left.value}{right.value}" if is_known else None, left.dtype)
+    return typed(replace(call, fn="concat", params=()), [left, right], type_of(left))
+
+
+def _concat_str(call: Call, args: Args) -> Expr:
+    """Texts with a separator between them, spelled out by `+`; other values are cast to text."""
+    (separator,) = call.params
+    found: Expr | None = None
+    for arg in args:
+        cast = Call("cast", (arg,), dtype=STR, at=call.at)
+        own = own_type_of(arg)
+        text = arg if own is None or own.is_string else REGISTRY["cast"].rule(cast, (arg,))
+        if found is not None and separator:
+            found = concatenated(call, (found, Lit(separator)))
+        found = text if found is None else concatenated(call, (found, text))
+    assert found is not None
+    return type_literal(found) if own_type_of(found) is not None else Lit(None, STR)
+
+
+def _any(call: Call, args: Sequence[Expr]) -> bool:
+    return any(arg.nullable for arg in args)
 
 
 def _fold_slice(call: Call) -> Callable[[str], str]:
@@ -48,6 +85,10 @@ def _fold_slice(call: Call) -> Callable[[str], str]:
 
 
 declare(
+    Function("concat", concatenated, 2, Nulls.OWN, nullable=_any, makes_text=always, show="{0} + {1}",
+             duckdb="({0} || {1})"),
+    Function("concat_str", _concat_str, ANY, Nulls.OWN, nullable=_any, spelled_out=True,
+             show="concat_str({args}, separator={params})", sql=("CONCAT_WS",)),
     Function("str_len", text_to_int, fold=lambda call: len, show="{0}.str.len()",
              sql=("CHAR_LENGTH", "LENGTH"), duckdb="length({0})"),
     Function("str_slice", text_to_text, fold=_fold_slice, show="{0}.str.slice({params})", sql=("SUBSTRING",)),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from scalein.dtypes import Field
 from scalein.ir.exprs import Call, Col, Expr, Lit, Named, columns, type_of, walk
-from scalein.ir.functions.registry import REGISTRY, can_fail, has_host
+from scalein.ir.functions.registry import REGISTRY, can_fail, has_host, makes_text
 from scalein.ir.functions.udf import has_udf
 from scalein.ir.rewrite import substitute
 
@@ -17,11 +17,11 @@ def over(items: Mapping[str, Expr], predicate: Expr) -> Expr | None:
     """A predicate with its columns replaced by the expressions that make them; None if it must stay above.
 
     They are then computed for the filter and again for the rows it keeps. That is cheap, but for what pyarrow
-    or a udf computes: so that stays. So does what would outgrow `_SIZE_LIMIT`: twenty steps of x = x * x are a
-    million nodes when written as one expression.
+    or a udf computes, and for text that is made: so that stays. So does what would outgrow `_SIZE_LIMIT`: twenty steps
+    of x = x * x are a million nodes when written as one expression.
     """
     made = {name: items[name] for name in columns(predicate)}
-    if any(isinstance(expr, Call) and (has_host(expr) or has_udf(expr)) for expr in made.values()):
+    if any(isinstance(expr, Call) and (has_host(expr) or has_udf(expr) or makes_text(expr)) for expr in made.values()):
         return None
     below = substitute(predicate, made)
     return below if below.size <= max(_SIZE_LIMIT, predicate.size) else None

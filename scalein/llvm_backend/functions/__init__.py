@@ -11,7 +11,7 @@ from scalein.llvm_backend.functions import (
     membership,
     strings,
 )
-from scalein.llvm_backend.functions.registry import CallSite, lowers
+from scalein.llvm_backend.functions.registry import CallSite, Data, lowers
 from scalein.llvm_backend.values import Value
 
 __all__ = ["arithmetic", "casts", "compare", "dates", "hashing", "internal", "logic", "membership", "strings"]
@@ -22,3 +22,10 @@ def _udf(c: CallSite) -> Value:
     from scalein.llvm_backend.functions.udf import lower_udf  # most flows have none
 
     return lower_udf(c)
+
+
+@lowers("dt_strftime", "str_strptime")
+def _time_text(c: CallSite) -> Data:
+    from scalein.llvm_backend.functions.time_text import lower_strftime, lower_strptime  # most flows have none
+
+    return lower_strftime(c) if c.call.fn == "dt_strftime" else lower_strptime(c)

@@ -15,6 +15,10 @@ from scalein.llvm_backend.values import Str, register_type
 
 @lowers("cast", plain=True)
 def _cast(c: CallSite) -> ir.Value | Str:
+    if c.types[0].is_string and c.dtype.kind in TIMES:
+        from scalein.llvm_backend.functions.time_text import read_iso  # most flows have none
+
+        return read_iso(c)
     return lower_cast(c.f, c.args[0], c.types[0], c.dtype, c.fail)
 
 

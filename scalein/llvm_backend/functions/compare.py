@@ -11,8 +11,9 @@ from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import Fn
 from scalein.llvm_backend.functions import strings
 from scalein.llvm_backend.functions.decimals import is_small, narrowed
+from scalein.llvm_backend.functions.logic import choose
 from scalein.llvm_backend.functions.registry import CallSite, lowers
-from scalein.llvm_backend.values import Str
+from scalein.llvm_backend.values import Str, Value
 
 _SIGN = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
@@ -25,6 +26,32 @@ def _compare(c: CallSite) -> ir.Value:
 @lowers("is_nan")
 def _is_nan(c: CallSite) -> ir.Value:
     return c.f.b.fcmp_unordered("uno", c.args[0], c.args[0])
+
+
+@lowers("row_max", "row_min")
+def _horizontal(c: CallSite) -> Value:
+    """Of equal ones the first."""
+    f, fn = c.f, "gt" if c.call.fn == "row_max" else "lt"
+    best = c.values[0]
+    for each in c.values[1:]:
+        is_better = compare(c.code, fn, each.data, best.data, c.dtype, [None, None])
+        if best.valid is not None:
+            is_better = f.b.or_(is_better, f.b.not_(best.valid))
+        taken = f.all_of(is_better, each.valid)
+        is_known = None if best.valid is None or each.valid is None else f.b.or_(best.valid, each.valid)
+        best = Value(choose(c.code, taken, Value(each.data), Value(best.data)).data, is_known)
+    return best
+
+
+@lowers("clip")
+def _clip(c: CallSite) -> Value:
+    value, *bounds = c.values
+    found = value.data
+    for fn, bound, literal in zip(("lt", "gt"), bounds, c.literals[1:], strict=True):
+        is_beyond = compare(c.code, fn, found, bound.data, c.dtype, [None, literal])
+        taken = c.f.all_of(is_beyond, bound.valid)
+        found = choose(c.code, taken, Value(bound.data), Value(found)).data
+    return Value(found, value.valid)
 
 
 def compare(code: Code, fn: str, a: ir.Value | Str, b: ir.Value | Str, dtype: DType,

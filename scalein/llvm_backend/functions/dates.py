@@ -9,6 +9,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from scalein.dtypes import UNITS_PER_SECOND, ticks_per_day
+from scalein.ir.functions.dates import TOTALS_PER_DAY
 from scalein.llvm_backend.fn import I32, I64, Fn, const
 from scalein.llvm_backend.functions.arithmetic import floor_divide
 from scalein.llvm_backend.functions.registry import CallSite, lowers
@@ -39,6 +40,20 @@ def _epoch(c: CallSite) -> ir.Value:
     return f.b.mul(data, const(by))
 
 
+@lowers(*TOTALS_PER_DAY)
+def _total(c: CallSite) -> ir.Value:
+    """Whole units of a duration, towards zero."""
+    f, (data,) = c.f, c.args
+    have, want = ticks_per_day(c.types[0]), TOTALS_PER_DAY[c.call.fn]
+    if want <= have:
+        return f.b.sdiv(data, const(have // want))
+    by = want // have
+    limit = (2**63 - 1) // by
+    too_great, too_small = f.b.icmp_signed(">", data, const(limit)), f.b.icmp_signed("<", data, const(-limit))
+    c.fail("integer overflow", f.b.or_(too_great, too_small))
+    return f.b.mul(data, const(by))
+
+
 def _ticks(c: CallSite) -> ir.Value:
     """The argument in 64 bits."""
     (data,) = c.args
@@ -55,7 +70,7 @@ _CLOCK = {"dt_hour": (3600, 24), "dt_minute": (60, 60), "dt_second": (1, 60)}
 def _fraction(c: CallSite) -> ir.Value:
     f, data, want = c.f, _ticks(c), _FRACTIONS[c.call.fn]
     unit = UNITS_PER_SECOND[c.types[0].unit]
-    part = _modulo(f, data, unit)
+    part = modulo(f, data, unit)
     scaled = f.b.mul(part, const(want // unit)) if want >= unit else f.b.sdiv(part, const(unit // want))
     return f.b.trunc(scaled, I32)
 
@@ -64,7 +79,7 @@ def _fraction(c: CallSite) -> ir.Value:
 def _clock(c: CallSite) -> ir.Value:
     f, data, (size, count) = c.f, _ticks(c), _CLOCK[c.call.fn]
     unit = UNITS_PER_SECOND[c.types[0].unit]
-    second_of_day = f.b.sdiv(_modulo(f, data, DAY_S * unit), const(unit))
+    second_of_day = f.b.sdiv(modulo(f, data, DAY_S * unit), const(unit))
     return f.b.trunc(f.b.srem(f.b.sdiv(second_of_day, const(size)), const(count)), I32)
 
 
@@ -75,23 +90,23 @@ def _days(c: CallSite) -> ir.Value:
 
 @lowers("dt_year")
 def _year(c: CallSite) -> ir.Value:
-    return c.f.b.trunc(_civil(c.f, _days(c))[0], I32)
+    return c.f.b.trunc(civil(c.f, _days(c))[0], I32)
 
 
 @lowers("dt_month")
 def _month(c: CallSite) -> ir.Value:
-    return c.f.b.trunc(_civil(c.f, _days(c))[1], I32)
+    return c.f.b.trunc(civil(c.f, _days(c))[1], I32)
 
 
 @lowers("dt_day")
 def _day(c: CallSite) -> ir.Value:
-    return c.f.b.trunc(_civil(c.f, _days(c))[2], I32)
+    return c.f.b.trunc(civil(c.f, _days(c))[2], I32)
 
 
 @lowers("dt_quarter")
 def _quarter(c: CallSite) -> ir.Value:
     b = c.f.b
-    month = _civil(c.f, _days(c))[1]
+    month = civil(c.f, _days(c))[1]
     return b.trunc(b.sdiv(b.add(month, const(2)), const(3)), I32)
 
 
@@ -99,21 +114,21 @@ def _quarter(c: CallSite) -> ir.Value:
 def _weekday(c: CallSite) -> ir.Value:
     b = c.f.b
     monday = b.add(_days(c), const(3))  # 1970-01-01 was a Thursday
-    return b.trunc(b.add(_modulo(c.f, monday, 7), const(1)), I32)
+    return b.trunc(b.add(modulo(c.f, monday, 7), const(1)), I32)
 
 
 @lowers("dt_ordinal_day")
 def _ordinal_day(c: CallSite) -> ir.Value:
     b, days = c.f.b, _days(c)
-    year, _, _ = _civil(c.f, days)
-    return b.trunc(b.add(b.sub(days, _days_before(c.f, year)), const(1)), I32)
+    year, _, _ = civil(c.f, days)
+    return b.trunc(b.add(b.sub(days, days_before(c.f, year)), const(1)), I32)
 
 
-def _modulo(f: Fn, data: ir.Value, by: int) -> ir.Value:
+def modulo(f: Fn, data: ir.Value, by: int) -> ir.Value:
     return f.b.sub(data, f.b.mul(floor_divide(f, data, by), const(by)))
 
 
-def _civil(f: Fn, days: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
+def civil(f: Fn, days: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Year, month and day of a day number."""
     b = f.b
     shifted = b.add(days, const(719_468))  # days since 0000-03-01
@@ -133,7 +148,7 @@ def _civil(f: Fn, days: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
     return b.select(early, year, b.add(year, const(1))), month, day
 
 
-def _days_before(f: Fn, year: ir.Value) -> ir.Value:
+def days_before(f: Fn, year: ir.Value) -> ir.Value:
     """Day number of January 1st."""
     b = f.b
     last = b.sub(year, const(1))

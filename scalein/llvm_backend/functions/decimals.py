@@ -18,7 +18,7 @@ from scalein.llvm_backend.values import register_type
 Fail = Callable[[str, ir.Value], None]
 
 OVERFLOW = "decimal overflow"
-SMALL = 18  # digits that 64 bits hold, whatever they are
+DIGITS_IN_64_BITS = 18  # whatever they are
 _SHIFT = const(64, I128)
 
 
@@ -69,7 +69,7 @@ def _widened(f: Fn, data: ir.Value) -> ir.Value:
 
 def is_small(dtype: DType) -> bool:
     """Whether 64 bits hold every value of a decimal type."""
-    return dtype.is_decimal and dtype.precision <= SMALL
+    return dtype.is_decimal and dtype.precision <= DIGITS_IN_64_BITS
 
 
 def narrowed(f: Fn, data: ir.Value) -> ir.Value:
@@ -97,7 +97,8 @@ def _signed(f: Fn, size: ir.Value, negative: ir.Value) -> ir.Value:
 
 
 def _multiply(f: Fn, args: Sequence[ir.Value], given: Sequence[DType], fail: Fail) -> ir.Value:
-    if all(dtype.precision <= SMALL for dtype in given):  # one multiplication, once LLVM knows that halves are enough
+    if all(dtype.precision <= DIGITS_IN_64_BITS for dtype in given):
+        # One multiplication, once LLVM knows that halves are enough.
         return f.b.mul(*(f.b.sext(narrowed(f, arg), I128) for arg in args))
     if sum(dtype.precision for dtype in given) <= MAX_PRECISION:
         return f.b.mul(*args)
@@ -129,7 +130,7 @@ def _over_ten(f: Fn, size: ir.Value, power: int, digits: int) -> ir.Value:
     by = 10**power
     if power == 0:
         return size
-    if digits <= SMALL:
+    if digits <= DIGITS_IN_64_BITS:
         return f.b.zext(f.b.udiv(f.b.trunc(size, I64), const(by)), I128)
     # n // d = n * ceil(2^(127 + s) / d) >> (127 + s) for n < 2^127, where 2^s >= d (Granlund and Montgomery).
     bits = (by - 1).bit_length()

@@ -19,7 +19,7 @@ from scalein.llvm_backend.functions.registry import CallSite, lowers
 from scalein.llvm_backend.functions.strings import as_bytes, equals, order
 from scalein.llvm_backend.values import Str, Value, canonical, register_type
 
-FEW = 16
+MAX_COMPARED = 16
 
 
 @lowers("is_in")
@@ -27,7 +27,7 @@ def _is_in(c: CallSite) -> Value:
     """Whether the value is among the constants, and whether that is known (SQL: a miss beside a null is null)."""
     (value,), (dtype,), (values, has_null) = c.values, c.types, c.params
     assert isinstance(values, tuple)
-    if len(values) > FEW:
+    if len(values) > MAX_COMPARED:
         data = _searched(c.code, value, dtype, values)
     else:
         data = c.f.any_of(*(_same(c.code, value, dtype, item) for item in values)) or const(0, I1)

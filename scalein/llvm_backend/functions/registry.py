@@ -22,7 +22,7 @@ from scalein.ir.exprs import Call, Expr, Lit, type_of
 from scalein.ir.functions.registry import REGISTRY, Nulls
 from scalein.ir.printer import show_brief, show_expr
 from scalein.llvm_backend.code import Code
-from scalein.llvm_backend.fn import Fn
+from scalein.llvm_backend.fn import Fn, const
 from scalein.llvm_backend.values import Str, Value
 
 Data: TypeAlias = ir.Value | Str
@@ -79,6 +79,18 @@ class CallSite:
         counted = self.f.all_of(condition, self.valid, self.live)
         assert counted is not None
         self.code.fail(f"{what} in `{show_brief(self.call)}`", counted)
+
+
+    def fail_with(self, what: str, condition: ir.Value, text: Str) -> None:
+        """As `fail`, with an error that shows the text of the first such row."""
+        self.fail(what, condition)
+        if self.failed is None:
+            is_first = self.f.b.icmp_unsigned("==", self.f.get_slot("bad.error"), const(0))
+            counted = self.f.all_of(condition, self.valid, self.live, is_first)
+            with self.f.when(counted, likely=False):
+                self.f.set_slot("bad.error", const(1 << self.code.bit(f"{what} in `{show_brief(self.call)}`")))
+                self.f.set_slot("bad.text", text.ptr)
+                self.f.set_slot("bad.size", text.size)
 
 
 Lowering = Callable[[CallSite], Data | Value]

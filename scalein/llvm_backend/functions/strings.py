@@ -7,15 +7,19 @@ A null string is readable too: readers give it no bytes.
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 from llvmlite import ir
 
+from scalein.ir.exprs import Call, Expr
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import I1, I8, I16, I32, I64, PTR, Fn, const
-from scalein.llvm_backend.functions.registry import CallSite, lowers
-from scalein.llvm_backend.values import Str
+from scalein.llvm_backend.functions.registry import CallSite, lowers, lowers_lazily
+from scalein.llvm_backend.made_text import joined
+from scalein.llvm_backend.values import Str, Value
 
 _WORDS = {1: I8, 2: I16, 4: I32, 8: I64}
-LONG = 32  # bytes; a longer constant is compared by memcmp
+MAX_UNROLLED_BYTES = 32  # a longer constant is compared by memcmp
 
 
 @lowers("str_len")
@@ -31,6 +35,25 @@ def _match(c: CallSite) -> ir.Value:
 @lowers("str_slice")
 def _str_slice(c: CallSite) -> Str:
     return slice_(c.code, c.string, c.params)
+
+
+@lowers_lazily("concat")
+def _concat(c: CallSite) -> Generator[tuple[Expr, ir.Value | None], Value, Value]:
+    """All texts of a chain of `+` at once; where the result is null, or nothing asks for it, there are no bytes."""
+    pieces: list[Value] = []
+    waiting: list[Expr] = [c.call]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Call) and node.fn == c.call.fn:
+            waiting += reversed(node.args)
+        else:
+            pieces.append((yield node, c.live))
+    valid = c.f.all_of(*(piece.valid for piece in pieces))
+    is_asked = c.f.all_of(c.live, valid)
+    texts = [piece.string for piece in pieces]
+    if is_asked is not None:
+        texts = [Str(text.ptr, c.f.b.select(is_asked, text.size, const(0))) for text in texts]
+    return Value(joined(c.code, texts), valid)
 
 
 def compare(code: Code, fn: str, a: Str, b: Str, literals: list[object]) -> ir.Value:
@@ -65,7 +88,7 @@ def _same_bytes(code: Code, ptr: ir.Value, content: bytes, fits: ir.Value) -> ir
         return fits
     constant = code.text(content)
     ptr = f.b.select(fits, ptr, constant)
-    if size > LONG:
+    if size > MAX_UNROLLED_BYTES:
         return f.b.and_(fits, _memcmp_is_zero(f, ptr, constant, const(size)))
     width = max(w for w in _WORDS if w <= size)
     starts = sorted({*range(0, size - width + 1, width), size - width})

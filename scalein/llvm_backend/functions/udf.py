@@ -1,11 +1,11 @@
 """Compiled Python functions: each call of a udf is an internal LLVM function with real control flow.
 
-    { i64 errors, data..., i1 valid }  name(args..., ptr stop, ptr texts)
+    { i64 errors, data..., i1 valid }  name(args..., ptr stop, ptr texts...)
 
 What fails returns at once with the bit of its error set, so nothing runs on with a wrong value. A row whose value
 is not needed is not computed at all: with garbage for arguments a loop might not end. LLVM inlines the function
 into the row loop. Only udfs with loops have `stop` (and `valid` is there if the result may be None): a word that the
-caller sets to make the loops return. Only those that build text have `texts`, the memory for it (`udf_text.py`).
+caller sets to make the loops return. Only those that build text have `texts`, the places of made text.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import I1, I64, PTR, Fn, Loop, const
 from scalein.llvm_backend.functions.registry import CallSite
 from scalein.llvm_backend.functions.udf_apply import lower_apply, truth
+from scalein.llvm_backend.made_text import TextPlaces, text_places
 from scalein.llvm_backend.values import Str, Value, register_type
 
 STOPPED = "stopped"  # the error of a cancelled loop; the caller that cancelled it raises its own
@@ -58,9 +59,7 @@ def lower_udf(c: CallSite) -> Value:
     function = _Functions(code, show_expr(c.call))
     fn = function.get(udf)
     shared = [f.slot_ptr("stop")] if has_loops(udf) else []
-    if builds_text(udf):
-        assert code.texts is not None
-        shared.append(code.texts)
+    shared += text_places(code) if builds_text(udf) else ()
     slots = _Slots(f, udf.dtype, udf.nullable)
     errors = f.var(I64, const(0))
     slots.set(_nothing(udf.dtype))
@@ -159,12 +158,12 @@ class _Body:
         valid = [I1] if udf.nullable else []
         self.result = ir.LiteralStructType([I64, *_registers(udf.dtype), *valid])
         self.stop: ir.Value | None = None
-        self.texts: ir.Value | None = None
+        self.texts: TextPlaces | None = None
 
     def write(self) -> ir.Function:
         f, udf = self.f, self.udf
         types = [typ for param in udf.params for typ in (*_registers(param.dtype), *([I1] if param.nullable else []))]
-        shared = [PTR] * (has_loops(udf) + builds_text(udf))
+        shared = [PTR] * (has_loops(udf) + len(TextPlaces._fields) * builds_text(udf))
         with f.function(udf.name, self.result, [*types, *shared]) as fn:
             for variable in (*udf.params, *udf.locals):
                 self.locals[variable.name] = _Slots(f, variable.dtype, variable.nullable)
@@ -172,7 +171,7 @@ class _Body:
             for param in udf.params:
                 self.locals[param.name].set(_argument(param, given))
             self.stop = next(given) if has_loops(udf) else None
-            self.texts = next(given) if builds_text(udf) else None
+            self.texts = TextPlaces(*given) if builds_text(udf) else None
             self.block(udf.body)
             f.b.unreachable()  # every way returns, or never ends
         return fn
@@ -313,7 +312,7 @@ class _Body:
         args = [self.expr(arg) for arg in part.args]
         fn = self.functions.get(part.udf)
         shared = [self.stop] if has_loops(part.udf) else []
-        shared += [self.texts] if builds_text(part.udf) else []
+        shared += self.texts or () if builds_text(part.udf) else ()
         found = self.f.b.call(fn, [*_passed(part.udf, args), *shared])
         errors = self.f.b.extract_value(found, 0)
         self.leave(self.f.b.icmp_unsigned("!=", errors, const(0)), errors)

@@ -14,6 +14,7 @@ from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import F64, I1, I64, Fn, const
 from scalein.llvm_backend.functions import arithmetic, strings, udf_text
 from scalein.llvm_backend.functions.arithmetic import Fail
+from scalein.llvm_backend.made_text import TextPlaces
 from scalein.llvm_backend.values import Str, Value
 
 _SIGN = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
@@ -24,8 +25,8 @@ _NEVER_FAIL = ("copysign", "hypot")  # in CPython too: hypot overflows to an inf
 _INTRINSICS = ("sqrt", "exp", "exp2", "log", "log2", "log10", "sin", "cos", "pow", "copysign")
 
 
-def lower_apply(code: Code, part: Apply, args: list[Value], texts: ir.Value | None, fail: Fail) -> Value:
-    """The value of an operator or builtin; only conversions keep None. Text is built in the arena `texts`."""
+def lower_apply(code: Code, part: Apply, args: list[Value], texts: TextPlaces | None, fail: Fail) -> Value:
+    """The value of an operator or builtin; only conversions keep None."""
     f, fn = code.f, part.fn
     given = [arg.dtype for arg in part.args]
     match fn:

@@ -1,8 +1,4 @@
-"""Text in udfs: parts of a text are views of it; text that is built lives in chunks of memory of the kernel's call.
-
-The chunks are a list, the newest first; `arena` is three words: where the free bytes of the newest chunk begin, where
-they end, and the chunk itself. A chunk begins with the address of the one before. Text lives until the next block of
-rows: whoever takes it copies it before, as with text of the input. A kernel frees its chunks whenever it returns.
+"""Text in udfs: parts of a text are views of it; text that is built is made text of the kernel (`made_text.py`).
 
 Positions count code points. Case and whitespace are those of this Python: tables made from its own `str`.
 """
@@ -20,128 +16,35 @@ from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import F64, I1, I8, I16, I32, I64, PTR, Fn, const
 from scalein.llvm_backend.functions import strings
 from scalein.llvm_backend.functions.arithmetic import Fail
+from scalein.llvm_backend.made_text import NO_MEMORY, TextPlaces, joined, take_text
 from scalein.llvm_backend.values import Str
 
-CHUNK_BYTES = 1 << 16
-_HEAD = 16  # bytes of a chunk before its text
 _NULL = ir.Constant(PTR, None)
-_FREE, _END, _CHUNK = range(3)  # words of an arena
-_VOID = ir.VoidType()
-
-# --- memory
-
-
-def open_arena(code: Code) -> ir.Value:
-    """An arena without chunks, for this call of the kernel."""
-    arena = code.f.scratch(PTR, 3, "texts")
-    for word in (_FREE, _END, _CHUNK):
-        code.f.b.store(_NULL, code.f.at(arena, const(word), PTR))
-    return arena
-
-
-def clear(code: Code, arena: ir.Value) -> None:
-    """Forget all text: a new block begins. The newest chunk stays for it."""
-    code.f.b.call(code.helper("clear", _clear), [arena])
-
-
-def close(code: Code, arena: ir.Value) -> None:
-    """Free all chunks: the kernel returns."""
-    code.f.b.call(code.helper("close", _close), [arena])
-
-
-def _free_before(f: Fn, chunk: ir.Value) -> None:
-    """Free a chunk, unless there is none, and all those before it."""
-    left = f.var(PTR, chunk)
-    with f.forever() as loop:
-        loop.stop_if(f.b.icmp_unsigned("==", left.get(), _NULL))
-        this = left.get()
-        left.set(f.b.load(this, typ=PTR))
-        f.call("free", _VOID, [this])
-
-
-def _clear(code: Code) -> ir.Function:
-    f = code.f
-    with f.function("clear", _VOID, [PTR]) as fn:
-        chunk = f.b.load(f.at(fn.args[0], const(_CHUNK), PTR), typ=PTR)
-        with f.when(f.b.icmp_unsigned("!=", chunk, _NULL)):
-            _free_before(f, f.b.load(chunk, typ=PTR))
-            f.b.store(_NULL, chunk)
-            f.b.store(f.byte_at(chunk, _HEAD), f.at(fn.args[0], const(_FREE), PTR))
-        f.b.ret_void()
-    return fn
-
-
-def _close(code: Code) -> ir.Function:
-    f = code.f
-    with f.function("close", _VOID, [PTR]) as fn:
-        _free_before(f, f.b.load(f.at(fn.args[0], const(_CHUNK), PTR), typ=PTR))
-        for word in (_FREE, _END, _CHUNK):
-            f.b.store(_NULL, f.at(fn.args[0], const(word), PTR))
-        f.b.ret_void()
-    return fn
-
-
-def _allocate(code: Code) -> ir.Function:
-    """Room for so many bytes; null if there is no memory."""
-    f = code.f
-    with f.function("allocate", PTR, [PTR, I64]) as fn:
-        b = f.b
-        arena, size = fn.args
-        free, end, newest = (f.at(arena, const(word), PTR) for word in (_FREE, _END, _CHUNK))
-        start = b.load(free, typ=PTR)
-        room = b.sub(b.ptrtoint(b.load(end, typ=PTR), I64), b.ptrtoint(start, I64))
-        with f.when(b.icmp_signed("<=", size, room), likely=True):
-            b.store(f.byte_at(start, size), free)
-            f.give(start)
-        whole = f.max(b.add(size, const(_HEAD)), const(CHUNK_BYTES))
-        chunk = f.call("malloc", PTR, [whole])
-        with f.when(b.icmp_unsigned("==", chunk, _NULL), likely=False):
-            f.give(_NULL)
-        b.store(b.load(newest, typ=PTR), chunk)
-        b.store(chunk, newest)
-        b.store(f.byte_at(chunk, whole), end)
-        text = f.byte_at(chunk, _HEAD)
-        b.store(f.byte_at(text, size), free)
-        b.ret(text)
-    return fn
 
 
 class Builder:
-    """Builds text in an arena; what fails goes to `fail`."""
+    """Builds text; what fails goes to `fail`."""
 
-    def __init__(self, code: Code, arena: ir.Value | None, fail: Fail) -> None:
+    def __init__(self, code: Code, places: TextPlaces | None, fail: Fail) -> None:
         self.code, self.f, self.fail = code, code.f, fail
-        self._arena = arena
+        self._places = places
 
     @property
-    def arena(self) -> ir.Value:
-        assert self._arena is not None, "the stage has an arena if a udf in it builds text"
-        return self._arena
+    def places(self) -> TextPlaces:
+        assert self._places is not None, "a udf that builds text is given them"
+        return self._places
 
     def room(self, size: ir.Value) -> ir.Value:
-        """Uninitialized bytes."""
-        f = self.f
-        found = f.b.call(self.code.helper("allocate", _allocate), [self.arena, size])
-        missing = f.b.and_(f.b.icmp_unsigned("==", found, _NULL), f.b.icmp_signed(">", size, const(0)))
-        self.fail("no memory for a text", missing)
-        return found
+        """The address of so many bytes."""
+        return take_text(self.code, self.places, size, lambda is_missing: self.fail(NO_MEMORY, is_missing))
 
     def keep(self, start: ir.Value, size: ir.Value) -> Str:
         """The text that was written last, from `start`; the rest of its room is free again."""
-        self.f.b.store(self.f.byte_at(start, size), self.f.at(self.arena, const(_FREE), PTR))
+        self.f.b.store(self.f.byte_at(start, size), self.places.at)
         return Str(start, size)
 
-    def concat(self, parts: Sequence[Str]) -> Str:
-        f = self.f
-        size: ir.Value = const(0)
-        for part in parts:
-            size = f.b.add(size, part.size)
-        start = self.room(size)
-        at: ir.Value = const(0)
-        for part in parts:
-            f.call("memcpy", PTR, [f.byte_at(start, at), part.ptr, part.size])
-            at = f.b.add(at, part.size)
-        return Str(start, size)
+    def concat(self, parts: list[Str]) -> Str:
+        return joined(self.code, parts, self.room)
 
     def text(self, data: ir.Value, dtype: DType | None) -> Str:
         """An int or bool as Python writes it."""

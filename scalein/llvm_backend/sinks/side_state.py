@@ -23,7 +23,7 @@ from scalein.llvm_backend.hash_index import place_in
 from scalein.llvm_backend.keys import KeyBlock, hash_words, key_array, mix
 from scalein.llvm_backend.side_state import add_to_bag, as_float, base_of, side_index
 from scalein.llvm_backend.sinks.merge import copy_key
-from scalein.llvm_backend.sorting import SHORT, next_key, select, sort_run
+from scalein.llvm_backend.sorting import MAX_INSERTION_SORT, next_key, select, sort_run
 from scalein.llvm_backend.values import Row
 
 
@@ -148,7 +148,7 @@ def _quantiles(f: Fn, table: Table, number: int, pairs: ir.Value, count: ir.Valu
     rows = f.var(I64, const(0))
     with f.loop(count) as i:
         rows.set(b.add(rows.get(), f.load(pairs, b.add(b.shl(i, const(1)), const(1)), I64)))
-    with f.when_else(b.icmp_signed("<=", count, const(SHORT)), likely=True) as (short, long):
+    with f.when_else(b.icmp_signed("<=", count, const(MAX_INSERTION_SORT)), likely=True) as (short, long):
         with short:
             sort_run(f, pairs, f.slot("spare", PTR), count)
             for acc, share in table.quantiles_of(table.accs[number]):

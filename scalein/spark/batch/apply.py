@@ -30,6 +30,7 @@ from scalein.ir.exprs import Named
 from scalein.ir.physical import identity
 from scalein.ir.rewrite import rewrite, walk_ops
 from scalein.jobs.fragments import Fragment, SourceEdge, cut, fragments, over, placeholder
+from scalein.spark.batch.aggregates import aggregate_in_spark
 from scalein.spark.batch.filters import push_to_spark, quote_name
 from scalein.spark.batch.outer_join import expand_outer_joins
 from scalein.spark.batch.scan import (
@@ -52,10 +53,11 @@ from scalein.spark.batch.tasks import (
 from scalein.spark.file_scan import FileScan, scan_of_dataframe
 from scalein.spark.key_groups import KEY_GROUPS
 from scalein.spark.map_reduce import MapReduce
-from scalein.spark.row_groups import RowGroups
+from scalein.spark.row_groups import RowGroups, coded_types
 from scalein.spark.serialize import optimise, read_static_tables
 from scalein.spark.shuffle import SHUFFLE_DDL, target_ids
-from scalein.spark.types import arrow_schema, check_input_schema, spark_arrow_schema, spark_schema
+from scalein.spark.types import arrow_schema, check_clocks, check_input_schema, spark_arrow_schema, spark_schema
+from scalein.spark.zones import session_zone
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -80,7 +82,7 @@ class PendingFrame:
 
 
 def apply(q: Flow, df: DataFrame) -> DataFrame:
-    """The flow `q` on all rows of a DataFrame, as a DataFrame: `df.transform(lambda df: apply(q, df))` works as well.
+    """The flow `q` on all rows of a DataFrame, as a DataFrame: `df.transform(apply, q)` works as well.
 
     The flow begins with `si.flow(schema)`, where `schema` may be `df.schema`; a column that is missing or of another
     type is refused here. Nothing runs before an action, as with every DataFrame. Joins are with static tables, which
@@ -89,9 +91,10 @@ def apply(q: Flow, df: DataFrame) -> DataFrame:
 
     Where the DataFrame is a scan of Parquet files that mean the same to both, perhaps with simple filters and a
     selection of columns, and is not cached, tasks read the files themselves. Otherwise Spark does the reading, the
-    projection (columns that the flow does not need are not sent to Python), and comparisons of a column with a constant
-    in filters next to the input. In both cases it does the scheduling, the shuffle, of partial groups, and full sorts.
-    All else is compiled, and runs in Spark's Python workers. Sums, counts, minima, maxima, means and distinct rows are
+    projection (columns that the flow does not need are not sent to Python), comparisons of a column with a constant in
+    filters next to the input, and an aggregation next to it that means the same there: to send rows to Python costs
+    more than to group them. In both cases it does the scheduling, the shuffle, of partial groups, and full sorts. All
+    else is compiled, and runs in Spark's Python workers. Sums, counts, minima, maxima, means and distinct rows are
     aggregated before the shuffle. Aggregates that need all values (`n_unique`, `quantile`, `top_k`, `arg_max`, ...)
     send the columns that they read.
 
@@ -99,8 +102,10 @@ def apply(q: Flow, df: DataFrame) -> DataFrame:
     columns are refused, and ties of `sort`, `top_k`, `arg_min` and `arg_max` are broken arbitrarily.
     """
     at = here()
+    if isinstance(df, Flow):
+        q, df = df, q
     if not isinstance(q, Flow):
-        raise BadArgument("apply takes a flow and a DataFrame, in this order", at=at, found=type(q).__name__)
+        raise BadArgument("apply takes a flow and a DataFrame", at=at, found=f"{type_name(q)} and {type_name(df)}")
     if not hasattr(df, "mapInArrow"):
         raise BadArgument("apply takes a Spark DataFrame", at=at, found=type_name(df),
                           hint="for other data, use q.collect(data)")
@@ -126,25 +131,35 @@ def plan_flow(op: ops.Op, spark: SparkSession, df: DataFrame | None, at: SourceL
     # Bounded input has no late rows.
     op = rewrite(op, lambda each: each.input if isinstance(each, ops.Watermark) else None)
     inputs = cut(expand_outer_joins(read_static_tables(optimise(op), at)))
+    if df is not None:
+        needed = [field for edge in inputs if edge.source.data is None for field in edge.source.schema.arrow]
+        check_clocks([field for field in needed if field.name in df.columns], df.schema, session_zone(spark), at)
     return _Planner(spark, df, scan, at).plan(inputs, schema)
 
 
 def over_files(op: ops.Op, source: ops.Source, scan: FileScan | None) -> tuple[ops.Op, FileScan | None]:
-    """The flow over the files that its DataFrame is a scan of; the flow itself, and None, if tasks cannot read them."""
-    if scan is None or scan.condition is None:
-        return op, scan
-    try:
-        more = arrow_schema(scan.struct, NOWHERE, [name for name in scan.condition_reads
-                                                   if name not in source.arrow.names])
-        whole = replace(source, arrow=pa.schema([*source.arrow, *more]), columns=(*source.columns, *more.names))
-        filtered = Flow(whole).filter(scan.condition).select(*source.columns).op
-    except ScaleinError:  # a column or a constant of a type that flows do not have
+    """The flow over the files that its DataFrame is a scan of, with dictionaries in columns of text with few different
+    values; the flow itself, and None, if tasks cannot read the files.
+    """
+    if scan is None:
         return op, None
-    found = rewrite(op, lambda each: filtered if each is source else None)
-    reads = next(each for each in walk_ops(optimise(found)) if isinstance(each, ops.Source) and each.data is None)
-    if scan.row_groups(reads.schema.arrow) is None:
+    whole, over_scan = source, op
+    if scan.condition is not None:
+        try:
+            more = arrow_schema(scan.struct, NOWHERE, [name for name in scan.condition_reads
+                                                       if name not in source.arrow.names])
+            whole = replace(source, arrow=pa.schema([*source.arrow, *more]), columns=(*source.columns, *more.names))
+            filtered = Flow(whole).filter(scan.condition).select(*source.columns).op
+        except ScaleinError:  # a column or a constant of a type that flows do not have
+            return op, None
+        over_scan = rewrite(op, lambda each: filtered if each is source else None)
+    reads = [each for each in walk_ops(optimise(over_scan)) if isinstance(each, ops.Source) and each.data is None]
+    columns = dict.fromkeys(name for each in reads for name in each.columns)
+    row_groups = scan.row_groups(pa.schema([whole.arrow.field(name) for name in columns]))
+    if row_groups is None:
         return op, None
-    return found, scan
+    coded = replace(whole, arrow=coded_types(whole.arrow, row_groups.coded))
+    return rewrite(over_scan, lambda each: coded if each is whole else None), scan
 
 
 class _Planner:
@@ -177,8 +192,10 @@ class _Planner:
                 return self._sort(fragment, state, input)
             # No op downstream depends on the order: those that would are refused.
             fragment = Fragment(over(fragment.op, state, state.input), fragment.input, None, fragment.then)
-        if isinstance(input, ops.Source) and (frame := self._plan_without_shuffle(fragment, input)) is not None:
-            return [frame]
+        if isinstance(input, ops.Source):
+            frame = self._aggregate_in_spark(fragment, input) or self._plan_without_shuffle(fragment, input)
+            if frame is not None:
+                return [frame]
         frames, map_reduce = self._read(fragment, input)
         if map_reduce.kind == "rowwise":
             return [frame.then(MapRows(map_reduce)) for frame in frames]
@@ -218,6 +235,16 @@ class _Planner:
                 raise BadData("files of the DataFrame have changed while the flow was planned", at=self._at)
         return self._row_groups[wanted]
 
+    def _aggregate_in_spark(self, fragment: Fragment, source: ops.Source) -> PendingFrame | None:
+        """The fragment with an aggregation of Spark's, if its rows come from the JVM and it means the same there."""
+        state = fragment.state
+        if source.data is not None or self._df is None or not isinstance(state, ops.Aggregate | ops.Distinct):
+            return None
+        if self._scan is not None and self._scanned(source, MapReduce(fragment)) is not None:
+            return None
+        groups = aggregate_in_spark(fragment, self._df)
+        return None if groups is None else _downstream(fragment, state, groups)
+
     def _plan_without_shuffle(self, fragment: Fragment, source: ops.Source) -> PendingFrame | None:
         """The fragment with tasks that each read all files for the rows of their own keys, if a shuffle costs more."""
         if not isinstance(fragment.state, ops.Aggregate):
@@ -246,7 +273,6 @@ class _Planner:
         """Rows sorted by Spark, then the ops downstream of the sort."""
         from pyspark.sql import functions
 
-        names = sort.schema.names
         items = [*identity(sort.schema), *(Named(_SORT_COLUMN.format(k), by.expr) for k, by in enumerate(sort.by))]
         before = ops.Project(sort.input, tuple(items))
         frames, map_reduce = self._read(Fragment(before, fragment.input, None, None), input)
@@ -261,12 +287,23 @@ class _Planner:
                           (True, False): column.desc_nulls_first,
                           (True, True): column.desc_nulls_last}[by.descending, sort.nulls_last]())
         df = df.orderBy(*order)
-        if fragment.op is sort:
-            return [PendingFrame(df.select(*(functions.col(quote_name(name)) for name in names)), (), is_plain=True)]
-        source = placeholder(sort.schema)
-        downstream = MapReduce(Fragment(over(fragment.op, sort, source), source, None, None))
-        schema = pa.schema([sort.schema.arrow.field(name) for name in downstream.reads])
-        return [PendingFrame(select_columns(df, downstream.reads), (FromSpark(schema), MapRows(downstream)))]
+        return [_downstream(fragment, sort, df)]
+
+
+def _downstream(fragment: Fragment, state: ops.Op, rows: DataFrame) -> PendingFrame:
+    """The ops downstream of one that Spark has computed; its rows have at least its columns."""
+    names = state.schema.names
+    if fragment.op is state and fragment.then is None:
+        from pyspark.sql import functions
+
+        return PendingFrame(rows.select(*(functions.col(quote_name(name)) for name in names)), (), is_plain=True)
+    steps: tuple[Step, ...] = ()
+    if fragment.op is not state:
+        source = placeholder(state.schema)
+        downstream = MapReduce(Fragment(over(fragment.op, state, source), source, None, None))
+        names, steps = downstream.reads, (MapRows(downstream),)
+    schema = pa.schema([state.schema.arrow.field(name) for name in names])
+    return PendingFrame(select_columns(rows, names), (FromSpark(schema), *steps))
 
 
 def _read_schema(source: ops.Source, map_reduce: MapReduce) -> pa.Schema:

@@ -13,13 +13,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from scalein.errors import ScaleinError, here
 from scalein.spark.batch.apply import select_columns
 from scalein.spark.batch.scan import parallelism
-from scalein.spark.errors import explain_error, translate_errors
-from scalein.spark.row_groups import RowGroups
+from scalein.spark.errors import explain_error, explain_jvm_error, translate_errors
+from scalein.spark.row_groups import RowGroups, coded_types
 from scalein.spark.serialize import BroadcastPlan, serialize
 from scalein.spark.streaming.coordinator import Coordinator, StreamSpec, checked_partitions
 from scalein.spark.streaming.inputs import READ_ALL_BYTES, scan_of_batch
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+MAX_CODED_PLANS = 4  # of a stream; each is compiled in every process
 STOP_S = 60.0  # for which a stop waits for the current batch
 # The plan of a batch is fixed: two stages that Spark need not replan. Larger Arrow batches cost less, but a batch of
 # shuffle blocks must stay below the 2 GB of an Arrow binary column.
@@ -62,6 +64,7 @@ class StreamJob:
         self._batch_thread = 0  # the thread of the current batch
         self._ended, self._batch_lock = threading.Event(), threading.Lock()  # the lock is held during a batch
         self._broadcast = BroadcastPlan.broadcast(stream.sparkSession.sparkContext, serialize(spec.plan))
+        self._coded: dict[frozenset[str], BroadcastPlan] = {}  # plans for dictionaries in some columns
         try:
             self._coordinator = Coordinator(spec, self._broadcast)
             try:
@@ -107,7 +110,7 @@ class StreamJob:
     def _record_error(self, error: BaseException) -> None:
         """Record the first error, unless it is that of a batch that a stop has cancelled."""
         if self._error is None and not self._is_cancelled:
-            self._error = explain_error(error) or error
+            self._error = explain_error(error) or explain_jvm_error(error) or error
 
     def _run_tasks(self, df: DataFrame, batch: MicroBatch, query: str) -> BatchResult:
         """Run the one action of a batch."""
@@ -115,9 +118,21 @@ class StreamJob:
             found = scan_of_batch(self._session, df.sparkSession, query, self._spec.input)
             if found is None:
                 return self._read_by_spark(df, batch)
-            result = self._read_files(df.sparkSession, batch, found.row_groups)
+            result = self._read_files(df.sparkSession, *self._with_dictionaries(batch, found.row_groups))
             found.report_rows(batch_totals([*result.tasks.values()], self._spec.plan.mode)["rows"])
             return result
+
+    def _with_dictionaries(self, batch: MicroBatch, row_groups: RowGroups) -> tuple[MicroBatch, RowGroups]:
+        """The batch with dictionaries in columns of text with few different values, and a plan for them."""
+        coded = row_groups.coded
+        is_known = coded in self._coded or len(self._coded) < MAX_CODED_PLANS
+        if not (coded and is_known and self._spec.plan.may_be_coded):
+            return batch, row_groups
+        if coded not in self._coded:
+            self._coded[coded] = BroadcastPlan.broadcast(self._session.sparkContext,
+                                                         serialize(self._spec.plan.with_coded(coded)))
+        schema = coded_types(batch.input_schema, coded)
+        return replace(batch, broadcast=self._coded[coded], input_schema=schema), row_groups.with_dictionaries()
 
     def _read_by_spark(self, df: DataFrame, batch: MicroBatch) -> BatchResult:
         """Run a batch whose rows Spark reads."""
@@ -231,7 +246,8 @@ class StreamJob:
         except ScaleinError as error:
             self._error = self._error or error
         finally:
-            self._broadcast.destroy()
+            for broadcast in (self._broadcast, *self._coded.values()):
+                broadcast.destroy()
             self._ended.set()
 
 

@@ -19,7 +19,8 @@ from scalein.spark.streaming.query import StreamJob
 from scalein.spark.streaming.runs import MIGRATIONS
 from scalein.spark.streaming.sinks import make_committer
 from scalein.spark.streaming.stream_plan import StreamPlan, unbound_source, with_input_types
-from scalein.spark.types import arrow_schema, check_input_schema
+from scalein.spark.types import arrow_schema, check_clocks, check_input_schema
+from scalein.spark.zones import session_zone
 from scalein.storage.object_store import parse_location
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def start(q: Flow, stream_df: DataFrame, *, sink: object, checkpoint: object, pa
             raise BadArgument("late rows are those whose windows have closed, and the flow has no windows", at=at)
         committers["late"] = make_committer(late, plan.late_schema, "late", location, at)
     reads = pa.schema([input_schema.field(name) for name in plan.reads])
+    check_clocks(reads, stream_df.schema, session_zone(stream_df.sparkSession), at)
     if error_policy == "sink":
         committers["failed"] = make_committer(on_error, reads, "failed", location, at)
     spark_types = arrow_schema(stream_df.schema, at, reads.names)

@@ -11,7 +11,7 @@ windows were all closed by the batch before. The reduce side is in `reduce_side.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
@@ -38,6 +38,7 @@ from scalein.jobs.lateness import Lateness
 from scalein.jobs.operators import Context, FragmentRunner, Morsel, reads
 from scalein.options import Options
 from scalein.spark.map_reduce import MapReduce
+from scalein.spark.row_groups import coded_types
 from scalein.spark.streaming.event_time import Clock, TimeSummary, advance, summarize_times
 from scalein.storage.checked_json import Json
 
@@ -85,6 +86,16 @@ class StreamPlan:
 
     def __reduce__(self) -> tuple[object, ...]:
         return StreamPlan, (self._op, self.emit, self._late, self._on_error, self._at)
+
+    def with_coded(self, names: Collection[str]) -> StreamPlan:
+        """The same for a stream with dictionaries of text in some columns."""
+        schema = coded_types(unbound_source(self._op, self._at).arrow, names)
+        return StreamPlan(with_input_types(self._op, schema), self.emit, self._late, self._on_error, self._at)
+
+    @property
+    def may_be_coded(self) -> bool:
+        """Whether columns of the stream may be dictionaries: not where they are shuffled as they are."""
+        return self._check is None and not self.sends_late
 
     def _mode(self, fragment: Fragment) -> str:
         match fragment.state:
