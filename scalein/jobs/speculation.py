@@ -22,7 +22,7 @@ from scalein.jobs.metrics import Metrics
 from scalein.jobs.source_readers import SourceBatch
 
 if TYPE_CHECKING:
-    from scalein.jobs.window_aggregate import WindowedAggregate
+    from scalein.exec.window_aggregate import WindowedAggregate
 
 MIN_ROWS = 1 << 20  # of a speculative round: its groups are drained afterwards
 MAX_GROUPS = 1 << 18  # of a speculative round
