@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from scalein.compiler import compile_flow
 from scalein.errors import ComputeError
-from scalein.exec import ring
+from scalein.exec import ring, speculation
 from scalein.exec.aggregate_operator import FOREVER, ROW, Finalizer, Partial, aggregate_node
 from scalein.exec.bounded import PreAggregationProgram, Program, RingPreAggregationProgram
 from scalein.exec.close_batches import Part
@@ -42,7 +42,6 @@ from scalein.exec.window_close import WindowCloser
 from scalein.ir import ops
 from scalein.ir.partials import fits, has_parts, width
 from scalein.ir.physical import Node, Scan, identity
-from scalein.jobs import speculation
 from scalein.layout import MAX_KEYS, MAX_VALUES
 from scalein.state.row_buffer import BufferSegment, RowBuffer
 from scalein.storage.checked_json import Json, as_map

@@ -29,6 +29,7 @@ from scalein.exec.fragments import Fragment, SourceEdge
 from scalein.exec.operator import Blocking, Context, Distinct, Limit, Morsel, Operator, SnapshotFuture, Stateless
 from scalein.exec.running_aggregate import RunningAggregate
 from scalein.exec.scan_predicates import row_groups_skipped
+from scalein.exec.speculation import speculate
 from scalein.exec.window_aggregate import BufferedAggregate, SlidingAggregate, WindowedAggregate, open_aggregate
 from scalein.ir import ops
 from scalein.ir.exprs import type_of
@@ -37,7 +38,6 @@ from scalein.jobs.metrics import Metrics, Stage
 from scalein.jobs.recovery import label, restored_positions, state_number, states
 from scalein.jobs.source_inputs import SourceInput, source_input_of
 from scalein.jobs.source_readers import Reader, SourceBatch
-from scalein.jobs.speculation import speculate
 from scalein.options import Options
 from scalein.storage.checked_json import Json, as_int
 
