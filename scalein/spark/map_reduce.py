@@ -1,6 +1,6 @@
 """MapReduce: a fragment of a flow as a map side, which Spark runs where the data is, and a reduce side after a shuffle.
 
-A fragment (`jobs/fragments.py`) is a chain of row-wise ops around at most one that needs other rows.
+A fragment (`exec/fragments.py`) is a chain of row-wise ops around at most one that needs other rows.
 
     rowwise    map                      no other rows are needed
     partials   map  ->  combine, final  rows become partial groups (`ir/partials.py`) before the shuffle

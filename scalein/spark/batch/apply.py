@@ -1,6 +1,6 @@
 """apply: a whole flow on a DataFrame, cut where rows must meet.
 
-The flow is cut into fragments (`jobs/fragments.py`), each with a map and a reduce side (`map_reduce.py`). The reduce
+The flow is cut into fragments (`exec/fragments.py`), each with a map and a reduce side (`map_reduce.py`). The reduce
 side of one fragment and the map side of the next run in one Python task; between the two sides of a fragment stands
 Spark's shuffle of blocks (`shuffle.py`):
 
