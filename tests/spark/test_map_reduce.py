@@ -15,9 +15,9 @@ import scalein as si
 from scalein import col
 from scalein.dtypes import from_arrow_type
 from scalein.errors import NOWHERE, BadArgument
+from scalein.exec.fragments import cut, fragments
 from scalein.ir import ops
 from scalein.ir.functions.hashing import hash_value
-from scalein.jobs.fragments import cut, fragments
 from scalein.options import Options
 from scalein.spark import map_reduce as sides
 from scalein.spark import shuffle
