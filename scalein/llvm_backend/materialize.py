@@ -212,7 +212,7 @@ def _sure_calls(expr: Expr) -> Iterator[Call]:
     waiting = [expr]
     while waiting:
         node = waiting.pop()
-        if isinstance(node, Call) and (node.fn == "udf" or REGISTRY[node.fn].makes_text):
+        if isinstance(node, Call) and (node.fn == "udf" or REGISTRY[node.fn].makes_text(node)):
             yield node
         elif isinstance(node, Call) and node.fn not in LAZY:
             waiting += reversed(node.args)
