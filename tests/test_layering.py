@@ -34,10 +34,6 @@ LAYER_OF = {package: layer for layer, packages in LAYERS.items() for package in 
 ORDER = list(LAYERS)
 ROOTS = ("__init__", "__main__")  # what users import and start: may import anything
 
-# Imports that break the rule today, by packages: this list only shrinks.
-EXCEPTIONS = {
-    ("spark", "jobs"),  # until both drive the same operators (2.4)
-}  # fmt: skip
 
 # Third-party packages that have one importer.
 ONLY_IN = {"llvmlite": ("llvm_backend",), "pyspark": ("spark",), "sqlglot": ("sql",)}
@@ -127,11 +123,7 @@ def test_every_package_has_a_layer() -> None:
 
 def test_every_import_respects_the_layers() -> None:
     wrong = [found for found in imports() if found.name.startswith("scalein.") and not is_allowed(found)]
-    pairs = {(package_of(each.importer), package_of(each.name.removeprefix("scalein."))) for each in wrong}
-    unexpected = [f"{each.importer}:{each.line} imports {each.name}" for each in wrong
-                  if (package_of(each.importer), package_of(each.name.removeprefix("scalein."))) not in EXCEPTIONS]
-    assert unexpected == []
-    assert pairs == EXCEPTIONS, "an exception that is no longer needed: remove it"
+    assert [f"{each.importer}:{each.line} imports {each.name}" for each in wrong] == []
 
 
 @pytest.mark.parametrize("package", ONLY_IN)

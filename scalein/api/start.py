@@ -109,7 +109,7 @@ def _folder(given: object, name: str, at: SourceLoc) -> Path | None:
 
 def _check_past(op: ops.Op, past: ops.Op, at: SourceLoc) -> None:
     """Rows of the past are what the one source of the flow would have given."""
-    from scalein.jobs.fragments import cut
+    from scalein.exec.fragments import cut
 
     edges = cut(op)
     if len(edges) > 1:

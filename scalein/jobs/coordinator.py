@@ -19,10 +19,10 @@ import pyarrow as pa
 
 from scalein.connectors.sinks.sink_writer import SinkWriter
 from scalein.errors import NOWHERE, BadArgument, ScaleinError, SourceLoc, warn
+from scalein.exec.operator import SnapshotFuture
 from scalein.jobs.checkpoint import Checkpoint
 from scalein.jobs.job_graph import JobGraph
 from scalein.jobs.metrics import Metrics
-from scalein.jobs.operators import SnapshotFuture
 from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text
 from scalein.storage.failpoints import failpoint
 

@@ -490,6 +490,7 @@ def lower_strftime(c: CallSite) -> Str:
                 write.text(b"UTC" if dtype.tz else b"")
             case _:
                 write.digits(_number(time, letter), _DIGITS[letter])
+    f.set_slot("text.at", f.byte_at(write.start, write.size))  # the rest is free again
     return Str(write.start, write.size)
 
 

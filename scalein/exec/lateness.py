@@ -17,13 +17,13 @@ import pyarrow.compute as pc
 from scalein.compiler import compile_flow
 from scalein.exec.bounded import Program
 from scalein.exec.event_time import as_integers, extent
+from scalein.exec.fragments import Fragment
+from scalein.exec.operator import Morsel, filtered
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named, type_of
 from scalein.ir.internal_names import internal
 from scalein.ir.physical import identity
 from scalein.ir.rewrite import stream_path
-from scalein.jobs.fragments import Fragment
-from scalein.jobs.operators import Morsel, filtered
 from scalein.options import Options
 
 _EARLIEST = -(1 << 63)

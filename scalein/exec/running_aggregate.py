@@ -15,20 +15,14 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.errors import ComputeError
+from scalein.exec.aggregate_operator import FOREVER, Partial, aggregate_node
 from scalein.exec.bounded import CombineByNumber, PreAggregationProgram, Program
+from scalein.exec.changelog import Changelog, changelog_rows
 from scalein.exec.error_location import located
 from scalein.exec.event_time import extent
-from scalein.ir import ops
-from scalein.ir.exprs import Named
-from scalein.ir.internal_names import internal
-from scalein.ir.partials import row_values
-from scalein.ir.passes.aggregate_layout import aggregate_table
-from scalein.ir.physical import Node
-from scalein.jobs.aggregate_operator import FOREVER, Partial, aggregate_node
-from scalein.jobs.changelog import Changelog, changelog_rows
-from scalein.jobs.expiry_index import ExpiryIndex, windows_of
-from scalein.jobs.fragments import Fragment
-from scalein.jobs.operators import (
+from scalein.exec.expiry_index import ExpiryIndex, windows_of
+from scalein.exec.fragments import Fragment
+from scalein.exec.operator import (
     Batches,
     Context,
     FragmentRunner,
@@ -39,6 +33,12 @@ from scalein.jobs.operators import (
     open_store,
     snapshot_store,
 )
+from scalein.ir import ops
+from scalein.ir.exprs import Named
+from scalein.ir.internal_names import internal
+from scalein.ir.partials import row_values
+from scalein.ir.passes.aggregate_layout import aggregate_table
+from scalein.ir.physical import Node
 from scalein.state import LogStore
 from scalein.storage.checked_json import Json, as_int, as_map
 

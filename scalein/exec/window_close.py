@@ -12,12 +12,12 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
+from scalein.exec.aggregate_operator import FOREVER, AggregateOperator, Finalizer
+from scalein.exec.close_batches import KeyShares, Part, most_bytes, parts_of
 from scalein.exec.event_time import as_integers, extent
+from scalein.exec.operator import Batches, SnapshotFuture, files_of, filtered
 from scalein.ir import ops
 from scalein.ir.exprs import Expr, columns
-from scalein.jobs.aggregate_operator import FOREVER, AggregateOperator, Finalizer
-from scalein.jobs.close_batches import KeyShares, Part, most_bytes, parts_of
-from scalein.jobs.operators import Batches, SnapshotFuture, files_of, filtered
 from scalein.state.row_buffer import BufferSegment, RowBuffer
 from scalein.storage.checked_json import Json, as_int, as_map
 
