@@ -129,7 +129,7 @@ _declare_part("ordinal_day", "dayofyear")
 for _name in ("second", "millisecond", "microsecond", "nanosecond"):
     _declare_part(_name)
 declare(
-    Function("dt_strftime", _strftime, makes_text=True, show="{0}.dt.strftime({params})", sql=("DATE_FORMAT",),
+    Function("dt_strftime", _strftime, makes_text=always, show="{0}.dt.strftime({params})", sql=("DATE_FORMAT",),
              duckdb="strftime({0}, {params[0]})"),
     Function("dt_local", _local, host=always, arrow="local_time", show="{0}"),
     Function("str_strptime", _strptime, fallible=always, show="{0}.str.strptime({type}, {params})",

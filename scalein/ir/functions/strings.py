@@ -85,7 +85,7 @@ def _fold_slice(call: Call) -> Callable[[str], str]:
 
 
 declare(
-    Function("concat", concatenated, 2, Nulls.OWN, nullable=_any, makes_text=True, show="{0} + {1}",
+    Function("concat", concatenated, 2, Nulls.OWN, nullable=_any, makes_text=always, show="{0} + {1}",
              duckdb="({0} || {1})"),
     Function("concat_str", _concat_str, ANY, Nulls.OWN, nullable=_any, spelled_out=True,
              show="concat_str({args}, separator={params})", sql=("CONCAT_WS",)),

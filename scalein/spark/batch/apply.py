@@ -1,6 +1,6 @@
 """apply: a whole flow on a DataFrame, cut where rows must meet.
 
-The flow is cut into fragments (`jobs/fragments.py`), each with a map and a reduce side (`map_reduce.py`). The reduce
+The flow is cut into fragments (`exec/fragments.py`), each with a map and a reduce side (`map_reduce.py`). The reduce
 side of one fragment and the map side of the next run in one Python task; between the two sides of a fragment stands
 Spark's shuffle of blocks (`shuffle.py`):
 
@@ -25,11 +25,11 @@ import pyarrow as pa
 
 from scalein.api.flow import Flow
 from scalein.errors import NOWHERE, BadArgument, BadData, ScaleinError, SourceLoc, here, type_name
+from scalein.exec.fragments import Fragment, SourceEdge, cut, fragments, over, placeholder
 from scalein.ir import ops
 from scalein.ir.exprs import Named
 from scalein.ir.physical import identity
 from scalein.ir.rewrite import rewrite, walk_ops
-from scalein.jobs.fragments import Fragment, SourceEdge, cut, fragments, over, placeholder
 from scalein.spark.batch.aggregates import aggregate_in_spark
 from scalein.spark.batch.filters import push_to_spark, quote_name
 from scalein.spark.batch.outer_join import expand_outer_joins

@@ -24,18 +24,18 @@ from scalein.compiler import compile_flow
 from scalein.connectors.formats.statistics import Condition
 from scalein.dtypes import Schema
 from scalein.errors import BadArgument, ComputeError, LateData, SourceLoc
+from scalein.exec.aggregate_operator import all_computed
 from scalein.exec.bounded import Program
+from scalein.exec.changelog import OP, changelog_rows
+from scalein.exec.changelog import check as check_changes
+from scalein.exec.compatibility import signature
 from scalein.exec.event_time import extent, outlier_distance
+from scalein.exec.fragments import Fragment, SourceEdge, cut, over, placeholder
+from scalein.exec.lateness import Lateness
+from scalein.exec.operator import Context, FragmentRunner, Morsel, reads
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named
 from scalein.ir.rewrite import rewrite, walk_ops
-from scalein.jobs.aggregate_operator import all_computed
-from scalein.jobs.changelog import OP, changelog_rows
-from scalein.jobs.changelog import check as check_changes
-from scalein.jobs.compatibility import signature
-from scalein.jobs.fragments import Fragment, SourceEdge, cut, over, placeholder
-from scalein.jobs.lateness import Lateness
-from scalein.jobs.operators import Context, FragmentRunner, Morsel, reads
 from scalein.options import Options
 from scalein.spark.map_reduce import MapReduce
 from scalein.spark.row_groups import coded_types
