@@ -11,7 +11,7 @@ from llvmlite import binding as llvm
 
 from scalein.errors import InternalError
 from scalein.layout import Frame
-from scalein.llvm_backend.image import SIGNATURE, Kernel
+from scalein.llvm_backend.object_loader import SIGNATURE, Kernel
 from scalein.llvm_backend.target import LLVM_LOCK, Target
 
 _library_names = itertools.count()

@@ -16,7 +16,7 @@ from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import F64, I1, I8, I16, I32, I64, PTR, Fn, const
 from scalein.llvm_backend.functions import strings
 from scalein.llvm_backend.functions.arithmetic import Fail
-from scalein.llvm_backend.made_text import NO_MEMORY, TextPlaces, joined, take_text
+from scalein.llvm_backend.text_arena import NO_MEMORY, TextPlaces, joined, take_text
 from scalein.llvm_backend.values import Str
 
 _NULL = ir.Constant(PTR, None)
