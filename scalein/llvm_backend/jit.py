@@ -1,5 +1,5 @@
-"""LLVM: verify, optimise and emit a module, and link object code that `image.py` cannot. Kernels from the cache do
-without all of this.
+"""LLVM: verify, optimise and emit a module, and link object code that `object_loader.py` cannot. Kernels from the cache
+do without all of this.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Text in udfs: parts of a text are views of it; text that is built is made text of the kernel (`made_text.py`).
+"""Text in udfs: parts of a text are views of it; text that is built is made text of the kernel (`text_arena.py`).
 
 Positions count code points. Case and whitespace are those of this Python: tables made from its own `str`.
 """
