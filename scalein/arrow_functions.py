@@ -1,7 +1,7 @@
 """What pyarrow computes between kernels: functions whose meaning is pyarrow's.
 
 A function that declares `arrow="reverse"` is `reverse(call, array)` here, over whole arrays, one an argument;
-`functions.is_host` says which calls these are.
+`registry.is_host` says which calls these are.
 """
 
 from __future__ import annotations

@@ -8,13 +8,11 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from scalein.errors import BadName
 from scalein.ir import ops
 from scalein.ir.exprs import Call, walk
 from scalein.ir.functions.registry import is_host
@@ -70,7 +68,6 @@ def _holds_function(node: Host) -> bool:
 def compile_flow(op: ops.Op, trace: Trace | None = None) -> Node:
     """The program of an op tree; every pass is handed to `trace`."""
     tell = trace or (lambda name, plan: None)
-    _refuse_our_names(op)
     known: dict[int, ops.Op] = {}  # what has been verified
     verify_ops(op, known)
     tell("resolve", op)
@@ -85,17 +82,3 @@ def compile_flow(op: ops.Op, trace: Trace | None = None) -> Node:
     verify_program(node)
     tell("fuse", node)
     return node
-
-
-# Names that programs and kernels give to columns of their own: see `stage_printer` for what they stand for.
-_OURS = re.compile(r"#((host|materialized|by|lookup|acc)\d+|row|at|(id|ids|at|code|match|start|count|null)\..*)|\?row")
-
-
-def _refuse_our_names(root: ops.Op) -> None:
-    for op in walk_ops(root):
-        if not op.names_columns:
-            continue
-        for name in op.schema.names:
-            if _OURS.fullmatch(name):
-                raise BadName(f"a column is called {name!r}, which is reserved for scalein", at=op.at,
-                              hint=f"rename it, for example to {name[1:]!r}")

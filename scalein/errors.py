@@ -12,12 +12,21 @@ Errors are raised where the user called, before anything compiles. A bug in scal
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from types import FrameType
 from typing import Self, TypeVar
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep  # Python's own
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\](?P<package>\w+)")
+_CALLERS = frozenset({"IPython", "_pytest", "cloudpickle", "dask", "distributed", "hypothesis", "ipykernel", "joblib",
+                      "pandas", "pluggy", "polars", "pyspark", "ray", "tornado", "tqdm"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +37,49 @@ class SourceLoc:
     line: int
 
     def __str__(self) -> str:
-        return f"{os.path.basename(self.file)}:{self.line}" if self.line else "unknown place"
+        return f"{_shown_file(self.file)}:{self.line}" if self.line else "unknown place"
+
+
+def _shown_file(path: str) -> str:
+    """The name of a file; of a notebook's cell, its number, by which the user knows it."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    name = None if shell is None else shell.compile.format_code_name(path)
+    return os.path.basename(path) if name is None else " ".join(name)
 
 
 NOWHERE = SourceLoc("", 0)
 
 
-def here() -> SourceLoc:
-    """The line of the caller outside scalein, for `at` of ops and errors."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame = frame.f_back  # type: ignore[assignment]
-    return SourceLoc(frame.f_code.co_filename, frame.f_lineno) if frame is not None else NOWHERE
+def here(other: SourceLoc = NOWHERE) -> SourceLoc:
+    """The user's line: the innermost one outside scalein, the standard library and packages that call for others.
+
+    A thread that scalein or a pool started may have none: then it is `other`. What it raises gets the line of the
+    call, the source or the job that it works for (`ScaleinError.locate`).
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        # Methods that dataclasses generate are in `<string>`, and so is the program of `python -c`.
+        if _is_users(code.co_filename) and not code.co_qualname.startswith("__create_fn__."):
+            return SourceLoc(code.co_filename, frame.f_lineno)
+        frame = frame.f_back
+    return other
+
+
+@cache
+def _is_users(file: str) -> bool:
+    """Whether a user wrote what is in this file; an installed application is a user's as well."""
+    if file.startswith((_PACKAGE, "<frozen ")):
+        return False
+    installed = _INSTALLED.search(file)
+    return installed["package"] not in _CALLERS if installed else not file.startswith(_LIBRARY)
+
+
+def warn(text: str, at: SourceLoc = NOWHERE) -> None:
+    """A `RuntimeWarning` at the user's line: that of the call, or `at` in a thread that has none."""
+    at = here(at)
+    warnings.warn_explicit(text, RuntimeWarning, at.file or "scalein", at.line)
 
 
 Kind = TypeVar("Kind", bound="ScaleinError")
@@ -60,7 +100,13 @@ class ScaleinError(Exception):
         self.facts.update({name: str(fact) for name, fact in facts.items() if fact not in (None, "")})
         if hint:
             self.facts["hint"] = hint
-        super().__init__("\n".join([what, *(f"  {name:<6} {fact}" for name, fact in self.facts.items())]))
+        super().__init__(_text(what, self.facts))
+
+    def locate(self, at: SourceLoc) -> None:
+        """Give it a line, if it has none."""
+        if at.line and "at" not in self.facts:
+            self.facts = {"at": str(at), **self.facts}
+            self.args = (_text(self.what, self.facts),)
 
     def saying(self, what: str) -> Self:
         """The same error with another sentence."""
@@ -69,6 +115,33 @@ class ScaleinError(Exception):
     def __reduce__(self) -> tuple[object, ...]:
         # Errors cross process borders (Spark); rebuild from the finished text.
         return (_rebuild, (type(self), self.args[0], self.what, self.hint, self.facts))
+
+
+@contextmanager
+def locating(at: SourceLoc) -> Iterator[None]:
+    """Errors raised inside have a line: this one, if none is known better."""
+    try:
+        yield
+    except ScaleinError as error:
+        error.locate(at)
+        raise
+
+
+def reported(error: BaseException, at: SourceLoc) -> BaseException:
+    """What a user sees of an exception that ended a run: an error of scalein's with a line, or the exception itself."""
+    match error:
+        case ScaleinError():
+            error.locate(at)
+        case UnicodeError():
+            return BadData("a text column has bytes that are not valid UTF-8", at=at, found=error,
+                           hint="read the column as binary, or repair it where it is made")
+        case OSError():
+            return StoreFailed("a file or folder cannot be used", at=at, file=error.filename, found=error)
+    return error
+
+
+def _text(what: str, facts: dict[str, str]) -> str:
+    return "\n".join([what, *(f"  {name:<6} {fact}" for name, fact in facts.items())])
 
 
 def _rebuild(kind: type[Kind], text: str, what: str, hint: str | None, facts: dict[str, str]) -> Kind:

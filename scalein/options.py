@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from functools import cache
 
 from scalein.errors import NOWHERE, BadArgument, SourceLoc
 
@@ -23,16 +24,53 @@ STARTUP_CPUS: frozenset[int] = frozenset(os.sched_getaffinity(0)) if hasattr(os,
 
 
 def granted_cores() -> int:
-    """Cores this process may use: affinity and, on Linux, the cgroup's quota."""
+    """Cores this process may use: affinity and, on Linux, the quotas of its cgroup and of those around it."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([cores, *(int(quota) for folder in cgroup_folders("/proc/self") if (quota := _quota(folder)))]))
+
+
+def _quota(folder: str) -> float:
+    """Cores that a cgroup may use, at least one; 0 if it sets no limit."""
+    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):  # version 2, version 1
+        try:
+            words = " ".join(_text(folder, name) for name in names).split()
+            quota, period = int(words[0]), int(words[1])
+        except (OSError, ValueError, IndexError):
+            continue  # "max" is no number: there is no limit
+        if quota > 0 and period > 0:
+            return max(1.0, quota / period)
+    return 0
+
+
+@cache
+def cgroup_folders(process: str) -> tuple[str, ...]:
+    """Folders of the cgroups that limit a process's CPU time: its own, and all around it that are mounted here."""
+    found: dict[str, None] = {}
     try:
-        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
-            quota, period = file.read().split()
-        if quota != "max":
-            cores = min(cores, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):
+        # `number:controllers:path`; version 2 is number 0, without controllers.
+        groups = [line.split(":", 2)[1:] for line in _text(process, "cgroup").splitlines()]
+        for line in _text(process, "mountinfo").splitlines():
+            # `id parent device root point options [fields] - type source options`
+            front, _, back = line.partition(" - ")
+            root, point = front.split()[3:5]
+            kind, _, options = back.split(" ", 2)
+            for controllers, path in groups:
+                is_cpu = "cpu" in controllers.split(",") and "cpu" in options.split(",")
+                if (kind == "cgroup2" and not controllers) or (kind == "cgroup" and is_cpu):
+                    # Inside a container a path may be the host's: then its own folder is the root of the mount.
+                    inside = os.path.relpath(path, root) if path.startswith(root) else "."
+                    folder = os.path.normpath(os.path.join(point, inside))
+                    while folder.startswith(point):
+                        found[folder] = None
+                        folder = os.path.dirname(folder)
+    except (OSError, ValueError, IndexError):
         pass
-    return max(1, cores)
+    return tuple(found)
+
+
+def _text(folder: str, name: str) -> str:
+    with open(os.path.join(folder, name), encoding="utf-8", errors="surrogateescape") as file:
+        return file.read()
 
 
 def default_cache_dir() -> str:
@@ -72,25 +110,28 @@ class Options:
         )
 
 
-# Amounts of memory as users write them: "64MB", "1.5 GiB", or a number of bytes. MB and MiB both count in 1024s.
+# Amounts of memory as users write them: "64MB", "1.5 GiB", or a number of bytes. K, M, G and T (KB, MB, ...) count in
+# 1000s, Ki, Mi, Gi and Ti (KiB, MiB, ...) in 1024s; case does not matter.
 
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_FORM = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", re.IGNORECASE)
+_FORM = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?\s*", re.IGNORECASE)
 
 
 def parse_size(given: str | int, what: str = "memory", at: SourceLoc = NOWHERE) -> int:
     """Bytes.
 
-    >>> parse_size("64MB")
-    67108864
-    >>> parse_size("1.5 GiB")
-    1610612736
+    >>> parse_size("64MB"), parse_size("64M")
+    (64000000, 64000000)
+    >>> parse_size("64MiB"), parse_size("1.5 GiB")
+    (67108864, 1610612736)
     """
     if isinstance(given, int) and not isinstance(given, bool) and given > 0:
         return given
     found = _FORM.fullmatch(given) if isinstance(given, str) else None
-    size = int(float(found[1]) * _UNITS[found[2].lower()]) if found else 0
+    size = 0
+    if found:
+        exponent = " kmgt".index((found[2] or " ").lower())
+        size = int(float(found[1]) * (1024 if found[3] else 1000) ** exponent)
     if size <= 0:
         raise BadArgument(f"{what}= takes an amount such as '500MB' or '1.5GB', or a number of bytes", at=at,
-                          found=repr(given))
+                          found=repr(given), hint="MB counts in 1000s, MiB in 1024s")
     return size

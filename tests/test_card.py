@@ -18,6 +18,7 @@ import pytest
 import scalein as si
 from scalein import card
 from scalein.card import Card, format_bytes, format_seconds
+from scalein.errors import SourceLoc
 from scalein.jobs import job_card
 from scalein.jobs.job import Job
 from scalein.state import LogStore
@@ -33,6 +34,7 @@ class Notebook:
 
     def __post_init__(self) -> None:
         self.display_pub = SimpleNamespace(publish=self.publish)
+        self.compile = SimpleNamespace(format_code_name=lambda path: None)
         self.events = SimpleNamespace(register=lambda event, function: self.callbacks.append(function),
                                       unregister=lambda event, function: self.callbacks.remove(function))
 
@@ -163,6 +165,14 @@ def test_outside_of_a_notebook_it_is_text(shell: object, monkeypatch: pytest.Mon
     with pytest.raises(NotImplementedError):  # IPython then falls back to repr
         store._ipython_display_()
     store.close()
+
+
+def test_errors_name_the_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = SimpleNamespace(format_code_name=lambda path: ("Cell", "In[3]") if "ipykernel" in path else None)
+    shell = SimpleNamespace(compile=cells)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))  # type: ignore[arg-type]
+    assert str(SourceLoc("/tmp/ipykernel_12/3456.py", 2)) == "Cell In[3]:2"
+    assert str(SourceLoc("/somewhere/flow.py", 2)) == "flow.py:2"
 
 
 def test_names_are_escaped() -> None:

@@ -131,7 +131,7 @@ def test_who_computes_what_no_kernel_does() -> None:
         return x * 1.2
 
     text = si.from_arrow(EVENTS).select(g=grossed(col("price")), u=col("user").str.split_part("n", 1)).explain("fused")
-    who = re.findall(r"(\w+) computes #host\d = ([\w.]+)", text)
+    who = re.findall(r"(\w+) computes #:host\d = ([\w.]+)", text)
     assert who == [("pyarrow", "user.str.split_part"), ("Python", "grossed")]
 
 

@@ -275,3 +275,22 @@ def test_a_name_from_elsewhere_is_told_what_it_is_called_here(name: str, use: st
 def test_text_that_looks_like_sql_is_told_how_to_write_it() -> None:
     with pytest.raises(si.UnknownColumn, match=r'col\("v"\) > 1'):
         si.from_arrow(pa.table({"v": [1]})).filter("v > 1")
+
+
+def test_limit_0_asks_for_no_batch() -> None:
+    asked: list[int] = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        asked.append(1)
+        yield pa.record_batch({"x": [1, 2]})
+
+    source = si.from_batches(batches, {"x": pa.int64()})
+    assert source.limit(0).collect().num_rows == 0
+    assert source.filter(col("x") > 0).limit(0).collect().num_rows == 0
+    assert list(source.limit(0).batches()) == []
+    sink = si.to_memory()
+    source.limit(0).start(sink=sink).wait()
+    assert sink.table().num_rows == 0
+    assert asked == []
+    assert source.limit(1).collect().num_rows == 1
+    assert asked == [1]

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from math import sqrt
 from typing import Any, Optional
 
@@ -22,6 +23,7 @@ from scalein.errors import BadArgument, CannotCompile, ComputeError, WrongType
 from scalein.udf import UdfFunction
 from tests import oracle
 from tests.engines import COLLECTS
+from tests.same import assert_same
 
 RATE = 2.5
 LABEL = "big"
@@ -218,6 +220,115 @@ def test_text() -> None:
     grouped = flow.group_by(k=label(col("s"), col("x"))).agg(n=si.count())
     counts = {row["k"]: row["n"] for row in grouped.collect().to_pylist()}
     assert counts == {"a": 1, "big": 1, "pq": 1}
+
+
+def test_parts_of_text() -> None:
+    @si.udf
+    def ends(s: str, n: int) -> str:
+        if not s:
+            return "empty"
+        return s[0] + s[-1] + "|" + s[n:] + "|" + s[:n] + "|" + s[-n:n] + "|" + s[1:-1]
+
+    words = ["banana", "", "x", "日本語", "👩🏽‍🚀", "éa"]
+    for n in (-(2**63), -3, -1, 0, 1, 2, 7, 2**63 - 1):
+        if n == -(2**63):  # -n is no int
+            with pytest.raises(ComputeError, match="integer overflow at"):
+                run(ends, words, [n] * len(words))
+        else:
+            check(ends, words, [n] * len(words))
+
+
+@pytest.mark.parametrize("engine", ["llvm", "oracle"])
+@pytest.mark.parametrize("index", [3, -4, 2**63 - 1])
+def test_an_index_outside_of_a_text_names_the_line(engine: str, index: int) -> None:
+    @si.udf
+    def char(s: str, n: int) -> str:
+        return s[n]
+
+    with pytest.raises(ComputeError, match=r"string index out of range at test_udf.py:\d+"):
+        run(char, ["abc"], [index], engine=engine)
+    assert run(char, ["日本語"], [max(-3, min(2, index))], engine=engine) == ["語" if index > 0 else "日"]
+
+
+def test_text_is_built() -> None:
+    @si.udf
+    def label(s: str, n: int, b: bool, x: float) -> str:
+        found = s.upper() + "/" + s.lower()
+        found += f"<{n}|{b}|{s!s}|{x:.3f}|{n:.1f}>" + str(n > 3) + str(n) + ""
+        return found.replace("a", "").replace("<", s)
+
+    words = ["banana", "", "ΟΔΥΣΣΕΥΣ ΑΣ", "straße ŉ ﬃ İ", "日本語"]
+    numbers = [0, -1, 2**63 - 1, -(2**63), 1234567890]
+    check(label, words, numbers, [True, False] * 2 + [True], [0.0005, -0.0, math.inf, -math.nan, 1e308])
+
+
+def test_constants_of_text_are_joined_before_it_runs() -> None:
+    @si.udf
+    def constant(x: float) -> str:
+        return "a" + f"{1}{True}" + "" + str(2.5)
+
+    assert check(constant, [1.0]) == ["a1True2.5"]
+    assert "concat" not in repr(constant.ir)
+
+
+def test_case_and_whitespace_of_every_code_point() -> None:
+    @si.udf
+    def changed(s: str) -> str:
+        return s.upper() + "|" + s.lower() + "|" + ("." + s + ".").strip(".") + "|" + s.strip()
+
+    every = [chr(point) for point in range(0x110000) if not 0xD800 <= point < 0xE000]
+    got = si.from_arrow(pa.table({"s": every})).select(r=changed(col("s"))).collect()["r"].to_pylist()
+    assert [(char, found) for char, found in zip(every, got, strict=True) if found != changed.python(char)] == []
+
+
+def test_the_case_of_a_final_sigma_depends_on_its_neighbours() -> None:
+    @si.udf
+    def lower(s: str) -> str:
+        return s.lower()
+
+    rng = np.random.default_rng(2)
+    letters = np.array(list("ΣΣΣaB1 .'\u0301\u00ad\u0345\u02b0日"))
+    check(lower, ["".join(rng.choice(letters, size)) for size in rng.integers(0, 9, 2000)])
+
+
+def test_long_texts_and_many_rows() -> None:
+    @si.udf
+    def repeated(s: str, n: int) -> str:
+        found = s
+        for _ in range(n):
+            found = found + found
+        return found[:3] + str(len(found))
+
+    assert check(repeated, ["abc", "é", ""], [16, 18, 5])
+    count = 50_000
+    table = pa.table({"s": [f"word {k}" for k in range(count)], "n": range(count)})
+    expected = [f"WORD {k}/{k}" for k in range(count)]
+
+    @si.udf
+    def shouted(s: str, n: int) -> str:
+        return f"{s.upper()}/{n}"
+
+    flow = si.from_arrow(table)
+    for workers in (1, 3):
+        assert flow.select(r=shouted(col("s"), col("n"))).collect(workers=workers)["r"].to_pylist() == expected
+    grouped = flow.filter(shouted(col("s"), col("n")).str.ends_with("7")).group_by(
+        k=shouted(col("s"), col("n") % 10).str.slice(0, 6)).agg(n=si.count(), last=shouted(col("s"), col("n")).max())
+    assert_same(grouped.collect(workers=2), oracle.collect(grouped))
+
+
+def test_groups_of_built_text_are_partitioned_and_spilled() -> None:
+    @si.udf
+    def key(s: str, n: int) -> str:
+        return f"{s.upper()}-{n}"
+
+    rng = np.random.default_rng(1)
+    words = np.array(["ab", "straße", "z" * 30])[rng.integers(0, 3, 60_000)].tolist()
+    numbers = rng.integers(0, 20_000, 60_000).tolist()
+    want = Counter(map(key.python, words, numbers))
+    flow = si.from_arrow(pa.table({"s": words, "n": numbers})).group_by(k=key(col("s"), col("n"))).agg(c=si.count())
+    for memory in (None, "1MB"):
+        found = flow.collect(workers=2, memory=memory)
+        assert dict(zip(found["k"].to_pylist(), found["c"].to_pylist(), strict=True)) == want
 
 
 # --- None

@@ -66,8 +66,44 @@ def unknown_function(x: float) -> float:
     return math.gamma(x)
 
 
-def text_sum(s: str) -> str:
-    return s + "a"
+def text_sum(s: str, n: int) -> str:
+    return s + n
+
+
+def text_product(s: str) -> str:
+    return s * 2
+
+
+def float_as_text(x: float) -> str:
+    return f"{x}"
+
+
+def unknown_format(n: int) -> str:
+    return f"{n:05d}"
+
+
+def shown(s: str) -> str:
+    return f"{s!r}"
+
+
+def slice_with_step(s: str) -> str:
+    return s[::-1]
+
+
+def index_of_a_number(n: int) -> str:
+    return str(n[0])
+
+
+def replaces_anything(s: str, old: str) -> str:
+    return s.replace(old, "")
+
+
+def unknown_method(s: str) -> str:
+    return s.title()
+
+
+def strips_anything(s: str, chars: str) -> str:
+    return s.strip(chars)
 
 
 def over_items(x: float) -> float:
@@ -112,8 +148,9 @@ def untyped_none(x: float) -> float:
 
 
 REFUSED = [a_list, an_unset_local, no_type, no_result, falls_through, maybe_none, returns_none, two_types, narrows,
-           unknown_function, text_sum, over_items, captured_list, captured_giant, raises, calls_itself, calls_python,
-           compares_kinds, unknown_type, untyped_none]  # fmt: skip
+           unknown_function, text_sum, text_product, float_as_text, unknown_format, shown, slice_with_step,
+           index_of_a_number, replaces_anything, unknown_method, strips_anything, over_items, captured_list,
+           captured_giant, raises, calls_itself, calls_python, compares_kinds, unknown_type, untyped_none]  # fmt: skip
 
 
 def test_what_is_refused(golden: Any) -> None:

@@ -31,7 +31,8 @@ INTS = [0, 1, -1, 2, 3, 7, -7, 10, 63, 64, 100, -100, 2**31, 2**53 + 1, -(2**53)
 FLOATS = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 0.1, 3.75, 100.0, 1e10, 1e-10, 5e-324,
           1.7976931348623157e308, float(2**53), 9.223372036854775807e18, -9.223372036854775808e18, math.inf,
           -math.inf, math.nan]  # fmt: skip
-WORDS = ["", "a", "b", "ab", "abc", "view", "Ünïcödé", "日本語", "👩🏽‍🚀", "it's", "thirteen byte", "x" * 40]
+WORDS = ["", "a", "b", "ab", "abc", "view", "Ünïcödé", "日本語", "👩🏽‍🚀", "it's", "thirteen byte", "x" * 40,
+         " \t ab\u2003", "ΑΣ ΒΣΓ", "straße ŉ", "aXaxa"]
 POOL: dict[str, list[Any]] = {"int": INTS, "float": FLOATS, "bool": [True, False], "str": WORDS}
 _COMPARE = ["==", "!=", "<", "<=", ">", ">="]
 _FLOAT_1 = ["sqrt", "exp", "log", "sin", "cos", "tan", "atan", "fabs", "log2", "log10", "tanh", "expm1", "asin", "cbrt"]
@@ -178,15 +179,42 @@ class Writer:
                                  self.expr("bool", depth))
             case 6:
                 word = self.pick(WORDS)
-                pattern = self.pick([f"({word!r} in {{}})", f"{{}}.startswith({word!r})"])
-                return self.join(pattern, self.expr("str", depth))
+                pattern = self.pick([f"({word!r} in {{}})", f"{{}}.startswith({word!r})", "({1} in {0})",
+                                     "{}.startswith({})", "{}.endswith({})"])
+                return self.join(pattern, self.expr("str", depth), self.leaf("str"))
             case _:
                 if self.optional:
                     return (f"({self.pick(list(self.optional))} is {self.pick(['None', 'not None'])})",) * 2
                 return self.join(f"math.{self.pick(['isnan', 'isinf', 'isfinite'])}({{}})", self.expr("float", depth))
 
     def str_expr(self, depth: int) -> Text:
-        return self.join(f"{self.pick(['min', 'max'])}({{}}, {{}})", self.expr("str", depth), self.expr("str", depth))
+        """Text stays short, whatever loops make of it."""
+        text = self.expr("str", depth)
+        match self.random.randrange(12):
+            case 0:
+                return self.join(f"{self.pick(['min', 'max'])}({{}}, {{}})", text, self.expr("str", depth))
+            case 1 | 2 | 3:
+                return self.join("({} + {})[:50]", text, self.expr("str", depth))
+            case 4:
+                return self.join("{}[{}:{}]", text, self.expr("int", depth), self.expr("int", depth))
+            case 5:
+                pattern = self.pick(["{}[1:]", "{}[:-1]", "{}[-3:2]", "{}[2:5]", "{}[{}:]"])
+                return self.join(pattern, *[text, self.leaf("int")][: pattern.count("{}")])
+            case 6:
+                return self.join(self.pick(["{}[0]", "{}[-1]", "{}[{}]"]), text, self.leaf("int"))
+            case 7 | 8:
+                method = self.pick(["upper()", "lower()", "strip()", "lstrip('ab ')", "rstrip('cé本')"])
+                return self.join(f"{{}}.{method}[:50]", text)
+            case 9:
+                old = self.pick(["a", "b", "ab", "本", "xx", "é"])
+                return self.join(f"{{}}.replace({old!r}, {{}})[:50]", text, self.leaf("str"))
+            case 10:
+                return self.join("str({})", self.expr(self.pick(["int", "bool", "str"]), depth))
+            case _:
+                names = [name for kind in ("int", "bool", "str") for name in self.names.get(kind, [])]
+                floats = [f"{name}:.{self.random.randrange(4)}f" for name in self.names.get("float", [])]
+                pieces = self.random.choices([*names, *floats], k=2) if names or floats else []
+                return ("f'" + "-".join(f"{{{piece}}}" for piece in pieces) + "!'[:50]",) * 2
 
     # --- statements
 
@@ -382,7 +410,7 @@ def differences(made: Program, row_count: int, **options: Any) -> Iterator[str]:
         try:
             want.append(made.python(*row))
             good.append(row)
-        except (ZeroDivisionError, ValueError, OverflowError):
+        except (ZeroDivisionError, ValueError, OverflowError, IndexError):
             bad.append(row)
     for engine in ("llvm", "oracle"):
         try:

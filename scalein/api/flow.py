@@ -38,6 +38,7 @@ from scalein.durations import Duration, in_units, span
 from scalein.errors import BadArgument, BadName, WrongType, here
 from scalein.ir import ops
 from scalein.ir.exprs import Call, Col, Expr, Named, type_of
+from scalein.ir.internal_names import refuse_internal
 from scalein.ir.literals import as_dtype
 from scalein.ir.printer import dump
 from scalein.ir.resolve import Scope, column, resolve, shown
@@ -64,6 +65,8 @@ class Flow(Hinted):
     _called, _elsewhere = "a Flow", hints.FLOW
 
     def __init__(self, op: ops.Op) -> None:
+        if op.names_columns:
+            refuse_internal(op.schema.names, op.at)
         self.op = op
         self._queries = Queries(op)
 
@@ -89,7 +92,7 @@ class Flow(Hinted):
         return f"<table>{head}{rows}</table><pre>{escape(dump(self.op))}</pre>"
 
     def _scope(self, step: str) -> Scope:
-        return Scope(self.op.schema, step, here())
+        return Scope(self.op.schema, step, here(self.op.at))
 
     # --- row by row ---
 
@@ -199,7 +202,7 @@ class Flow(Hinted):
         return self._limit(n, "head")
 
     def _limit(self, count: int, step: str) -> Flow:
-        at = here()
+        at = here(self.op.at)
         if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count < 2**63:
             raise BadArgument(f"{step} takes a number of rows, 0 or more", at=at, found=repr(count))
         return Flow(ops.Limit(self.op, count, at=at))
@@ -259,7 +262,7 @@ class Flow(Hinted):
 
         The number of rows may change. Batches may be cut anywhere, so the function must not rely on their size.
         """
-        at = here()
+        at = here(self.op.at)
         if not callable(fn):
             raise BadArgument("map_batches takes a function of a record batch", at=at, found=repr(fn))
         return Flow(ops.MapBatches(self.op, fn, as_schema(schema, "map_batches", at), at=at))
@@ -293,7 +296,7 @@ class Flow(Hinted):
 
     def union(self, *others: object) -> Flow:
         """The rows of this flow, then those of the others; all have the same names and types."""
-        at = here()
+        at = here(self.op.at)
         if not others:
             raise BadArgument("union needs another flow", at=at)
         first = self.op.schema
@@ -319,7 +322,7 @@ class Flow(Hinted):
         >>> views.join(ads, on="ad", how="outer").collect().to_pydict()
         {'ad': [2, 2, 3, 1], 'campaign': ['b', 'b', None, 'a']}
         """
-        at = here()
+        at = here(self.op.at)
         return Flow(join(self.op, _as_op(other), on, left_on, right_on, how, at))
 
     # --- groups and time ---
@@ -363,7 +366,7 @@ class Flow(Hinted):
         >>> q.collect(pa.table({"x": [1, 2]})).to_pydict()
         {'x': [2]}
         """
-        at = here()
+        at = here(self.op.at)
         options = Options.make(workers=workers, memory=memory, cpu=cpu, at=at)
         query, given = self._queries.of(data, at)
         return query.collect(options, given)
@@ -371,7 +374,7 @@ class Flow(Hinted):
     def batches(self, data: object = None, *, workers: int | None = None, memory: str | int | None = None,
                 cpu: str | None = None) -> Iterator[pa.RecordBatch]:
         """The result batch by batch, as it is computed."""
-        at = here()
+        at = here(self.op.at)
         options = Options.make(workers=workers, memory=memory, cpu=cpu, at=at)
         query, given = self._queries.of(data, at)
         return query.batches(options, given)
@@ -515,10 +518,11 @@ class Flow(Hinted):
         >>> rows = si.to_memory()
         >>> job = si.from_arrow(pa.table({"x": [1, 2, 3]})).filter(col("x") > 1).start(sink=rows)
         >>> job.wait()
+        True
         >>> rows.table().to_pydict()
         {'x': [2, 3]}
         """
-        at = here()
+        at = here(self.op.at)
         from scalein.api.start import start
 
         return start(self.op, data, sink, checkpoint, savepoint, None if bootstrap is None else _as_op(bootstrap),
@@ -531,11 +535,12 @@ class Flow(Hinted):
         `verbose` shows it after every pass; `analyze` runs it and adds rows and times to each stage.
         """
         if level not in LEVELS:
-            raise BadArgument("no such level", at=here(), found=repr(level), has=", ".join(LEVELS))
-        op = bind(self.op, None, here(), "analyze runs the flow: begin it with from_arrow") if analyze else self.op
+            raise BadArgument("no such level", at=here(self.op.at), found=repr(level), has=", ".join(LEVELS))
+        at = here(self.op.at)
+        op = bind(self.op, None, at, "analyze runs the flow: begin it with from_arrow") if analyze else self.op
         from scalein.exec.explain import explain
 
-        return explain(op, Options.make(at=here()), level, verbose, analyze)
+        return explain(op, Options.make(at=at), level, verbose, analyze)
 
     def graph(self) -> Graph:
         """The plan as a picture: SVG in a notebook, Mermaid when printed."""
@@ -606,4 +611,4 @@ def _name(given: object, scope: Scope) -> str:
 
 
 def _as_op(other: object) -> ops.Op:
-    return other.op if isinstance(other, Flow) else source("arrow", of_arrow(other, here()), here())
+    return (other if isinstance(other, Flow) else Flow(source("arrow", of_arrow(other, here()), here()))).op

@@ -13,6 +13,7 @@ from scalein.api.hints import Hinted
 from scalein.api.windows import WindowSpec, resolve_window
 from scalein.errors import BadArgument, BadName, WrongType, here
 from scalein.ir.exprs import Agg, AggregateResult, Col, Expr, Named, NamedAgg, type_of, walk
+from scalein.ir.internal_names import internal
 from scalein.ir.ops import Aggregate, Op, Project, Window
 from scalein.ir.resolve import Scope, column, resolve, resolve_agg
 from scalein.ir.unify import nested_hint
@@ -55,7 +56,7 @@ class GroupBy(Hinted):
         >>> sales.group_by("shop").agg(spread=spread.round(2)).sort("shop").collect()["spread"].to_pylist()
         [1.2, 0.0]
         """
-        scope = Scope(self._op.schema, "agg", here())
+        scope = Scope(self._op.schema, "agg", here(self._op.at))
         given = [*((None, item) for item in flat(aggregates)), *named.items()]
         if not given:
             raise BadArgument("agg needs at least one aggregate", at=scope.at, hint="for example si.count()")
@@ -81,14 +82,13 @@ class GroupBy(Hinted):
         grouped = bool(self._keys) or self._window is not None
         aggs = {name: resolve_agg(node, scope, grouped=grouped) for name, node in items if isinstance(node, Agg)}
         names = {agg: name for name, agg in reversed(aggs.items())}
-        taken = {*(key.name for key in self._keys), *(name for name, _ in items)}
-        internal = (name for number in count() if (name := f"#agg{number}") not in taken)
+        unused = (internal(f"agg{number}") for number in count())
         results: dict[Agg, str] = {}
         for part in (part for _, node in items if not isinstance(node, Agg) for part in walk(node)):
             if isinstance(part, AggregateResult):
                 agg = resolve_agg(part.agg, scope, grouped=grouped)
                 if agg not in names:
-                    names[agg] = next(internal)
+                    names[agg] = next(unused)
                     aggs[names[agg]] = agg
                 results[part.agg] = names[agg]
             elif isinstance(part, Col):

@@ -119,7 +119,7 @@ def read_json(path: object, *, follow: bool = False, schema: object = None) -> F
 
 
 def read_ipc(path: object, *, follow: bool = False, schema: object = None) -> Flow:
-    """The rows of Arrow IPC files of either format, mapped without a copy; paths and `follow` as in `read_parquet`.
+    """The rows of Arrow IPC files of either format; paths and `follow` as in `read_parquet`. Their content is checked.
 
     `host:port` is a socket: scalein connects, and reads the Arrow stream that it is sent, to its end. A job with a
     checkpoint refuses that, since what went through a socket cannot be read again.

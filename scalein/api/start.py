@@ -13,7 +13,7 @@ from scalein.api.binding import bind
 from scalein.connectors.base import BoundSource, Sink
 from scalein.connectors.in_memory import Batches
 from scalein.durations import Duration, seconds
-from scalein.errors import BadArgument, SourceLoc
+from scalein.errors import BadArgument, SourceLoc, StoreFailed
 from scalein.ir import ops
 from scalein.ir.rewrite import walk_ops
 from scalein.options import Options
@@ -99,14 +99,17 @@ def _folder(given: object, name: str, at: SourceLoc) -> Path | None:
     if not isinstance(given, str | os.PathLike) or not os.fspath(given):
         raise BadArgument(f"{name} takes a directory", at=at, found=repr(given))
     path = Path(given)
-    if path.exists() and not path.is_dir():
-        raise BadArgument(f"the {name} is no directory", at=at, file=path)
+    try:
+        if path.exists() and not path.is_dir():
+            raise BadArgument(f"the {name} is no directory", at=at, file=path)
+    except OSError as error:
+        raise StoreFailed(f"the {name} cannot be used", at=at, file=path, found=error) from error
     return path
 
 
 def _check_past(op: ops.Op, past: ops.Op, at: SourceLoc) -> None:
     """Rows of the past are what the one source of the flow would have given."""
-    from scalein.jobs.fragments import cut
+    from scalein.exec.fragments import cut
 
     edges = cut(op)
     if len(edges) > 1:

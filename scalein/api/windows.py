@@ -1,6 +1,6 @@
 """Windows: values that `group_by` takes beside its keys. They meet the time column's type there.
 
-The slice of a row is computed in `llvm_backend/sinks/group.py`; when a window closes is decided in `jobs/lateness.py`.
+The slice of a row is computed in `llvm_backend/sinks/group.py`; when a window closes is decided in `exec/lateness.py`.
 """
 
 from __future__ import annotations

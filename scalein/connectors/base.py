@@ -109,7 +109,8 @@ class BoundSource:
         """The names of the source's partitions."""
         try:
             return list(self.source.partitions())
-        except ScaleinError:
+        except ScaleinError as error:
+            error.locate(self._at)
             raise
         except Exception as error:
             raise self._raised(error, "its partitions were listed") from error
@@ -167,7 +168,8 @@ class BoundSource:
                     batch = checked(batch, self._whole, number, self._at)
                 yield (batch if self._columns is None else batch.select(self._columns)), after
                 number += 1
-        except ScaleinError:
+        except ScaleinError as error:
+            error.locate(self._at)
             raise
         except Exception as error:
             raise self._raised(error, f"batch {number} of partition {partition!r} was read") from error

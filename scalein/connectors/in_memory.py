@@ -62,7 +62,8 @@ def _guarded(open_input: Callable[[], Iterable[object]], at: SourceLoc) -> Itera
         for item in open_input():
             yield item
             number += 1
-    except ScaleinError:
+    except ScaleinError as error:
+        error.locate(at)
         raise
     except Exception as error:
         raise BadData(f"the input raised {type(error).__name__} while batch {number} was read", at=at,

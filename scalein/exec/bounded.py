@@ -16,7 +16,7 @@ from scalein.connectors.base import BoundSource
 from scalein.connectors.formats.statistics import Condition
 from scalein.connectors.in_memory import Batches
 from scalein.dtypes import I64, Field, Schema
-from scalein.errors import ComputeError, InternalError
+from scalein.errors import ComputeError, InternalError, ScaleinError, here, reported
 from scalein.exec import arrow_offset_limits
 from scalein.exec.aggregate import HashAggregate, hash_aggregate
 from scalein.exec.morsels import coalesce
@@ -24,6 +24,7 @@ from scalein.exec.pipeline import PipelineOperator, prepare_pipeline, run_pipeli
 from scalein.exec.scan_predicates import conditions_of
 from scalein.ir import ops
 from scalein.ir.exprs import Col
+from scalein.ir.internal_names import internal
 from scalein.ir.physical import (
     Host,
     JoinBuild,
@@ -102,7 +103,12 @@ class Query:
         except ComputeError as error:
             from scalein.exec.error_location import located
 
-            raise located(error, self._op, self._plan) from None
+            raise reported(located(error, self._op, self._plan), here(self._op.at)) from None
+        except ScaleinError as error:
+            error.locate(here(self._op.at))
+            raise
+        except (OSError, UnicodeError) as error:
+            raise reported(error, here(self._op.at)) from error
 
 
 def _conformed(rows: Callable[[], Iterator[pa.RecordBatch]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -423,9 +429,9 @@ def _step(node: Node) -> str:
 
 def _limit(rows: Iterator[pa.RecordBatch], count: int) -> Iterator[pa.RecordBatch]:
     left = count
+    if left <= 0:
+        return  # not one batch is asked for
     for batch in rows:
-        if left <= 0:
-            return
         yield batch.slice(0, left)
         left -= batch.num_rows
         if left <= 0:
@@ -434,7 +440,7 @@ def _limit(rows: Iterator[pa.RecordBatch], count: int) -> Iterator[pa.RecordBatc
 
 # Combining partial groups by group number instead of keys: for groups whose position is known already, next to those of
 # a store or a file. The output is in the order of the numbers.
-_NUMBER = "#number"
+_NUMBER = internal("number")
 
 
 class CombineByNumber:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
 import pyarrow as pa
 
+from scalein.arrow_rows import as_numpy
 from scalein.dtypes import TIMES, DType, Kind
 from scalein.exec.tables import Domain
 from scalein.ir.exprs import Col, Expr, type_of
 from scalein.ir.stages import Probe, ProjectStep, Step
 from scalein.ir.tables import Table
 from scalein.kernels.prepare import Prepared
+from scalein.kernels.specialise import CODE, IDS
 
 MAX_SLICE = 1 << 62  # beyond it, arithmetic on slice numbers could overflow 64 bits
 DIRECT_BYTES = 1 << 19  # a direct table must fit L2 beside the columns
@@ -80,14 +81,14 @@ def _key_range(prepared: Prepared, key: Expr, batches: Iterable[pa.RecordBatch],
         return 0, 1
     if dtype.is_float or dtype.is_bytes or dtype.is_decimal:
         return None
-    if isinstance(key, Col) and key.name.startswith("#ids."):
-        interner = prepared.interners.get(key.name[5:])
+    if isinstance(key, Col) and key.name.startswith(IDS):
+        interner = prepared.interners.get(key.name.removeprefix(IDS))
         count = max(16, 2 * len(interner)) if interner is not None else 16
-        columns = [b.column(key.name[5:]) for b in batches]
+        columns = [b.column(key.name.removeprefix(IDS)) for b in batches]
         sizes = [len(c.dictionary) for c in columns if pa.types.is_dictionary(c.type)]
         return 0, max([count, *sizes]) - 1
-    if isinstance(key, Col) and key.name.startswith("#code."):
-        join, column = key.name.split(".", 2)[1:]
+    if isinstance(key, Col) and key.name.startswith(CODE):
+        join, column = key.name.removeprefix(CODE).split(".", 1)
         return 0, max(1, len(prepared.joins[int(join)].columns[column].dictionary)) - 1
     return _range(prepared, key, batches, scan_all)
 
@@ -140,7 +141,7 @@ def _bounds(parts: list[pa.Array], dtype: DType) -> tuple[int, int] | None:
     if dtype.kind in TIMES:
         parts = [part.view(pa.int64() if dtype.bits == 64 else pa.int32()) for part in parts]
     if sum(map(len, parts)) <= FEW_VALUES and not any(part.null_count for part in parts):
-        values = [np.asarray(part) for part in parts if len(part)]
+        values = [as_numpy(part) for part in parts if len(part)]
         return (min(int(v.min()) for v in values), max(int(v.max()) for v in values)) if values else None
     import pyarrow.compute as pc  # takes 30 ms
 

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from scalein.arrow_rows import as_numpy, from_numpy
 from scalein.dtypes import I32, I64
 from scalein.errors import ScaleinError
 from scalein.exec.finalize import ListValues, finalize
 from scalein.exec.pipeline import run_pipeline
 from scalein.exec.tables import OneRecord
 from scalein.ir.exprs import Col, Named
+from scalein.ir.internal_names import internal
 from scalein.ir.physical import Pipeline, WindowAggregate, identity
 from scalein.ir.stages import Collect, FromTable, Stage
 from scalein.ir.tables import Table
@@ -85,9 +87,10 @@ class Emitter:
         lists = {output.name for output in table.outputs if output.is_list}
         for item in identity(table.schema):
             if item.name in coded:
-                items.append(Named(item.name, Col(f"#id.{item.name}", I32, coded[item.name].nullable)))
+                items.append(Named(item.name, Col(internal(f"id.{item.name}"), I32, coded[item.name].nullable)))
             elif item.name in lists:
-                items += [Named(item.name, Col(f"#{part}.{item.name}", I64, False)) for part in ("start", "count")]
+                items += [Named(item.name, Col(internal(f"{part}.{item.name}"), I64, False))
+                          for part in ("start", "count")]
             else:
                 items.append(item)
         return tuple(items)
@@ -138,7 +141,7 @@ def _with_lists(arrays: list[pa.Array], table: Table, lists: dict[int, ListValue
         if not output.is_list:
             columns.append(next(rest))
             continue
-        starts, counts = np.asarray(next(rest)), np.asarray(next(rest))
+        starts, counts = as_numpy(next(rest)), as_numpy(next(rest))
         offsets = np.concatenate((starts, starts[-1:] + counts[-1:])) if rows else np.zeros(1, np.int64)
         values, arrow = _piece(lists[output.accs[0]], int(offsets[0]), int(offsets[-1])), output.dtype.arrow
         if values is None and rows <= 1:
@@ -149,7 +152,7 @@ def _with_lists(arrays: list[pa.Array], table: Table, lists: dict[int, ListValue
             for part in ([a.slice(0, half) for a in arrays], [a.slice(half) for a in arrays]):
                 yield from _with_lists(part, table, lists)
             return
-        columns.append(pa.ListArray.from_arrays(pa.array(offsets - offsets[0], pa.int32()),
+        columns.append(pa.ListArray.from_arrays(from_numpy((offsets - offsets[0]).astype(np.int32)),
                                                 values.cast(arrow.value_type), type=arrow))
     yield columns
 

@@ -7,6 +7,8 @@ import re
 from scalein.errors import ComputeError, SourceLoc
 from scalein.ir import ops
 from scalein.ir.exprs import Call, walk
+from scalein.ir.internal_names import internal, is_internal
+from scalein.ir.passes.host_steps import HOST
 from scalein.ir.physical import Host, Node, walk_nodes
 from scalein.ir.printer import show_agg, show_brief, show_expr, show_operand
 from scalein.ir.rewrite import walk_ops
@@ -38,8 +40,8 @@ def _place(text: str, root: ops.Op) -> tuple[ops.Op, SourceLoc] | None:
 def _with_aggregates(text: str, root: ops.Op) -> str:
     """The text with the aggregates of an expression (`GroupBy.agg`) in the place of their internal columns."""
     names = {named.name: show_agg(named.agg) for op in walk_ops(root) if isinstance(op, ops.Aggregate)
-             for named in op.aggs if named.name.startswith("#")}
-    return re.sub(r"#agg\d+", lambda found: names.get(found[0], found[0]), text) if names else text
+             for named in op.aggs if is_internal(named.name)}
+    return re.sub(rf"{internal('agg')}\d+", lambda found: names.get(found[0], found[0]), text) if names else text
 
 
 def _in_user_terms(text: str, program: Node) -> str:
@@ -54,7 +56,7 @@ def _in_user_terms(text: str, program: Node) -> str:
     return _OURS.sub(shown, text)
 
 
-_OURS = re.compile(r"(?P<alone>((?<=[(`])|(?<=, ))#host\d+(?=[),`]))|#host\d+")
+_OURS = re.compile(rf"(?P<alone>((?<=[(`])|(?<=, )){HOST}\d+(?=[),`]))|{HOST}\d+")
 
 
 def _at(error: ComputeError, at: SourceLoc) -> ComputeError:

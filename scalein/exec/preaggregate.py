@@ -4,7 +4,7 @@ Kernels and the workers' tables are retained between calls, so that few rows cos
 and the number of workers may change: their tables are merged when groups are drained. Where there are nearly as many
 groups as rows, and the caller allows it, rows are partitioned by key group instead and aggregated when they are
 drained, as in a bounded run (`radix.has_many_groups`). When groups are drained is decided in
-`jobs/aggregate_operator.py` (`most_groups`).
+`aggregate_operator.py` (`most_groups`).
 """
 
 from __future__ import annotations

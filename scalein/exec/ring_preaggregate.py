@@ -12,7 +12,7 @@ slices have closed. Meanwhile a key may be in several tables, so windows are com
 content is drained as partial groups (`drain_partials`) where a column has its first null (the layout of records has no
 null bits without need), and where most records are of expired keys.
 
-Which aggregations get a ring, and how wide it is, is decided by `SlidingAggregate` (`jobs/window_aggregate.py`).
+Which aggregations get a ring, and how wide it is, is decided by `SlidingAggregate` (`window_aggregate.py`).
 """
 
 from __future__ import annotations

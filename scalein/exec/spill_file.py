@@ -13,7 +13,7 @@ import threading
 
 import numpy as np
 
-from scalein.errors import ScaleinError
+from scalein.errors import StoreFailed
 from scalein.memory import address
 
 _MAX_PARTS = 512  # of one system call
@@ -87,11 +87,11 @@ def _bytes_at(address_: int, size: int) -> memoryview:
     return memoryview((ctypes.c_char * size).from_address(address_)).cast("B")
 
 
-def _failed(error: OSError) -> ScaleinError:
+def _failed(error: OSError) -> StoreFailed:
     import tempfile
 
-    return ScaleinError("rows beyond the memory limit could not be spilled to disk", file=tempfile.gettempdir(),
-                        found=error.strerror or error, hint="free some space there, set TMPDIR, or raise memory=")
+    return StoreFailed("rows beyond the memory limit could not be spilled to disk", file=tempfile.gettempdir(),
+                       found=error.strerror or error, hint="free some space there, set TMPDIR, or raise memory=")
 
 
 def pieces_in(found: np.ndarray, count: int, rows: int) -> list[tuple[int, int]]:

@@ -24,6 +24,7 @@ from scalein.dtypes import DATE, UNITS_PER_SECOND, DType, Kind
 from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Agg, AggregateResult, Call, Col, Expr, Lit, Named, args_of, branches, post_order
 from scalein.ir.functions.registry import REGISTRY
+from scalein.ir.internal_names import is_internal
 from scalein.ir.rewrite import walk_ops
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ class _Text:
             case AggregateResult(name):
                 return name, _METHOD
             case Col(name):
-                is_plain = name.isidentifier() or name.startswith("#")  # `#`: an internal name, in fused plans
+                is_plain = name.isidentifier() or is_internal(name)  # in fused plans
                 return (name if is_plain else f"col({name!r})"), _METHOD
             case Lit(value, dtype):
                 text = show_value(value, dtype)

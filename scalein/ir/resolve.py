@@ -1,4 +1,4 @@
-"""From what the user wrote to typed expressions: names looked up, types settled, implicit casts made visible.
+"""From what the user wrote to typed expressions: names looked up, types chosen, implicit casts made visible.
 
     price * 2 > limit   ->   price * 2.0 > limit.cast(f64)         with price: f64, limit: i32
 
@@ -20,7 +20,7 @@ from scalein.ir.exprs import Agg, AggregateResult, Call, Col, Expr, Lit, args_of
 from scalein.ir.functions.nested import is_struct
 from scalein.ir.functions.registry import REGISTRY
 from scalein.ir.printer import show_agg, show_expr
-from scalein.ir.unify import Refused, settle
+from scalein.ir.unify import Refused, type_literal
 
 _MAX_SHOWN = 24
 
@@ -41,7 +41,7 @@ class Scope:
 def resolve(expr: Expr, scope: Scope) -> Expr:
     """The expression with types and explicit casts; raises `UnknownColumn` or `WrongType`."""
     with _explained(expr, scope):
-        return settle(_resolve(expr, scope))
+        return type_literal(_resolve(expr, scope))
 
 
 def resolve_agg(agg: Agg, scope: Scope, *, grouped: bool) -> Agg:

@@ -13,9 +13,9 @@ last step first, as everything here flows upwards; below it stand the tables it 
       scan arrow  -> ad: i64?, kind: str?, time: timestamp[us]
 
 A stage is printed in the order in which its kernel works: what it reads, step by step, into which sink.
-Names that begin with `#` are ours: columns that pyarrow computes or is given (`#host0`), tables over the codes of a
-dictionary (`#lookup0`), ids of strings (`#ids.name`, `#code.0.name`), and the row numbers by which nested columns are
-taken, of the batch (`#row`) and of a joined table (`#at.0`).
+Names that begin with `#:` are internal: columns that pyarrow computes or is given (`#:host0`), tables over the codes of
+a dictionary (`#:lookup0`), ids of strings (`#:ids.name`, `#:code.0.name`), and the row numbers by which nested columns
+are taken, of the batch (`#:row`) and of a joined table (`#:at.0`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from collections.abc import Iterator
 from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Call, Col, Expr, Lit, Named, walk
 from scalein.ir.functions.registry import is_host
+from scalein.ir.internal_names import internal
 from scalein.ir.ops import Explode
 from scalein.ir.passes.pass_through import Origin, is_copy_free, split_items, taken_items
 from scalein.ir.physical import Host, Limit, Node, OuterJoin, Pipeline, Scan, Sort, Union, WindowAggregate, inputs
 from scalein.ir.printer import show_expr, show_window
 from scalein.ir.stages import (
+    ORDINAL,
     Collect,
     DedupStep,
     ExpandLog,
@@ -194,8 +196,8 @@ def _item(item: Named) -> str:
 
 def _as_what(name: str) -> dict[str, str]:
     """What an internal column means for the user's column of this name."""
-    return {f"#id.{name}": "as an id", f"#start.{name}": "where its values start",
-            f"#count.{name}": "how many they are"}
+    return {internal(f"id.{name}"): "as an id", internal(f"start.{name}"): "where its values start",
+            internal(f"count.{name}"): "how many they are"}
 
 
 def _keeps_name(item: Named) -> bool:
@@ -271,7 +273,7 @@ def _reader(stage: Stage) -> str:
 
 def _read(read: Read) -> str:
     form = f" (by the code of {read.via})" if read.via else _FORMS.get(read.form, f" ({read.form})")
-    return f"{'row number' if read.name == '?row' else read.name}: {read.dtype!r}{'?' if read.nulls else ''}{form}"
+    return f"{'row number' if read.name == ORDINAL else read.name}: {read.dtype!r}{'?' if read.nulls else ''}{form}"
 
 
 def _sink(stage: Stage) -> Iterator[str]:

@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from scalein.dtypes import I64, DType
 from scalein.ir.exprs import Expr, Named, type_of
+from scalein.ir.internal_names import internal
 from scalein.ir.tables import StoredTable, Table
 from scalein.layout import size_of
 
 if TYPE_CHECKING:
     from scalein.ir.store_kernels import StoreSink
+
+ORDINAL = internal("ordinal")  # a row's number in its source, carried through a partition
 
 # --- what a stage reads
 
@@ -262,7 +265,7 @@ class Partition:
         reads = [Read(item.name, type_of(item.expr), "field", item.expr.nullable, offset=offset, null_bit=k)
                  for k, (item, offset) in enumerate(zip(self.items, self.offsets, strict=True))]
         if self.ordinal:
-            reads.append(Read("?row", I64, "field", False, offset=self.ordinal_offset))
+            reads.append(Read(ORDINAL, I64, "field", False, offset=self.ordinal_offset))
         return FromRows(tuple(reads), self.stride, self.null_offset)
 
 

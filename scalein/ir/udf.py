@@ -232,6 +232,14 @@ def has_loops(root: object) -> bool:
     return any(isinstance(node, ForRange | While) for node, _ in walk(root))
 
 
+_BUILDING = ("concat", "text", "fixed", "replace", "upper", "lower")
+
+
+def builds_text(root: object) -> bool:
+    """Whether a udf, or one that it calls, makes text that is no part of another: that takes memory."""
+    return any(isinstance(node, Apply) and node.fn in _BUILDING for node, _ in walk(root))
+
+
 def can_be_null(udf: AnyUdf, args: Sequence[Expr]) -> bool:
     """Whether a call can be null: the function may return None, or is not called because of a null argument."""
     skipped = (arg.nullable and not param.nullable for arg, param in zip(args, udf.params, strict=True))

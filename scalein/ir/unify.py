@@ -168,8 +168,8 @@ def nested_hint(dtype: DType) -> str:
     return "a column of this type can only be passed through"
 
 
-def settle(arg: Expr) -> Expr:
-    """The argument with a type: a plain constant gets its own."""
+def type_literal(arg: Expr) -> Expr:
+    """The argument with a type: a constant without one gets its own."""
     if not isinstance(arg, Lit) or arg.dtype is not None:
         return arg
     own = own_type(arg.value)
@@ -189,7 +189,7 @@ def cast_to(arg: Expr, target: DType) -> Expr:
             return fitted
         if target.kind in (Kind.TS, Kind.DUR):  # only a time out of range gets here
             raise Refused(f"{arg.value} is outside of what {target!r} can hold", "cast the column to a coarser unit")
-        arg = settle(arg)
+        arg = type_literal(arg)
     own = type_of(arg)
     if alike(own, target):
         return arg

@@ -26,14 +26,13 @@ import os
 import re
 import shutil
 import uuid
-import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TypeVar
 
-from scalein.errors import Damaged, NewerFormat, ScaleinError, StoreFailed, here
+from scalein.errors import Damaged, NewerFormat, ScaleinError, StoreFailed, here, warn
 from scalein.storage.checked_json import Json, as_int
 from scalein.storage.filesystem import LOCK
 
@@ -120,8 +119,7 @@ class Checkpoint:
                                              file=self.path / _name(number), found=repr(error))
                 continue
             if damaged is not None:
-                warnings.warn(f"the newest checkpoint is damaged, going back to epoch {number}: {damaged}",
-                              RuntimeWarning, stacklevel=5)
+                warn(f"the newest checkpoint is damaged, going back to epoch {number}: {damaged}")
                 with _named("cannot remove a damaged epoch", self.path):
                     for newer in self.numbers():
                         if newer > number:
@@ -137,7 +135,7 @@ class Checkpoint:
 
     def save_as(self, name: str) -> Path:
         """Keep the newest epoch under a name, for good: files are linked where that can be. No epoch is under way."""
-        path, staged = self.path / SAVEPOINTS / name, self.path / SAVEPOINTS / f"_{name}"
+        path, staged = self.path / SAVEPOINTS / name, self.path / SAVEPOINTS / f".{name}"  # no name begins with a dot
         try:
             shutil.rmtree(staged, ignore_errors=True)
             staged.mkdir(parents=True)

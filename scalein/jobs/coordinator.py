@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pyarrow as pa
 
 from scalein.connectors.sinks.sink_writer import SinkWriter
-from scalein.errors import BadArgument, ScaleinError, SourceLoc
+from scalein.errors import NOWHERE, BadArgument, ScaleinError, SourceLoc, warn
+from scalein.exec.operator import SnapshotFuture
 from scalein.jobs.checkpoint import Checkpoint
 from scalein.jobs.job_graph import JobGraph
 from scalein.jobs.metrics import Metrics
-from scalein.jobs.operators import SnapshotFuture
 from scalein.storage.checked_json import Json, as_int, as_list, as_map, as_text
 from scalein.storage.failpoints import failpoint
 
@@ -36,6 +35,7 @@ class Coordinator:
     def __init__(self, checkpoint: Checkpoint | None, sinks: dict[str, SinkWriter], metrics: Metrics,
                  name: str) -> None:
         self._checkpoint, self._sinks, self._metrics, self._name = checkpoint, sinks, metrics, name
+        self._at = NOWHERE  # where the job was started
         self.number = 0  # of the last epoch
         self._run = 0
         self._prepared: list[dict[str, Json]] = []  # by sinks, in no published epoch yet
@@ -51,6 +51,7 @@ class Coordinator:
 
     def open(self, epoch: dict[str, Json] | None, schema_of: Callable[[str], pa.Schema], at: SourceLoc) -> None:
         """Resume after an epoch, and open the sinks as it left them."""
+        self._at = at
         outputs: list[dict[str, Json]] = []
         if epoch is not None:
             self.number, self._run, self._name = as_int(epoch["epoch"]), as_int(epoch["run"]), as_text(epoch["job"])
@@ -153,8 +154,7 @@ class Coordinator:
             self._metrics.failed_checkpoints += 1
             if is_last or self._failed >= MAX_TRIES:
                 raise
-            warnings.warn(f"a checkpoint failed; the job continues, and the next one includes its output: {error}",
-                          RuntimeWarning, stacklevel=2)
+            warn(f"a checkpoint failed; the job continues, and the next one includes its output: {error}", self._at)
 
     def close(self) -> None:
         self._publisher.shutdown(wait=True)

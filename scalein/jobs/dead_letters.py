@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from scalein.connectors.formats.lenient import MALFORMED, with_malformed
 from scalein.errors import BadData, ScaleinError
-from scalein.jobs.operators import filtered
+from scalein.exec.operator import filtered
 from scalein.jobs.source_readers import Reader
 
 

@@ -11,12 +11,13 @@ from scalein.jobs.metrics import Metrics
 
 def why_no_output(graph: JobGraph, metrics: Metrics, emit: str) -> str:
     """One or two sentences that explain why there are no rows yet."""
-    if metrics.rows_out:
-        return f"There is output: {metrics.rows_out:,} rows so far."
-    if not metrics.rows_in and graph.row_groups_skipped:
+    rows_in, rows_out = metrics.of_run("rows_in"), metrics.of_run("rows_out")
+    if rows_out:
+        return f"There is output: {rows_out:,} rows so far."
+    if not rows_in and graph.row_groups_skipped:
         return (f"The flow's filter keeps no row so far: {graph.row_groups_skipped:,} row groups were skipped, as "
                 "their statistics say so.")
-    if not metrics.rows_in:
+    if not rows_in:
         names = ", ".join(sorted({reader.data.name if hasattr(reader.data, "name") else "memory"
                                   for reader in graph.readers}))  # fmt: skip
         return f"No row has arrived yet from {names}."
@@ -27,10 +28,10 @@ def why_no_output(graph: JobGraph, metrics: Metrics, emit: str) -> str:
                     'emit="changes" gives each group whenever it changes.')
         if graph.has_blocking:
             return "A sort, or a right or outer join, gives its rows when all have arrived: at the end of the input."
-        return f"{metrics.rows_in:,} rows have arrived, and the flow's filters or joins let none of them pass."
-    if metrics.late_rows == metrics.rows_in:
+        return f"{rows_in:,} rows have arrived, and the flow's filters or joins let none of them pass."
+    if metrics.of_run("late_rows") == rows_in:
         return "All rows came after their windows had closed: the delay of with_watermark is too short for this input."
-    if metrics.timeless_rows == metrics.rows_in:
+    if metrics.of_run("timeless_rows") == rows_in:
         return "The time of all rows is null: rows without a time are in no window."
     if not graph.has_watermark:
         return ("Windows close when time has passed them, and the flow does not say how late rows may come: "

@@ -13,7 +13,6 @@ import tempfile
 import threading
 import time
 import uuid
-import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -24,7 +23,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from scalein.connectors.sinks.sink_writer import SinkWriter
-from scalein.errors import LateData, ScaleinError, StoreFailed, here
+from scalein.errors import LateData, ScaleinError, StoreFailed, here, reported, warn
 from scalein.exec.bounded import batches
 from scalein.exec.event_time import IDLE_S
 from scalein.exec.schedule import schedule
@@ -74,9 +73,12 @@ class Driver:
         self.readers: SourceReaders
         try:
             self._open()
-            self.readers = SourceReaders(self.graph.readers, plan.rows_per_second, plan.memory.queues)
+            read = [] if self.graph.is_done else self.graph.readers  # limit(0) asks for no batch
+            self.readers = SourceReaders(read, plan.rows_per_second, plan.memory.queues)
         except BaseException as error:
             self._release(isinstance(error, Crashed))
+            if (found := reported(error, plan.at)) is not error:
+                raise found from error
             raise
         self._thread = threading.Thread(target=self._main, name="scalein-job", daemon=True)
         self._thread.start()
@@ -119,12 +121,12 @@ class Driver:
             with keep_at_most(self._plan.memory.spare), resident_threads():
                 self._loop()
         except BaseException as error:
-            self.error = error
+            self.error = reported(error, self._plan.at)
         finally:
             try:
                 self._release(isinstance(self.error, Crashed))
             except BaseException as error:
-                self.error = self.error or error
+                self.error = self.error or reported(error, self._plan.at)
             self.ended.set()
             with suppress(IndexError):
                 while True:
@@ -198,8 +200,8 @@ class Driver:
     def _warn_of_more(self) -> None:
         """What the sources have now, a finished job does not read: its windows are closed and its results are given."""
         if self.readers.has_more(MORE_S if self.graph.is_bounded else QUIET_S):
-            warnings.warn("the job of this checkpoint has finished, and rows that came later are not read: give another"
-                          f" directory than {self._plan.checkpoint} to begin anew", RuntimeWarning, stacklevel=2)
+            warn("the job of this checkpoint has finished, and rows that came later are not read: give another "
+                 f"directory than {self._plan.checkpoint} to begin anew", self._plan.at)
 
     def _write(self, batches: Iterable[pa.RecordBatch]) -> None:
         for batch in batches:
@@ -217,8 +219,8 @@ class Driver:
             self._sinks["late"].write(rows)
         elif not self._has_warned:
             self._has_warned = True
-            warnings.warn(f"{rows.num_rows} rows came too late and were dropped; later ones are only counted: see "
-                          "metrics()[\"late_rows\"], or give late= a sink", RuntimeWarning, stacklevel=2)
+            warn(f"{rows.num_rows} rows came too late and were dropped; later ones are only counted: see "
+                 "metrics()[\"late_rows\"], or give late= a sink", self._plan.at)
 
     def _failed(self, rows: pa.RecordBatch, error: ScaleinError) -> None:
         found = in_columns(rows, self.graph.schema_of("failed", self._plan.emit))
@@ -256,6 +258,7 @@ class Driver:
 
         self.ask(take)
         if failed:
+            failed[0].locate(here(self._plan.at))
             raise failed[0]
         if self.error is not None:
             self.ended.wait()  # everything is released first

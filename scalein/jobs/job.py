@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 from pathlib import Path
+from weakref import WeakSet
 
-from scalein.errors import BadArgument, ScaleinError, here
+from scalein.errors import BadArgument, ScaleinError, here, warn
 from scalein.jobs.diagnose import why_no_output
 from scalein.jobs.driver import Driver
 from scalein.jobs.job_card import JobCard
@@ -19,12 +21,14 @@ _PLAIN = re.compile(r"\w[\w .-]*")  # names of savepoints
 
 
 class Job:
-    """A flow at work. `wait()` gives back when it has ended, or raises what ended it.
+    """A flow at work. `wait()` returns when it has ended, or raises what ended it. A program that ends before its job
+    is warned.
 
     >>> import pyarrow as pa, scalein as si
     >>> seen = si.to_memory()
     >>> job = si.from_arrow(pa.table({"x": [1, 2, 3]})).limit(2).start(sink=seen)
     >>> job.wait()
+    True
     >>> seen.table().to_pydict()
     {'x': [1, 2]}
     """
@@ -33,6 +37,7 @@ class Job:
         self._plan = plan
         self._driver = Driver(plan)
         self._card: JobCard | None = None  # of a notebook
+        _started.add(self)
 
     # --- requests
 
@@ -76,8 +81,10 @@ class Job:
         if not self._driver.is_inside():
             self.wait()
 
-    def wait(self, timeout: float | None = None, *, progress: bool = False) -> None:
-        """Until the job has ended; raises what ended it. Ctrl-C and SIGTERM stop it, with a last checkpoint.
+    def wait(self, timeout: float | None = None, *, progress: bool = False) -> bool:
+        """Until the job has ended, or some seconds have passed: whether it has ended. Raises what ended it.
+
+        Ctrl-C and SIGTERM stop it meanwhile, with a last checkpoint.
 
         `progress=True` shows a bar meanwhile, in a terminal or a notebook (it needs `scalein[jobs]`).
         """
@@ -94,6 +101,7 @@ class Job:
                 raise
         if self._driver.error is not None:
             raise self._driver.error
+        return self._driver.ended.is_set()
 
     def _check_outside(self) -> None:
         if self._driver.is_inside():
@@ -106,8 +114,7 @@ class Job:
 
     def await_termination(self, timeout: float | None = None) -> bool:
         """As in PySpark: wait, and say whether the job has ended."""
-        self.wait(timeout)
-        return self._driver.ended.is_set()
+        return self.wait(timeout)
 
     # --- looking
 
@@ -133,6 +140,8 @@ class Job:
         """Figures so far: rows, late rows, rescales, epochs, latency; of each stage, rows and time of this run, and of
         each of its workers rows, bytes, the time in kernels and the time that it waited for the others.
 
+        Rows are counted from the first run of a checkpoint on; `run_rows_in` and `run_rows_out` are those of this run.
+        `lag` is how far the watermark is behind the clock, as text ("2.1 min"), and `lag_s` in seconds.
         `state_bytes_moved` of a rescale is 0: workers share the state, in whatever tables, stores or logs it is.
         """
         return figures(self._driver.metrics, self._driver.graph, self._driver.workers)
@@ -172,5 +181,19 @@ class Job:
     def _as_card(self) -> JobCard:
         if self._card is None:
             place = "" if self._plan.checkpoint is None else str(self._plan.checkpoint)
-            self._card = JobCard(self, place, self._driver.metrics.restored_rows)
+            self._card = JobCard(self, place)
         return self._card
+
+
+_started: WeakSet[Job] = WeakSet()
+
+
+@atexit.register
+def _warn_of_running() -> None:
+    """Threads of jobs end with the program, whatever they are doing."""
+    for job in list(_started):
+        if job.is_active:
+            rest = ("what it had not written is lost" if job._plan.checkpoint is None else
+                    "it continues from its last checkpoint when it is started again")
+            warn(f"the program ends, but the job that it started here was still running, and {rest}: "
+                 "job.wait() waits for its end, job.stop() ends it", job._plan.at)

@@ -20,9 +20,9 @@ MOST_LAG_S = 365 * 86_400  # a longer one is that of history which is replayed, 
 class JobCard:
     """The job as a card. Once shown, a thread samples the rate and redraws it; the thread ends with the job."""
 
-    def __init__(self, job: Job, place: str, restored_rows: int) -> None:
-        """`place` is the checkpoint's directory, `restored_rows` the rows in of earlier runs."""
-        self._job, self._place, self._restored_rows = job, place, restored_rows
+    def __init__(self, job: Job, place: str) -> None:
+        """`place` is the checkpoint's directory."""
+        self._job, self._place = job, place
         self._display = Display(self.draw)
         self._rates: deque[float] = deque(maxlen=SAMPLES)
         self._thread: threading.Thread | None = None
@@ -73,7 +73,7 @@ class JobCard:
         """Rows a second: of the last sample while the job runs, else of the whole run."""
         if self._rates and self._job.is_active:
             return self._rates[-1]
-        return float((found["rows_in"] - self._restored_rows) / max(found["busy_s"] + found["wait_s"], 1e-3))
+        return float(found["run_rows_in"] / max(found["busy_s"] + found["wait_s"], 1e-3))
 
     def _follow(self) -> None:
         then, before = time.monotonic(), self._rows_in()

@@ -20,24 +20,24 @@ import pyarrow as pa
 from scalein.connectors.base import BoundSource
 from scalein.dtypes import UNITS_PER_SECOND, DType, Kind, Schema
 from scalein.errors import BadArgument, ScaleinError, SourceLoc
+from scalein.exec import fragments as cutting
+from scalein.exec.changelog import changelog_rows
+from scalein.exec.changelog import check as check_changes
+from scalein.exec.compatibility import check_same, signature
 from scalein.exec.event_time import extent, extents, least
+from scalein.exec.fragments import Fragment, SourceEdge
+from scalein.exec.operator import Blocking, Context, Distinct, Limit, Morsel, Operator, SnapshotFuture, Stateless
+from scalein.exec.running_aggregate import RunningAggregate
 from scalein.exec.scan_predicates import row_groups_skipped
+from scalein.exec.speculation import speculate
+from scalein.exec.window_aggregate import BufferedAggregate, SlidingAggregate, WindowedAggregate, open_aggregate
 from scalein.ir import ops
 from scalein.ir.exprs import type_of
-from scalein.jobs import fragments as cutting
-from scalein.jobs.changelog import changelog_rows
-from scalein.jobs.changelog import check as check_changes
-from scalein.jobs.compatibility import check_same, signature
 from scalein.jobs.dead_letters import failed_schema, without_malformed
-from scalein.jobs.fragments import Fragment, SourceEdge
 from scalein.jobs.metrics import Metrics, Stage
-from scalein.jobs.operators import Blocking, Context, Distinct, Limit, Morsel, Operator, SnapshotFuture, Stateless
 from scalein.jobs.recovery import label, restored_positions, state_number, states
-from scalein.jobs.running_aggregate import RunningAggregate
 from scalein.jobs.source_inputs import SourceInput, source_input_of
 from scalein.jobs.source_readers import Reader, SourceBatch
-from scalein.jobs.speculation import speculate
-from scalein.jobs.window_aggregate import BufferedAggregate, SlidingAggregate, WindowedAggregate, open_aggregate
 from scalein.options import Options
 from scalein.storage.checked_json import Json, as_int
 

@@ -104,9 +104,9 @@ class Metrics:
     rescales: list[dict[str, float | int]] = field(default_factory=list)
     checkpoint_s: float | None = None  # from the freeze to the commit, of the last one
     checkpoint_at: float | None = None  # time of that commit, in seconds since 1970
-    restored_rows: int = 0  # rows in of earlier runs
     latency: Latency = field(default_factory=Latency)
     began: float = field(default_factory=time.time)
+    earlier: dict[str, int] = field(default_factory=dict)  # counters as earlier runs left them
 
     KEPT: ClassVar = ("rows_in", "bytes_in", "rows_out", "late_rows", "timeless_rows", "failed_rows")
 
@@ -119,6 +119,10 @@ class Metrics:
         return {name: getattr(self, name) for name in self.KEPT}
 
     def restore(self, given: dict[str, Json]) -> None:
-        for name in self.KEPT:
-            setattr(self, name, as_int(given[name]))
-        self.restored_rows = self.rows_in
+        self.earlier = {name: as_int(given[name]) for name in self.KEPT}
+        for name, count in self.earlier.items():
+            setattr(self, name, count)
+
+    def of_run(self, name: str) -> int:
+        """A counter without what earlier runs counted."""
+        return int(getattr(self, name)) - self.earlier.get(name, 0)

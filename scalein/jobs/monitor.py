@@ -9,11 +9,11 @@ import json
 import os
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from scalein.errors import ScaleinError, StoreFailed, here
+from scalein.card import format_seconds
+from scalein.errors import ScaleinError, StoreFailed, here, warn
 from scalein.jobs.diagnose import shown
 from scalein.jobs.job_graph import JobGraph
 from scalein.jobs.metrics import Metrics
@@ -32,12 +32,14 @@ def figures(metrics: Metrics, graph: JobGraph, workers: int) -> dict[str, object
     """What a user sees of a job's figures."""
     watermark, dtype = graph.watermark, graph.time_type
     return {
-        **metrics.to_json(), "epochs": metrics.epochs, "failed_checkpoints": metrics.failed_checkpoints,
+        **metrics.to_json(), "run_rows_in": metrics.of_run("rows_in"), "run_rows_out": metrics.of_run("rows_out"),
+        "epochs": metrics.epochs, "failed_checkpoints": metrics.failed_checkpoints,
         "outlier_rows": graph.outlier_rows, "row_groups_skipped": graph.row_groups_skipped,
         "checkpoint_s": metrics.checkpoint_s, "checkpoint_at": metrics.checkpoint_at, "workers": workers,
         "rescales": list(metrics.rescales), "watermark": watermark,
         "watermark_time": None if watermark is None or dtype is None else shown(watermark, dtype),
-        "lag_s": graph.lag_s, "state_bytes": graph.state_bytes,
+        "lag_s": graph.lag_s, "lag": None if graph.lag_s is None else format_seconds(graph.lag_s),
+        "state_bytes": graph.state_bytes,
         "busy_s": round(metrics.busy_s, 3), "wait_s": round(metrics.wait_s, 3),
         "latency_s": {f"p{share * 100:g}": metrics.latency.percentile(share) for share in (0.5, 0.99, 0.999)},
         "stages": [stage.to_json() for stage in graph.stages],
@@ -46,20 +48,21 @@ def figures(metrics: Metrics, graph: JobGraph, workers: int) -> dict[str, object
 
 def log_lines(job: Job, path: str | os.PathLike[str], every_s: float = 1.0) -> threading.Thread:
     """Append a line of figures to a file every so often, and one at the end."""
+    at = here()
     try:
         file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (the thread closes it)
     except OSError as error:
-        raise StoreFailed("cannot write the log of a job", at=here(), file=path, found=error) from error
+        raise StoreFailed("cannot write the log of a job", at=at, file=path, found=error) from error
 
     def write() -> None:
         try:
             lines()
         except OSError as error:  # a full disk is no reason to end the job
-            warnings.warn(f"the log of a job ends here: {path}: {error}", RuntimeWarning, stacklevel=2)
+            warn(f"the log of a job ends here: {path}: {error}", at)
 
     def lines() -> None:
         with file:
-            before, then = 0, time.monotonic()
+            before, then = int(str(job.metrics()["rows_in"])), time.monotonic()
             while True:
                 has_ended = job.await_end(every_s)
                 found = job.metrics()
@@ -141,11 +144,11 @@ def show_bar(job: Job, timeout_s: float | None = None, every_s: float = 0.2) -> 
             left_s = every_s if end is None else max(0.0, min(every_s, end - time.monotonic()))
             is_over = job.await_end(left_s) or left_s < every_s
             found = job.metrics()
-            rows = int(str(found["rows_in"]))
+            rows = int(str(found["run_rows_in"]))
             bar.update(rows - before)
             before = rows
-            bar.set_postfix(out=found["rows_out"], late=found["late_rows"], watermark=found["watermark_time"],
-                            lag=found["lag_s"], state=f"{int(str(found['state_bytes'])) / 1e6:,.1f} MB",
+            bar.set_postfix(out=found["run_rows_out"], late=found["late_rows"], watermark=found["watermark_time"],
+                            lag=found["lag"], state=f"{int(str(found['state_bytes'])) / 1e6:,.1f} MB",
                             checkpoints=found["epochs"], workers=found["workers"])
             if is_over:
                 return

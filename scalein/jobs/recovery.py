@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from scalein.connectors.base import BoundSource
 from scalein.errors import BadArgument, SourceLoc
+from scalein.exec.compatibility import HINT
+from scalein.exec.fragments import Fragment, SourceEdge, fragments
 from scalein.ir import ops
-from scalein.jobs.compatibility import HINT
-from scalein.jobs.fragments import Fragment, SourceEdge, fragments
 from scalein.storage.checked_json import Json, as_list, as_map, as_text
 
 _RENAMED = ("give another checkpoint directory; or, if these are the same rows under another name, give them back the "

@@ -11,11 +11,11 @@ from scalein.connectors.formats.statistics import Condition
 from scalein.connectors.in_memory import Batches
 from scalein.errors import BadArgument
 from scalein.exec.event_time import PartitionClock, outlier_distance
+from scalein.exec.fragments import SourceEdge
+from scalein.exec.operator import Context, FragmentRunner
 from scalein.exec.scan_predicates import scan_conditions
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named
-from scalein.jobs.fragments import SourceEdge
-from scalein.jobs.operators import Context, FragmentRunner
 from scalein.jobs.source_readers import Reader, SourcePosition
 from scalein.storage.checked_json import Json, as_map
 

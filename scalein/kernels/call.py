@@ -19,7 +19,7 @@ from scalein.llvm_backend.cache import Compiled, load_kernel
 from scalein.llvm_backend.image import Kernel
 from scalein.options import Options
 
-MOST_SHOWN = 80  # bytes of a text in an error
+MAX_SHOWN = 80  # bytes of a text in an error
 
 
 def kernel(stage: Stage, options: Options) -> Compiled:
@@ -85,8 +85,8 @@ def _failure(compiled: Compiled, frame: FrameData) -> ComputeError:
         return ComputeError(f"{compiled.errors[number]}, or in one of the {others} expressions after it")
     found = None
     if frame.get("bad.error", 0) >> number & 1:
-        text = ctypes.string_at(frame["bad.text"], min(frame["bad.size"], MOST_SHOWN))
-        found = repr(text.decode(errors="replace")) + (" ..." if frame["bad.size"] > MOST_SHOWN else "")
+        text = ctypes.string_at(frame["bad.text"], min(frame["bad.size"], MAX_SHOWN))
+        found = repr(text.decode(errors="replace")) + (" ..." if frame["bad.size"] > MAX_SHOWN else "")
     return ComputeError(compiled.errors[number], found=found)
 
 

@@ -34,7 +34,7 @@ from scalein.ir.tables import Acc, AccKind, Key, Output, Table
 from scalein.kernels.bind import addressable, bind, bind_codes, code_bits, form_of, has_nulls
 from scalein.kernels.call import kernel
 from scalein.kernels.output import collect_chunks
-from scalein.kernels.specialise import Specialiser, code_name, needed
+from scalein.kernels.specialise import CODE, IDS, Specialiser, code_name, needed
 from scalein.layout import COLUMN, FrameData, size_of
 from scalein.llvm_backend.cache import Compiled
 from scalein.options import Options
@@ -266,10 +266,9 @@ class Prepared:
         """The strings of a dictionary-encoded key, by id."""
         key = self.key_exprs[position]
         assert isinstance(key, Col)
-        kind, _, name = key.name.partition(".")
-        if kind == "#ids":
-            return self.interners[name].values()
-        number, _, column = name.partition(".")
+        if key.name.startswith(IDS):
+            return self.interners[key.name.removeprefix(IDS)].values()
+        number, _, column = key.name.removeprefix(CODE).partition(".")
         return self.joins[int(number)].columns[column].dictionary
 
     def attach_joins(self, frame: FrameData) -> None:

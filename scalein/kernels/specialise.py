@@ -2,7 +2,7 @@
 
 No null handling is compiled for columns without nulls. An expression over one dictionary column is computed once for
 each dictionary value and looked up by code; a dictionary key is grouped by its id in the run's own dictionary. Names
-that begin with `#` are internal and pass every `ProjectStep`.
+of internal columns pass every `ProjectStep`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,12 @@ from dataclasses import dataclass, field, replace
 from scalein.dtypes import I32, DType
 from scalein.ir.exprs import Call, Col, Expr, Lit, Named, columns, post_order, type_of
 from scalein.ir.functions.registry import can_fail, fallible, is_strict, nullable
+from scalein.ir.internal_names import internal, is_internal
 from scalein.ir.rewrite import rewrite_expr
 from scalein.ir.stages import DedupStep, FilterStep, Probe, ProjectStep, Read, Step
+
+IDS = internal("ids.")  # of a dictionary column's values, before its name
+CODE = internal("code.")  # of a joined dictionary column, before its join's number and its name
 
 
 @dataclass(slots=True)
@@ -41,7 +45,7 @@ class Specialiser:
             case ProjectStep(items):
                 new = tuple(Named(i.name, self.expr(i.expr)) for i in items)
                 self.failing = {i.name for i in items if self.may_fail(i.expr)}
-                hidden = {n: v for n, v in self.nullable.items() if n.startswith("#")}
+                hidden = {n: v for n, v in self.nullable.items() if is_internal(n)}
                 self.coded = {i.name: self.coded[i.expr.name] for i in items
                               if isinstance(i.expr, Col) and i.expr.name in self.coded}
                 self.joined = {i.name: self.joined[i.expr.name] for i in items
@@ -68,7 +72,7 @@ class Specialiser:
         if len(probe.keys) > 1 or not isinstance(key, Col) or key.name not in self.coded:
             return replace(probe, keys=tuple(self.expr(k) for k in probe.keys))
         via = self.coded[key.name]
-        name = f"#match.{probe.table}.{via}"
+        name = internal(f"match.{probe.table}.{via}")
         matches = Call("#match", (Col(via),), (probe.table,))
         read = self._lookup(matches, name, I32, via, self.nullable.get(key.name, True))
         return replace(probe, keys=(Col(name, I32, read.nulls),), by_code=True)
@@ -109,7 +113,8 @@ class Specialiser:
         if coded is None:
             return None
         via, nulls = self.coded[coded], self.nullable.get(coded, True)
-        read = self._lookup(_renamed(node, coded, via), f"#lookup{len(self.lookups)}", type_of(node), via, nulls)
+        name = internal(f"lookup{len(self.lookups)}")
+        read = self._lookup(_renamed(node, coded, via), name, type_of(node), via, nulls)
         return Col(read.name, read.dtype, read.nulls)
 
     def key(self, expr: Expr) -> Expr:
@@ -117,8 +122,8 @@ class Specialiser:
         if isinstance(expr, Col) and expr.name in self.coded:
             via = self.coded[expr.name]
             nulls = expr.nullable and self.nullable.get(expr.name, True)
-            self._lookup(Col(via), f"#ids.{via}", I32, via, nulls)
-            return Col(f"#ids.{via}", I32, nulls)
+            self._lookup(Col(via), f"{IDS}{via}", I32, via, nulls)
+            return Col(f"{IDS}{via}", I32, nulls)
         if isinstance(expr, Col) and expr.name in self.joined:
             return Col(self.joined[expr.name], I32, expr.nullable and self.nullable.get(expr.name, True))
         return self.expr(expr)
@@ -126,7 +131,7 @@ class Specialiser:
 
 def code_name(join: int, column: str) -> str:
     """The name under which a probe gives the dictionary code of a string column."""
-    return f"#code.{join}.{column}"
+    return f"{CODE}{join}.{column}"
 
 
 class _Tables:
@@ -178,7 +183,7 @@ def needed(steps: Sequence[Step], exprs: Iterable[Expr]) -> set[str]:
                 names |= columns(predicate)
             case ProjectStep(items):
                 given = {i.name: i.expr for i in items}
-                hidden = {n for n in names if n.startswith("#") and n not in given}
+                hidden = {n for n in names if is_internal(n) and n not in given}
                 names = hidden.union(*(columns(given[n]) for n in names if n in given))
             case Probe():
                 names -= {name for name, _ in (*step.keep, *step.codes)}

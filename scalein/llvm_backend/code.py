@@ -27,6 +27,7 @@ class Code:
     sure: dict[object, bool] = field(default_factory=dict)  # the same by the key of the part that writes them
     checks: list[str] = field(default_factory=list)  # of safe mode
     strings: dict[bytes, int] = field(default_factory=dict)
+    helpers: dict[str, ir.Function] = field(default_factory=dict)
 
     def fail(self, what: str, condition: ir.Value) -> None:
         """Remember `what` if `condition` holds for a live, valid row."""
@@ -88,6 +89,12 @@ class Code:
         with self.f.when(self.f.b.icmp_unsigned("!=", bits, const(0)), likely=False):
             self.f.set_slot("errors", bits)
             self.f.leave(status)
+
+    def helper(self, name: str, write: Callable[[Code], ir.Function]) -> ir.Function:
+        """An internal function of the kernel, written when it is first needed."""
+        if name not in self.helpers:
+            self.helpers[name] = write(self)
+        return self.helpers[name]
 
     def text(self, content: bytes) -> ir.Value:
         """Address of constant bytes, padded so that 16 bytes may be read from any start."""

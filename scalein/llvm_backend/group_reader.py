@@ -11,6 +11,7 @@ from functools import partial
 from llvmlite import ir
 
 from scalein.ir.exprs import type_of
+from scalein.ir.internal_names import internal
 from scalein.ir.stages import FromTable, Read
 from scalein.ir.tables import Output, Slicing
 from scalein.llvm_backend import accumulators
@@ -35,7 +36,7 @@ def table_env(code: Code, reader: FromTable, start: ir.Value) -> Env:
     env: dict[str, Binding] = {}
     for k, key in enumerate(table.keys):
         read = Read(key.name, key.stored, "field", key.nullable, null_bit=k)
-        name = f"#id.{key.name}" if key.coded else key.name
+        name = internal(f"id.{key.name}") if key.coded else key.name
         env[name] = Binding(partial(_key, code, reader, read, f"key{k}", record))
     if table.window is not None:
         env["window_start"] = Binding(partial(_window, code, reader, record, False))
@@ -43,7 +44,7 @@ def table_env(code: Code, reader: FromTable, start: ir.Value) -> Env:
     for output in table.outputs:
         if output.is_list:
             for part, name in (("start", f"acc{output.accs[0]}.start"), ("count", f"acc{output.accs[0]}")):
-                env[f"#{part}.{output.name}"] = Binding(partial(_word, code, reader, record, name))
+                env[internal(f"{part}.{output.name}")] = Binding(partial(_word, code, reader, record, name))
             continue
         accs = [(acc.kind, acc.dtype, acc.by is None or type_of(acc.by), repr(acc.params))
                 for acc in (table.accs[number] for number in output.accs)]

@@ -167,10 +167,10 @@ def first_bytes(code: Code, text: Str) -> tuple[ir.Value, ir.Value]:
                 f.store(f.load_input(f.byte_at(ptr, i), I8), buffer, i)
             low.set(f.load(buffer, const(0), I64))
             high.set(f.load(buffer, const(1), I64))
-    return b.and_(low.get(), _byte_mask(f, text.size)), b.and_(high.get(), _byte_mask(f, b.sub(text.size, const(8))))
+    return b.and_(low.get(), byte_mask(f, text.size)), b.and_(high.get(), byte_mask(f, b.sub(text.size, const(8))))
 
 
-def _byte_mask(f: Fn, count: ir.Value) -> ir.Value:
+def byte_mask(f: Fn, count: ir.Value) -> ir.Value:
     """A mask of the first `count` bytes of a word; all for 8 and more, none for 0 and fewer."""
     bits = f.b.shl(f.min(f.max(count, const(0)), const(7)), const(3))
     part = f.b.sub(f.b.shl(const(1), bits), const(1))

@@ -10,6 +10,9 @@ What is written here must not be stored by `Fn.store`, which says that no input 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from llvmlite import ir
 
 from scalein.ir.exprs import Expr
@@ -17,7 +20,7 @@ from scalein.ir.functions.registry import makes_text
 from scalein.ir.stages import DedupStep, FilterStep, Partition, Probe, ProjectStep, Stage
 from scalein.layout import ERROR
 from scalein.llvm_backend.code import Code
-from scalein.llvm_backend.fn import I1, PTR, const
+from scalein.llvm_backend.fn import I1, I64, PTR, const
 from scalein.llvm_backend.values import Str
 
 CHUNK_BYTES = 1 << 16  # some dozen bytes for each row of a block are not uncommon
@@ -54,32 +57,57 @@ def begin_block(code: Code) -> None:
         f.set_slot("text.at", f.byte_at(last, HEADER_BYTES))
 
 
+class TextPlaces(NamedTuple):
+    """Where a kernel has the places of made text: of the next one, of the end of the chunk, and of the chunk."""
+
+    at: ir.Value
+    end: ir.Value
+    chunk: ir.Value
+
+
+def text_places(code: Code) -> TextPlaces:
+    return TextPlaces(*(code.f.slot_ptr(f"text.{name}") for name in TextPlaces._fields))
+
+
 def new_text(code: Code, size: ir.Value) -> ir.Value:
     """The address of `size` bytes to write a text to."""
+    f = code.f
+
+    def leave(is_missing: ir.Value) -> None:
+        with f.when(is_missing, likely=False):
+            f.set_slot("errors", const(1 << code.bit(NO_MEMORY)))
+            f.leave(ERROR)
+
+    return take_text(code, text_places(code), size, leave)
+
+
+NO_MEMORY = "no memory for text"
+
+
+def take_text(code: Code, places: TextPlaces, size: ir.Value, fail: Callable[[ir.Value], None]) -> ir.Value:
+    """The same where there is no frame: in the function of a udf. `fail` leaves it under a condition."""
     f, b = code.f, code.f.b
-    is_full = b.icmp_unsigned(">=", b.add(f.get_slot("text.at"), size), f.get_slot("text.end"))
+    is_full = b.icmp_unsigned(">=", b.add(b.load(places.at, typ=I64), size), b.load(places.end, typ=I64))
     with f.when(is_full, likely=False):
         room = f.max(const(CHUNK_BYTES), b.add(size, const(HEADER_BYTES + 1)))
         chunk = f.call("malloc", PTR, [room])
-        with f.when(b.icmp_unsigned("==", chunk, _NULL), likely=False):
-            f.set_slot("errors", const(1 << code.bit("no memory for text")))
-            f.leave(ERROR)
-        b.store(f.get_slot("text.chunk", PTR), chunk)
-        f.set_slot("text.chunk", chunk)
-        f.set_slot("text.at", f.byte_at(chunk, HEADER_BYTES))
-        f.set_slot("text.end", f.byte_at(chunk, room))
-    start = f.get_slot("text.at", PTR)
-    f.set_slot("text.at", f.byte_at(start, size))
+        fail(b.icmp_unsigned("==", chunk, _NULL))
+        b.store(b.load(places.chunk, typ=PTR), chunk)
+        b.store(chunk, places.chunk)
+        b.store(f.byte_at(chunk, HEADER_BYTES), places.at)
+        b.store(f.byte_at(chunk, room), places.end)
+    start = b.load(places.at, typ=PTR)
+    b.store(f.byte_at(start, size), places.at)
     return start
 
 
-def joined(code: Code, pieces: list[Str]) -> Str:
-    """The bytes of all pieces, one after the other."""
+def joined(code: Code, pieces: list[Str], new: Callable[[ir.Value], ir.Value] | None = None) -> Str:
+    """The bytes of all pieces, one after the other; `new` gives the address of so many bytes."""
     f, b = code.f, code.f.b
     total: ir.Value = const(0)
     for piece in pieces:
         total = b.add(total, piece.size)
-    start = at = new_text(code, total)
+    start = at = new_text(code, total) if new is None else new(total)
     for piece in pieces:
         f.call("llvm.memcpy.p0.p0.i64", ir.VoidType(), [at, piece.ptr, piece.size, const(0, I1)])
         at = f.byte_at(at, piece.size)

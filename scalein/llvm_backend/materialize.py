@@ -21,6 +21,7 @@ from llvmlite import ir
 from scalein.ir.exprs import Call, Col, Expr, Named, columns, type_of, walk
 from scalein.ir.functions.registry import REGISTRY, makes_text
 from scalein.ir.functions.udf import has_udf
+from scalein.ir.internal_names import internal
 from scalein.ir.rewrite import map_args
 from scalein.ir.stages import (
     FLOW_SINKS,
@@ -196,7 +197,7 @@ def _costly(stage: Stage, shared: set[tuple[int, str]], costly: int) -> Iterator
 def hoist_costly(stage: Stage) -> Stage:
     """The stage with a `ProjectStep` before its sink for the costly calls that several loops of the sink make."""
     count = Counter(call for exprs in _loops(stage.sink) for call in dict.fromkeys(chain(*map(_sure_calls, exprs))))
-    names = {call: Col(f"#materialized{k}", call.dtype, call.nullable)
+    names = {call: Col(internal(f"materialized{k}"), call.dtype, call.nullable)
              for k, call in enumerate(call for call, n in count.items() if n > 1)}
     if not names:
         return stage
@@ -211,7 +212,7 @@ def _sure_calls(expr: Expr) -> Iterator[Call]:
     waiting = [expr]
     while waiting:
         node = waiting.pop()
-        if isinstance(node, Call) and (node.fn == "udf" or REGISTRY[node.fn].makes_text):
+        if isinstance(node, Call) and (node.fn == "udf" or REGISTRY[node.fn].makes_text(node)):
             yield node
         elif isinstance(node, Call) and node.fn not in LAZY:
             waiting += reversed(node.args)

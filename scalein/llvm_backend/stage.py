@@ -16,9 +16,11 @@ from functools import partial
 from llvmlite import ir
 
 from scalein.ir.exprs import Col, Expr, columns
+from scalein.ir.internal_names import is_internal
 from scalein.ir.passes.pass_through import ROW
 from scalein.ir.stages import (
     FLOW_SINKS,
+    ORDINAL,
     Collect,
     DedupStep,
     ExpandLog,
@@ -206,7 +208,7 @@ def _steps(low: _Lowering, steps: tuple[Step, ...], block: Block, env: Env) -> N
                     _fetch_ahead(low, block, columns(predicate))
             case ProjectStep(items):
                 # Bound lazily: a column is computed in the loop that needs it, under the rows live there.
-                ours = {name: binding for name, binding in env.items() if name[:1] in ("#", "?")}
+                ours = {name: binding for name, binding in env.items() if is_internal(name)}
                 env = {**ours, **{i.name: bind(code, i.expr, env, (at, i.name) in low.materialized) for i in items}}
             case Probe() | DedupStep():
                 materialize_needed(block, env, step.keys)
@@ -258,8 +260,8 @@ def _sink(low: _Lowering, block: Block, env: Env) -> None:
 
     def ordinal(row: Row) -> ir.Value:
         """The row's number in the source."""
-        if "?row" in env:  # carried through a partition
-            return row.get(env["?row"]).data
+        if ORDINAL in env:  # carried through a partition
+            return row.get(env[ORDINAL]).data
         return f.b.add(f.b.add(f.slot("first_row"), start), row.offset("in"))
 
     match stage.sink:

@@ -25,7 +25,7 @@ import pyarrow as pa
 from scalein.connectors.formats.statistics import Condition
 from scalein.errors import NOWHERE
 from scalein.spark.catalyst_filters import column_of, value_of
-from scalein.spark.row_groups import RowGroups, ScannedFile, Values, plan_row_groups
+from scalein.spark.row_groups import RowGroups, ScannedFile, Values, coded_types, plan_row_groups
 from scalein.spark.types import arrow_schema
 
 if TYPE_CHECKING:
@@ -72,11 +72,13 @@ class FileScan:
 
     def row_groups(self, schema: pa.Schema, conditions: Sequence[Condition] = ()) -> RowGroups | None:
         """The row groups of the files with the columns of `schema`, the flow's types, if tasks can read them; without
-        those in which one of the conditions holds for no row.
+        those in which one of the conditions holds for no row. Where the flow has dictionaries, they do.
         """
         if not are_columns_plain(self.struct, schema.names):
             return None
-        return plan_row_groups(self.files, arrow_schema(self.struct, NOWHERE, schema.names), conditions, schema)
+        coded = [field.name for field in schema if pa.types.is_dictionary(field.type)]
+        types = coded_types(arrow_schema(self.struct, NOWHERE, schema.names), coded)
+        return plan_row_groups(self.files, types, conditions, schema)
 
 
 def scan_of_dataframe(df: DataFrame) -> FileScan | None:

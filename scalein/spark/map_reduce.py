@@ -1,6 +1,6 @@
 """MapReduce: a fragment of a flow as a map side, which Spark runs where the data is, and a reduce side after a shuffle.
 
-A fragment (`jobs/fragments.py`) is a chain of row-wise ops around at most one that needs other rows.
+A fragment (`exec/fragments.py`) is a chain of row-wise ops around at most one that needs other rows.
 
     rowwise    map                      no other rows are needed
     partials   map  ->  combine, final  rows become partial groups (`ir/partials.py`) before the shuffle
@@ -28,8 +28,11 @@ from scalein.compiler import compile_flow
 from scalein.connectors.formats.statistics import Condition
 from scalein.dtypes import Schema
 from scalein.errors import BadArgument, ComputeError
+from scalein.exec.aggregate_operator import aggregate_node, replaced, scan_of
 from scalein.exec.bounded import PreAggregationProgram, Program
 from scalein.exec.error_location import located
+from scalein.exec.fragments import Fragment, over, placeholder
+from scalein.exec.operator import reads
 from scalein.exec.scan_predicates import conditions_of
 from scalein.ir import ops
 from scalein.ir.aggregates import AGGREGATES
@@ -38,9 +41,6 @@ from scalein.ir.partials import TwoPhase, fits, two_phase
 from scalein.ir.physical import Node, Pipeline, Scan, WindowAggregate, identity, walk_nodes
 from scalein.ir.rewrite import transform_streams
 from scalein.ir.stages import FilterStep
-from scalein.jobs.aggregate_operator import aggregate_node, replaced, scan_of
-from scalein.jobs.fragments import Fragment, over, placeholder
-from scalein.jobs.operators import reads
 from scalein.options import Options
 
 MAX_GROUPS = 1 << 20  # held by a task before they are sent

@@ -11,14 +11,17 @@ kernel does with it. So tasks read the files themselves, where that gives the ro
 INT96 times are instants, and so are times without a zone where Spark's column has one. Times in nanoseconds, which
 Spark cannot read, are read if they are whole microseconds, and are an error otherwise. In all other cases
 `plan_row_groups` gives None, and Spark reads.
+
+Text with few different values is read as dictionaries by flows that are planned for that (`coded_types`): codes are
+cheaper to decode, to compare and to group by.
 """
 
 from __future__ import annotations
 
 import heapq
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, TypeVar
@@ -34,6 +37,10 @@ from scalein.connectors.formats.statistics import Condition
 TASK_BYTES = 256 << 20  # of compressed files that a task reads, at least if there are enough cores
 BATCH_ROWS = 1 << 18
 BATCH_BYTES = 64 << 20  # rows of a batch are fewer where they are wide
+# Bytes of a value, its part of the dictionary included, up to which text has few different values.
+MAX_CODE_BYTES = 1.5
+_HEADER_BYTES = 256  # of pages, in a row group of few rows
+_CODED = pa.dictionary(pa.int32(), pa.string())
 _INSTANT = pa.timestamp("us", "UTC")
 _LEGACY = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
 
@@ -59,12 +66,13 @@ class RowGroups:
     sizes: tuple[int, ...]  # compressed bytes of the columns in each
     rows: tuple[int, ...]
     values: Mapping[str, Values]  # of partition columns, by path
+    coded: frozenset[str]  # columns of text with few different values in each
 
     def read(self) -> Iterator[pa.RecordBatch]:
         """All rows, decoded by one thread."""
         for path, some in groupby(self.groups, key=itemgetter(0)):
             numbers = [number for _, number in some]
-            with reading(path), _open(path) as file:
+            with reading(path), _open(path, [field.name for field in self.schema if field.type == _CODED]) as file:
                 yield from _read(path, file, numbers, self.schema, self.values.get(path, {}))
 
     def split(self, tasks: int) -> tuple[RowGroups, ...]:
@@ -77,20 +85,32 @@ class RowGroups:
 
     def select(self, columns: Sequence[str]) -> RowGroups:
         """The same rows with fewer columns."""
-        return RowGroups(pa.schema([self.schema.field(name) for name in columns]), self.groups, self.sizes, self.rows,
-                         self.values)
+        return replace(self, schema=pa.schema([self.schema.field(name) for name in columns]))
+
+    def with_dictionaries(self) -> RowGroups:
+        """The same rows, with dictionaries in the columns `coded`."""
+        return replace(self, schema=coded_types(self.schema, self.coded))
 
     def _some(self, numbers: Sequence[int]) -> RowGroups:
         groups = tuple(self.groups[k] for k in numbers)
         values = {path: self.values[path] for path, _ in groups if path in self.values}
-        return RowGroups(self.schema, groups, tuple(self.sizes[k] for k in numbers),
-                         tuple(self.rows[k] for k in numbers), values)
+        return replace(self, groups=groups, sizes=tuple(self.sizes[k] for k in numbers),
+                       rows=tuple(self.rows[k] for k in numbers), values=values)
 
 
-def _open(path: str) -> Any:
+def coded_types(schema: pa.Schema, names: Collection[str]) -> pa.Schema:
+    """The schema with dictionaries of text in some columns."""
+    return pa.schema([field.with_type(_CODED) if field.name in names else field for field in schema])
+
+
+def _open(path: str, coded: Collection[str] = ()) -> Any:
+    """A file, with dictionaries in some columns if it has them."""
     import pyarrow.parquet as pq
 
-    return pq.ParquetFile(path, memory_map=True, coerce_int96_timestamp_unit="us")
+    file = pq.ParquetFile(path, memory_map=True, coerce_int96_timestamp_unit="us")
+    stored = [name for name in coded if name in file.schema_arrow.names]
+    return file if not stored else pq.ParquetFile(path, metadata=file.metadata, memory_map=True,
+                                                  coerce_int96_timestamp_unit="us", read_dictionary=stored)
 
 
 def _read(path: str, file: Any, numbers: list[int], schema: pa.Schema, values: Values) -> Iterator[pa.RecordBatch]:
@@ -115,8 +135,16 @@ def _with_constants(batch: pa.RecordBatch | None, schema: pa.Schema, values: Val
     """The columns of a schema: those of a batch, values of partition columns, and nulls."""
     stored = [] if batch is None else batch.schema.names
     columns = [batch.column(field.name) if batch is not None and field.name in stored
-               else pa.repeat(values.get(field.name, pa.scalar(None, field.type)), rows) for field in schema]
+               else _repeated(values.get(field.name, pa.scalar(None, field.type)), field.type, rows)
+               for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _repeated(value: pa.Scalar, wanted: pa.DataType, rows: int) -> pa.Array:
+    if wanted != _CODED:
+        return pa.repeat(value, rows)
+    known = pa.array([value.as_py()] if value.is_valid else [""])
+    return pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0 if value.is_valid else None, pa.int32()), rows), known)
 
 
 def plan_row_groups(files: Sequence[ScannedFile], schema: pa.Schema, conditions: Sequence[Condition] = (),
@@ -131,6 +159,7 @@ def plan_row_groups(files: Sequence[ScannedFile], schema: pa.Schema, conditions:
     sizes: list[int] = []
     rows: list[int] = []
     values: dict[str, Values] = {}
+    coded = {field.name for field in schema if field.type == pa.string()}
     for each in files:
         try:
             if not os.stat(each.path).st_size:  # Spark skips such files, too
@@ -148,13 +177,16 @@ def plan_row_groups(files: Sequence[ScannedFile], schema: pa.Schema, conditions:
         is_wanted = statistics.wanted(metadata, types, stored_conditions) if stored_conditions else None
         if each.values:
             values[each.path] = each.values
+        coded &= {*names, *each.values}
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
             if group.num_rows and (is_wanted is None or is_wanted[number]):
                 groups.append((each.path, number))
                 sizes.append(_size(group, names, "total_compressed_size"))
                 rows.append(group.num_rows)
-    return RowGroups(schema, tuple(groups), tuple(sizes), tuple(rows), values)
+                coded -= {name for name in coded if name in names and _size(group, [name], "total_uncompressed_size")
+                          > MAX_CODE_BYTES * group.num_rows + _HEADER_BYTES}
+    return RowGroups(schema, tuple(groups), tuple(sizes), tuple(rows), values, frozenset(coded))
 
 
 def _size(group: Any, names: Sequence[str], attribute: str) -> int:

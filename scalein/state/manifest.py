@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import struct
-import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,7 +22,17 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from scalein.errors import BadArgument, BadName, Damaged, InternalError, ScaleinError, StoreFailed, WrongType, here
+from scalein.errors import (
+    BadArgument,
+    BadName,
+    Damaged,
+    InternalError,
+    ScaleinError,
+    StoreFailed,
+    WrongType,
+    here,
+    warn,
+)
 from scalein.state import format
 from scalein.state.checksum import Checksums, block_checksums
 from scalein.state.columns import check_names, key_schema, value_schema
@@ -167,8 +176,7 @@ def find_snapshot(fs: FileSystem, snapshot: int | None, checksums: Checksums) ->
     for found in newest(fs, checksums):
         if isinstance(found, Manifest):
             if damaged is not None:
-                warnings.warn(f"the newest snapshot is damaged, falling back to {found.id}: {damaged}", RuntimeWarning,
-                              stacklevel=4)
+                warn(f"the newest snapshot is damaged, falling back to {found.id}: {damaged}")
             return found
         damaged = damaged or found
     if damaged is not None:

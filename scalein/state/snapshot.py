@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scalein.errors import ScaleinError, StoreFailed
+from scalein.errors import ScaleinError, StoreFailed, here
 from scalein.layout import PAGE_BYTES, RECORD_AT, RECORD_END, TEXT_AT, TEXT_END, UNDO_BATCH_SHIFT, FrameData
 from scalein.memory import address, reserve
 from scalein.state.format import padded
@@ -86,10 +86,10 @@ class Snapshot:
     def wait(self, timeout_s: float | None = None) -> Snapshot:
         """Wait until it is durable; raises if it failed."""
         if not self._capture.done.wait(timeout_s):
-            raise ScaleinError(f"snapshot {self.id} is not written yet", found=f"{timeout_s} s passed")
+            raise ScaleinError(f"snapshot {self.id} is not written yet", at=here(), found=f"{timeout_s} s passed")
         if self._capture.error is not None:
             raise StoreFailed(f"snapshot {self.id} failed; the one before it remains, and the next will be complete",
-                              found=self._capture.error) from self._capture.error
+                              at=here(), found=self._capture.error) from self._capture.error
         return self
 
     def __repr__(self) -> str:

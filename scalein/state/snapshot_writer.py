@@ -9,7 +9,6 @@ threads do not take that lock: a capture may wait for them while it is held.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scalein.errors import Damaged, ScaleinError, StoreFailed
+from scalein.errors import Damaged, ScaleinError, StoreFailed, warn
 from scalein.state import format, manifest
 from scalein.state.budget import Budget
 from scalein.state.compaction import lower_priority
@@ -120,7 +119,7 @@ class SnapshotWriter:
             try:
                 self._remove_old_snapshots()
             except ScaleinError as error:
-                warnings.warn(f"old files of a store could not be removed: {error}", RuntimeWarning, stacklevel=2)
+                warn(f"old files of a store could not be removed: {error}")
 
     def _write_files(self, capture: Capture) -> None:
         chunks = capture.chunk_tables(self._tiers.memtable.arena.base)

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.card import Card, Display, format_bytes
-from scalein.errors import BadArgument, BadData, ScaleinError, StoreFailed, here
+from scalein.errors import BadArgument, BadData, ScaleinError, StoreFailed, here, locating
 from scalein.options import Options, parse_size
 from scalein.state.budget import Budget
 from scalein.state.checksum import compiled_checksums
@@ -157,9 +157,10 @@ class LogStore:
         budget = Budget.of(None if memory is None else parse_size(memory, at=here()))
         if key is None and not old and not os.path.isdir(path):
             raise _no_store(os.fspath(path))
-        others = [LocalFileSystem(other, readonly=True) for other in old]
-        return cls.open_on(LocalFileSystem(path, readonly), key=key, value=value, budget=budget, snapshot=snapshot,
-                           readonly=readonly, keep=keep, options=options, key_groups=key_groups, old=others)
+        with locating(here()):
+            others = [LocalFileSystem(other, readonly=True) for other in old]
+            return cls.open_on(LocalFileSystem(path, readonly), key=key, value=value, budget=budget, snapshot=snapshot,
+                               readonly=readonly, keep=keep, options=options, key_groups=key_groups, old=others)
 
     @classmethod
     def open_on(cls, fs: FileSystem, *, key: SchemaLike | None, value: SchemaLike | None, budget: Budget,
@@ -465,10 +466,12 @@ class LogStore:
 
     def _note_end(self, kind: type[BaseException] | None, error: BaseException | None, at: object) -> None:
         """Calls leave a consistent store after errors, but not after Ctrl-C, nor without memory, nor if a step that
-        moves records failed.
+        moves records failed. An error has the line of the call.
         """
         self._is_inconsistent |= (isinstance(error, MemoryError) or not isinstance(error, Exception | None)
                                   or self._tiers.memtable.is_inconsistent)  # fmt: skip
+        if isinstance(error, ScaleinError):
+            error.locate(here())
         if self._display is not None:
             self._display.update()
 

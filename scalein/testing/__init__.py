@@ -15,6 +15,7 @@ crashes or pauses, and comparison of tables.
 >>> seen, late = si.to_memory(), si.to_memory()
 >>> flow = si.from_source(clicks).with_watermark("t", 5).group_by(si.tumbling("t", 10)).agg(n=si.count())
 >>> flow.start(sink=seen, late=late).wait()
+True
 >>> testing.assert_same(seen.table(), testing.table('''
 ...     window_start  window_end  n
 ...     0             10          2

@@ -33,6 +33,7 @@ class Clock(clocks.Clock):
     ...     until(lambda: rows.table().num_rows == 1, job)
     ...     clock.advance("1s")
     ...     job.wait()
+    True
     >>> rows.table().to_pydict()
     {'x': [1, 2]}
     """
@@ -84,6 +85,7 @@ def crash_at(point: str, number: int = 1) -> Iterator[None]:
     ...         print(crash)
     the job died at "commit": the epoch is published; its output is not visible yet
     >>> job().wait()
+    True
     >>> si.read_parquet(f"{folder}/out").collect().to_pydict()
     {'x': [1, 2]}
     """
@@ -130,6 +132,7 @@ def pause_at(point: str, number: int = 1) -> Iterator[Pause]:
     ...     job.why_no_output()
     'A running aggregate gives its result at the end of the input. emit="changes" gives each group whenever it changes.'
     >>> job.wait()
+    True
     >>> rows.table().to_pydict()
     {'n': [1]}
     """

@@ -91,6 +91,7 @@ class Stream:
     >>> until(lambda: seen.table().num_rows == 1, job)
     >>> source.allow("a", 2)
     >>> job.wait()
+    True
     >>> seen.table().to_pydict()
     {'x': [1, 2]}
     """

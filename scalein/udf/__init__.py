@@ -13,7 +13,9 @@ It has Python's semantics, with these differences. An int has 64 bits, and overf
 raise (division by zero, the logarithm of a negative number), the row fails with an error that names file and line. A
 local has one type: if both ints and floats are assigned to it, it is always a float. `int / int` divides as floats, and
 `int ** int` with a negative exponent is an error unless the exponent is a constant. A null argument for a parameter
-that is not Optional makes the result null, without a call.
+that is not Optional makes the result null, without a call. Text has `len`, `in`, comparisons, `s[i]` and slices, `+`,
+f-strings and `str()` of ints, bools and text, formats such as `{x:.2f}`, and the methods `upper lower strip lstrip
+rstrip replace startswith endswith`; an index outside of a text is an error.
 
 A loop in a udf runs inside a kernel; Ctrl-C interrupts it too.
 
@@ -103,6 +105,14 @@ def udf(fn: Callable[..., Any] | None = None, /, *,
     [0, 8, 111]
     >>> collatz(27)
     111
+    >>> @si.udf
+    ... def initials(first: str, last: str, number: int) -> str:
+    ...     if not first or not last:
+    ...         return "?"
+    ...     return f"{first[0].upper()}.{last[0].upper()}.-{number}"
+    >>> people = si.from_arrow(pa.table({"first": ["ada", ""], "last": ["lovelace", "x"], "number": [7, 8]}))
+    >>> people.select(i=initials(col("first"), col("last"), col("number"))).collect()["i"].to_pylist()
+    ['A.L.-7', '?']
     """
     if fn is None:
         return functools.partial(_make_udf, compile=compile)

@@ -117,6 +117,10 @@ def _length(exprs: Exprs, node: ast.Call, known: Known) -> Part | None:
     return Apply("len", (part,), I64) if part.dtype == STR else None
 
 
+def _str(exprs: Exprs, node: ast.Call, known: Known) -> Part | None:
+    return exprs.as_text(node, exprs.value(node.args[0], known)) if len(node.args) == 1 else None
+
+
 def _float(exprs: Exprs, node: ast.Call, known: Known) -> Part | None:
     match node.args:
         case [ast.Constant(str(text))]:  # float("inf")
@@ -150,6 +154,6 @@ _HANDLERS: dict[int, Handler] = {
         (math.log, _log), (math.degrees, _scaled(180.0 / math.pi)), (math.radians, _scaled(math.pi / 180.0)),
         (int, _to_int("trunc")), (round, _to_int("round")), (abs, _absolute),
         (min, _min_max("min")), (max, _min_max("max")),
-        (len, _length), (float, _float), (bool, _bool), (pow, _power),
+        (len, _length), (str, _str), (float, _float), (bool, _bool), (pow, _power),
     )
 }  # fmt: skip

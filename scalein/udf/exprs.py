@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -26,10 +27,12 @@ _COMPARE: dict[type[ast.cmpop], str] = {
 _REFUSED: dict[type[ast.expr], str] = {
     ast.List: "a list", ast.Tuple: "a tuple", ast.Set: "a set", ast.Dict: "a dict", ast.ListComp: "a comprehension",
     ast.SetComp: "a comprehension", ast.DictComp: "a comprehension", ast.GeneratorExp: "a generator",
-    ast.Lambda: "a lambda", ast.JoinedStr: "an f-string", ast.Subscript: "an index or slice", ast.Await: "await",
-    ast.NamedExpr: "an assignment inside an expression", ast.Yield: "yield", ast.YieldFrom: "yield",
-    ast.Starred: "a starred argument",
+    ast.Lambda: "a lambda", ast.Await: "await", ast.NamedExpr: "an assignment inside an expression",
+    ast.Yield: "yield", ast.YieldFrom: "yield", ast.Starred: "a starred argument",
 }  # fmt: skip
+# Methods of text that are compiled, with the numbers of arguments they take.
+_METHODS = {"startswith": (1,), "endswith": (1,), "upper": (0,), "lower": (0,), "strip": (0, 1), "lstrip": (0, 1),
+            "rstrip": (0, 1), "replace": (2,)}  # fmt: skip
 _MAX_COMPARED = 32  # values that `x in (...)` is compared with one after the other
 
 
@@ -67,6 +70,10 @@ class Exprs:
                 return self._choose(node, known)
             case ast.Call():
                 return self._call(node, known)
+            case ast.JoinedStr(values):
+                return join_texts([self._formatted(each, known) for each in values], node.lineno)
+            case ast.Subscript(base, index):
+                return self._part_of_text(node, base, index, known)
             case _:
                 raise self.source.refuse(node, f"{_REFUSED.get(type(node), 'this')} is not supported")
 
@@ -164,8 +171,12 @@ class Exprs:
         line = node.lineno
         if type(op) in _BITS and left.dtype == right.dtype == BOOL and not isinstance(op, ast.LShift | ast.RShift):
             return Apply(_BITS[type(op)], (left, right), BOOL)
+        if left.dtype == right.dtype == STR and isinstance(op, ast.Add):
+            return join_texts([left, right], line)
         if STR in (left.dtype, right.dtype):
-            raise self.source.refuse(node, "text can be compared, but not computed with")
+            reason = "text can be compared and joined with text, but not computed with"
+            hint = ['write f"{s}{n}", or str(n)'] if isinstance(op, ast.Add) else []
+            raise self.source.refuse(node, reason, *hint)
         both = [self.as_number(node, left), self.as_number(node, right)]
         if type(op) in _BITS:
             if F64 in (both[0].dtype, both[1].dtype):
@@ -244,8 +255,8 @@ class Exprs:
             tests = [self._test(node, ast.Eq(), local, self.value(each, known)) for each in right.elts]
             return Let(local.name, part, _join_conditions("or", tests, BOOL) if tests else Lit(False, BOOL), BOOL)
         text = self.value(right, known)
-        if text.dtype != STR or not (isinstance(part, Lit) and part.dtype == STR):
-            raise self.source.refuse(node, "in looks for a constant text in a text, or for a value in a tuple")
+        if text.dtype != STR or part.dtype != STR:
+            raise self.source.refuse(node, "in looks for a text in a text, or for a value in a tuple")
         return Apply("contains", (text, part), BOOL)
 
     # --- choices
@@ -303,14 +314,63 @@ class Exprs:
         return not isinstance(node, ast.Name) or node.id in self.names or isinstance(self.source.outside(node), str)
 
     def _method(self, node: ast.Call, base: ast.expr, method: str, known: Known) -> Part:
-        fn = {"startswith": "starts_with", "endswith": "ends_with"}.get(method)
         text = self.value(base, known)
-        if fn is None or text.dtype != STR or len(node.args) != 1 or node.keywords:
+        counts = _METHODS.get(method)
+        if text.dtype != STR or counts is None or node.keywords:
             self._refuse_call(node, f"there is no compiled method {method!r}")
-        pattern = self.value(node.args[0], known)
-        if not isinstance(pattern, Lit) or pattern.dtype != STR:
-            self._refuse_call(node, f"{method} takes a constant text")
-        return Apply(fn, (text, pattern), BOOL)
+        args = [self.value(arg, known) for arg in node.args]
+        if len(args) not in counts or any(arg.dtype != STR for arg in args):
+            self._refuse_call(node, f"{method} takes {' or '.join(map(str, counts))} texts here")
+        match method:
+            case "startswith" | "endswith":
+                return Apply(f"{method.removesuffix('with')}_with", (text, *args), BOOL)
+            case "strip" | "lstrip" | "rstrip" if args and not isinstance(args[0], Lit):
+                self._refuse_call(node, f"the characters of {method} are a constant text")
+            case "replace" if not (isinstance(args[0], Lit) and args[0].value):
+                self._refuse_call(node, "replace looks for a constant text that is not empty")
+        return Apply(method, (text, *args), STR, line=node.lineno)
+
+    # --- text
+
+    def _part_of_text(self, node: ast.expr, base: ast.expr, index: ast.expr, known: Known) -> Part:
+        """`s[0]`, `s[-1]`, `s[1:]`, `s[a:b]`: Python's, by code points."""
+        text = self.value(base, known)
+        if text.dtype != STR:
+            raise self.source.refuse(node, f"only a text has parts, not {NAMES[text.dtype]}")
+        if not isinstance(index, ast.Slice):
+            return Apply("char", (text, self.integer(index, known)), STR, line=node.lineno)
+        if index.step is not None:
+            raise self.source.refuse(node, "a slice with a step is not supported")
+        bounds = [Lit(default, I64) if bound is None else self.integer(bound, known)
+                  for bound, default in ((index.lower, 0), (index.upper, I64.int_range()[1]))]
+        return Apply("slice", (text, *bounds), STR)
+
+    def _formatted(self, node: ast.expr, known: Known) -> Part:
+        """A piece of an f-string."""
+        if not isinstance(node, ast.FormattedValue):
+            return self.read(node, known)
+        part = self.value(node.value, known)
+        if node.conversion not in (-1, ord("s")):
+            raise self.source.refuse(node, f"!{chr(node.conversion)} in an f-string is not supported")
+        if node.format_spec is None:
+            return self.as_text(node, part)
+        given = ast.unparse(node.format_spec)[2:-1]
+        digits = re.fullmatch(r"\.(\d{1,2})f", given)
+        if digits is None or part.dtype not in (F64, I64):
+            raise self.source.refuse(node, f"the format {given!r} of {NAMES[part.dtype]} is not supported",
+                                     "formats of floats such as `.2f` are")
+        return Apply("fixed", (convert(part, F64), Lit(int(digits[1]), I64)), STR, line=node.lineno)
+
+    def as_text(self, node: ast.expr, part: Part) -> Part:
+        """What `str` gives."""
+        if part.dtype == STR:
+            return part
+        if isinstance(part, Lit):
+            return self._constant(node, str(part.value))
+        if part.dtype == F64:
+            raise self.source.refuse(node, "the text of a float is not compiled without a format",
+                                     'write f"{x:.2f}"')
+        return Apply("text", (part,), STR, line=node.lineno)
 
     def _invoke(self, node: ast.Call, called: object, udf: Udf, known: Known) -> Part:
         try:
@@ -327,6 +387,20 @@ class Exprs:
                                                 f"not {NAMES[part.dtype]}")
             args.append(convert(part, param.dtype))
         return Invoke(udf, tuple(args), udf.dtype, udf.nullable)
+
+
+def join_texts(parts: Sequence[Part], line: int) -> Part:
+    """The texts one after another, in one piece: `a + b + c` is copied once."""
+    flat: list[Part] = []
+    for part in parts:
+        for each in part.args if isinstance(part, Apply) and part.fn == "concat" else (part,):
+            if isinstance(each, Lit) and flat and isinstance(before := flat[-1], Lit):
+                flat[-1] = Lit(f"{before.value}{each.value}", STR)
+            elif not (isinstance(each, Lit) and not each.value):
+                flat.append(each)
+    if not flat:
+        return Lit("", STR)
+    return flat[0] if len(flat) == 1 else Apply("concat", tuple(flat), STR, line=line)
 
 
 def _type(part: Part) -> DType:

@@ -11,9 +11,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from scalein.dtypes import BOOL, F64, I64, STR, TIMES, DType, Kind
+from scalein.dtypes import BOOL, DATE, F64, I64, STR, TIMES, DType, Kind
 from scalein.ir.aggregates import AGGREGATES
-from scalein.ir.functions.dates import DT_DATE_PARTS, DT_PARTS
+from scalein.ir.functions.casts import is_utc
+from scalein.ir.functions.dates import DT_DATE_PARTS, DT_PARTS, TOTALS_PER_DAY
 from scalein.ir.functions.registry import REGISTRY
 from tests.campaign.kinds import constant_text, dtype_of, python_value, type_text, value_of
 from tests.campaign.takes import (
@@ -32,6 +33,7 @@ from tests.campaign.takes import (
     has_sign,
     is_any,
     is_bool,
+    is_date,
     is_decimal,
     is_dur,
     is_f64,
@@ -161,6 +163,23 @@ def _try_cast(rng: random.Random, result: DType, args: list[DType]) -> str:
     return f"{{0}}.try_cast({type_text(result.arrow)})"
 
 
+def _through_a_format(rng: random.Random, result: DType, args: list[DType]) -> str:
+    pattern = rng.choice(["%Y-%m-%d %H:%M:%S", "%Y/%j", "%d %B %Y, %I:%M %p"])
+    return f"{{0}}.dt.strftime({pattern!r}).str.try_strptime({type_text(result.arrow)}, {pattern!r})"
+
+
+def _in_a_format(rng: random.Random, result: DType, args: list[DType]) -> str:
+    return f"{{0}}.str.try_strptime({type_text(result.arrow)}, {rng.choice(['%Y', 'key%y', '%Y-%m-%d'])!r})"
+
+
+def _has_one_zero(dtype: DType) -> bool:
+    return is_any(dtype) and not dtype.is_float
+
+
+def is_str(dtype: DType) -> bool:
+    return dtype == STR
+
+
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 _ALL: list[Rule] = [
@@ -220,6 +239,7 @@ _ALL: list[Rule] = [
     Rule("list_len", is_i64, (of(is_list),), "{0}.list.len()", 6),
     *(Rule("list_get", is_any, (list_of,), f"{{0}}.list.get({k})", 2) for k in (0, 1, -1)),
     Rule("struct_field", is_any, (struct_with,), _field, 9),
+    Rule("make_struct", is_bool, (any_column,), "si.struct(a={0}, b=1).is_not_null()", 1),
     # text
     *(Rule(f"str_{name}", is_text, (same,), _strip(name), 1) for name in ("strip", "lstrip", "rstrip")),
     Rule("str_split_part", is_text, (same,), _split_part, 1),
@@ -229,6 +249,8 @@ _ALL: list[Rule] = [
     Rule("lower", is_text, (same,), "{0}.str.lower()"),
     Rule("upper", is_text, (same,), "{0}.str.upper()"),
     Rule("str_slice", is_text, (same,), _slice, 4),
+    Rule("concat", is_text, (same, same), "({0} + {1})", 3),
+    Rule("concat", is_text, (same,), "({0} + '-' + {0})", 1),
     Rule("str_len", is_i64, (a_text,), "{0}.str.len()", 3),
     # times
     Rule("add", is_ts, (same, span_of), "({0} + {1})", 3),
@@ -240,6 +262,19 @@ _ALL: list[Rule] = [
     *(Rule("dt_epoch", is_i64, (a_ts,), f"{{0}}.dt.epoch({unit!r})", 1) for unit in ("s", "ms")),
     *(Rule(part, is_i32, (a_day if part in DT_DATE_PARTS else a_clock,), f"{{0}}.dt.{part[3:]}()", 2)
       for part in DT_PARTS),
+    *(Rule(total, is_i64, (of(is_dur, DType(Kind.DUR, unit="ms")),), f"{{0}}.dt.{total[3:]}()", 1)
+      for total in TOTALS_PER_DAY),
+    Rule("dt_strftime", is_str, (a_day,), "{0}.dt.strftime('%m-%d (%j) %H:%M:%S.%f')", 2),
+    Rule("dt_local", is_str, (of(lambda t: is_ts(t) and not is_utc(t), DType(Kind.TS, unit="s", tz="Europe/Berlin")),),
+         "{0}.dt.strftime('%a %d %b, %I %p')", 1),
+    Rule("str_strptime", lambda dtype: is_ts(dtype) and not dtype.tz, (same,), _through_a_format, 1),
+    Rule("str_strptime", lambda dtype: is_ts(dtype) and not dtype.tz, (a_text,), _in_a_format, 1),
+    Rule("sub", lambda dtype: is_dur(dtype) and dtype.unit == "s", (exactly(DATE), exactly(DATE)), "({0} - {1})", 2),
+    Rule("add", is_date, (same, of(is_dur, DType(Kind.DUR, unit="s"))), "({0} + {1})", 2),
+    # the least and greatest of a row, but of floats, of which zeros have signs
+    Rule("row_max", _has_one_zero, (same, same, same), "si.max_horizontal({0}, {1}, {2})", 1),
+    Rule("row_min", _has_one_zero, (same, same), "si.min_horizontal({0}, {1})", 1),
+    Rule("clip", _has_one_zero, (same, same, same), "{0}.clip({1}, {2})", 1),
     # functions of the user's
     Rule("udf", is_i64, (exactly(I64), exactly(I64)), "udfs.steps_down({0}, {1})", 1),
     Rule("udf", is_f64, (exactly(F64), exactly(F64)), "udfs.share({0}, {1})", 1),
@@ -275,10 +310,13 @@ _ALL_AGGS = [
     AggRule("count_valid", (is_any,), "{0}.count()"),
     AggRule("sum", (lambda t: is_number(t) or t.kind in (Kind.BOOL, Kind.DUR, Kind.DEC),), "{0}.sum()",
             exact=_not_float, wants_tame=is_float, weight=4),
-    AggRule("mean", (lambda t: is_number(t) or is_decimal(t),), "{0}.mean()",
+    AggRule("mean", (lambda t: is_number(t) or is_decimal(t) or is_bool(t),), "{0}.mean()",
             exact=lambda dtype: False, wants_tame=is_float),
     AggRule("var", (is_number,), "{0}.var()", exact=lambda dtype: False, wants_tame=is_number),
     AggRule("std", (is_number,), "{0}.std()", exact=lambda dtype: False, wants_tame=is_number),
+    AggRule("cov", (is_number, is_number), "si.cov({0}, {1})", exact=lambda dtype: False, wants_tame=is_number),
+    # Floats that differ by rounding alone have a correlation of rounding alone.
+    AggRule("corr", (is_int, is_int), "si.corr({0}, {1})", exact=lambda dtype: False, wants_tame=is_number),
     # Of 0.0 and -0.0 either is the least.
     AggRule("min", (is_any,), "{0}.min()", exact=_not_float, weight=3),
     AggRule("max", (is_any,), "{0}.max()", exact=_not_float, weight=3),

@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -18,7 +17,9 @@ import pytest
 
 import scalein as si
 from scalein.connectors.base import BoundSource
-from scalein.connectors.sources import files
+from scalein.connectors.sources import files, seen_files
+from scalein.connectors.sources.listing import Listing
+from scalein.connectors.sources.seen_files import SeenFiles
 from scalein.storage.checked_json import Json
 from tests.connectors.kinds import KINDS, SCHEMA, Kind, connected, rows
 
@@ -105,56 +106,96 @@ def test_a_begun_file_is_completed_before_older_ones_that_appeared(tmp_path: Pat
         assert take(batches, 3)[0] == [3, 4, 5]
 
 
-def test_offsets_stay_small_and_files_older_than_that_are_refused_with_a_warning(tmp_path: Path) -> None:
+def test_a_file_with_an_old_modification_time_is_read(tmp_path: Path) -> None:
+    """As `cp -p`, `rsync` and `mv` leave it: while the job runs, and while it is stopped."""
     for hour in range(6):
         put(tmp_path, f"{hour}", [hour], 3600 * hour)
     with closing(follow(tmp_path).read_from("files", None)) as batches:
-        values, offset = take(batches, 6)
-        assert values == [0, 1, 2, 3, 4, 5]
-        assert isinstance(offset, dict)
-        assert offset["since"] == (1_700_000_000 + 3600 * 3) * 10**9
-        assert offset["read"] == {"4": (1_700_000_000 + 3600 * 4) * 10**9}
-    with closing(follow(tmp_path).read_from("files", offset)) as batches, warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        nothing(batches)
-        put(tmp_path, "old", [7], 1)
-        put(tmp_path, "new", [8], 3600 * 4.5)
-        assert take(batches, 1)[0] == [8]
-        nothing(batches)
-    assert [str(each.message).split(" is not read")[0] for each in seen] == [str(tmp_path / "old")]
-
-
-def test_a_file_from_the_future_does_not_make_others_old(tmp_path: Path) -> None:
-    now = time.time() - 1_700_000_000
-    put(tmp_path, "a", [1], now)
-    put(tmp_path, "b", [2], now + 86_400)
-    with closing(follow(tmp_path).read_from("files", None)) as batches:
-        assert take(batches, 2)[0] == [1, 2]
-        put(tmp_path, "c", [3], now)
+        assert take(batches, 6)[0] == [0, 1, 2, 3, 4, 5]
+        put(tmp_path, "old", [6], 1)
         values, offset = take(batches, 1)
-        assert values == [3]
-    put(tmp_path, "d", [4], now)
+        assert values == [6]
+    put(tmp_path, "older", [7], 0)
+    os.chmod(tmp_path / "2", 0o600)  # nothing of what was read
     with closing(follow(tmp_path).read_from("files", offset)) as batches:
-        assert take(batches, 1)[0] == [4]
+        assert take(batches, 1)[0] == [7]
         nothing(batches)
 
 
-def test_old_files_that_appear_while_nobody_looks_are_warned_of(tmp_path: Path) -> None:
-    """Their names are not known any more, so they may have been read: only the times of their entries are new."""
+def test_an_offset_of_the_first_version_goes_on(tmp_path: Path) -> None:
+    """It has a time up to which all files were read, and the names of later ones."""
     for hour in range(4):
-        put(tmp_path, f"{hour}", [hour], 3600 * hour)
-    with closing(follow(tmp_path).read_from("files", None)) as batches:
-        _, offset = take(batches, 4)
-    time.sleep(0.02)  # longer than a tick of the clock that stamps files
-    for again, expected in ((False, []), (True, [f"{tmp_path}/old is not read (and 1 more)"])):
-        if again:
-            put(tmp_path, "old", [7], 1)
-            put(tmp_path, "old too", [8], 2)
-        with (closing(follow(tmp_path).read_from("files", offset)) as batches,
-              warnings.catch_warnings(record=True) as seen):  # fmt: skip
-            warnings.simplefilter("always")
+        put(tmp_path, f"{hour}", [hour, hour], 3600 * hour)
+    times = [(1_700_000_000 + 3600 * hour) * 10**9 for hour in range(4)]
+    known = {"since": times[1], "read": {"2": times[2]}, "looked": times[3], "mtime_ns": times[3]}
+    for offset, rest in (({"file": "3", "row": 1, "done": False}, [3]), ({"file": "3", "row": 2, "done": True}, [])):
+        with closing(follow(tmp_path).read_from("files", {**known, **offset})) as batches:
+            if rest:
+                assert take(batches, 1)[0] == rest
             nothing(batches)
-        assert [str(each.message).partition(":")[0] for each in seen] == expected
+    put(tmp_path, "old", [9], 0)
+    with closing(follow(tmp_path).read_from("files", {**known, "file": "3", "row": 2, "done": True})) as batches:
+        nothing(batches)  # of "old" nobody knows: it may have been read
+        put(tmp_path, "older", [8], 0)
+        assert take(batches, 1)[0] == [8]
+
+
+def test_offsets_stay_small(tmp_path: Path) -> None:
+    seen = SeenFiles()
+    names = [f"events-2026-11-18-{number:08}.parquet" for number in range(2_000)]
+    for name in names:
+        assert name not in seen
+        seen.add(name)
+    stored = json.loads(json.dumps(seen.to_json()))
+    assert len(json.dumps(stored)) < 12 * len(names)
+    again = SeenFiles(stored)
+    assert all(name in again for name in names)
+    assert "another" not in again
+    assert again.to_json() == stored
+
+
+def test_names_of_files_that_are_gone_are_forgotten_if_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seen_files, "MAX_GONE", 10)
+    seen = SeenFiles()
+    seen.add(*map(str, range(20)))
+    seen.forget([str(number) for number in range(10, 25)])  # five are gone, and five are new
+    assert "3" in seen
+    seen.forget(["18", "19", "20"])
+    assert [name for name in ("3", "18", "19", "20") if name in seen] == ["18", "19"]
+    assert SeenFiles(seen.to_json()).to_json() == seen.to_json()
+
+
+def test_an_idle_directory_is_listed_rarely_and_a_new_file_found_soon(tmp_path: Path,
+                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    real, stated, listed = Listing.timed, [], []
+    names = Listing.names
+
+    def counted(listing: Listing, some: Any) -> list[Any]:
+        some = list(some)
+        stated.extend(some)
+        return real(listing, some)
+
+    def counted_names(listing: Listing) -> list[str]:
+        listed.append(time.monotonic())
+        return names(listing)
+
+    monkeypatch.setattr(Listing, "timed", counted)
+    monkeypatch.setattr(Listing, "names", counted_names)
+    for number in range(20):
+        put(tmp_path, f"{number:02}", [number], number)
+    with closing(follow(tmp_path).read_from("files", None)) as batches:
+        take(batches, 20)
+        stated.clear()
+        end = time.monotonic() + 2
+        while time.monotonic() < end:
+            next(batches)
+        assert len([at for at in listed if at > end - 1]) <= 4  # 20 before
+        assert stated == []
+        put(tmp_path, "new", [7], 0)
+        start = time.monotonic()
+        assert take(batches, 1)[0] == [7]
+        assert time.monotonic() - start < 2  # 0.4 s on a machine that has nothing else to do
+        assert stated == ["new"]
 
 
 def test_a_file_that_takes_long_is_not_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import scalein as si
 from scalein.connectors.formats import parquet as formats_parquet
 from scalein.connectors.formats import parquet_decode
-from scalein.connectors.formats.parquet_decode import columns_of, may_be_decoded
+from scalein.connectors.formats.parquet_decode import are_compiled, columns_of, decodable
 from scalein.errors import BadData
 from scalein.kernels import parquet
 from scalein.kernels.parquet import DictionaryDecoder, PageDecompressor
@@ -46,14 +46,15 @@ def decoded_here(path: Path) -> set[str]:
     file, groups = pa.memory_map(str(path)).read_buffer(), list(range(metadata.num_row_groups))
     rows = metadata.num_rows
     return {field.name for field in pq.read_schema(path)
-            if may_be_decoded(metadata.schema, [field], rows) and columns_of(file, metadata, groups, [field])}
+            if decodable(metadata.schema, [field]) and are_compiled([field], rows)
+            and columns_of(file, metadata, groups, [field])}
 
 
-def read(path: Path, batch_rows: int = 1000, columns: list[str] | None = None) -> pa.Table:
+def read(path: Path, batch_rows: int = 1000, columns: list[str] | None = None, use_threads: bool = True) -> pa.Table:
     with pq.ParquetFile(path) as file:
         names = columns or file.schema_arrow.names
         groups = list(range(file.metadata.num_row_groups))
-        batches = list(formats_parquet.batches_of(str(path), file, groups, names, batch_rows))
+        batches = list(formats_parquet.batches_of(str(path), file, groups, names, batch_rows, use_threads))
         return pa.Table.from_batches(batches, pa.schema([file.schema_arrow.field(name) for name in names]))
 
 
@@ -100,6 +101,23 @@ def test_values_are_those_of_pyarrow(tmp_path_factory: pytest.TempPathFactory, s
     assert_same(got, want)
 
 
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 1 << 32), rows=st.integers(1, 10_000), row_group=st.integers(500, 5_000),
+       distinct=st.sampled_from([1, 3, 257, 5_000]), batch_rows=st.integers(1, 9_000),
+       dictionary_page=st.sampled_from([100, 20_000, 1 << 20]))  # fmt: skip
+def test_one_thread_decodes_numbers_beside_text(tmp_path_factory: pytest.TempPathFactory, seed: int, rows: int,
+                                                row_group: int, distinct: int, batch_rows: int,
+                                                dictionary_page: int) -> None:
+    """The kernels the numbers, pyarrow the rest, in the same batches."""
+    rng = np.random.default_rng(seed)
+    table = pa.table({"text": pa.array([f"{k}" for k in rng.integers(0, distinct, rows)]),
+                      **{str(dtype): column(dtype, rows, distinct, rng) for dtype in TYPES[2:5]},
+                      "nulls": pa.array(rng.integers(0, 9, rows), mask=rng.random(rows) < 0.5)})  # fmt: skip
+    path = tmp_path_factory.mktemp("parquet") / "a.parquet"
+    pq.write_table(table, path, row_group_size=row_group, dictionary_pagesize_limit=dictionary_page)
+    assert_same(read(path, batch_rows, use_threads=False), table)
+
+
 def test_it_is_our_kernels_that_decode(tmp_path: Path) -> None:
     """Numbers and times without nulls; and pyarrow whatever else stands beside them."""
     rng = np.random.default_rng(1)
@@ -111,6 +129,7 @@ def test_it_is_our_kernels_that_decode(tmp_path: Path) -> None:
     assert decoded_here(tmp_path / "a.parquet") == {str(dtype) for dtype in TYPES}
     want = pq.read_table(tmp_path / "a.parquet")
     assert_same(read(tmp_path / "a.parquet", 999), want)
+    assert_same(read(tmp_path / "a.parquet", 999, use_threads=False), want)
     names = [str(dtype) for dtype in TYPES[::-1]]
     assert_same(read(tmp_path / "a.parquet", 999, names), want.select(names))
     pq.write_table(table, tmp_path / "c.parquet", compression="zstd")

@@ -70,7 +70,7 @@ def test_equal_aggregates_are_computed_once() -> None:
     project, aggregate = flow.op, flow.op.inputs[0]
     assert isinstance(project, Project)
     assert isinstance(aggregate, Aggregate)
-    assert [named.name for named in aggregate.aggs] == ["total", "#agg0"]
+    assert [named.name for named in aggregate.aggs] == ["total", "#:agg0"]
     assert flow.collect().to_pydict() == {"total": [3], "mean": [1.5], "twice": [3.0]}
 
 

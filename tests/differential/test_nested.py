@@ -225,7 +225,7 @@ def test_explain_says_what_is_taken() -> None:
     flow = si.from_arrow(table).filter(col("k") > 0).join(table, on="k").select("n", m=col("n_right"))
     text = flow.explain("fused")
     assert "take    n, m = join0.n, by row number" in text
-    assert "#row" in flow.explain("llvm")
+    assert "#:row" in flow.explain("llvm")
     assert flow.graph().svg
     assert "list<item: int64>" in flow.explain()
     flow.explain(analyze=True)

@@ -93,7 +93,7 @@ def test_meaning_in_examples(engine: Engine) -> None:
 
 def test_explain_names_the_step() -> None:
     text = si.from_arrow(pa.table({"s": ["a"]})).filter(col("s").str.matches("^a")).explain("fused")
-    assert "pyarrow computes #host0 = s.str.matches('^a')" in text
+    assert "pyarrow computes #:host0 = s.str.matches('^a')" in text
 
 
 @pytest.mark.parametrize(("method", "args", "says"), [

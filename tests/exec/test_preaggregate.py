@@ -10,11 +10,11 @@ import scalein as si
 from scalein import col
 from scalein.api.flow import Flow
 from scalein.compiler import compile_flow
+from scalein.exec.aggregate_operator import aggregate_node
 from scalein.exec.bounded import PreAggregationProgram, Program
+from scalein.exec.fragments import cut
 from scalein.exec.morsels import COALESCED_ROWS, SMALL_ROWS, coalesce
 from scalein.ir.partials import two_phase
-from scalein.jobs.aggregate_operator import aggregate_node
-from scalein.jobs.fragments import cut
 from scalein.options import Options
 
 

@@ -74,7 +74,7 @@ def test_joins_and_host_columns_are_numbered_through() -> None:
     lower = events().with_columns(user=col("user").str.lower())
     flow = lower.join(users(), on="user").with_columns(city=col("city").str.upper())
     text = dump_program(physical_of(flow.join(users(), on="user", how="semi")))
-    assert [name for name in ("join0", "join1", "#host0", "#host1") if name not in text] == []
+    assert [name for name in ("join0", "join1", "#:host0", "#:host1") if name not in text] == []
 
 
 def test_a_join_is_the_same_however_often_it_is_used() -> None:

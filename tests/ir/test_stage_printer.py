@@ -83,13 +83,13 @@ READS = (
     Read("city", STR, "view"),
     Read("flag", BOOL, "bits", nulls=False),
     Read("qty", I64),
-    Read("#lookup0", BOOL, "lut", nulls=False, via="user"),
+    Read("#:lookup0", BOOL, "lut", nulls=False, via="user"),
 )
 
 
 def test_a_stage_that_collects(golden: Golden) -> None:
     items = (Named("qty", Col("qty", I64)), Named("cost", Call("mul", (Col("qty", I64), Col("qty", I64)), (), I64)))
-    steps = (FilterStep(Col("#lookup0", BOOL)), Probe(0, (Col("user", STR),), "left", (), direct=True, unique=False))
+    steps = (FilterStep(Col("#:lookup0", BOOL)), Probe(0, (Col("user", STR),), "left", (), direct=True, unique=False))
     assert dump_stage(Stage("filter", FromBatches(READS), steps, Collect(items))) == golden
 
 
@@ -97,7 +97,7 @@ def test_stages_of_a_group(golden: Golden) -> None:
     """Rows in, records merged, groups out; tumbling, sliding with slices, a ring."""
     table = table_of("user", si.sliding("time", "10s", every="2s"), n=si.count(), s=col("qty").sum())
     ring = replace(table, slicing=Slicing.RING, ring=8)
-    keys, out = (Col("user", STR),), (Named("user", Col("#id.user", I32)), Named("n", Col("n", I64)))
+    keys, out = (Col("user", STR),), (Named("user", Col("#:id.user", I32)), Named("n", Col("n", I64)))
     stages = [
         Stage("group", FromBatches(READS), (), Group(table, keys, GroupMode.DIRECT)),
         Stage("ring", FromBatches(READS), (), Group(ring, keys, owned=True)),

@@ -12,8 +12,9 @@ import pytest
 
 import scalein as si
 from scalein.api.flow import Flow
+from scalein.exec import close_batches, window_aggregate
 from scalein.exec.schedule import Schedule, using
-from scalein.jobs import close_batches, driver, source_readers, window_aggregate
+from scalein.jobs import driver, source_readers
 from scalein.jobs.job import Job
 from scalein.testing import Stream, until
 from tests.schedules import RandomSchedule

@@ -15,8 +15,8 @@ import pytest
 import scalein as si
 from scalein import col
 from scalein.api.flow import Flow
-from scalein.exec import radix
-from scalein.jobs import driver, running_aggregate
+from scalein.exec import radix, running_aggregate
+from scalein.jobs import driver
 from scalein.testing import Stream, until
 from tests import duck
 from tests.jobs.streams import rows_in

@@ -23,8 +23,8 @@ import scalein as si
 from scalein import col
 from scalein.api.flow import Flow
 from scalein.errors import ComputeError
-from scalein.exec import event_time, morsels, radix, ring_preaggregate
-from scalein.jobs import driver, job_graph, running_aggregate, speculation, window_aggregate
+from scalein.exec import event_time, morsels, radix, ring_preaggregate, running_aggregate, speculation, window_aggregate
+from scalein.jobs import driver, job_graph
 
 WINDOWS = [(100, 100), (1000, 1000), (100, 20), (500, 200), (1000, 100), (30, 20)]
 

@@ -9,8 +9,8 @@ import pytest
 
 import scalein as si
 from scalein import col
-from scalein.jobs import window_aggregate
-from scalein.jobs.operators import filtered
+from scalein.exec import window_aggregate
+from scalein.exec.operator import filtered
 from scalein.testing import assert_same
 
 

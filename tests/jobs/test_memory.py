@@ -18,19 +18,19 @@ import pytest
 import scalein as si
 from scalein import col, memory
 from scalein.connectors.sources import read_ahead as ahead_module
+from scalein.exec import close_batches, window_aggregate
+from scalein.exec.aggregate_operator import MAX_GROUPS, MIN_GROUPS, Finalizer, most_groups
 from scalein.exec.bounded import PreAggregationProgram
+from scalein.exec.fragments import cut
 from scalein.ir import ops
 from scalein.ir.rewrite import walk_ops
-from scalein.jobs import close_batches, window_aggregate
-from scalein.jobs.aggregate_operator import MAX_GROUPS, MIN_GROUPS, Finalizer, most_groups
-from scalein.jobs.fragments import cut
 from scalein.jobs.source_readers import AHEAD_BYTES, Reader, SourcePosition, SourceReaders
 from scalein.jobs.spec import Shares
 from scalein.state import LogStore
 from scalein.state.row_buffer import RowBuffer
 from scalein.testing import Stream, until
 
-MB = 1 << 20
+MB = 10**6
 SCHEMA = pa.schema({"t": pa.int64(), "k": pa.int64()})
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
 import sys
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,8 +17,8 @@ import scalein as si
 from scalein import col
 from scalein.exec import pipeline
 from scalein.exec.ring_preaggregate import RingPreAggregation
+from scalein.exec.window_aggregate import SlidingAggregate
 from scalein.jobs.monitor import show_bar
-from scalein.jobs.window_aggregate import SlidingAggregate
 from scalein.testing import Stream, assert_same, until
 from tests.jobs.streams import rows_in
 
@@ -118,3 +122,90 @@ def test_a_change_of_workers_moves_no_state(monkeypatch: pytest.MonkeyPatch, sli
     assert any(divided) == slides
     want = si.from_batches(BATCHES).with_watermark("t", "1s").group_by("k", window).agg(**aggs).collect()
     assert_same(out.table(), want)
+
+
+def test_a_resumed_job_counts_the_rows_of_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counters go on over all runs; progress, rates and diagnoses are those of this one."""
+    source = Stream({"all": BATCHES}, ends=False)
+    flow = si.from_source(source).select("k")
+    first = flow.start(sink=si.to_memory(), checkpoint=tmp_path / "c")
+    until(lambda: rows_in(first) == 40, first)
+    first.stop()
+    job = flow.start(sink=si.to_memory(), checkpoint=tmp_path / "c")
+    found = job.metrics()
+    assert (found["rows_in"], found["rows_out"], found["run_rows_in"], found["run_rows_out"]) == (40, 40, 0, 0)
+    assert job.why_no_output() == "No row has arrived yet from Stream."
+    std = pytest.importorskip("tqdm.std")
+    monkeypatch.setattr(std.tqdm, "monitor_interval", 0)
+    shown: list[int] = []
+    update = std.tqdm.update
+    monkeypatch.setattr(std.tqdm, "update", lambda bar, n=1: (shown.append(n), update(bar, n))[1])
+    job.log_metrics(tmp_path / "log")
+    assert job.wait(0.3, progress=True) is False
+    assert sum(shown) == 0
+    source.push("all", BATCHES[0])
+    until(lambda: rows_in(job) == 42, job)
+    assert job.wait(0.3, progress=True) is False
+    assert sum(shown) == 2
+    assert job.why_no_output() == "There is output: 2 rows so far."
+    job.stop()
+    rates = [json.loads(line)["rows_per_s"] for line in (tmp_path / "log").read_text().splitlines()]
+    assert max(rates) < 40
+
+
+def test_lag_can_be_read() -> None:
+    batch = pa.record_batch({"t": pa.array([0], pa.timestamp("s"))})
+    flow = si.from_source(Stream({"all": [batch]}, ends=False)).with_watermark("t", "1s").group_by(
+        si.tumbling("t", "10s")).agg(n=si.count())  # fmt: skip
+    job = flow.start(sink=si.to_memory())
+    until(lambda: job.metrics()["watermark"] is not None, job)
+    found = job.metrics()
+    job.stop()
+    assert re.fullmatch(r"\d\d\.\d years", str(found["lag"]))  # since 1970
+    assert isinstance(found["lag_s"], float)
+
+
+def test_wait_says_whether_the_job_has_ended() -> None:
+    source = Stream({"all": BATCHES}, ends=False)
+    job = si.from_source(source).start(sink=si.to_memory())
+    assert job.wait(timeout=0.01) is False
+    assert job.await_termination(0.01) is False
+    source.end()
+    assert job.wait(timeout=30) is True
+    assert job.wait() is True
+    assert job.await_termination() is True
+
+
+@pytest.mark.parametrize(("then", "checkpoint", "says"), [
+    ("", "", "what it had not written is lost"), ("", ", checkpoint='c'", "it continues from its last checkpoint"),
+    ("job.stop()", "", ""), ("job.wait(30)", ", max_rows_per_second=None", ""),
+])  # fmt: skip
+def test_a_program_that_ends_before_its_job_is_warned(then: str, checkpoint: str, says: str, tmp_path: Path) -> None:
+    endless = "rows=10_000" if "wait" in then else ""
+    (tmp_path / "report.py").write_text(f"""
+import numpy as np, pyarrow as pa, scalein as si
+make = lambda start, count: pa.record_batch({{"x": np.arange(start, start + count)}})
+numbers = si.generate(make, {{"x": int}}, {endless})
+job = numbers.start(sink=si.to_callback(lambda batch: None){checkpoint})
+{then}
+""")
+    ended = subprocess.run([sys.executable, "report.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    if says:
+        assert "report.py:5: RuntimeWarning: the program ends, but the job" in ended.stderr
+        assert says in ended.stderr
+        assert "job.wait()" in ended.stderr
+    else:
+        assert ended.stderr == ""
+
+
+def test_the_advice_on_sorting_an_endless_flow_works() -> None:
+    source = si.from_source(Stream({"all": BATCHES})).with_watermark("t", "1s")
+    endless = si.from_source(Stream({"all": BATCHES}, ends=False)).with_watermark("t", "1s")
+    for flow in (endless.sort("k"), endless.group_by(si.tumbling("t", "10s")).agg(n=si.count()).sort("n")):
+        with pytest.raises(si.BadArgument, match="an endless flow cannot be sorted") as caught:
+            flow.start(sink=si.to_memory())
+        advice = re.search(r"group_by\(.*\)\)", str(caught.value.hint))
+        assert advice is not None
+    seen = si.to_memory()
+    eval(f"renamed.{advice[0]}", {"renamed": source.rename({"k": "x"}), "si": si, "col": col}).start(sink=seen).wait()
+    assert seen.table().num_rows == 1

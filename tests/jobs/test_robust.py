@@ -202,6 +202,21 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
+def test_savepoints_whose_names_differ_by_an_underscore(tmp_path: Path) -> None:
+    """The folder in which one is made must not be another's."""
+    source = Stream({"all": BATCHES}, ends=False)
+    job = si.from_source(source).start(sink=si.to_memory(), checkpoint=tmp_path / "job")
+    places = {name: job.snapshot(name) for name in ("_a", "a", "__a", "_")}
+    job.stop()
+    for name, place in places.items():
+        assert place == tmp_path / "job" / "savepoints" / name
+        assert [path.name for path in place.glob("epoch-*.json")] != []
+        other = si.from_source(Stream({"all": BATCHES})).start(
+            sink=si.to_memory(), checkpoint=tmp_path / f"from {name}", savepoint=place)
+        assert other.wait(20)
+    assert sorted(path.name for path in (tmp_path / "job" / "savepoints").iterdir()) == ["_", "__a", "_a", "a"]
+
+
 def test_a_job_begun_from_a_savepoint_never_writes_twice(tmp_path: Path) -> None:
     """To go back to the savepoint would be to forget what this job has written since."""
     def start(name: str, allowed: int, **options: Any) -> Job:

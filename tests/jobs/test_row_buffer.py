@@ -10,8 +10,8 @@ import pytest
 
 import scalein as si
 from scalein import col
-from scalein.jobs import window_aggregate
-from scalein.jobs.window_aggregate import WindowedAggregate
+from scalein.exec import window_aggregate
+from scalein.exec.window_aggregate import WindowedAggregate
 from scalein.state.row_buffer import RowBuffer
 from tests import oracle
 from tests.same import assert_same

@@ -202,6 +202,13 @@ def _shift_right(value: int, by: int) -> int:
     return value >> min(by, 63)
 
 
+def _char(text: str, index: int) -> str:
+    try:
+        return text[index]
+    except IndexError:
+        raise Failed("string index out of range") from None
+
+
 _WHOLE: dict[str, Callable[[float], int]] = {
     "trunc": math.trunc, "floor": math.floor, "ceil": math.ceil, "round": round,
 }  # fmt: skip
@@ -213,5 +220,7 @@ _MEANING: dict[str, Callable[..., Any]] = {
     "is_none": lambda a: a is None, "min": min, "max": max, "len": len, "contains": lambda a, b: b in a,
     "starts_with": str.startswith, "ends_with": str.endswith, "invert": lambda a: ~a,
     "bit_and": lambda a, b: a & b, "bit_or": lambda a, b: a | b, "bit_xor": lambda a, b: a ^ b,
-    "shl": _shift_left, "shr": _shift_right,
+    "shl": _shift_left, "shr": _shift_right, "concat": lambda *texts: "".join(texts), "text": str, "char": _char,
+    "slice": lambda text, start, stop: text[start:stop], "upper": str.upper, "lower": str.lower, "strip": str.strip,
+    "lstrip": str.lstrip, "rstrip": str.rstrip, "replace": str.replace, "fixed": lambda x, digits: f"{x:.{digits}f}",
 }  # fmt: skip

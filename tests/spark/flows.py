@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import date
 from decimal import Decimal
 
 import numpy as np
@@ -65,6 +66,15 @@ FLOWS: dict[str, Callable[[Flow], Flow]] = {
     "filter_bool": lambda f: f.filter((col("b") | col("s").is_null()) & ~(col("k") == 2)).select("n"),
     "nan_filter": lambda f: f.filter(col("x") >= 15).select("n", "x"),
     "text": lambda f: f.select("n", l=col("s").str.len(), u=col("s").str.upper(), c=col("s").str.starts_with("a")),
+    "made_text": lambda f: f.select("n", c=col("s") + "-" + col("s"), i=si.concat_str("s", "i", separator="/"),
+                                    m=col("t").dt.strftime("%Y-%m %H"),
+                                    t=col("t").dt.strftime("%F %T").str.strptime(pa.timestamp("us"), "%F %T")),
+    "rowwise": lambda f: f.select("n", g=si.max_horizontal("i", "x"), l=si.min_horizontal("i", "x"),
+                                  c=si.coalesce("i", "k", -1), d=(col("day") - date(2022, 1, 1)).dt.total_days(),
+                                  p=col("i").clip(-10, 10)),
+    "structs": lambda f: f.select("n", r=si.struct("k", text="s", at=si.struct(t="t"))),
+    "text_key": lambda f: f.group_by(g=col("s") + "#" + col("day").dt.strftime("%j")).agg(
+        n=si.count(), m=(col("s") + "!").max()),
     "times": lambda f: f.select("n", h=col("z").dt.hour(), tr=col("t").dt.truncate("1m"), z="z", day="day"),
     "decimals": lambda f: f.select("n", d2=col("d") + col("d"), d="d").filter(col("d2") > 0),
     "choice": lambda f: f.select("n", w=when(col("k") == 2).then(col("x")).otherwise(col("i"))),
@@ -145,6 +155,11 @@ ORDERED: dict[str, Callable[[Flow], Flow]] = {
 
 # The same in Spark SQL, over a view `rows` (and `ads`).
 SQL: dict[str, str] = {
+    "made_text": "select n, s || '-' || s c, s || '/' || cast(i as string) i, date_format(t, 'yyyy-MM HH') m,"
+                 " date_trunc('second', t) t from rows",
+    "rowwise": "select n, greatest(cast(i as double), x) g, least(cast(i as double), x) l, coalesce(i, k, -1) c,"
+               " cast(datediff(day, date'2022-01-01') as bigint) d, greatest(least(i, 10), -10) + i * 0 p from rows",
+    "text_key": "select s || '#' || lpad(dayofyear(day), 3, '0') g, count(*) n, max(s || '!') m from rows group by 1",
     "filter": "select n, x * 2 y, s from rows where x > 1 and s <> 'a'",
     "filter_bool": "select n from rows where (b or s is null) and not (k = 2)",
     "nan_filter": "select n, x from rows where x >= 15",

@@ -56,12 +56,13 @@ def same(got: Any, want: pa.Table, ordered: bool = False) -> None:
 
 
 # By default as many as CI has time for, each kind of plan among them; SCALEIN_SPARK_FLOWS=all runs every flow.
-SOME = ("filter", "decimals", "udf", "map_batches", "explode_count", "join_left", "join_right",
+SOME = ("filter", "made_text", "structs", "text_key", "decimals", "udf",
+        "map_batches", "explode_count", "join_left", "join_right",
         "join_outer", "join_group", "each", "keys", "unique", "distinct", "tumbling_zone", "window_rows", "chained",
-        "union_group", "sorted_then",
+        "union_group", "sorted_then", "tumbling_expressions",
         "empty_all")  # fmt: skip
 SOME_ORDERED = ("sort_nulls_last", "top_groups")
-SOME_SQL = ("nan_filter", "join_anti", "all", "each", "float_key", "sliding")
+SOME_SQL = ("nan_filter", "made_text", "rowwise", "text_key", "join_anti", "all", "each", "float_key", "sliding")
 ALL = os.environ.get("SCALEIN_SPARK_FLOWS") == "all"
 
 

@@ -15,9 +15,9 @@ from scalein import col
 from scalein.api.flow import Flow
 from scalein.compiler import compile_flow
 from scalein.errors import ComputeError
+from scalein.exec.aggregate_operator import aggregate_node
 from scalein.exec.bounded import CombineByNumber, Program
 from scalein.ir.partials import TwoPhase, two_phase
-from scalein.jobs.aggregate_operator import aggregate_node
 from scalein.options import Options
 from scalein.spark.streaming.combine_partials import Combiner
 from tests.same import assert_same

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from decimal import Decimal
@@ -269,6 +271,24 @@ def test_row_groups_are_dealt_by_size(tmp_path: Path) -> None:
     assert sum(batch.num_rows for part in parts for batch in part.read()) == 2_000
 
 
+def test_text_of_few_values_is_read_as_dictionaries(tmp_path: Path) -> None:
+    """If it has few values in all row groups; a partition column has one in each."""
+    few, many = pa.array(["view", None, "click"] * 1_000), pa.array([f"user {k}" for k in range(3_000)])
+    mixed = pa.concat_arrays([few.slice(0, 1_500), many.slice(1_500)])
+    table = pa.table({"few": few, "coded": few.dictionary_encode(), "many": many, "mixed": mixed})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=1_000)
+    schema = pa.schema([(name, pa.string()) for name in ("few", "coded", "many", "mixed", "p", "q")])
+    values = {"p": pa.scalar("here"), "q": pa.scalar(None, pa.string())}
+    found = plan_row_groups([ScannedFile(str(tmp_path / "a.parquet"), values)], schema)
+    assert found is not None
+    assert found.coded == {"few", "coded", "p", "q"}
+    dictionaries = found.with_dictionaries()
+    assert pa.types.is_dictionary(dictionaries.schema.field("few").type)
+    got = pa.Table.from_batches(list(dictionaries.read()), dictionaries.schema)
+    assert_same(got.cast(schema), pa.Table.from_batches(list(found.read()), schema), ordered=True)
+    assert got["few"].to_pylist() == few.to_pylist()
+
+
 # --- streams and run
 
 
@@ -296,6 +316,32 @@ def plain(table: pa.Table, folder: Path) -> None:
 def by_spark(table: pa.Table, folder: Path) -> None:
     """Lists of structs whose fields have other names: only Spark reads them."""
     plain(table.rename_columns([name.upper() if name == "i8" else name for name in table.column_names]), folder)
+
+
+def test_batches_with_and_without_dictionaries_share_their_state(spark: Any, tmp_path: Path) -> None:
+    """Of three batches tasks read the first with dictionaries and the second without; Spark reads the third."""
+    (tmp_path / "in").mkdir()
+    keys = pa.array(["view", None, "ü", "click"] * 500)
+    tables = [pa.table({"k": keys, "v": pa.array(range(2_000))}),
+              pa.table({"k": pa.array([f"user {k}" for k in range(1_990)] + ["view", None, "ü"] * 3 + [""]),
+                        "v": pa.array(range(2_000), pa.int32())}),
+              pa.table({"k": keys, "V": pa.array(range(2_000))})]  # fmt: skip
+    for number, table in enumerate(tables):
+        pq.write_table(table, tmp_path / "in" / f"{number}.parquet")
+        os.utime(tmp_path / "in" / f"{number}.parquet", (1_700_000_000 + number,) * 2)
+    stream = spark.readStream.schema("k string, v long").option("maxFilesPerTrigger", 1).parquet(str(tmp_path / "in"))
+    q = si.flow(stream.schema).group_by("k").agg(n=si.count(), s=col("v").sum())
+    job = sis.start(q, stream, sink=si.to_parquet(tmp_path / "out"), trigger="0 seconds",
+                    checkpoint=tmp_path / "checkpoint", emit="changes", partitions=3)
+    while job.last_progress is None or job.last_progress["batch_id"] < 2:
+        time.sleep(0.05)
+        assert job.is_active, job.exception
+    job.stop()
+    assert len(job._coded) == 1
+    assert job.last_progress["read_by"] == "spark"
+    whole = pa.concat_tables([table.rename_columns(["k", "v"]).cast(pa.schema({"k": pa.string(), "v": pa.int64()}))
+                              for table in tables])
+    assert_same(sis.read_state(tmp_path / "checkpoint"), q.collect(whole))
 
 
 @pytest.mark.parametrize(("write", "reader"), [(plain, "tasks"), (partitioned, "tasks"), (by_spark, "spark")])

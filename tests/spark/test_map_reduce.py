@@ -15,9 +15,9 @@ import scalein as si
 from scalein import col
 from scalein.dtypes import from_arrow_type
 from scalein.errors import NOWHERE, BadArgument
+from scalein.exec.fragments import cut, fragments
 from scalein.ir import ops
 from scalein.ir.functions.hashing import hash_value
-from scalein.jobs.fragments import cut, fragments
 from scalein.options import Options
 from scalein.spark import map_reduce as sides
 from scalein.spark import shuffle
@@ -30,9 +30,11 @@ from tests.spark.flows import FLOWS, ORDERED, rows
 
 OPTIONS = Options.make(workers=1)
 TABLE = rows(700)
-FRAGMENT_FLOWS = ("filter", "join", "explode", "join_group", "all", "each", "keys", "float_key", "unique", "best",
+FRAGMENT_FLOWS = ("filter", "rowwise", "text_key", "join", "explode",
+                  "join_group", "all", "each", "keys", "float_key", "unique", "best",
                   "spread", "picked", "unique_all", "distinct", "tumbling_zone", "sliding", "window_rows", "integers",
-                  "empty_all", "top_k", "sort_limit")  # fmt: skip
+                  "empty_all", "top_k", "sort_limit", "pairs", "expressions", "expressions_all", "expressions_unique",
+                  "tumbling_expressions")  # fmt: skip
 
 
 def map_reduce_of(name: str) -> tuple[MapReduce, Any]:
@@ -77,7 +79,7 @@ def test_kinds() -> None:
     kinds = {name: map_reduce_of(name)[0].kind for name in FRAGMENT_FLOWS}
     assert kinds["filter"] == kinds["join"] == kinds["explode"] == "rowwise"
     assert kinds["each"] == kinds["sliding"] == kinds["all"] == kinds["distinct"] == "partials"
-    assert kinds["spread"] == kinds["picked"] == "partials"
+    assert kinds["spread"] == kinds["picked"] == kinds["pairs"] == kinds["expressions"] == "partials"
     assert kinds["unique"] == kinds["window_rows"] == kinds["best"] == "rows"
     assert kinds["top_k"] == kinds["sort_limit"] == "top"
 

@@ -93,7 +93,7 @@ def test_a_static_side_without_data_is_refused() -> None:
 
 
 def test_a_task_is_the_same_in_another_process(tmp_path: Path) -> None:
-    from scalein.jobs.fragments import cut, fragments
+    from scalein.exec.fragments import cut, fragments
     from scalein.spark.map_reduce import MapReduce
 
     q = si.flow(DATA.schema).group_by("k").agg(s=col("v").sum())

@@ -112,6 +112,27 @@ def test_results_do_not_depend_on_who_reads_the_files(reader: str, spark: Any, t
     assert [each.numInputRows for each in job.query.recentProgress if each.numInputRows] == [400, 400]
 
 
+@pytest.mark.parametrize("chosen", [None, "FileContextBasedCheckpointFileManager"])
+def test_spark_writes_its_log_without_processes_of_the_system(spark: Any, tmp_path: Path, chosen: str | None) -> None:
+    """Unless the user has chosen how. The session's setting is as before, and a stream resumes either way."""
+    name, ours = job_module._FILE_MANAGER, job_module._RENAMING_MANAGER
+    theirs = None if chosen is None else f"{ours.rpartition('.')[0]}.{chosen}"
+    location = parse_location(tmp_path / "checkpoint", NOWHERE)
+    for number in range(2):
+        everything = write(tmp_path / "in", range(number, number + 1))
+        if theirs is not None and number:
+            spark.conf.set(name, theirs)
+        try:
+            before = spark.conf.get(name, None)
+            assert job_module._log_settings(spark, location) == ({name: ours} if before is None else {})
+            sis.start(GROUPS, stream(spark, tmp_path / "in"), trigger=NOW, sink=si.to_parquet(tmp_path / "out"),
+                      checkpoint=tmp_path / "checkpoint", emit="changes").wait()
+            assert spark.conf.get(name, None) == before
+        finally:
+            spark.conf.unset(name)
+    assert_same(sis.read_state(tmp_path / "checkpoint"), GROUPS.collect(everything))
+
+
 def test_windows_and_a_function_of_a_dataframe(spark: Any, tmp_path: Path) -> None:
     everything = write(tmp_path / "in", range(3))
     found: list[tuple[int, list[Any]]] = []

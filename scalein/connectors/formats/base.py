@@ -52,6 +52,9 @@ def reading(path: str, hint: str = _COMPLETE) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise BadData(f"{path} is gone: it was there when the files were listed", found=error) from error
+    except UnicodeError as error:
+        raise BadData(f"{path} cannot be read: it is not UTF-8", found=error,
+                      hint="write it again as UTF-8, for example with iconv") from error
     except (pa.ArrowException, OSError, EOFError) as error:
         raise BadData(f"{path} cannot be read", found=str(error).strip() or type(error).__name__, hint=hint) from error
 

@@ -1,7 +1,8 @@
 """Parquet files: row groups, and the columns of each, decoded in parallel from the mapped file.
 
 If all columns are numbers in pages that the compiled kernels support, these decode them (`parquet_decode.py`), else
-pyarrow does: text takes most of the time, so beside it there is nothing to gain. Row groups whose statistics rule out
+pyarrow does, whose threads decode the numbers while another decodes the text that takes most of the time. Where one
+thread decodes all columns, the kernels decode the numbers, and pyarrow the others. Row groups whose statistics rule out
 every row of a filter are not read. A column is read in the type of the first file, or of the schema given, if its own
 type converts losslessly (`conversion.py`).
 """
@@ -21,7 +22,7 @@ import pyarrow as pa
 from scalein.connectors.formats import statistics
 from scalein.connectors.formats.base import MAX_ROWS, FileSplit, check_schema, reading
 from scalein.connectors.formats.conversion import converted, converts
-from scalein.connectors.formats.parquet_decode import Column, Unsupported, columns_of, may_be_decoded
+from scalein.connectors.formats.parquet_decode import Column, Unsupported, are_compiled, columns_of, decodable
 from scalein.connectors.formats.statistics import Condition, SkipCounter
 from scalein.options import granted_cores
 
@@ -115,20 +116,30 @@ def batches_of(path: str, file: Any, groups: list[int], names: list[str], batch_
     rows = sum(file.metadata.row_group(k).num_rows for k in groups)
     fields = [file.schema_arrow.field(name) for name in names]
     given = 0
-    if names and rows >= _WORTH_ROWS * len(groups) and may_be_decoded(file.schema, fields, rows):
+    own_fields = decodable(file.schema, fields) if rows >= _WORTH_ROWS * len(groups) else []
+    if own_fields and (len(own_fields) == len(fields) or not use_threads) and are_compiled(own_fields, rows):
         # Pyarrow's reader raises for damaged files, whereas asking their metadata ends the process.
         for group in groups:
             next(file.iter_batches(1, [group], names, use_threads=False), None)
         with pa.memory_map(path) as mapped:
-            ours = columns_of(mapped.read_buffer(), file.metadata, groups, fields)
-        row_bytes = sum(field.type.bit_width for field in fields) // 8
-        together = min(_OWN_BATCHES * batch_rows, MAX_ROWS, max(1024, _BATCH_BYTES // row_bytes))
+            ours = columns_of(mapped.read_buffer(), file.metadata, groups, own_fields)
+        others = [name for name in names if name not in ours]
+        portions: Iterator[Any]  # batches of the other columns, or numbers of rows
+        if others:
+            portions = file.iter_batches(batch_rows, groups, others, use_threads=False)
+        else:
+            row_bytes = sum(field.type.bit_width for field in fields) // 8
+            together = min(_OWN_BATCHES * batch_rows, MAX_ROWS, max(1024, _BATCH_BYTES // row_bytes))
+            portions = (min(together, rows - first) for first in range(0, rows, together))
         threads = min(len(ours), granted_cores() // file.metadata.num_row_groups) if use_threads else 1
         with suppress(Unsupported), ThreadPoolExecutor(threads) if threads > 1 else nullcontext() as pool:
-            while ours and given < rows:  # from an unsupported page on, pyarrow reads the rest, or reports the damage
-                count = min(together, rows - given)
-                taken = (pool.map if pool else map)(partial(Column.take, count=count), ours)
-                yield pa.RecordBatch.from_arrays(list(taken), schema=pa.schema(fields))
+            # From an unsupported page on, pyarrow reads the rest, or reports the damage.
+            for portion in portions if ours and not (others and use_threads) else ():
+                count = portion.num_rows if others else portion
+                taken = (pool.map if pool else map)(partial(Column.take, count=count), ours.values())
+                columns = dict(zip(ours, taken, strict=True))
+                yield pa.RecordBatch.from_arrays([columns[name] if name in columns else portion.column(name)
+                                                  for name in names], schema=pa.schema(fields))
                 given += count
     if given < rows:
         for batch in file.iter_batches(batch_rows, groups, names, use_threads=use_threads):

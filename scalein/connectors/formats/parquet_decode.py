@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -156,16 +156,20 @@ def _check_levels(levels: bytes, count: int) -> None:
         at, count = at + size, count - some
 
 
-def may_be_decoded(schema: Any, fields: Sequence[pa.Field], rows: int) -> bool:
-    """Whether the kernels support all these columns of a Parquet schema, and are compiled."""
-    from scalein.kernels.parquet import are_ready
-
+def decodable(schema: Any, fields: Sequence[pa.Field]) -> list[pa.Field]:
+    """The columns of a Parquet schema that the kernels support."""
     places = _places(schema)
     leaves = [schema.column(places[field.name]) if field.name in places else None for field in fields]
-    are_known = all(leaf is not None and "." not in field.name  # of a struct, or not
-                    and leaf.max_definition_level <= 1 and _is_as_stored(leaf, field.type)
-                    for leaf, field in zip(leaves, fields, strict=True))  # fmt: skip
-    return are_known and are_ready({field.type.bit_width // 8 for field in fields}, len(fields) * rows, Options.make())
+    return [field for leaf, field in zip(leaves, fields, strict=True)
+            if leaf is not None and "." not in field.name  # of a struct, or not
+            and leaf.max_definition_level <= 1 and _is_as_stored(leaf, field.type)]  # fmt: skip
+
+
+def are_compiled(fields: Sequence[pa.Field], rows: int) -> bool:
+    """Whether the kernels for some columns are compiled, or compiling them pays."""
+    from scalein.kernels.parquet import are_ready
+
+    return are_ready({field.type.bit_width // 8 for field in fields}, len(fields) * rows, Options.make())
 
 
 def _places(schema: Any) -> dict[str, int]:
@@ -173,20 +177,21 @@ def _places(schema: Any) -> dict[str, int]:
     return {leaf.path: k for k, leaf in leaves if not leaf.max_repetition_level}
 
 
-def columns_of(file: pa.Buffer, metadata: Any, groups: list[int], fields: Sequence[pa.Field]) -> list[Column]:
-    """Decoders of columns in some row groups of a mapped file; none if one is unsupported, or would be slower."""
+def columns_of(file: pa.Buffer, metadata: Any, groups: list[int], fields: Sequence[pa.Field]) -> dict[str, Column]:
+    """Decoders of columns in some row groups of a mapped file, without those that are unsupported or would be slower.
+    """
     options = Options.make()
     places = _places(metadata.schema)
-    leaves = [metadata.schema.column(places[field.name]) for field in fields]
-    try:
-        chunks = [[chunk_of(file, metadata.row_group(k), places[field.name], leaf, options) for k in groups]
-                  for field, leaf in zip(fields, leaves, strict=True)]
-    except Unsupported:
-        return []
-    if not all(map(_is_worth, chain(*chunks))):
-        return []
-    return [Column(file, some, _STORED[leaf.physical_type], field.type, options)
-            for some, leaf, field in zip(chunks, leaves, fields, strict=True)]
+    found = {}
+    for field in fields:
+        leaf = metadata.schema.column(places[field.name])
+        try:
+            chunks = [chunk_of(file, metadata.row_group(k), places[field.name], leaf, options) for k in groups]
+        except Unsupported:
+            continue
+        if all(map(_is_worth, chunks)):
+            found[field.name] = Column(file, chunks, _STORED[leaf.physical_type], field.type, options)
+    return found
 
 
 def _is_worth(chunk: Chunk) -> bool:

@@ -141,6 +141,7 @@ class JsonLines:
         def open() -> Iterator[pa.RecordBatch]:
             with reading(path, _HINT), closing(self._open(path, stored)) as reader:
                 for batch in reader:
+                    batch.validate(full=True)  # pyarrow takes texts of JSON as they are
                     yield batch.select(names) if stored == wanted else batch.select(names).cast(wanted)
 
         if not self._is_empty(path):
@@ -211,6 +212,7 @@ class _JsonRecords:
         parse = ParseOptions(explicit_schema=stored, unexpected_field_behavior="ignore")
         data = _without_null(data)
         found = read_json(pa.BufferReader(data), ReadOptions(use_threads=False, block_size=len(data) + 1), parse)
+        found.validate(full=True)
         return _one(found.select(names).cast(wanted), names)
 
 

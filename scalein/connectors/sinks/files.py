@@ -24,7 +24,6 @@ import contextlib
 import os
 import re
 import uuid
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -33,7 +32,7 @@ import pyarrow as pa
 
 from scalein.connectors.sinks.file_writers import WriteFormat, Writer, writing
 from scalein.connectors.sinks.partitioning import can_split, split
-from scalein.errors import BadArgument, SourceLoc, UnknownColumn, WriteFailed, WrongType, guess
+from scalein.errors import BadArgument, SourceLoc, UnknownColumn, WriteFailed, WrongType, guess, warn
 from scalein.storage.checked_json import Json
 
 STAGED, PART = "_staged-", "part-"
@@ -235,9 +234,8 @@ class FileSink:
         missing = [final for staged, final in epoch.renames()
                    if not any(self._rename(folder, staged, final) for folder in folders)]
         if missing:  # a consumer of the results may have moved them since
-            warnings.warn(f"files of the last epoch are not in {' or '.join(folders)}, nor staged there: {missing[0]} "
-                          f"and {len(missing) - 1} more; unless a consumer moved them, their rows are lost",
-                          RuntimeWarning, stacklevel=2)
+            warn(f"files of the last epoch are not in {' or '.join(folders)}, nor staged there: {missing[0]} "
+                 f"and {len(missing) - 1} more; unless a consumer moved them, their rows are lost", self._at)
 
     def _rename(self, folder: str, staged: str, final: str) -> bool:
         """Make a file visible; False if the folder does not have it."""

@@ -74,8 +74,9 @@ class SinkWriter:
     def _call(self, what: str, fn: Callable[[], Given]) -> Given:
         try:
             return fn()
-        except ScaleinError:
+        except ScaleinError as error:
+            error.locate(self._at)
             raise
         except Exception as error:
             raise WriteFailed(f"the sink {type(self._sink).__name__} raised {type(error).__name__} when it was {what}",
-                              found=error, rows=self._role) from error
+                              at=self._at, found=error, rows=self._role) from error

@@ -1,23 +1,19 @@
 """FileSource: the rows of files in order, prefetched; `follow` continues with files that appear later.
 
 Offset: {"file": name, "row": rows of it that were read, "done": whether these are all}. Files are read in the order of
-their names, so all before that one were read. A followed directory is read in the order of modification time, then
-name. There a file may appear late (it was written before others and renamed after them), so the offset also has
-`since`, a modification time up to which all files count as read, and `read`, the names of later files that were read.
-`since` is `GRACE_NS` before the newest file read, or before the current time if that file is from the future; a file
-that appears with an older time is skipped, with a warning. A file that appears while the job is stopped differs from
-one that was read long ago only in the time its directory entry changed (`ctime`): `looked` is the time of the last
-listing, and old files that changed since are reported as well.
+their names, so all before that one were read. A followed directory is listed again and again; files that are new are
+read in the order of modification time, then name. They are known by their names alone: one that arrives with an old
+time is as new as any other. So the offset also has `seen`, the names of the files that were read before (see
+`seen_files.py`).
 """
 
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -27,14 +23,17 @@ from scalein.connectors.formats.lenient import MALFORMED
 from scalein.connectors.formats.parquet import Parquet
 from scalein.connectors.formats.statistics import Condition
 from scalein.connectors.formats.text import Csv, JsonLines
-from scalein.connectors.sources.listing import File, Listing
+from scalein.connectors.sources.listing import Listing
 from scalein.connectors.sources.read_ahead import ReadTask, read_ahead
-from scalein.errors import BadArgument, BadData, SourceLoc, here
+from scalein.errors import BadArgument, BadData, SourceLoc, here, locating
 from scalein.options import granted_cores
 from scalein.storage.checked_json import Json
 
-GRACE_NS = 3600 * 10**9
-_LIST_S = 0.05  # between two listings of a followed directory
+if TYPE_CHECKING:
+    from scalein.connectors.sources.seen_files import SeenFiles
+
+# Between two listings of a followed directory: it doubles while nothing appears; a listing takes a small share of it.
+_MIN_WAIT_S, _MAX_WAIT_S, _LISTING_SHARE = 0.05, 0.4, 4
 _MAX_THREADS = 8  # pyarrow decodes the columns of a file in its own threads; more would only hold more rows
 _PARTITION = "files"
 
@@ -57,16 +56,17 @@ class FileSource:
     @staticmethod
     def open(format: Format, given: object, schema: pa.Schema | None, follow: bool, at: SourceLoc) -> FileSource:
         """The source of what a path means; its schema is that of the first file that has one, unless given."""
-        listing = Listing.of(given, f"read_{format.name}", at)
-        files = listing.files()
-        if not files and not (follow and schema is not None):
-            hint = "give schema= to follow a directory that is still empty" if follow else None
-            raise BadData(f"no file matches {listing}", at=at, hint=hint)
         found = schema
-        for file in files if schema is None else []:
-            found = format.schema(listing.path(file.name))
-            if found is not None:
-                break
+        with locating(at):
+            listing = Listing.of(given, f"read_{format.name}", at)
+            files = listing.files()
+            if not files and not (follow and schema is not None):
+                hint = "give schema= to follow a directory that is still empty" if follow else None
+                raise BadData(f"no file matches {listing}", at=at, hint=hint)
+            for file in files if schema is None else []:
+                found = format.schema(listing.path(file.name))
+                if found is not None:
+                    break
         if found is None:
             raise BadData(f"the files of {listing} are all empty, so their columns are unknown", at=at,
                           hint="give schema=")
@@ -115,7 +115,8 @@ class FileSource:
     def read(self, partition: str, offset: Json) -> Iterator[Item]:
         """The rows after an offset; batches do not span files."""
         tasks = self._listed(offset) if self.bounded else self._followed(offset)
-        empty = pa.RecordBatch.from_pylist([], schema=self.schema)
+        # Not `from_pylist`, nor anything else that makes arrays of Python's values: pyarrow imports pandas for that.
+        empty = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in self.schema], schema=self.schema)
         threads = min(granted_cores(), _MAX_THREADS) + 1
         for item in read_ahead(tasks, threads, QUIET_S, size_of=_size_of, most_bytes=self.memory,
                                tasks_wait=False):
@@ -126,52 +127,49 @@ class FileSource:
                 yield empty, offset
 
     def _listed(self, offset: Json) -> Iterator[ReadTask[Item]]:
-        files, position = self.listing.files(), _position(offset)
-        name = position.get("file", "")
-        self._check_there(position, [file.name for file in files])
-        for file in files:
-            if file.name > name or (file.name == name and not position.get("done")):
-                yield from self._tasks(file, position.get("row", 0) if file.name == name else 0, {"file": file.name})
+        names, position = [file.name for file in self.listing.files()], _position(offset)
+        last = position.get("file", "")
+        self._check_there(position, names)
+        for name in names:
+            if name > last or (name == last and not position.get("done")):
+                yield from self._tasks(name, position.get("row", 0) if name == last else 0, {"file": name})
 
     def _followed(self, offset: Json) -> Iterator[ReadTask[Item] | None]:
         """The tasks of files that exist and of those that appear; None when there is nothing new."""
         position = _position(offset)
-        since: int = position.get("since", -1)
-        newest = since + GRACE_NS if position else -1
-        read: dict[str, int] = dict(position.get("read", {}))
-        begun = {position["file"]: position["row"]} if position and not position["done"] else {}
-        if position and position["done"]:
-            read[position["file"]] = position["mtime_ns"]
-        looked_ns = time.time_ns()
-        files = self.listing.files(timed=True)
-        self._check_there(position, [file.name for file in files])
-        # `past`: files that were read before `since`, or skipped.
-        past = {file.name for file in files if file.mtime_ns <= since and file.name not in begun}
-        self._warn([file for file in files if file.name in past and file.ctime_ns > position.get("looked", looked_ns)])
-        # A file that was read in part is completed first, whatever appeared before it in the meantime.
-        files.sort(key=lambda file: (file.name not in begun, file))
-        looked_s = time.monotonic()
+        names = self.listing.names()
+        self._check_there(position, names)
+        seen = self._seen(position, names)
+        if position and not position["done"]:  # it is completed first, whatever appeared before it in the meantime
+            name = position["file"]
+            yield from self._tasks(name, position["row"], {"file": name, "seen": seen.to_json()})
+            seen.add(name)
+        wait_s = _MIN_WAIT_S
         while True:
-            for file in files:
-                if file.name in read or file.name in past:
-                    continue
-                if file.mtime_ns <= since and file.name not in begun:
-                    self._warn([file])
-                    past.add(file.name)
-                    continue
-                known: Offset = {"file": file.name, "mtime_ns": file.mtime_ns, "since": since, "read": dict(read),
-                                 "looked": looked_ns}
-                yield from self._tasks(file, begun.pop(file.name, 0), known)
-                newest = max(newest, min(file.mtime_ns, time.time_ns()))
-                read[file.name] = file.mtime_ns
-                if newest - GRACE_NS > since:
-                    since = newest - GRACE_NS
-                    past |= {name for name, mtime_ns in read.items() if mtime_ns <= since}
-                    read = {name: mtime_ns for name, mtime_ns in read.items() if mtime_ns > since}
-            while time.monotonic() - looked_s < _LIST_S:
+            started_s = time.monotonic()
+            seen.forget(names)
+            new = self.listing.timed(name for name in names if name not in seen)
+            listed_s = time.monotonic()
+            for file in new:
+                yield from self._tasks(file.name, 0, {"file": file.name, "seen": seen.to_json()})
+                seen.add(file.name)
+            wait_s = _MIN_WAIT_S if new else min(2 * wait_s, _MAX_WAIT_S)
+            while time.monotonic() - listed_s < max(wait_s, _LISTING_SHARE * (listed_s - started_s)):
                 yield None
-            looked_ns = time.time_ns()
-            files, looked_s = self.listing.files(timed=True), time.monotonic()
+            names = self.listing.names()
+
+    def _seen(self, position: Offset, names: list[str]) -> SeenFiles:
+        """The files that were read before an offset, without one that was begun."""
+        from scalein.connectors.sources.seen_files import SeenFiles  # hashes, which other reads do not need
+
+        seen = SeenFiles(position.get("seen"))
+        if "since" in position:  # the first offsets had names of the last hour, and a time before which all were read
+            seen.add(*position["read"])
+            seen.add(*(file.name for file in self.listing.timed(names)
+                       if file.mtime_ns <= position["since"] and (position["done"] or file.name != position["file"])))
+        if position and position["done"]:
+            seen.add(position["file"])
+        return seen
 
     def _check_there(self, position: Offset, names: list[str]) -> None:
         """A file that was read to its end may go away; one that was begun may not."""
@@ -179,16 +177,9 @@ class FileSource:
             path, rows = self.listing.path(position["file"]), position["row"]
             raise BadData(f"{path} is gone, but only {rows} rows of it were read")
 
-    def _warn(self, old: list[File]) -> None:
-        if old:
-            more = f" (and {len(old) - 1:,} more)" if len(old) > 1 else ""
-            warnings.warn(f"{self.listing.path(old[0].name)} is not read{more}: it appeared, or was changed, with a "
-                          "modification time more than an hour before files that were read already; if it was never "
-                          "read, touch it", stacklevel=2)
-
-    def _tasks(self, file: File, row: int, offset: Offset) -> Iterator[ReadTask[Item]]:
+    def _tasks(self, name: str, row: int, offset: Offset) -> Iterator[ReadTask[Item]]:
         """The splits of a file after a row, each yielding batches with offsets; the last one marks the end."""
-        path = self.listing.path(file.name)
+        path = self.listing.path(name)
         columns = None if self.columns is None else list(self.columns)
         waiting: FileSplit | None = None
         for split in self.format.splits(path, self.whole, columns, row):

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from scalein.errors import BadArgument, BadData, SourceLoc
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class File:
-    """A file by the name it has below the root; its times are 0 where the order is by name only."""
+    """A file by the name it has below the root; its time is 0 where the order is by name only."""
 
     mtime_ns: int
     name: str
-    ctime_ns: int = field(default=0, compare=False)  # when it got this name, or its entry changed otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +32,12 @@ class Listing:
     def of(given: object, step: str, at: SourceLoc) -> Listing:
         """The listing for a path; nothing need match it yet, but its directory exists."""
         try:
-            path = os.path.abspath(os.path.expanduser(os.fspath(given)))  # type: ignore[call-overload]
+            path = os.path.abspath(os.path.expanduser(os.fsdecode(given)))  # type: ignore[arg-type]
         except TypeError:
             raise BadArgument(f"{step} takes a path, a glob or a directory", at=at, found=repr(given)) from None
+        except OSError as error:
+            raise BadData("the current directory is gone, so a relative path means nothing", at=at,
+                          found=repr(given)) from error
         if os.path.isdir(path):
             return Listing(path, "")
         root, pattern = os.path.split(path)
@@ -60,15 +62,24 @@ class Listing:
     def path(self, name: str) -> str:
         return os.path.join(self.root, name)
 
-    def files(self, timed: bool = False) -> list[File]:
-        """All files there are now, in order: by name, or by modification time and then name."""
+    def files(self) -> list[File]:
+        """All files there are now, in the order of their names."""
+        return [File(0, file.name) for file in sorted(self.timed(self._names()), key=lambda file: file.name)]
+
+    def names(self) -> list[str]:
+        """The names that there are now, in any order; a link among them may lead nowhere."""
+        return list(self._names())
+
+    def timed(self, names: Iterable[str]) -> list[File]:
+        """Those of the files that there are, in the order of modification time and then name."""
         found = []
-        for name in self._names():
+        for name in names:
             try:
-                about = os.stat(self.path(name))
-                found.append(File(about.st_mtime_ns, name, about.st_ctime_ns) if timed else File(0, name))
+                found.append(File(os.stat(self.path(name)).st_mtime_ns, name))
             except FileNotFoundError:
                 continue  # removed since it was listed
+            except OSError as error:
+                raise BadData(f"{self.path(name)} cannot be read", found=error) from error
         return sorted(found)
 
     def _names(self) -> Iterator[str]:
@@ -84,15 +95,14 @@ class Listing:
 
 def _below(root: str, under: str) -> Iterator[str]:
     try:
-        entries = list(os.scandir(os.path.join(root, under)))
+        with os.scandir(os.path.join(root, under)) as entries:
+            found = [(entry.name, entry.is_dir()) for entry in entries if not _is_hidden(entry.name)]
     except OSError as error:
-        raise BadData(f"{os.path.join(root, under)} cannot be listed", found=error) from error
-    for entry in entries:
-        name = os.path.join(under, entry.name)
-        if _is_hidden(entry.name):
-            continue
-        if entry.is_dir():
-            if "=" in entry.name:
+        raise BadData(f"{error.filename or os.path.join(root, under)} cannot be listed", found=error) from error
+    for entry, is_folder in found:
+        name = os.path.join(under, entry)
+        if is_folder:
+            if "=" in entry:
                 raise BadData(f"{os.path.join(root, name)} is a directory of a partitioned table",
                               hint='read it with from_arrow(pyarrow.dataset.dataset(path, partitioning="hive"))')
             yield from _below(root, name)

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from scalein.connectors.base import QUIET_S
+from scalein.connectors.formats.validate import Validator
 from scalein.connectors.sources.read_ahead import ReadTask, read_ahead
 from scalein.errors import BadArgument, BadData, SourceLoc
 from scalein.storage.checked_json import Json
@@ -135,9 +136,7 @@ class _IpcSocket:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         with self._socket:
-            for batch in self._reader:
-                batch.validate()
-                yield batch
+            yield from map(Validator().check, self._reader)
 
     def stop(self) -> None:
         with contextlib.suppress(OSError):
@@ -215,10 +214,10 @@ class _FlightStream:
         self.schema: pa.Schema = reader.schema
 
     def batches(self) -> Iterator[pa.RecordBatch]:
+        validator = Validator()
         for chunk in self._reader:
             if chunk.data is not None:
-                chunk.data.validate()
-                yield chunk.data
+                yield validator.check(chunk.data)
 
     def stop(self) -> None:
         with contextlib.suppress(pa.ArrowException):

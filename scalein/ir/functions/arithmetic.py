@@ -19,7 +19,7 @@ from scalein.ir.exprs import Call, Expr, Lit, type_of
 from scalein.ir.functions.registry import REGISTRY, Args, Fold, Function, always, declare, typed
 from scalein.ir.functions.strings import concatenated
 from scalein.ir.literals import fit
-from scalein.ir.unify import NOT_A_NUMBER, Refused, cast_to, finer, own_type_of, settle, unify
+from scalein.ir.unify import NOT_A_NUMBER, Refused, cast_to, finer, own_type_of, type_literal, unify
 
 
 def _refusal(fn: str) -> str:
@@ -96,16 +96,16 @@ def _time_arithmetic(call: Call, args: Args) -> Expr:
 
 def _midnight(date: Expr, unit: str = "") -> Expr:
     """A date as a timestamp: in the coarsest unit that holds it, or in one that is given."""
-    date = settle(date)
+    date = type_literal(date)
     own = "s" if type_of(date).kind is Kind.DATE else "ms"
     return cast_to(date, DType(Kind.TS, unit=finer(own, unit) if unit else own))
 
 
 def _shift_date(call: Call, date: Expr, by: Expr) -> Expr:
     """The date of midnight moved by a duration: as in Python and Polars, a part of a day is cut, towards the past."""
-    date = settle(date)
+    date = type_literal(date)
     if isinstance(by, Lit) and by.dtype is None:
-        by = fit(by.value, DType(Kind.DUR, unit="s")) or settle(by)
+        by = fit(by.value, DType(Kind.DUR, unit="s")) or type_literal(by)
     moved = _shift(call, _midnight(date, type_of(by).unit), by)
     return typed(Call("cast", (), at=call.at), [moved], type_of(date))
 
@@ -115,24 +115,24 @@ def _shift(call: Call, instant: Expr, by: Expr) -> Expr:
     if isinstance(by, Lit) and by.dtype is None:
         own = own_type_of(instant)
         assert own is not None
-        by = fit(by.value, DType(Kind.DUR, unit=own.unit)) or settle(by)
+        by = fit(by.value, DType(Kind.DUR, unit=own.unit)) or type_literal(by)
     if isinstance(instant, Lit) and instant.dtype is None:
         own = own_type_of(instant)
         assert own is not None
-        instant = fit(instant.value, replace(own, unit=type_of(by).unit)) or settle(instant)
+        instant = fit(instant.value, replace(own, unit=type_of(by).unit)) or type_literal(instant)
     unit = finer(type_of(instant).unit, type_of(by).unit)
     dtype = replace(type_of(instant), unit=unit)
     return typed(call, [cast_to(instant, dtype), cast_to(by, DType(Kind.DUR, unit=unit))], dtype)
 
 
 def _scale(call: Call, length: Expr, by: Expr) -> Expr:
-    length = settle(length)
+    length = type_literal(length)
     return typed(call, [length, cast_to(by, I64)], type_of(length))
 
 
 def _as_float(arg: Expr, what: str) -> Expr:
     """A float as it is, an integer or decimal as f64."""
-    arg = settle(arg)
+    arg = type_literal(arg)
     if not type_of(arg).is_number and not type_of(arg).is_decimal:
         raise Refused(f"{what} takes a number, not {type_of(arg)!r}")
     return arg if type_of(arg).is_float else cast_to(arg, F64)
@@ -152,8 +152,8 @@ def _power(call: Call, args: Args) -> Expr:
 def _negate(call: Call, args: Args) -> Expr:
     (arg,) = args
     if isinstance(arg, Lit) and arg.dtype is None and type(arg.value) in (int, float, Decimal):
-        return Lit(-arg.value)  # type: ignore[operator]  # `settle` refuses what has no 64 bits any more
-    arg = settle(arg)
+        return Lit(-arg.value)  # type: ignore[operator]  # `type_literal` refuses what has no 64 bits any more
+    arg = type_literal(arg)
     dtype = type_of(arg)
     if not (dtype.is_number or dtype.is_decimal or dtype.kind is Kind.DUR):
         hint = "~ negates a condition" if dtype.kind is Kind.BOOL else None
@@ -164,7 +164,7 @@ def _negate(call: Call, args: Args) -> Expr:
 
 
 def _absolute(call: Call, args: Args) -> Expr:
-    arg = settle(args[0])
+    arg = type_literal(args[0])
     if not (type_of(arg).is_number or type_of(arg).is_decimal or type_of(arg).kind is Kind.DUR):
         raise Refused(f"abs takes a number or a duration, not {type_of(arg)!r}")
     return typed(call, [arg], type_of(arg))
@@ -176,7 +176,7 @@ def _float_function(call: Call, args: Args) -> Expr:
 
 
 def _round(call: Call, args: Args) -> Expr:
-    arg = settle(args[0])
+    arg = type_literal(args[0])
     if type_of(arg).is_decimal:
         return arg if int(str(call.params[0])) >= type_of(arg).scale else typed(call, [arg], type_of(arg))
     return arg if type_of(arg).is_int else _float_function(call, (arg,))

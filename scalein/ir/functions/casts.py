@@ -13,7 +13,7 @@ from scalein.ir import decimals
 from scalein.ir.exprs import Call, Expr, Lit, type_of
 from scalein.ir.functions.registry import Args, Function, NoValue, declare, typed
 from scalein.ir.literals import fit
-from scalein.ir.unify import INT_DIGITS, Refused, nested_hint, settle
+from scalein.ir.unify import INT_DIGITS, Refused, nested_hint, type_literal
 
 # Zones whose local time is UTC; every other one makes the calendar functions host functions.
 UTC_ZONES = ("", "UTC", "Etc/UTC", "+00:00", "Z")
@@ -29,7 +29,7 @@ def _cast(call: Call, args: Args) -> Expr:
     fitted = fit(arg.value, target) if isinstance(arg, Lit) and arg.dtype is None else None
     if fitted is not None:
         return fitted
-    arg = settle(arg)
+    arg = type_literal(arg)
     if type_of(arg) == target:
         return arg
     if type_of(arg).nested == pa.null() and not target.is_nested:

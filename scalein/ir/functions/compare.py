@@ -11,7 +11,7 @@ from typing import Any
 from scalein.dtypes import BOOL
 from scalein.ir.exprs import Call, Expr, Lit, type_of
 from scalein.ir.functions.registry import ANY, Args, Fold, Function, Nulls, declare, typed
-from scalein.ir.unify import Refused, settle, unify
+from scalein.ir.unify import Refused, type_literal, unify
 
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
@@ -34,7 +34,7 @@ def _ordered(value: Any) -> Any:
 
 
 def _is_nan(call: Call, args: Args) -> Expr:
-    arg = settle(args[0])
+    arg = type_literal(args[0])
     if not type_of(arg).is_float:
         raise Refused(f"is_nan takes a float, not {type_of(arg)!r}", "is_null tests for missing values")
     return typed(call, [arg], BOOL)
@@ -44,7 +44,7 @@ def _is_in(call: Call, args: Args) -> Expr:
     values, has_null = call.params
     assert isinstance(values, tuple)
     listed = [value if isinstance(value, Lit) else Lit(value) for value in values]
-    arg, *found = unify([settle(args[0]), *listed], "is_in does not take")
+    arg, *found = unify([type_literal(args[0]), *listed], "is_in does not take")
     # A cast among them is a typed constant in a coarser unit than the column's.
     exact = [item for item in found if isinstance(item, Lit)]
     if len(exact) < len(found):
@@ -83,7 +83,7 @@ def _horizontal(call: Call, args: Args) -> Expr:
 
 def _clip(call: Call, args: Args) -> Expr:
     """min(max(value, low), high); a bound that is null is none."""
-    value, low, high = unify([settle(args[0]), *args[1:]], "clip does not take")
+    value, low, high = unify([type_literal(args[0]), *args[1:]], "clip does not take")
     return typed(call, [value, low, high], type_of(value))
 
 

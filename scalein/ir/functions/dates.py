@@ -11,7 +11,7 @@ from scalein.ir.functions.casts import is_utc, to_finer
 from scalein.ir.functions.registry import Args, Function, always, declare, typed
 from scalein.ir.functions.strings import text_argument
 from scalein.ir.time_formats import letters, needs_clock, needs_date, needs_zone
-from scalein.ir.unify import Refused, settle
+from scalein.ir.unify import Refused, type_literal
 
 _CALENDAR = ("year", "quarter", "month", "day", "weekday", "ordinal_day")
 _CLOCK = ("hour", "minute", "second", "millisecond", "microsecond", "nanosecond")
@@ -25,7 +25,7 @@ DT_DATE_PARTS = tuple(f"dt_{part}" for part in _CALENDAR)  # those that a date h
 
 
 def _instant(call: Call, args: Args) -> Expr:
-    arg = settle(args[0])
+    arg = type_literal(args[0])
     kind, is_date_part = type_of(arg).kind, call.fn in DT_DATE_PARTS
     if kind is Kind.TS or (kind in (Kind.DATE, Kind.DATE64) and is_date_part):
         return arg
@@ -52,7 +52,7 @@ def _epoch(call: Call, args: Args) -> Expr:
 
 
 def _total(call: Call, args: Args) -> Expr:
-    arg = settle(args[0])
+    arg = type_literal(args[0])
     if type_of(arg).kind is not Kind.DUR:
         is_time = type_of(arg).kind in (Kind.TS, Kind.DATE, Kind.DATE64)
         raise Refused(f"dt.{call.fn.removeprefix('dt_')} takes a duration, not {type_of(arg)!r}",
@@ -66,7 +66,7 @@ def _total_overflows(call: Call) -> bool:
 
 def _strftime(call: Call, args: Args) -> Expr:
     """Text of a time; of a zone's clock in two steps, of which pyarrow computes the first."""
-    arg, pattern = settle(args[0]), str(call.params[0])
+    arg, pattern = type_literal(args[0]), str(call.params[0])
     dtype = type_of(arg)
     if dtype.kind not in (Kind.TS, Kind.DATE, Kind.DATE64, Kind.TIME):
         raise Refused(f"dt.strftime takes a time or date, not {dtype!r}",
@@ -129,7 +129,7 @@ _declare_part("ordinal_day", "dayofyear")
 for _name in ("second", "millisecond", "microsecond", "nanosecond"):
     _declare_part(_name)
 declare(
-    Function("dt_strftime", _strftime, makes_text=True, show="{0}.dt.strftime({params})", sql=("DATE_FORMAT",),
+    Function("dt_strftime", _strftime, makes_text=always, show="{0}.dt.strftime({params})", sql=("DATE_FORMAT",),
              duckdb="strftime({0}, {params[0]})"),
     Function("dt_local", _local, host=always, arrow="local_time", show="{0}"),
     Function("str_strptime", _strptime, fallible=always, show="{0}.str.strptime({type}, {params})",

@@ -24,7 +24,7 @@ import struct
 from scalein.dtypes import I64, DType, Kind
 from scalein.ir.exprs import Call, Expr, type_of
 from scalein.ir.functions.registry import Args, Function, Nulls, declare, typed
-from scalein.ir.unify import Refused, nested_hint, settle
+from scalein.ir.unify import Refused, nested_hint, type_literal
 
 SEED = 42
 P1, P2, P3, P4, P5 = (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63,
@@ -105,7 +105,7 @@ def _rotated(number: int, by: int) -> int:
 
 
 def _hash(call: Call, args: Args) -> Expr:
-    arg = settle(args[0])
+    arg = type_literal(args[0])
     if type_of(arg).is_nested:
         raise Refused(f"hash does not take {type_of(arg)!r}", nested_hint(type_of(arg)))
     return typed(call, [arg], I64)

@@ -9,14 +9,14 @@ from dataclasses import replace
 from scalein.dtypes import BOOL, Kind
 from scalein.ir.exprs import Call, Expr, Lit, type_of
 from scalein.ir.functions.registry import ANY, REGISTRY, Args, Function, Nulls, declare, fallible, is_host, typed
-from scalein.ir.unify import Refused, nested_hint, own_type_of, settle, unify
+from scalein.ir.unify import Refused, nested_hint, own_type_of, type_literal, unify
 
 
 def _condition(arg: Expr, what: str) -> Expr:
     """The argument as a bool."""
     if isinstance(arg, Lit) and arg.value is None:
         return Lit(None, BOOL)
-    arg = settle(arg)
+    arg = type_literal(arg)
     if type_of(arg).kind is not Kind.BOOL:
         hint = "comparisons need parentheses beside & and |: (a > 1) & (b < 2)" if what in "&|~" else None
         raise Refused(f"{what} takes conditions, not {type_of(arg)!r}", hint)
@@ -28,7 +28,7 @@ def _logic(call: Call, args: Args) -> Expr:
 
 
 def _null_test(call: Call, args: Args) -> Expr:
-    return typed(call, [settle(args[0])], BOOL)
+    return typed(call, [type_literal(args[0])], BOOL)
 
 
 def _fill_null(call: Call, args: Args) -> Expr:

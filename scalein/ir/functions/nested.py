@@ -8,7 +8,7 @@ from scalein.dtypes import I64, DType, Kind, element_of, from_arrow_type
 from scalein.errors import WrongType, guess
 from scalein.ir.exprs import Call, Expr, type_of
 from scalein.ir.functions.registry import ANY, Args, Function, Nulls, always, declare, typed
-from scalein.ir.unify import Refused, settle
+from scalein.ir.unify import Refused, type_literal
 
 
 def _list_len(call: Call, args: Args) -> Expr:
@@ -23,7 +23,7 @@ def _list_get(call: Call, args: Args) -> Expr:
 
 def _list(call: Call, args: Args) -> tuple[Expr, DType]:
     """The argument, and the type of its elements."""
-    arg = settle(args[0])
+    arg = type_literal(args[0])
     element = element_of(type_of(arg))
     if element is None:
         hint = ".struct.field(name) gives a field of a struct" if is_struct(type_of(arg)) else None
@@ -32,7 +32,7 @@ def _list(call: Call, args: Args) -> tuple[Expr, DType]:
 
 
 def _struct_field(call: Call, args: Args) -> Expr:
-    arg, name = settle(args[0]), str(call.params[0])
+    arg, name = type_literal(args[0]), str(call.params[0])
     dtype = type_of(arg)
     if not is_struct(dtype):
         hint = "explode the list, or take an element of it: .list.get(0)" if element_of(dtype) is not None else None
@@ -49,7 +49,7 @@ def _struct_field(call: Call, args: Args) -> Expr:
 
 def _struct(call: Call, args: Args) -> Expr:
     """A struct of its arguments; it is never null, its fields may be."""
-    values = [settle(arg) for arg in args]
+    values = [type_literal(arg) for arg in args]
     fields = [pa.field(str(name), type_of(value).arrow) for name, value in zip(call.params, values, strict=True)]
     return typed(call, values, DType(Kind.NESTED, nested=pa.struct(fields)))
 

@@ -69,7 +69,7 @@ class Function:
     canonical: bool = False  # gives the same for -0.0 and 0.0, and for every NaN, as grouping does
     fold: Fold | None = None
     spelled_out: bool = False  # its rule gives other calls, so no typed plan has it
-    makes_text: bool = False  # of bytes that no argument has: kernels store them until the block ends
+    makes_text: Callable[[Call], bool] = never  # of bytes that no argument has: they stay until the block ends
     show: str = ""
     sql: tuple[str, ...] = ()
     duckdb: str = ""
@@ -150,7 +150,7 @@ def has_host(expr: Expr) -> bool:
 def makes_text(expr: Expr) -> bool:
     """Whether a kernel that computes a typed expression stores text of its own."""
     return isinstance(expr, Call) and any(
-        isinstance(node, Call) and REGISTRY[node.fn].makes_text and not is_host(node) for node in walk(expr))
+        isinstance(node, Call) and REGISTRY[node.fn].makes_text(node) and not is_host(node) for node in walk(expr))
 
 
 # --- calls of constants ------------------------------------------------------------------------------------------

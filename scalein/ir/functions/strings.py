@@ -8,12 +8,12 @@ from dataclasses import replace
 from scalein.dtypes import BOOL, I64, STR
 from scalein.ir.exprs import Call, Expr, Lit, type_of
 from scalein.ir.functions.registry import ANY, REGISTRY, Args, Function, Nulls, always, declare, typed
-from scalein.ir.unify import Refused, nested_hint, own_type_of, settle, unify
+from scalein.ir.unify import Refused, nested_hint, own_type_of, type_literal, unify
 
 
 def text_argument(call: Call, args: Args) -> Expr:
     """The first argument, a text."""
-    arg = settle(args[0])
+    arg = type_literal(args[0])
     if not type_of(arg).is_string:
         raise Refused(f"str.{call.fn.removeprefix('str_')} takes text, not {type_of(arg)!r}",
                       nested_hint(type_of(arg)) if type_of(arg).is_nested else "cast it first: .cast(pa.string())")
@@ -64,7 +64,7 @@ def _concat_str(call: Call, args: Args) -> Expr:
             found = concatenated(call, (found, Lit(separator)))
         found = text if found is None else concatenated(call, (found, text))
     assert found is not None
-    return settle(found) if own_type_of(found) is not None else Lit(None, STR)
+    return type_literal(found) if own_type_of(found) is not None else Lit(None, STR)
 
 
 def _any(call: Call, args: Sequence[Expr]) -> bool:
@@ -85,7 +85,7 @@ def _fold_slice(call: Call) -> Callable[[str], str]:
 
 
 declare(
-    Function("concat", concatenated, 2, Nulls.OWN, nullable=_any, makes_text=True, show="{0} + {1}",
+    Function("concat", concatenated, 2, Nulls.OWN, nullable=_any, makes_text=always, show="{0} + {1}",
              duckdb="({0} || {1})"),
     Function("concat_str", _concat_str, ANY, Nulls.OWN, nullable=_any, spelled_out=True,
              show="concat_str({args}, separator={params})", sql=("CONCAT_WS",)),

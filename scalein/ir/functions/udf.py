@@ -53,10 +53,16 @@ def _stays_python(call: Call) -> bool:
     return isinstance(call.params[0], PythonUdf)
 
 
+def _makes_text(call: Call) -> bool:
+    from scalein.ir.udf import Udf, builds_text
+
+    return isinstance(call.params[0], Udf) and builds_text(call.params[0])
+
+
 def has_udf(expr: Expr) -> bool:
     """Whether a typed expression calls a compiled Python function, which may cost anything."""
     return any(isinstance(node, Call) and node.fn == "udf" for node in walk(expr))
 
 
 declare(Function("udf", _udf, ANY, Nulls.OWN, nullable=_nullable, fallible=always, host=_stays_python,
-                 show="{name}({args})"))
+                 makes_text=_makes_text, show="{name}({args})"))

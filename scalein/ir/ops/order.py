@@ -11,6 +11,7 @@ from scalein.errors import NOWHERE, SourceLoc
 from scalein.ir import physical
 from scalein.ir.exprs import Call, Col, Expr, Named, columns
 from scalein.ir.functions.registry import has_host
+from scalein.ir.internal_names import internal
 from scalein.ir.ops.base import Op, SameColumns
 from scalein.ir.ops.predicates import is_same_within_group
 from scalein.ir.physical import Node, Pipeline, identity
@@ -80,7 +81,7 @@ class Distinct(SameColumns):
         fields = self.input.schema
         keys = [Named(name, Col(name, fields[name].dtype, fields[name].nullable)) for name in self.keys]
         # A record has one word of null bits, whose last is shared: keys that share it tell null from zero themselves.
-        keys += [Named(f"#null.{key.name}", Call("is_null", (key.expr,), dtype=BOOL, nullable=False))
+        keys += [Named(internal(f"null.{key.name}"), Call("is_null", (key.expr,), dtype=BOOL, nullable=False))
                  for key in keys[NULL_BITS - 1 :] if key.expr.nullable]
         step = DedupStep(p.first_rows(tuple(keys)), tuple(key.expr for key in keys))
         return Pipeline(p.node(self.input), (step,), identity(self.schema), name="distinct")

@@ -1,12 +1,12 @@
 """Host steps: what pyarrow computes of some expressions, what kernels compute for it before, and what is left.
 
-    s.cast(i64) + 1            pyarrow   #host0 = s.cast(i64)
-                               left      #host0 + 1
-    (x + 1).cast(str)          kernel    #host0 = x + 1
-                               pyarrow   #host1 = #host0.cast(str)
-    flag & (s.cast(i64) > 3)   kernel    #host0 = when(~flag).then(None).otherwise(s)
-                               pyarrow   #host1 = #host0.cast(i64)
-                               left      flag & (#host1 > 3)
+    s.cast(i64) + 1            pyarrow   #:host0 = s.cast(i64)
+                               left      #:host0 + 1
+    (x + 1).cast(str)          kernel    #:host0 = x + 1
+                               pyarrow   #:host1 = #:host0.cast(str)
+    flag & (s.cast(i64) > 3)   kernel    #:host0 = when(~flag).then(None).otherwise(s)
+                               pyarrow   #:host1 = #:host0.cast(i64)
+                               left      flag & (#:host1 > 3)
 
 pyarrow computes whole columns, and no row may fail that does not ask for the value: where a branch is not taken, or
 `and` and `or` are decided. So what can fail there is given null for an argument in those rows: null cannot fail.
@@ -22,9 +22,11 @@ from dataclasses import replace
 from scalein.dtypes import BOOL
 from scalein.ir.exprs import Call, Col, Expr, Lit, Named, columns, type_of
 from scalein.ir.functions.registry import can_fail, fallible, has_host, is_host
+from scalein.ir.internal_names import internal
 from scalein.ir.physical import Host, Node, Pipeline, identity
 from scalein.ir.rewrite import Stacked, operands, run_stacked
 
+HOST = internal("host")  # before its number
 Guards = tuple[tuple[Expr, bool], ...]  # a row asks where each condition is true, or (False) where each is not
 
 
@@ -116,7 +118,7 @@ class HostSteps:
             step = 1 + max((self._step_of.get(name, -1) for name in columns(expr)), default=-1)
             step += step % 2 != has_host(expr)
             self._steps += [[] for _ in range(step + 1 - len(self._steps))]
-            name = f"#host{next(self._numbers)}"
+            name = f"{HOST}{next(self._numbers)}"
             self._steps[step].append(Named(name, expr))
             self._step_of[name] = step
             self._origins.append(Named(name, origin))

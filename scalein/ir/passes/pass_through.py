@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 from scalein.dtypes import I32, I64
 from scalein.ir.exprs import Col, Named, type_of
+from scalein.ir.internal_names import internal
 from scalein.ir.physical import Pipeline, WindowAggregate
 from scalein.ir.stages import Probe, ProjectStep, Step
 
-ROW = "#row"  # the number of a row in its batch, in a kernel
-PLACE = "#at"  # the number of a row in a joined table, as a column of that table
+ROW = internal("row")  # the number of a row in its batch, in a kernel
+PLACE = internal("at")  # the number of a row in a joined table, as a column of that table
 
 
 class Origin(NamedTuple):

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Expr, Named, NamedAgg
 from scalein.ir.functions.registry import has_host
+from scalein.ir.internal_names import internal
 from scalein.ir.passes.aggregate_layout import aggregate_table, distinct_table
 from scalein.ir.passes.host_steps import HostSteps
 from scalein.ir.physical import Node, Pipeline, identity
@@ -57,7 +58,7 @@ class Planner:
     def columns(self, node: Node, exprs: Sequence[Expr]) -> tuple[Node, list[Col]]:
         """The input with a column for each expression that is not a column yet, and these columns."""
         node, exprs = self.hosts(node, exprs)
-        added = {e: Named(f"#by{k}", e) for k, e in enumerate(exprs) if not isinstance(e, Col)}
+        added = {e: Named(internal(f"by{k}"), e) for k, e in enumerate(exprs) if not isinstance(e, Col)}
         if added:
             node = Pipeline(node, (), (*identity(node.schema), *added.values()), name="project")
         return node, [e if isinstance(e, Col) else Col(added[e].name, e.dtype, e.nullable) for e in exprs]

@@ -158,7 +158,7 @@ def length(code: Code, text: Str) -> ir.Value:
     return total.get()
 
 
-def _advance(f: Fn, text: Str, points: ir.Value) -> ir.Value:
+def advance(f: Fn, text: Str, points: ir.Value) -> ir.Value:
     """Bytes of the first `points` code points, at most all."""
     at, left = f.var(I64, const(0)), f.var(I64, points)
     with f.forever() as loop:
@@ -182,6 +182,6 @@ def slice_(code: Code, text: Str, params: tuple[object, ...]) -> Str:
         if room is not None:  # a start before the string eats into the length
             room = f.max(f.b.add(room, f.min(first, const(0))), const(0))
         first = f.max(first, const(0))
-    start = _advance(f, text, first)
+    start = advance(f, text, first)
     rest = Str(f.byte_at(text.ptr, start), f.b.sub(text.size, start))
-    return rest if room is None else Str(rest.ptr, _advance(f, rest, room))
+    return rest if room is None else Str(rest.ptr, advance(f, rest, room))

@@ -20,11 +20,13 @@ from scalein.llvm_backend.fn import I1, I8, I32, I64, I128, Fn, Var, const
 from scalein.llvm_backend.functions.arithmetic import floor_divide
 from scalein.llvm_backend.functions.dates import civil, days_before, modulo
 from scalein.llvm_backend.functions.registry import CallSite
+from scalein.llvm_backend.keys import byte_mask, first_bytes
 from scalein.llvm_backend.made_text import new_text
 from scalein.llvm_backend.values import Str
 
 DAY_S = 86_400
 _NAME_BYTES = 16  # of a name in its table, and of what is copied
+_LOW_BITS = 0x7F7F7F7F7F7F7F7F
 _YEAR_BYTES = 20  # of any year in 64 bits, with its sign
 
 
@@ -64,28 +66,65 @@ class _Reader:
             self.demand(self.f.b.icmp_unsigned("==", self.byte(), const(each, I8)))
             self.skip(const(1))
 
-    def number(self, least: int, most: int) -> tuple[ir.Value, ir.Value]:
-        """A number of so many digits, as many as there are, and how many there were."""
+    def number(self, least: int, most: int) -> ir.Value:
+        """A number of so many digits, at most eight: as many as there are."""
         b = self.f.b
-        value: ir.Value = const(0)
-        count: ir.Value = const(0)
-        goes_on: ir.Value = const(1, I1)
-        for ahead in range(most):
-            digit = b.sub(self.byte(ahead), const(ord("0"), I8))
-            goes_on = b.and_(goes_on, b.icmp_unsigned("<", digit, const(10, I8)))
-            more = b.add(b.mul(value, const(10)), b.zext(digit, I64))
-            value, count = b.select(goes_on, more, value), b.add(count, b.zext(goes_on, I64))
+        if least == most:
+            return self._digits(most)
+        found, count = self._next_digits(most)
         self.demand(b.icmp_unsigned(">=", count, const(least)))
         self.skip(count)
-        return value, count
+        unused = b.shl(b.sub(const(8), count), const(3))
+        aligned = b.shl(found, b.and_(unused, const(63)))  # its last digit in the last byte
+        return b.select(b.icmp_unsigned("==", count, const(0)), const(0), self._eight_digits(aligned))
+
+    def _digits(self, count: int) -> ir.Value:
+        """A number of just so many digits, by one load."""
+        f, b = self.f, self.f.b
+        is_inside = b.icmp_signed("<=", b.add(self.at.get(), const(count)), self.text.size)
+        place = b.select(is_inside, f.byte_at(self.text.ptr, self.at.get()), self.code.text(b""))
+        word = f.load_input(place, ir.IntType(8 * count), align=1)
+        value: ir.Value = const(0)
+        for k in range(count):
+            digit = b.sub(b.trunc(b.lshr(word, const(8 * k, word.type)), I8), const(ord("0"), I8))
+            self.demand(b.icmp_unsigned("<", digit, const(10, I8)))
+            value = b.add(b.mul(value, const(10)), b.zext(digit, I64))
+        self.skip(const(count))
+        return value
+
+    def _next_digits(self, most: int) -> tuple[ir.Value, ir.Value]:
+        """The next digits as bytes 0 to 9, zeros after them, and how many they are."""
+        f, b = self.f, self.f.b
+        left = b.sub(self.text.size, self.at.get())
+        word, _ = first_bytes(self.code, Str(f.byte_at(self.text.ptr, self.at.get()), f.max(left, const(0))))
+        plain = b.xor(word, const(0x3030303030303030))
+        # The highest bit of a byte that is no digit: either it was set before, or 118 makes 10 and more carry into it.
+        others = b.and_(b.or_(b.add(b.and_(plain, const(_LOW_BITS)), const(0x7676767676767676)), plain),
+                        const(~_LOW_BITS))
+        zeros = f.call("llvm.cttz.i64", I64, [others, const(0, I1)])
+        count = f.min(b.lshr(zeros, const(3)), const(most))
+        return b.and_(plain, byte_mask(f, count)), count
+
+    def _eight_digits(self, digits: ir.Value) -> ir.Value:
+        """The number of eight digits, one in each byte: first pairs of them, then fours."""
+        b = self.f.b
+        pairs = b.lshr(b.mul(digits, const(10 * 256 + 1)), const(8))
+        fours = b.lshr(b.mul(b.and_(pairs, const(0x00FF00FF00FF00FF)), const(100 * 65536 + 1)), const(16))
+        return b.lshr(b.mul(b.and_(fours, const(0x0000FFFF0000FFFF)), const((10_000 << 32) + 1)), const(32))
 
     def fraction(self, digits: int) -> ir.Value:
         """One digit or more after a point, in units of 10^-digits; at most so many."""
-        f, b = self.f, self.f.b
-        value, count = self.number(1, digits)
-        powers = b"".join((10**k).to_bytes(8, "little") for k in range(digits, -1, -1))
-        table = f.constant_array(f"powers{digits}", ir.ArrayType(I8, len(powers)), bytearray(powers), align=64)
-        return b.mul(value, f.load(table, count, I64))
+        b = self.f.b
+        found, count = self._next_digits(min(digits, 8))
+        self.demand(b.icmp_unsigned(">=", count, const(1)))
+        self.skip(count)
+        value = self._eight_digits(found)
+        if digits <= 8:
+            return b.udiv(value, const(10 ** (8 - digits)))
+        ninth = b.sub(self.byte(), const(ord("0"), I8))
+        is_there = b.and_(b.icmp_unsigned("==", count, const(8)), b.icmp_unsigned("<", ninth, const(10, I8)))
+        self.skip(b.zext(is_there, I64))
+        return b.add(b.mul(value, const(10)), b.select(is_there, b.zext(ninth, I64), const(0)))
 
     def name(self, names: Sequence[str]) -> ir.Value:
         """The number of a name, from 0, in any case of its letters: its first three, and the rest if it is there."""
@@ -116,13 +155,13 @@ class _Reader:
         self.demand(self.is_next("Z", "+", "-"))
         self.skip(const(1))
         with f.when(b.not_(is_utc_here)):
-            hours, _ = self.number(2, 2)
+            hours = self.number(2, 2)
             minutes = f.var(I64, const(0))
             has_colon = self.is_next(":")
             self.skip(b.zext(has_colon, I64))
             is_digit = b.icmp_unsigned("<", b.sub(self.byte(), const(ord("0"), I8)), const(10, I8))
             with f.when(b.or_(has_colon, is_digit)):
-                minutes.set(self.number(2, 2)[0])
+                minutes.set(self.number(2, 2))
             self.demand(b.icmp_unsigned("<", hours, const(24)))
             self.demand(b.icmp_unsigned("<", minutes.get(), const(60)))
             ahead = b.add(b.mul(hours, const(3600)), b.mul(minutes.get(), const(60)))
@@ -148,9 +187,11 @@ class _Reader:
         return b.add(b.add(b.mul(hour, const(3600)), b.mul(minute, const(60))), second)
 
     def instant(self, seconds: ir.Value, fraction: ir.Value, dtype: DType) -> ir.Value:
-        """Seconds and a fraction in units of a type, which must hold them."""
-        b = self.f.b
-        wide = b.mul(b.sext(seconds, I128), const(UNITS_PER_SECOND[dtype.unit], I128))
+        """Seconds and a fraction in units of a type, which must hold them: years to 9999 fit but for nanoseconds."""
+        b, per_second = self.f.b, UNITS_PER_SECOND[dtype.unit]
+        if dtype.unit != "ns":
+            return b.add(b.mul(seconds, const(per_second)), fraction)
+        wide = b.mul(b.sext(seconds, I128), const(per_second, I128))
         wide = b.add(wide, b.sext(fraction, I128))
         found = b.trunc(wide, I64)
         self.demand(b.icmp_signed("==", b.sext(found, I128), wide))
@@ -190,11 +231,11 @@ def read_iso(c: CallSite) -> ir.Value:
     """
     f, b, dtype = c.f, c.f.b, c.dtype
     read = _Reader(c.code, c.string)
-    year, _ = read.number(4, 4)
+    year = read.number(4, 4)
     read.expect(b"-")
-    month, _ = read.number(2, 2)
+    month = read.number(2, 2)
     read.expect(b"-")
-    day, _ = read.number(2, 2)
+    day = read.number(2, 2)
     days = read.days(year, month, day)
     if dtype.kind is not Kind.TS:
         c.fail_with("impossible cast", b.not_(read.ended()), c.string)
@@ -218,13 +259,13 @@ def _iso_clock(read: _Reader, fraction: Var, dtype: DType) -> ir.Value:
     """Seconds of `13`, `13:45`, `13:45:30` and `13:45:30.25`; the fraction goes where it is wanted."""
     f = read.f
     minute, second = f.var(I64, const(0)), f.var(I64, const(0))
-    hour, _ = read.number(2, 2)
+    hour = read.number(2, 2)
     with f.when(read.is_next(":")):
         read.skip(const(1))
-        minute.set(read.number(2, 2)[0])
+        minute.set(read.number(2, 2))
         with f.when(read.is_next(":")):
             read.skip(const(1))
-            second.set(read.number(2, 2)[0])
+            second.set(read.number(2, 2))
             digits = len(str(UNITS_PER_SECOND[dtype.unit])) - 1
             if digits:
                 with f.when(read.is_next(".")):
@@ -243,12 +284,12 @@ def lower_strptime(c: CallSite) -> ir.Value:
             case "":
                 read.expect(text.encode())
             case "Y":
-                found[letter], _ = read.number(4, 4)
+                found[letter] = read.number(4, 4)
             case "y":
-                year, _ = read.number(2, 2)
+                year = read.number(2, 2)
                 found["Y"] = b.add(year, b.select(b.icmp_unsigned("<", year, const(69)), const(2000), const(1900)))
             case "j":
-                found[letter], _ = read.number(1, 3)
+                found[letter] = read.number(1, 3)
             case "b" | "B":
                 found["m"] = b.add(read.name(MONTHS), const(1))
             case "a" | "A":
@@ -265,7 +306,7 @@ def lower_strptime(c: CallSite) -> ir.Value:
             case "z":
                 found[letter] = read.offset()
             case _:
-                found[letter], _ = read.number(1, 2)
+                found[letter] = read.number(1, 2)
     seconds = _read_clock(read, found)
     fraction: ir.Value = const(0)
     if "f" in found and dtype.unit:
@@ -449,6 +490,7 @@ def lower_strftime(c: CallSite) -> Str:
                 write.text(b"UTC" if dtype.tz else b"")
             case _:
                 write.digits(_number(time, letter), _DIGITS[letter])
+    f.set_slot("text.at", f.byte_at(write.start, write.size))  # the rest is free again
     return Str(write.start, write.size)
 
 

@@ -1,11 +1,11 @@
 """Compiled Python functions: each call of a udf is an internal LLVM function with real control flow.
 
-    { i64 errors, data..., i1 valid }  name(args..., ptr stop)
+    { i64 errors, data..., i1 valid }  name(args..., ptr stop, ptr texts...)
 
 What fails returns at once with the bit of its error set, so nothing runs on with a wrong value. A row whose value
 is not needed is not computed at all: with garbage for arguments a loop might not end. LLVM inlines the function
 into the row loop. Only udfs with loops have `stop` (and `valid` is there if the result may be None): a word that the
-caller sets to make the loops return.
+caller sets to make the loops return. Only those that build text have `texts`, the places of made text.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from scalein.ir.udf import (
     Udf,
     Variable,
     While,
+    builds_text,
     has_loops,
     is_short,
 )
@@ -42,6 +43,7 @@ from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import I1, I64, PTR, Fn, Loop, const
 from scalein.llvm_backend.functions.registry import CallSite
 from scalein.llvm_backend.functions.udf_apply import lower_apply, truth
+from scalein.llvm_backend.made_text import TextPlaces, text_places
 from scalein.llvm_backend.values import Str, Value, register_type
 
 STOPPED = "stopped"  # the error of a cancelled loop; the caller that cancelled it raises its own
@@ -56,13 +58,14 @@ def lower_udf(c: CallSite) -> Value:
     called = f.all_of(live, strict)
     function = _Functions(code, show_expr(c.call))
     fn = function.get(udf)
-    stop = f.slot_ptr("stop") if has_loops(udf) else None
+    shared = [f.slot_ptr("stop")] if has_loops(udf) else []
+    shared += text_places(code) if builds_text(udf) else ()
     slots = _Slots(f, udf.dtype, udf.nullable)
     errors = f.var(I64, const(0))
     slots.set(_nothing(udf.dtype))
 
     def run() -> None:
-        found = f.b.call(fn, _passed(udf, args, stop))
+        found = f.b.call(fn, [*_passed(udf, args), *shared])
         errors.set(f.b.extract_value(found, 0))
         slots.set(_returned(f, found, udf))
 
@@ -79,14 +82,14 @@ def lower_udf(c: CallSite) -> Value:
     return Value(value.data, f.all_of(strict, value.valid))
 
 
-def _passed(udf: Udf, args: Sequence[Value], stop: ir.Value | None) -> list[ir.Value]:
+def _passed(udf: Udf, args: Sequence[Value]) -> list[ir.Value]:
     """The arguments as registers: a string is two, an optional value is followed by its validity."""
     found: list[ir.Value] = []
     for arg, param in zip(args, udf.params, strict=True):
         found += [arg.data.ptr, arg.data.size] if isinstance(arg.data, Str) else [arg.data]
         if param.nullable:
             found.append(const(1, I1) if arg.valid is None else arg.valid)
-    return found if stop is None else [*found, stop]
+    return found
 
 
 def _registers(dtype: DType) -> list[ir.Type]:
@@ -155,18 +158,20 @@ class _Body:
         valid = [I1] if udf.nullable else []
         self.result = ir.LiteralStructType([I64, *_registers(udf.dtype), *valid])
         self.stop: ir.Value | None = None
+        self.texts: TextPlaces | None = None
 
     def write(self) -> ir.Function:
         f, udf = self.f, self.udf
         types = [typ for param in udf.params for typ in (*_registers(param.dtype), *([I1] if param.nullable else []))]
-        looping = has_loops(udf)
-        with f.function(udf.name, self.result, [*types, *([PTR] if looping else [])]) as fn:
+        shared = [PTR] * (has_loops(udf) + len(TextPlaces._fields) * builds_text(udf))
+        with f.function(udf.name, self.result, [*types, *shared]) as fn:
             for variable in (*udf.params, *udf.locals):
                 self.locals[variable.name] = _Slots(f, variable.dtype, variable.nullable)
             given = iter(fn.args)
             for param in udf.params:
                 self.locals[param.name].set(_argument(param, given))
-            self.stop = fn.args[-1] if looping else None
+            self.stop = next(given) if has_loops(udf) else None
+            self.texts = TextPlaces(*given) if builds_text(udf) else None
             self.block(udf.body)
             f.b.unreachable()  # every way returns, or never ends
         return fn
@@ -291,7 +296,7 @@ class _Body:
                 return self.invoke(part)
             case _:
                 args = [self.expr(arg) for arg in part.args]
-                return lower_apply(self.code, part, args, lambda what, bad: self.fail(what, part.line, bad))
+                return lower_apply(self.code, part, args, self.texts, lambda what, bad: self.fail(what, part.line, bad))
 
     def either(self, condition: ir.Value, part: Choose | Either, yes: Part | _Slots, no: Part) -> Value:
         """One of two values; only that one is computed."""
@@ -306,7 +311,9 @@ class _Body:
     def invoke(self, part: Invoke) -> Value:
         args = [self.expr(arg) for arg in part.args]
         fn = self.functions.get(part.udf)
-        found = self.f.b.call(fn, _passed(part.udf, args, self.stop if has_loops(part.udf) else None))
+        shared = [self.stop] if has_loops(part.udf) else []
+        shared += self.texts or () if builds_text(part.udf) else ()
+        found = self.f.b.call(fn, [*_passed(part.udf, args), *shared])
         errors = self.f.b.extract_value(found, 0)
         self.leave(self.f.b.icmp_unsigned("!=", errors, const(0)), errors)
         return _returned(self.f, found, part.udf)

@@ -12,8 +12,9 @@ from scalein.ir.exprs import Lit
 from scalein.ir.udf import Apply
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import F64, I1, I64, Fn, const
-from scalein.llvm_backend.functions import arithmetic, strings
+from scalein.llvm_backend.functions import arithmetic, strings, udf_text
 from scalein.llvm_backend.functions.arithmetic import Fail
+from scalein.llvm_backend.made_text import TextPlaces
 from scalein.llvm_backend.values import Str, Value
 
 _SIGN = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
@@ -24,7 +25,7 @@ _NEVER_FAIL = ("copysign", "hypot")  # in CPython too: hypot overflows to an inf
 _INTRINSICS = ("sqrt", "exp", "exp2", "log", "log2", "log10", "sin", "cos", "pow", "copysign")
 
 
-def lower_apply(code: Code, part: Apply, args: list[Value], fail: Fail) -> Value:
+def lower_apply(code: Code, part: Apply, args: list[Value], texts: TextPlaces | None, fail: Fail) -> Value:
     """The value of an operator or builtin; only conversions keep None."""
     f, fn = code.f, part.fn
     given = [arg.dtype for arg in part.args]
@@ -47,14 +48,40 @@ def lower_apply(code: Code, part: Apply, args: list[Value], fail: Fail) -> Value
             return Value(strings.length(code, args[0].string))
         case "contains" | "starts_with" | "ends_with":
             pattern = part.args[1]
-            assert isinstance(pattern, Lit)
-            return Value(strings.match(code, fn, args[0].string, str(pattern.value).encode()))
+            if isinstance(pattern, Lit):
+                return Value(strings.match(code, fn, args[0].string, str(pattern.value).encode()))
+            return Value(udf_text.matches(code, fn, args[0].string, args[1].string))
+    if part.dtype == STR:
+        return Value(_text(code, part, args, udf_text.Builder(code, texts, fail)))
     numbers = [arg.number for arg in args]
     if part.dtype == FLOAT:
         return Value(_float(f, fn, numbers, fail))
     if part.dtype == INT:
         return Value(_int(f, part, numbers, fail))
     return Value(_bool(f, fn, numbers))
+
+
+def _text(code: Code, part: Apply, args: list[Value], build: udf_text.Builder) -> Str:
+    constants = [arg.value if isinstance(arg, Lit) else None for arg in part.args]
+    match part.fn:
+        case "char":
+            return udf_text.char_at(code, args[0].string, args[1].number, build.fail)
+        case "slice":
+            return udf_text.slice_of(code, args[0].string, args[1].number, args[2].number)
+        case "strip" | "lstrip" | "rstrip":
+            return udf_text.stripped(code, args[0].string, part.fn, None if len(args) == 1 else str(constants[1]))
+        case "concat":
+            return build.concat([arg.string for arg in args])
+        case "text":
+            return build.text(args[0].number, part.args[0].dtype)
+        case "fixed":
+            return build.fixed(args[0].number, int(str(constants[1])))
+        case "replace":
+            return build.replace(args[0].string, str(constants[1]).encode(), args[2].string)
+        case "upper" | "lower":
+            return build.cased(args[0].string, part.fn)
+        case _:
+            raise InternalError(f"no lowering for {part.fn} in a udf")
 
 
 def truth(f: Fn, value: Value, dtype: DType) -> ir.Value:

@@ -25,6 +25,7 @@ import pyarrow as pa
 from scalein.connectors.in_memory import Batches
 from scalein.dtypes import F64, I64, SIGNED, Kind, Schema
 from scalein.errors import NOWHERE, ComputeError, SourceLoc
+from scalein.exec.fragments import Fragment
 from scalein.ir import ops
 from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.exprs import Call, Col, Expr, Lit, NamedAgg, type_of
@@ -32,7 +33,6 @@ from scalein.ir.functions.registry import REGISTRY
 from scalein.ir.physical import identity
 from scalein.ir.rewrite import stream_path
 from scalein.ir.tables import AccKind
-from scalein.jobs.fragments import Fragment
 from scalein.spark.batch.filters import push_to_spark, quote_name
 from scalein.spark.types import spark_arrow_schema, spark_schema, to_spark
 

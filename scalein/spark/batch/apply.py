@@ -1,6 +1,6 @@
 """apply: a whole flow on a DataFrame, cut where rows must meet.
 
-The flow is cut into fragments (`jobs/fragments.py`), each with a map and a reduce side (`map_reduce.py`). The reduce
+The flow is cut into fragments (`exec/fragments.py`), each with a map and a reduce side (`map_reduce.py`). The reduce
 side of one fragment and the map side of the next run in one Python task; between the two sides of a fragment stands
 Spark's shuffle of blocks (`shuffle.py`):
 
@@ -25,11 +25,11 @@ import pyarrow as pa
 
 from scalein.api.flow import Flow
 from scalein.errors import NOWHERE, BadArgument, BadData, ScaleinError, SourceLoc, here, type_name
+from scalein.exec.fragments import Fragment, SourceEdge, cut, fragments, over, placeholder
 from scalein.ir import ops
 from scalein.ir.exprs import Named
 from scalein.ir.physical import identity
 from scalein.ir.rewrite import rewrite, walk_ops
-from scalein.jobs.fragments import Fragment, SourceEdge, cut, fragments, over, placeholder
 from scalein.spark.batch.aggregates import aggregate_in_spark
 from scalein.spark.batch.filters import push_to_spark, quote_name
 from scalein.spark.batch.outer_join import expand_outer_joins
@@ -53,7 +53,7 @@ from scalein.spark.batch.tasks import (
 from scalein.spark.file_scan import FileScan, scan_of_dataframe
 from scalein.spark.key_groups import KEY_GROUPS
 from scalein.spark.map_reduce import MapReduce
-from scalein.spark.row_groups import RowGroups
+from scalein.spark.row_groups import RowGroups, coded_types
 from scalein.spark.serialize import optimise, read_static_tables
 from scalein.spark.shuffle import SHUFFLE_DDL, target_ids
 from scalein.spark.types import arrow_schema, check_clocks, check_input_schema, spark_arrow_schema, spark_schema
@@ -138,21 +138,28 @@ def plan_flow(op: ops.Op, spark: SparkSession, df: DataFrame | None, at: SourceL
 
 
 def over_files(op: ops.Op, source: ops.Source, scan: FileScan | None) -> tuple[ops.Op, FileScan | None]:
-    """The flow over the files that its DataFrame is a scan of; the flow itself, and None, if tasks cannot read them."""
-    if scan is None or scan.condition is None:
-        return op, scan
-    try:
-        more = arrow_schema(scan.struct, NOWHERE, [name for name in scan.condition_reads
-                                                   if name not in source.arrow.names])
-        whole = replace(source, arrow=pa.schema([*source.arrow, *more]), columns=(*source.columns, *more.names))
-        filtered = Flow(whole).filter(scan.condition).select(*source.columns).op
-    except ScaleinError:  # a column or a constant of a type that flows do not have
+    """The flow over the files that its DataFrame is a scan of, with dictionaries in columns of text with few different
+    values; the flow itself, and None, if tasks cannot read the files.
+    """
+    if scan is None:
         return op, None
-    found = rewrite(op, lambda each: filtered if each is source else None)
-    reads = next(each for each in walk_ops(optimise(found)) if isinstance(each, ops.Source) and each.data is None)
-    if scan.row_groups(reads.schema.arrow) is None:
+    whole, over_scan = source, op
+    if scan.condition is not None:
+        try:
+            more = arrow_schema(scan.struct, NOWHERE, [name for name in scan.condition_reads
+                                                       if name not in source.arrow.names])
+            whole = replace(source, arrow=pa.schema([*source.arrow, *more]), columns=(*source.columns, *more.names))
+            filtered = Flow(whole).filter(scan.condition).select(*source.columns).op
+        except ScaleinError:  # a column or a constant of a type that flows do not have
+            return op, None
+        over_scan = rewrite(op, lambda each: filtered if each is source else None)
+    reads = [each for each in walk_ops(optimise(over_scan)) if isinstance(each, ops.Source) and each.data is None]
+    columns = dict.fromkeys(name for each in reads for name in each.columns)
+    row_groups = scan.row_groups(pa.schema([whole.arrow.field(name) for name in columns]))
+    if row_groups is None:
         return op, None
-    return found, scan
+    coded = replace(whole, arrow=coded_types(whole.arrow, row_groups.coded))
+    return rewrite(over_scan, lambda each: coded if each is whole else None), scan
 
 
 class _Planner:

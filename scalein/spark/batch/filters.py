@@ -21,12 +21,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from scalein.dtypes import BOOL, FLOATS, NUMBERS, TIMES, DType, Kind
+from scalein.exec.fragments import Fragment
 from scalein.ir import ops
 from scalein.ir.exprs import Call, Col, Expr, Lit, type_of
 from scalein.ir.functions.compare import COMPARISONS
 from scalein.ir.functions.registry import REGISTRY, Nulls, evaluate
 from scalein.ir.rewrite import stream_path, transform_streams
-from scalein.jobs.fragments import Fragment
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

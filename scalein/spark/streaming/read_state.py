@@ -16,16 +16,16 @@ import pyarrow.compute as pc
 from scalein.compiler import compile_flow
 from scalein.dtypes import Field, Schema, from_arrow_type
 from scalein.errors import BadArgument, Damaged, here
+from scalein.exec.aggregate_operator import aggregate_node
 from scalein.exec.bounded import Program
 from scalein.exec.event_time import as_integers
+from scalein.exec.fragments import placeholder
+from scalein.exec.operator import filtered
 from scalein.ir import ops
 from scalein.ir.exprs import Agg, Col, Named, NamedAgg
 from scalein.ir.partials import two_phase
 from scalein.ir.physical import Scan, WindowAggregate
 from scalein.ir.tables import Acc, AccKind, Key, Output, Slicing, Table
-from scalein.jobs.aggregate_operator import aggregate_node
-from scalein.jobs.fragments import placeholder
-from scalein.jobs.operators import filtered
 from scalein.options import Options
 from scalein.spark.streaming.event_time import least_open
 from scalein.spark.streaming.manifest import Manifests

@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scalein.compiler import compile_flow
+from scalein.exec.aggregate_operator import aggregate_node
+from scalein.exec.changelog import OP, Changelog
 from scalein.exec.event_time import as_integers
+from scalein.exec.operator import Context, filtered
 from scalein.ir.partials import TwoPhase, two_phase
-from scalein.jobs.aggregate_operator import aggregate_node
-from scalein.jobs.changelog import OP, Changelog
-from scalein.jobs.operators import Context, filtered
 from scalein.options import Options
 from scalein.spark.key_groups import KEY_GROUPS
 from scalein.spark.shuffle import key_hashes

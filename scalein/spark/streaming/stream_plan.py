@@ -11,7 +11,7 @@ windows were all closed by the batch before. The reduce side is in `reduce_side.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
@@ -24,20 +24,21 @@ from scalein.compiler import compile_flow
 from scalein.connectors.formats.statistics import Condition
 from scalein.dtypes import Schema
 from scalein.errors import BadArgument, ComputeError, LateData, SourceLoc
+from scalein.exec.aggregate_operator import all_computed
 from scalein.exec.bounded import Program
+from scalein.exec.changelog import OP, changelog_rows
+from scalein.exec.changelog import check as check_changes
+from scalein.exec.compatibility import signature
 from scalein.exec.event_time import extent, outlier_distance
+from scalein.exec.fragments import Fragment, SourceEdge, cut, over, placeholder
+from scalein.exec.lateness import Lateness
+from scalein.exec.operator import Context, FragmentRunner, Morsel, reads
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named
 from scalein.ir.rewrite import rewrite, walk_ops
-from scalein.jobs.aggregate_operator import all_computed
-from scalein.jobs.changelog import OP, changelog_rows
-from scalein.jobs.changelog import check as check_changes
-from scalein.jobs.compatibility import signature
-from scalein.jobs.fragments import Fragment, SourceEdge, cut, over, placeholder
-from scalein.jobs.lateness import Lateness
-from scalein.jobs.operators import Context, FragmentRunner, Morsel, reads
 from scalein.options import Options
 from scalein.spark.map_reduce import MapReduce
+from scalein.spark.row_groups import coded_types
 from scalein.spark.streaming.event_time import Clock, TimeSummary, advance, summarize_times
 from scalein.storage.checked_json import Json
 
@@ -85,6 +86,16 @@ class StreamPlan:
 
     def __reduce__(self) -> tuple[object, ...]:
         return StreamPlan, (self._op, self.emit, self._late, self._on_error, self._at)
+
+    def with_coded(self, names: Collection[str]) -> StreamPlan:
+        """The same for a stream with dictionaries of text in some columns."""
+        schema = coded_types(unbound_source(self._op, self._at).arrow, names)
+        return StreamPlan(with_input_types(self._op, schema), self.emit, self._late, self._on_error, self._at)
+
+    @property
+    def may_be_coded(self) -> bool:
+        """Whether columns of the stream may be dictionaries: not where they are shuffled as they are."""
+        return self._check is None and not self.sends_late
 
     def _mode(self, fragment: Fragment) -> str:
         match fragment.state:

@@ -17,12 +17,13 @@ import pyarrow.compute as pc
 from scalein.compiler import compile_flow
 from scalein.exec.bounded import Program
 from scalein.exec.event_time import as_integers, extent
+from scalein.exec.fragments import Fragment
+from scalein.exec.operator import Morsel, filtered
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named, type_of
+from scalein.ir.internal_names import internal
 from scalein.ir.physical import identity
 from scalein.ir.rewrite import stream_path
-from scalein.jobs.fragments import Fragment
-from scalein.jobs.operators import Morsel, filtered
 from scalein.options import Options
 
 _EARLIEST = -(1 << 63)
@@ -54,8 +55,7 @@ class Lateness:
         time = window.time
         is_own = isinstance(time, Col) and _passes_through(fragment.before, time.name, fragment.input)
         self.column = time.name if isinstance(time, Col) and is_own else None  # a column of the fragment's input
-        names = set(fragment.before.schema.names)
-        self._name = next(name for k in range(len(names) + 1) if (name := f"#time{k}") not in names)
+        self._name = internal("time")
         items = (*(item for item in identity(fragment.before.schema) if item.name in kept), Named(self._name, time))
         name = f"rows with {', '.join(kept)} and times"
         self.rows = Program(fragment.program(name, lambda: ops.Project(fragment.before, items)))

@@ -25,9 +25,9 @@ from scalein.compiler import compile_flow
 from scalein.errors import ComputeError
 from scalein.exec.bounded import Program
 from scalein.exec.error_location import located
+from scalein.exec.fragments import Fragment, over, placeholder
 from scalein.ir import ops
 from scalein.ir.physical import Node, Scan, walk_nodes
-from scalein.jobs.fragments import Fragment, over, placeholder
 from scalein.options import Options
 from scalein.state import LogStore
 from scalein.state.row_buffer import RowBuffer

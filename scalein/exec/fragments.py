@@ -209,7 +209,8 @@ def check_bounded(edges: list[SourceEdge], is_bounded: bool, emit: str, at: Sour
     for fragment in fragments(edges):
         if isinstance(fragment.state, ops.Sort):
             raise BadArgument("an endless flow cannot be sorted", at=at, step="sort",
-                              hint="sort what windows give, or read a bounded source")
+                              hint='the greatest rows of each window: group_by(si.tumbling("t", "1m")).agg('
+                                   'col("x").top_k(10, by="x")); or read a bounded source')
         if isinstance(fragment.state, ops.OuterJoin):
             raise BadArgument(f"a join with how={fragment.state.how!r} needs a flow that ends: only then it is known "
                               "which rows of the table have no match", at=fragment.state.at, step="join",

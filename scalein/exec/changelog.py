@@ -17,16 +17,17 @@ from scalein.compiler import compile_flow
 from scalein.dtypes import I64, Field, Schema
 from scalein.errors import BadArgument, SourceLoc
 from scalein.exec.bounded import Program
+from scalein.exec.fragments import Fragment
+from scalein.exec.operator import Batches, Context, FragmentRunner, filtered
 from scalein.ir import ops
 from scalein.ir.exprs import Col, Named
+from scalein.ir.internal_names import internal
 from scalein.ir.physical import Scan, WindowAggregate
 from scalein.ir.rewrite import stacked, stream_path
 from scalein.ir.tables import Key
-from scalein.jobs.fragments import Fragment
-from scalein.jobs.operators import Batches, Context, FragmentRunner, filtered
 
 OP = "op"
-_ROW = "#number"
+_ROW = internal("number")
 _NUMBER = Col(_ROW, I64, False)
 
 

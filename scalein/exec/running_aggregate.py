@@ -15,19 +15,14 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.errors import ComputeError
+from scalein.exec.aggregate_operator import FOREVER, Partial, aggregate_node
 from scalein.exec.bounded import CombineByNumber, PreAggregationProgram, Program
+from scalein.exec.changelog import Changelog, changelog_rows
 from scalein.exec.error_location import located
 from scalein.exec.event_time import extent
-from scalein.ir import ops
-from scalein.ir.exprs import Named
-from scalein.ir.partials import row_values
-from scalein.ir.passes.aggregate_layout import aggregate_table
-from scalein.ir.physical import Node
-from scalein.jobs.aggregate_operator import FOREVER, Partial, aggregate_node
-from scalein.jobs.changelog import Changelog, changelog_rows
-from scalein.jobs.expiry_index import ExpiryIndex, windows_of
-from scalein.jobs.fragments import Fragment
-from scalein.jobs.operators import (
+from scalein.exec.expiry_index import ExpiryIndex, windows_of
+from scalein.exec.fragments import Fragment
+from scalein.exec.operator import (
     Batches,
     Context,
     FragmentRunner,
@@ -38,6 +33,12 @@ from scalein.jobs.operators import (
     open_store,
     snapshot_store,
 )
+from scalein.ir import ops
+from scalein.ir.exprs import Named
+from scalein.ir.internal_names import internal
+from scalein.ir.partials import row_values
+from scalein.ir.passes.aggregate_layout import aggregate_table
+from scalein.ir.physical import Node
 from scalein.state import LogStore
 from scalein.storage.checked_json import Json, as_int, as_map
 
@@ -249,7 +250,7 @@ class ByRow:
         values = [(f"#acc{k}", *value) for k, value in enumerate(row_values(table))]
         self._functions = {name: function for name, _, function in values}
         given = [(name, expr) for name, expr, _ in values if expr is not None]
-        items = [*state.keys, *(Named(f"#given{k}", expr) for k, (_, expr) in enumerate(given))]
+        items = [*state.keys, *(Named(internal(f"given{k}"), expr) for k, (_, expr) in enumerate(given))]
         self._names = [*(key.name for key in state.keys), *(name for name, _ in given)]
         self._runner = FragmentRunner(ops.Project(fragment.before, tuple(items)), context)
 

@@ -20,14 +20,9 @@ from scalein.errors import ComputeError
 from scalein.exec.bounded import PreAggregationProgram, Program
 from scalein.exec.error_location import located
 from scalein.exec.event_time import as_integers
-from scalein.ir import ops
-from scalein.ir.exprs import Call, Lit, Named, type_of
-from scalein.ir.partials import TwoPhase, by_window, finished_rows, two_phase
-from scalein.ir.passes.fuse import fuse
-from scalein.ir.physical import Host, Limit, Node, Pipeline, Scan, Sort, WindowAggregate, identity
-from scalein.jobs.fragments import Fragment, over, placeholder
-from scalein.jobs.lateness import Lateness
-from scalein.jobs.operators import (
+from scalein.exec.fragments import Fragment, over, placeholder
+from scalein.exec.lateness import Lateness
+from scalein.exec.operator import (
     Batches,
     Context,
     FragmentRunner,
@@ -35,6 +30,12 @@ from scalein.jobs.operators import (
     filtered,
     reads,
 )
+from scalein.ir import ops
+from scalein.ir.exprs import Call, Lit, Named, type_of
+from scalein.ir.internal_names import internal
+from scalein.ir.partials import TwoPhase, by_window, finished_rows, two_phase
+from scalein.ir.passes.fuse import fuse
+from scalein.ir.physical import Host, Limit, Node, Pipeline, Scan, Sort, WindowAggregate, identity
 from scalein.storage.checked_json import Json, as_int, as_map
 
 FOREVER = (1 << 63) - 1  # in units of time
@@ -243,7 +244,7 @@ def all_computed(fragment: Fragment, keeps_all: bool) -> ops.Op:
         there = Call("is_not_null", (time,), dtype=BOOL, nullable=False)
         found = [Call("if_else", (there, each, Lit(None, type_of(each))), dtype=each.dtype) for each in found]
     whole = tuple(identity(fragment.before.schema)) if keeps_all or not found else ()
-    return ops.Project(fragment.before, (*whole, *(Named(f"#value{k}", expr) for k, expr in enumerate(found))))
+    return ops.Project(fragment.before, (*whole, *(Named(internal(f"value{k}"), expr) for k, expr in enumerate(found))))
 
 
 def aggregate_node(node: Node) -> WindowAggregate:

@@ -13,33 +13,61 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import pyarrow as pa
 
 from scalein.exec.event_time import PartitionClock
-from scalein.jobs.metrics import Metrics
-from scalein.jobs.source_readers import SourceBatch
 
 if TYPE_CHECKING:
-    from scalein.jobs.window_aggregate import WindowedAggregate
+    from scalein.exec.window_aggregate import WindowedAggregate
 
 MIN_ROWS = 1 << 20  # of a speculative round: its groups are drained afterwards
 MAX_GROUPS = 1 << 18  # of a speculative round
 PAUSE_ROUNDS = 16  # without speculation, after a round that was discarded or had too many groups
 
 
+class Partition(Protocol):
+    """What a batch was read from, by the name of its clock."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class Delivery(Protocol):
+    """A piece of a source batch."""
+
+    @property
+    def reader(self) -> Partition: ...
+    @property
+    def batch(self) -> pa.RecordBatch: ...
+    @property
+    def is_last(self) -> bool: ...
+    @property
+    def size(self) -> int: ...
+
+
+class Counters(Protocol):
+    rows_in: int
+    bytes_in: int
+
+
+D = TypeVar("D", bound=Delivery)
+
+
 class WatermarkOwner(Protocol):
     """What has a watermark, which follows the clocks of partitions."""
 
     watermark: int | None
-    metrics: Metrics
+
+    @property
+    def metrics(self) -> Counters: ...
 
     def move_watermark(self) -> None: ...
 
 
 def speculate(time: WatermarkOwner, step: WindowedAggregate, column: str, clocks: dict[str, PartitionClock],
-                     deliveries: list[SourceBatch], more: Callable[[], list[SourceBatch]]) -> bool:
+              deliveries: list[D], more: Callable[[], list[D]]) -> bool:
     """True if the rows were aggregated and the watermark advanced. Otherwise nothing changed, except that `deliveries`
     may have grown by `more()`.
     """

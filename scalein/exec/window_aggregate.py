@@ -23,26 +23,25 @@ import pyarrow as pa
 
 from scalein.compiler import compile_flow
 from scalein.errors import ComputeError
-from scalein.exec import ring
+from scalein.exec import ring, speculation
+from scalein.exec.aggregate_operator import FOREVER, ROW, Finalizer, Partial, aggregate_node
 from scalein.exec.bounded import PreAggregationProgram, Program, RingPreAggregationProgram
+from scalein.exec.close_batches import Part
 from scalein.exec.error_location import located
 from scalein.exec.event_time import extent
-from scalein.ir import ops
-from scalein.ir.partials import fits, has_parts, width
-from scalein.ir.physical import Node, Scan, identity
-from scalein.jobs import speculation
-from scalein.jobs.aggregate_operator import FOREVER, ROW, Finalizer, Partial, aggregate_node
-from scalein.jobs.close_batches import Part
-from scalein.jobs.fragments import Fragment
-from scalein.jobs.operators import (
+from scalein.exec.fragments import Fragment
+from scalein.exec.operator import (
     Batches,
     Context,
     FragmentRunner,
     Morsel,
     Operator,
 )
-from scalein.jobs.running_aggregate import RunningAggregate
-from scalein.jobs.window_close import WindowCloser
+from scalein.exec.running_aggregate import RunningAggregate
+from scalein.exec.window_close import WindowCloser
+from scalein.ir import ops
+from scalein.ir.partials import fits, has_parts, width
+from scalein.ir.physical import Node, Scan, identity
 from scalein.layout import MAX_KEYS, MAX_VALUES
 from scalein.state.row_buffer import BufferSegment, RowBuffer
 from scalein.storage.checked_json import Json, as_map

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.exec.event_time import as_integers
-from scalein.jobs.operators import Batches, filtered
+from scalein.exec.operator import Batches, filtered
 
 
 def windows_of(partials: pa.RecordBatch, size: int, every: int, first_open: int) -> Batches:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from scalein.dtypes import Schema
 from scalein.errors import BadArgument, SourceLoc
+from scalein.exec.fragments import Fragment, placeholder
 from scalein.ir.passes.null_on_error import as_written
 from scalein.ir.printer import dump
-from scalein.jobs.fragments import Fragment, placeholder
 from scalein.storage.checked_json import Json, as_list
 
 HINT = "give another checkpoint directory, or go on with the flow as it was"
