@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import functions as pf
 
 import scalein as si
 import scalein.spark as sis
@@ -313,5 +314,32 @@ def test_a_stream_of_collated_text_or_of_another_clock_is_refused(spark: Any, tm
     try:
         with pytest.raises(ScaleinError, match="time zone Asia/Tokyo"):
             sis.start(WINDOWS, zoned, **where)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
+@pytest.mark.parametrize("read_by", ["tasks", "spark"])
+def test_a_streams_clock_is_that_of_the_session(spark: Any, tmp_path: Path, read_by: str) -> None:
+    write(tmp_path / "in", range(2))
+    for path in (tmp_path / "in").iterdir():  # instants, and hours that differ
+        table = pq.read_table(path)
+        hours = pc.multiply(table["x"], 3_600_000_000)
+        times = pc.add(table["t"].cast(pa.int64()), hours).cast(pa.timestamp("us", "UTC"))
+        pq.write_table(table.set_column(0, "t", times), path)
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        frame = stream(spark, tmp_path / "in")
+        frame = frame if read_by == "tasks" else frame.filter("x > -100")
+        q = si.flow(frame.schema).group_by(h=col("t").dt.hour(), day=col("t").dt.truncate("1d")).agg(n=si.count())
+        job = sis.start(q, frame, sink=si.to_parquet(tmp_path / "out"), checkpoint=tmp_path / "checkpoint",
+                        emit="changes", trigger=NOW)
+        job.wait()
+        assert job.last_progress is not None
+        assert job.last_progress["read_by"] == read_by
+        state = sis.read_state(tmp_path / "checkpoint").to_pylist()
+        got = {(row["h"], row["day"].timestamp(), row["n"]) for row in state}
+        want = spark.read.parquet(str(tmp_path / "in")).groupBy(
+            pf.hour("t").alias("h"), pf.unix_seconds(pf.date_trunc("DAY", "t")).alias("day")).count().collect()
+        assert got == {(row["h"], row["day"], row["count"]) for row in want}
     finally:
         spark.conf.set("spark.sql.session.timeZone", "UTC")
