@@ -30,7 +30,7 @@ from scalein.api.arguments import (
 from scalein.api.binding import Queries, as_schema, bind, source
 from scalein.api.column import Column, count
 from scalein.api.groupby import GroupBy, group
-from scalein.api.hints import Hinted
+from scalein.api.hints import ForeignNames
 from scalein.api.windows import WindowSpec
 from scalein.connectors.in_memory import of_arrow
 from scalein.dtypes import BOOL, Kind
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 LEVELS = ("logical", "fused", "llvm", "asm")
 
 
-class Flow(Hinted):
+class Flow(ForeignNames):
     """A dataflow: where rows come from, and what happens to them. Nothing runs before `collect` or `batches`.
 
     >>> import pyarrow as pa, scalein as si
