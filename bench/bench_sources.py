@@ -60,6 +60,29 @@ def bench_parquet(race: Race, rows: int, files: int, tmp_path: Path) -> None:
          row_count=rows, size_bytes=table.select(columns).nbytes, bound="decoding", rounds=15)
 
 
+@two_cores
+def bench_ipc(race: Race, rows: int, tmp_path: Path) -> None:
+    """An Arrow IPC file with two text columns, read and validated; bound: copying from the page cache."""
+    table = data.with_strings(data.ad_events(rows // 4), as_dictionary=False)
+    path = tmp_path / "events.arrow"
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=BATCH_ROWS)
+
+    def pyarrow_alone() -> int:
+        with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
+            return sum(_valid(reader.get_batch(k)).num_rows for k in range(reader.num_record_batches))
+
+    ours = reading(si.read_ipc(path))
+    assert ours() == pyarrow_alone() == table.num_rows
+    race(ours, pyarrow=pyarrow_alone, goals={"pyarrow": 0.9}, row_count=table.num_rows, size_bytes=table.nbytes,
+         bound="copying", rounds=15)
+
+
+def _valid(batch: pa.RecordBatch) -> pa.RecordBatch:
+    batch.validate(full=True)
+    return batch
+
+
 @contextmanager
 def served(sent: bytes) -> Iterator[tuple[str, int]]:
     """A listener that sends the same bytes to whoever connects."""

@@ -175,7 +175,7 @@ _free.argtypes, _free.restype = [ctypes.c_void_p], None
 
 
 class _MadeText:
-    """Frees the text that a kernel made, when nothing that could point to it is left (`llvm_backend/made_text.py`)."""
+    """Frees the text that a kernel made, when nothing that could point to it is left (`llvm_backend/text_arena.py`)."""
 
     __slots__ = ("_place", "_words")
 

@@ -34,6 +34,8 @@ OTHER_WORDS = {
     "udf/": "Python's operators and builtins in the body of a udf",
     "llvm_backend/functions/udf.py": "the same, lowered",
     "llvm_backend/functions/udf_apply.py": "the same, lowered",
+    "llvm_backend/functions/udf_text.py": "the same, lowered",
+    "ir/udf.py": "the same, of which some build text",
     "api/hints.py": "names of other libraries",
 }
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent / "scalein"
 # The layers, lowest first. A package may import itself and whatever stands in an earlier layer; those of TOGETHER may
 # import one another too.
 LAYERS: dict[str, tuple[str, ...]] = {
-    "base": ("errors", "options", "dtypes", "durations", "memory", "layout", "card", "arrow_rows"),
+    "base": ("errors", "options", "dtypes", "durations", "memory", "layout", "notebook_card", "arrow_rows"),
     "plan": ("ir", "compiler"),
     "durable": ("storage",),
     "code": ("llvm_backend", "arrow_functions"),
@@ -160,6 +160,20 @@ print(0.0, *(set(sys.modules) - before))
 assert found == {"k": ["b"], "n": [2], "most": [3]}, found
 """
 
+_QUERIES = """
+import sys
+import pyarrow as pa
+table = pa.ipc.open_file(sys.argv[1]).read_all()
+import scalein as si
+flow = si.from_arrow(table)
+flow.write_parquet(sys.argv[2])
+flow.join(table.slice(0, 2).select(["x"]), on="x").sort("k", descending=True).collect()
+flow.join(table.slice(0, 1).select(["k"]), on="k", how="left").top_k(1, by="x").collect()
+flow.group_by("x").agg(n=si.count(), all=si.col("k").collect()).collect()
+si.read_parquet(sys.argv[2]).filter(si.col("x") > 1).group_by("k").agg(mean=si.col("x").mean()).collect()
+print(0.0, *sys.modules)
+"""
+
 
 def _run(code: str, *args: str, cache: Path | None = None) -> tuple[float, set[str]]:
     """What a new process measured, and the modules that it imported."""
@@ -182,11 +196,22 @@ def test_import_is_light() -> None:
 
 def test_a_first_answer_is_light(tmp_path: Path) -> None:
     """A small query in a new process imports no more than it needs, and nothing of LLVM if its kernels are cached."""
-    path = tmp_path / "table.arrow"  # not made there: pyarrow imports pandas to make a table of Python's lists
+    path = _written(tmp_path)
+    _, cold = _run(_ANSWER, path, cache=tmp_path / "cache")
+    assert _among(cold, COMPILER) != []
+    _, warm = _run(_ANSWER, path, cache=tmp_path / "cache")
+    assert _among(warm, (*HEAVY, *COMPILER)) == []
+
+
+def test_queries_do_not_import_pandas(tmp_path: Path) -> None:
+    """pyarrow does, where pandas is installed, for every array that it makes of Python's values or of numpy's."""
+    assert _among(_run(_QUERIES, _written(tmp_path), str(tmp_path / "table.parquet"))[1], ("pandas",)) == []
+
+
+def _written(folder: Path) -> str:
+    """A small table in a file: to make it in the process would import pandas."""
+    path = folder / "table.arrow"
     table = pa.table({"k": ["a", "b", "b"], "x": [1, 2, 3]})
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
-    _, cold = _run(_ANSWER, str(path), cache=tmp_path / "cache")
-    assert _among(cold, COMPILER) != []
-    _, warm = _run(_ANSWER, str(path), cache=tmp_path / "cache")
-    assert _among(warm, (*HEAVY, *COMPILER)) == []
+    return str(path)

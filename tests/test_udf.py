@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from math import sqrt
 from typing import Any, Optional
 
@@ -313,6 +314,21 @@ def test_long_texts_and_many_rows() -> None:
     grouped = flow.filter(shouted(col("s"), col("n")).str.ends_with("7")).group_by(
         k=shouted(col("s"), col("n") % 10).str.slice(0, 6)).agg(n=si.count(), last=shouted(col("s"), col("n")).max())
     assert_same(grouped.collect(workers=2), oracle.collect(grouped))
+
+
+def test_groups_of_built_text_are_partitioned_and_spilled() -> None:
+    @si.udf
+    def key(s: str, n: int) -> str:
+        return f"{s.upper()}-{n}"
+
+    rng = np.random.default_rng(1)
+    words = np.array(["ab", "straße", "z" * 30])[rng.integers(0, 3, 60_000)].tolist()
+    numbers = rng.integers(0, 20_000, 60_000).tolist()
+    want = Counter(map(key.python, words, numbers))
+    flow = si.from_arrow(pa.table({"s": words, "n": numbers})).group_by(k=key(col("s"), col("n"))).agg(c=si.count())
+    for memory in (None, "1MB"):
+        found = flow.collect(workers=2, memory=memory)
+        assert dict(zip(found["k"].to_pylist(), found["c"].to_pylist(), strict=True)) == want
 
 
 # --- None

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from scalein.arrow_rows import extents, taken
+from scalein.arrow_rows import extents, from_numpy, taken
 from scalein.errors import ScaleinError
 
 MAX_WEIGHT = 1 << 30  # of an array that is made here: half of what fits, so that weights need not be exact
@@ -117,13 +117,14 @@ class WholeColumn:
         if len(self.arrays) == 1:
             (array,) = self.arrays
             # No slice of long text, even for adjacent rows: its offsets would not fit 32 bits in a cast.
-            return taken(array, pa.array(rows)) if self.weights is None else array.take(pa.array(rows))
+            numbers = from_numpy(rows)
+            return taken(array, numbers) if self.weights is None else array.take(numbers)
         which = np.searchsorted(self._starts, rows, side="right") - 1
         order = np.argsort(which, kind="stable")
-        parts = [taken(self.arrays[k], pa.array(rows[which == k] - self._starts[k])) for k in np.unique(which)]
+        parts = [taken(self.arrays[k], from_numpy(rows[which == k] - self._starts[k])) for k in np.unique(which)]
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
-        return taken(_one(parts), pa.array(back))
+        return taken(_one(parts), from_numpy(back))
 
 
 def _one(arrays: list[pa.Array]) -> pa.Array:

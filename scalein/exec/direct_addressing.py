@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
 import pyarrow as pa
 
+from scalein.arrow_rows import as_numpy
 from scalein.dtypes import TIMES, DType, Kind
 from scalein.exec.tables import Domain
 from scalein.ir.exprs import Col, Expr, type_of
@@ -141,7 +141,7 @@ def _bounds(parts: list[pa.Array], dtype: DType) -> tuple[int, int] | None:
     if dtype.kind in TIMES:
         parts = [part.view(pa.int64() if dtype.bits == 64 else pa.int32()) for part in parts]
     if sum(map(len, parts)) <= FEW_VALUES and not any(part.null_count for part in parts):
-        values = [np.asarray(part) for part in parts if len(part)]
+        values = [as_numpy(part) for part in parts if len(part)]
         return (min(int(v.min()) for v in values), max(int(v.max()) for v in values)) if values else None
     import pyarrow.compute as pc  # takes 30 ms
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from scalein.arrow_rows import as_numpy, from_numpy
 from scalein.dtypes import I32, I64
 from scalein.errors import ScaleinError
 from scalein.exec.finalize import ListValues, finalize
@@ -140,7 +141,7 @@ def _with_lists(arrays: list[pa.Array], table: Table, lists: dict[int, ListValue
         if not output.is_list:
             columns.append(next(rest))
             continue
-        starts, counts = np.asarray(next(rest)), np.asarray(next(rest))
+        starts, counts = as_numpy(next(rest)), as_numpy(next(rest))
         offsets = np.concatenate((starts, starts[-1:] + counts[-1:])) if rows else np.zeros(1, np.int64)
         values, arrow = _piece(lists[output.accs[0]], int(offsets[0]), int(offsets[-1])), output.dtype.arrow
         if values is None and rows <= 1:
@@ -151,7 +152,7 @@ def _with_lists(arrays: list[pa.Array], table: Table, lists: dict[int, ListValue
             for part in ([a.slice(0, half) for a in arrays], [a.slice(half) for a in arrays]):
                 yield from _with_lists(part, table, lists)
             return
-        columns.append(pa.ListArray.from_arrays(pa.array(offsets - offsets[0], pa.int32()),
+        columns.append(pa.ListArray.from_arrays(from_numpy((offsets - offsets[0]).astype(np.int32)),
                                                 values.cast(arrow.value_type), type=arrow))
     yield columns
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from scalein.arrow_functions import evaluate
-from scalein.arrow_rows import Extents, extents, taken
+from scalein.arrow_rows import Extents, extents, from_numpy, taken
 from scalein.dtypes import as_plain
 from scalein.errors import BadData, ComputeError, ScaleinError
 from scalein.exec import arrow_offset_limits
@@ -100,7 +100,7 @@ def explode(op: ops.Explode, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.R
         _check_sizes(op, lists, batch)
         others = [arrow_offset_limits.weights(batch.column(name)) for name in schema.names if name not in lists]
         for rows, offsets, sizes in _pieces(first, arrow_offset_limits.total_weights(others)):
-            parents = pa.array(np.repeat(rows, sizes))
+            parents = from_numpy(np.repeat(rows, sizes))
             elements = {name: _elements(each.values, each.starts[rows] + offsets, sizes)
                         for name, each in lists.items()}
             columns = [elements[name] if name in lists else taken(batch.column(name), parents) for name in schema.names]
@@ -165,4 +165,4 @@ def _elements(values: pa.Array, starts: np.ndarray, sizes: np.ndarray) -> pa.Arr
     if bool((starts[1:] == starts[:-1] + sizes[:-1]).all()):
         return values.slice(int(starts[0]), int(sizes.sum()))
     shifts = starts - (np.cumsum(sizes) - sizes)
-    return taken(values, pa.array(np.repeat(shifts, sizes) + np.arange(int(sizes.sum()))))
+    return taken(values, from_numpy(np.repeat(shifts, sizes) + np.arange(int(sizes.sum()))))

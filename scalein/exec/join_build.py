@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 
-from scalein.arrow_rows import taken
+from scalein.arrow_rows import from_numpy, taken
 from scalein.dtypes import I32, DType, Kind
 from scalein.exec.arrow_offset_limits import cut_points, total_weights
 from scalein.exec.arrow_offset_limits import weights as weights_of
@@ -83,7 +83,7 @@ class JoinTable:
         rows = np.flatnonzero(is_left)
         weights = total_weights([weights_of(array) for array in arrays if array is not None])
         for start, stop in cut_points(len(rows), UNMATCHED_ROWS, None if weights is None else weights[rows]):
-            these = pa.array(rows[start:stop])
+            these = from_numpy(rows[start:stop])
             found = [pa.nulls(len(these), field.type) if array is None else taken(array, these)
                      for array, field in zip(arrays, schema, strict=True)]
             found = [c if c.type == field.type else c.cast(field.type) for c, field in zip(found, schema, strict=True)]
@@ -180,7 +180,7 @@ def build(table: JoinBuild, batches: Iterator[pa.RecordBatch], options: Options)
     columns = {name: _encoded(_one(whole[name])) for name in table.columns if name not in nested}
     payload = [_payload_read(name, columns[name], fields[name].dtype) for name in columns]
     if nested:  # a probe returns their row number
-        columns[PLACE] = pa.array(np.arange(whole.num_rows, dtype=np.int32))
+        columns[PLACE] = from_numpy(np.arange(whole.num_rows, dtype=np.int32))
         payload.append(Read(PLACE, I32, nulls=False))
     if len(keys) == 1 and (found := _direct(keys[0], type_of(table.keys[0]))) is not None:
         built = _build_direct(keys[0], type_of(table.keys[0]), found, columns, tuple(payload), table.is_outer)
@@ -251,7 +251,7 @@ def _build_direct(keys: pa.Array, dtype: DType, domain: tuple[int, int], columns
     unique = np.count_nonzero(rows >= 0) == len(places)
     if unique and span <= 2 * len(places) and not is_outer:
         # The payload is laid out by key: a match is one load.
-        where = pa.array(np.maximum(rows, 0))
+        where = from_numpy(np.maximum(rows, 0))
         spread = {name: _take(column, where) for name, column in columns.items()}
         is_dense = len(places) == span
         present = np.where(rows >= 0, np.arange(span, dtype=np.int32), np.int32(-1))

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scalein.arrow_rows import taken
+from scalein.arrow_rows import as_numpy, from_numpy, taken
 from scalein.exec import arrow_offset_limits
 from scalein.ir.physical import Sort
 from scalein.kernels.bind import conformed
@@ -183,14 +183,14 @@ def _argsort_column(column: pa.Array, descending: bool, rows: Rows | None) -> Ro
         return _argsort_text(column, descending, np.arange(count) if rows is None else rows)
     values = _integers(column)
     if values is None:
-        order = _by_pyarrow(column if rows is None else column.take(pa.array(rows)), descending)
+        order = _by_pyarrow(column if rows is None else column.take(from_numpy(rows)), descending)
     else:
         order = _order(values if rows is None else values[rows], descending)
     return order if rows is None else rows[order]
 
 
 def _by_pyarrow(column: pa.Array, descending: bool) -> Rows:
-    return np.asarray(pc.array_sort_indices(column, order="descending" if descending else "ascending")).astype(np.int64)
+    return as_numpy(pc.array_sort_indices(column, order="descending" if descending else "ascending")).astype(np.int64)
 
 
 def _order(values: Integers, descending: bool) -> Rows:
@@ -236,7 +236,7 @@ def _integers(column: pa.Array) -> Integers | None:
     if pa.types.is_boolean(kind):
         column = column.cast(pa.uint8())
     elif pa.types.is_floating(kind):
-        column = _ranks(column)
+        return _ranks(column)
     elif pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
         column = column.view(pa.int32() if kind.bit_width == 32 else pa.int64())
     if not pa.types.is_integer(column.type):
@@ -245,14 +245,14 @@ def _integers(column: pa.Array) -> Integers | None:
     return values[column.offset : column.offset + len(column)]
 
 
-def _ranks(column: pa.Array) -> pa.Array:
+def _ranks(column: pa.Array) -> Integers:
     """Integers in the order of floats: the bits, those below the sign inverted where it is set."""
-    values = np.asarray(column.fill_null(0.0)) + 0.0  # -0.0 + 0.0 = 0.0
+    values = as_numpy(column.fill_null(0.0) if column.null_count else column) + 0.0  # -0.0 + 0.0 = 0.0
     values[np.isnan(values)] = np.nan  # one NaN, without a sign: greater than infinity
     bits: np.ndarray[Any, np.dtype[np.signedinteger[Any]]] = values.view(f"i{values.itemsize}")
     width = 8 * values.itemsize - 1
     bits ^= (bits >> width) & ((1 << width) - 1)
-    return pa.array(bits, mask=np.asarray(column.is_null()) if column.null_count else None)
+    return bits
 
 
 # --- text
@@ -280,7 +280,7 @@ def _argsort_text(column: pa.Array, descending: bool, rows: Rows) -> Rows:
     open_runs = np.zeros(int(runs[-1]) + 1, bool)
     open_runs[runs[1:][undecided]] = True
     spots = np.flatnonzero(open_runs[runs])
-    decided = _by_pyarrow(column.take(pa.array(rows[spots])), descending)
+    decided = _by_pyarrow(column.take(from_numpy(rows[spots])), descending)
     decided = decided[_order(runs[spots][decided], False)]
     rows[spots] = rows[spots][decided]
     return rows

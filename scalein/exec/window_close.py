@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
+from scalein.arrow_rows import from_numpy
 from scalein.exec.aggregate_operator import FOREVER, AggregateOperator, Finalizer
 from scalein.exec.close_batches import KeyShares, Part, most_bytes, parts_of
 from scalein.exec.event_time import as_integers, extent
@@ -109,9 +110,9 @@ class WindowCloser(AggregateOperator):
         batch = self._log.batch(kept)
         if kept.first < least or kept.last >= part.end:
             starts = self._starts(batch)
-            batch = filtered(batch, pa.array((starts >= least) & (starts < part.end)))
+            batch = filtered(batch, from_numpy((starts >= least) & (starts < part.end)))
         if part.shares > 1 and batch.num_rows:
-            batch = filtered(batch, pa.array(self._shares.has(batch, part, self._context.options)))
+            batch = filtered(batch, from_numpy(self._shares.has(batch, part, self._context.options)))
         return batch
 
     def _starts(self, batch: pa.RecordBatch) -> np.ndarray:
@@ -129,7 +130,7 @@ class WindowCloser(AggregateOperator):
                 kept.append(each)
             elif each.last >= first_open:
                 batch = self._log.batch(each)
-                batch = filtered(batch, pa.array(self._starts(batch) >= first_open))
+                batch = filtered(batch, from_numpy(self._starts(batch) >= first_open))
                 found = extent(batch.column(self._slices))
                 assert found is not None
                 kept.append(BufferSegment(*found, batch.num_rows, batch))

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from scalein.card import Card, Display, format_bytes, format_seconds
+from scalein.notebook_card import Card, Display, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from scalein.jobs.job import Job

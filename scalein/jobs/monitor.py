@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from scalein.card import format_seconds
 from scalein.errors import ScaleinError, StoreFailed, here, warn
 from scalein.jobs.diagnose import shown
 from scalein.jobs.job_graph import JobGraph
 from scalein.jobs.metrics import Metrics
+from scalein.notebook_card import format_seconds
 
 if TYPE_CHECKING:
     from scalein.jobs.job import Job

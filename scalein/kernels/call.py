@@ -16,7 +16,7 @@ from scalein.kernels.kernel_metrics import Profile, current_profile
 from scalein.kernels.workers import raise_if_cancelled
 from scalein.layout import COLUMN, ERROR, OUT_OF_BOUNDS, PAUSED, FrameData
 from scalein.llvm_backend.cache import Compiled, load_kernel
-from scalein.llvm_backend.image import Kernel
+from scalein.llvm_backend.object_loader import Kernel
 from scalein.options import Options
 
 MAX_SHOWN = 80  # bytes of a text in an error

@@ -36,7 +36,7 @@ from scalein.kernels.specialise import Specialiser
 from scalein.kernels.workers import ThreadPool
 from scalein.layout import DONE, PAGE_BYTES, UNCHANGED, FrameData, SortedRecords
 from scalein.llvm_backend.cache import Compiled, load_lowered
-from scalein.llvm_backend.image import Kernel
+from scalein.llvm_backend.object_loader import Kernel
 from scalein.llvm_backend.target import Target as CpuTarget
 from scalein.memory import address
 from scalein.options import Options

@@ -27,7 +27,7 @@ import llvmlite
 import scalein
 from scalein.ir.stages import FromBatches, Stage
 from scalein.layout import Frame
-from scalein.llvm_backend.image import Image, Kernel, flatten, load_image
+from scalein.llvm_backend.object_loader import Image, Kernel, flatten, load_image
 from scalein.llvm_backend.target import LLVM_LOCK, Target, target_for
 from scalein.options import Options
 

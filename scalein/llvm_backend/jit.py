@@ -1,5 +1,5 @@
-"""LLVM: verify, optimise and emit a module, and link object code that `image.py` cannot. Kernels from the cache do
-without all of this.
+"""LLVM: verify, optimise and emit a module, and link object code that `object_loader.py` cannot. Kernels from the cache
+do without all of this.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from llvmlite import binding as llvm
 
 from scalein.errors import InternalError
 from scalein.layout import Frame
-from scalein.llvm_backend.image import SIGNATURE, Kernel
+from scalein.llvm_backend.object_loader import SIGNATURE, Kernel
 from scalein.llvm_backend.target import LLVM_LOCK, Target
 
 _library_names = itertools.count()

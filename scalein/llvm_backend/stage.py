@@ -48,7 +48,6 @@ from scalein.llvm_backend.dedup import lower_dedup
 from scalein.llvm_backend.exprs import lower_expr
 from scalein.llvm_backend.fn import I64, PTR, Fn, const
 from scalein.llvm_backend.group_reader import table_env
-from scalein.llvm_backend.made_text import begin_block, forgets_text
 from scalein.llvm_backend.materialize import (
     bind,
     find_materialized,
@@ -66,6 +65,7 @@ from scalein.llvm_backend.sinks.merge import lower_merge
 from scalein.llvm_backend.sinks.partition import lower_partition
 from scalein.llvm_backend.sinks.side_state import lower_expand_log, lower_merge_bag, lower_rank
 from scalein.llvm_backend.target import Target
+from scalein.llvm_backend.text_arena import begin_block, forgets_text
 from scalein.llvm_backend.values import Binding, Env, Row, Value
 
 

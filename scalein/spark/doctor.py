@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PACKAGES = ("pyspark", "scalein", "pyarrow", "llvmlite", "numpy", "pandas")
 PAUSE_S = 0.3  # a task occupies its slot this long, so that other tasks go to other executors
 MAX_TASKS = 1000
-REMOTE_SLOTS = 4  # assumed for a session of Spark Connect, which does not say how many it has
+REMOTE_SLOTS = 2  # assumed for a session of Spark Connect, which does not say how many it has
 BROKEN = "broken"  # installed, but cannot be imported
 
 

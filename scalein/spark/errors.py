@@ -114,14 +114,14 @@ def _raised_in_worker(text: str) -> ScaleinError | None:
 
 _LIMIT = "spark.executor.pyspark.memory"
 _NO_MEMORY = re.compile(r"^(?:[\w.]+\.)?(?:MemoryError|ArrowMemoryError)\b|LLVM ERROR: out of memory|"
-                        r"(?i:cannot allocate memory)|can't start new thread", re.MULTILINE)
-_WORKER_ENDED = re.compile(r"Python worker exited unexpectedly")
+                        r"(?i:cannot allocate memory)|can't start new thread|Python worker exited unexpectedly|"
+                        r"failed to map segment from shared object|Could not find/load shared object", re.MULTILINE)
 
 
 def _out_of_memory(text: str) -> SparkFailed | None:
-    """Of a Python worker, whose address space may have a limit; a process that meets it may end without a message."""
+    """Of a Python worker whose address space has a limit: it may end without a message, or fail to load a library."""
     limit = _python_memory_limit()
-    if limit is None or not (_NO_MEMORY.search(text) or _WORKER_ENDED.search(text)):
+    if limit is None or not _NO_MEMORY.search(text):
         return None
     return SparkFailed(f"a Python worker of Spark has no memory left: {_LIMIT} is {limit}", on=_executor(text),
                        hint=f"raise {_LIMIT}, or leave it unset: it limits addresses, of which compiled code and "

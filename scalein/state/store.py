@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import pyarrow as pa
 
-from scalein.card import Card, Display, format_bytes
 from scalein.errors import BadArgument, BadData, ScaleinError, StoreFailed, here, locating
+from scalein.notebook_card import Card, Display, format_bytes
 from scalein.options import Options, parse_size
 from scalein.state.budget import Budget
 from scalein.state.checksum import compiled_checksums

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from decimal import Context
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from scalein.arrow_rows import as_numpy
 from scalein.errors import ComputeError, here
 from scalein.storage.checked_json import Json
 
@@ -78,7 +78,7 @@ def _max_abs(column: pa.Array) -> int:
     if pa.types.is_duration(column.type):
         column = column.cast(pa.int64())
     if pa.types.is_integer(column.type) and not column.null_count:  # numpy is five times as fast for few rows
-        values = np.asarray(column)
+        values = as_numpy(column)
         return max(abs(int(values.min())), abs(int(values.max()))) if len(values) else 0
     found = pc.min_max(column).as_py()
     if found["min"] is None:

@@ -53,8 +53,11 @@ def _agg(maker: Maker, new: str) -> tuple[Item, Known | None] | None:
         args.append(node)
     exact = all(rule.exact(arg.dtype) for arg in args if arg.dtype is not None)
     maker.loose = maker.loose or not exact
-    like = args[0].dtype if args else None
-    return Item(f"{new}=", Node(rule.write, tuple(args), fn=rule.fn)), Known(new, like or BOOL, exact)
+    like, write = args[0].dtype if args else None, rule.write
+    if maker.rng.random() < 0.2:
+        write += f".filter({{{len(args)}}})"
+        args.append(exprs.expr(BOOL, 1))
+    return Item(f"{new}=", Node(write, tuple(args), fn=rule.fn)), Known(new, like or BOOL, exact)
 
 
 def _window(maker: Maker) -> Node | None:

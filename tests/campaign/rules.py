@@ -310,10 +310,13 @@ _ALL_AGGS = [
     AggRule("count_valid", (is_any,), "{0}.count()"),
     AggRule("sum", (lambda t: is_number(t) or t.kind in (Kind.BOOL, Kind.DUR, Kind.DEC),), "{0}.sum()",
             exact=_not_float, wants_tame=is_float, weight=4),
-    AggRule("mean", (lambda t: is_number(t) or is_decimal(t),), "{0}.mean()",
+    AggRule("mean", (lambda t: is_number(t) or is_decimal(t) or is_bool(t),), "{0}.mean()",
             exact=lambda dtype: False, wants_tame=is_float),
     AggRule("var", (is_number,), "{0}.var()", exact=lambda dtype: False, wants_tame=is_number),
     AggRule("std", (is_number,), "{0}.std()", exact=lambda dtype: False, wants_tame=is_number),
+    AggRule("cov", (is_number, is_number), "si.cov({0}, {1})", exact=lambda dtype: False, wants_tame=is_number),
+    # Floats that differ by rounding alone have a correlation of rounding alone.
+    AggRule("corr", (is_int, is_int), "si.corr({0}, {1})", exact=lambda dtype: False, wants_tame=is_number),
     # Of 0.0 and -0.0 either is the least.
     AggRule("min", (is_any,), "{0}.min()", exact=_not_float, weight=3),
     AggRule("max", (is_any,), "{0}.max()", exact=_not_float, weight=3),

@@ -66,6 +66,8 @@ def test_the_same_flow_inside_spark_gives_the_same_rows() -> None:
     of_window = re.compile(r"^\d{4}-\d\d-\d\d \d\d:.*$", re.MULTILINE)
     assert of_window.findall(inside) == of_window.findall(here) != []
     assert "\n900 counts of closed windows in files, 100 of open ones in the state: row for row the 1,000 of " in inside
+    assert re.search(r"^scalein inside Spark: [\d.]+ s, .*; then [\d.]+ million rows/s$", inside, re.MULTILINE)
+    assert re.search(r"^Spark's own streaming, with RocksDB: .* rows/s, [\d.]+ times as long$", inside, re.MULTILINE)
 
 
 def test_without_java_the_first_half_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,

@@ -17,6 +17,7 @@ import pytest
 
 import scalein as si
 from scalein import col
+from scalein.connectors.formats.validate import Validator
 from tests.engines import EXAMPLES
 
 ROWS = 500
@@ -164,3 +165,21 @@ def test_batches_share_a_dictionary_that_is_checked_once(tmp_path: Path) -> None
     write(tmp_path / "a.arrow", "file", pa.table({"d": pa.DictionaryArray.from_arrays(codes, words)}))
     found = si.read_ipc(tmp_path / "a.arrow").group_by("d").agg(n=si.count()).filter(col("n") == 4).collect()
     assert found.num_rows == 100
+
+
+@pytest.mark.parametrize("dtype", [pa.string(), pa.large_string(), pa.string_view()], ids=str)
+@pytest.mark.parametrize(("texts", "is_right"), [
+    ([b"ok", b"", None, "J\u00fcrgen".encode(), b"x"], True), ([], True), ([None, None], True), ([b""], True),
+    ([b"ok", b"\xff"], False), ([b"a\xc3", b"\xbcb"], False),  # a letter cut between two texts
+    ([b"ok", b"\x80"], False), ([b"a" * 100 + b"\xe2\x82"], False),
+], ids=str)
+def test_texts_are_utf_8(texts: list[bytes | None], is_right: bool, dtype: pa.DataType, tmp_path: Path) -> None:
+    views = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
+    column = pa.array([b"before", *texts, b"\xff after"], views[dtype]).view(dtype).slice(1, len(texts))
+    if not is_right:
+        with pytest.raises(pa.ArrowInvalid, match=r"(?i)utf"):
+            Validator().check(pa.record_batch({"s": column}))
+        with pytest.raises(pa.ArrowInvalid, match=r"(?i)utf"):
+            Validator().check(pa.record_batch({"s": pa.DictionaryArray.from_arrays(pa.array([0], pa.int8()), column)}))
+    else:
+        assert Validator().check(pa.record_batch({"s": column})).num_rows == len(texts)

@@ -15,7 +15,7 @@ import scalein as si
 from scalein import arrow_functions, col
 from scalein.api.flow import Flow
 from scalein.arrow_rows import taken
-from scalein.errors import ScaleinError
+from scalein.errors import ScaleinError, StoreFailed
 from scalein.exec import arrow_offset_limits, host, pipeline, sort
 from tests import oracle
 from tests.same import assert_same
@@ -194,13 +194,15 @@ def test_errors_of_pyarrow_and_the_system_are_ours(error: Exception, says: str,
     assert caught.value.__cause__ is error
 
 
-def test_other_errors_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_of_the_system_are_not_taken_for_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise FileNotFoundError(errno.ENOENT, "no such file")
 
     monkeypatch.setattr(sort, "argsort", broken)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(StoreFailed) as found:
         si.from_arrow(pa.table({"x": [2, 1]})).sort("x").collect(workers=1)
+    assert isinstance(found.value.__cause__, FileNotFoundError)
+    assert "memory" not in str(found.value)
 
 
 LIMITED = """

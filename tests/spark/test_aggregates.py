@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -63,6 +63,12 @@ IN_SPARK: dict[str, Any] = {
     "join_semi": lambda f: f.join(ADS, on="k", how="semi").group_by("s").agg(n=si.count()),
     "join_anti": lambda f: f.join(ADS, on="k", how="anti").group_by("day").agg(n=col("k").count()),
     "floats": lambda f: f.group_by("k").agg(s=(col("x") * 2.0 + 0.25).sum(), m=(0.5 - col("x")).mean()),
+    "dates": lambda f: f.filter(col("day") <= date(2022, 1, 15), col("day") != date(2022, 1, 10)).group_by("b").agg(
+        n=si.count()),
+    "instants": lambda f: f.filter(col("z") >= datetime(2023, 11, 14, 22, 16, tzinfo=UTC)).group_by("s").agg(
+        n=si.count()),
+    "times": lambda f: f.filter(col("t") < datetime(2023, 11, 14, 22, 16, 0, 250)).group_by("s").agg(n=si.count()),
+    "before_1970": lambda f: f.filter(col("t") > datetime(1969, 3, 1, 12)).group_by("s").agg(n=si.count()),
     "filtered": lambda f: f.filter(col("i") > 3, col("s") != "a").group_by("d").agg(hi=col("t").max()),
     "renamed": lambda f: f.select(a="k", b="i").group_by("a").agg(m=col("b").mean(), s=col("b").sum()),
     "integers": lambda f: f.group_by(si.tumbling("n", 300)).agg(c=si.count(), s=col("n").sum(), m=col("n").mean()),

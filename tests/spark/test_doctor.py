@@ -64,6 +64,42 @@ def test_executors_that_do_not_answer(spark: Any, monkeypatch: pytest.MonkeyPatc
     assert problem.startswith("no executor has answered within 0.5 s")
 
 
+class _Remote:
+    """A session of Spark Connect that runs tasks here."""
+
+    version = "4.1.0"
+
+    def __init__(self) -> None:
+        self.tasks: list[int] = []
+
+    def range(self, start: int, end: int, step: int, partitions: int) -> _Remote:
+        assert (start, end, step) == (0, partitions, 1)
+        self.tasks.append(partitions)
+        return self
+
+    def mapInArrow(self, fn: Any, schema: str) -> _Remote:
+        self._fn = fn
+        return self
+
+    def collect(self) -> list[tuple[str]]:
+        return [(batch.column(0)[0].as_py(),) for _ in range(self.tasks[-1]) for batch in self._fn(iter([]))]
+
+    def addTag(self, tag: str) -> None:
+        self.tags = {tag}
+
+    def removeTag(self, tag: str) -> None:
+        self.tags.remove(tag)
+
+
+def test_a_session_of_spark_connect_is_asked_few_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Remote, "__module__", "pyspark.sql.connect.session")
+    session = _Remote()
+    found = doctor(session)  # type: ignore[arg-type]
+    assert found.ok, found
+    assert session.tasks == [4]
+    assert not session.tags
+
+
 def test_different_versions_are_reported() -> None:
     assert diagnose(HERE, [THERE]) == ([], [])
     older = replace(THERE, packages={**THERE.packages, "scalein": "0.9", "pyarrow": "0.8"})

@@ -33,7 +33,8 @@ TABLE = rows(700)
 FRAGMENT_FLOWS = ("filter", "rowwise", "text_key", "join", "explode",
                   "join_group", "all", "each", "keys", "float_key", "unique", "best",
                   "spread", "picked", "unique_all", "distinct", "tumbling_zone", "sliding", "window_rows", "integers",
-                  "empty_all", "top_k", "sort_limit")  # fmt: skip
+                  "empty_all", "top_k", "sort_limit", "pairs", "expressions", "expressions_all", "expressions_unique",
+                  "tumbling_expressions")  # fmt: skip
 
 
 def map_reduce_of(name: str) -> tuple[MapReduce, Any]:
@@ -78,7 +79,7 @@ def test_kinds() -> None:
     kinds = {name: map_reduce_of(name)[0].kind for name in FRAGMENT_FLOWS}
     assert kinds["filter"] == kinds["join"] == kinds["explode"] == "rowwise"
     assert kinds["each"] == kinds["sliding"] == kinds["all"] == kinds["distinct"] == "partials"
-    assert kinds["spread"] == kinds["picked"] == "partials"
+    assert kinds["spread"] == kinds["picked"] == kinds["pairs"] == kinds["expressions"] == "partials"
     assert kinds["unique"] == kinds["window_rows"] == kinds["best"] == "rows"
     assert kinds["top_k"] == kinds["sort_limit"] == "top"
 

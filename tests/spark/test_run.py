@@ -21,7 +21,8 @@ from scalein.spark.batch import scan
 from tests.spark.flows import FLOWS, ORDERED, rows
 from tests.spark.test_apply import same
 
-NAMES = ("join_group", "join_outer_group", "all", "unique", "sliding", "union_static", "sort", "top_k")
+NAMES = ("join_group", "join_outer_group", "all", "unique", "sliding", "union_static", "sort", "top_k",
+         "expressions")
 
 
 @pytest.fixture(scope="module")

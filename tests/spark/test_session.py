@@ -200,6 +200,23 @@ def test_errors_of_workers_are_found_in_sparks_message(spark: Any, monkeypatch: 
         df.collect()
 
 
+_LIMITED = """
+import pyarrow as pa, scalein as si, scalein.spark as sis
+from scalein.spark.errors import translate_errors
+spark = sis.session(cores=1, config={"spark.executor.pyspark.memory": "200m", "spark.task.maxFailures": 1})
+q = si.flow({"id": pa.int64()}).select(y=si.col("id") + 1)
+with translate_errors():
+    spark.range(10).mapInArrow(q.map_in_arrow, sis.schema(q)).collect()
+"""
+
+
+def test_a_limit_of_memory_is_named() -> None:
+    done = subprocess.run([sys.executable, "-c", _LIMITED], capture_output=True, text=True, timeout=120)
+    last = done.stderr[done.stderr.rindex("scalein.spark.errors.SparkFailed: ") :]
+    assert "has no memory left: spark.executor.pyspark.memory is 200m" in last
+    assert "raise spark.executor.pyspark.memory" in last
+
+
 # --- ship
 
 

@@ -84,6 +84,11 @@ GROUPS: dict[str, tuple[list[str], Callable[[Flow], Flow]]] = {
     "having": (["k"], lambda q: q.group_by("k").agg(n=si.count(), t=col("x").sum()).filter(col("t") > 0)),
     "columns together": (["k"], lambda q: q.group_by("k").agg(
         v=col("x").var(), d=col("y").std(), a=(col("x") * 2).arg_max("x"), b=col("s").arg_min("s"), n=si.count())),
+    "pairs": (["k"], lambda q: q.group_by("k").agg(v=si.cov("x", "y"), c=si.corr("x", "y"))),
+    "expressions": (["k"], lambda q: q.group_by("k").agg(
+        mean=col("x").sum() / si.count(), span=col("x").max() - col("x").min(), c=si.corr("x", "y") * 2,
+        few=si.count().filter(col("x") > 1), share=(col("x") > 1).mean(), most=col("y").max().filter(col("x") > 1))),
+    "expressions of rows": (["s"], lambda q: q.group_by("s").agg(u=col("x").n_unique().filter(col("y") > 0) / 2)),
     "together, having": ([], lambda q: q.group_by().agg(v=col("x").var()).filter(col("v") > 9)),
     "buffered rows": (["k"], lambda q: q.group_by("k").agg(
         u=col("x").n_unique(), q=col("x").quantile(0.5), d=col("y").std())),

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import functions as pf
 
 import scalein as si
 import scalein.spark as sis
@@ -109,6 +110,27 @@ def test_results_do_not_depend_on_who_reads_the_files(reader: str, spark: Any, t
     assert job.last_progress is not None
     assert job.last_progress["read_by"] == ("spark" if reader == "spark" else "tasks")
     assert [each.numInputRows for each in job.query.recentProgress if each.numInputRows] == [400, 400]
+
+
+@pytest.mark.parametrize("chosen", [None, "FileContextBasedCheckpointFileManager"])
+def test_spark_writes_its_log_without_processes_of_the_system(spark: Any, tmp_path: Path, chosen: str | None) -> None:
+    """Unless the user has chosen how. The session's setting is as before, and a stream resumes either way."""
+    name, ours = job_module._FILE_MANAGER, job_module._RENAMING_MANAGER
+    theirs = None if chosen is None else f"{ours.rpartition('.')[0]}.{chosen}"
+    location = parse_location(tmp_path / "checkpoint", NOWHERE)
+    for number in range(2):
+        everything = write(tmp_path / "in", range(number, number + 1))
+        if theirs is not None and number:
+            spark.conf.set(name, theirs)
+        try:
+            before = spark.conf.get(name, None)
+            assert job_module._log_settings(spark, location) == ({name: ours} if before is None else {})
+            sis.start(GROUPS, stream(spark, tmp_path / "in"), trigger=NOW, sink=si.to_parquet(tmp_path / "out"),
+                      checkpoint=tmp_path / "checkpoint", emit="changes").wait()
+            assert spark.conf.get(name, None) == before
+        finally:
+            spark.conf.unset(name)
+    assert_same(sis.read_state(tmp_path / "checkpoint"), GROUPS.collect(everything))
 
 
 def test_windows_and_a_function_of_a_dataframe(spark: Any, tmp_path: Path) -> None:
@@ -292,5 +314,32 @@ def test_a_stream_of_collated_text_or_of_another_clock_is_refused(spark: Any, tm
     try:
         with pytest.raises(ScaleinError, match="time zone Asia/Tokyo"):
             sis.start(WINDOWS, zoned, **where)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
+@pytest.mark.parametrize("read_by", ["tasks", "spark"])
+def test_a_streams_clock_is_that_of_the_session(spark: Any, tmp_path: Path, read_by: str) -> None:
+    write(tmp_path / "in", range(2))
+    for path in (tmp_path / "in").iterdir():  # instants, and hours that differ
+        table = pq.read_table(path)
+        hours = pc.multiply(table["x"], 3_600_000_000)
+        times = pc.add(table["t"].cast(pa.int64()), hours).cast(pa.timestamp("us", "UTC"))
+        pq.write_table(table.set_column(0, "t", times), path)
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        frame = stream(spark, tmp_path / "in")
+        frame = frame if read_by == "tasks" else frame.filter("x > -100")
+        q = si.flow(frame.schema).group_by(h=col("t").dt.hour(), day=col("t").dt.truncate("1d")).agg(n=si.count())
+        job = sis.start(q, frame, sink=si.to_parquet(tmp_path / "out"), checkpoint=tmp_path / "checkpoint",
+                        emit="changes", trigger=NOW)
+        job.wait()
+        assert job.last_progress is not None
+        assert job.last_progress["read_by"] == read_by
+        state = sis.read_state(tmp_path / "checkpoint").to_pylist()
+        got = {(row["h"], row["day"].timestamp(), row["n"]) for row in state}
+        want = spark.read.parquet(str(tmp_path / "in")).groupBy(
+            pf.hour("t").alias("h"), pf.unix_seconds(pf.date_trunc("DAY", "t")).alias("day")).count().collect()
+        assert got == {(row["h"], row["day"], row["count"]) for row in want}
     finally:
         spark.conf.set("spark.sql.session.timeZone", "UTC")

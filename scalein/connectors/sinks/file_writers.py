@@ -68,7 +68,7 @@ class _Parquet:
         return self._writer
 
     def close(self) -> None:
-        writer = self._begun(self._schema.empty_table())
+        writer = self._begun(pa.Table.from_batches([], self._schema))
         try:
             writer.close()
         finally:

@@ -115,7 +115,8 @@ class FileSource:
     def read(self, partition: str, offset: Json) -> Iterator[Item]:
         """The rows after an offset; batches do not span files."""
         tasks = self._listed(offset) if self.bounded else self._followed(offset)
-        empty = pa.RecordBatch.from_pylist([], schema=self.schema)
+        # Not `from_pylist`, nor anything else that makes arrays of Python's values: pyarrow imports pandas for that.
+        empty = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in self.schema], schema=self.schema)
         threads = min(granted_cores(), _MAX_THREADS) + 1
         for item in read_ahead(tasks, threads, QUIET_S, size_of=_size_of, most_bytes=self.memory,
                                tasks_wait=False):

@@ -15,7 +15,7 @@ from scalein.ir.exprs import Call, Expr
 from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import I1, I8, I16, I32, I64, PTR, Fn, const
 from scalein.llvm_backend.functions.registry import CallSite, lowers, lowers_lazily
-from scalein.llvm_backend.made_text import joined
+from scalein.llvm_backend.text_arena import joined
 from scalein.llvm_backend.values import Str, Value
 
 _WORDS = {1: I8, 2: I16, 4: I32, 8: I64}

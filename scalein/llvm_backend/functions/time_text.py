@@ -21,7 +21,7 @@ from scalein.llvm_backend.functions.arithmetic import floor_divide
 from scalein.llvm_backend.functions.dates import civil, days_before, modulo
 from scalein.llvm_backend.functions.registry import CallSite
 from scalein.llvm_backend.keys import byte_mask, first_bytes
-from scalein.llvm_backend.made_text import new_text
+from scalein.llvm_backend.text_arena import new_text
 from scalein.llvm_backend.values import Str
 
 DAY_S = 86_400

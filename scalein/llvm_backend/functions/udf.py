@@ -43,7 +43,7 @@ from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import I1, I64, PTR, Fn, Loop, const
 from scalein.llvm_backend.functions.registry import CallSite
 from scalein.llvm_backend.functions.udf_apply import lower_apply, truth
-from scalein.llvm_backend.made_text import TextPlaces, text_places
+from scalein.llvm_backend.text_arena import TextPlaces, text_places
 from scalein.llvm_backend.values import Str, Value, register_type
 
 STOPPED = "stopped"  # the error of a cancelled loop; the caller that cancelled it raises its own

@@ -14,7 +14,7 @@ from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import F64, I1, I64, Fn, const
 from scalein.llvm_backend.functions import arithmetic, strings, udf_text
 from scalein.llvm_backend.functions.arithmetic import Fail
-from scalein.llvm_backend.made_text import TextPlaces
+from scalein.llvm_backend.text_arena import TextPlaces
 from scalein.llvm_backend.values import Str, Value
 
 _SIGN = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}

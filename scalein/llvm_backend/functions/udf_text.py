@@ -1,4 +1,4 @@
-"""Text in udfs: parts of a text are views of it; text that is built is made text of the kernel (`made_text.py`).
+"""Text in udfs: parts of a text are views of it; text that is built is made text of the kernel (`text_arena.py`).
 
 Positions count code points. Case and whitespace are those of this Python: tables made from its own `str`.
 """
@@ -16,7 +16,7 @@ from scalein.llvm_backend.code import Code
 from scalein.llvm_backend.fn import F64, I1, I8, I16, I32, I64, PTR, Fn, const
 from scalein.llvm_backend.functions import strings
 from scalein.llvm_backend.functions.arithmetic import Fail
-from scalein.llvm_backend.made_text import NO_MEMORY, TextPlaces, joined, take_text
+from scalein.llvm_backend.text_arena import NO_MEMORY, TextPlaces, joined, take_text
 from scalein.llvm_backend.values import Str
 
 _NULL = ir.Constant(PTR, None)

@@ -1,9 +1,9 @@
 """Filters that are pushed to Spark: rows that it drops need not be converted to Arrow and sent to Python.
 
 That conversion costs far more than a comparison, so every condition that Spark computes exactly as scalein does goes to
-it: comparisons of a column with a constant of numbers, text and booleans, null tests, and their combinations by `and`,
-`or` and `not`. None of these can fail, so they may be evaluated before the others. In both engines NaN is the greatest
-number and equals itself, text is compared by its bytes, and null is neither true nor false.
+it: comparisons of a column with a constant of numbers, text, booleans, dates and timestamps, null tests, and their
+combinations by `and`, `or` and `not`. None of these can fail, so they may be evaluated before the others. In both
+engines NaN is the greatest number and equals itself, text is compared by its bytes, and null is neither true nor false.
 
 But statistics do not cover NaN: Spark skips row groups of Parquet files, and batches of a cached DataFrame, if their
 greatest number is too small, even if they contain NaN. So where NaN satisfies a comparison, `isnan` is added, which no
@@ -20,7 +20,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from scalein.dtypes import BOOL, FLOATS, NUMBERS, Kind
+from scalein.dtypes import BOOL, FLOATS, NUMBERS, TIMES, DType, Kind
 from scalein.exec.fragments import Fragment
 from scalein.ir import ops
 from scalein.ir.exprs import Call, Col, Expr, Lit, type_of
@@ -34,10 +34,12 @@ if TYPE_CHECKING:
 _PLAIN = ("boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "string")  # Spark's names
 _KINDS = (*NUMBERS, Kind.BOOL, Kind.STR)
 
+Plain = dict[str, str]  # Spark's types of columns
+
 
 def push_to_spark(fragment: Fragment, struct: Any) -> tuple[Fragment, Column | None]:
     """The fragment without the conditions on its input that Spark can evaluate, and their conjunction."""
-    plain = {field.name for field in struct.fields if field.dataType.simpleString() in _PLAIN}
+    plain = {field.name: field.dataType.simpleString() for field in struct.fields}
     pushed: list[Column] = []
 
     def without(op: ops.Op) -> ops.Op:
@@ -70,7 +72,7 @@ def _conjuncts(expr: Expr) -> list[Expr]:
     return [expr]
 
 
-def _condition(expr: Expr, plain: set[str]) -> Column | None:
+def _condition(expr: Expr, plain: Plain) -> Column | None:
     """The condition as a Column of Spark, if Spark gives it the same meaning."""
     if isinstance(expr, Col):
         return _column(expr, plain) if type_of(expr).kind is Kind.BOOL else None
@@ -97,12 +99,16 @@ def _condition(expr: Expr, plain: set[str]) -> Column | None:
     return found | _is_nan(*expr.args) if _passes_nan(expr) else found
 
 
-def _operand(expr: Expr, plain: set[str]) -> Column | None:
+def _operand(expr: Expr, plain: Plain) -> Column | None:
     from pyspark.sql import functions
 
     if isinstance(expr, Col):
         return _column(expr, plain)
-    if not isinstance(expr, Lit) or expr.value is None or type_of(expr).kind not in _KINDS:
+    if not isinstance(expr, Lit) or expr.value is None:
+        return None
+    if isinstance(expr.value, int) and (time := _time(expr.value, type_of(expr))) is not None:
+        return time
+    if type_of(expr).kind not in _KINDS:
         return None
     value = expr.value
     if type_of(expr).kind is Kind.F32 or (isinstance(value, float) and not math.isfinite(value)):
@@ -153,10 +159,36 @@ def _reads_floats(expr: Expr) -> bool:
     return isinstance(expr, Col) and type_of(expr).kind in FLOATS
 
 
-def _column(column: Col, plain: set[str]) -> Column | None:
+def _column(column: Col, plain: Plain) -> Column | None:
     from pyspark.sql import functions
 
-    return functions.col(quote_name(column.name)) if column.name in plain and type_of(column).kind in _KINDS else None
+    dtype, own = type_of(column), plain.get(column.name)
+    if dtype.kind in TIMES:
+        is_same = own is not None and own == _time_type(dtype)
+    else:
+        is_same = dtype.kind in _KINDS and own in _PLAIN
+    return functions.col(quote_name(column.name)) if is_same else None
+
+
+def _time_type(dtype: DType) -> str | None:
+    """Spark's name of a type of times that it has in the same unit."""
+    if dtype.kind is Kind.TS and dtype.unit == "us":
+        return "timestamp" if dtype.tz else "timestamp_ntz"
+    return "date" if dtype.kind is Kind.DATE else None
+
+
+def _time(value: int, dtype: DType) -> Column | None:
+    """A constant time; None for other types."""
+    from pyspark.sql import functions
+
+    match _time_type(dtype):
+        case "date":
+            return functions.date_from_unix_date(functions.lit(value))
+        case "timestamp":
+            return functions.timestamp_micros(functions.lit(value))
+        case "timestamp_ntz":
+            return functions.expr(f"timestamp_ntz'1970-01-01' + interval '{value}' microseconds")
+    return None
 
 
 def quote_name(name: str) -> str:

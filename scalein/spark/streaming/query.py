@@ -11,7 +11,7 @@ query, and then releases the checkpoint.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -36,17 +36,22 @@ from scalein.spark.streaming.tasks import (
     batch_totals,
     collect_results,
 )
+from scalein.storage.object_store import Location
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 MAX_CODED_PLANS = 4  # of a stream; each is compiled in every process
+MAX_CODED_PLAN_BYTES = 1 << 20  # it has the static tables of joins once more
 STOP_S = 60.0  # for which a stop waits for the current batch
 # The plan of a batch is fixed: two stages that Spark need not replan. Larger Arrow batches cost less, but a batch of
 # shuffle blocks must stay below the 2 GB of an Arrow binary column.
 _SETTINGS = {"spark.sql.adaptive.enabled": "false", "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
              "spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20)}  # fmt: skip
+
+_FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
+_RENAMING_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 
 class _Stopped(Exception):
@@ -63,7 +68,9 @@ class StreamJob:
         self._is_cancelled = False  # a stop has cancelled a batch, or prevented one: Spark's error is expected then
         self._batch_thread = 0  # the thread of the current batch
         self._ended, self._batch_lock = threading.Event(), threading.Lock()  # the lock is held during a batch
-        self._broadcast = BroadcastPlan.broadcast(stream.sparkSession.sparkContext, serialize(spec.plan))
+        serialized = serialize(spec.plan)
+        self._broadcast = BroadcastPlan.broadcast(stream.sparkSession.sparkContext, serialized)
+        self._may_be_coded = spec.plan.may_be_coded and len(serialized[1]) <= MAX_CODED_PLAN_BYTES
         self._coded: dict[frozenset[str], BroadcastPlan] = {}  # plans for dictionaries in some columns
         try:
             self._coordinator = Coordinator(spec, self._broadcast)
@@ -82,7 +89,7 @@ class StreamJob:
         writer = writer.option("checkpointLocation", self._spec.location.spark_uri("spark"))
         if self._spec.trigger:
             writer = writer.trigger(**self._spec.trigger)  # type: ignore[call-overload]
-        with translate_errors():
+        with translate_errors(), _settings(self._session, _log_settings(self._session, self._spec.location)):
             return writer.start()
 
     def _on_batch(self, df: DataFrame, number: int) -> None:
@@ -126,7 +133,7 @@ class StreamJob:
         """The batch with dictionaries in columns of text with few different values, and a plan for them."""
         coded = row_groups.coded
         is_known = coded in self._coded or len(self._coded) < MAX_CODED_PLANS
-        if not (coded and is_known and self._spec.plan.may_be_coded):
+        if not (coded and is_known and self._may_be_coded):
             return batch, row_groups
         if coded not in self._coded:
             self._coded[coded] = BroadcastPlan.broadcast(self._session.sparkContext,
@@ -136,7 +143,7 @@ class StreamJob:
 
     def _read_by_spark(self, df: DataFrame, batch: MicroBatch) -> BatchResult:
         """Run a batch whose rows Spark reads."""
-        with _settings(df.sparkSession):
+        with _settings(df.sparkSession, _SETTINGS):
             return self._collect(select_columns(df, self._spec.input.flow_types.names), self._first_task(batch), batch,
                                  "spark")
 
@@ -147,7 +154,7 @@ class StreamJob:
             targets = spark.sparkContext.parallelize(range(batch.partitions), batch.partitions)
             return collect_results(targets.mapPartitions(ReadAllTask(batch, row_groups)).collect(), "tasks")
         parts = row_groups.split(cores)
-        with _settings(spark):
+        with _settings(spark, _SETTINGS):
             numbers = spark.range(0, len(parts), 1, max(1, len(parts)))
             return self._collect(numbers, FileTask(self._first_task(batch), parts), batch, "tasks")
 
@@ -251,14 +258,30 @@ class StreamJob:
             self._ended.set()
 
 
-@contextmanager
-def _settings(spark: SparkSession) -> Iterator[None]:
-    """`_SETTINGS` during the action of a batch: the session is the stream's own, and the user's sink function must not
-    see them.
+def _log_settings(spark: SparkSession, location: Location) -> dict[str, str]:
+    """Settings with which a query starts, unless the user has chosen: how Spark writes the log of its offsets.
+
+    Its default starts processes of the system (readlink, chmod) for each local file, some 40 ms; the other way renames
+    files in the JVM, which is as atomic on a local disk.
     """
-    before = {name: spark.conf.get(name, None) for name in _SETTINGS}
+    from py4j.protocol import Py4JError
+
+    if not location.is_local or spark.conf.get(_FILE_MANAGER, None) is not None:
+        return {}
     try:
-        for name, value in _SETTINGS.items():
+        assert spark.sparkContext._jvm is not None
+        spark.sparkContext._jvm.org.apache.spark.util.Utils.classForName(_RENAMING_MANAGER, False, True)
+    except (Py4JError, TypeError):  # Spark before 4.1 has it elsewhere
+        return {}
+    return {_FILE_MANAGER: _RENAMING_MANAGER}
+
+
+@contextmanager
+def _settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """Settings of a session for a while: users, and their sink functions, must not see them."""
+    before = {name: spark.conf.get(name, None) for name in settings}
+    try:
+        for name, value in settings.items():
             spark.conf.set(name, value)
         yield
     finally:

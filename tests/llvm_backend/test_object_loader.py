@@ -13,7 +13,7 @@ import pytest
 import scalein as si
 from scalein import col
 from scalein.llvm_backend import cache, jit
-from scalein.llvm_backend.image import flatten
+from scalein.llvm_backend.object_loader import flatten
 
 TABLE = pa.table({"k": ["a", "bb", "a", None], "x": [1.5, 2.5, None, 4.0], "n": [1, 2, 3, 4],
                   "d": pa.array([1, 2, 3, 4]).cast(pa.decimal128(25, 2))})

@@ -16,11 +16,11 @@ import pyarrow as pa
 import pytest
 
 import scalein as si
-from scalein import card
-from scalein.card import Card, format_bytes, format_seconds
+from scalein import notebook_card
 from scalein.errors import SourceLoc
 from scalein.jobs import job_card
 from scalein.jobs.job import Job
+from scalein.notebook_card import Card, format_bytes, format_seconds
 from scalein.state import LogStore
 
 
@@ -58,7 +58,7 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> Notebook:
     found = Notebook()
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: found))  # type: ignore[arg-type]
     monkeypatch.setattr(job_card, "SAMPLE_S", 0.02)
-    monkeypatch.setattr(card, "REDRAW_S", 0.0)
+    monkeypatch.setattr(notebook_card, "REDRAW_S", 0.0)
     return found
 
 
@@ -148,7 +148,7 @@ def test_an_object_that_is_gone_is_not_drawn(notebook: Notebook) -> None:
             return "html", "text"
 
     shown = Shown()
-    display = card.Display(shown.draw)
+    display = notebook_card.Display(shown.draw)
     display.show()
     notebook.end_cell()
     assert notebook.shown.popitem()[1] == ["html", "html"]
