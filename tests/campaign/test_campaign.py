@@ -13,7 +13,7 @@ from scalein.ir import ops
 from scalein.ir.aggregates import AGGREGATES
 from scalein.ir.functions.registry import REGISTRY
 from scalein.ir.rewrite import walk_ops
-from scalein.llvm_backend import cache
+from scalein.llvm_backend import cache, jit
 from tests import oracle
 from tests.campaign import ways
 from tests.campaign.check import check
@@ -33,7 +33,7 @@ from tests.oracle.values import order_key
 def _raw_kernels(monkeypatch: pytest.MonkeyPatch) -> typing.Iterator[None]:
     monkeypatch.setenv("SCALEIN_CACHE_DIR", "")
     monkeypatch.setenv("SCALEIN_SAFE", "0")
-    monkeypatch.setattr(cache, "emit", ways.emitted)
+    monkeypatch.setattr(jit, "emit", ways.emitted)
     cache._known.clear()
     yield
     cache._known.clear()

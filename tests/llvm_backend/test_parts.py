@@ -123,12 +123,13 @@ def test_a_row_that_fails_in_a_part_names_its_expression(collect: Callable[..., 
 
 def test_columns_of_one_shape_share_a_part(collect: Callable[..., pa.Table], monkeypatch: pytest.MonkeyPatch) -> None:
     texts: list[str] = []
+    emit_object = jit.emit
 
     def emit(text: str, *args: Any) -> bytes:
         texts.append(text)
-        return jit.emit(text, *args)
+        return emit_object(text, *args)
 
-    monkeypatch.setattr(cache, "emit", emit)
+    monkeypatch.setattr(jit, "emit", emit)
     wide = pa.table({f"c{k}": rng.random(10) if k % 2 else rng.integers(0, 9, 10) for k in range(200)})
     found = collect(si.from_arrow(wide).filter(col("c0") > 3), parts.MAX_IN_ONE_FUNCTION)
     assert found.equals(wide.filter(pa.compute.greater(wide["c0"], 3)))
