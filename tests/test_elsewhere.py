@@ -78,9 +78,10 @@ def test_protocols_find_what_they_look_for_missing(met: object, table: Mapping[s
     (lambda: FLOW[:3], "a Flow has no items; use flow.limit(n), or collect() and slice its table"),
     (lambda: FLOW[col("x") > 1], "a Flow has no items; use flow.filter(condition), or flow.select(...)"),
     (lambda: len(FLOW), "a Flow has no length before it runs; use flow.count()"),
-    (lambda: list(FLOW), "a Flow has no items; use flow.limit(n), or collect() and slice its table"),
+    (lambda: list(FLOW), "a Flow cannot be looped over; use flow.batches(), or flow.collect().to_pylist() for rows"),
+    (lambda: "x" in FLOW, "`in` does not look into a Flow; flow.columns has the names: 'x' in flow.columns"),
 ])  # fmt: skip
-def test_subscripts_and_length_are_answered(slip: Callable[[], object], hint: str) -> None:
+def test_subscripts_length_loops_and_in_are_answered(slip: Callable[[], object], hint: str) -> None:
     with pytest.raises(TypeError) as caught:
         slip()
     assert str(caught.value) == hint

@@ -200,6 +200,20 @@ def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert si.flow({"x": int}).write_json(tmp_path / "x.json", {"x": [1, 2]}) == 2
 
 
+@pytest.mark.parametrize(("step", "values", "found"), [
+    ("write_csv", [[1]], "column 'c' is list<item: int64>, for which there is no CSV"),
+    ("write_json", [b"x"], "column 'c' is binary, for which there is no JSON"),
+    ("write_csv", [b"\xff"], "Invalid UTF8 payload"),
+])  # fmt: skip
+def test_a_column_that_has_no_such_format_is_named_at_the_line_of_the_call(
+        tmp_path: Path, step: str, values: list[object], found: str) -> None:
+    with pytest.raises(si.WriteFailed) as caught:
+        getattr(si.from_arrow({"c": values}), step)(tmp_path / "x")
+    assert caught.value.facts["found"] == found
+    assert caught.value.facts["at"].startswith("test_flow_results.py:")
+    assert not os.listdir(tmp_path)
+
+
 # --- counts and descriptions
 
 
@@ -272,6 +286,12 @@ def test_describe_of_other_types_and_of_no_rows() -> None:
     assert [empty[name].to_pylist()[:2] for name in ("d", "m")] == [["0", "0"], [0.0, 0.0]]
     assert pc.all(pc.is_null(empty["m"].slice(2))).as_py()
     assert si.flow({"x": int}).describe({"x": [1, 3]})["x"].to_pylist()[2] == 2.0
+
+
+def test_describe_shows_text_that_is_no_utf8() -> None:
+    broken = pa.Array.from_buffers(pa.string(), 2, pa.array([b"\xffz", b"ok"]).buffers())
+    found = si.from_arrow(pa.table({"s": broken})).describe()
+    assert found["s"].to_pylist()[4::4] == ["ok", "\N{REPLACEMENT CHARACTER}z"]
 
 
 def test_describe_reads_its_input_once() -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from scalein.api import hints
-from scalein.api.hints import Hinted
+from scalein.api.hints import ForeignNames
 from scalein.api.methods import Aggregates, DtMethods, ListMethods, StrMethods, StructMethods
 from scalein.errors import BadArgument, SourceLoc, here
 from scalein.ir.exprs import Agg, AggregateResult, Call, Col, Expr, Lit, args_of, walk
@@ -21,7 +21,7 @@ from scalein.ir.printer import show_agg, show_expr
 from scalein.ir.resolve import nested_aggregate
 
 
-class Column(Aggregates, Hinted):
+class Column(Aggregates, ForeignNames):
     """An expression over columns, or an aggregate of one; made by `col`, `lit`, `when` and `count`.
 
     >>> from scalein import col

@@ -64,7 +64,7 @@ class _Texts(_Counted):
         if not self._ends:
             return super().result()
         ends = pc.min_max(pa.array(self._ends, self._ends[0].type))
-        return self._shown([None, None, str(ends["min"].as_py()), None, None, None, str(ends["max"].as_py())])
+        return self._shown([None, None, _text(ends["min"]), None, None, None, _text(ends["max"])])
 
 
 class _Numbers(_Counted):
@@ -141,6 +141,10 @@ def _described(dtype: DType) -> _Counted:
 
 
 def _text(value: pa.Scalar) -> str:
+    if pa.types.is_string(value.type) or pa.types.is_large_string(value.type):
+        return bytes(value.as_buffer()).decode(errors="replace")  # an Arrow text may have bytes that are no UTF-8
     if pa.types.is_duration(value.type):  # no cast of pyarrow's gives text
-        return str(value.cast(pa.duration("us"), safe=False).as_py())
-    return str(value.cast(pa.string()).as_py())
+        value = value.cast(pa.duration("us"), safe=False)
+    elif pa.types.is_temporal(value.type):
+        value = value.cast(pa.string())
+    return str(value.as_py())

@@ -30,12 +30,12 @@ from scalein.api.arguments import (
 from scalein.api.binding import Queries, as_schema, bind, source
 from scalein.api.column import Column, count
 from scalein.api.groupby import GroupBy, group
-from scalein.api.hints import Hinted
+from scalein.api.hints import ForeignNames
 from scalein.api.windows import WindowSpec
 from scalein.connectors.in_memory import of_arrow
 from scalein.dtypes import BOOL, Kind
 from scalein.durations import Duration, in_units, span
-from scalein.errors import BadArgument, BadName, WrongType, here
+from scalein.errors import BadArgument, BadName, WrongType, here, locating
 from scalein.ir import ops
 from scalein.ir.exprs import Call, Col, Expr, Named, type_of
 from scalein.ir.internal_names import refuse_internal
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 LEVELS = ("logical", "fused", "llvm", "asm")
 
 
-class Flow(Hinted):
+class Flow(ForeignNames):
     """A dataflow: where rows come from, and what happens to them. Nothing runs before `collect` or `batches`.
 
     >>> import pyarrow as pa, scalein as si
@@ -492,9 +492,11 @@ class Flow(Hinted):
                memory: str | int | None, cpu: str | None) -> int:
         from scalein.connectors.sinks.single_file import file_path, write_file
 
-        target = file_path(path, step, here())
+        at = here()
+        target = file_path(path, step, at)
         batches = self.batches(data, workers=workers, memory=memory, cpu=cpu)
-        return write_file(target, format, self.schema, batches)
+        with locating(at):
+            return write_file(target, format, self.schema, batches)
 
     def start(self, data: object = None, *, sink: object, checkpoint: object = None, every: Duration = "1s",
               emit: str = "final", late: object = "drop", on_error: object = "raise", workers: int | None = None,
@@ -577,6 +579,12 @@ class Flow(Hinted):
 
     def __len__(self) -> NoReturn:
         raise TypeError("a Flow has no length before it runs; use flow.count()")
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError("a Flow cannot be looped over; use flow.batches(), or flow.collect().to_pylist() for rows")
+
+    def __contains__(self, name: object) -> NoReturn:
+        raise TypeError(f"`in` does not look into a Flow; flow.columns has the names: {name!r} in flow.columns")
 
     def __bool__(self) -> bool:
         return True

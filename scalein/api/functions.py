@@ -5,6 +5,7 @@ from __future__ import annotations
 from scalein.api.column import Column, as_expr, col
 from scalein.errors import BadArgument, BadName, SourceLoc, here
 from scalein.ir.exprs import Call, Expr
+from scalein.ir.functions.registry import REGISTRY
 
 
 def concat_str(*columns: object, separator: str = "") -> Column:
@@ -89,7 +90,8 @@ def _call(fn: str, columns: tuple[object, ...], params: tuple[object, ...] = ())
     if len(columns) == 1 and isinstance(columns[0], list | tuple):
         columns = tuple(columns[0])
     if not columns:
-        raise BadArgument("this function needs at least one column", at=at, hint='for example si.coalesce("x", 0)')
+        name = REGISTRY[fn].show.partition("(")[0]
+        raise BadArgument(f"{name} needs at least one column", at=at, hint=f'for example si.{name}("x", "y")')
     return Column(Call(fn, tuple(_given(column, at) for column in columns), params, at=at))
 
 

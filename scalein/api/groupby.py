@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from scalein.api import hints
 from scalein.api.arguments import check_distinct, flat, row_outputs
 from scalein.api.column import Column
-from scalein.api.hints import Hinted
+from scalein.api.hints import ForeignNames
 from scalein.api.windows import WindowSpec, resolve_window
 from scalein.errors import BadArgument, BadName, WrongType, here
 from scalein.ir.exprs import Agg, AggregateResult, Col, Expr, Named, NamedAgg, type_of, walk
@@ -25,7 +25,7 @@ MAX_KEYS = 64  # a record has one word of null bits
 _WINDOW_COLUMNS = ["window_start", "window_end"]
 
 
-class GroupBy(Hinted):
+class GroupBy(ForeignNames):
     """What `flow.group_by(...)` gives; `agg` makes a flow of it again."""
 
     __slots__ = ("_keys", "_op", "_window", "_wrap")

@@ -19,7 +19,7 @@ def missing(what: str, name: str, table: Mapping[str, str], obj: object = None) 
     return AttributeError(f"{what} has no {name!r}{hint}", name=name, obj=obj)
 
 
-class Hinted:
+class ForeignNames:
     """The base of what users meet: names from elsewhere are answered with the name here."""
 
     __slots__ = ()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from scalein.api import hints
-from scalein.api.hints import Hinted
+from scalein.api.hints import ForeignNames
 from scalein.dtypes import UNITS_PER_SECOND
 from scalein.durations import Duration, span
 from scalein.errors import BadArgument, here
@@ -16,7 +16,7 @@ from scalein.ir import time_formats
 if TYPE_CHECKING:
     from scalein.api.column import Column
 
-class StrMethods(Hinted):
+class StrMethods(ForeignNames):
     """Functions of text. Positions and lengths count code points."""
 
     __slots__ = ("_column",)
@@ -267,7 +267,7 @@ def _format(pattern: object, method: str) -> str:
     return pattern
 
 
-class ListMethods(Hinted):
+class ListMethods(ForeignNames):
     """Functions of lists; `flow.explode(name)` makes rows of their elements."""
 
     __slots__ = ("_column",)
@@ -301,7 +301,7 @@ class ListMethods(Hinted):
         return self._column._call("list_get", params=(number,))
 
 
-class StructMethods(Hinted):
+class StructMethods(ForeignNames):
     """Functions of structs."""
 
     __slots__ = ("_column",)
@@ -324,7 +324,7 @@ class StructMethods(Hinted):
         return self._column._call("struct_field", params=(name,))
 
 
-class DtMethods(Hinted):
+class DtMethods(ForeignNames):
     """Functions of timestamps; those down to `ordinal_day` take dates as well. A zone means its local time.
 
     `total_days` and its like are of durations: what `-` of two times or dates gives.

@@ -215,7 +215,8 @@ def _array(name: str, values: Iterable[object], wanted: pa.DataType | None,
     try:
         return pa.array(plain, wanted)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        what = "have no common type" if wanted is None else f"are not all {wanted}, as the flow's schema says"
+        what = ("cannot be converted to one Arrow type" if wanted is None
+                else f"are not all {wanted}, as the flow's schema says")
         raise BadData(f"the values of column {name!r} of the data {what}", at=at, found=str(error).strip()) from None
 
 

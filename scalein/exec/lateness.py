@@ -117,4 +117,4 @@ class Lateness:
 
 def _passes_through(op: ops.Op, name: str, source: ops.Op) -> bool:
     """Whether a column is the input's own, so that its least value can be looked up there."""
-    return all(each.hands_on(name) for each in stream_path(op, source))
+    return all(each.passes_through(name) for each in stream_path(op, source))

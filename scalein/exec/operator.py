@@ -165,7 +165,7 @@ class Stateless:
         self.reads = reads(self._runner.program.node)
 
     def rows(self, morsels: Iterable[Morsel]) -> list[Morsel]:
-        return run_alike(morsels, self._runner.run)
+        return run_by_watermark(morsels, self._runner.run)
 
     def advance(self, watermark: int) -> Batches:
         return []
@@ -202,7 +202,7 @@ class Limit(Stateless):
         return not self._left
 
     def rows(self, morsels: Iterable[Morsel]) -> list[Morsel]:
-        return run_alike(morsels, self._taken)
+        return run_by_watermark(morsels, self._taken)
 
     def _taken(self, batches: Batches) -> Batches:
         taken = []
@@ -231,7 +231,7 @@ class Distinct(Stateless):
                                  pa.schema([pa.field("#seen", pa.int8())]), state)
 
     def rows(self, morsels: Iterable[Morsel]) -> list[Morsel]:
-        return run_alike(morsels, self._new)
+        return run_by_watermark(morsels, self._new)
 
     def _new(self, batches: Batches) -> Batches:
         fresh: Batches = []
@@ -291,7 +291,7 @@ class Blocking(Stateless):
 # --- shared by operators
 
 
-def run_alike(morsels: Iterable[Morsel], run: Callable[[Batches], Batches]) -> list[Morsel]:
+def run_by_watermark(morsels: Iterable[Morsel], run: Callable[[Batches], Batches]) -> list[Morsel]:
     """Runs the batches of one watermark together."""
     return [Morsel(batch, watermark) for watermark, some in groupby(morsels, key=lambda each: each.watermark)
             for batch in run([each.batch for each in some])]

@@ -194,7 +194,7 @@ class Max(_Extreme):
     name, kind, sql, duckdb, spark = "max", AccKind.MAX, ("MAX",), "max({0})", "max"
 
 
-class _Spread(Aggregate):
+class _Moments(Aggregate):
     always_nullable = True
 
     def rule(self, args: Args) -> Typed:
@@ -205,11 +205,11 @@ class _Spread(Aggregate):
         return (Acc(AccKind.MOMENTS, agg.args[0]),)
 
 
-class Var(_Spread):
+class Var(_Moments):
     name, sql, duckdb = "var", ("VAR_SAMP", "VARIANCE"), "var_samp({0})"
 
 
-class Std(_Spread):
+class Std(_Moments):
     name, sql, duckdb = "std", ("STDDEV_SAMP", "STDDEV"), "stddev_samp({0})"
 
 

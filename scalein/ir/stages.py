@@ -4,7 +4,8 @@ A stage reads rows (Arrow batches, or the records of a table), passes them throu
 at a time, and hands them to its sink. What is known only when data is there (which columns hold
 nulls, how strings are stored, how a table is addressed) is filled in by `specialise` at run time:
 `reads`, the variant of a probe, the mode of a group. A specialised stage is what the code cache
-is keyed by. Where a stage ends is decided in `passes/physicalize.py`, which stages become one in `passes/fuse.py`.
+is keyed by. A stage ends at every node but a `Pipeline` (`Op.physical`, in `ir/ops/`);
+which stages become one is decided in `passes/fuse.py`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ and insert if an empty word comes first.
 
 Inserting only appends a record that means "no row yet". A kernel that must leave (index or arena
 full) before it has updated anything can therefore run the same block again. The load factor is
-`layout.LOAD_SIXTEENTHS`; tables double in `exec/tables.py`.
+`layout.LOAD_SIXTEENTHS` (a store's is in `state/budget.py`); tables double in `exec/tables.py`.
 """
 
 from __future__ import annotations

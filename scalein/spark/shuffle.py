@@ -8,12 +8,16 @@ what it shuffles.
 The hash of a row is that of its key columns: `Column.hash()` for one key (`scalein.ir.functions.hashing`), mixed for
 several, so that it is the same on every machine and in every version. The key group is its top 8 bits; targets are
 ranges of key groups. So in a file sorted by hash the rows of a target are one range, whatever the number of targets.
+
+How many targets a batch query has is decided here (`shuffle_partitions`); those of a stream are the `partitions=` of
+`streaming/start.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +31,9 @@ from scalein.ir.exprs import Call, Col, Named
 from scalein.ir.functions.hashing import P1, P2
 from scalein.options import Options
 from scalein.spark.key_groups import key_groups, partition_of_key_groups
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 BLOCK_BYTES = 384 << 10  # of a block, about: G1 allocates arrays of half a region (512 kB or more) apart
 BUFFERED_BYTES = 64 << 20  # of rows buffered until they are blocks, so that few blocks are small
@@ -249,3 +256,9 @@ def _murmur3(number: int, seed: int = 42) -> int:
 def _rotate_left(number: int, count: int) -> int:
     number &= 0xFFFFFFFF
     return (number << count | number >> 32 - count) & 0xFFFFFFFF
+
+
+def shuffle_partitions(spark: SparkSession) -> int:
+    """How many partitions a shuffle has; some vendors' Spark has "auto"."""
+    found = str(spark.conf.get("spark.sql.shuffle.partitions", "200"))
+    return int(found) if found.isdigit() else 200

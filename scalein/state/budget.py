@@ -2,6 +2,7 @@
 
 Records and their index get 60 %; the rest is for copies of segments, merge tables and the buffers of run files. The
 sizes of segments and chunks follow from the budget, so that a small one is not spent on unused space.
+When records leave memory: `Tiers.evict_to_budget` (`tiers.py`); which ones: `evict.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Evictor: moves the least used records of a shard from the memtable to a run, which background threads write.
+"""Evictor: flushes the least used records of a shard from the memtable to a run, which background threads write.
 
 Invariant: evicted records can always be found. Their run is in the list of the shard as soon as the memtable has
 removed them, and a reader of that run waits until it is written. A shard has at most one eviction in flight, so the

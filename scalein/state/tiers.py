@@ -4,6 +4,8 @@ Invariant: the value of a key follows from, oldest first: the runs of its shard,
 record that does not include all older ones is PARTIAL; new records of a group are, while anything older exists outside
 of memory (`NEW_FLAGS`). All partial records in memory and in pieces have the same merge functions.
 
+When records are flushed to disk (`evict_to_budget`) and when garbage is collected (`collect_garbage`) is decided here.
+
 Threads: everything is called under the store's lock, except for the background work of `evict.py` and `compaction.py`.
 """
 

@@ -120,6 +120,9 @@ class CsvFiles:
     def begin(self, file: pa.NativeFile, schema: pa.Schema) -> Writer:
         from pyarrow.csv import CSVWriter
 
+        for field in schema:
+            if pa.types.is_nested(field.type):
+                raise pa.ArrowNotImplementedError(f"column {field.name!r} is {field.type}, for which there is no CSV")
         return CSVWriter(file, schema)  # type: ignore[no-any-return]
 
 

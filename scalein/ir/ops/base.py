@@ -156,7 +156,7 @@ class Op:
         """One column to carry the number of rows, where nothing but that is needed; none if the input has it."""
         return set()
 
-    def hands_on(self, column: str) -> bool:
+    def passes_through(self, column: str) -> bool:
         """Whether a column of the rows that come out is that of the first input."""
         return False
 
@@ -224,5 +224,5 @@ class SameColumns(Unary):
     def _columns(self) -> Schema:
         return self.input.schema
 
-    def hands_on(self, column: str) -> bool:
+    def passes_through(self, column: str) -> bool:
         return True

@@ -141,7 +141,7 @@ class Join(Op):
         keep = tuple(pair for pair in self.keep if pair[0] in needed)
         return self if len(keep) == len(self.keep) else replace(self, keep=keep)
 
-    def hands_on(self, column: str) -> bool:
+    def passes_through(self, column: str) -> bool:
         return self.left.schema.get(column) is not None
 
     def push(self, predicate: Expr) -> list[tuple[int, Expr]] | None:
@@ -200,7 +200,7 @@ class OuterJoin(Join):
         if len(set(names)) < len(self.left_keys):
             yield "its left keys are not different columns"
 
-    def hands_on(self, column: str) -> bool:
+    def passes_through(self, column: str) -> bool:
         return False
 
     def push(self, predicate: Expr) -> list[tuple[int, Expr]] | None:

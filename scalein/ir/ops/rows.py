@@ -92,7 +92,7 @@ class Project(Unary):
     def cheapest(self) -> set[str]:
         return {min(self.items, key=cost).name}
 
-    def hands_on(self, column: str) -> bool:
+    def passes_through(self, column: str) -> bool:
         return any(item.name == column and isinstance(item.expr, Col) and item.expr.name == column
                    for item in self.items)
 
@@ -158,7 +158,7 @@ class Explode(Unary):
     def reads(self, needed: set[str]) -> tuple[set[str], ...]:
         return (needed | set(self.lists),)
 
-    def hands_on(self, column: str) -> bool:
+    def passes_through(self, column: str) -> bool:
         return column not in self.lists
 
     def push(self, predicate: Expr) -> list[tuple[int, Expr]] | None:

@@ -8,7 +8,7 @@ A `distinct` is a step like others, but its rows must not be run twice, as group
 or read their input again: so a group starts a new stage after it. So does a second distinct, which keeps it
 to one table a kernel.
 
-Where a kernel must end at all is decided in `physicalize.py`.
+A kernel ends at every node but a `Pipeline`; which node an op becomes, `Op.physical` says (`ir/ops/`).
 """
 
 from __future__ import annotations

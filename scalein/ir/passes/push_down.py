@@ -1,9 +1,9 @@
 """Filters towards the sources, one conjunct at a time.
 
-What makes a move legal is the set of rows that a predicate is computed for: one that can fail must not
-meet a row that it did not meet before. So it never passes a filter that stays above it; which ops it passes, each op
-says (`Op.push`, in `ir/ops/`). That rows are gone earlier can only remove errors of the ops in between.
-Which of the filters that reach a source skip files and row groups: `exec/scan_predicates.py`.
+What makes a move legal is the set of rows that a predicate is computed for: one that can fail must not meet a row that
+it did not meet before. So it never passes a filter that stays above it; which ops it passes, each op says (`Op.push`,
+in `ir/ops/`: for joins `join.py`). That rows are gone earlier can only remove errors of the ops in between. Which of
+the filters that reach a source skip files and row groups: `exec/scan_predicates.py`.
 """
 
 from __future__ import annotations

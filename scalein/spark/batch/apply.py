@@ -7,7 +7,8 @@ Spark's shuffle of blocks (`shuffle.py`):
     df -> filter, select -> [map] -> blocks -> repartition -> [reduce | map] -> ... -> df
           run by Spark
 
-Blocks are partitioned by target, without a number of partitions, so that adaptive execution coalesces small ones.
+Blocks are partitioned by target; their number is Spark's own (`shuffle.shuffle_partitions`), and adaptive execution
+coalesces small ones.
 Without keys all blocks meet in one partition; an empty block is added, because the group of all rows exists even if
 there is no row.
 
@@ -38,7 +39,6 @@ from scalein.spark.batch.scan import (
     scan_row_groups,
     scan_row_groups_by_key,
     scan_source,
-    shuffle_partitions,
 )
 from scalein.spark.batch.tasks import (
     CompleteAggregate,
@@ -55,7 +55,7 @@ from scalein.spark.key_groups import KEY_GROUPS
 from scalein.spark.map_reduce import MapReduce
 from scalein.spark.row_groups import RowGroups, coded_types
 from scalein.spark.serialize import optimise, read_static_tables
-from scalein.spark.shuffle import SHUFFLE_DDL, target_ids
+from scalein.spark.shuffle import SHUFFLE_DDL, shuffle_partitions, target_ids
 from scalein.spark.types import arrow_schema, check_clocks, check_input_schema, spark_arrow_schema, spark_schema
 from scalein.spark.zones import session_zone
 

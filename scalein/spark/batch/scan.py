@@ -35,7 +35,7 @@ from scalein.options import Options
 from scalein.spark.batch.tasks import FromSpark, Rows, Step
 from scalein.spark.map_reduce import MapReduce
 from scalein.spark.row_groups import TASK_BYTES, RowGroups, assign_splits
-from scalein.spark.shuffle import key_hashes, rows_of_target
+from scalein.spark.shuffle import key_hashes, rows_of_target, shuffle_partitions
 from scalein.spark.types import spark_arrow_schema, spark_schema, to_spark
 from scalein.storage.checked_json import Json
 
@@ -207,12 +207,6 @@ def parallelism(spark: SparkSession) -> int:
         return max(1, int(spark.sparkContext.defaultParallelism))
     except Exception:  # Spark Connect has no context, and raises various errors
         return shuffle_partitions(spark)
-
-
-def shuffle_partitions(spark: SparkSession) -> int:
-    """How many partitions a shuffle has; some vendors' Spark has "auto"."""
-    found = str(spark.conf.get("spark.sql.shuffle.partitions", "200"))
-    return int(found) if found.isdigit() else 200
 
 
 @dataclass(frozen=True)
