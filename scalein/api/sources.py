@@ -67,6 +67,10 @@ def read_parquet(path: object, *, follow: bool = False, schema: object = None) -
     modification times, for jobs. Names that begin with `_` or `.` are skipped: write a file under such a name and
     rename it when it is complete. All files have the columns of the first one, or of `schema`.
 
+    A directory may be partitioned as by Hive and Spark (`kind=view/day=2024-01-01/`): the partition columns come after
+    those of the files, as integers or dates if all values are, else as text, or in the types of `schema`. Files that a
+    filter on them rules out are not opened.
+
     >>> import pyarrow as pa, pyarrow.parquet, scalein as si, tempfile
     >>> folder = tempfile.mkdtemp()
     >>> pa.parquet.write_table(pa.table({"x": [1, 2]}), f"{folder}/1.parquet")

@@ -58,6 +58,7 @@ def _conditions(expr: Expr) -> Iterator[Condition]:
 
 
 def _fits(column: Col, value: object) -> bool:
-    """Whether statistics are read of the column's type; comparisons with null were folded before."""
+    """Whether sources compare values of the column's type; comparisons with null were folded before."""
     dtype = type_of(column)
-    return value is not None and (dtype.is_int or dtype.is_float or dtype.is_string or dtype.kind is Kind.TS)
+    return value is not None and (dtype.is_int or dtype.is_float or dtype.is_string
+                                  or dtype.kind in (Kind.TS, Kind.DATE))

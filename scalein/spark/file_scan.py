@@ -23,9 +23,10 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 
 from scalein.connectors.formats.statistics import Condition
+from scalein.connectors.partition_columns import Values
 from scalein.errors import NOWHERE
 from scalein.spark.catalyst_filters import column_of, value_of
-from scalein.spark.row_groups import RowGroups, ScannedFile, Values, coded_types, plan_row_groups
+from scalein.spark.row_groups import RowGroups, ScannedFile, coded_types, plan_row_groups
 from scalein.spark.types import arrow_schema
 
 if TYPE_CHECKING:

@@ -33,6 +33,7 @@ from scalein.connectors.formats.base import reading
 from scalein.connectors.formats.conversion import converts
 from scalein.connectors.formats.parquet import converted_batches
 from scalein.connectors.formats.statistics import Condition
+from scalein.connectors.partition_columns import Values, with_constants
 
 TASK_BYTES = 256 << 20  # of compressed files that a task reads, at least if there are enough cores
 BATCH_ROWS = 1 << 18
@@ -44,7 +45,6 @@ _CODED = pa.dictionary(pa.int32(), pa.string())
 _INSTANT = pa.timestamp("us", "UTC")
 _LEGACY = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
 
-Values = Mapping[str, pa.Scalar]
 RowGroup = tuple[str, int]  # a file's path, and the number of one of its row groups
 Item = TypeVar("Item")
 
@@ -125,26 +125,10 @@ def _read(path: str, file: Any, numbers: list[int], schema: pa.Schema, values: V
         yield from converted_batches(path, file, numbers, schema, batch_rows, use_threads=False)
     elif stored.names:
         for batch in converted_batches(path, file, numbers, stored, batch_rows, use_threads=False):
-            yield _with_constants(batch, schema, values, batch.num_rows)
+            yield with_constants(batch, schema, values, batch.num_rows)
     else:
         for start in range(0, rows, batch_rows):
-            yield _with_constants(None, schema, values, min(batch_rows, rows - start))
-
-
-def _with_constants(batch: pa.RecordBatch | None, schema: pa.Schema, values: Values, rows: int) -> pa.RecordBatch:
-    """The columns of a schema: those of a batch, values of partition columns, and nulls."""
-    stored = [] if batch is None else batch.schema.names
-    columns = [batch.column(field.name) if batch is not None and field.name in stored
-               else _repeated(values.get(field.name, pa.scalar(None, field.type)), field.type, rows)
-               for field in schema]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _repeated(value: pa.Scalar, wanted: pa.DataType, rows: int) -> pa.Array:
-    if wanted != _CODED:
-        return pa.repeat(value, rows)
-    known = pa.array([value.as_py()] if value.is_valid else [""])
-    return pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0 if value.is_valid else None, pa.int32()), rows), known)
+            yield with_constants(None, schema, values, min(batch_rows, rows - start))
 
 
 def plan_row_groups(files: Sequence[ScannedFile], schema: pa.Schema, conditions: Sequence[Condition] = (),

@@ -149,8 +149,10 @@ def test_hidden_files_are_not_there_and_folders_are(tmp_path: Path) -> None:
     assert si.read_parquet(tmp_path / "**" / "*.parquet").collect()["v"].to_pylist() == [1, 0]
     assert si.read_parquet(tmp_path / "_SUCCESS").collect()["v"].to_pylist() == [2]
     (tmp_path / "k=1").mkdir()
+    pq.write_table(pa.table({"v": [5]}), tmp_path / "k=1" / "1.parquet")
     with pytest.raises(si.BadData, match="partitioned table"):
         si.read_parquet(tmp_path)
+    assert si.read_parquet(tmp_path / "**" / "*.parquet").collect().to_pydict() == {"v": [1, 0, 5]}
 
 
 def test_names_with_wildcards_are_names_if_they_exist(tmp_path: Path) -> None:

@@ -95,6 +95,24 @@ def test_other_formats_and_sources(spark: Any, tmp_path: Path) -> None:
         same(sis.run(q, spark), q.collect())
 
 
+def test_partitioned_folders(spark: Any, tmp_path: Path) -> None:
+    """The columns, types and rows that Spark reads; files that a filter rules out are not opened."""
+    table = rows(300).select(["n", "i"])
+    for k, folder in enumerate(["s=a%2Fb/d=2024-02-28/m=01", "s=__HIVE_DEFAULT_PARTITION__/d=2024-02-29/m=02",
+                                "s=é/d=__HIVE_DEFAULT_PARTITION__/m=3000000000"]):  # fmt: skip
+        (tmp_path / folder).mkdir(parents=True)
+        pq.write_table(table.slice(k * 100, 100), tmp_path / folder / "a.parquet", row_group_size=40)
+    flow, df = si.read_parquet(tmp_path), spark.read.parquet(str(tmp_path))
+    same(sis.run(flow, spark), df.toArrow().cast(flow.schema))
+    assert flow.schema.names == df.columns
+    q = flow.group_by("s", "d").agg(c=si.count(), n=col("n").sum())
+    same(sis.run(q, spark), q.collect())
+    same(sis.run(flow.group_by("n", "m").agg(c=si.count()), spark), flow.group_by("n", "m").agg(c=si.count()).collect())
+    (tmp_path / "s=é" / "d=__HIVE_DEFAULT_PARTITION__" / "m=3000000000" / "a.parquet").write_bytes(b"damaged")
+    q = flow.filter(col("m") < 9).group_by("m").agg(c=si.count())
+    assert sorted(map(tuple, sis.run(q, spark).collect())) == [(1, 100), (2, 100)]
+
+
 def test_only_partial_groups_are_shuffled(spark: Any, folder: Path) -> None:
     """Rows are read in the Python workers: Spark itself scans no file."""
     q = si.read_parquet(folder).group_by("k").agg(n=si.count())

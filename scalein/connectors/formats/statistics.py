@@ -22,8 +22,8 @@ _ARROW_UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A column compared with constants: `how` is eq, lt, le, gt, ge or in. Constants are of the column's type; those of
-    times are integers in its unit. Rows for which it is not true are dropped by the filter.
+    """A column compared with constants: `how` is eq, lt, le, gt, ge or in. Constants are of the column's type:
+    times are integers in its unit, and dates are days. Rows for which it is not true are dropped by the filter.
     """
 
     column: str
@@ -55,7 +55,7 @@ def holds(test: Condition, value: pa.Scalar) -> bool:
     """Whether the test may hold for rows that all have this value of its column."""
     if not value.is_valid:
         return False
-    known = value.as_py()
+    known = value.value if value.type == pa.date32() else value.as_py()
     if not (isinstance(known, str) or (isinstance(known, int) and not isinstance(known, bool))):
         return True
     return any(type(known) is not type(constant) or _meets(test.how, known, known, constant)

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import numpy as np
 import pyarrow as pa
 
-NULL = "__HIVE_DEFAULT_PARTITION__"
+from scalein.connectors.partition_columns import NULL
 
 
 def split(batch: pa.RecordBatch, by: Sequence[str], kept: pa.Schema) -> Iterator[tuple[str, pa.RecordBatch]]:

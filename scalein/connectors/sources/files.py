@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,9 @@ from scalein.connectors.base import QUIET_S
 from scalein.connectors.formats.base import MAX_ROWS, FileSplit, Format
 from scalein.connectors.formats.lenient import MALFORMED
 from scalein.connectors.formats.parquet import Parquet
-from scalein.connectors.formats.statistics import Condition
+from scalein.connectors.formats.statistics import Condition, holds
 from scalein.connectors.formats.text import Csv, JsonLines
+from scalein.connectors.partition_columns import PartitionColumns, Values, with_constants
 from scalein.connectors.sources.listing import Listing
 from scalein.connectors.sources.read_ahead import ReadTask, read_ahead
 from scalein.errors import BadArgument, BadData, SourceLoc, here, locating
@@ -48,6 +49,8 @@ class FileSource:
     format: Format
     listing: Listing
     whole: pa.Schema  # of the files
+    partition_columns: PartitionColumns = field(default_factory=lambda: PartitionColumns(pa.schema([])))
+    partition_tests: tuple[Condition, ...] = ()  # files for whose values one does not hold need not be read
     bounded: bool = True
     columns: tuple[str, ...] | None = None
     memory: int | None = None  # bytes of batches that may be decoded ahead
@@ -63,6 +66,8 @@ class FileSource:
             if not files and not (follow and schema is not None):
                 hint = "give schema= to follow a directory that is still empty" if follow else None
                 raise BadData(f"no file matches {listing}", at=at, hint=hint)
+            # As in Spark and Polars, a glob and a file have no partition columns.
+            parts = PartitionColumns.infer((file.name for file in files) if listing.is_directory else (), schema)
             for file in files if schema is None else []:
                 found = format.schema(listing.path(file.name))
                 if found is not None:
@@ -70,14 +75,26 @@ class FileSource:
         if found is None:
             raise BadData(f"the files of {listing} are all empty, so their columns are unknown", at=at,
                           hint="give schema=")
-        return FileSource(format, listing, found.remove_metadata(), bounded=not follow)
+        if schema is not None:
+            found = pa.schema([column for column in schema if column.name not in parts.schema.names])
+        return FileSource(format, listing, found.remove_metadata(), parts, bounded=not follow)
 
     @property
     def schema(self) -> pa.Schema:
         """The columns that are read, and those of malformed records if these are kept."""
-        found = self.whole if self.columns is None else pa.schema([self.whole.field(name) for name in self.columns])
+        found = self._all_columns
+        if self.columns is not None:
+            found = pa.schema([found.field(name) for name in self.columns])
         has_malformed = isinstance(self.format, Csv | JsonLines) and self.format.malformed == "keep"
         return pa.schema([*found, *MALFORMED]) if has_malformed else found
+
+    @property
+    def _all_columns(self) -> pa.Schema:
+        """The columns of the files, then partition columns; one that is both has the type of the latter."""
+        parts = self.partition_columns.schema
+        return pa.schema([*(parts.field(column.name) if column.name in parts.names else column
+                            for column in self.whole),
+                          *(column for column in parts if column.name not in self.whole.names)])
 
     def partitions(self) -> Sequence[str]:
         return (_PARTITION,)
@@ -87,10 +104,15 @@ class FileSource:
         return replace(self, columns=tuple(columns))
 
     def where(self, tests: tuple[Condition, ...]) -> FileSource:
-        """The same files, without row groups whose statistics rule out one of the tests."""
-        if not tests or not isinstance(self.format, Parquet):
-            return self
-        return replace(self, format=replace(self.format, tests=tests))
+        """The same files, without those whose partition values rule out one of the tests, and without row groups
+        whose statistics do.
+        """
+        names = self.partition_columns.schema.names
+        found = replace(self, partition_tests=tuple(test for test in tests if test.column in names))
+        stored = tuple(test for test in tests if test.column not in names)
+        if not stored or not isinstance(self.format, Parquet):
+            return found
+        return replace(found, format=replace(self.format, tests=stored))
 
     def lenient(self, how: str) -> FileSource:
         """The same files, in which a malformed record is a row: "null" or "keep", see `formats/lenient.py`."""
@@ -111,6 +133,29 @@ class FileSource:
     def row_groups_skipped(self) -> int:
         """How many row groups of Parquet were not read, because of `where`."""
         return self.format.skipped.row_groups if isinstance(self.format, Parquet) else 0
+
+    def rules_out(self, name: str) -> bool:
+        """Whether the partition values of a file rule out all its rows."""
+        if not self.partition_tests:
+            return False
+        values = self._values(name)
+        return not all(holds(test, values[test.column]) for test in self.partition_tests)
+
+    def splits(self, name: str, columns: Sequence[str] | None, row: int) -> Iterator[FileSplit]:
+        """The splits of a file with rows at or after `row`; they have some columns, or all that are read."""
+        path, source = self.listing.path(name), self if columns is None else self.project(columns)
+        values = self._values(name)
+        if not values:
+            columns = None if source.columns is None else list(source.columns)
+            yield from self.format.splits(path, self.whole, columns, row)
+            return
+        schema = source.schema
+        stored = [column for column in self.whole.names if column in schema.names and column not in values]
+        for split in self.format.splits(path, self.whole, stored, row):
+            yield FileSplit(split.row, partial(_with_values, split, schema, values))
+
+    def _values(self, name: str) -> Values:
+        return self.partition_columns.values(name) if self.listing.is_directory else {}
 
     def read(self, partition: str, offset: Json) -> Iterator[Item]:
         """The rows after an offset; batches do not span files."""
@@ -179,17 +224,22 @@ class FileSource:
 
     def _tasks(self, name: str, row: int, offset: Offset) -> Iterator[ReadTask[Item]]:
         """The splits of a file after a row, each yielding batches with offsets; the last one marks the end."""
-        path = self.listing.path(name)
-        columns = None if self.columns is None else list(self.columns)
+        if self.rules_out(name):
+            return
         waiting: FileSplit | None = None
-        for split in self.format.splits(path, self.whole, columns, row):
+        for split in self.splits(name, None, row):
             if waiting is not None:
                 yield partial(_numbered, waiting, row, offset, False)
             waiting = split
         if waiting is not None:
             yield partial(_numbered, waiting, row, offset, True)
         elif row:
-            raise _shrunk(path, row)
+            raise _shrunk(self.listing.path(name), row)
+
+
+def _with_values(split: FileSplit, schema: pa.Schema, values: Values) -> Iterator[pa.RecordBatch]:
+    for batch in split.open():
+        yield with_constants(batch, schema, values, batch.num_rows)
 
 
 def _numbered(split: FileSplit, row: int, offset: Offset, is_last: bool) -> Iterator[Item]:

@@ -1,6 +1,7 @@
 """Which files a path, a glob or a directory means, in which order, and which of them are new.
 
-Names that begin with `_` or `.`, and everything in directories of such names, are ignored: they are being written.
+Names that begin with `_` or `.`, and everything in directories of such names, are ignored: they are being written. A
+directory `_k=1` below one that is listed as a whole is that of a partition column `_k`, and not ignored.
 """
 
 from __future__ import annotations
@@ -56,6 +57,11 @@ class Listing:
         """Whether it names one file, with no wildcard."""
         return bool(self.pattern) and not _has_wildcard(self.pattern)
 
+    @property
+    def is_directory(self) -> bool:
+        """Whether it is a directory with all that is below."""
+        return not self.pattern
+
     def __str__(self) -> str:
         return os.path.join(self.root, self.pattern)
 
@@ -96,15 +102,13 @@ class Listing:
 def _below(root: str, under: str) -> Iterator[str]:
     try:
         with os.scandir(os.path.join(root, under)) as entries:
-            found = [(entry.name, entry.is_dir()) for entry in entries if not _is_hidden(entry.name)]
+            found = [(entry.name, entry.is_dir()) for entry in entries if not _is_hidden(entry.name)
+                     or (_is_partition(entry.name) and entry.is_dir())]
     except OSError as error:
         raise BadData(f"{error.filename or os.path.join(root, under)} cannot be listed", found=error) from error
     for entry, is_folder in found:
         name = os.path.join(under, entry)
         if is_folder:
-            if "=" in entry:
-                raise BadData(f"{os.path.join(root, name)} is a directory of a partitioned table",
-                              hint='read it with from_arrow(pyarrow.dataset.dataset(path, partitioning="hive"))')
             yield from _below(root, name)
         else:
             yield name
@@ -112,6 +116,10 @@ def _below(root: str, under: str) -> Iterator[str]:
 
 def _is_hidden(name: str) -> bool:
     return any(part[0] in "_." for part in name.split(os.sep) if part)
+
+
+def _is_partition(folder: str) -> bool:
+    return folder[0] != "." and "=" in folder
 
 
 def _has_wildcard(pattern: str) -> bool:

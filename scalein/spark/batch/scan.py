@@ -120,7 +120,7 @@ def scan_all_by_key(source: ops.Source, map_reduce: MapReduce, spark: SparkSessi
         return None
     name, row, _ = splits[len(splits) // 2]
     path = files.listing.path(name)
-    part = next(files.format.splits(path, files.whole, list(dict.fromkeys(keys)), row), None)
+    part = next(files.splits(name, list(dict.fromkeys(keys)), row), None)
     file_bytes = sum(size for (each, *_), size in zip(splits, sizes, strict=True) if each == name)
     if part is None or not _has_many_groups(next(part.open(), None), keys,
                                             _rows(path) / max(1, file_bytes) * sum(sizes)):
@@ -171,6 +171,8 @@ def file_splits(source: FileSource) -> tuple[list[Split], list[int]]:
     sizes: list[int] = []
     splits_of_task: float | None = None
     for file in source.listing.files():
+        if source.rules_out(file.name):
+            continue
         path = source.listing.path(file.name)
         rows = [0]
         if isinstance(source.format, Parquet):  # other formats would have to be read to be cut
@@ -293,9 +295,8 @@ class _SplitSource:
 
     def _units(self) -> Iterator[ReadTask[pa.RecordBatch]]:
         files = self.files
-        columns = None if files.columns is None else list(files.columns)
         for name, first, end in self.splits:
-            for part in files.format.splits(files.listing.path(name), files.whole, columns, first):
+            for part in files.splits(name, None, first):
                 if end is not None and part.row >= end:
                     break
                 yield partial(_rows_in_split, part, first, end)
