@@ -161,7 +161,7 @@ def test_either_of_two_attempts_may_be_used(tmp_path: Path) -> None:
     def run_tasks(batch: MicroBatch) -> BatchResult:
         first, second = tasks_over(rows(0))(batch), tasks_over(rows(0))(batch)
         tasks = {task: (first if task % 2 else second).tasks[task] for task in first.tasks}
-        return BatchResult(tasks, first.rows)
+        return BatchResult(tasks, first.rows, first.read_by)
 
     coordinator = begin(tmp_path)
     coordinator.run_batch(0, "query", run_tasks, None)
@@ -265,6 +265,7 @@ def make_stream() -> StreamJob:
     stream = StreamJob.__new__(StreamJob)
     stream._error, stream._is_stopping, stream._is_cancelled, stream._batch_thread = None, False, False, 0
     stream._batch_lock, stream._ended, stream._broadcast = threading.Lock(), threading.Event(), BroadcastPlan("", b"")
+    stream._coded = {}
     return stream
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from scalein.dtypes import BOOL
 from scalein.ir.exprs import Call, Expr, Lit, type_of
-from scalein.ir.functions.registry import REGISTRY, Nulls, evaluate, fallible
+from scalein.ir.functions.registry import REGISTRY, Nulls, can_fail, evaluate, fallible
 from scalein.ir.ops import Filter, Op
 from scalein.ir.rewrite import Known, map_exprs, rewrite, rewrite_expr
 
@@ -96,7 +96,7 @@ def _fold_null(call: Call) -> Expr | None:
         case _:
             is_strict = REGISTRY[call.fn].nulls is Nulls.STRICT
             is_null = is_strict and any(isinstance(arg, Lit) and arg.value is None for arg in call.args)
-            return Lit(None, call.dtype) if is_null else None
+            return Lit(None, call.dtype) if is_null and not any(map(can_fail, call.args)) else None
 
 
 def _fold_choice(call: Call) -> Expr | None:

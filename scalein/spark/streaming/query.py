@@ -253,9 +253,11 @@ class StreamJob:
         except ScaleinError as error:
             self._error = self._error or error
         finally:
-            for broadcast in (self._broadcast, *self._coded.values()):
-                broadcast.destroy()
-            self._ended.set()
+            try:
+                for broadcast in (self._broadcast, *self._coded.values()):
+                    broadcast.destroy()
+            finally:
+                self._ended.set()  # whatever happens: `stop` and `wait` wait for it
 
 
 def _log_settings(spark: SparkSession, location: Location) -> dict[str, str]:
