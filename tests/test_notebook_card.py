@@ -167,12 +167,12 @@ def test_outside_of_a_notebook_it_is_text(shell: object, monkeypatch: pytest.Mon
     store.close()
 
 
-def test_errors_name_the_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_name_the_cell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cells = SimpleNamespace(format_code_name=lambda path: ("Cell", "In[3]") if "ipykernel" in path else None)
     shell = SimpleNamespace(compile=cells)
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))  # type: ignore[arg-type]
-    assert str(SourceLoc("/tmp/ipykernel_12/3456.py", 2)) == "Cell In[3]:2"
-    assert str(SourceLoc("/somewhere/flow.py", 2)) == "flow.py:2"
+    assert str(SourceLoc(str(tmp_path / "ipykernel_12" / "3456.py"), 2)) == "Cell In[3]:2"
+    assert str(SourceLoc(str(tmp_path / "flow.py"), 2)) == "flow.py:2"
 
 
 def test_names_are_escaped() -> None:

@@ -327,7 +327,7 @@ class Column(Aggregates, ForeignNames):
         return self._call("between", low, high)
 
     def clip(self, low: object = None, high: object = None) -> Column:
-        """The value, `low` where it is less, `high` where it is greater; a bound that is null is none.
+        """The value, `low` where it is less, `high` where it is greater; a null bound does not limit.
 
         >>> import pyarrow as pa, scalein as si
         >>> from scalein import col

@@ -226,7 +226,7 @@ class Flow(ForeignNames):
         """All rows in order; ties keep the source's order, and what follows row by row keeps this one.
 
         `descending` may be a list, one for each column. Nulls come first, or last with `nulls_last`, whatever the
-        direction; NaN is the greatest. `limit` behind it finds the first rows without sorting the others.
+        direction; NaN is the greatest. `limit` after it finds the first rows without sorting the others.
 
         >>> import pyarrow as pa, scalein as si
         >>> flow = si.from_arrow(pa.table({"shop": ["b", "a", "b"], "price": [3, 2, 5]}))

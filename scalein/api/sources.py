@@ -204,7 +204,7 @@ def generate(fn: Callable[[int, int], pa.RecordBatch], schema: object, *, rows_p
 def from_source(source: object) -> Flow:
     """The rows of a source of your own: an object with `schema`, `partitions()` and `read(partition, offset)`.
 
-    `read` gives batches, each with the offset behind it, as JSON; a job keeps offsets in its checkpoint, and reads on
+    `read` gives batches, each with the offset after it, as JSON; a job keeps offsets in its checkpoint, and reads on
     from there. See `scalein.Source`.
 
     >>> import pyarrow as pa, scalein as si

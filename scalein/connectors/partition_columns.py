@@ -55,7 +55,7 @@ class PartitionColumns:
             try:
                 value = pa.scalar(None, column.type) if text is None else pa.scalar(text).cast(column.type)
             except (pa.ArrowException, UnicodeError) as error:
-                raise BadData(f"the partition column {column.name!r} is {column.type}, and this is none: {text!r}",
+                raise BadData(f"the partition column {column.name!r} is {column.type}, not {text!r}",
                               found=folder, hint="give schema= with another type for the column") from error
             values[column.name] = value
         return values

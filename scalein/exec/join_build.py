@@ -75,7 +75,7 @@ class JoinTable:
         return replace(self, marks=np.zeros(len(self.table.keyed) + 1, np.uint8))
 
     def unmatched(self, columns: Sequence[str | None], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """The rows that nothing has matched, in the table's order: some columns, null where there is none."""
+        """The rows without a match, in the table's order, as some columns; those that the table lacks are null."""
         assert self.table is not None and self.marks is not None  # noqa: PT018
         arrays = [None if name is None else self.table.columns[name] for name in columns]
         is_left = np.ones(len(next(iter(self.table.columns.values()))), np.bool_)

@@ -1,6 +1,6 @@
 """Keyed state as a kernel sees it: keys, accumulators, outputs, and the record that holds them.
 
-`aggregate_table` decides what a table has; its `layout` gives the bytes. The store that replaces the memory behind it
+`aggregate_table` decides what a table has; its `layout` gives the bytes. The store that replaces its memory
 reads the same description.
 """
 

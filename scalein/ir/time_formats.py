@@ -26,7 +26,7 @@ Part = tuple[str, str]  # a directive's letter and "", or "" and text that stand
 
 
 class BadFormat(ValueError):
-    """A format that is none; the text says why."""
+    """The format is not supported; the text says why."""
 
 
 def spelled_out(pattern: str) -> str:

@@ -28,7 +28,7 @@ class JobCard:
         self._thread: threading.Thread | None = None
 
     def show(self) -> None:
-        """Show the card in the notebook; raises NotImplementedError where there is none, or the job has ended."""
+        """Show the card in the notebook; raises NotImplementedError outside of one, or if the job has ended."""
         if not self._job.is_active:
             raise NotImplementedError  # a card that does not change is `_repr_html_`
         self._display.show()

@@ -39,7 +39,7 @@ _missed = 0  # values that pyarrow decoded because the kernels were not compiled
 
 
 def are_ready(value_sizes: Iterable[int], values: int, options: Options) -> bool:
-    """Whether kernels for these value sizes are compiled, or so many values were decoded without them that compiling
+    """Whether kernels for these value sizes are compiled, or enough values were decoded without them that compiling
     pays: reading a single file should not wait for it.
     """
     global _missed

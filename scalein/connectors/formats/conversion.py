@@ -100,5 +100,5 @@ def converted(column: pa.Array, field: pa.Field, path: str) -> pa.Array:
             column = run_end_decode(column)
         return column.cast(wanted)
     except pa.ArrowException as error:
-        raise BadData(f"column {field.name!r} of {path} is {found}, and a value of it is none of {wanted}",
+        raise BadData(f"column {field.name!r} of {path} is {found}, and a value does not convert to {wanted}",
                       found=error) from None

@@ -82,7 +82,7 @@ def _horizontal(call: Call, args: Args) -> Expr:
 
 
 def _clip(call: Call, args: Args) -> Expr:
-    """min(max(value, low), high); a bound that is null is none."""
+    """min(max(value, low), high); a null bound does not limit."""
     value, low, high = unify([type_literal(args[0]), *args[1:]], "clip does not take")
     return typed(call, [value, low, high], type_of(value))
 

@@ -31,7 +31,7 @@ from scalein.ir import ops
 from scalein.ir.exprs import Named
 from scalein.ir.physical import identity
 from scalein.ir.rewrite import rewrite, walk_ops
-from scalein.spark.batch.aggregates import aggregate_in_spark
+from scalein.spark.batch.aggregate_in_spark import aggregate_in_spark
 from scalein.spark.batch.filters import push_to_spark, quote_name
 from scalein.spark.batch.outer_join import expand_outer_joins
 from scalein.spark.batch.scan import (

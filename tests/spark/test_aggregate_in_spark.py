@@ -142,7 +142,7 @@ def test_an_overflow_is_an_error(spark: Any, ansi: str) -> None:
     with pytest.raises(ComputeError) as raised, translate_errors():
         sis.apply(q, frame(spark, data)).collect()
     assert raised.value.what == compiled.value.what
-    assert "test_aggregates.py" in raised.value.facts["at"]
+    assert "test_aggregate_in_spark.py" in raised.value.facts["at"]
     mean = f.group_by("k").agg(m=col("x").mean())  # it fits
     same(sis.apply(mean, frame(spark, data)), mean.collect(data))
 
