@@ -235,14 +235,15 @@ class JobGraph:
                 if batch.num_rows:
                     yield Morsel(batch, self.watermark if source.is_timed else None)
                 continue
-            within = extent(self._times(source, batch)) if known is None else next(known)
+            times = self._times(source, batch)
+            within = extent(times) if known is None else next(known)
             if batch.num_rows:
                 assert source.edge.watermark is not None
                 own = source.edge.watermark.column if source.times is None else ""
                 yield Morsel(batch, self.watermark if source.is_timed else None, own if within else "",
                               *(within or ()))
             if within is not None:
-                clock.observe(within, partial(self._times, source, batch))
+                clock.observe(times, within, self.watermark)
             if is_last:
                 clock.end_batch()
                 self.move_watermark()
@@ -336,7 +337,7 @@ class JobGraph:
 
     @property
     def outlier_rows(self) -> int:
-        """Rows whose time was too far ahead to be believed."""
+        """Rows whose times do not advance event time: a gap of more than a day is before them."""
         return sum(clock.outlier_rows for source in self._inputs for clock in source.clocks.values())
 
     @property
