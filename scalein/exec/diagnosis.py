@@ -1,51 +1,56 @@
-"""Why a job has emitted nothing yet: the first reason that holds, from its sources to its results."""
+"""Why windows have emitted nothing yet: the first reason that holds, in jobs and in Spark streams."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from scalein.dtypes import UNITS_PER_SECOND, DType, Kind
-from scalein.jobs.job_graph import JobGraph
-from scalein.jobs.metrics import Metrics
+from scalein.exec.event_time import JUMP_BATCHES
 
 
-def why_no_output(graph: JobGraph, metrics: Metrics, emit: str) -> str:
-    """One or two sentences that explain why there are no rows yet."""
-    rows_in, rows_out = metrics.of_run("rows_in"), metrics.of_run("rows_out")
-    if rows_out:
-        return f"There is output: {rows_out:,} rows so far."
-    if not rows_in and graph.row_groups_skipped:
-        return (f"The flow's filter keeps no row so far: {graph.row_groups_skipped:,} row groups were skipped, as "
-                "their statistics say so.")
-    if not rows_in:
-        names = ", ".join(sorted({reader.data.name if hasattr(reader.data, "name") else "memory"
-                                  for reader in graph.readers}))  # fmt: skip
-        return f"No row has arrived yet from {names}."
-    window = graph.first_window
-    if window is None:
-        if graph.has_running and emit == "final":
-            return ("A running aggregate gives its result at the end of the input. "
-                    'emit="changes" gives each group whenever it changes.')
-        if graph.has_blocking:
-            return "A sort, or a right or outer join, gives its rows when all have arrived: at the end of the input."
-        return f"{rows_in:,} rows have arrived, and the flow's filters or joins let none of them pass."
-    if metrics.of_run("late_rows") == rows_in:
+@dataclass(frozen=True)
+class WindowFacts:
+    """What is known of a flow's first windows and of its event time."""
+
+    dtype: DType  # of the time that windows are about
+    rows_in: int
+    late_rows: int
+    timeless_rows: int
+    outlier_rows: int
+    has_watermark: bool
+    watermark: int | None
+    next_end: int | None  # of the first open window that has rows
+    waiting: Sequence[str] = ()  # partitions from which no row with a time has come
+    slowest: str | None = None  # the partition that holds the watermark back, where others are further
+
+
+def why_no_window(facts: WindowFacts) -> str:
+    """One to three sentences that explain why no window has closed yet, where rows have arrived."""
+    if facts.late_rows == facts.rows_in:
         return "All rows came after their windows had closed: the delay of with_watermark is too short for this input."
-    if metrics.of_run("timeless_rows") == rows_in:
+    if facts.timeless_rows == facts.rows_in:
         return "The time of all rows is null: rows without a time are in no window."
-    if not graph.has_watermark:
+    if not facts.has_watermark:
         return ("Windows close when time has passed them, and the flow does not say how late rows may come: "
                 "put with_watermark(time, delay) before the group. The end of the input closes them as well.")
-    if graph.watermark is None:
-        waiting = ", ".join(graph.partitions_without_time)
-        return f"There is no watermark yet: no row with a time has come from partition {waiting}."
-    found = graph.next_end
-    if found is None:
-        return (f"The watermark is at {shown(graph.watermark, window)}, but no row is in an open window: filters or "
-                "joins let none pass, or all of them came too late.")
-    return (f"The first open window ends at {shown(found, window)} and the watermark is at "
-            f"{shown(graph.watermark, window)}: it closes when a row arrives that is "
-            f"{_distance(found - graph.watermark, window)} later than the latest so far.")
+    if facts.watermark is None:
+        of = f" from partition {', '.join(facts.waiting)}" if facts.waiting else ""
+        return f"There is no watermark yet: no row with a time has come{of}."
+    mark = shown(facts.watermark, facts.dtype)
+    if facts.next_end is None:
+        return (f"The watermark is at {mark}, but no row is in an open window: filters or joins let none pass, or all "
+                "of them came too late.")
+    text = (f"The first open window ends at {shown(facts.next_end, facts.dtype)} and the watermark is at {mark}: it "
+            f"closes when a row arrives that is {_distance(facts.next_end - facts.watermark, facts.dtype)} later than "
+            "the latest so far.")
+    if facts.slowest is not None:
+        text += f" Partition {facts.slowest} holds it back, as its times are the earliest."
+    if facts.outlier_rows:
+        text += (f" {facts.outlier_rows:,} rows are outliers, more than a day after all others, and do not advance it "
+                 f"unless most rows of {JUMP_BATCHES} batches in a row are.")
+    return text
 
 
 def shown(time: int, dtype: DType) -> str:

@@ -313,7 +313,17 @@ class JobGraph:
 
     @property
     def partitions_without_time(self) -> list[str]:
-        return [name for source in self._inputs for name, clock in source.clocks.items() if clock.watermark is None]
+        """Those that the first watermark waits for: active ones, or all if none is active."""
+        clocks = [each for source in self._inputs for each in source.clocks.items() if each[1].watermark is None]
+        active = [name for name, clock in clocks if not clock.is_idle and not clock.is_ended]
+        return active or [name for name, _ in clocks]
+
+    @property
+    def slowest_partition(self) -> str | None:
+        """The active partition with the least watermark, if others are further."""
+        marks = [(clock.watermark, name) for source in self._inputs for name, clock in source.clocks.items()
+                 if clock.watermark is not None and not clock.is_idle and not clock.is_ended]
+        return min(marks)[1] if marks and min(marks)[0] < max(marks)[0] else None
 
     @property
     def next_end(self) -> int | None:
@@ -339,6 +349,12 @@ class JobGraph:
     def outlier_rows(self) -> int:
         """Rows whose times do not advance event time: a gap of more than a day is before them."""
         return sum(clock.outlier_rows for source in self._inputs for clock in source.clocks.values())
+
+    @property
+    def outlier_warning(self) -> str | None:
+        """The warning of a batch with many outliers, if there was one in this run."""
+        return next((clock.warning for source in self._inputs for clock in source.clocks.values()
+                     if clock.warning is not None), None)
 
     @property
     def row_groups_skipped(self) -> int:
