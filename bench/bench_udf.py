@@ -55,7 +55,7 @@ label = si.udf(label_in_python)
 def bench_text_udf(race: Race, rows: int, workers: int) -> None:
     """A function that reads and builds text, against the same in SQL, and against Python row by row."""
     rng = np.random.default_rng(SEED + 9)
-    names = pa.array([f"{first}{second} item-{n}" for n, (first, second) in enumerate(["an", "bé", "cd", "ap"] * 256)])
+    names = pa.array([f"{start} item-{n}" for n, start in enumerate(["an", "bé", "cd", "ap"] * 256)])
     count = rows // 4
     table = pa.table({"name": names.take(pa.array(rng.integers(0, len(names), count))),
                       "qty": rng.integers(0, 1000, count)})
