@@ -52,6 +52,7 @@ class FileSource:
     partition_columns: PartitionColumns = field(default_factory=lambda: PartitionColumns(pa.schema([])))
     partition_tests: tuple[Condition, ...] = ()  # files for whose values one does not hold need not be read
     bounded: bool = True
+    is_until_now: bool = False  # a followed directory ends with the files that are there
     columns: tuple[str, ...] | None = None
     memory: int | None = None  # bytes of batches that may be decoded ahead
     replays = True
@@ -124,6 +125,10 @@ class FileSource:
                               at=here(), has=", ".join(MALFORMED.names),
                               hint='rename it in the files, or on_error="null"')
         return replace(self, format=replace(self.format, malformed=how))
+
+    def until_now(self) -> FileSource:
+        """The same files; a followed directory ends with those that are there when it is read."""
+        return replace(self, is_until_now=True)
 
     def within(self, memory: int) -> FileSource:
         """The same files, prefetching at most that many bytes, or one batch."""
@@ -198,6 +203,8 @@ class FileSource:
             for file in new:
                 yield from self._tasks(file.name, 0, {"file": file.name, "seen": seen.to_json()})
                 seen.add(file.name)
+            if self.is_until_now:
+                return
             wait_s = _MIN_WAIT_S if new else min(2 * wait_s, _MAX_WAIT_S)
             while time.monotonic() - listed_s < max(wait_s, _LISTING_SHARE * (listed_s - started_s)):
                 yield None
