@@ -578,6 +578,13 @@ class Flow(ForeignNames):
 
     # --- habits from elsewhere
 
+    if not TYPE_CHECKING:  # a type checker should go on reporting names that are not there
+
+        def __getattr__(self, name: str) -> object:
+            if not name.startswith("_") and name != "op" and name in self.columns:
+                raise AttributeError(f"a Flow has no {name!r}; col({name!r}) is the column", name=name, obj=self)
+            return super().__getattr__(name)
+
     def __getitem__(self, key: object) -> NoReturn:
         raise TypeError(f"a Flow has no items; {hints.subscript(key)}")
 
