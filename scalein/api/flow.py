@@ -509,8 +509,9 @@ class Flow(ForeignNames):
         when it closes, a running aggregate at the end) or "changes" (each group whenever it changed, with a column
         `op`). `late` is "drop", "error", or a sink for rows that come after all their windows have closed; `on_error`
         is "raise", "null" (an expression that fails in a row is null there, and so is a field of a CSV or JSON line
-        that cannot be decoded), or a sink for rows whose computation fails, and for lines that are none: these have
-        their file, number and text in the columns `bad_file`, `bad_line` and `bad_text`. A new job may begin from a
+        that cannot be decoded), or a sink for dead letters: rows whose computation fails, with all columns of the
+        source; lines that cannot be decoded; files that cannot be read. Their columns `error`, `bad_file`, `bad_line`
+        and `bad_text` have the reason and the origin; a `_` is added to names that the source has. A new job may begin from a
         `savepoint` of another one (`job.snapshot("name")`), or with the rows of a bounded flow (`bootstrap`), which
         fill its state and give no results. `memory` is for batches that wait, tables and state together; what is more
         goes to disk, or waits in the source.

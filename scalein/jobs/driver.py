@@ -29,7 +29,7 @@ from scalein.exec.event_time import IDLE_S
 from scalein.exec.schedule import schedule
 from scalein.jobs.checkpoint import Checkpoint
 from scalein.jobs.coordinator import Coordinator
-from scalein.jobs.dead_letters import in_columns
+from scalein.jobs.dead_letters import DeadLetters
 from scalein.jobs.job_graph import JobGraph, OutputSpec
 from scalein.jobs.metrics import Metrics
 from scalein.jobs.source_readers import Reader, SourceBatch, SourceReaders
@@ -107,7 +107,7 @@ class Driver:
         if hasattr(self, "graph"):
             self.graph.close()  # of a newer epoch, that turned out to be damaged
         output = OutputSpec(plan.emit, self._late, "late" in plan.sinks,
-                        self._failed if plan.on_error == "sink" else None, plan.checkpoint is not None)
+                        DeadLetters(self._failed) if plan.on_error == "sink" else None, plan.checkpoint is not None)
         options = replace(plan.options, memory=plan.memory.kept)
         self.graph = JobGraph(plan.op, options, output, folder, epoch, self.metrics, plan.at)
         if epoch is not None:
@@ -229,12 +229,9 @@ class Driver:
             warn(f"{rows.num_rows} rows came too late and were dropped; later ones are only counted: see "
                  "metrics()[\"late_rows\"], or give late= a sink", self._plan.at)
 
-    def _failed(self, rows: pa.RecordBatch, error: ScaleinError) -> None:
-        found = in_columns(rows, self.graph.schema_of("failed", self._plan.emit))
-        if found is None:
-            raise error  # it failed after an aggregation: there is no source row to report
-        self.metrics.failed_rows += found.num_rows
-        self._sinks["failed"].write(found)
+    def _failed(self, letters: pa.RecordBatch) -> None:
+        self.metrics.failed_rows += letters.num_rows
+        self._sinks["failed"].write(letters)
 
     # --- requests
 
