@@ -511,10 +511,10 @@ class Flow(ForeignNames):
         is "raise", "null" (an expression that fails in a row is null there, and so is a field of a CSV or JSON line
         that cannot be decoded), or a sink for dead letters: rows whose computation fails, with all columns of the
         source; lines that cannot be decoded; files that cannot be read. Their columns `error`, `bad_file`, `bad_line`
-        and `bad_text` have the reason and the origin; a `_` is added to names that the source has. A new job may begin from a
-        `savepoint` of another one (`job.snapshot("name")`), or with the rows of a bounded flow (`bootstrap`), which
-        fill its state and give no results. `memory` is for batches that wait, tables and state together; what is more
-        goes to disk, or waits in the source.
+        and `bad_text` have the reason and the origin; a `_` is added to names that the source has. A new job may begin
+        from a `savepoint` of another one (`job.snapshot("name")`), or with the rows of a bounded flow (`bootstrap`),
+        which fill its state and give no results. `memory` is for batches that wait, tables and state together; what is
+        more goes to disk, or waits in the source.
 
         `until="now"` ends the job when it has taken what is there, with windows left open: the next start with the same
         checkpoint takes what came since, as a job of every night does. `restarts` is how often a job that failed is
