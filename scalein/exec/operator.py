@@ -255,13 +255,18 @@ class Blocking(Stateless):
     def __init__(self, fragment: Fragment, context: Context, state: Json) -> None:
         super().__init__(fragment, context)
         self._runner = FragmentRunner(fragment.op, context, self._runner.program, by_row=False)
-        self._log = RowBuffer(context.folder, fragment.input.arrow, context.options.memory)
+        schema = fragment.input.arrow
+        if context.has_checkpoints:  # a flow that goes on from one may need other columns
+            self.reads = schema.names
+        self._names = [name for name in schema.names if name in self.reads] or schema.names[:1]
+        schema = pa.schema([schema.field(name) for name in self._names])
+        self._log = RowBuffer(context.folder, schema, context.options.memory)
         if state is not None:
             self._log.restore(state)
 
     def rows(self, morsels: Iterable[Morsel]) -> list[Morsel]:
         for morsel in morsels:
-            self._log.add(morsel.batch)
+            self._log.add(morsel.batch.select(self._names))
         return []
 
     def finish(self) -> Batches:
