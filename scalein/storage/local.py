@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from threading import Lock as ThreadLock
+from typing import IO
 
 import numpy as np
 
@@ -55,7 +56,7 @@ class LocalFileSystem:
             raise StoreFailed("the state store runs on Linux only", found=sys.platform)
         with _wrap_errors("cannot open the store's directory", self.path):
             if not readonly:
-                _make_directory(self.path)
+                make_directory(self.path)
             os.listdir(self.path)  # fails unless it is a readable directory
 
     def path_of(self, name: str) -> str:
@@ -80,8 +81,7 @@ class LocalFileSystem:
                 if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
                     raise
                 shutil.copyfile(source, target)
-                with open(target, "rb") as copied:
-                    os.fsync(copied.fileno())
+                sync_path(target)
 
     def create(self, name: str, size_bytes: int = 0) -> LocalOutput:
         path = self._writable(name)
@@ -105,7 +105,7 @@ class LocalFileSystem:
 
     def sync_directory(self) -> None:
         with _wrap_errors("cannot sync the store's directory", self.path):
-            _sync_directory(self.path)
+            sync_path(self.path)
 
     def lock(self) -> Lock:
         path = self._writable(LOCK)
@@ -119,21 +119,39 @@ class LocalFileSystem:
         return path
 
 
-def _make_directory(path: str) -> None:
+def make_directory(path: str | os.PathLike[str]) -> None:
     """Create a directory and its parents, each durably."""
+    path = os.path.abspath(path)
     if not os.path.isdir(path):
-        _make_directory(os.path.dirname(path))
+        make_directory(os.path.dirname(path))
         with suppress(FileExistsError):
             os.mkdir(path)
-        _sync_directory(os.path.dirname(path))
+        sync_path(os.path.dirname(path))
 
 
-def _sync_directory(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def sync_path(path: str | os.PathLike[str]) -> None:
+    """Make the bytes of a file durable, or the names in a directory."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def lock_file(path: str | os.PathLike[str]) -> IO[bytes] | None:
+    """An exclusive lock, held until the file is closed or the process ends; None if another one has it."""
+    import fcntl  # not available on every platform that can import scalein
+
+    file = open(path, "ab")  # noqa: SIM115 (held by the caller)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 class _DirectoryLock:

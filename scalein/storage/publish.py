@@ -2,7 +2,7 @@
 
 `put` is the commit point of everything durable here. The file is written under a temporary name and synced, renamed to
 its own, and the directory is synced: after a power cut there is the old file or the new one, never a part. What the
-file names is durable before. Temporary names are unique: two processes that publish one name never share a file.
+file names is durable before.
 
 Fencing. An output folder has one owner, recorded in `_owner`: a job, the checkpoint by which users know it, and an
 epoch that grows by one with each run that takes the folder. Another job is refused when it starts. A run that was
@@ -41,11 +41,13 @@ _LOCK_S = 2.0  # longest wait for another process that is taking the folder
 _PROCESS = uuid.uuid4().hex  # two runs of one job that copies of a checkpoint started are different owners
 
 
-def put(fs: FileSystem, name: str, data: bytes | np.ndarray, sync_names_first: bool = False) -> None:
+def put(fs: FileSystem, name: str, data: bytes | np.ndarray, *, writer: str = "",
+        sync_names_first: bool = False) -> None:
     """Publish a file, in place of an older one of that name; it is durable once this returns.
 
-    `sync_names_first` also makes the names durable that were created in this directory before: those of files that the
-    new one refers to. If this raises, the file may or may not be found at the next start.
+    `writer` tells the temporary file from those of other processes, where no lock excludes these. `sync_names_first`
+    also makes the names durable that were created in this directory before: those of files that the new one refers to.
+    If this raises, the file may or may not be found at the next start.
 
     >>> import tempfile
     >>> folder = LocalFileSystem(tempfile.mkdtemp())
@@ -53,7 +55,7 @@ def put(fs: FileSystem, name: str, data: bytes | np.ndarray, sync_names_first: b
     >>> read_all(folder, "name"), folder.names()
     (b'new', ['name'])
     """
-    temporary = f"{TEMPORARY}{name}-{uuid.uuid4().hex[:12]}"
+    temporary = f"{TEMPORARY}{name}{writer and '-'}{writer}"
     array = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
     try:
         output = fs.create(temporary, len(array))
@@ -153,7 +155,7 @@ def take_folder(path: str, run: str, checkpoint: str) -> OwnedFolder:
         owner = Owner(job, run, checkpoint, 1 if found is None else found.epoch, _PROCESS)
         if found != owner:  # equal: another sink of the same run writes here
             owner = Owner(job, run, checkpoint, 1 if found is None else found.epoch + 1, _PROCESS)
-            put(fs, OWNER, seal(owner.to_json()))
+            put(fs, OWNER, seal(owner.to_json()), writer=_PROCESS)
     return OwnedFolder(fs, owner)
 
 

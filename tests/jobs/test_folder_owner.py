@@ -1,4 +1,5 @@
-"""An output folder has one owner: another job is refused, an earlier run of the same job is fenced."""
+"""An output folder has one owner: another job is refused, an earlier run of the same job is fenced; in a checkpoint too.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import pytest
 
 import scalein as si
 from scalein.errors import Damaged, Fenced, NewerFormat
+from scalein.jobs.checkpoint import Checkpoint
 from scalein.jobs.job import Job
 from scalein.storage import publish
 from scalein.storage.local import LocalFileSystem
@@ -211,3 +213,34 @@ def test_a_sink_inside_of_a_users_sink_takes_its_folder_when_asked(tmp_path: Pat
 
     with pytest.raises(si.WriteFailed, match=rf"(?s)raised ValueError when it was acquired.*0 {tmp_path}"):
         si.from_arrow(pa.table({"x": [1]})).start(sink=Refusing(), checkpoint=tmp_path)
+
+
+@pytest.mark.parametrize("is_between", [False, True], ids=["before", "between its check and its write"])
+def test_an_earlier_run_publishes_no_epoch(is_between: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a file system that ignores locks, where two runs can have one checkpoint."""
+    monkeypatch.setattr("fcntl.flock", lambda fd, operation: None)
+
+    def opened() -> Checkpoint:
+        checkpoint = Checkpoint(tmp_path)
+        checkpoint.open()
+        checkpoint.begin_run(-1)
+        return checkpoint
+
+    first, later = opened(), list[Checkpoint]()
+    first.publish(1, {"from": "first"})
+    if is_between:
+        write = first._put
+
+        def late(name: str, data: bytes) -> None:
+            later.append(opened())
+            write(name, data)
+
+        monkeypatch.setattr(first, "_put", late)
+    else:
+        later.append(opened())
+    with pytest.raises(Fenced, match="another run has taken over this checkpoint"):
+        first.publish(2, {"from": "first"})
+    later[0].publish(2, {"from": "later"})
+    assert [each["from"] for each in later[0].kept()] == ["first", "later"]
+    later[0].close()
+    first.close()

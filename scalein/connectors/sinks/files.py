@@ -36,7 +36,9 @@ import pyarrow as pa
 from scalein.connectors.sinks.file_writers import WriteFormat, Writer, writing
 from scalein.connectors.sinks.partitioning import can_split, split
 from scalein.errors import BadArgument, SourceLoc, StoreFailed, UnknownColumn, WriteFailed, WrongType, guess, warn
+from scalein.storage import local
 from scalein.storage.checked_json import Json
+from scalein.storage.local import make_directory
 from scalein.storage.publish import FolderLock, OwnedFolder, hold_folder, take_folder
 
 STAGED, PART = "_staged-", "part-"
@@ -122,8 +124,7 @@ class FileSink:
 
     def _make_root(self) -> None:
         with writing(self.path):
-            os.makedirs(self.path, exist_ok=True)
-            sync_path(os.path.dirname(self.path))
+            make_directory(self.path)
 
     def _release(self) -> None:
         if isinstance(self._owned, FolderLock):
@@ -349,10 +350,6 @@ def _number(name: str) -> tuple[int, int] | None:
 
 
 def sync_path(path: str) -> None:
-    """fsync a file or directory."""
+    """Make a file or directory durable."""
     with writing(path):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        local.sync_path(path)
