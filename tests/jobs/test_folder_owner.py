@@ -1,5 +1,4 @@
-"""An output folder has one owner: another job is refused, an earlier run of the same job is fenced; in a checkpoint too.
-"""
+"""An output folder has one owner: another job is refused, an earlier run is fenced; so it is in a checkpoint."""
 
 from __future__ import annotations
 
