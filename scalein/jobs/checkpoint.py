@@ -53,6 +53,7 @@ class Checkpoint:
         self._lock: IO[bytes] | None = None
         self._adopted: int | None = None
         self._run: int | None = None
+        self._fs: LocalFileSystem | None = None
         self._writer = uuid.uuid4().hex  # of temporary files
 
     @property
@@ -105,7 +106,9 @@ class Checkpoint:
             self._put(name, text.encode())
 
     def _put(self, name: str, data: bytes) -> None:
-        put(LocalFileSystem(self.path), name, data, writer=self._writer)
+        if self._fs is None:
+            self._fs = LocalFileSystem(self.path)
+        put(self._fs, name, data, writer=self._writer)
 
     def recovered(self, attempt: Callable[[dict[str, Json] | None], Opened]) -> Opened:
         """What `attempt` makes of the newest epoch that is whole, with its state; of None if there is no epoch."""

@@ -86,7 +86,9 @@ class LocalFileSystem:
     def create(self, name: str, size_bytes: int = 0) -> LocalOutput:
         path = self._writable(name)
         with _wrap_errors("cannot create a file of the store", path):
-            with suppress(FileNotFoundError):
+            try:
+                return LocalOutput(path, size_bytes)
+            except FileExistsError:
                 os.unlink(path)
             return LocalOutput(path, size_bytes)
 
@@ -188,14 +190,12 @@ class LocalOutput:
         self._path = path
         self._end = self._unsynced = 0
         self._preallocated = size_bytes
-        self._direct = -1
+        self._direct: int | None = None  # opened on first use
         self._bounce: np.ndarray | None = None
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             if size_bytes:
                 os.posix_fallocate(self._fd, 0, size_bytes)
-            with suppress(OSError):  # a file system without O_DIRECT: buffered writes
-                self._direct = os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
         except BaseException:
             self.close()
             with suppress(OSError):
@@ -217,7 +217,7 @@ class LocalOutput:
     def _write_some(self, offset: int, data: memoryview) -> int:
         """Write the first part of `data`, directly if its size and offset allow it; the number of bytes written."""
         size = len(data) // PAGE * PAGE
-        if self._direct < 0 or size < DIRECT_BYTES or offset % PAGE:
+        if size < DIRECT_BYTES or offset % PAGE or (direct := self._direct_fd()) < 0:
             return self._write_buffered(offset, data)
         part = data[:size]
         if np.frombuffer(part, np.uint8).ctypes.data % PAGE:
@@ -227,13 +227,21 @@ class LocalOutput:
             self._bounce[:size] = part[:size]
             part = self._bounce[:size].data
         try:
-            return os.pwrite(self._direct, part, offset)
+            return os.pwrite(direct, part, offset)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            os.close(self._direct)  # the file system accepts O_DIRECT in open, but not in write
+            os.close(direct)  # the file system accepts O_DIRECT in open, but not in write
             self._direct = -1
             return self._write_buffered(offset, data)
+
+    def _direct_fd(self) -> int:
+        if self._direct is None:
+            try:
+                self._direct = os.open(self._path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
+            except OSError:  # a file system without O_DIRECT: buffered writes
+                self._direct = -1
+        return self._direct
 
     def _write_buffered(self, offset: int, data: memoryview) -> int:
         done = os.pwrite(self._fd, data[:UNSYNCED_BYTES], offset)
@@ -254,7 +262,7 @@ class LocalOutput:
             self._sync_and_drop_cache()
 
     def close(self) -> None:
-        for fd in (self._fd, self._direct):
+        for fd in (self._fd, -1 if self._direct is None else self._direct):
             if fd >= 0:
                 os.close(fd)
         self._fd = self._direct = -1

@@ -37,6 +37,7 @@ from scalein.storage.local import LocalFileSystem
 TEMPORARY = "_"  # prefix of the names of files that are being written
 OWNER = "_owner"  # name of the record of an output folder's owner; readers of data skip names that begin with "_"
 OWNER_FORMAT = 1
+_PREALLOCATED_BYTES = 1 << 20
 _LOCK_S = 2.0  # longest wait for another process that is taking the folder
 _PROCESS = uuid.uuid4().hex  # two runs of one job that copies of a checkpoint started are different owners
 
@@ -58,7 +59,8 @@ def put(fs: FileSystem, name: str, data: bytes | np.ndarray, *, writer: str = ""
     temporary = f"{TEMPORARY}{name}{writer and '-'}{writer}"
     array = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
     try:
-        output = fs.create(temporary, len(array))
+        # Space for a small file is not worth an allocation of its own, which its sync would have to write as well.
+        output = fs.create(temporary, len(array) if len(array) >= _PREALLOCATED_BYTES else 0)
         try:
             output.write(0, array)
             output.sync()
@@ -137,6 +139,9 @@ class OwnedFolder:
 
         Without a record nobody has: whoever moved everything out of the folder took it along.
         """
+        with suppress(FileNotFoundError), open(self.fs.path_of(OWNER), "rb") as file:
+            if file.read() == seal(self.owner.to_json()):
+                return
         found = _read_owner(self.fs)
         if found is not None and found != self.owner:
             raise Fenced("another run has taken over this folder, so this one may not write to it any more",
