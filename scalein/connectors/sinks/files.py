@@ -120,7 +120,7 @@ class FileSink:
                 self._owned = (hold_folder(self.path, run) if checkpoint is None
                                else take_folder(self.path, run, checkpoint))
         except StoreFailed as error:
-            raise WriteFailed(f"{self.path} cannot be written", at=self._at, found=error) from error
+            raise WriteFailed(f"{self.path} cannot be written", at=self._at, found=error.__cause__ or error) from error
 
     def _make_root(self) -> None:
         with writing(self.path):

@@ -7,7 +7,7 @@ after a crash either has had no effect, or is done, and then only its output is 
     <checkpoint>/manifests/0000000003-0000000007.json   of the third start, after batch 7: one line of JSON, and a line
                                                         with its checksum; after batch -1: no batch is done
     <checkpoint>/manifests/start-0000000003-<id>        claim of a driver, which may write until there is a later start
-    <checkpoint>/manifests/stream                       the stream's name over all starts, and their number
+    <checkpoint>/manifests/stream                       the stream's name over all starts, and the number of the first
     <checkpoint>/state/0000000003-<id>.arrow            runs of the third start; <id> is unique to a task's attempt
     <checkpoint>/output/0000000003-<id>.parquet         rows for a function that takes a DataFrame
     <checkpoint>/spark/                                 Spark's own: offsets and commits
@@ -79,16 +79,18 @@ class Manifests:
                 raise StoreFailed("another stream is using this checkpoint", at=at, file=self.location,
                                   hint="stop it first, or give another checkpoint")
             self.location.remove_temporary(MANIFESTS)
-        self.name, previous = self._stream()
+        known = self._stream()
+        self.name, previous = known or (uuid.uuid4().hex[:8], 0)
         self.location.start = self.start = self._claim(previous)
-        self.location.put(_STREAM, f"{self.name} {self.start}".encode())
+        if known is None:  # never again: HDFS replaces a file in two steps
+            self.location.put(_STREAM, f"{self.name} {self.start}".encode())
 
-    def _stream(self) -> tuple[str, int]:
-        """The stream's name over all its starts, and their number."""
+    def _stream(self) -> tuple[str, int] | None:
+        """The stream's name over all its starts, and the number of one of them; None before the first."""
         try:
             found = _STREAM_CONTENT.fullmatch(self.location.read(_STREAM).decode("ascii", "replace"))
         except FileNotFoundError:
-            return uuid.uuid4().hex[:8], 0
+            return None
         if found is None:
             raise Damaged("the name of a stream cannot be read", file=self.location.uri_of(_STREAM))
         return found[1], int(found[2])
