@@ -241,7 +241,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, number: int,
 
 
 @pytest.mark.parametrize(("name", "where", "number"), [
-    ("fsync", "_epoch-", errno.EIO), ("rename", "_epoch-", errno.ENOSPC), ("fsync", "/rows-", errno.ENOSPC),
+    ("fdatasync", "_epoch-", errno.EIO), ("rename", "_epoch-", errno.ENOSPC), ("fsync", "/rows-", errno.ENOSPC),
     ("fdatasync", "/_snapshot-", errno.EIO), ("fdatasync", "image-", errno.ENOSPC),
     ("posix_fallocate", "state-", errno.ENOSPC), ("pwrite", "state-", errno.EIO),
 ])  # fmt: skip
