@@ -227,6 +227,10 @@ class StoreFailed(ScaleinError):
     """A store's directory or one of its files could not be opened, read, written or locked."""
 
 
+class Fenced(StoreFailed):
+    """A later run has taken over a checkpoint or an output folder: this one may not publish any more."""
+
+
 class Damaged(ScaleinError):
     """A file of a store does not hold what was written to it."""
 
