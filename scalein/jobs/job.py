@@ -158,6 +158,16 @@ class Job:
         """As in PySpark: the figures of now. See `metrics`."""
         return {"status": self.status, **self.metrics()}
 
+    @property
+    def name(self) -> str:
+        """The name of the checkpoint's directory, by which metrics tell jobs apart; "job" without one."""
+        return "job" if self._plan.checkpoint is None else self._plan.checkpoint.resolve().name
+
+    def latency_buckets(self) -> tuple[list[tuple[float, int]], float]:
+        """A cumulative histogram of latency: limits in seconds with rows, and the seconds of all rows together."""
+        latency = self._driver.metrics.latency
+        return latency.buckets(), latency.total_s
+
     def why_no_output(self) -> str:
         """Why nothing has come out yet, in a few sentences."""
         if self._driver.error is not None:
@@ -169,7 +179,11 @@ class Job:
         log_lines(self, path)
 
     def serve_metrics(self, port: int = 0) -> int:
-        """Give the figures to Prometheus over HTTP, as long as the job runs; the port they are at."""
+        """Give the figures to Prometheus over HTTP, as long as the job runs; the port they are at.
+
+        `scalein_rows_in_total`, `scalein_busy_seconds_total`, `scalein_lag_seconds`, the histogram
+        `scalein_latency_seconds` and so on, each with the label `job`: the name of the checkpoint's directory.
+        """
         self._supervisor.at_end(lambda: None)  # the port may be the same
         found, stop = serve(self, port)
         self._supervisor.at_end(stop)
