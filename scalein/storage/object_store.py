@@ -67,7 +67,10 @@ class Location:
     def create_folders(self, *folders: str) -> None:
         with _wrap_errors("cannot create a folder of", self.uri):
             for folder in folders:
-                self.files.create_dir(self.path(folder), recursive=True)
+                try:
+                    self.files.create_dir(self.path(folder), recursive=True)
+                except FileNotFoundError as error:  # of a folder in which the system lets no one create any
+                    raise StoreFailed(f"cannot create a folder of {self.uri}", found=error) from error
             if self.is_local:
                 for folder in (*(self.path(each) for each in folders), self.base, os.path.dirname(self.base)):
                     _sync(folder)

@@ -17,6 +17,7 @@ A malformed record costs about ten calls of pyarrow, 2 to 5 ms.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -30,6 +31,7 @@ from scalein.errors import BadData
 BLOCK_BYTES = 4 << 20  # upper bound of a record's size
 MALFORMED = pa.schema({"bad_file": pa.string(), "bad_line": pa.int64(), "bad_text": pa.string()})
 _SHOWN = 200  # characters of a line, in an error
+_PLACE = re.compile(r"^In CSV column #\d+: (Row #\d+: )?")  # in the text that pyarrow was given, not in the file
 _NEWLINE = ord("\n")
 _RETURN = ord("\r")
 
@@ -52,6 +54,7 @@ class LenientReader:
     """Reads a file and isolates its malformed records; `how` is raise, null or keep."""
 
     path: str
+    format: str  # as in `read_<format>`
     records: Records
     schema: pa.Schema  # of the rows, without the columns of `MALFORMED`
     how: str
@@ -127,12 +130,24 @@ class LenientReader:
         shown = text.decode(errors="backslashreplace").rstrip("\r\n")
         columns = [self._alone(field, text) for field in self.schema] if self.how == "null" else []
         if self.how == "raise" or None in columns:
-            raise BadData(f"line {line} of {self.path} cannot be read", found=str(error).strip(), text=shown[:_SHOWN],
-                          hint=self.hint)
+            column = self._failing(text)
+            found = str(error).strip() if column is None else _PLACE.sub("", str(error).strip())
+            raise BadData(f"line {line} of {self.path} cannot be read", column=column, found=found,
+                          text=shown[:_SHOWN], hint=self.hint)
         if self.how == "null":
             return pa.RecordBatch.from_arrays(columns, names=self.schema.names)
         empty = pa.RecordBatch.from_arrays([_nothing(field) for field in self.schema], names=self.schema.names)
         return with_malformed(empty, self.path, line, shown)
+
+    def _failing(self, text: bytes) -> str | None:
+        """The first column that cannot be decoded, and its type; None if it is not one column that fails."""
+        failing = []
+        for field in self.schema:
+            try:
+                self._decode(text, [field.name])
+            except pa.ArrowException:
+                failing.append(f"{field.name}, which is {field.type} here")
+        return failing[0] if failing and len(failing) < max(2, len(self.schema)) else None
 
     def _alone(self, field: pa.Field, text: bytes) -> pa.Array | None:
         """One field of a record as a column; None if it cannot be decoded and is not nullable."""
