@@ -161,6 +161,7 @@ def test_a_line_with_another_type_is_named_with_its_column_and_its_type(tmp_path
     with pytest.raises(si.BadData) as caught:
         si.read_csv(tmp_path).collect()
     assert "column" not in caught.value.facts, "the whole line is wrong"
+    assert caught.value.hint == "each line has as many fields as the first one has names"
 
 
 @pytest.mark.parametrize(("content", "read", "hint"), [

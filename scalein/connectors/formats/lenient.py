@@ -32,6 +32,7 @@ BLOCK_BYTES = 4 << 20  # upper bound of a record's size
 MALFORMED = pa.schema({"bad_file": pa.string(), "bad_line": pa.int64(), "bad_text": pa.string()})
 _SHOWN = 200  # characters of a line, in an error
 _PLACE = re.compile(r"^In CSV column #\d+: (Row #\d+: )?")  # in the text that pyarrow was given, not in the file
+_WHOLE = {"csv": "each line has as many fields as the first one has names", "json": "each line is one JSON object"}
 _NEWLINE = ord("\n")
 _RETURN = ord("\r")
 
@@ -133,7 +134,7 @@ class LenientReader:
             column = self._failing(text)
             found = str(error).strip() if column is None else _PLACE.sub("", str(error).strip())
             raise BadData(f"line {line} of {self.path} cannot be read", column=column, found=found,
-                          text=shown[:_SHOWN], hint=self.hint)
+                          text=shown[:_SHOWN], hint=_WHOLE[self.format] if column is None else self.hint)
         if self.how == "null":
             return pa.RecordBatch.from_arrays(columns, names=self.schema.names)
         empty = pa.RecordBatch.from_arrays([_nothing(field) for field in self.schema], names=self.schema.names)
