@@ -147,7 +147,7 @@ class Job:
         rows          `rows_in`, `bytes_in`, `rows_out`; `late_rows`, whose windows were all closed; `timeless_rows`,
                       without an event time, so in no window; `failed_rows`, that went to the sink of `on_error=`: from
                       the first run of the checkpoint on. `run_rows_in` and `run_rows_out` are those of this run.
-                      `outlier_rows`: their time was too far ahead of the others to move the watermark.
+                      `outlier_rows`, more than a day after all others, do not advance the watermark.
                       `row_groups_skipped`: of Parquet files, because of their statistics.
         checkpoints   `epochs` that were committed and `failed_checkpoints` in this run; `checkpoint_s`, the last one
                       took, and `checkpoint_at`, when it was committed (seconds since 1970)
@@ -179,7 +179,7 @@ class Job:
         return latency.buckets(), latency.total_s
 
     def why_no_output(self) -> str:
-        """Why nothing has come out yet, in a sentence or two."""
+        """Why nothing has come out yet, in a few sentences."""
         if self._driver.error is not None:
             return f"The job has failed: {self._driver.error}"
         return why_no_output(self._driver.graph, self._driver.metrics, self._plan.emit)
