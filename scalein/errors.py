@@ -77,7 +77,16 @@ def _is_users(file: str) -> bool:
 
 
 def warn(text: str, at: SourceLoc = NOWHERE) -> None:
-    """A `RuntimeWarning` at the user's line: that of the call, or `at` in a thread that has none."""
+    """A `RuntimeWarning` at the user's line: that of the call, or `at` in a thread that has none.
+
+    Python shows it once for a line; each goes to `logging` too, to the logger of the module that calls.
+    """
+    import logging  # few programs are warned
+
+    logger = logging.getLogger("scalein")
+    if not logger.handlers:
+        logger.addHandler(logging.NullHandler())  # else what nobody handles is printed
+    logging.getLogger(sys._getframe(1).f_globals["__name__"]).warning("%s", text)
     at = here(at)
     warnings.warn_explicit(text, RuntimeWarning, at.file or "scalein", at.line)
 
@@ -216,6 +225,10 @@ class ComputeError(ScaleinError):
 
 class StoreFailed(ScaleinError):
     """A store's directory or one of its files could not be opened, read, written or locked."""
+
+
+class Fenced(StoreFailed):
+    """A later run has taken over a checkpoint or an output folder: this one may not publish any more."""
 
 
 class Damaged(ScaleinError):
