@@ -55,7 +55,7 @@ class Driver:
         self._plan = plan
         self._sinks = {name: SinkWriter(sink, name, plan.at) for name, sink in plan.sinks.items()}
         self.metrics = Metrics()
-        self._has_warned = False
+        self._has_warned_of_late_rows = self._has_warned_of_outliers = False
         self._schedule = schedule()
         self._clock = self._schedule.clock()
         self.checkpoint = None if plan.checkpoint is None else Checkpoint(plan.checkpoint)
@@ -164,6 +164,7 @@ class Driver:
                 # A partition that has been idle begins with a round: what it gives first holds others back again.
                 is_any_idle = any(not reader.has_ended for reader in idle)
                 self._write(self.graph.run(deliveries, (lambda: []) if is_any_idle else partial(self._more, now)))
+                self._warn_of_outliers()
                 end, rows = time.monotonic(), [delivery.batch.num_rows for delivery in deliveries]
                 self.metrics.latency.add([end - delivery.arrival_s for delivery in deliveries], rows)
                 self.metrics.busy_s += end - now
@@ -217,10 +218,15 @@ class Driver:
                            hint='a longer delay of with_watermark, late="drop", or a sink for them')
         if "late" in self._plan.sinks:
             self._sinks["late"].write(rows)
-        elif not self._has_warned:
-            self._has_warned = True
+        elif not self._has_warned_of_late_rows:
+            self._has_warned_of_late_rows = True
             warn(f"{rows.num_rows} rows came too late and were dropped; later ones are only counted: see "
                  "metrics()[\"late_rows\"], or give late= a sink", self._plan.at)
+
+    def _warn_of_outliers(self) -> None:
+        if not self._has_warned_of_outliers and (text := self.graph.outlier_warning) is not None:
+            self._has_warned_of_outliers = True
+            warn(text, self._plan.at)
 
     def _failed(self, rows: pa.RecordBatch, error: ScaleinError) -> None:
         found = in_columns(rows, self.graph.schema_of("failed", self._plan.emit))

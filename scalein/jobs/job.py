@@ -141,7 +141,8 @@ class Job:
         each of its workers rows, bytes, the time in kernels and the time that it waited for the others.
 
         Rows are counted from the first run of a checkpoint on; `run_rows_in` and `run_rows_out` are those of this run.
-        `lag` is how far the watermark is behind the clock, as text ("2.1 min"), and `lag_s` in seconds.
+        `lag` is how far the watermark is behind the clock, as text ("2.1 min"), and `lag_s` in seconds. `outlier_rows`
+        are rows that do not advance the watermark, as a gap of more than a day is before their times.
         `state_bytes_moved` of a rescale is 0: workers share the state, in whatever tables, stores or logs it is.
         """
         return figures(self._driver.metrics, self._driver.graph, self._driver.workers)
@@ -152,7 +153,7 @@ class Job:
         return {"status": self.status, **self.metrics()}
 
     def why_no_output(self) -> str:
-        """Why nothing has come out yet, in a sentence or two."""
+        """Why nothing has come out yet, in a few sentences."""
         if self._driver.error is not None:
             return f"The job has failed: {self._driver.error}"
         return why_no_output(self._driver.graph, self._driver.metrics, self._plan.emit)

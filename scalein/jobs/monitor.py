@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from scalein.errors import ScaleinError, StoreFailed, here, warn
-from scalein.jobs.diagnose import shown
+from scalein.exec.diagnosis import shown
 from scalein.jobs.job_graph import JobGraph
 from scalein.jobs.metrics import Metrics
 from scalein.notebook_card import format_seconds
@@ -21,8 +21,8 @@ from scalein.notebook_card import format_seconds
 if TYPE_CHECKING:
     from scalein.jobs.job import Job
 
-_COUNTERS = ("rows_in", "bytes_in", "rows_out", "late_rows", "timeless_rows", "failed_rows", "epochs",
-             "failed_checkpoints", "row_groups_skipped")  # fmt: skip
+_COUNTERS = ("rows_in", "bytes_in", "rows_out", "late_rows", "timeless_rows", "outlier_rows", "failed_rows",
+             "epochs", "failed_checkpoints", "row_groups_skipped")  # fmt: skip
 _STAGE_COUNTERS = ("rows_in", "rows_out", "busy_s")
 _WORKER_COUNTERS = ("rows", "bytes", "useful_s", "wait_s")
 _GAUGES = ("workers", "watermark", "state_bytes", "lag_s")

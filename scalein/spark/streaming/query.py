@@ -23,6 +23,7 @@ from scalein.spark.errors import explain_error, explain_jvm_error, translate_err
 from scalein.spark.row_groups import RowGroups, coded_types
 from scalein.spark.serialize import BroadcastPlan, serialize
 from scalein.spark.streaming.coordinator import Coordinator, StreamSpec, checked_partitions
+from scalein.spark.streaming.diagnose import why_no_output
 from scalein.spark.streaming.inputs import READ_ALL_BYTES, scan_of_batch
 from scalein.spark.streaming.tasks import (
     BLOCK_DDL,
@@ -212,6 +213,12 @@ class StreamJob:
         read its rows: "tasks" (compiled tasks read the files) or "spark" (rows came out of the JVM).
         """
         return self._coordinator.progress
+
+    def why_no_output(self) -> str:
+        """Why nothing has come out since the start, in a few sentences: no rows, the watermark, outliers."""
+        if self.exception is not None:
+            return f"The stream has failed: {self.exception}"
+        return why_no_output(self._coordinator, self._spec.plan)
 
     @property
     def exception(self) -> BaseException | None:
