@@ -123,12 +123,14 @@ class StreamJob:
     def _run_tasks(self, df: DataFrame, batch: MicroBatch, query: str) -> BatchResult:
         """Run the one action of a batch."""
         with translate_errors():
-            found = scan_of_batch(self._session, df.sparkSession, query, self._spec.input)
+            found = scan_of_batch(self._session, df.sparkSession, query, self._spec.input, batch.clock)
             if found is None:
                 return self._read_by_spark(df, batch)
+            skipped = found.row_groups.skipped
+            batch = replace(batch, skipped_times=skipped.times)
             result = self._read_files(df.sparkSession, *self._with_dictionaries(batch, found.row_groups))
             found.report_rows(batch_totals([*result.tasks.values()], self._spec.plan.mode)["rows"])
-            return result
+            return replace(result, skipped=skipped)
 
     def _with_dictionaries(self, batch: MicroBatch, row_groups: RowGroups) -> tuple[MicroBatch, RowGroups]:
         """The batch with dictionaries in columns of text with few different values, and a plan for them."""
@@ -209,7 +211,8 @@ class StreamJob:
 
     @property
     def last_progress(self) -> dict[str, object] | None:
-        """Metrics of the last batch since this start: rows, late rows, watermark, state, seconds, and which process
+        """Metrics of the last batch since this start: rows, late rows, watermark, state, seconds, row groups of files
+        that were not read since no row of them passes the flow's filters (their rows count as read), and which process
         read its rows: "tasks" (compiled tasks read the files) or "spark" (rows came out of the JVM).
         """
         return self._coordinator.progress
