@@ -92,7 +92,7 @@ class TimeSummary:
     """
 
     ranges: tuple[TimeRange, ...] = ()
-    rows_beyond: int = 0  # after all ranges
+    rows_beyond: int = 0  # in no range
 
     @property
     def rows(self) -> int:
@@ -100,7 +100,7 @@ class TimeSummary:
 
     @property
     def median(self) -> TimeRange:
-        """The range of the median row; of rows beyond all ranges, the last one."""
+        """The range of the median row; the last one, if that row is in no range."""
         rest = self.rows // 2
         for each in self.ranges:
             if rest < each.rows:
@@ -248,6 +248,7 @@ class PartitionClock:
         """
         if self.greatest is not None and watermark is not None and self.greatest < watermark:
             self.greatest = watermark
+            self.pending = None if self.pending is None else max(self.pending, watermark)
         known = self.greatest if self.pending is None else self.pending
         if known is not None and (self.max_gap is None or within[1] - known <= self.max_gap):
             self.pending = max(known, within[1])
