@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pyarrow as pa
 
 from scalein.connectors.sinks.sink_writer import SinkWriter
-from scalein.errors import NOWHERE, BadArgument, ScaleinError, SourceLoc, warn
+from scalein.errors import NOWHERE, BadArgument, Fenced, ScaleinError, SourceLoc, warn
 from scalein.exec.operator import SnapshotFuture
 from scalein.jobs.checkpoint import Checkpoint
 from scalein.jobs.job_graph import JobGraph
@@ -69,8 +69,10 @@ class Coordinator:
                               hint="start the job once more with that sink; then it may be left out")
         if self._checkpoint is not None:
             self._run = self._checkpoint.begin_run(-1 if epoch is None else self._run)
+        folder = None if self._checkpoint is None else str(self._checkpoint.path.absolute())
+        for sink in self._sinks.values():
+            sink.claim(f"{self._name}-{self._run}", folder)
         for name, sink in self._sinks.items():
-            sink.claim()
             words = [each[name] for each in outputs if name in each and name not in others]
             for earlier in words[:-1]:
                 sink.commit(earlier)
@@ -152,7 +154,7 @@ class Coordinator:
             self._metrics.epochs += 1
         except ScaleinError as error:
             self._metrics.failed_checkpoints += 1
-            if is_last or self._failed >= MAX_TRIES:
+            if is_last or self._failed >= MAX_TRIES or isinstance(error, Fenced):
                 raise
             warn(f"a checkpoint failed; the job continues, and the next one includes its output: {error}", self._at)
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import scalein as si
-from scalein import col
+from scalein import Column, col
 from scalein.api.flow import Flow
 from scalein.errors import BadArgument, ComputeError, LateData, ScaleinError
 from scalein.spark.row_groups import ScannedFile
@@ -135,6 +135,19 @@ def test_changes_of_groups_add_up_to_the_result_of_collect(name: str, seed: int,
     if name in ("one key", "text", "composite", "no key", "columns together", "buffered rows",
                 "rows, no key"):
         assert_same(read_state(tmp_path), want, tolerance=1e-9)
+
+
+@pytest.mark.parametrize(("name", "what"), [("k", col("x").sum() / si.count()),
+                                            ("k", si.count() + col("x").n_unique())], ids=["partials", "rows"])
+def test_state_shows_the_aggregates_of_an_expression_by_their_texts(name: str, what: Column, tmp_path: Path) -> None:
+    given = pa.table({"k": [1, 1, 2], "x": [5, 5, 7]}).cast(pa.schema([SCHEMA.field("k"), SCHEMA.field("x")]))
+    coordinator = start_stream(si.flow(given.schema).group_by(name).agg(r=what), tmp_path, si.to_memory(),
+                               emit="changes")
+    run(coordinator, [[given]])
+    coordinator.close()
+    state = read_state(tmp_path).sort_by("k")
+    assert set(state.column_names) <= {"k", "x.sum()", "count()", "x.n_unique()"}
+    assert state["count()"].to_pylist() == [2, 1]
 
 
 @pytest.mark.parametrize("migration", MIGRATIONS)

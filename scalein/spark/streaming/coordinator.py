@@ -102,9 +102,12 @@ class Coordinator:
                 raise Damaged("a manifest has unexpected content", found=repr(error),
                               file=location.uri_of(key_of(self._last).name)) from error
         self._last = self._manifests.adopt(self._last)  # before anything of earlier starts is removed
-        for role, committer in spec.committers.items():
-            committer.open(self._committed(role, committed), f"{self._manifests.name}-{self._manifests.start}")
+        run = f"{self._manifests.name}-{self._manifests.start}"
+        for committer in spec.committers.values():
             self._opened.append(committer)
+            committer.claim(run, location.uri)
+        for role, committer in spec.committers.items():
+            committer.open(self._committed(role, committed), run)
 
     def _committed(self, role: str, output: dict[str, Json]) -> Json:
         """The entry of an output in a manifest, if it was of the same kind."""

@@ -119,6 +119,8 @@ class StreamJob:
         """Record the first error, unless it is that of a batch that a stop has cancelled."""
         if self._error is None and not self._is_cancelled:
             self._error = explain_error(error) or explain_jvm_error(error) or error
+            if isinstance(self._error, ScaleinError):
+                self._error.locate(self._spec.at)
 
     def _run_tasks(self, df: DataFrame, batch: MicroBatch, query: str) -> BatchResult:
         """Run the one action of a batch."""
@@ -211,9 +213,16 @@ class StreamJob:
 
     @property
     def last_progress(self) -> dict[str, object] | None:
-        """Metrics of the last batch since this start: rows, late rows, watermark, state, seconds, row groups of files
-        that were not read since no row of them passes the flow's filters (their rows count as read), and which process
-        read its rows: "tasks" (compiled tasks read the files) or "spark" (rows came out of the JVM).
+        """Metrics of the last batch; None before the first one since this start.
+
+        `batch_id` is Spark's number of the batch, and `partitions` the number of tasks that held its state. Of this
+        batch are `rows_in` and `rows_out`, `late_rows` (whose windows were all closed), `failed_rows` (that went to the
+        sink of `on_error=`), `timeless_rows` (without an event time, so in no window), `duration_s` (seconds, the
+        commit included) and `read_by`: "tasks" if compiled tasks read the files themselves, "spark" if rows came out of
+        the JVM; of `rows_in`, those in `row_groups_skipped` row groups of the files were not read, since none of them
+        passes the flow's filters. After this batch are `watermark` (in units of the time column), `state_files` and
+        `state_bytes` (of the checkpoint's current state), and `outlier_rows`, counted since the first batch of the checkpoint: rows whose
+        time was too far ahead of the others to move the watermark.
         """
         return self._coordinator.progress
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from scalein.api.flow import Flow
 from scalein.connectors.base import Sink
-from scalein.errors import BadArgument, SourceLoc, here, type_name
+from scalein.errors import BadArgument, SourceLoc, here, locating, type_name
 from scalein.ir.passes.null_on_error import null_on_error
 from scalein.spark.file_scan import are_columns_plain
 from scalein.spark.serialize import read_static_tables
@@ -93,8 +93,10 @@ def start(q: Flow, stream_df: DataFrame, *, sink: object, checkpoint: object, pa
     spark_types = arrow_schema(stream_df.schema, at, reads.names)
     input = StreamInput(spark_types, reads, plan.scan_conditions, plan.skipped_time,
                         are_columns_plain(stream_df.schema, reads.names))
-    return StreamJob(StreamSpec(plan, input, committers, location, checked_partitions(partitions, at),
-                                _trigger(trigger, stream_df, at), migration, at), stream_df)
+    spec = StreamSpec(plan, input, committers, location, checked_partitions(partitions, at),
+                      _trigger(trigger, stream_df, at), migration, at)
+    with locating(at):
+        return StreamJob(spec, stream_df)
 
 
 def _policy(name: str, argument: object, policies: tuple[str, str], at: SourceLoc) -> str:
