@@ -221,8 +221,8 @@ class StreamJob:
         commit included) and `read_by`: "tasks" if compiled tasks read the files themselves, "spark" if rows came out of
         the JVM; of `rows_in`, those in `row_groups_skipped` row groups of the files were not read, since none of them
         passes the flow's filters. After this batch are `watermark` (in units of the time column), `state_files` and
-        `state_bytes` (of the checkpoint's current state), and `outlier_rows`, counted since the first batch of the checkpoint: rows whose
-        time was too far ahead of the others to move the watermark.
+        `state_bytes` (of the checkpoint's current state), and `outlier_rows`, counted since the first batch of the
+        checkpoint: rows whose time was too far ahead of the others to move the watermark.
         """
         return self._coordinator.progress
 
