@@ -25,6 +25,7 @@ import pyarrow as pa
 from scalein.connectors.sinks.sink_writer import SinkWriter
 from scalein.errors import LateData, ScaleinError, StoreFailed, here, reported, warn
 from scalein.exec.bounded import batches
+from scalein.exec.compatibility import warn_of_changes
 from scalein.exec.event_time import IDLE_S
 from scalein.exec.schedule import schedule
 from scalein.jobs.checkpoint import Checkpoint
@@ -113,6 +114,7 @@ class Driver:
         if epoch is not None:
             self.metrics.restore(as_map(epoch["metrics"]))
             self.is_finished = epoch["finished"] is True
+            warn_of_changes(epoch, self.graph.described, self.coordinator.places, plan.at)
         self.coordinator.open(epoch, lambda name: self.graph.schema_of(name, plan.emit), plan.at)
 
     # --- the thread

@@ -23,7 +23,7 @@ from scalein.errors import BadArgument, SourceLoc
 from scalein.exec import fragments as cutting
 from scalein.exec.changelog import changelog_rows
 from scalein.exec.changelog import check as check_changes
-from scalein.exec.compatibility import check_same, signature
+from scalein.exec.compatibility import check_same, described, signature
 from scalein.exec.event_time import extent, extents, least
 from scalein.exec.fragments import Fragment, SourceEdge
 from scalein.exec.operator import Blocking, Context, Distinct, Limit, Morsel, Operator, SnapshotFuture, Stateless
@@ -102,6 +102,11 @@ class JobGraph:
     def signature(self) -> list[Json]:
         """What the states depend on."""
         return [signature(fragment) for fragment in self._fragments if fragment.state is not None]
+
+    @cached_property
+    def described(self) -> list[Json]:
+        """The flow as text, by which the next run tells what has changed."""
+        return described(self._op)
 
     @property
     def _emit_mode(self) -> str:
@@ -430,7 +435,7 @@ class JobGraph:
         sources: list[Json] = [{"name": label(source.edge.source), "partitions": source.to_json()}
                                for source in self._inputs]
         frozen = [step.snapshot() for step in self.steps]
-        return {"sources": sources, "watermark": self.watermark, "steps": self.signature,
+        return {"sources": sources, "watermark": self.watermark, "steps": self.signature, "flow": self.described,
                 "emit": self._emit_mode}, frozen
 
     def retain(self, kept: list[dict[str, Json]]) -> None:

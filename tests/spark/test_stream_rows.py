@@ -531,7 +531,7 @@ def test_files_of_a_month_close_their_windows_and_outliers_are_reported(tmp_path
     assert why_no_output(coordinator, coordinator._spec.plan).startswith("No row has arrived yet: the 1 batches")
     with pytest.warns(RuntimeWarning, match="2 of 5 rows of a batch are outliers: .* before with_watermark") as caught:
         run(coordinator, [[events(10, 20)], [events(30, 40, None), events(1e9, 2e9)], [events(50, 1e9)]], first=1)
-    assert len(caught) == 1
+    assert sum("outliers" in str(each.message) for each in caught) == 1
     assert why_no_output(coordinator, coordinator._spec.plan) == (
         "The first open window ends at 2026-01-01 01:00:00 and the watermark is at 2025-12-31 23:00:50: it closes when "
         "a row arrives that is 7150 s later than the latest so far. 3 rows are outliers, more than a day after all "
