@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 import scalein as si
-from scalein import BadArgument, col
+from scalein import BadArgument, col, errors
 from scalein.api import hints
 from scalein.api.column import Column
 
@@ -168,6 +168,12 @@ def test_what_is_written_first_by_habit(name: str, hint: str) -> None:
         getattr(FLOW, name)
 
 
+def test_the_package_shows_its_public_names_only() -> None:
+    assert dir(si) == sorted(si.__all__)
+    assert [name for name in vars(errors) if isinstance(found := getattr(errors, name), type)
+            and issubclass(found, si.ScaleinError) and name not in si.__all__] == []
+
+
 def test_columns_can_be_copied_and_pickled() -> None:
     written = (col("x") + 1).alias("y")
     for again in (copy.deepcopy(written), pickle.loads(pickle.dumps(written))):
@@ -228,7 +234,9 @@ def test_functions_of_numpy_and_math_that_have_an_equal(
     (lambda x: si.flow(pl.Schema({"x": pl.Int64})), "to_arrow"),
     (lambda x: si.flow(pd.DataFrame({"x": [1]}).dtypes), "from_pandas"),
     (lambda x: si.flow(EMPTY.empty_table()), r"\.schema"),
-    (lambda x: x.str.strptime("%Y", pa.date32()), "after the type"),
+    (lambda x: x.str.strptime("%Y", pa.date32()), "after the type"), (lambda x: FLOW.select(x.abs), "parentheses"),
+    (lambda x: FLOW.select(y=x.dt.year), "parentheses"), (lambda x: FLOW.group_by("x").agg(x.sum), "parentheses"),
+    (lambda x: FLOW.group_by("x", as_index=False), "no option 'as_index'(.|\n)*leave it out"),
 ])  # fmt: skip
 def test_slips_are_answered_at_their_line(slip: Callable[[Column], object], says: str) -> None:
     with pytest.raises(BadArgument, match=says) as caught:

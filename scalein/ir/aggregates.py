@@ -208,10 +208,12 @@ class _Moments(Aggregate):
 
 class Var(_Moments):
     name, sql, duckdb = "var", ("VAR_SAMP", "VARIANCE"), "var_samp({0})"
+    spark = "var_samp"
 
 
 class Std(_Moments):
     name, sql, duckdb = "std", ("STDDEV_SAMP", "STDDEV"), "stddev_samp({0})"
+    spark = "stddev_samp"
 
 
 class _Pair(Aggregate):

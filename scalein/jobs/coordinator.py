@@ -103,6 +103,11 @@ class Coordinator:
         self._due = max(self._due + self._every_s, self._now())
         return has_changed or bool(self._prepared)  # prepared: by an epoch that failed
 
+    @property
+    def places(self) -> dict[str, Json]:
+        """Where each sink writes to, as text."""
+        return {name: sink.place for name, sink in self._sinks.items()}
+
     def begin(self, graph: JobGraph, is_finished: bool) -> None:
         """Take a snapshot of the job at this barrier; publishing runs in the background."""
         self.await_epoch()
@@ -120,7 +125,8 @@ class Coordinator:
             return
         content |= {"finished": is_finished, "metrics": {**self._metrics.to_json()}, "job": self._name,
                     "run": self._run, "output": [{**self._absent, **self._prepared[0]}, *self._prepared[1:]],
-                    "sinks": {**self._absent_kinds, **{name: sink.kind for name, sink in self._sinks.items()}}}
+                    "sinks": {**self._absent_kinds, **{name: sink.kind for name, sink in self._sinks.items()}},
+                    "places": self.places}
         self._under_way = self._publisher.submit(self._publish, graph, content, frozen, time.monotonic())
 
     def _publish(self, graph: JobGraph, content: dict[str, Json], frozen: list[SnapshotFuture],

@@ -14,7 +14,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
 from scalein.errors import ScaleinError, StoreFailed, here, warn
-from scalein.jobs.diagnose import shown
+from scalein.exec.diagnosis import shown
 from scalein.jobs.job_graph import JobGraph
 from scalein.jobs.metrics import Metrics
 from scalein.notebook_card import format_seconds

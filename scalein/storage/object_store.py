@@ -68,10 +68,13 @@ class Location:
     def create_folders(self, *folders: str) -> None:
         with _wrap_errors("cannot create a folder of", self.uri):
             for folder in folders:
-                if self.is_local:
-                    make_directory(self.path(folder))
-                else:
-                    self.files.create_dir(self.path(folder), recursive=True)
+                try:
+                    if self.is_local:
+                        make_directory(self.path(folder))
+                    else:
+                        self.files.create_dir(self.path(folder), recursive=True)
+                except FileNotFoundError as error:  # of a folder in which the system lets no one create any
+                    raise StoreFailed(f"cannot create a folder of {self.uri}", found=error) from error
 
     def names(self, folder: str) -> list[str]:
         """The files of a folder, without those that are being written."""

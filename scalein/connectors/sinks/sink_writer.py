@@ -33,6 +33,12 @@ class SinkWriter:
         """The class of the sink: only the same class can commit what one has prepared."""
         return type(self._sink).__name__
 
+    @property
+    def place(self) -> str:
+        """Where the sink writes to: its `path`, if it has one, else its class."""
+        path = getattr(self._sink, "path", None)
+        return path if isinstance(path, str) else self.kind
+
     def claim(self, run: str, checkpoint: str | None) -> None:
         """Reserve the sink for this run of a job, and what it writes to, until `close` or `release`."""
         with _lock:
