@@ -1,8 +1,8 @@
-"""Inputs of a stream: tasks read plain Parquet files themselves, so that no row goes through the JVM.
+"""Inputs of a stream: tasks read plain Parquet and CSV files themselves, so that no row goes through the JVM.
 
 Spark still lists the files, numbers the batches and stores the offsets; its plan of a batch names the files of its rows
-(`file_scan.py`), and the number of rows is reported to its metrics. Whether tasks read a batch is decided by its files
-(`row_groups.py`); in all other cases Spark reads.
+(`file_scan.py`), and the number of rows is reported to its metrics. Whether tasks read a batch is decided by its files:
+before it runs for Parquet (`row_groups.py`), and by tasks for CSV (`csv_splits.py`). In all other cases Spark reads.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from scalein.connectors.formats.statistics import Condition
-from scalein.spark.file_scan import are_settings_plain, files_of_batch
+from scalein.spark.csv_splits import CsvSplits, plan_csv
+from scalein.spark.file_scan import are_settings_plain, csv_of_batch, files_of_batch
 from scalein.spark.file_scan import scan_of_batch as file_scan_of_batch
 from scalein.spark.row_groups import RowGroups, plan_row_groups
 
@@ -37,9 +38,9 @@ class StreamInput:
 
 @dataclass(frozen=True)
 class BatchScan:
-    """The row groups of a batch, and Spark's own count of rows read."""
+    """The rows of a batch in its files, and Spark's own count of rows read."""
 
-    row_groups: RowGroups
+    rows: RowGroups | CsvSplits
     metric: Any  # an SQLMetric of the JVM
 
     def report_rows(self, rows: int) -> None:
@@ -48,13 +49,16 @@ class BatchScan:
 
 
 def scan_of_batch(spark: SparkSession, query_session: SparkSession, query: str, input: StreamInput) -> BatchScan | None:
-    """The row groups of a query's current batch, if tasks can read them; else None.
+    """The files of a query's current batch, if tasks may be able to read them; else None.
 
     `spark` is the session that the query was started in, `query_session` the query's own copy of it.
     """
     scan = file_scan_of_batch(spark, query) if input.is_plain else None
-    files = None if scan is None or not are_settings_plain(query_session) else files_of_batch(scan)
-    if scan is None or files is None:
+    if scan is None or not are_settings_plain(query_session):
         return None
-    row_groups = plan_row_groups(files, input.spark_types, input.conditions, input.flow_types)
-    return None if row_groups is None else BatchScan(row_groups, scan.metrics().apply("numOutputRows"))
+    rows: RowGroups | CsvSplits | None = None
+    if (files := files_of_batch(scan)) is not None:
+        rows = plan_row_groups(files, input.spark_types, input.conditions, input.flow_types)
+    elif (found := csv_of_batch(scan, query_session)) is not None:
+        rows = plan_csv(found[0], input.spark_types, found[1])
+    return None if rows is None else BatchScan(rows, scan.metrics().apply("numOutputRows"))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from scalein.errors import ScaleinError, here
 from scalein.spark.batch.apply import select_columns
 from scalein.spark.batch.scan import parallelism
+from scalein.spark.csv_splits import CsvSplits
 from scalein.spark.errors import explain_error, explain_jvm_error, translate_errors
 from scalein.spark.row_groups import RowGroups, coded_types
 from scalein.spark.serialize import BroadcastPlan, serialize
@@ -65,6 +66,7 @@ class StreamJob:
         self._spec, self._session = spec, stream.sparkSession
         self._error: BaseException | None = None
         self._is_stopping = False
+        self._is_refused = False  # tasks met files that Spark must read, and more of these may follow
         self._is_cancelled = False  # a stop has cancelled a batch, or prevented one: Spark's error is expected then
         self._batch_thread = 0  # the thread of the current batch
         self._ended, self._batch_lock = threading.Event(), threading.Lock()  # the lock is held during a batch
@@ -122,15 +124,22 @@ class StreamJob:
     def _run_tasks(self, df: DataFrame, batch: MicroBatch, query: str) -> BatchResult:
         """Run the one action of a batch."""
         with translate_errors():
-            found = scan_of_batch(self._session, df.sparkSession, query, self._spec.input)
+            may_read = not self._is_refused
+            found = scan_of_batch(self._session, df.sparkSession, query, self._spec.input) if may_read else None
             if found is None:
                 return self._read_by_spark(df, batch)
-            result = self._read_files(df.sparkSession, *self._with_dictionaries(batch, found.row_groups))
+            result = self._read_files(df.sparkSession, *self._with_dictionaries(batch, found.rows))
+            if result.is_refused:  # what tasks wrote is not part of a manifest, as after a failed attempt
+                self._is_refused = True
+                return self._read_by_spark(df, batch)
             found.report_rows(batch_totals([*result.tasks.values()], self._spec.plan.mode)["rows"])
             return result
 
-    def _with_dictionaries(self, batch: MicroBatch, row_groups: RowGroups) -> tuple[MicroBatch, RowGroups]:
+    def _with_dictionaries(self, batch: MicroBatch,
+                           row_groups: RowGroups | CsvSplits) -> tuple[MicroBatch, RowGroups | CsvSplits]:
         """The batch with dictionaries in columns of text with few different values, and a plan for them."""
+        if isinstance(row_groups, CsvSplits):
+            return batch, row_groups
         coded = row_groups.coded
         is_known = coded in self._coded or len(self._coded) < MAX_CODED_PLANS
         if not (coded and is_known and self._may_be_coded):
@@ -147,13 +156,13 @@ class StreamJob:
             return self._collect(select_columns(df, self._spec.input.flow_types.names), self._first_task(batch), batch,
                                  "spark")
 
-    def _read_files(self, spark: SparkSession, batch: MicroBatch, row_groups: RowGroups) -> BatchResult:
+    def _read_files(self, spark: SparkSession, batch: MicroBatch, rows: RowGroups | CsvSplits) -> BatchResult:
         """Run a batch whose rows tasks read from files; all tasks read all files if that costs less than a shuffle."""
         cores = parallelism(spark)
-        if self._spec.plan.mode != "rowwise" and batch.partitions * sum(row_groups.sizes) <= cores * READ_ALL_BYTES:
+        if self._spec.plan.mode != "rowwise" and batch.partitions * sum(rows.sizes) <= cores * READ_ALL_BYTES:
             targets = spark.sparkContext.parallelize(range(batch.partitions), batch.partitions)
-            return collect_results(targets.mapPartitions(ReadAllTask(batch, row_groups)).collect(), "tasks")
-        parts = row_groups.split(cores)
+            return collect_results(targets.mapPartitions(ReadAllTask(batch, rows)).collect(), "tasks")
+        parts = rows.split(cores)
         with _settings(spark, _SETTINGS):
             numbers = spark.range(0, len(parts), 1, max(1, len(parts)))
             return self._collect(numbers, FileTask(self._first_task(batch), parts), batch, "tasks")
