@@ -48,9 +48,9 @@ HOSTILE = [
     "2024-01-02 03:04", "2024-01-02 03", "2024-01-02 3:04:05", "2024-01-02 24:00:00", "2024-01-02 03:04:60",
     "2024-01-02 03:04:05.1234567", "2024-01-02 03:04:05.", "2024-01-02 030405", "0000-01-01", "0000-01-01 00:00:00",
     "2024-01-02t03:04:05", "2024-01-02 03:04:05 UTC", "1.555", "12345678.9", "1e-1", "\\", "a\\b", "a\\,b", "a'b",
-    'a"b', '"', '""', '""""', '"a"', '" a"', '"a "', '"a""b"', '"a\\"b"', '"a,b"', '"a"b', '"a" ', ' "a"', '"a\nb"',
-    '"7"', '"2024-01-02"', '"\\"', "\x00", "\ufeffa", "\x1f", "\u2028", "\x0b", "\x85", "a\rb", "a\nb", "a,b", " ", "",
-    "#", "x" * 5000, '"' + "x" * 5000 + '"', "𝄞",
+    'a"b', '"', '""', '""""', '"a"', '" a"', '"a "', '"  "', '"a""b"', '"a\\"b"', '"a,b"', '"a"b', '"a" ', ' "a"',
+    '"a\nb"', '"7"', '"2024-01-02"', '"\\"', "\x00", "\ufeffa", "\x1f", "\u2028", "\x0b", "\x85", "a\rb", "a\nb", "a,b",
+    " ", "", "#", "x" * 5000, '"' + "x" * 5000 + '"', "𝄞",
 ]  # fmt: skip
 
 
@@ -65,11 +65,12 @@ def a_line(random: Random, hostility: float) -> str:
     return ",".join(fields)
 
 
-def a_file(random: Random) -> bytes:
+def a_file(random: Random, has_header: bool) -> bytes:
     hostility = random.choice([0, 0, 0.02, 0.1])
-    lines = [",".join(PLAIN), *(a_line(random, hostility) for _ in range(random.randint(0, 8)))]
-    if random.random() < hostility:
-        lines[0] = random.choice(["", "  ", "a,b", "i", '"i', '"a\nb",c', "\ufeffi,l", "\\"])
+    lines = [a_line(random, hostility) for _ in range(random.randint(0, 8))]
+    if has_header or random.random() < hostility:
+        odd = random.choice(["", "  ", "a,b", "i", '"i', '"a\nb",c', "\ufeffi,l", "\\", "a\tb"])
+        lines.insert(0, odd if random.random() < hostility else ",".join(PLAIN))
     end = random.choice(["\n", "\n", "\r\n", "\r" if hostility else "\n"])
     data = end.join([*lines, *([""] if random.random() < 0.8 else [])]).encode()
     return data + b"\xff" if random.random() < hostility else data
@@ -79,7 +80,7 @@ def rows_by_tasks(path: Path, schema: pa.Schema, dialect: CsvDialect) -> list[tu
     splits = plan_csv([ScannedFile(str(path), {})], schema, dialect)
     assert splits is not None
     try:
-        return [row for part in splits.split(3) for batch in part.read() for row in rows_of(pa.table(batch))]
+        return sorted(row for part in splits.split(3) for batch in part.read() for row in rows_of(pa.table(batch)))
     except NotPlain:
         return None
 
@@ -107,9 +108,9 @@ def test_rows_are_those_of_spark(spark: Any, tmp_path: Path, monkeypatch: pytest
     random = Random(seed)
     monkeypatch.setattr(csv_splits, "SPLIT_BYTES", 300)
     monkeypatch.setattr(csv_splits, "BLOCK_BYTES", 100)
-    for number in range(FILES):
-        (tmp_path / f"{number}.csv").write_bytes(a_file(random))
     has_header = random.random() < 0.7
+    for number in range(FILES):
+        (tmp_path / f"{number}.csv").write_bytes(a_file(random, has_header))
     df = spark.read.schema(DDL).csv(str(tmp_path), header=has_header)
     df = df if names is None else df.select(*names)
     schema, dialect = arrow_schema(df.schema, NOWHERE), CsvDialect(tuple(PLAIN), ",", has_header, "UTC")
@@ -118,8 +119,8 @@ def test_rows_are_those_of_spark(spark: Any, tmp_path: Path, monkeypatch: pytest
         found = rows_by_tasks(path, schema, dialect)
         if found is not None:
             read += bool(found)
-            assert found == wanted[path.name], (seed, path.read_bytes())
-    assert not has_header or read > FILES / 5
+            assert found == sorted(wanted[path.name]), (seed, path.read_bytes())
+    assert read > FILES / 5
 
 
 # --- which files
@@ -186,31 +187,31 @@ def test_times_in_another_zone(spark: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["read all", "shuffle", "rowwise"])
 def test_streams_fall_back_to_spark(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """Tasks read the first two batches; they refuse the third, after rows that they could read, and Spark reads it."""
+    """Tasks read the first batch; they refuse the second, after rows that they could read, and Spark reads it."""
     monkeypatch.setattr(csv_splits, "SPLIT_BYTES", 4_000)
     if how == "shuffle":
         monkeypatch.setattr(query, "READ_ALL_BYTES", 0)
     (tmp_path / "in").mkdir()
-    for number in range(4):
+    for number in range(3):
         lines = [f"{k % 7},{k / 4},\"word {k % 3}\"" for k in range(1_000 * number, 1_000 * (number + 1))]
-        text = "\n".join(["k,v,s", *lines, *(["+7,1,\"a\"\"b\""] if number == 2 else []), ""])
+        text = "\n".join(["k,v,s", *lines, *(["+7,1,\"a\"\"b\""] if number == 1 else []), ""])
         (tmp_path / "in" / f"{number}.csv").write_text(text)
         os.utime(tmp_path / "in" / f"{number}.csv", (1_700_000_000 + number,) * 2)
     schema = "k bigint, v double, s string"
-    stream = (spark.readStream.schema(schema).options(header=True, maxFilesPerTrigger=1).csv(str(tmp_path / "in")))
+    stream = spark.readStream.schema(schema).options(header=True, maxFilesPerTrigger=1).csv(str(tmp_path / "in"))
     q = si.flow(stream.schema).filter(col("v") >= 1)
     q = q if how == "rowwise" else q.group_by("k", "s").agg(n=si.count(), v=col("v").sum())
     job = sis.start(q, stream, sink=si.to_parquet(tmp_path / "out"), trigger="0 seconds", partitions=3,
                     checkpoint=tmp_path / "checkpoint", emit="final" if how == "rowwise" else "changes")
     readers: dict[object, object] = {}
-    while len(readers) < 4:
+    while len(readers) < 3:
         time.sleep(0.01)
         assert job.is_active, job.exception
         if (progress := job.last_progress) is not None:
             readers[progress["batch_id"]] = progress["read_by"]
-            assert progress["rows_in"] == 1_000 + (progress["batch_id"] == 2)
+            assert progress["rows_in"] == 1_000 + (progress["batch_id"] == 1)
     job.stop()
-    assert list(readers.values()) == ["tasks", "tasks", "spark", "spark"]
+    assert list(readers.values()) == ["tasks", "spark", "spark"]
     whole = spark.read.schema(schema).csv(str(tmp_path / "in"), header=True).toArrow()
     found = pq.read_table(tmp_path / "out") if how == "rowwise" else sis.read_state(tmp_path / "checkpoint")
     assert_same(found, q.collect(whole))
