@@ -26,8 +26,10 @@ from scalein.connectors.formats.statistics import Condition
 from scalein.connectors.partition_columns import Values
 from scalein.errors import NOWHERE
 from scalein.spark.catalyst_filters import column_of, value_of
-from scalein.spark.csv_splits import CsvDialect
+from scalein.spark.csv_lines import CsvLines
+from scalein.spark.json_lines import JsonLines
 from scalein.spark.row_groups import RowGroups, ScannedFile, coded_types, plan_row_groups
+from scalein.spark.text_splits import Lines
 from scalein.spark.types import arrow_schema
 from scalein.spark.zones import session_zone
 
@@ -41,6 +43,7 @@ MAX_FILES = 4096  # the driver reads their footers
 MAX_PARTITIONS = 1024  # the driver asks the JVM for the values of each
 _PARQUET = "org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat"
 _CSV = "org.apache.spark.sql.execution.datasources.csv.CSVFileFormat"
+_JSON = "org.apache.spark.sql.execution.datasources.json.JsonFileFormat"
 _INDEX = "org.apache.spark.sql.execution.datasources.InMemoryFileIndex"
 _SELECTING_OPTIONS = {"path", "paths", "basepath", "__globpaths__", "maxfilespertrigger", "maxbytespertrigger",
                       "latestfirst", "maxfileage", "filenameonly", "cleansource", "sourcearchivedir", "pathglobfilter",
@@ -52,7 +55,9 @@ _REQUIRED_SETTINGS = {"spark.sql.files.ignoreCorruptFiles": "false", "spark.sql.
                       "spark.sql.parquet.int96TimestampConversion": "false",
                       "spark.sql.parquet.fieldId.read.enabled": "false"}  # fmt: skip
 _CSV_OPTIONS = {"header", "sep", "delimiter", "mode"}  # where all rows are well-formed, modes are the same
-_CSV_SETTINGS = {"spark.sql.csv.parser.columnPruning.enabled": "true", "spark.sql.legacy.timeParserPolicy": "CORRECTED"}
+_JSON_OPTIONS = {"mode"}
+_TEXT_SETTINGS = {"spark.sql.csv.parser.columnPruning.enabled": "true",
+                  "spark.sql.legacy.timeParserPolicy": "CORRECTED"}  # fmt: skip
 _CORRUPT_RECORD = "spark.sql.columnNameOfCorruptRecord"
 _ROW_WRAPPERS = ("WholeStageCodegenExec", "InputAdapter", "ColumnarToRowExec")
 
@@ -147,8 +152,8 @@ def files_of_batch(scan: Any) -> tuple[ScannedFile, ...] | None:
         return None
 
 
-def csv_of_batch(scan: Any, spark: SparkSession) -> tuple[tuple[ScannedFile, ...], CsvDialect] | None:
-    """The files of a scan that `scan_of_batch` found, if they are CSV files that tasks may be able to read; else None.
+def text_of_batch(scan: Any, spark: SparkSession) -> tuple[tuple[ScannedFile, ...], Lines] | None:
+    """The files of a scan that `scan_of_batch` found, if they are text files that tasks may be able to read; else None.
 
     `spark` is the session with the settings of the scan.
     """
@@ -157,16 +162,18 @@ def csv_of_batch(scan: Any, spark: SparkSession) -> tuple[tuple[ScannedFile, ...
     try:
         relation = scan.relation()
         names = tuple(relation.dataSchema().fieldNames())
-        is_plain = (are_settings_plain(spark, _CSV_SETTINGS) and relation.partitionSchema().isEmpty()
-                    and spark.conf.get(_CORRUPT_RECORD) not in names and len(set(names)) == len(names))
-        files = _files(relation, _CSV, _SELECTING_OPTIONS | _CSV_OPTIONS) if is_plain else None
-        if files is None:
+        if not (are_settings_plain(spark, _TEXT_SETTINGS) and relation.partitionSchema().isEmpty()
+                and spark.conf.get(_CORRUPT_RECORD) not in names and len(set(names)) == len(names)):
+            return None
+        if (files := _files(relation, _JSON, _SELECTING_OPTIONS | _JSON_OPTIONS)) is not None:
+            return files, JsonLines(session_zone(spark))
+        if (files := _files(relation, _CSV, _SELECTING_OPTIONS | _CSV_OPTIONS)) is None:
             return None
         options = {name.lower(): str(relation.options().apply(name)) for name in _option_names(relation)}
         separator = options.get("sep", options.get("delimiter", ","))
         has_header = options.get("header", "false").lower()
         return None if has_header not in ("true", "false") else (
-            files, CsvDialect(names, separator, has_header == "true", session_zone(spark)))
+            files, CsvLines(names, separator, has_header == "true", session_zone(spark)))
     except (Py4JError, AttributeError, TypeError, ValueError):
         return None
 

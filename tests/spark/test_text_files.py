@@ -1,7 +1,8 @@
-"""CSV files that tasks read in place of Spark: the same rows as Spark's own reader, or none at all."""
+"""CSV and JSON files that tasks read in place of Spark: the same rows as Spark's own reader, or none at all."""
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections import defaultdict
@@ -17,11 +18,13 @@ import scalein as si
 import scalein.spark as sis
 from scalein import col
 from scalein.errors import NOWHERE
-from scalein.spark import csv_splits
-from scalein.spark.csv_splits import CsvDialect, NotPlain, plan_csv
-from scalein.spark.file_scan import csv_of_batch
+from scalein.spark import text_splits
+from scalein.spark.csv_lines import CsvLines
+from scalein.spark.file_scan import text_of_batch
+from scalein.spark.json_lines import JsonLines
 from scalein.spark.row_groups import ScannedFile
 from scalein.spark.streaming import query
+from scalein.spark.text_splits import Lines, NotPlain, TextSplits, plan_text
 from scalein.spark.types import arrow_schema
 from tests.same import assert_same
 from tests.spark.test_files import setting
@@ -76,8 +79,66 @@ def a_file(random: Random, has_header: bool) -> bytes:
     return data + b"\xff" if random.random() < hostility else data
 
 
-def rows_by_tasks(path: Path, schema: pa.Schema, dialect: CsvDialect) -> list[tuple[Any, ...]] | None:
-    splits = plan_csv([ScannedFile(str(path), {})], schema, dialect)
+# --- JSON
+
+JSON_DDL = "i int, l bigint, d double, b boolean, day date, t timestamp, n timestamp_ntz, s string"
+JSON_PLAIN: dict[str, list[str]] = {
+    "i": ["7", "-7", "-0", "2147483647"], "l": ["0", "9223372036854775807", "-9223372036854775808"],
+    "d": ["1.5", "1e3", "1E-3", "-7", "0", "0.0", "4.9e-324", "9007199254740993", "123456789012345678901234567890"],
+    "b": ["true", "false"], "day": [f'"{text}"' for text in PLAIN["day"]], "t": [f'"{text}"' for text in PLAIN["t"]],
+    "n": [f'"{text}"' for text in PLAIN["n"]],
+    "s": ['"a"', '""', '" a"', '"é"', '"\\u00e9"', '"\\n"', '"\\/"', '"\\""', '"\\\\"', '"\\ud83d\\ude00"', '"Info"',
+          '"}"', '"{"', '"a}{b"', '"\\u0000"', '"\u2028"', '"' + "x" * 300 + '"'],
+}  # fmt: skip
+JSON_HOSTILE = [
+    "7.0", "1e2", '"7"', "2147483648", "9223372036854775808", "-9223372036854775809", "true", "null", "{}", "[]", "NaN",
+    "Infinity", "-Infinity", "Inf", "-Inf", "INF", '"NaN"', '"Infinity"', "-0", "-0.0", "-0e5", "007", "+7", "1e400",
+    "-1e400", "1e-400", '""', "1.50", '{"a": 1}', "[1, 2]", "'a'", '"\\x"', '"a\tb"', '"\x01"', '"\\ud83d"',
+    '"\\uD83D\\u0041"', '"true"', "True", "tru", "1.", "-.5", ".5", "1e", "-", "0x10", '"\\u00"', '"a', 'a"', '"a" ',
+    "1 2", '[{"i": 5}', '{"a": [}', "1}{", '1}\n{"i": 2', '1,\n"l": 2', "1}}", '1, "i": 2', '1, "s": "again"',
+    '1, "more": 01', '1, "more": NaN', '1, "more": Inf', '1, "more": 1e999', '1, "more": [1, 2',
+    '1, "more": {"i": 3, "a": [1, {"s": 2}]}', '1, "\\u0073": "k"', '1, s: "x"', "/* c */ 1", "1 // x", '1, "I": 3',
+    "1" * 200, "1" * 1200, "0." + "1" * 700, '"' + "x" * 1500 + '"', "\x00", '"\x00"', "1,", ",1",
+    "{" * 300 + "}" * 300,
+    *(f'"{text}"' for text in HOSTILE if not set(text) & {*'"\\\n'}),
+]  # fmt: skip
+
+
+def a_number(random: Random) -> str:
+    digits = random.randrange(1, 30)
+    return random.choice([f"{random.uniform(-1e3, 1e3):.{digits}f}", f"{random.random():.{digits}e}",
+                          str(random.randrange(-10**digits, 10**40)), repr(random.random() * 10 ** (digits - 15)),
+                          f"{random.randrange(1, 10**17)}e{random.randrange(-345, 290)}"])  # fmt: skip
+
+
+def an_object(random: Random, hostility: float) -> str:
+    fields = []
+    for name, values in JSON_PLAIN.items():
+        text = random.choice(JSON_HOSTILE if random.random() < hostility else [*values * 2, "null"])
+        text = a_number(random) if name == "d" and random.random() < 0.5 else text
+        fields += [f'"{name}"{random.choice([":", ": "])}{text}'] if random.random() < 0.9 else []
+    fields += [random.choice(['"more": 1', '"more": {"a": [1, null]}', '"more": "a"'])] if random.random() < 0.3 else []
+    random.shuffle(fields)
+    line = "{" + random.choice([",", ", "]).join(fields) + "}"
+    odd = ["", " ", "null", "1", "[]", f"[{line}]", f"[{line},{line}]", f"{line} ", f" {line}", line + line, line[:-1],
+           line[1:], f"{line},", line.replace('"', "'"), "{}", "{ }", "bad", f"{line}}}", f"{{{line}}}",
+           f"\ufeff{line}", f"{line}\t", f'{{"":{line}}}']  # fmt: skip
+    return random.choice(odd) if random.random() < hostility / 2 else line
+
+
+def a_json_file(random: Random) -> bytes:
+    hostility = random.choice([0, 0, 0.02, 0.1])
+    end = random.choice(["\n", "\n", "\n", "\r\n" if hostility else "\n", "\r" if hostility else "\n"])
+    text = end.join(an_object(random, hostility) for _ in range(random.randint(0, 7)))
+    data = (text + random.choice(["", "\n", "\n"])).encode()
+    return data[:-5] + b"\xff" + data[-5:] if random.random() < hostility else data
+
+
+# --- the same rows
+
+
+def rows_by_tasks(path: Path, schema: pa.Schema, lines: Lines) -> list[tuple[Any, ...]] | None:
+    splits = plan_text([ScannedFile(str(path), {})], schema, lines)
     assert splits is not None
     try:
         return sorted(row for part in splits.split(3) for batch in part.read() for row in rows_of(pa.table(batch)))
@@ -100,27 +161,35 @@ def rows_by_spark(df: Any) -> dict[str, list[tuple[Any, ...]]]:
     return found
 
 
-@pytest.mark.parametrize("names", [["s", "i", "d"], None], ids=["some columns", "all columns"])
-def test_rows_are_those_of_spark(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                 names: list[str] | None) -> None:
-    """Random files with hostile fields and lines, cut anywhere: what tasks read is what Spark reads."""
-    seed = int.from_bytes(os.urandom(4))
-    random = Random(seed)
-    monkeypatch.setattr(csv_splits, "SPLIT_BYTES", 300)
-    monkeypatch.setattr(csv_splits, "BLOCK_BYTES", 100)
-    has_header = random.random() < 0.7
-    for number in range(FILES):
-        (tmp_path / f"{number}.csv").write_bytes(a_file(random, has_header))
-    df = spark.read.schema(DDL).csv(str(tmp_path), header=has_header)
-    df = df if names is None else df.select(*names)
-    schema, dialect = arrow_schema(df.schema, NOWHERE), CsvDialect(tuple(PLAIN), ",", has_header, "UTC")
-    wanted, read = rows_by_spark(df), 0
-    for path in tmp_path.iterdir():
-        found = rows_by_tasks(path, schema, dialect)
+def check_files(df: Any, lines: Lines, folder: Path, seed: int) -> int:
+    """Check that tasks read the rows of a DataFrame, or refuse; returns the number of files of which they read rows."""
+    schema, wanted, read = arrow_schema(df.schema, NOWHERE), rows_by_spark(df), 0
+    for path in folder.iterdir():
+        found = rows_by_tasks(path, schema, lines)
         if found is not None:
             read += bool(found)
             assert found == sorted(wanted[path.name]), (seed, path.read_bytes())
-    assert read > FILES / 5
+    return read
+
+
+@pytest.mark.parametrize("format", ["csv", "json"])
+def test_rows_are_those_of_spark(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str) -> None:
+    """Random files with hostile fields and lines, cut anywhere: what tasks read is what Spark reads."""
+    seed = int.from_bytes(os.urandom(4))
+    random = Random(seed)
+    monkeypatch.setattr(text_splits, "SPLIT_BYTES", 300)
+    monkeypatch.setattr(text_splits, "BLOCK_BYTES", 100)
+    has_header = format == "csv" and random.random() < 0.7
+    for number in range(FILES):
+        (tmp_path / f"{number}.{format}").write_bytes(
+            a_file(random, has_header) if format == "csv" else a_json_file(random))
+    if format == "csv":
+        df = spark.read.schema(DDL).csv(str(tmp_path), header=has_header)
+        lines: Lines = CsvLines(tuple(PLAIN), ",", has_header, "UTC")
+    else:
+        df, lines = spark.read.schema(JSON_DDL).json(str(tmp_path)), JsonLines("UTC")
+    assert check_files(df, lines, tmp_path, seed) > FILES / 5
+    assert check_files(df.select("s", "i", "d"), lines, tmp_path, seed) > FILES / 5
 
 
 # --- which files
@@ -136,14 +205,14 @@ OPTIONS: list[tuple[dict[str, Any], bool]] = [
 ]  # fmt: skip
 
 
-def plan_of(df: Any, names: list[str] | None = None) -> csv_splits.CsvSplits | None:
+def plan_of(df: Any, names: list[str] | None = None) -> TextSplits | None:
     """The splits of a DataFrame that is a scan."""
     plan = df._jdf.queryExecution().executedPlan()
     while plan.getClass().getSimpleName() != "FileSourceScanExec":
         plan = plan.children().apply(0)
-    found = csv_of_batch(plan, df.sparkSession)
+    found = text_of_batch(plan, df.sparkSession)
     schema = arrow_schema(df.schema, NOWHERE, names)
-    return None if found is None else plan_csv(found[0], schema, found[1])
+    return None if found is None else plan_text(found[0], schema, found[1])
 
 
 def test_options_and_types_that_tasks_read(spark: Any, tmp_path: Path) -> None:
@@ -160,6 +229,12 @@ def test_options_and_types_that_tasks_read(spark: Any, tmp_path: Path) -> None:
                         ("spark.sql.legacy.timeParserPolicy", "LEGACY")):
         with setting(spark, name, value):
             assert plan_of(plain) is None, name
+    for options, is_read in (({}, True), ({"mode": "FAILFAST"}, True), ({"multiLine": True}, False),
+                             ({"primitivesAsString": True}, False), ({"allowComments": True}, False)):
+        df = spark.read.schema("k int, s string").options(**options).json(str(tmp_path / "in"))
+        assert (plan_of(df) is not None) == is_read, options
+    for ddl in ("k int, f float", "k int, _corrupt_record string", "k array<int>", "k decimal(9, 2)"):
+        assert plan_of(spark.read.schema(ddl).json(str(tmp_path / "in"))) is None, ddl
     (tmp_path / "in" / "b.csv.gz").write_bytes(b"")
     assert plan_of(spark.read.schema("k int, s string").csv(str(tmp_path / "in"))) is None
     (tmp_path / "days" / "day=1").mkdir(parents=True)
@@ -185,20 +260,29 @@ def test_times_in_another_zone(spark: Any, tmp_path: Path) -> None:
 # --- streams
 
 
-@pytest.mark.parametrize("how", ["read all", "shuffle", "rowwise"])
-def test_streams_fall_back_to_spark(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+@pytest.mark.parametrize(("how", "format"), [("read all", "csv"), ("shuffle", "csv"), ("rowwise", "json")])
+def test_streams_fall_back_to_spark(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str,
+                                    format: str) -> None:
     """Tasks read the first batch; they refuse the second, after rows that they could read, and Spark reads it."""
-    monkeypatch.setattr(csv_splits, "SPLIT_BYTES", 4_000)
+    monkeypatch.setattr(text_splits, "SPLIT_BYTES", 4_000)
     if how == "shuffle":
         monkeypatch.setattr(query, "READ_ALL_BYTES", 0)
     (tmp_path / "in").mkdir()
     for number in range(3):
-        lines = [f"{k % 7},{k / 4},\"word {k % 3}\"" for k in range(1_000 * number, 1_000 * (number + 1))]
-        text = "\n".join(["k,v,s", *lines, *(["+7,1,\"a\"\"b\""] if number == 1 else []), ""])
-        (tmp_path / "in" / f"{number}.csv").write_text(text)
-        os.utime(tmp_path / "in" / f"{number}.csv", (1_700_000_000 + number,) * 2)
+        rows = [(k % 7, k / 4, f"word {k % 3}") for k in range(1_000 * number, 1_000 * (number + 1))]
+        if format == "csv":
+            lines = ["k,v,s", *(f'{k},{v},"{s}"' for k, v, s in rows)]
+            lines += ['+7,1,"a""b"'] if number == 1 else []
+        else:
+            lines = [json.dumps({"k": k, "v": v, "s": s}) for k, v, s in rows]
+            lines += ['{"k": 7, "v": 1.0, "s": 1}'] if number == 1 else []
+        path = tmp_path / "in" / f"{number}.{format}"
+        path.write_text("\n".join([*lines, ""]))
+        os.utime(path, (1_700_000_000 + number,) * 2)
     schema = "k bigint, v double, s string"
-    stream = spark.readStream.schema(schema).options(header=True, maxFilesPerTrigger=1).csv(str(tmp_path / "in"))
+    options = {"header": True} if format == "csv" else {}
+    stream = (spark.readStream.schema(schema).options(maxFilesPerTrigger=1, **options).format(format)
+              .load(str(tmp_path / "in")))  # fmt: skip
     q = si.flow(stream.schema).filter(col("v") >= 1)
     q = q if how == "rowwise" else q.group_by("k", "s").agg(n=si.count(), v=col("v").sum())
     job = sis.start(q, stream, sink=si.to_parquet(tmp_path / "out"), trigger="0 seconds", partitions=3,
@@ -212,6 +296,6 @@ def test_streams_fall_back_to_spark(spark: Any, tmp_path: Path, monkeypatch: pyt
             assert progress["rows_in"] == 1_000 + (progress["batch_id"] == 1)
     job.stop()
     assert list(readers.values()) == ["tasks", "spark", "spark"]
-    whole = spark.read.schema(schema).csv(str(tmp_path / "in"), header=True).toArrow()
+    whole = spark.read.schema(schema).options(**options).format(format).load(str(tmp_path / "in")).toArrow()
     found = pq.read_table(tmp_path / "out") if how == "rowwise" else sis.read_state(tmp_path / "checkpoint")
     assert_same(found, q.collect(whole))

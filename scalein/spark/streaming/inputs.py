@@ -1,8 +1,8 @@
-"""Inputs of a stream: tasks read plain Parquet and CSV files themselves, so that no row goes through the JVM.
+"""Inputs of a stream: tasks read plain Parquet, CSV and JSON files themselves, so that no row goes through the JVM.
 
 Spark still lists the files, numbers the batches and stores the offsets; its plan of a batch names the files of its rows
 (`file_scan.py`), and the number of rows is reported to its metrics. Whether tasks read a batch is decided by its files:
-before it runs for Parquet (`row_groups.py`), and by tasks for CSV (`csv_splits.py`). In all other cases Spark reads.
+before it runs for Parquet (`row_groups.py`), and by tasks for text (`text_splits.py`). In all other cases Spark reads.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from scalein.connectors.formats.statistics import Condition
-from scalein.spark.csv_splits import CsvSplits, plan_csv
-from scalein.spark.file_scan import are_settings_plain, csv_of_batch, files_of_batch
+from scalein.spark.file_scan import are_settings_plain, files_of_batch, text_of_batch
 from scalein.spark.file_scan import scan_of_batch as file_scan_of_batch
 from scalein.spark.row_groups import RowGroups, plan_row_groups
+from scalein.spark.text_splits import TextSplits, plan_text
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,7 +40,7 @@ class StreamInput:
 class BatchScan:
     """The rows of a batch in its files, and Spark's own count of rows read."""
 
-    rows: RowGroups | CsvSplits
+    rows: RowGroups | TextSplits
     metric: Any  # an SQLMetric of the JVM
 
     def report_rows(self, rows: int) -> None:
@@ -56,9 +56,9 @@ def scan_of_batch(spark: SparkSession, query_session: SparkSession, query: str, 
     scan = file_scan_of_batch(spark, query) if input.is_plain else None
     if scan is None or not are_settings_plain(query_session):
         return None
-    rows: RowGroups | CsvSplits | None = None
+    rows: RowGroups | TextSplits | None = None
     if (files := files_of_batch(scan)) is not None:
         rows = plan_row_groups(files, input.spark_types, input.conditions, input.flow_types)
-    elif (found := csv_of_batch(scan, query_session)) is not None:
-        rows = plan_csv(found[0], input.spark_types, found[1])
+    elif (found := text_of_batch(scan, query_session)) is not None:
+        rows = plan_text(found[0], input.spark_types, found[1])
     return None if rows is None else BatchScan(rows, scan.metrics().apply("numOutputRows"))

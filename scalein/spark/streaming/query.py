@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from scalein.errors import ScaleinError, here
 from scalein.spark.batch.apply import select_columns
 from scalein.spark.batch.scan import parallelism
-from scalein.spark.csv_splits import CsvSplits
 from scalein.spark.errors import explain_error, explain_jvm_error, translate_errors
 from scalein.spark.row_groups import RowGroups, coded_types
 from scalein.spark.serialize import BroadcastPlan, serialize
@@ -37,6 +36,7 @@ from scalein.spark.streaming.tasks import (
     batch_totals,
     collect_results,
 )
+from scalein.spark.text_splits import TextSplits
 from scalein.storage.object_store import Location
 
 if TYPE_CHECKING:
@@ -136,9 +136,9 @@ class StreamJob:
             return result
 
     def _with_dictionaries(self, batch: MicroBatch,
-                           row_groups: RowGroups | CsvSplits) -> tuple[MicroBatch, RowGroups | CsvSplits]:
+                           row_groups: RowGroups | TextSplits) -> tuple[MicroBatch, RowGroups | TextSplits]:
         """The batch with dictionaries in columns of text with few different values, and a plan for them."""
-        if isinstance(row_groups, CsvSplits):
+        if isinstance(row_groups, TextSplits):
             return batch, row_groups
         coded = row_groups.coded
         is_known = coded in self._coded or len(self._coded) < MAX_CODED_PLANS
@@ -156,7 +156,7 @@ class StreamJob:
             return self._collect(select_columns(df, self._spec.input.flow_types.names), self._first_task(batch), batch,
                                  "spark")
 
-    def _read_files(self, spark: SparkSession, batch: MicroBatch, rows: RowGroups | CsvSplits) -> BatchResult:
+    def _read_files(self, spark: SparkSession, batch: MicroBatch, rows: RowGroups | TextSplits) -> BatchResult:
         """Run a batch whose rows tasks read from files; all tasks read all files if that costs less than a shuffle."""
         cores = parallelism(spark)
         if self._spec.plan.mode != "rowwise" and batch.partitions * sum(rows.sizes) <= cores * READ_ALL_BYTES:

@@ -6,7 +6,7 @@
 The blocks of a target hold shuffled rows (`PARTIALS`), late and failed rows if these have sinks, and the summary of
 each map task: its counts and its times. So each reduce task knows the batch's watermark, and closes windows in the same
 action. A flow without state has no reduce task: `RowwiseTask` does everything. Where a task finds that Spark must read
-the batch's files after all (`csv_splits.py`), the other tasks go on, `REFUSED` is sent to the driver, and all is void.
+the batch's files after all (`text_splits.py`), the other tasks go on, `REFUSED` is sent to the driver, and all is void.
 
 A task's result is JSON: the runs and files that it wrote, and its counts. What a task wrote is durable before it
 returns its result, and nothing of it is valid before the driver has the result: attempts may fail, be repeated, or run
@@ -26,7 +26,6 @@ import pyarrow as pa
 
 from scalein.options import Options
 from scalein.spark.batch.tasks import COALESCED_BYTES, task_options
-from scalein.spark.csv_splits import CsvSplits, NotPlain
 from scalein.spark.key_groups import key_group_ranges
 from scalein.spark.row_groups import RowGroups
 from scalein.spark.serialize import BroadcastPlan
@@ -36,6 +35,7 @@ from scalein.spark.streaming.reduce_side import ReduceInput, Reducer
 from scalein.spark.streaming.runs import Run, retain_only
 from scalein.spark.streaming.sinks import TaskSink, TaskWriter
 from scalein.spark.streaming.stream_plan import MapSummary, StreamPlan
+from scalein.spark.text_splits import NotPlain, TextSplits
 from scalein.spark.types import from_spark
 from scalein.storage.checked_json import Json
 from scalein.storage.object_store import Location
@@ -141,7 +141,7 @@ class ReadAllTask:
     """
 
     batch: MicroBatch
-    files: RowGroups | CsvSplits
+    files: RowGroups | TextSplits
 
     def __call__(self, targets: Iterable[int]) -> Iterator[tuple[int, int, bytes]]:
         for target in targets:
@@ -210,7 +210,7 @@ class FileTask:
     """A task whose rows are in files; its input row is its number."""
 
     task: MapTask | RowwiseTask
-    parts: tuple[RowGroups | CsvSplits, ...]
+    parts: tuple[RowGroups | TextSplits, ...]
 
     def __call__(self, numbers: Batches) -> Batches:
         options = task_options()
