@@ -285,7 +285,7 @@ def test_streams_fall_back_to_spark(spark: Any, tmp_path: Path, monkeypatch: pyt
               .load(str(tmp_path / "in")))  # fmt: skip
     q = si.flow(stream.schema).filter(col("v") >= 1)
     q = q if how == "rowwise" else q.group_by("k", "s").agg(n=si.count(), v=col("v").sum())
-    job = sis.start(q, stream, sink=si.to_parquet(tmp_path / "out"), trigger="0 seconds", partitions=3,
+    job = sis.start(q, stream, sink=si.to_parquet(tmp_path / "out"), trigger="0 seconds", partitions=2,
                     checkpoint=tmp_path / "checkpoint", emit="final" if how == "rowwise" else "changes")
     readers: dict[object, object] = {}
     while len(readers) < 3:
